@@ -18,8 +18,10 @@ use http::request::Parts;
 use hyper::body::{Body as _, Frame, Incoming, SizeHint};
 
 use crate::budget::{Account, Held};
+use crate::http1::Pace;
 use crate::inbound::NextMessage;
 use crate::inbox::RequestStream;
+use crate::long_turns::Ticket;
 use crate::outbound::Sending;
 use crate::shard::ShardState;
 use crate::{Inbound, LocalBoxFuture, Origin, Outbound, ShardCounters};
@@ -63,6 +65,13 @@ impl Exchange {
         if kept.is_none() {
             *kept = connected();
         }
+    }
+
+    /// Returns a future that waits until the request may take long: there is one such turn between two looks of the shard at
+    /// the network. For what is not made in slices.
+    pub fn long_turn(&self) -> impl Future<Output = ()> + use<> {
+        let (shard, mut ticket) = (self.shard.clone(), Ticket::default());
+        poll_fn(move |cx| ticket.poll(&shard.long_turns, cx))
     }
 
     /// Largest message of a call, in bytes.
@@ -287,14 +296,16 @@ impl From<Bytes> for ResponseBody {
 pub(crate) struct Http1Body {
     body: ResponseBody,
     held: Rc<RefCell<Held>>,
+    pace: Rc<Pace>,
 }
 
 impl Http1Body {
-    pub(crate) fn new(body: ResponseBody, held: Rc<RefCell<Held>>) -> Http1Body {
+    pub(crate) fn new(body: ResponseBody, held: Rc<RefCell<Held>>, pace: Rc<Pace>) -> Http1Body {
         if let ResponseBody::Whole(bytes) = &body {
             held.borrow_mut().set(bytes.len());
+            pace.note(bytes.len());
         }
-        Http1Body { body, held }
+        Http1Body { body, held, pace }
     }
 }
 
@@ -303,13 +314,15 @@ impl hyper::body::Body for Http1Body {
     type Error = io::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        match &mut self.body {
+        let body = &mut *self;
+        match &mut body.body {
             ResponseBody::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
             ResponseBody::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
             ResponseBody::Chunks(source) => {
-                let chunk = std::task::ready!(source(cx));
+                let chunk = std::task::ready!(body.pace.poll(cx, |cx| source(cx)));
                 if let Some(Ok(bytes)) = &chunk {
-                    self.held.borrow_mut().set(bytes.len());
+                    body.held.borrow_mut().set(bytes.len());
+                    body.pace.note(bytes.len());
                 }
                 Poll::Ready(chunk.map(|bytes| bytes.map(Frame::data)))
             }

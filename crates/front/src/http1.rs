@@ -1,7 +1,7 @@
 //! HTTP/1 on the client port, served by hyper: [`serve`] runs one connection until it ends. Requests go to
 //! [`crate::Service::exchange`]. It knows no gRPC and no paths.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -18,9 +18,10 @@ use hyper::rt::ReadBufCursor;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::Service;
+use crate::budget::Account;
 use crate::call::Progress;
 use crate::exchange::{Exchange, Http1Body, Kept, Phase, RequestBody};
-use crate::long_turns::Ticket;
+use crate::long_turns::{LONG_BYTES, Ticket};
 use crate::shard::{Begun, Closing, ShardState};
 use crate::socket::{SharedSocket, Socket, Transport};
 use crate::turnstile::Pass;
@@ -54,9 +55,10 @@ pub(crate) async fn serve<S: Transport + 'static>(
     let kept = Kept::default();
     let phase = Rc::new(Phase::default());
     let heard = phase.clone();
+    let pace = Rc::new(Pace::new(account.clone(), shard.clone()));
     let answer = hyper::service::service_fn(move |request: Request<Incoming>| {
         let (service, held, whose, kept) = (service.clone(), held.clone(), whose.clone(), kept.clone());
-        let (origin, shard, heard) = (origin.clone(), state.clone(), heard.clone());
+        let (origin, shard, heard, pace) = (origin.clone(), state.clone(), heard.clone(), pace.clone());
         async move {
             let (head, body) = request.into_parts();
             held.borrow_mut().set(0);
@@ -70,13 +72,9 @@ pub(crate) async fn serve<S: Transport + 'static>(
             let turn = whose.begin_turn();
             let mut answering = service.exchange(exchange);
             drop(turn);
-            let answer = poll_fn(|cx| {
-                let _turn = whose.begin_turn();
-                answering.as_mut().poll(cx)
-            })
-            .await;
+            let answer = poll_fn(|cx| pace.poll(cx, |cx| answering.as_mut().poll(cx))).await;
             heard.answered();
-            Ok::<_, Infallible>(answer.map(|body| Http1Body::new(body, held)))
+            Ok::<_, Infallible>(answer.map(|body| Http1Body::new(body, held, pace)))
         }
     });
     let socket = Rc::new(RefCell::new(socket));
@@ -188,6 +186,48 @@ fn poll_behind<S: Transport>(
         cx.waker().wake_by_ref();
     }
     Poll::Pending
+}
+
+/// What the service may do for a connection before others have their turn, whatever it is asked for: what it looks at, and what it
+/// answers with, counts.
+pub(crate) struct Pace {
+    account: Rc<Account>,
+    shard: Rc<ShardState>,
+    ticket: RefCell<Ticket>,
+    /// Bytes since others had their turn.
+    done: Cell<usize>,
+}
+
+impl Pace {
+    fn new(account: Rc<Account>, shard: Rc<ShardState>) -> Pace {
+        Pace { account, shard, ticket: RefCell::default(), done: Cell::new(0) }
+    }
+
+    /// Lets the service go on in a turn of the connection, unless others have theirs first.
+    pub(crate) fn poll<T>(
+        &self,
+        cx: &mut Context<'_>,
+        go_on: impl FnOnce(&mut Context<'_>) -> Poll<T>,
+    ) -> Poll<T> {
+        if self.done.get() > LONG_BYTES {
+            ready!(self.ticket.borrow_mut().poll(&self.shard.long_turns, cx));
+            self.done.set(0);
+        }
+        let polled = {
+            let _turn = self.account.begin_turn();
+            go_on(cx)
+        };
+        self.note(self.account.take_looked_at());
+        polled
+    }
+
+    /// Counts bytes of work.
+    pub(crate) fn note(&self, bytes: usize) {
+        self.done.set(self.done.get().saturating_add(bytes));
+        if self.done.get() > LONG_BYTES {
+            self.shard.long_turns.note();
+        }
+    }
 }
 
 /// What a connection may read and write before others have their turn: what a client sends may be cheap for it and dear to

@@ -119,6 +119,14 @@ fn gateway_path(raw: &str, unescaped: String) -> String {
     if raw.contains("%00") { unescaped } else { unescaped.replace('\0', "/") }
 }
 
+/// Bytes as which a byte of metrics counts in the work of a turn: it takes longer to write numbers than to copy them.
+const TEXT_WORK: usize = 8;
+
+/// Returns true if the page at this path is made in one go and takes long: all metrics, or what the member has found out.
+pub(crate) fn is_long(path: &str) -> bool {
+    path == "/metrics" || path.starts_with("/debug/")
+}
+
 /// Returns the RPC that the JSON gateway makes of a request for this path.
 pub(crate) fn gateway_rpc(path: &str) -> Option<Rpc> {
     if !path.contains('%') {
@@ -228,6 +236,7 @@ fn common(
     if path == "/metrics" {
         // etcd answers every method here.
         let text = scrape(shared, counters, diagnosis::refusal(shared, request).is_none());
+        front::note_work(0, (TEXT_WORK * text.len()) as u64);
         return reply(StatusCode::OK, &[(CONTENT_TYPE, metrics::CONTENT_TYPE)], text.into());
     }
     if names_keys(path) {

@@ -999,6 +999,7 @@ impl front::Service for Services {
 
     fn exchange(self: Rc<Self>, mut exchange: Exchange) -> LocalBoxFuture<http::Response<ResponseBody>> {
         Box::pin(async move {
+            let long_turn = crate::http::is_long(exchange.head.uri.path()).then(|| exchange.long_turn());
             let mut asked = http::Request::from_parts(exchange.head, Bytes::new());
             asked.extensions_mut().insert(exchange.origin.peer);
             asked.extensions_mut().insert(exchange.origin.clone());
@@ -1020,6 +1021,9 @@ impl front::Service for Services {
                         Ok(body) => body,
                         Err(status) => return crate::http::of_status(status).map(ResponseBody::from),
                     };
+                    if let Some(long_turn) = long_turn {
+                        long_turn.await;
+                    }
                     self.http(asked).await.map(ResponseBody::from)
                 }
             }
