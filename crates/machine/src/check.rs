@@ -229,29 +229,6 @@ pub fn compared_keys(request: &TxnRequest, snapshot: &Snapshot<'_>, max: u64) ->
     keys
 }
 
-/// The bytes of values that the comparisons of a transaction may read, those of nested ones included; adding up ends above
-/// `max`. For ranges it walks the keys, so [`compared_keys`] is to be asked first.
-pub fn compared_bytes(request: &TxnRequest, snapshot: &Snapshot<'_>, max: u64) -> u64 {
-    let mut bytes = 0;
-    for compare in request.compare.iter().filter(|compare| crate::txn::compares_value(compare)) {
-        let range = KeyRange::of_request(&compare.key, &compare.range_end);
-        for version in snapshot.range(range, Revision::CURRENT).into_iter().flatten() {
-            if bytes > max {
-                return bytes;
-            }
-            bytes += crate::txn::compared_bytes(version, compare);
-        }
-    }
-    for op in request.success.iter().chain(&request.failure) {
-        if let Some(Request::RequestTxn(nested)) = &op.request
-            && bytes <= max
-        {
-            bytes += compared_bytes(nested, snapshot, max - bytes);
-        }
-    }
-    bytes
-}
-
 /// Returns true if a transaction goes without the log: every operation at the top of both branches is a range.
 pub fn txn_is_read_only(request: &TxnRequest) -> bool {
     request

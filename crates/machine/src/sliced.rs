@@ -574,7 +574,7 @@ impl Txn {
                 }
                 other => return other,
             }
-            self.compared = LookedAt { compares: self.compared.compares + 1, key: None };
+            self.compared = LookedAt { compares: self.compared.compares + 1, ..LookedAt::default() };
             self.found = false;
             if budget.is_spent() {
                 return Ok(Holds::Later);

@@ -216,6 +216,7 @@ pub(crate) fn look(
     bytes_max: usize,
 ) -> LookedAt {
     let (mut keys, mut bytes) = (0, 0);
+    let mut compared = from.bytes;
     let mut behind = from.key.as_deref();
     for (at, compare) in compares.iter().enumerate().skip(from.compares) {
         let range = KeyRange::of_request(&compare.key, &compare.range_end);
@@ -233,15 +234,16 @@ pub(crate) fn look(
             let _ = holds_for(Some(version), compare, values);
             keys += 1;
             bytes += version.value_len() as usize;
+            compared += compared_bytes(version, compare);
             if keys >= keys_max || bytes >= bytes_max {
-                return LookedAt { compares: at, key: Some(version.key().to_vec()) };
+                return LookedAt { compares: at, key: Some(version.key().to_vec()), bytes: compared };
             }
         }
         if let Some(key) = walk.stopped_at() {
-            return LookedAt { compares: at, key: Some(key.to_vec()) };
+            return LookedAt { compares: at, key: Some(key.to_vec()), bytes: compared };
         }
     }
-    LookedAt { compares: compares.len(), key: None }
+    LookedAt { compares: compares.len(), key: None, bytes: compared }
 }
 
 /// Progress in looking at values: the comparisons that are done, and the last key of the next one.
@@ -249,6 +251,8 @@ pub(crate) fn look(
 pub struct LookedAt {
     pub(crate) compares: usize,
     pub(crate) key: Option<Vec<u8>>,
+    /// Bytes of values that the comparisons looked at so far may read.
+    pub bytes: u64,
 }
 
 impl Compared {
@@ -307,10 +311,7 @@ pub(crate) fn branch(txn: &TxnRequest, succeeded: bool) -> &[RequestOp] {
 fn holds(snapshot: &Snapshot<'_>, compare: &Compare, values: &dyn Values) -> Result<bool, Failure> {
     let range = KeyRange::of_request(&compare.key, &compare.range_end);
     let mut found = false;
-    let before = snapshot.current_revision() - 1;
-    let old = planted::is(planted::Bug::CompareOnOldState)
-        && before > snapshot.compact_revision().max(Revision::FIRST);
-    for version in snapshot.range(range, if old { before } else { Revision::CURRENT })? {
+    for version in snapshot.range(range, compared_revision(snapshot))? {
         found = true;
         if !holds_for(Some(version), compare, values)? {
             return Ok(false);
@@ -320,6 +321,14 @@ fn holds(snapshot: &Snapshot<'_>, compare: &Compare, values: &dyn Values) -> Res
         return Ok(true);
     }
     holds_for_none(compare, values)
+}
+
+/// The revision at which comparisons are made.
+fn compared_revision(snapshot: &Snapshot<'_>) -> Revision {
+    let before = snapshot.current_revision() - 1;
+    let old = planted::is(planted::Bug::CompareOnOldState)
+        && before > snapshot.compact_revision().max(Revision::FIRST);
+    if old { before } else { Revision::CURRENT }
 }
 
 /// Returns true if a comparison holds where no key is found. All numbers of a missing key are 0, but it has no value to
@@ -524,17 +533,121 @@ pub(crate) fn read_range(
     Ok(Ranged { revision, projection, read: Read::Past(past) })
 }
 
-/// Evaluates a transaction of nothing but ranges on a view.
+/// How far the comparisons of a transaction of nothing but ranges have come. They are made in slices, all as of one moment.
+#[derive(Clone, Debug, Default)]
+pub struct Comparing {
+    /// Comparisons that hold, and the last key of the next one.
+    at: LookedAt,
+    /// True if the next one has found a key.
+    found: bool,
+    /// Keys that the last slice has looked at.
+    pub keys: u64,
+    /// Bytes of values that all comparisons so far may have read.
+    pub bytes: u64,
+}
+
+impl Comparing {
+    /// Makes the next comparisons: looks at this many keys at most, those that are not there at the moment included, and at
+    /// somewhat more than this many bytes of values. Returns whether all comparisons hold, once that is known. To be made again,
+    /// from a copy, if values were not at hand.
+    ///
+    /// # Errors
+    ///
+    /// As for ranges, or a value that cannot be read.
+    pub fn step(
+        &mut self,
+        snapshot: &Snapshot<'_>,
+        txn: &TxnRequest,
+        values: &dyn Values,
+        keys_max: u64,
+        bytes_max: u64,
+    ) -> Result<Option<bool>, Failure> {
+        let (mut left, bytes_before) = (keys_max.max(1), self.bytes);
+        self.keys = 0;
+        while let Some(compare) = txn.compare.get(self.at.compares) {
+            let bytes = self.bytes - bytes_before;
+            if left == 0 || bytes >= bytes_max {
+                return Ok(None);
+            }
+            let (holds, looked) = self.holds(snapshot, compare, values, (left, bytes_max - bytes));
+            // One that finds nothing takes a look, too.
+            let looked = looked.max(1);
+            (self.keys, left) = (self.keys + looked, left - looked);
+            match holds {
+                Ok(Some(true)) => {
+                    self.at = LookedAt { compares: self.at.compares + 1, ..LookedAt::default() };
+                    self.found = false;
+                }
+                other => return other,
+            }
+        }
+        Ok(Some(true))
+    }
+
+    /// Reads the values of the next comparisons without using them, so that they are fetched: those of this many keys, and somewhat
+    /// more than this many bytes.
+    pub fn look(
+        &self,
+        snapshot: &Snapshot<'_>,
+        txn: &TxnRequest,
+        values: &dyn Values,
+        keys_max: usize,
+        bytes_max: usize,
+    ) {
+        let _ = look(&txn.compare, &self.at, snapshot, values, keys_max, bytes_max);
+    }
+
+    /// Goes on with one comparison. Returns whether it holds, once that is known, and how many keys it looked at.
+    fn holds(
+        &mut self,
+        snapshot: &Snapshot<'_>,
+        compare: &Compare,
+        values: &dyn Values,
+        (keys_max, bytes_max): (u64, u64),
+    ) -> (Result<Option<bool>, Failure>, u64) {
+        let range = KeyRange::of_request(&compare.key, &compare.range_end);
+        let behind = self.at.key.take();
+        let range = behind.as_deref().map_or(range, |key| range.after(key));
+        let mut walk = match snapshot.range(range, compared_revision(snapshot)) {
+            Ok(walk) => walk,
+            Err(refused) => return (Err(refused.into()), 0),
+        };
+        walk.set_looks(keys_max);
+        let (mut last, mut is_cut, mut bytes) = (None, false, 0);
+        while let Some(version) = walk.next() {
+            match holds_for(Some(version), compare, values) {
+                Ok(true) => {}
+                Ok(false) => return (Ok(Some(false)), keys_max - walk.looks_left()),
+                Err(failure) => return (Err(failure), keys_max - walk.looks_left()),
+            }
+            self.found = true;
+            last = Some(version.key());
+            if compares_value(compare) {
+                bytes += compared_bytes(version, compare);
+            }
+            is_cut = bytes >= bytes_max;
+            if is_cut {
+                break;
+            }
+        }
+        self.bytes += bytes;
+        let looked = keys_max - walk.looks_left();
+        if let Some(key) = walk.stopped_at().or(last.filter(|_| is_cut)) {
+            self.at.key = Some(key.to_vec());
+            return (Ok(None), looked);
+        }
+        let holds = if self.found { Ok(true) } else { holds_for_none(compare, values) };
+        (holds.map(Some), looked)
+    }
+}
+
+/// Evaluates a transaction of nothing but ranges, whose comparisons hold or do not hold in this state.
 ///
 /// # Errors
 ///
 /// As for ranges.
-pub fn read_only(
-    snapshot: &Snapshot<'_>,
-    txn: &TxnRequest,
-    values: &dyn Values,
-) -> Result<TxnOutcome, Failure> {
-    let path = choose(snapshot, txn, values)?;
+pub fn read_only(snapshot: &Snapshot<'_>, txn: &TxnRequest, holds: bool) -> Result<TxnOutcome, Failure> {
+    let path = Path { succeeded: holds, nested: Vec::new() };
     check_path(snapshot, &Leases::default(), txn, &path)?;
     let (mut responses, mut known) = (Vec::new(), KNOWN_MAX);
     for op in branch(txn, path.succeeded) {

@@ -10,7 +10,7 @@ use api::etcdserverpb::{
 };
 use api::wire::put_field;
 use bytes::{Bytes, BytesMut};
-use mainstay_machine::txn::{OpOutcome, Read};
+use mainstay_machine::txn::{self, Compared, Comparing, LookedAt, OpOutcome, Read};
 use mainstay_machine::{Command, Machine, Outcome, ReadError, UNDECODABLE, Values, check, request};
 use mvcc::{Location, Value};
 use numbers::{Index, Term};
@@ -255,7 +255,13 @@ fn bytes_of_compared_values_are_counted_through_nesting() {
             failure: vec![op(Request::RequestTxn(inner))],
             ..TxnRequest::default()
         };
-        check::compared_bytes(&txn, &snapshot, max)
+        // Slice by slice, as the shard does before it proposes the transaction.
+        let compared = Compared::of(&txn);
+        let mut looked_at = LookedAt::default();
+        while !compared.is_done(&looked_at) && looked_at.bytes <= max {
+            looked_at = compared.look(&looked_at, &snapshot, &journal, 7, 3_000);
+        }
+        looked_at.bytes
     };
     let all = u64::MAX;
     // A value whose order matters is read whole, however little it is compared with, and every time.
@@ -265,7 +271,66 @@ fn bytes_of_compared_values_are_counted_through_nesting() {
     assert_eq!(bytes(vec![compare("\0", CompareResult::Equal, 999)], all), 0);
     assert_eq!(bytes(vec![compare("\0", CompareResult::NotEqual, 1_000)], all), 2 * 50 * 1_000);
     // Adding up ends soon above the bound.
-    assert_eq!(bytes(vec![compare("\0", CompareResult::Less, 1)], 9_000), 10_000);
+    assert!((9_001..=12_000).contains(&bytes(vec![compare("\0", CompareResult::Less, 1)], 9_000)));
+}
+
+#[test]
+fn a_transaction_that_only_reads_compares_so_many_keys_and_bytes_in_a_slice() {
+    let journal = Journal::default();
+    let mut machine = filled(1_000, &journal);
+    let all = |result: CompareResult, value: &'static str| Compare {
+        key: "0".into(),
+        range_end: "\0".into(),
+        result: result as i32,
+        target: CompareTarget::Value as i32,
+        target_union: Some(TargetUnion::Value(value.into())),
+    };
+    let one = |result: CompareResult, key: &'static str| Compare {
+        key: key.into(),
+        range_end: Bytes::new(),
+        ..all(result, "value 7")
+    };
+    use CompareResult::{Equal, Greater, NotEqual};
+    let view = machine.store.publish();
+    let moment = view.moment();
+    let mut evaluate = |compare: Vec<Compare>, keys_max: u64, bytes_max: u64| {
+        let txn = TxnRequest { compare, ..TxnRequest::default() };
+        let mut comparing = Comparing::default();
+        for slice in 1.. {
+            // Most keys of the moment are others by now: they are there as of it all the same.
+            let view = machine.store.publish();
+            let snapshot = view.snapshot_at(&moment).expect("is there");
+            let bytes = comparing.bytes;
+            let holds = comparing.step(&snapshot, &txn, &journal, keys_max, bytes_max).expect("is read");
+            assert!(comparing.keys <= keys_max, "{} keys in a slice", comparing.keys);
+            assert!(
+                comparing.bytes - bytes < bytes_max.saturating_add(10),
+                "{} bytes in a slice",
+                comparing.bytes - bytes
+            );
+            if let Some(holds) = holds {
+                let at_once = txn::read_only(&snapshot, &txn, holds).expect("only reads");
+                assert_eq!((at_once.succeeded, at_once.revision), (holds, moment.revision()));
+                return (holds, slice);
+            }
+            let put = PutRequest { key: "00999x".into(), value: "a".into(), ..PutRequest::default() };
+            apply(&mut machine, &journal, field(4, &put.encode_to_vec()).into());
+        }
+        unreachable!("it ends")
+    };
+    let whole = u64::MAX;
+    assert_eq!(evaluate(vec![all(Greater, "val")], whole, whole), (true, 1));
+    assert_eq!(evaluate(vec![all(Greater, "val")], 100, whole), (true, 11));
+    assert_eq!(evaluate(vec![all(Greater, "val"); 2], 300, whole).0, true);
+    // Each value has seven to nine bytes.
+    let (holds, slices) = evaluate(vec![all(Greater, "val")], 1_000, 900);
+    assert!(holds && (9..=12).contains(&slices), "{slices} slices");
+    // It ends with the first that does not hold, and what is missing has no value.
+    assert_eq!(evaluate(vec![all(Greater, "value 5")], 100, whole), (false, 1));
+    assert_eq!(evaluate(vec![all(Greater, "val"), one(NotEqual, "00007")], 100, whole).0, false);
+    assert_eq!(evaluate(vec![one(Equal, "00007"), one(NotEqual, "00008")], 1, whole), (true, 3));
+    assert_eq!(evaluate(vec![one(NotEqual, "missing")], 100, whole), (false, 1));
+    assert_eq!(evaluate(Vec::new(), 100, whole), (true, 1));
 }
 
 #[test]

@@ -15,8 +15,10 @@ use api::{Code, Status};
 use bytes::Bytes;
 use front::{Account, Answer, Held, Unary};
 use machine::request::{ELEMENT_BYTES, Undecodable};
-use machine::txn::{Compared, LookedAt, TxnOutcome};
+use machine::txn::{Compared, Comparing, LookedAt, TxnOutcome};
 use machine::{AsOf, Leases, Outcome, ReadError, check};
+use mvcc::Snapshot;
+use planted::{Bug, Measure};
 
 use super::choose::READ_AT_ONCE;
 use super::principal::Principal;
@@ -28,7 +30,7 @@ use replica::long_reads::Reader;
 use storage::values::{Attempt, made};
 use telemetry::slow_requests;
 
-/// Keys that the comparisons of one transaction may look at (COMPAT-74): they are made in apply, in one go.
+/// Keys that the comparisons of one transaction may look at (COMPAT-74).
 const COMPARED_KEYS_MAX: u64 = 100_000;
 /// Bytes of values that they may read: a few of the largest values.
 const COMPARED_BYTES_MAX: u64 = 16 << 20;
@@ -37,10 +39,13 @@ const TOO_MUCH_COMPARED: Status =
 
 /// After this many passes in the newest state, a read-only transaction is evaluated in a state that stays the same.
 const CURRENT_PASSES_MAX: u32 = 8;
-/// Slices in which the values are looked at then.
-const LAST_SLICES_MAX: usize = 512;
 /// After this many passes, all values that are compared are fetched, even those that are not needed.
 const PASSES_WITH_QUESTIONS: u32 = 3;
+/// Slices in which the comparisons of a read-only transaction are made at most, besides those that follow from the number of
+/// comparisons: keys that were written since its moment are passed over.
+const COMPARED_SLICES_MAX: usize = 512;
+/// Comparisons for which there is another slice.
+const COMPARES_PER_SLICE: usize = 256;
 
 /// The result of a read-only transaction.
 struct Evaluated {
@@ -225,7 +230,7 @@ impl Services {
         self.expense(&principal, self.peer.get().ip(), |now| check::txn_expense(&request, now))?;
         if check::txn_is_read_only(&request) {
             // Nothing is looked at for those who may not: how much there is would tell them something.
-            if self.may_txn(&principal, &request).is_ok() && self.compares_too_much(&request) {
+            if self.may_txn(&principal, &request).is_ok() && self.compares_too_many(&request) {
                 return Err(TOO_MUCH_COMPARED);
             }
             let serializable = check::txn_is_serializable(&request);
@@ -248,7 +253,7 @@ impl Services {
     /// Proposes a transaction that may write.
     fn txn_allowed(self: &Rc<Self>, txn: ProposedTxn) -> Result<Unary, Status> {
         let ProposedTxn { principal, request, held, message } = txn;
-        if self.compares_too_much(&request) {
+        if self.compares_too_many(&request) {
             return Err(TOO_MUCH_COMPARED);
         }
         let cost = check::txn_cost(&request);
@@ -266,7 +271,7 @@ impl Services {
         // The core is not to wait for a disk when it applies this: what it will compare is fetched first.
         let compared = Compared::of(&request);
         let values = Attempt::new(self.values.clone());
-        let looked_at = self.look(&compared, &LookedAt::default(), &values);
+        let looked_at = self.look(&compared, &LookedAt::default(), &values)?;
         if values.is_complete() && compared.is_done(&looked_at) {
             return self.propose_txn(&principal, &message);
         }
@@ -276,7 +281,7 @@ impl Services {
             let mut looked_at = LookedAt::default();
             while !compared.is_done(&looked_at) {
                 let values = services.values.clone();
-                looked_at = made(values, |values| services.look(&compared, &looked_at, values)).await;
+                looked_at = made(values, |values| services.look(&compared, &looked_at, values)).await?;
                 tokio::task::yield_now().await;
             }
             services.go_on(call);
@@ -287,18 +292,20 @@ impl Services {
         })))
     }
 
-    /// Returns true if the comparisons of a transaction look at too much of the newest state.
-    fn compares_too_much(&self, request: &TxnRequest) -> bool {
+    /// Returns true if the comparisons of a transaction look at too many keys of the newest state.
+    fn compares_too_many(&self, request: &TxnRequest) -> bool {
         let state = self.shared.state.load();
-        let snapshot = state.view.snapshot();
-        check::compared_keys(request, &snapshot, COMPARED_KEYS_MAX) > COMPARED_KEYS_MAX
-            || check::compared_bytes(request, &snapshot, COMPARED_BYTES_MAX) > COMPARED_BYTES_MAX
+        check::compared_keys(request, &state.view.snapshot(), COMPARED_KEYS_MAX) > COMPARED_KEYS_MAX
     }
 
     /// Looks at the next of the values that a transaction compares.
-    fn look(&self, compared: &Compared, from: &LookedAt, values: &Attempt) -> LookedAt {
+    fn look(&self, compared: &Compared, from: &LookedAt, values: &Attempt) -> Result<LookedAt, Status> {
         let state = self.shared.state.load();
-        compared.look(from, &state.view.snapshot(), values, KEYS_PER_SLICE, READ_AT_ONCE)
+        let looked_at = compared.look(from, &state.view.snapshot(), values, KEYS_PER_SLICE, READ_AT_ONCE);
+        // A slice that ends early is the last one.
+        let keys = if compared.is_done(&looked_at) { 1 } else { KEYS_PER_SLICE as u64 };
+        front::note_work(keys, looked_at.bytes - from.bytes);
+        if looked_at.bytes > COMPARED_BYTES_MAX { Err(TOO_MUCH_COMPARED) } else { Ok(looked_at) }
     }
 
     fn propose_txn(self: &Rc<Self>, principal: &Principal, message: &Bytes) -> Result<Unary, Status> {
@@ -349,24 +356,39 @@ impl Services {
         self.gate(&before, principal).txn(&request, &Leases::default())?;
         principal.is_of(&before.auth)?;
         let values = Attempt::new(self.values.clone());
-        let evaluated = machine::txn::read_only(&before.view.snapshot(), &request, &values);
-        let mut known = None;
+        let snapshot = before.view.snapshot();
+        let mut comparing = Comparing::default();
+        let holds = compare_some(&mut comparing, &snapshot, &request, &values);
+        let (mut known, mut is_long) = (None, false);
         if values.is_complete() {
-            let outcome = evaluated.map_err(super::range::failed)?;
-            if let Some(answer) = self.txn_at_once(&self.header(outcome.revision, &before), &outcome) {
-                return Ok(answer);
+            match holds? {
+                Some(holds) => {
+                    let outcome =
+                        machine::txn::read_only(&snapshot, &request, holds).map_err(super::range::failed)?;
+                    let header = self.header(outcome.revision, &before);
+                    if let Some(answer) = self.txn_at_once(&header, &outcome) {
+                        return Ok(answer);
+                    }
+                    known = Some(outcome);
+                }
+                None => is_long = true,
             }
-            known = Some(outcome);
         }
         // It takes a while: from here on as of a moment, without a view.
         let (state, newest) = self.shared.read_long(Reader::Range);
+        let term = newest.applied_term;
         let known = known.filter(|_| Arc::ptr_eq(&before, &newest));
-        let known = known.map(|outcome| Evaluated { state, term: newest.applied_term, outcome });
+        let known = known.map(|outcome| Evaluated { state: state.clone(), term, outcome });
+        drop(newest);
         let services = Rc::clone(self);
         Ok(Unary::Later(Box::pin(async move {
             let Evaluated { state, term, outcome } = match known {
                 Some(known) => known,
-                None => services.evaluated(&request, values).await?,
+                None if is_long => services.compared(state, term, &request, values).await?,
+                None => {
+                    drop(state);
+                    services.evaluated(&request, values).await?
+                }
             };
             drop((request, held));
             let header = services.shared.header(outcome.revision, term);
@@ -374,10 +396,10 @@ impl Services {
         })))
     }
 
-    /// Evaluates a read-only transaction; fetches the values that it compares.
+    /// Evaluates a read-only transaction of which values were missing; fetches those that it compares.
     ///
-    /// Each pass is made in the newest state at that time: as of an older moment, a walk would pass over everything that
-    /// was written and deleted in its ranges since, without a pause.
+    /// Each pass is made in the newest state at that time, if it takes a slice only: as of an older moment, a walk would pass over
+    /// everything that was written and deleted in its ranges since.
     async fn evaluated(&self, request: &TxnRequest, mut values: Attempt) -> Result<Evaluated, Status> {
         values.fetched().await;
         let compared = Compared::of(request);
@@ -386,22 +408,21 @@ impl Services {
             // All that it may compare: a comparison ends at the first value that is missing.
             let mut looked_at = LookedAt::default();
             while !compared.is_done(&looked_at) {
-                looked_at = self.look(&compared, &looked_at, &values);
+                looked_at = self.look(&compared, &looked_at, &values)?;
                 if passes < PASSES_WITH_QUESTIONS {
                     values.ask_again();
                 }
                 values.fetched().await;
                 tokio::task::yield_now().await;
             }
-            if self.compares_too_much(request) {
-                return Err(TOO_MUCH_COMPARED);
-            }
             let (state, newest) = self.shared.read_long(Reader::Range);
-            let outcome = machine::txn::read_only(&newest.view.snapshot(), request, &values);
             let term = newest.applied_term;
+            let mut comparing = Comparing::default();
+            let holds = compare_some(&mut comparing, &newest.view.snapshot(), request, &values);
             if values.is_complete() {
-                let outcome = outcome.map_err(super::range::failed)?;
-                return Ok(Evaluated { state, term, outcome });
+                let Some(holds) = holds? else { break (state, term) };
+                let outcome = machine::txn::read_only(&newest.view.snapshot(), request, holds);
+                return Ok(Evaluated { state, term, outcome: outcome.map_err(super::range::failed)? });
             }
             passes += 1;
             if passes == CURRENT_PASSES_MAX {
@@ -410,33 +431,40 @@ impl Services {
             drop((state, newest));
             values.fetched().await;
         };
-        // What it compares changes all the time.
+        // It is long, or what it compares changes all the time.
+        self.compared(state, term, request, values).await
+    }
+
+    /// Evaluates a read-only transaction as of this moment, slice by slice; fetches the values that it compares.
+    async fn compared(
+        &self,
+        state: AsOf,
+        term: Term,
+        request: &TxnRequest,
+        mut values: Attempt,
+    ) -> Result<Evaluated, Status> {
+        let (mut so_far, mut slices) = (Comparing::default(), 0);
+        let slices_max = COMPARED_SLICES_MAX + request.compare.len() / COMPARES_PER_SLICE;
         loop {
             values.fetched().await;
-            let (mut looked_at, mut slices) = (LookedAt::default(), 0);
-            while !compared.is_done(&looked_at) {
-                // Most of it is not there, and the comparison would pass over it at once.
-                slices += 1;
-                if slices > LAST_SLICES_MAX {
-                    return Err(TOO_MUCH_COMPARED);
-                }
-                let slice = super::range::slice(&state)?;
-                looked_at =
-                    compared.look(&looked_at, &slice.snapshot(), &values, KEYS_PER_SLICE, READ_AT_ONCE);
-                drop(slice);
-                values.fetched().await;
-                tokio::task::yield_now().await;
+            let mut comparing = so_far.clone();
+            let slice = super::range::slice(&state)?;
+            let holds = compare_some(&mut comparing, &slice.snapshot(), request, &values);
+            if !values.is_complete() {
+                continue;
             }
-            if self.compares_too_much(request) {
+            if let Some(holds) = holds? {
+                let outcome = machine::txn::read_only(&slice.snapshot(), request, holds);
+                drop(slice);
+                return Ok(Evaluated { state, term, outcome: outcome.map_err(super::range::failed)? });
+            }
+            drop(slice);
+            slices += 1;
+            if slices > slices_max || comparing.bytes > COMPARED_BYTES_MAX {
                 return Err(TOO_MUCH_COMPARED);
             }
-            let slice = super::range::slice(&state)?;
-            let outcome = machine::txn::read_only(&slice.snapshot(), request, &values);
-            drop(slice);
-            if values.is_complete() {
-                let outcome = outcome.map_err(super::range::failed)?;
-                return Ok(Evaluated { state, term, outcome });
-            }
+            so_far = comparing;
+            tokio::task::yield_now().await;
         }
     }
 
@@ -450,4 +478,26 @@ impl Services {
             })
         })
     }
+}
+
+/// Makes the next comparisons of a read-only transaction: a slice, which counts as work of the turn. Returns whether all hold, once
+/// that is known. If values were missing, to be made again from a copy once they are fetched, those of the whole slice at once.
+fn compare_some(
+    comparing: &mut Comparing,
+    snapshot: &Snapshot<'_>,
+    request: &TxnRequest,
+    values: &Attempt,
+) -> Result<Option<bool>, Status> {
+    let at_once = planted::is(Bug::ComparedAllAtOnce);
+    let keys_max = if at_once { u64::MAX } else { KEYS_PER_SLICE as u64 };
+    let bytes_max = if at_once { u64::MAX } else { READ_AT_ONCE as u64 };
+    let from = comparing.clone();
+    let holds = comparing.step(snapshot, request, values, keys_max, bytes_max);
+    planted::looked_at(Measure::Compared, usize::try_from(comparing.keys).unwrap_or(usize::MAX));
+    if !values.is_complete() {
+        // What is missing is not compared with anything, so that the slice has ended with it.
+        from.look(snapshot, request, values, KEYS_PER_SLICE, READ_AT_ONCE);
+    }
+    front::note_work(comparing.keys, comparing.bytes - from.bytes);
+    holds.map_err(super::range::failed)
 }

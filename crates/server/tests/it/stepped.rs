@@ -1,6 +1,7 @@
 //! Members that are moved by hand: that they serve, survive, replicate, and repeat.
 
 mod certificates;
+mod compared;
 mod databases;
 mod downgrades;
 mod flags;
