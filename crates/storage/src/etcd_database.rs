@@ -17,7 +17,7 @@ use interchange::{Source, WriteError};
 use machine::image::Head;
 use machine::key_value::read_version;
 use machine::snapshot::SnapshotVersion;
-use machine::{AsOf, GrantedLease, Members, Overtaken, ReadError, Values};
+use machine::{AsOf, GrantedLease, Leases, Members, Overtaken, ReadError, Values};
 use mvcc::{Looked, Version};
 use numbers::{ChangeId, LeaseId, Revision, Seconds};
 
@@ -25,7 +25,7 @@ use numbers::{ChangeId, LeaseId, Revision, Seconds};
 pub struct EtcdDatabase {
     state: AsOf,
     compact_revision: Revision,
-    leases: Vec<api::leasepb::Lease>,
+    leases: Leases,
     alarms: Vec<AlarmMember>,
     auth: Auth,
     /// Content of the bucket `meta`.
@@ -39,14 +39,28 @@ pub struct EtcdDatabase {
 /// The first pass.
 pub struct Measuring {
     layout: Option<BackendLayout>,
+    leases: LeaseWalk,
     behind: ChangeId,
 }
 
 /// The second pass.
 pub struct Writing<W> {
     writer: BackendWriter<W>,
+    leases: LeaseWalk,
     behind: ChangeId,
 }
+
+/// How far a pass over the leases has come. They go by their ids without a sign, so that the negative ones come last.
+#[derive(Clone, Copy, Default)]
+struct LeaseWalk {
+    /// The lease that was given last, of this sign.
+    behind: Option<LeaseId>,
+    is_negative: bool,
+    is_done: bool,
+}
+
+/// Leases that are written in one step.
+const LEASES_PER_STEP: usize = 1024;
 
 /// Values of versions that follow each other, on their way into a database.
 pub struct Portion {
@@ -266,17 +280,10 @@ impl EtcdDatabase {
             scheduled_compact_revision: compacted,
             finished_compact_revision: compacted,
         };
-        let mut leases: Vec<_> = head
-            .leases
-            .iter()
-            // COMPAT-175: no renewal at a member that runs etcd would take a noted time back.
-            .map(|(id, lease)| api::leasepb::Lease { id: id.0, ttl: lease.ttl.0, remaining_ttl: 0 })
-            .collect();
-        leases.sort_unstable_by_key(|lease| lease.id as u64);
         EtcdDatabase {
             state: state.into(),
             compact_revision: head.compact_revision,
-            leases,
+            leases: head.leases.clone(),
             alarms: head.alarms.list(0, 0),
             auth: auth(&head.auth),
             meta,
@@ -287,7 +294,7 @@ impl EtcdDatabase {
 
     /// Begins the first pass.
     pub fn measure(&self) -> Measuring {
-        Measuring { layout: None, behind: ChangeId::end_of(Revision(0)) }
+        Measuring { layout: None, leases: LeaseWalk::default(), behind: ChangeId::end_of(Revision(0)) }
     }
 
     /// Begins the second pass; the writer was made with the plan that the first gave.
@@ -300,10 +307,33 @@ impl EtcdDatabase {
         writer.membership(&self.membership)?;
         writer.alarms(&self.alarms)?;
         writer.auth(&self.auth)?;
-        for lease in &self.leases {
-            writer.lease(lease)?;
+        Ok(Writing { writer, leases: LeaseWalk::default(), behind: ChangeId::end_of(Revision(0)) })
+    }
+
+    /// Gives `put` the next leases, up to this many.
+    fn each_lease<E>(
+        &self,
+        walk: &mut LeaseWalk,
+        max: usize,
+        mut put: impl FnMut(&api::leasepb::Lease) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut left = max;
+        while left > 0 && !walk.is_done {
+            let (before, is_negative) = (left, walk.is_negative);
+            let behind = walk.behind.or((!is_negative).then_some(LeaseId(-1)));
+            let of_sign = self.leases.after(behind).take_while(|(id, _)| (id.0 < 0) == is_negative);
+            for (id, lease) in of_sign.take(left) {
+                // COMPAT-175: no renewal at a member that runs etcd would take a noted time back.
+                put(&api::leasepb::Lease { id: id.0, ttl: lease.ttl.0, remaining_ttl: 0 })?;
+                walk.behind = Some(id);
+                left -= 1;
+            }
+            if left == before {
+                // There are no more of this sign.
+                (walk.behind, walk.is_negative, walk.is_done) = (None, true, is_negative);
+            }
         }
-        Ok(Writing { writer, behind: ChangeId::end_of(Revision(0)) })
+        Ok(())
     }
 
     /// The version that was looked at if it belongs into the database. A deletion that a compaction made unreadable may still
@@ -330,7 +360,7 @@ fn head_of(version: Version<'_>) -> ChangeHead<'_> {
 }
 
 impl Measuring {
-    /// Looks at up to `budget` versions and adds up their lengths; returns the plan behind the last.
+    /// Looks at up to `budget` leases, or versions, and adds up their lengths; returns the plan behind the last.
     ///
     /// # Errors
     ///
@@ -344,12 +374,15 @@ impl Measuring {
                 layout.membership(&of.membership)?;
                 layout.alarms(&of.alarms)?;
                 layout.auth(&of.auth)?;
-                for lease in &of.leases {
-                    layout.lease(lease)?;
-                }
                 layout
             }
         };
+        if !self.leases.is_done {
+            of.each_lease(&mut self.leases, budget, |lease| layout.lease(lease))?;
+            if !self.leases.is_done {
+                return Ok(None);
+            }
+        }
         let slice = of.state.slice()?;
         let mut versions = slice.snapshot().written_after(self.behind);
         for _ in 0..budget {
@@ -394,9 +427,13 @@ impl<W: Write> Writing<W> {
         values: &dyn Values,
         budget_bytes: usize,
     ) -> Result<Portion, EtcdDatabaseError> {
+        let mut portion = Portion { values: BytesMut::new(), through: self.behind, done: false };
+        if !self.leases.is_done {
+            // Leases come first, without values.
+            return Ok(portion);
+        }
         let slice = of.state.slice()?;
         let mut versions = slice.snapshot().written_after(self.behind);
-        let mut portion = Portion { values: BytesMut::new(), through: self.behind, done: false };
         let mut bytes = 0;
         while bytes < budget_bytes {
             let Some(looked) = versions.look() else {
@@ -414,12 +451,16 @@ impl<W: Write> Writing<W> {
         Ok(portion)
     }
 
-    /// Goes on over the versions of a portion; whether that was all.
+    /// Goes on over the versions of a portion, or writes some leases before the first; whether that was all.
     ///
     /// # Errors
     ///
     /// When the state was compacted meanwhile, or the output fails.
     pub fn write(&mut self, of: &EtcdDatabase, portion: Portion) -> Result<bool, EtcdDatabaseError> {
+        if !self.leases.is_done {
+            of.each_lease(&mut self.leases, LEASES_PER_STEP, |lease| self.writer.lease(lease))?;
+            return Ok(false);
+        }
         let slice = of.state.slice()?;
         let mut values = portion.values.as_ref();
         let mut versions = slice.snapshot().written_after(self.behind);
@@ -573,6 +614,30 @@ mod tests {
             fixture.compact();
             (0..1000).for_each(|n| fixture.put(format!("new{n}")));
             steps(&mut fixture, removed_at);
+        }
+    }
+
+    #[test]
+    fn leases_are_given_in_the_order_of_etcds_keys_some_at_a_time() {
+        let mut machine = Machine::new(Rules { learners_max: 1 });
+        let view = machine.store.publish();
+        let granted = |id| GrantedLease { id: LeaseId(id), ttl: Seconds(60), remaining: Seconds(0) };
+        let leases = Leases::granted([-2, -1, 1, 2, 3].map(granted)).expect("they can be granted");
+        let database = EtcdDatabase::new(view, &Head { leases, ..machine.head() }, Release::V3_6);
+        for max in [1, 2, 3, 100] {
+            let (mut walk, mut ids, mut steps) = (LeaseWalk::default(), Vec::new(), 0);
+            while !walk.is_done {
+                let before = ids.len();
+                let given = database.each_lease(&mut walk, max, |lease| {
+                    ids.push(lease.id);
+                    Ok::<_, EtcdDatabaseError>(())
+                });
+                given.expect("all are taken");
+                assert!(ids.len() - before <= max);
+                steps += 1;
+                assert!(steps < 10, "it does not end");
+            }
+            assert_eq!(ids, [1, 2, 3, -2, -1]);
         }
     }
 }

@@ -246,6 +246,55 @@ impl Gate {
         self.all(keys, Rights::read)
     }
 
+    /// Does the same as [`Gate::write_all`] for the keys behind `behind`, as far as it comes with so many searches. Returns
+    /// where it goes on; `None` if that was all.
+    ///
+    /// # Errors
+    ///
+    /// As [`Gate::read`].
+    pub fn write_some(
+        &self,
+        keys: &LeaseKeys,
+        behind: Option<&Bytes>,
+        searches_max: usize,
+    ) -> Result<Option<Bytes>, Status> {
+        self.some(keys, behind, searches_max, Rights::write)
+    }
+
+    /// The same for reading: see [`Gate::read_all`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Gate::read`].
+    pub fn read_some(
+        &self,
+        keys: &LeaseKeys,
+        behind: Option<&Bytes>,
+        searches_max: usize,
+    ) -> Result<Option<Bytes>, Status> {
+        self.some(keys, behind, searches_max, Rights::read)
+    }
+
+    fn some(
+        &self,
+        keys: &LeaseKeys,
+        behind: Option<&Bytes>,
+        searches_max: usize,
+        which: impl Fn(&Rights) -> &KeyRanges,
+    ) -> Result<Option<Bytes>, Status> {
+        if keys.is_empty() || self.admin().is_ok() {
+            return Ok(None);
+        }
+        match self.limits()? {
+            Some(rights) => match some_within(keys, behind, searches_max, which(rights)) {
+                Within::All => Ok(None),
+                Within::Through(key) => Ok(Some(key)),
+                Within::No => Err(error::PERMISSION_DENIED),
+            },
+            None => Ok(None),
+        }
+    }
+
     fn all(&self, keys: &LeaseKeys, which: impl Fn(&Rights) -> &KeyRanges) -> Result<(), Status> {
         if keys.is_empty() || self.admin().is_ok() {
             return Ok(());
@@ -253,23 +302,38 @@ impl Gate {
         #[cfg(test)]
         self.leases_asked.set(self.leases_asked.get() + 1);
         match self.limits()? {
-            Some(rights) if !all_within(keys, which(rights)) => Err(error::PERMISSION_DENIED),
-            _ => Ok(()),
+            Some(rights) => match some_within(keys, None, usize::MAX, which(rights)) {
+                Within::No => Err(error::PERMISSION_DENIED),
+                Within::All | Within::Through(_) => Ok(()),
+            },
+            None => Ok(()),
         }
     }
 }
 
-/// Whether all keys of a lease are in this set. Takes a search for each span of the set at most, not one for each key.
-fn all_within(keys: &LeaseKeys, allowed: &KeyRanges) -> bool {
-    let mut next = keys.keys().next();
-    while let Some(key) = next {
+/// Result of looking for keys of a lease in a set.
+enum Within {
+    /// All that were looked for are in it.
+    All,
+    /// So are those up to this key, behind which the others were not looked for.
+    Through(Bytes),
+    /// One is not.
+    No,
+}
+
+/// Looks for the keys of a lease behind `behind` in this set. Takes a search for each span of the set at most, not one for each key,
+/// and no more than `searches_max`.
+fn some_within(keys: &LeaseKeys, behind: Option<&Bytes>, searches_max: usize, allowed: &KeyRanges) -> Within {
+    let mut through = behind;
+    for _ in 0..searches_max {
+        let Some((key, ())) = keys.after(through).next() else { return Within::All };
         match allowed.end_at(key) {
-            None => return false,
-            Some(None) => return true,
+            None => return Within::No,
+            Some(None) => return Within::All,
             // Spans do not touch, so the end of one is in none.
-            Some(Some(end)) if keys.get(end).is_some() => return false,
-            Some(Some(end)) => next = keys.after(Some(end)).next().map(|(key, ())| key),
+            Some(Some(end)) if keys.get(end).is_some() => return Within::No,
+            Some(Some(end)) => through = Some(end),
         }
     }
-    true
+    through.cloned().map_or(Within::All, Within::Through)
 }

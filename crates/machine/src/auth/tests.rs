@@ -220,6 +220,12 @@ fn a_lease_is_changed_by_those_who_may_write_all_its_keys() {
     assert_eq!(bob.write_all(&keys(2)), Err(error::PERMISSION_DENIED), "c is the end of [a, c)");
     assert_eq!(bob.write_all(&keys(3)), Ok(()), "it has no keys");
     assert_eq!(bob.read_all(&keys(2)), Ok(()));
+    // Search by search, with others in between.
+    let through = bob.write_some(&keys(1), None, 1).expect("so far");
+    assert_eq!(through.as_deref(), Some(b"c".as_slice()));
+    assert_eq!(bob.write_some(&keys(1), through.as_ref(), 1), Ok(None));
+    assert_eq!(bob.write_some(&keys(2), None, 1), Err(error::PERMISSION_DENIED));
+    assert_eq!(bob.write_some(&keys(3), None, 1), Ok(None));
     let put = PutRequest { key: "a".into(), lease: 2, ..PutRequest::default() };
     assert_eq!(bob.put(&put, &leases), Err(error::PERMISSION_DENIED));
     assert_eq!(gate(&auth, "root").put(&put, &leases), Ok(()));

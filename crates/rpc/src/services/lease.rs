@@ -49,6 +49,9 @@ mod field {
 /// Bytes of a lease in a list that is being sorted.
 const LISTED_BYTES: usize = size_of::<(Duration, LeaseId)>();
 
+/// Searches for keys of a lease in what a user may do, between two looks at other calls.
+const SEARCHED_AT_ONCE: usize = 512;
+
 /// Leases of one stream that are told apart; with more it is plain enough what the client does.
 const RENEWED_MAX: usize = 10_000;
 /// Memory of each renewed lease: its id, and its share of the table.
@@ -253,6 +256,7 @@ async fn time_to_live_answer(mut response: LeaseTimeToLiveResponse, keys: Keys) 
         }
         let Some(last) = last else { break };
         behind = Some(last.clone());
+        front::note_work(LISTED_AT_ONCE as u64, 0);
         tokio::task::yield_now().await;
     }
     let mut behind: Option<Bytes> = None;
@@ -360,8 +364,8 @@ impl Services {
             let took = services.shared.clock.now().saturating_duration_since(began);
             services.took("LeaseTimeToLive", answered.is_ok(), took);
             let (mut response, keys) = answered?;
+            services.may_read_keys(&keys, &principal).await?;
             let state = services.state();
-            services.gate(&state, &principal).read_all(&keys)?;
             response.header = Some(services.header(state.view.snapshot().current_revision(), &state));
             drop(state);
             time_to_live_answer(response, keys).await
@@ -435,8 +439,14 @@ impl Services {
         };
         let mut gate = self.gate(&self.state(), principal);
         for (number, (_, lease)) in head.leases.iter().enumerate() {
-            gate.read_all(&lease.keys)?;
+            let mut behind = gate.read_some(&lease.keys, None, SEARCHED_AT_ONCE)?;
+            while let Some(key) = behind {
+                tokio::task::yield_now().await;
+                gate = self.gate(&self.state(), principal);
+                behind = gate.read_some(&lease.keys, Some(&key), SEARCHED_AT_ONCE)?;
+            }
             if number % LISTED_AT_ONCE == LISTED_AT_ONCE - 1 {
+                front::note_work(LISTED_AT_ONCE as u64, 0);
                 tokio::task::yield_now().await;
                 gate = self.gate(&self.state(), principal);
             }
@@ -479,6 +489,7 @@ impl Services {
             let mut run: Vec<Reverse<(Duration, LeaseId)>> =
                 times.into_iter().zip(ids).map(Reverse).collect();
             run.sort_unstable();
+            front::note_work(run.len() as u64, 0);
             runs.extend(run.pop().map(|first| (first, run)));
             if let Some(held) = &mut held {
                 held.set(runs.len() * LISTED_AT_ONCE * LISTED_BYTES);
@@ -577,7 +588,31 @@ impl Services {
         };
         let reply = self.pending.ask(ask)?.await?;
         let ReplyBody::LeaseKeys(keys) = reply.body else { return Err(error::STOPPED) };
-        self.gate(&self.state(), principal).write_all(&keys)
+        let mut behind = None;
+        loop {
+            // Of the newest users and roles each time.
+            let gate = self.gate(&self.state(), principal);
+            behind = gate.write_some(&keys, behind.as_ref(), SEARCHED_AT_ONCE)?;
+            if behind.is_none() {
+                return Ok(());
+            }
+            front::note_work(SEARCHED_AT_ONCE as u64, 0);
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Refuses a user who may not read all of these keys of a lease.
+    async fn may_read_keys(&self, keys: &Keys, principal: &Principal) -> Result<(), Status> {
+        let mut behind = None;
+        loop {
+            let gate = self.gate(&self.state(), principal);
+            behind = gate.read_some(keys, behind.as_ref(), SEARCHED_AT_ONCE)?;
+            if behind.is_none() {
+                return Ok(());
+            }
+            front::note_work(SEARCHED_AT_ONCE as u64, 0);
+            tokio::task::yield_now().await;
+        }
     }
 
     /// Renews a lease, here or at the leader: the TTL, 0 if the lease is gone.
