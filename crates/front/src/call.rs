@@ -512,7 +512,6 @@ fn answer(
         }
         Ok(Answer::Whole(message)) => {
             counters.handled(method, Code::Ok);
-            around.made.add(message.len());
             let packed = if gzip {
                 around.made.add(message.len());
                 gzip::pack(&message).ok()

@@ -13,7 +13,7 @@ use crate::shard::ShardState;
 use crate::turn::Turn;
 use crate::{Origin, Service};
 
-/// Work of a connection's turn, in bytes: messages unpacked, answers that were made or packed, and what services looked at,
+/// Work of a connection's turn, in bytes: messages unpacked, answers that were packed or made in pieces, and what services looked at,
 /// whatever they looked for. One rule for all calls, since who waits for the turn's end does not care what takes it.
 #[derive(Debug, Default)]
 pub(crate) struct Made {
