@@ -623,7 +623,9 @@ mod tests {
         let view = machine.store.publish();
         let granted = |id| GrantedLease { id: LeaseId(id), ttl: Seconds(60), remaining: Seconds(0) };
         let leases = Leases::granted([-2, -1, 1, 2, 3].map(granted)).expect("they can be granted");
-        let database = EtcdDatabase::new(view, &Head { leases, ..machine.head() }, Release::V3_6);
+        let mut head = machine.head();
+        head.leases = leases;
+        let database = EtcdDatabase::new(view, &head, Release::V3_6);
         for max in [1, 2, 3, 100] {
             let (mut walk, mut ids, mut steps) = (LeaseWalk::default(), Vec::new(), 0);
             while !walk.is_done {
