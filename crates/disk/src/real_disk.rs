@@ -209,6 +209,34 @@ fn writes_elsewhere(kind: i64) -> Option<&'static str> {
     }
 }
 
+/// Bytes of a page of memory, or a part of one where pages are larger.
+const PAGE_BYTES: usize = 4096;
+
+/// Returns as much of these pieces, which are written at `offset`, as ends with a page of the file. A process that is killed
+/// between two calls then leaves whole pages, as it does within a call: the log takes a cut within a sector for damage.
+fn whole_pages(pieces: &[IoSlice<'_>], offset: u64) -> Vec<libc::iovec> {
+    let vector = |piece: &IoSlice<'_>| libc::iovec {
+        iov_base: piece.as_ptr().cast_mut().cast(),
+        iov_len: piece.len(),
+    };
+    let mut part: Vec<libc::iovec> = pieces.iter().map(vector).collect();
+    let bytes: usize = part.iter().map(|piece| piece.iov_len).sum();
+    let mut beyond = ((offset % PAGE_BYTES as u64) as usize + bytes) % PAGE_BYTES;
+    if beyond >= bytes {
+        // Less than a page, in a thousand pieces: those of the log are longer.
+        return part;
+    }
+    while let Some(last) = part.last_mut().filter(|_| beyond > 0) {
+        if last.iov_len > beyond {
+            last.iov_len -= beyond;
+            break;
+        }
+        beyond -= last.iov_len;
+        part.pop();
+    }
+    part
+}
+
 impl File for RealFile {
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
         let mut done = 0;
@@ -266,20 +294,19 @@ impl File for RealFile {
         let mut at = offset;
         IoSlice::advance_slices(&mut pieces, 0);
         while !pieces.is_empty() {
-            let count = pieces.len().min(PIECES_PER_CALL_MAX);
+            let part =
+                (pieces.len() > PIECES_PER_CALL_MAX).then(|| whole_pages(&pieces[..PIECES_PER_CALL_MAX], at));
+            let (first, count) = match &part {
+                Some(part) => (part.as_ptr(), part.len()),
+                None => (pieces.as_ptr().cast::<libc::iovec>(), pieces.len()),
+            };
             let offset = libc::off_t::try_from(at).map_err(|_| {
                 io::Error::new(io::ErrorKind::InvalidInput, "offset beyond the file system's")
             })?;
-            // SAFETY: `IoSlice` has the layout of `iovec`; `count` of them are initialised and borrow live
-            // memory for the whole call; the descriptor is open as long as `self` is.
-            let written = unsafe {
-                libc::pwritev(
-                    self.file.as_raw_fd(),
-                    pieces.as_ptr().cast::<libc::iovec>(),
-                    count as libc::c_int,
-                    offset,
-                )
-            };
+            // SAFETY: `IoSlice` has the layout of `iovec`; `count` of them, or of their copies in `part`, are initialised
+            // and borrow live memory for the whole call; the descriptor is open as long as `self` is.
+            let written =
+                unsafe { libc::pwritev(self.file.as_raw_fd(), first, count as libc::c_int, offset) };
             match written {
                 0 => return Err(io::Error::new(io::ErrorKind::WriteZero, "the file took no bytes")),
                 n if n > 0 => {
@@ -378,6 +405,23 @@ mod tests {
         assert_eq!(file.extend(1 << 20).expect("is there"), Reservation::Made);
         assert_eq!(writes_elsewhere(0xef53), None, "ext4");
         assert_eq!(writes_elsewhere(0x9123_683e), Some("btrfs"));
+    }
+
+    #[test]
+    fn more_pieces_than_a_call_takes_are_cut_between_pages() {
+        let dir = TempDir::new("disk-pieces");
+        let file = RealDisk.create(&dir.join("file")).expect("is made");
+        let bytes: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
+        let mut pieces: Vec<IoSlice<'_>> = bytes.chunks(37).map(IoSlice::new).collect();
+        assert!(pieces.len() > 2 * PIECES_PER_CALL_MAX);
+        let part = whole_pages(&pieces[..PIECES_PER_CALL_MAX], 100);
+        let part_bytes: usize = part.iter().map(|piece| piece.iov_len).sum();
+        assert_eq!((100 + part_bytes) % PAGE_BYTES, 0);
+        assert!(part_bytes <= PIECES_PER_CALL_MAX * 37 && part_bytes + PAGE_BYTES > PIECES_PER_CALL_MAX * 37);
+        file.write_vectored_at(&mut pieces, 100).expect("is written");
+        let mut read = vec![0; bytes.len()];
+        file.read_exact_at(&mut read, 100).expect("is read");
+        assert_eq!(read, bytes);
     }
 
     #[test]

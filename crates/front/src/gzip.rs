@@ -3,33 +3,54 @@ use std::io::{self, Read, Write};
 use api::{Code, Status};
 use bytes::Bytes;
 use flate2::Compression;
-use flate2::bufread::MultiGzDecoder;
+use flate2::bufread::GzDecoder;
 use flate2::write::GzEncoder;
 
 /// Work of unpacking a message besides its bytes, in bytes: what the decoder takes before the first one comes.
 const DECODER_BYTES: usize = 2 * 1024;
 
+/// Members that a message may be made of, one behind the other. Programs make one; each of 20 bytes has a decoder of its own.
+const MEMBERS_MAX: usize = 64;
+
 /// Unpacks one message of at most `bytes_max` bytes; a bomb costs no more memory than that. Adds to `work` what it took, in bytes,
 /// whatever comes of it.
 pub(crate) fn unpack(packed: &[u8], bytes_max: usize, work: &mut usize) -> Result<Bytes, Status> {
-    let mut decoder = MultiGzDecoder::new(packed);
     let mut plain = Vec::with_capacity(packed.len().saturating_mul(2).min(bytes_max).min(64 * 1024));
-    let limit = bytes_max as u64 + 1;
-    let read = decoder.by_ref().take(limit).read_to_end(&mut plain);
-    *work += DECODER_BYTES + plain.len();
+    let read = unpack_members(packed, bytes_max, &mut plain, work);
+    *work += plain.len();
     match read {
-        Ok(_) if plain.len() > bytes_max => Err(Status::with(
+        Ok(()) if plain.len() > bytes_max => Err(Status::with(
             Code::ResourceExhausted,
             format!(
                 "grpc: received message after decompression larger than max ({} vs. {bytes_max})",
                 plain.len()
             ),
         )),
-        Ok(_) => Ok(Bytes::from(plain)),
+        Ok(()) => Ok(Bytes::from(plain)),
         Err(error) => {
             Err(Status::with(Code::Internal, format!("grpc: failed to decompress the message: {error}")))
         }
     }
+}
+
+/// Unpacks up to one byte more than `bytes_max`.
+fn unpack_members(
+    mut packed: &[u8],
+    bytes_max: usize,
+    plain: &mut Vec<u8>,
+    work: &mut usize,
+) -> io::Result<()> {
+    for _ in 0..MEMBERS_MAX {
+        *work += DECODER_BYTES;
+        let mut decoder = GzDecoder::new(packed);
+        let room = bytes_max.saturating_add(1).saturating_sub(plain.len());
+        decoder.by_ref().take(room as u64).read_to_end(plain)?;
+        packed = decoder.into_inner();
+        if plain.len() > bytes_max || packed.is_empty() {
+            return Ok(());
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidData, "it is made of too many parts"))
 }
 
 /// Packs one message.
@@ -62,6 +83,18 @@ mod tests {
         assert_eq!((unpacked, work), (Err(Code::ResourceExhausted), DECODER_BYTES + 1001));
         let unpacked = unpack(b"no gzip", 1000, &mut work).map_err(|status| status.code);
         assert_eq!((unpacked, work), (Err(Code::Internal), 2 * DECODER_BYTES + 1001));
+        Ok(())
+    }
+
+    #[test]
+    fn a_message_of_many_parts_is_refused_before_most_of_them() -> Result<(), Box<dyn std::error::Error>> {
+        let (empty, part) = (pack(b"")?, pack(b"part")?);
+        let mut work = 0;
+        assert_eq!(unpack(&[&part[..], &empty, &part].concat(), 8, &mut work)?, &b"partpart"[..]);
+        assert_eq!(work, 3 * DECODER_BYTES + 8);
+        let mut work = 0;
+        let unpacked = unpack(&empty.repeat(100_000), 1000, &mut work).map_err(|status| status.code);
+        assert_eq!((unpacked, work), (Err(Code::Internal), MEMBERS_MAX * DECODER_BYTES));
         Ok(())
     }
 }

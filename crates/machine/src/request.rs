@@ -115,17 +115,36 @@ const LEASE_GRANT: u32 = 8;
 const LEASE_REVOKE: u32 = 9;
 const ALARM: u32 = 10;
 
-/// The id of the lease that an entry grants, if it does. What does not is not decoded.
-pub fn granted_lease(data: &[u8]) -> Option<LeaseId> {
+/// What an entry does to the existence of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseChange {
+    /// It grants the lease, if there is none of this id.
+    Granted(LeaseId),
+    /// It revokes the lease.
+    Revoked(LeaseId),
+}
+
+/// Returns the lease that an entry grants or revokes, if it does. What does not is not decoded.
+pub fn lease_change(data: &[u8]) -> Option<LeaseChange> {
     let mut rest = data;
     while !rest.is_empty() {
         let (tag, wire) = decode_key(&mut rest).ok()?;
-        if tag == LEASE_GRANT {
-            return InternalRaftRequest::decode(data).ok()?.lease_grant.map(|grant| LeaseId(grant.id));
+        if tag == LEASE_GRANT || tag == LEASE_REVOKE {
+            let request = InternalRaftRequest::decode(data).ok()?;
+            let granted = request.lease_grant.map(|grant| LeaseChange::Granted(LeaseId(grant.id)));
+            return granted.or(request.lease_revoke.map(|revoke| LeaseChange::Revoked(LeaseId(revoke.id))));
         }
         skip_field(wire, tag, &mut rest, DecodeContext::default()).ok()?;
     }
     None
+}
+
+/// The id of the lease that an entry grants, if it does.
+pub fn granted_lease(data: &[u8]) -> Option<LeaseId> {
+    match lease_change(data)? {
+        LeaseChange::Granted(id) => Some(id),
+        LeaseChange::Revoked(_) => None,
+    }
 }
 
 /// Memory of one comparison or operation at the most, besides keys and values, which stay in the message: lists grow by

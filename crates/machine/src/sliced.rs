@@ -228,20 +228,22 @@ impl Machine {
 
     /// Returns the keys that whoever renews a lease must be allowed to write, amid an entry too: those that are attached now,
     /// and those that the rest of the entry may attach. After the entry the lease has no others, so who is allowed to write
-    /// these is allowed to renew it then.
-    pub fn keys_to_renew(&self, id: LeaseId) -> SharedMap<Bytes, ()> {
+    /// these is allowed to renew it then. Returns also how many puts of the entry were looked at.
+    pub fn keys_to_renew(&self, id: LeaseId) -> (SharedMap<Bytes, ()>, u64) {
         let mut keys = self.leases.get(id).map(|lease| lease.keys.clone()).unwrap_or_default();
+        let mut puts = 0;
         if let Some(unfinished) = self.unfinished.as_deref()
             && let (Some(_), Work::Txn(work), Some(txn)) =
                 (&unfinished.before, &unfinished.work, &unfinished.request.txn)
         {
             work.each_put(txn, |put| {
+                puts += 1;
                 if LeaseId(put.lease) == id {
                     keys.insert(put.key.clone(), ());
                 }
             });
         }
-        keys
+        (keys, puts)
     }
 
     /// Returns true if an entry was begun that [`Machine::go_on`] has to go on with before the next one.

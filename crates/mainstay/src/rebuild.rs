@@ -655,7 +655,8 @@ impl<'a> Rebuild<'a> {
 
     /// Returns true if there is more of a member here than what every start makes first.
     fn holds_data(&self, member_dir: &Path) -> bool {
-        self.disk.list(member_dir).is_ok_and(|names| names.iter().any(|name| name != "lock"))
+        let is_more = |name: &String| name != "lock" && name != "snap";
+        self.disk.list(member_dir).is_ok_and(|names| names.iter().any(is_more))
     }
 
     /// The member notes where its log is, if that is in a directory of its own: later starts are refused with another one.

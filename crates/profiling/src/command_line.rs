@@ -45,7 +45,7 @@ fn without_user_info(text: &str) -> String {
     while let Some(at) = rest.find("://") {
         let (before, behind) = rest.split_at(at + "://".len());
         shown.push_str(before);
-        let authority = behind.find(['/', '?', '#', ',']).unwrap_or(behind.len());
+        let authority = behind.find(['/', '?', '#']).unwrap_or(behind.len());
         let host = match behind[..authority].rfind('@') {
             Some(at) => {
                 shown.push_str(MASK);
@@ -84,6 +84,10 @@ mod tests {
             ("m --initial-cluster-token=t --user-agents", "m --initial-cluster-token=t --user-agents"),
             ("m --x=http://u:p@h:1/a@b,https://h?c@d,e", "m --x=http://***@h:1/a@b,https://h?c@d,e"),
             ("m --x=http://a/,http://u@p@h", "m --x=http://a/,http://***@h"),
+            (
+                "m --x=http://u:p,q@h:1,https://a:2,https://u:p@b",
+                "m --x=http://***@h:1,https://a:2,https://***@b",
+            ),
             ("m -- - --=x é://", "m -- - --=x é://"),
         ] {
             assert_eq!(shown(given), told, "{given}");

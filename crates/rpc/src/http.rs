@@ -124,6 +124,8 @@ const TEXT_WORK: usize = 8;
 
 /// Returns true if the page at this path is made in one go and takes long: all metrics, or what the member has found out.
 pub(crate) fn is_long(path: &str) -> bool {
+    let unescaped = path.contains('%').then(|| target::unescape_path(path)).flatten();
+    let path = unescaped.as_deref().unwrap_or(path);
     path == "/metrics" || path.starts_with("/debug/")
 }
 

@@ -86,7 +86,10 @@ fn is_prepared(name: &str) -> bool {
 /// Deletes what is in a directory, which may be gone or lie behind a link, and makes that durable. Returns how many there were.
 fn empty(dir: &Path, is_etcds: impl Fn(&str) -> bool) -> Result<usize, Failure> {
     let names = match RealDisk.list(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        // The file in the place of the directory keeps etcd out.
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(0);
+        }
         listed => {
             listed.map_err(|error| Failure::error(format!("cannot list {}: {error}", dir.display())))?
         }

@@ -1,5 +1,6 @@
 //! A directory that comes to be whole or not at all.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -7,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use cli::Failure;
 use disk::{Disk as _, Lock, RealDisk};
+use storage::etcd_beside::SIGN_NAME;
 
 /// A directory being made under another name, which nobody takes for a member's. Dropped unfinished, it is removed;
 /// what a killed process leaves is removed by the next attempt.
@@ -32,8 +34,8 @@ const UNFINISHED: &str = "unfinished";
 /// The file that says that a directory was begun here, until it is finished.
 const MARK: &str = "unfinished-by-mainstay";
 
-/// Returns true if the path holds something that must not be overwritten; an empty directory may be there, and the
-/// remains of a killed attempt.
+/// Returns true if the path holds something that must not be overwritten; an empty directory may be there, the remains of a
+/// killed attempt, and the sign of a member that was removed.
 ///
 /// # Errors
 ///
@@ -41,7 +43,8 @@ const MARK: &str = "unfinished-by-mainstay";
 pub fn is_taken(path: &Path) -> io::Result<bool> {
     match fs::read_dir(path) {
         Ok(mut entries) => {
-            Ok(entries.any(|entry| entry.map_or(true, |entry| entry.file_name() != UNFINISHED)))
+            let may_stay = |name: OsString| name == UNFINISHED || name == SIGN_NAME;
+            Ok(entries.any(|entry| entry.map_or(true, |entry| !may_stay(entry.file_name()))))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(_) => Ok(true),

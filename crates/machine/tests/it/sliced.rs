@@ -381,7 +381,7 @@ fn amid_an_entry_a_lease_has_at_least_the_keys_that_it_will_have() {
         location: placed.location,
     };
     let keys =
-        |machine: &Machine| -> Vec<Bytes> { machine.keys_to_renew(LeaseId(7)).keys().cloned().collect() };
+        |machine: &Machine| -> Vec<Bytes> { machine.keys_to_renew(LeaseId(7)).0.keys().cloned().collect() };
     assert_eq!(keys(&machine), ["k00001"]);
     let values = Fetched::new(&journal, 0);
     assert_eq!(machine.begin(command, &values, &mut 20, |_| true), Ok(None));

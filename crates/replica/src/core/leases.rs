@@ -42,7 +42,7 @@ use std::time::{Duration, Instant};
 
 use api::etcdserverpb::LeaseCheckpoint;
 use consensus::{Node, Others};
-use machine::request::granted_lease;
+use machine::request::{LeaseChange, granted_lease, lease_change};
 use machine::{Lease, Leases};
 use numbers::{Index, LeaseId, Seconds};
 use planted::Bug;
@@ -116,9 +116,12 @@ struct Noting {
     looked_through: Index,
 }
 
-/// The leases that entries of the log grant which are not applied yet.
+/// The leases that entries of the log revoke and then grant again which are not applied yet. A grant alone changes nothing about a
+/// lease that exists: were it to spare one, whoever asks for the lease again and again would keep it alive.
 #[derive(Default)]
 struct GrantedAhead {
+    /// The first entry that revokes each.
+    revoked: BTreeMap<LeaseId, Index>,
     /// The last entry that grants each.
     leases: BTreeMap<LeaseId, Index>,
     /// Index of the last entry that was looked at.
@@ -520,8 +523,8 @@ impl LeaseClocks {
         expired
     }
 
-    /// Returns those of these expired leases that may be revoked now. One that an entry behind the applied ones grants under its id is
-    /// not: it is revoked in front of that entry, and a revocation behind it would end the new lease by the time of the old one.
+    /// Returns those of these expired leases that may be revoked now. One that entries behind the applied ones revoke and grant again
+    /// is not: another revocation would end the new lease by the time of the old one.
     /// Such a lease (COMPAT-460) is looked at again later, and so are all of them if many entries are to be looked at first.
     pub fn not_granted_again(
         &mut self,
@@ -536,10 +539,21 @@ impl LeaseClocks {
         }
         let ahead = &mut self.granted_ahead;
         ahead.leases.retain(|_, index| *index > applied);
+        ahead.revoked.retain(|_, index| *index > applied);
         let behind = ahead.looked_through.max(applied);
         let through = last.min(Index(behind.0 + NOTED_BEHIND_MAX));
         let new = node.data_after(behind).take_while(|(index, _)| *index <= through);
-        ahead.leases.extend(new.filter_map(|(index, data)| Some((granted_lease(data)?, index))));
+        for (index, data) in new {
+            match lease_change(data) {
+                Some(LeaseChange::Revoked(id)) => {
+                    ahead.revoked.entry(id).or_insert(index);
+                }
+                Some(LeaseChange::Granted(id)) if ahead.revoked.contains_key(&id) => {
+                    ahead.leases.insert(id, index);
+                }
+                Some(LeaseChange::Granted(_)) | None => {}
+            }
+        }
         ahead.looked_through = through;
         let is_left = |id: &LeaseId| through < last || ahead.leases.contains_key(id);
         let left: Vec<LeaseId> = expired.extract_if(.., |id| is_left(id)).collect();

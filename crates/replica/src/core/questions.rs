@@ -91,10 +91,10 @@ impl Questions {
         self.count == 0
     }
 
-    /// Adds a question that came at `since`. If `max` wait, it is returned: the caller refuses it. Callers that have gone may
-    /// have left theirs here, so that the number of open calls is no bound.
+    /// Adds a question that came at `since`. If `max` of its kind wait, it is returned: the caller refuses it. Callers that have
+    /// gone may have left theirs here, so that the number of open calls is no bound.
     pub fn push(&mut self, question: Question, since: Instant, max: usize) -> Option<Question> {
-        if self.count >= max {
+        if self.waiting[question.kind()].len() >= max {
             return Some(question);
         }
         self.waiting[question.kind()].push_back((question, since));

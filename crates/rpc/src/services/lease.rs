@@ -461,6 +461,7 @@ impl Services {
         let header = self.shared.header(reply.revision, reply.raft_term);
         let leases = match reply.body {
             ReplyBody::Leases(ids) => {
+                front::note_work(ids.len() as u64, 0);
                 let leases = ids.iter().map(|id| LeaseStatus { id: id.0 }).collect();
                 return Ok(whole(&LeaseLeasesResponse { header: Some(header), leases }));
             }

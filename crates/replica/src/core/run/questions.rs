@@ -11,12 +11,16 @@ use numbers::{LeaseId, Seconds};
 
 use super::Core;
 use crate::core::questions::{Question, Questions};
+use crate::core::reads::Want;
 use crate::core::{ReplyBody, RequestId};
 use crate::inbox::OPEN_REQUESTS_PER_SHARD_MAX;
 use crate::long_reads::Reader;
 
 /// Entries of a shared table for which a copy takes a pointer, at the least.
 const ENTRIES_PER_POINTER: usize = 128;
+
+/// Puts of an unfinished transaction that are looked at in the time of one unit.
+const PUTS_PER_UNIT: u64 = 64;
 
 /// What answers of one turn share. Nothing is applied between two of them.
 #[derive(Default)]
@@ -65,6 +69,16 @@ impl Core {
             let cost = if Questions::is_late(since, now, timeout) {
                 self.refuse(question.request_id(), error::TIMEOUT);
                 0
+            } else if let Question::TimeToLive(request_id, id, keys) = question
+                && !(self.leadership.leads() && self.leadership.has_settled())
+            {
+                // Leadership was lost while it waited here, and with it the clocks of leases.
+                if self.leadership.leads() {
+                    self.reads.push(Want::TimeToLive(request_id, id, keys), since);
+                } else {
+                    self.refuse(request_id, error::NOT_PRIMARY_LESSOR);
+                }
+                0
             } else {
                 self.answer_question(question, &mut common, now)
             };
@@ -80,8 +94,8 @@ impl Core {
                 let (keys, cost) = match known {
                     Some((_, keys)) => (keys, 0),
                     None => {
-                        let keys = self.machine.keys_to_renew(id);
-                        let cost = copied(keys.len());
+                        let (keys, puts) = self.machine.keys_to_renew(id);
+                        let cost = copied(keys.len()) + puts / PUTS_PER_UNIT;
                         (Arc::new(keys), cost)
                     }
                 };
