@@ -208,7 +208,7 @@ impl Call {
 
 /// What a reason for having no connection may come from, where its text does not say it.
 fn hint(error: &str) -> &'static str {
-    if error.contains("first record does not look like a TLS handshake") {
+    if error.contains("InvalidContentType") {
         " (the server does not speak TLS at this port: http://, or another port)"
     } else if error.contains("EOF") || error.contains("connection reset by peer") {
         " (the server hangs up: it may speak TLS at this port (https://), or this is not the port for clients)"

@@ -203,10 +203,11 @@ mod tests {
     #[test]
     fn so_many_wait_and_a_member_out_of_service_refuses_all_but_images() {
         let (mut questions, now) = (Questions::default(), Instant::now());
-        questions.push(Question::Leases(request_id(0)), now, 2);
-        questions.push(Question::Image(request_id(1)), now, 2);
-        let refused = questions.push(Question::Leases(request_id(2)), now, 2);
+        questions.push(Question::Leases(request_id(0)), now, 1);
+        let refused = questions.push(Question::Leases(request_id(2)), now, 1);
         assert_eq!(refused.map(|question| question.request_id()), Some(request_id(2)));
+        // A crowd of one kind has no other refused.
+        assert!(questions.push(Question::Image(request_id(1)), now, 1).is_none());
         assert_eq!(questions.take_refused(), [request_id(0)]);
         assert_eq!(turn(&mut questions, true, 1), [1]);
     }

@@ -82,28 +82,8 @@ fn settle_for(world: &mut World, seconds: u64) {
 
 #[test]
 fn room_comes_back_on_a_small_disk_by_deletes_and_a_compaction() {
-    let world = World::started(1, 9, OPTIONS);
+    let mut world = World::started(1, 9, OPTIONS);
     world.places[0].disk.set_capacity(Some(24 * SEGMENT));
-    fill_and_win_back(world);
-}
-
-#[test]
-fn room_comes_back_where_the_file_system_reserves_nothing() {
-    let mut world = World::new(1, 9, OPTIONS);
-    world.places[0].disk.reserve_nothing();
-    world.places[0].disk.set_capacity(Some(25 * SEGMENT));
-    world.start_all();
-    fill_and_win_back(world);
-}
-
-#[test]
-fn room_comes_back_within_a_quota_that_the_free_space_does_not_show() {
-    let world = World::started(1, 9, OPTIONS);
-    world.places[0].disk.set_quota(Some(24 * SEGMENT));
-    fill_and_win_back(world);
-}
-
-fn fill_and_win_back(mut world: World) {
     let first = fill(&mut world, "a");
     assert!(first > 100, "most of the disk takes data: {first}");
     world.until("the alarm is raised", raised);
