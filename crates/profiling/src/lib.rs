@@ -5,7 +5,7 @@
 //! the handler notes that thread's stack in memory allocated before. Names are looked up afterwards, in the symbol tables of the
 //! program and its libraries. While no profile is taken nothing is armed, and nothing costs anything.
 //!
-//! [`pages`] has the pages of both, as HTTP responses, and [`command_line`] is how they tell the command line. It does not know servers, or who may ask. It is for Linux, and for programs with unwind tables, as Rust's are.
+//! [`pages`] has the pages of both, as HTTP responses, and [`command_line()`] is how they tell the command line. It does not know servers, or who may ask. It is for Linux, and for programs with unwind tables, as Rust's are.
 //!
 //! Invariants: one profile at a time, until it is put together ([`Turn`]); the handler allocates nothing, locks nothing and leaves `errno` alone; memory is bounded by
 //! [`STACKS_MAX`]. Tests: beside the code.
