@@ -373,7 +373,6 @@ fn remove(dir: &Path) -> Result<(), Failure> {
 }
 
 fn there(path: &Path) -> Result<bool, Failure> {
-    RealDisk
-        .exists(path)
-        .map_err(|error| Failure::error(format!("cannot look for {}: {error}", path.display())))
+    let failed = |error| log::OpenError::Io { doing: "look for", path: path.to_path_buf(), error };
+    RealDisk.exists(path).map_err(|error| Failure::error(failed(error)))
 }
