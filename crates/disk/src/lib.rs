@@ -62,6 +62,8 @@ pub trait Disk: Send + Sync {
     fn is_same(&self, one: &Path, other: &Path) -> io::Result<bool> {
         Ok(one == other)
     }
+    /// Returns true if two paths, which exist, lie on one file system.
+    fn share_file_system(&self, one: &Path, other: &Path) -> io::Result<bool>;
     /// Bytes of the file system that holds `path`. Where a quota of the user or the group leaves fewer free, those count, if the
     /// system tells.
     fn space(&self, path: &Path) -> io::Result<DiskSpace>;

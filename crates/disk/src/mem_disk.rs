@@ -548,6 +548,10 @@ impl State {
         named.filter(move |(path, _)| dir.is_some_and(|dir| path.starts_with(dir))).map(|(_, id)| *id)
     }
 
+    fn is_mounted(&self, path: &Path) -> bool {
+        self.mounted.as_ref().is_some_and(|(dir, _)| path.starts_with(dir))
+    }
+
     /// What the file system that is mounted has, or the other one.
     fn space(&self, of_mounted: bool) -> DiskSpace {
         let ids: BTreeSet<u64> = self.mounted_nodes().collect();
@@ -815,10 +819,16 @@ impl Disk for MemDisk {
         Ok(Lock::new(MemLock { disk: self.clone(), path: path.to_path_buf(), epoch: state.epoch }))
     }
 
+    fn share_file_system(&self, one: &Path, other: &Path) -> io::Result<bool> {
+        let mut state = self.state();
+        state.look(Operation::Read)?;
+        Ok(state.is_mounted(one) == state.is_mounted(other))
+    }
+
     fn space(&self, path: &Path) -> io::Result<DiskSpace> {
         let mut state = self.state();
         state.look(Operation::Space)?;
-        let is_mounted = state.mounted.as_ref().is_some_and(|(dir, _)| path.starts_with(dir));
+        let is_mounted = state.is_mounted(path);
         Ok(state.space(is_mounted))
     }
 }

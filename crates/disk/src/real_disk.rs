@@ -118,6 +118,10 @@ impl Disk for RealDisk {
         Ok(one == other || first.is_some() && first == second)
     }
 
+    fn share_file_system(&self, one: &Path, other: &Path) -> io::Result<bool> {
+        Ok(fs::metadata(one)?.dev() == fs::metadata(other)?.dev())
+    }
+
     fn space(&self, path: &Path) -> io::Result<DiskSpace> {
         let c_path = CString::new(path.as_os_str().as_bytes())?;
         // SAFETY: `statvfs` is a plain C struct of integers, for which all zeros is a value; the path is a

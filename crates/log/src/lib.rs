@@ -46,7 +46,7 @@ pub use figures::{DURATION_BOUNDS_S, Durations, Figures, Stall};
 pub use log::{Log, OnEvent};
 pub use numbers::Location;
 pub use types::{
-    Batch, Entry, EntryPlace, HardState, LogEvent, Options, Owner, Recovered, Repair, Replayed, Reset,
+    Batch, Entry, EntryPlace, HardState, LogEvent, Need, Options, Owner, Recovered, Repair, Replayed, Reset,
     SegmentState, Space, Synced, Value, ValueId, segment_bytes_for,
 };
 pub use values::{Entries, Values, Wanted, runs};

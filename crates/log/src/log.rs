@@ -328,6 +328,16 @@ impl Log {
         self.preparation.free_bytes()
     }
 
+    /// Returns true if room is held for others than the log ([`crate::Values::hold_room`]).
+    pub fn holds_room(&self) -> bool {
+        self.shared.need().is_some()
+    }
+
+    /// Returns true if this directory, which exists, is on the log's file system, or the system does not tell.
+    pub fn shares_file_system(&self, dir: &Path) -> bool {
+        self.preparation.shares_file_system(dir)
+    }
+
     /// Size of a segment's file.
     pub fn segment_bytes(&self) -> u32 {
         self.segment_bytes

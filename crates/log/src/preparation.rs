@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ use stdx::Random;
 use crate::format::{END_BYTES, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader};
 use crate::segment::{Shared, file_name, reserve, write_zeros};
 use crate::writer::TAIL_BYTES;
-use crate::{Options, Space};
+use crate::{Need, Options, Space};
 
 /// Files being made.
 pub(crate) const NEXT_TMP: &str = "next.tmp";
@@ -54,6 +54,8 @@ pub(crate) struct Preparation {
     options: Options,
     stock: Mutex<Stock>,
     changed: Condvar,
+    /// True once the file system had no room for a file though it said so: a server's quota is not in what it says.
+    has_hidden_limit: AtomicBool,
 }
 
 #[derive(Default)]
@@ -88,7 +90,13 @@ pub(crate) enum Step {
 impl Preparation {
     pub fn new(shared: Arc<Shared>, options: Options, next_seq: u32) -> Preparation {
         let stock = Stock { next_seq, ..Stock::default() };
-        Preparation { shared, options, stock: Mutex::new(stock), changed: Condvar::new() }
+        Preparation {
+            shared,
+            options,
+            stock: Mutex::new(stock),
+            changed: Condvar::new(),
+            has_hidden_limit: AtomicBool::new(false),
+        }
     }
 
     /// Takes the next segment if it is ready.
@@ -125,9 +133,35 @@ impl Preparation {
         next + stock.spares.len() as u64 * usable(u64::from(self.options.segment_bytes))
     }
 
-    /// Bytes that the file system still gives; `None` if it does not say.
+    /// Bytes that the file system still gives to the log; `None` if it does not say.
     pub fn free_bytes(&self) -> Option<u64> {
-        self.shared.disk.space(&self.options.dir).ok().map(|space| space.free_bytes)
+        let space = self.shared.disk.space(&self.options.dir).ok()?;
+        Some(space.free_bytes.saturating_sub(self.shared.held_bytes()))
+    }
+
+    pub fn shares_file_system(&self, dir: &Path) -> bool {
+        self.shared.disk.share_file_system(&self.options.dir, dir).unwrap_or(true)
+    }
+
+    /// Returns true if a new file of the log would take room that is held for others.
+    fn is_held(&self) -> bool {
+        self.shared.need().is_some()
+            && (self.has_hidden_limit.load(Ordering::Relaxed) || !self.gives_segment())
+    }
+
+    /// Returns true if the file system says that it has room for a segment.
+    fn gives_segment(&self) -> bool {
+        self.free_bytes().is_some_and(|free| free >= u64::from(self.options.segment_bytes))
+    }
+
+    /// Reserves room for a whole segment in a new or a spare file; see [`reserve`].
+    fn reserve(&self, file: &dyn File) -> io::Result<u64> {
+        let bytes = u64::from(self.options.segment_bytes);
+        let made = reserve(&*self.shared.disk, &self.options.dir, file, 0, bytes);
+        if made.as_ref().is_err_and(disk::is_full) && self.gives_segment() {
+            self.has_hidden_limit.store(true, Ordering::Relaxed);
+        }
+        made
     }
 
     /// Removes a spare file, the reserve if need be, so that the segment in use can grow by its room.
@@ -203,16 +237,30 @@ impl Preparation {
     pub fn step(&self) -> Step {
         let mut stock = self.lock();
         if let Some(path) = stock.discarded.pop_front() {
-            let keep = stock.spares.len() < self.options.spare_files_max && !self.winds_down();
+            // Its room is first for those it is held for, unless the log itself cannot go on without it.
+            let held = self.shared.need().is_some() && stock.next.is_some();
+            let keep = stock.spares.len() < self.options.spare_files_max && !self.winds_down() && !held;
             drop(stock);
             self.free(&path, keep);
             return Step::Done;
+        }
+        let wants_file = stock.spares.len() <= usize::from(self.needs_next(&stock));
+        if wants_file && !self.winds_down() && self.shared.need() == Some(Need::Passing) && self.is_held() {
+            // It is over soon, and says nothing of how much space there is.
+            return Step::Failed;
         }
         if self.needs_next(&stock) {
             let seq = stock.next_seq;
             let spare = if stock.spares.len() > 1 { stock.spares.pop() } else { None };
             drop(stock);
             return self.prepare_next(seq, spare);
+        }
+        if self.gives_up_next(&stock)
+            && let Some(next) = stock.next.take()
+        {
+            drop(stock);
+            let _ = self.shared.disk.remove(&next.path);
+            return self.settle(true);
         }
         if self.winds_down() {
             // What is missing is made by the next process, and is no want of space.
@@ -239,6 +287,15 @@ impl Preparation {
     /// Returns true if the next segment is to be made.
     fn needs_next(&self, stock: &Stock) -> bool {
         stock.next.is_none() && (stock.wanted || !self.winds_down())
+    }
+
+    /// Returns true if others need the room of the next segment more than the log does ([`crate::Values::hold_room`]).
+    fn gives_up_next(&self, stock: &Stock) -> bool {
+        let in_use = self.shared.room.load(Ordering::Acquire);
+        self.shared.need() == Some(Need::Urgent)
+            && !stock.filling
+            && !stock.wanted
+            && in_use >= u64::from(self.options.segment_bytes) * 3 / 4
     }
 
     fn prepare_next(&self, seq: u32, spare: Option<PathBuf>) -> Step {
@@ -292,6 +349,9 @@ impl Preparation {
                     disk.open(&making)?
                 }
                 None => {
+                    if self.is_held() {
+                        return Err(io::ErrorKind::StorageFull.into());
+                    }
                     if disk.exists(&making)? {
                         disk.remove(&making)?;
                     }
@@ -302,7 +362,7 @@ impl Preparation {
             if file.len()? > capacity {
                 file.set_len(capacity)?;
             }
-            let zeros = reserve(&**disk, dir, &*file, 0, capacity)?;
+            let zeros = self.reserve(&*file)?;
             let header = SegmentHeader {
                 seq,
                 cluster_id: self.options.cluster_id,
@@ -351,12 +411,14 @@ impl Preparation {
         let disk = &self.shared.disk;
         let making = self.options.dir.join(SPARE_TMP);
         let outcome = (|| {
+            if self.is_held() {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
             if disk.exists(&making)? {
                 disk.remove(&making)?;
             }
             let file = disk.create(&making)?;
-            let zeros =
-                reserve(&**disk, &self.options.dir, &*file, 0, u64::from(self.options.segment_bytes))?;
+            let zeros = self.reserve(&*file)?;
             self.shared.figures.prepared_bytes.fetch_add(zeros, Ordering::Relaxed);
             let path = self.spare_path()?;
             disk.rename(&making, &path)?;

@@ -12,7 +12,7 @@ use numbers::Index;
 use crate::entry_index::EntryIndex;
 use crate::figures::Figures;
 use crate::format::Identity;
-use crate::{SegmentState, Space};
+use crate::{Need, SegmentState, Space};
 
 /// A segment's open file and what is known of it. Only the log's writer changes it.
 pub(crate) struct Segment {
@@ -56,6 +56,9 @@ pub(crate) struct Shared {
     space: AtomicU8,
     /// Bytes the active segment still takes.
     pub room: AtomicU64,
+    /// Bytes of the file system that the log leaves free ([`crate::Values::hold_room`]).
+    held_bytes: AtomicU64,
+    need: AtomicU8,
     /// The log is about to be closed: no file is made that nobody waits for.
     pub winding_down: AtomicBool,
 }
@@ -69,6 +72,8 @@ impl Shared {
             figures: Figures::default(),
             space: AtomicU8::new(0),
             room: AtomicU64::new(0),
+            held_bytes: AtomicU64::new(0),
+            need: AtomicU8::new(Need::Passing as u8),
             winding_down: AtomicBool::new(false),
         }
     }
@@ -93,6 +98,24 @@ impl Shared {
 
     pub fn index(&self) -> MutexGuard<'_, EntryIndex> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn hold_room(&self, bytes: u64, need: Need) {
+        self.need.store(need as u8, Ordering::Release);
+        self.held_bytes.store(bytes, Ordering::Release);
+    }
+
+    pub fn held_bytes(&self) -> u64 {
+        self.held_bytes.load(Ordering::Acquire)
+    }
+
+    /// What those need whom room is held for; `None` if none is held.
+    pub fn need(&self) -> Option<Need> {
+        (self.held_bytes() > 0).then(|| match self.need.load(Ordering::Acquire) {
+            0 => Need::Passing,
+            1 => Need::More,
+            _ => Need::Urgent,
+        })
     }
 
     pub fn space(&self) -> Space {

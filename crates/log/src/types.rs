@@ -127,6 +127,18 @@ pub struct Owner {
     pub member_id: MemberId,
 }
 
+/// How much those need room whom it is held for ([`crate::Values::hold_room`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// They take it within moments: the log waits for that, and finds no shortage.
+    Passing,
+    /// They should have more than they have.
+    More,
+    /// They cannot go on with what they have: the log gives up the segment that it has made ahead, as long as the one in use has
+    /// room for what ends a shortage.
+    Urgent,
+}
+
 /// Room for more log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {

@@ -12,7 +12,7 @@ use crate::entry_index::EntryIndex;
 use crate::format::{Found, Kind, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, find};
 use crate::scan;
 use crate::segment::{Segment, Shared};
-use crate::{Entry, Figures, Location, LogEnd, ReadError, SegmentState};
+use crate::{Entry, Figures, Location, LogEnd, Need, ReadError, SegmentState};
 
 /// Bytes read ahead when entries are read.
 const READ_BYTES: usize = 256 << 10;
@@ -47,6 +47,13 @@ impl Values {
     /// for. Who removes the directory of a member that stops does not find new files in it.
     pub fn wind_down(&self) {
         self.shared.winding_down.store(true, Ordering::Release);
+    }
+
+    /// Holds this many free bytes of the file system for others than the log, 0 for none: until they have them, the log makes no
+    /// spare file, and a segment only of what it has already or of what is free beyond them. A log must not take what its own
+    /// checkpoint needs, since only a checkpoint lets it release a segment.
+    pub fn hold_room(&self, bytes: u64, need: Need) {
+        self.shared.hold_room(bytes, need);
     }
 
     /// Reads `len` bytes and checks them against their crc32c. [`ReadError::Moved`] says that the segment was

@@ -8,6 +8,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use consensus::{Fetch, Node};
 use disk::Disk;
+use log::Log;
+use log::checkpoint::CheckpointStore;
 use machine::Machine;
 use numbers::{Index, Seconds};
 
@@ -117,7 +119,8 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     shared.set_disk_bytes(log_bytes + checkpoint_bytes);
 
     let (orders, order_queue) = sync_channel::<Order>(ORDERS_MAX);
-    let checkpointer = Checkpointer::new(surface(&shared), checkpoints, levels, note);
+    let surface = surface(&shared, &log, &checkpoints);
+    let checkpointer = Checkpointer::new(surface, checkpoints, levels, note);
     let (hash_jobs, hash_queue) = sync_channel(compaction_hash::JOBS_MAX);
     let (fetches, fetch_queue) = sync_channel(FETCHES_MAX);
     let entries = log.entries();
@@ -196,11 +199,13 @@ fn first_state(machine: &mut Machine, node: &Node) -> Published {
 }
 
 /// Returns the parts of this member that the checkpointer needs.
-fn surface(shared: &Arc<Shared>) -> Surface {
+fn surface(shared: &Arc<Shared>, log: &Log, checkpoints: &CheckpointStore) -> Surface {
     let (newest, core) = (Arc::clone(shared), Arc::clone(&shared.core));
     Surface {
         identity: shared.identity.clone(),
         values: shared.values.clone(),
+        segment_bytes: log.segment_bytes(),
+        shares_file_system: log.shares_file_system(checkpoints.dir()),
         newest: Box::new(move || Arc::clone(&newest.state.load().view)),
         tell: Box::new(move |event| {
             core.send(match event {

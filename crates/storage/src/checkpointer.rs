@@ -30,6 +30,8 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
+use disk::DiskSpace;
+use log::Need;
 use log::checkpoint::{CheckpointStore, CommitError, Manifest, Run};
 use machine::image::{Head, RunWriter};
 use machine::key_value::read_version;
@@ -61,6 +63,8 @@ const LOOKED_AT_MAX: usize = 16 << 10;
 const MOVED_BYTES: usize = 128;
 /// Bytes that a run may have beyond what its versions are guessed to need, at most.
 const RUN_SLACK_BYTES: u64 = 256 << 10;
+/// Bytes that a run may have beyond that, at least: a block of most file systems.
+const RUN_SLACK_BYTES_MIN: u64 = 4096;
 /// With this many bytes free, and four times a checkpoint, no space is kept for the next checkpoint.
 const RESERVE_FREE_BYTES: u64 = 1 << 30;
 
@@ -184,6 +188,10 @@ pub struct Surface {
     pub identity: Identity,
     /// Reads values.
     pub values: log::Values,
+    /// Size of a segment of the log.
+    pub segment_bytes: u32,
+    /// True if the log lies on the file system of the checkpoints.
+    pub shares_file_system: bool,
     /// Gives the newest published view.
     pub newest: Box<dyn Fn() -> Arc<View> + Send>,
     /// Tells the core.
@@ -238,8 +246,6 @@ pub struct Checkpointer {
     note: Note,
     /// Bytes of a version in the base run, if this process has written that.
     base_version_bytes: Option<u64>,
-    /// True if the last checkpoint found no room.
-    lacked_space: bool,
     /// True if a shortage was found since the start.
     was_short: bool,
     job: Option<Job>,
@@ -309,15 +315,13 @@ struct Moving {
 impl Checkpointer {
     /// Takes over the checkpoint that the member was started from.
     pub fn new(member: Surface, store: CheckpointStore, levels: Vec<Level>, note: Note) -> Checkpointer {
-        let (base_version_bytes, lacked_space, was_short) = (None, false, false);
         Checkpointer {
             member,
             store,
             levels,
             note,
-            base_version_bytes,
-            lacked_space,
-            was_short,
+            base_version_bytes: None,
+            was_short: false,
             job: None,
             paused: Duration::ZERO,
             unsettled: None,
@@ -421,8 +425,11 @@ impl Checkpointer {
     }
 
     fn checkpointed(&mut self, result: Result<Checkpointed, CheckpointError>) {
-        self.lacked_space = result.as_ref().is_err_and(CheckpointError::is_full);
-        self.was_short |= self.lacked_space;
+        self.was_short |= result.as_ref().is_err_and(CheckpointError::is_full);
+        if result.is_err() {
+            // The log would go on leaving room for what does not come.
+            self.keep_reserve();
+        }
         (self.member.tell)(Event::Checkpointed(result));
     }
 
@@ -461,23 +468,52 @@ impl Checkpointer {
     }
 
     /// Keeps space for the next checkpoint, unless the disk has plenty. Once a shortage was found, what it says is not relied on.
+    /// What is lacking the log leaves free, until the next attempt.
     fn keep_reserve(&self) {
         let Some(space) = self.store.space() else { return };
-        let bytes: u64 = self.levels.iter().map(|level| level.run.file_bytes).sum();
-        let slack = Checkpointer::slack(space.total_bytes);
-        let wanted = (bytes + bytes / 2 + slack).next_multiple_of(4096);
+        let bytes = self.file_bytes();
+        let slack = self.slack(space);
+        // What a full disk still takes, deletes above all, is in the checkpoints to come.
+        let growth = u64::from(self.member.segment_bytes) / 2;
+        let wanted = (bytes + bytes / 2 + growth + slack).next_multiple_of(4096);
         let plenty = !self.was_short && space.free_bytes >= RESERVE_FREE_BYTES + 4 * wanted;
-        // Where there is no room for it, the next checkpoint tries again.
-        let _ = if plenty {
-            self.store.drop_reserve()
+        let kept = if plenty {
+            self.store.drop_reserve().map(|()| wanted)
         } else {
             self.store.keep_reserve(wanted, (slack / 4).max(4096))
         };
+        let kept = kept.unwrap_or(0);
+        // If a whole checkpoint is due, there is no other way to win room back.
+        let need = if kept < bytes + growth { Need::Urgent } else { Need::More };
+        self.hold(wanted.saturating_sub(kept), need);
     }
 
-    /// Bytes that a run may have beyond what its versions are guessed to need, on a file system of this size.
-    fn slack(total_bytes: u64) -> u64 {
-        (total_bytes / 64).clamp(4096, RUN_SLACK_BYTES)
+    /// Has the log leave room for checkpoints, if it is on their file system.
+    fn hold(&self, bytes: u64, need: Need) {
+        if self.member.shares_file_system {
+            self.member.values.hold_room(bytes, need);
+        }
+    }
+
+    /// Has the log leave what a run that ends gives back: the rest of the reserve that it was written into, and the runs that it
+    /// replaces. [`Checkpointer::keep_reserve`] comes first.
+    fn hold_until_reserved(&self, file: &log::checkpoint::RunWriter, kept: usize) {
+        if self.was_short || file.is_in_reserve() {
+            let replaced: u64 = self.levels[kept..].iter().map(|level| level.run.file_bytes).sum();
+            self.hold(replaced + file.spare_bytes().max(1), Need::Passing);
+        }
+    }
+
+    /// Bytes of all files of the checkpoint.
+    fn file_bytes(&self) -> u64 {
+        self.levels.iter().map(|level| level.run.file_bytes).sum()
+    }
+
+    /// Bytes that a run may have beyond what its versions are guessed to need: little on a small file system, and beside small
+    /// segments.
+    fn slack(&self, space: DiskSpace) -> u64 {
+        let segment = u64::from(self.member.segment_bytes);
+        (space.total_bytes / 64).min(segment / 8).clamp(RUN_SLACK_BYTES_MIN, RUN_SLACK_BYTES)
     }
 
     fn manifest(levels: &[Level], applied_index: Index, term: Term, metadata: Vec<u8>) -> Manifest {
@@ -496,7 +532,15 @@ impl Checkpointer {
         let from_min = if whole { Revision::MAX } else { head.delta_from_min };
         let versions = state.moment().versions();
         let sizes = (versions, self.base_version_bytes);
-        let (from, kept) = Checkpointer::plan(&self.levels, head.revision, sizes, from_min);
+        let (mut from, mut kept) = Checkpointer::plan(&self.levels, head.revision, sizes, from_min);
+        if self.was_short
+            && kept == self.levels.len()
+            && let Some(last) = self.levels.last()
+            && last.from >= from_min
+        {
+            // One file more for each checkpoint would use up what is kept for the next ones, of which one has to make room.
+            (from, kept) = (last.from, kept - 1);
+        }
         // A base run has nothing that cannot be read.
         let state = if from == Revision(0) { state.of_what_is_readable() } else { state };
         let (to, applied_index, term) = (head.revision, head.applied_index, head.applied_term);
@@ -504,16 +548,15 @@ impl Checkpointer {
         // An attempt that failed, or was cut short by a crash, may have left files, even one of this name.
         self.store.prune(&Checkpointer::manifest(&self.levels, applied_index, term, Vec::new()))?;
         let bytes = if from == Revision(0) {
-            let on_disk: u64 = self.levels.iter().map(|level| level.run.file_bytes).sum();
-            on_disk.max(versions * 2 * VERSION_BYTES)
+            self.file_bytes().max(versions * 2 * VERSION_BYTES)
         } else {
             // As in the run before: a revision may have many versions, and a key may be long.
             let each = self.levels.last().map_or(0, Level::version_bytes).max(VERSION_BYTES);
             u64::try_from(to - from).unwrap_or(0).saturating_mul(2 * each)
         };
-        // What did not fit as it was expected may use what is kept for it.
-        let bytes = if self.lacked_space { u64::MAX / 2 } else { bytes };
-        let bytes = bytes + self.store.space().map_or(0, |space| Checkpointer::slack(space.total_bytes));
+        // Once a shortage was found, what is kept for it is used: what the file system says of its free space may be wrong.
+        let bytes = if self.was_short { u64::MAX / 2 } else { bytes };
+        let bytes = bytes + self.store.space().map_or(0, |space| self.slack(space));
         let identity = self.member.identity.to_bytes();
         let file = self.store.begin_within(&name, applied_index, term, &identity, bytes)?;
         let blocks = RunWriter::new(state, head, from);
@@ -559,6 +602,7 @@ impl Checkpointer {
             Stage::Blocks { mut file, mut blocks, mut synced } => {
                 let Some(block) = blocks.next_block()? else {
                     let finishing = Instant::now();
+                    self.hold_until_reserved(&file, writing.kept);
                     writing.stage = Stage::Whole(file.finish()?);
                     syncs.observe_seconds(finishing.elapsed());
                     return Ok(None);
@@ -590,7 +634,7 @@ impl Checkpointer {
             Stage::Committed => {
                 let (applied_index, term) = (writing.applied_index, writing.term);
                 self.store.prune(&Checkpointer::manifest(&self.levels, applied_index, term, Vec::new()))?;
-                let bytes = self.levels.iter().map(|level| level.run.file_bytes).sum();
+                let bytes = self.file_bytes();
                 self.keep_reserve();
                 let (whole, paused) = (writing.from == Revision(0), self.paused);
                 Ok(Some(Checkpointed { applied_index, whole, bytes, paused }))
@@ -758,6 +802,8 @@ mod tests {
             let member = Surface {
                 identity: Identity { member_id: 2, cluster_id: 1 },
                 values: log.values(),
+                segment_bytes: log.segment_bytes(),
+                shares_file_system: true,
                 newest: Box::new(move || Arc::clone(&view)),
                 tell: Box::new(move |event| sender.send(event).expect("the test waits")),
                 metrics: Arc::new(Metrics::new(&[], MetricsDetail::Basic)),
@@ -846,6 +892,8 @@ mod tests {
         let member = Surface {
             identity: Identity { member_id: 2, cluster_id: 1 },
             values: log.values(),
+            segment_bytes: log.segment_bytes(),
+            shares_file_system: true,
             newest: Box::new(move || Arc::clone(&view)),
             tell: Box::new(move |event| sender.send(event).expect("the test waits")),
             metrics: Arc::new(Metrics::new(&[], MetricsDetail::Basic)),

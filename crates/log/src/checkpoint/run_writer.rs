@@ -111,6 +111,17 @@ impl RunWriter {
         self.offset
     }
 
+    /// Returns true if it is written into what was kept as the reserve.
+    pub fn is_in_reserve(&self) -> bool {
+        self.reserve.is_some()
+    }
+
+    /// Bytes of the reserve that it has not used.
+    pub fn spare_bytes(&self) -> u64 {
+        let len = self.file.as_ref().and_then(|file| file.len().ok()).unwrap_or(0);
+        len.saturating_sub(self.offset)
+    }
+
     /// Writes the end, makes all of it durable and gives the file its name.
     pub fn finish(mut self) -> Result<Run, OpenError> {
         let mut tail = Vec::with_capacity(FOOTER_BYTES);

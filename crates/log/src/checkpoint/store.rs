@@ -55,6 +55,11 @@ impl CheckpointStore {
         Ok(CheckpointStore { disk, dir })
     }
 
+    /// The directory.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
     /// Begins a run. Its name (letters, digits, `-`, `_`, `.`) must be new: runs are never overwritten.
     pub fn begin(
         &self,
@@ -91,48 +96,45 @@ impl CheckpointStore {
         RunWriter::begin(self.disk.clone(), self.dir.clone(), name, applied_index, term, metadata, reserve)
     }
 
-    /// Keeps this many bytes for the next run and for its manifest. If they are not free, the present reserve stays, or
-    /// as much is kept as there is.
+    /// Keeps this many bytes for the next run and for its manifest, or as much as there is room for: what is left would otherwise
+    /// go to the log, which takes what it finds, and the next checkpoint, which is what makes room, would have none. Returns the
+    /// bytes that are kept for the run.
     ///
     /// # Errors
     ///
-    /// Those of the operating system.
-    pub fn keep_reserve(&self, run_bytes: u64, manifest_bytes: u64) -> std::io::Result<()> {
+    /// Those of the operating system, except that there is no room.
+    pub fn keep_reserve(&self, run_bytes: u64, manifest_bytes: u64) -> std::io::Result<u64> {
         self.keep(MANIFEST_RESERVE, manifest_bytes)?;
         self.keep(RESERVE, run_bytes)
     }
 
-    fn keep(&self, name: &str, bytes: u64) -> std::io::Result<()> {
+    fn keep(&self, name: &str, bytes: u64) -> std::io::Result<u64> {
         let path = self.dir.join(name);
-        if !self.disk.exists(&path)? {
-            return self.make(&path, bytes);
+        let is_there = self.disk.exists(&path)?;
+        let file = if is_there { self.disk.open(&path)? } else { self.disk.create(&path)? };
+        let mut len = file.len()?;
+        if len > bytes.saturating_mul(2) {
+            file.set_len(bytes)?;
+            return Ok(bytes);
         }
-        let file = self.disk.open(&path)?;
-        match file.len()? {
-            len if len > bytes.saturating_mul(2) => file.set_len(bytes),
-            // A file of an earlier release, or one that was copied, may be made of holes.
-            len if file.hole_bytes()? > 0 => {
-                reserve(&*self.disk, &self.dir, &*file, 0, len.max(bytes)).map(drop)
+        // A file of an earlier release, or one that was copied, may be made of holes.
+        let begin = if file.hole_bytes()? > 0 { 0 } else { len };
+        let mut more = bytes.saturating_sub(len).next_multiple_of(RESERVE_BYTES_MIN);
+        while len < bytes || begin < len {
+            match reserve(&*self.disk, &self.dir, &*file, begin, len - begin + more) {
+                Ok(_) => {
+                    len += more;
+                    break;
+                }
+                Err(error) if !disk::is_full(&error) => return Err(error),
+                Err(_) if more > RESERVE_BYTES_MIN => more = (more / 2).next_multiple_of(RESERVE_BYTES_MIN),
+                Err(_) => break,
             }
-            len if len < bytes => reserve(&*self.disk, &self.dir, &*file, len, bytes - len).map(drop),
-            _ => Ok(()),
         }
-    }
-
-    /// Makes a reserve, as large as there is room for: what a checkpoint has left of the last one would otherwise go to the log, which
-    /// takes what it finds, and the next checkpoint, which is what makes room, would have none.
-    fn make(&self, path: &Path, bytes: u64) -> std::io::Result<()> {
-        let mut bytes = bytes;
-        loop {
-            let made =
-                self.disk.create(path).and_then(|file| reserve(&*self.disk, &self.dir, &*file, 0, bytes));
-            let Err(error) = made else { return Ok(()) };
-            let _ = self.disk.remove(path);
-            if !disk::is_full(&error) || bytes <= RESERVE_BYTES_MIN {
-                return Err(error);
-            }
-            bytes = (bytes / 2).next_multiple_of(RESERVE_BYTES_MIN);
+        if len == 0 {
+            self.disk.remove(&path)?;
         }
+        Ok(len)
     }
 
     /// Gives the reserve back: the file system has room enough.

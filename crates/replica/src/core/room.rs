@@ -336,7 +336,8 @@ impl Room {
         // As long as there is some room that can be kept for checkpoints.
         let has_plenty = self.has_plenty(log);
         self.reserve_asked &= !has_plenty;
-        Some(Look { wants_reserve: !has_plenty && !self.reserve_asked, is_short: !self.is_ample(log) })
+        let wants_reserve = !has_plenty && !self.reserve_asked || log.holds_room();
+        Some(Look { wants_reserve, is_short: !self.is_ample(log) })
     }
 
     /// The checkpointer was told to keep room for the next one.
@@ -346,7 +347,8 @@ impl Room {
 
     /// Returns true if there is more room than what would bring the NOSPACE alarm back at once.
     pub fn is_roomy(&self, log: &Log) -> bool {
-        self.is_ample(log) && self.free_bytes >= 2 * u64::from(log.segment_bytes())
+        let is_short = !self.is_ample(log) || log.holds_room();
+        !is_short && self.free_bytes >= 2 * u64::from(log.segment_bytes())
     }
 
     /// Returns true if garbage is worth winning back however little it is.

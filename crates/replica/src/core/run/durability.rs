@@ -47,6 +47,8 @@ impl Core {
                     &[("space", Value::Str(&format!("{space:?}")))],
                 );
                 self.raise_no_space(Cause::Disk, now);
+                // At once: what is left is used up by what ends the shortage.
+                self.have_room_kept(true);
                 Ok(())
             }
             LogEvent::Failed(fatal) => Err(fatal.into()),
@@ -83,9 +85,8 @@ impl Core {
     /// Looks at the disk now and then: raises and clears the alarm, and has room won back where it is short.
     pub(super) fn look_at_disk(&mut self, now: Instant) {
         let Some(look) = self.room.look(&self.log, now) else { return };
-        let reserve = Order::Reserve { is_short: look.is_short };
-        if look.wants_reserve && self.orders.try_send(reserve).is_ok() {
-            self.room.reserved();
+        if look.wants_reserve {
+            self.have_room_kept(look.is_short);
         }
         if look.is_short && !self.install.is_receiving() {
             self.raise_no_space(Cause::Disk, now);
@@ -103,6 +104,13 @@ impl Core {
         if self.room.may_free(&self.log, now) && !self.checkpoints.is_to_free() && self.has_garbage() {
             self.room.freed(now);
             self.checkpoints.would_free(now);
+        }
+    }
+
+    /// Tells the checkpointer to keep room for the next checkpoint.
+    fn have_room_kept(&mut self, is_short: bool) {
+        if self.orders.try_send(Order::Reserve { is_short }).is_ok() {
+            self.room.reserved();
         }
     }
 

@@ -80,10 +80,56 @@ fn settle_for(world: &mut World, seconds: u64) {
     world.until("time has gone by", |world| world.places[0].clock.now() >= until);
 }
 
+/// A member that has room for this many segments.
+fn member_with(segments: u64, limit: Limit) -> World {
+    let mut world = World::new(1, 9, OPTIONS);
+    let place = &mut world.places[0];
+    match limit {
+        Limit::Disk => place.disk.set_capacity(Some(segments * SEGMENT)),
+        Limit::DiskThatReservesNothing => {
+            place.disk.reserve_nothing();
+            place.disk.set_capacity(Some(segments * SEGMENT));
+        }
+        Limit::HiddenQuota => {
+            // What one turn writes is little beside a segment, as it is on any disk.
+            place.segment_bytes = 64 << 10;
+            place.disk.set_quota(Some(segments * u64::from(place.segment_bytes)));
+        }
+    }
+    world.start_all();
+    world
+}
+
+/// What a member's files fill up.
+enum Limit {
+    Disk,
+    DiskThatReservesNothing,
+    /// One that the file system's free space does not show.
+    HiddenQuota,
+}
+
 #[test]
 fn room_comes_back_on_a_small_disk_by_deletes_and_a_compaction() {
-    let mut world = World::started(1, 9, OPTIONS);
-    world.places[0].disk.set_capacity(Some(24 * SEGMENT));
+    for segments in (21..61).step_by(3) {
+        fill_and_win_back(member_with(segments, Limit::Disk));
+    }
+}
+
+#[test]
+fn room_comes_back_where_the_file_system_reserves_nothing() {
+    for segments in (21..61).step_by(3) {
+        fill_and_win_back(member_with(segments, Limit::DiskThatReservesNothing));
+    }
+}
+
+#[test]
+fn room_comes_back_within_a_quota_that_the_free_space_does_not_show() {
+    for segments in [21, 32] {
+        fill_and_win_back(member_with(segments, Limit::HiddenQuota));
+    }
+}
+
+fn fill_and_win_back(mut world: World) {
     let first = fill(&mut world, "a");
     assert!(first > 100, "most of the disk takes data: {first}");
     world.until("the alarm is raised", raised);

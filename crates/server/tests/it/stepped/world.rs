@@ -166,6 +166,9 @@ impl Write for Lines {
     }
 }
 
+/// Size of a segment, unless a place says another.
+const SEGMENT_BYTES: u32 = 16 << 10;
+
 /// One place where a member runs, or does not.
 pub struct Place {
     config: Config,
@@ -179,6 +182,8 @@ pub struct Place {
     pub checkpointer_held: bool,
     /// Take effect with the next start.
     pub switches: Switches,
+    /// Size of a segment of its log; from the next start on.
+    pub segment_bytes: u32,
     /// What one turn of its core applies at most; from the next start on.
     pub applied_per_turn: u64,
     /// What one turn of its core looks at for questions; from the next start on.
@@ -243,6 +248,7 @@ impl World {
                 log_held: false,
                 checkpointer_held: false,
                 switches: Switches::default(),
+                segment_bytes: SEGMENT_BYTES,
                 applied_per_turn: THRESHOLDS.applied_per_turn,
                 questions_per_turn: THRESHOLDS.questions_per_turn,
                 looked: epoch,
@@ -282,6 +288,7 @@ impl World {
             log_held: false,
             checkpointer_held: false,
             switches: Switches::default(),
+            segment_bytes: SEGMENT_BYTES,
             applied_per_turn: THRESHOLDS.applied_per_turn,
             questions_per_turn: THRESHOLDS.questions_per_turn,
             looked: self.places[0].clock.now(),
@@ -322,7 +329,7 @@ impl World {
             links: Arc::new(links),
             clock: Arc::clone(&place.clock),
             seed: place.number,
-            segment_bytes: 16 << 10,
+            segment_bytes: place.segment_bytes,
             thresholds: Thresholds {
                 applied_per_turn: place.applied_per_turn,
                 applied_per_turn_unled: place.applied_per_turn,
