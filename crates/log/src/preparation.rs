@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -54,8 +54,6 @@ pub(crate) struct Preparation {
     options: Options,
     stock: Mutex<Stock>,
     changed: Condvar,
-    /// True once the file system had no room for a file though it said so: a server's quota is not in what it says.
-    has_hidden_limit: AtomicBool,
 }
 
 #[derive(Default)]
@@ -90,13 +88,7 @@ pub(crate) enum Step {
 impl Preparation {
     pub fn new(shared: Arc<Shared>, options: Options, next_seq: u32) -> Preparation {
         let stock = Stock { next_seq, ..Stock::default() };
-        Preparation {
-            shared,
-            options,
-            stock: Mutex::new(stock),
-            changed: Condvar::new(),
-            has_hidden_limit: AtomicBool::new(false),
-        }
+        Preparation { shared, options, stock: Mutex::new(stock), changed: Condvar::new() }
     }
 
     /// Takes the next segment if it is ready.
@@ -146,7 +138,7 @@ impl Preparation {
     /// Returns true if a new file of the log would take room that is held for others.
     fn is_held(&self) -> bool {
         self.shared.need().is_some()
-            && (self.has_hidden_limit.load(Ordering::Relaxed) || !self.gives_segment())
+            && (self.shared.has_hidden_limit.load(Ordering::Relaxed) || !self.gives_segment())
     }
 
     /// Returns true if the file system says that it has room for a segment.
@@ -159,7 +151,7 @@ impl Preparation {
         let bytes = u64::from(self.options.segment_bytes);
         let made = reserve(&*self.shared.disk, &self.options.dir, file, 0, bytes);
         if made.as_ref().is_err_and(disk::is_full) && self.gives_segment() {
-            self.has_hidden_limit.store(true, Ordering::Relaxed);
+            self.shared.has_hidden_limit.store(true, Ordering::Relaxed);
         }
         made
     }
@@ -289,13 +281,15 @@ impl Preparation {
         stock.next.is_none() && (stock.wanted || !self.winds_down())
     }
 
-    /// Returns true if others need the room of the next segment more than the log does ([`crate::Values::hold_room`]).
+    /// Returns true if others need the room of the next segment more than the log does ([`crate::Values::hold_room`]). Where the
+    /// file system tells what is free, they have what they need before it is full.
     fn gives_up_next(&self, stock: &Stock) -> bool {
         let in_use = self.shared.room.load(Ordering::Acquire);
-        self.shared.need() == Some(Need::Urgent)
+        self.shared.has_hidden_limit.load(Ordering::Relaxed)
+            && self.shared.need() == Some(Need::Urgent)
             && !stock.filling
             && !stock.wanted
-            && in_use >= u64::from(self.options.segment_bytes) * 3 / 4
+            && in_use >= usable(u64::from(self.options.segment_bytes)) * 3 / 4
     }
 
     fn prepare_next(&self, seq: u32, spare: Option<PathBuf>) -> Step {

@@ -59,6 +59,8 @@ pub(crate) struct Shared {
     /// Bytes of the file system that the log leaves free ([`crate::Values::hold_room`]).
     held_bytes: AtomicU64,
     need: AtomicU8,
+    /// True once the file system had no room for a file though it said that it had: a server's quota is not in what it says.
+    pub has_hidden_limit: AtomicBool,
     /// The log is about to be closed: no file is made that nobody waits for.
     pub winding_down: AtomicBool,
 }
@@ -74,6 +76,7 @@ impl Shared {
             room: AtomicU64::new(0),
             held_bytes: AtomicU64::new(0),
             need: AtomicU8::new(Need::Passing as u8),
+            has_hidden_limit: AtomicBool::new(false),
             winding_down: AtomicBool::new(false),
         }
     }

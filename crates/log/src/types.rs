@@ -134,8 +134,8 @@ pub enum Need {
     Passing,
     /// They should have more than they have.
     More,
-    /// They cannot go on with what they have: the log gives up the segment that it has made ahead, as long as the one in use has
-    /// room for what ends a shortage.
+    /// They cannot go on with what they have: where the file system does not tell that it is full, the log gives up the segment that
+    /// it has made ahead, as long as the one in use has room for what ends a shortage.
     Urgent,
 }
 

@@ -56,6 +56,12 @@ impl Values {
         self.shared.hold_room(bytes, need);
     }
 
+    /// Returns true once the log's file system had no room for a file though it said that it had: a server's quota is not in what it
+    /// says.
+    pub fn has_hidden_limit(&self) -> bool {
+        self.shared.has_hidden_limit.load(Ordering::Relaxed)
+    }
+
     /// Reads `len` bytes and checks them against their crc32c. [`ReadError::Moved`] says that the segment was
     /// released meanwhile: look the location up again and retry.
     pub fn read(&self, location: Location, len: u32, crc: u32) -> Result<Bytes, ReadError> {

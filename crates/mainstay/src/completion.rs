@@ -70,6 +70,11 @@ pub fn tree() -> Tree {
         below: SHELLS.map(shell).into(),
     });
     below.push(Tree { name: "man", about: "Print a page of the manual", ..Tree::default() });
+    let commands =
+        below.iter().map(|command| Tree { name: command.name, about: command.about, ..Tree::default() });
+    let commands = commands.collect();
+    below.push(Tree { name: "help", about: "Print the help of a command", flags: Vec::new(), below: commands });
+    below.push(Tree { name: "version", about: "Print the version", ..Tree::default() });
     Tree { name: "mainstay", about: "", flags: server_flags(), below }
 }
 
@@ -112,9 +117,16 @@ mod tests {
                 "gateway",
                 "grpc-proxy",
                 "completion",
-                "man"
+                "man",
+                "help",
+                "version"
             ]
         );
+        let mut commands = super::super::COMMANDS.to_vec();
+        commands.sort_unstable();
+        let mut sorted = names.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, commands, "each command that there is");
         let check = &tree.below[6];
         let checks: Vec<&str> = check.below.iter().map(|below| below.name).collect();
         assert_eq!(checks, ["disk", "network", "datascale", "perf"]);

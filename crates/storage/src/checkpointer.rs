@@ -473,8 +473,10 @@ impl Checkpointer {
         let Some(space) = self.store.space() else { return };
         let bytes = self.file_bytes();
         let slack = self.slack(space);
-        // What a full disk still takes, deletes above all, is in the checkpoints to come.
-        let growth = u64::from(self.member.segment_bytes) / 2;
+        // What a full disk still takes, deletes above all, is in the checkpoints to come, and there is no other room for them where
+        // what is free is not known.
+        let hidden = self.member.values.has_hidden_limit();
+        let growth = if hidden { u64::from(self.member.segment_bytes) / 2 } else { 0 };
         let wanted = (bytes + bytes / 2 + growth + slack).next_multiple_of(4096);
         let plenty = !self.was_short && space.free_bytes >= RESERVE_FREE_BYTES + 4 * wanted;
         let kept = if plenty {

@@ -1,7 +1,7 @@
 //! Full disks, the reserve, released and recycled segments.
 
 use disk::{Disk, Fault, MemDisk, Operation};
-use mainstay_log::{Batch, HardState, Log, LogEvent, Options, ReadError, Refusal, ReleaseError, Space};
+use mainstay_log::{Batch, HardState, Log, LogEvent, Need, Options, ReadError, Refusal, ReleaseError, Space};
 use numbers::{Index, MemberId, Term};
 
 use crate::kit::{DIR, entries, open, open_with, options, segment_path};
@@ -240,6 +240,60 @@ fn a_log_that_winds_down_makes_no_file_but_the_segment_that_a_batch_needs() {
     assert_eq!(ready, numbers(&log.log).len(), "none is made ahead");
     drop(log);
     assert_eq!(open(&disk).unwrap().recovered.last_index, Index(index - 1));
+}
+
+#[test]
+fn what_becomes_free_goes_first_to_those_it_is_held_for() {
+    let disk = MemDisk::new(1);
+    disk.set_capacity(Some(8 * (16 << 10)));
+    let mut log = open(&disk).unwrap();
+    let values = log.log.values();
+    let spares = || disk.list(DIR.as_ref()).unwrap().iter().filter(|name| name.ends_with(".free")).count();
+    let mut index = 1;
+    while log.log.space() == Space::Ample {
+        log.put(entries(index..=index, 1, 1000));
+        index += 1;
+    }
+    assert_eq!(spares(), 0, "the reserve has become the next segment");
+    values.hold_room(16 << 10, Need::More);
+    let free = disk.space(DIR.as_ref()).unwrap().free_bytes;
+    let oldest = log.log.segments()[0].seq;
+    log.log.release(oldest).unwrap();
+    log.log.turn();
+    assert_eq!((log.log.space(), spares()), (Space::Low, 0), "it is neither kept nor made anew");
+    assert_eq!(disk.space(DIR.as_ref()).unwrap().free_bytes, free + (16 << 10));
+    assert_eq!(log.log.free_bytes(), Some(free));
+    // While it is taken within moments, nothing is made, and nothing is said of a shortage.
+    values.hold_room(free + (16 << 10), Need::Passing);
+    log.log.turn();
+    assert_eq!((log.log.space(), spares()), (Space::Low, 0));
+    values.hold_room(0, Need::More);
+    log.log.turn();
+    assert_eq!((log.log.space(), spares()), (Space::Ample, 1));
+}
+
+#[test]
+fn a_log_that_cannot_know_what_is_free_gives_up_its_next_segment_for_a_checkpoint() {
+    let disk = MemDisk::new(1);
+    disk.set_quota(Some(ROOM));
+    let mut log = open(&disk).unwrap();
+    let mut index = 1;
+    while log.log.space() == Space::Ample {
+        log.put(entries(index..=index, 1, 1000));
+        index += 1;
+    }
+    assert!(log.log.values().has_hidden_limit());
+    let files = || disk.list(DIR.as_ref()).unwrap().len();
+    let before = files();
+    log.log.values().hold_room(4096, Need::More);
+    log.log.turn();
+    assert_eq!(files(), before);
+    log.log.values().hold_room(4096, Need::Urgent);
+    log.log.turn();
+    assert_eq!((files(), log.log.space()), (before - 1, Space::Exhausted));
+    // What is left of the segment in use still takes what ends the shortage.
+    log.put(entries(index..=index, 1, 1000));
+    log.told(|told| assert_eq!(told.last_index, index));
 }
 
 #[test]
