@@ -1,7 +1,9 @@
 //! The log's handle and its threads.
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -77,30 +79,48 @@ struct Worker {
 
 /// Reserves the room that the segment in use and the next one seem to have, where they are made of holes: after a copy of the
 /// directory that left zeros out, or an earlier release on a file system that reserves nothing.
-fn make_real(options: &Options, disk: &dyn Disk, opened: &mut recovery::Opened) {
-    if disk.writes_elsewhere(&options.dir).is_some() {
-        return;
+///
+/// # Errors
+///
+/// When room cannot be reserved for another reason than that there is none: a disk that fails to write or to sync is not one to
+/// go on with.
+fn make_real(options: &Options, disk: &dyn Disk, opened: &mut recovery::Opened) -> Result<(), OpenError> {
+    if options.only_read || disk.writes_elsewhere(&options.dir).is_some() {
+        return Ok(());
     }
     let may_lack = |file: &dyn disk::File| file.hole_bytes().is_ok_and(|bytes| bytes > 0);
+    let is_there = |path: &Path, file: &dyn disk::File, from: u64, len: u64| match reserve(
+        disk,
+        &options.dir,
+        file,
+        from,
+        len,
+    ) {
+        Ok(_) => Ok(true),
+        Err(error) if disk::is_full(&error) || error.kind() == ErrorKind::FileTooLarge => Ok(false),
+        Err(error) => Err(OpenError::io("reserve room in", path, error)),
+    };
     if let Some(active) = &opened.position.active
         && may_lack(&*active.file)
     {
-        let end = u64::from(active.end.load(std::sync::atomic::Ordering::Relaxed));
-        let room = active.capacity.load(std::sync::atomic::Ordering::Relaxed).saturating_sub(end);
-        if reserve(disk, &options.dir, &*active.file, end, room).is_err() {
-            // There is none: the next segment is used, or the room is found to be exhausted.
-            active.capacity.store(end, std::sync::atomic::Ordering::Relaxed);
+        let end = u64::from(active.end.load(Ordering::Relaxed));
+        let room = active.capacity.load(Ordering::Relaxed).saturating_sub(end);
+        if !is_there(&active.path, &*active.file, end, room)? {
+            // The next segment is used, or the room is found to be exhausted.
+            active.capacity.store(end, Ordering::Relaxed);
         }
     }
     let header = SEGMENT_HEADER_BYTES as u64;
-    if let Some(next) = opened.prepared.take_if(|next| {
-        may_lack(&*next.file)
-            && reserve(disk, &options.dir, &*next.file, header, next.header.capacity - header).is_err()
-    }) {
+    if let Some(next) = &opened.prepared
+        && may_lack(&*next.file)
+        && !is_there(&next.path, &*next.file, header, next.header.capacity - header)?
+    {
         opened.next_seq = next.seq;
         // What cannot be removed is replaced when the segment is made again.
         let _ = disk.remove(&next.path);
+        opened.prepared = None;
     }
+    Ok(())
 }
 
 impl Log {
@@ -135,7 +155,7 @@ impl Log {
             return Err(OpenError::Option("the log needs room for one spare file at least"));
         }
         let mut opened = recovery::open(&options, &*disk, from_index, replay)?;
-        make_real(&options, &*disk, &mut opened);
+        make_real(&options, &*disk, &mut opened)?;
         let shared = Arc::new(Shared::new(disk));
         for segment in opened.segments {
             shared.insert(segment);

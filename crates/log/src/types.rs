@@ -184,6 +184,8 @@ pub struct Options {
     pub synced_to: Option<LogEnd>,
     /// No threads: appends are carried out by [`crate::Log::turn`]. For simulation.
     pub by_hand: bool,
+    /// The log is opened to be read: no room is reserved for what is to be appended.
+    pub only_read: bool,
 }
 
 /// Bytes of a segment on ordinary disks.
@@ -217,6 +219,7 @@ impl Options {
             closed_at: None,
             synced_to: None,
             by_hand: false,
+            only_read: false,
         }
     }
 }

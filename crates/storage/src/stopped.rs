@@ -89,6 +89,7 @@ impl Stopped {
         let (mut machine, _) = restore(rules, &checkpoints, manifest.as_ref(), member_dir, &identity, false)?;
         let mut options = log::Options::new(&log_dir, owner.cluster_id, owner.member_id);
         options.by_hand = true;
+        options.only_read = true;
         options.closed_at = record.and_then(|record| record.end);
         options.synced_to = record.and_then(|record| record.synced_to);
         let first = machine.applied_index.next();

@@ -30,33 +30,9 @@ fn a_quota_that_is_used_up_is_a_full_disk() {
     fill_and_release(&disk);
 }
 
-/// As a copy leaves them that writes no zeros, or a release that took a longer file for more room.
-#[test]
-fn holes_in_segments_are_found_when_the_log_is_opened() {
-    let disk = MemDisk::new(1);
-    disk.reserve_nothing();
-    let mut log = open(&disk).unwrap();
-    log.put(entries(1..=1, 1, 1000));
-    drop(log);
-    for seq in 0..2 {
-        let path = segment_path(seq);
-        let bytes = disk.contents(&path).unwrap();
-        disk.remove(&path).unwrap();
-        let file = disk.create(&path).unwrap();
-        file.set_len(bytes.len() as u64).unwrap();
-        file.write_at(&bytes[..8192], 0).unwrap();
-        assert!(file.hole_bytes().unwrap() > 0);
-    }
-    disk.sync_dir(DIR.as_ref()).unwrap();
-    let copied = disk.used_bytes();
-    // With room they are filled.
-    let log = open(&disk).unwrap();
-    assert!(disk.used_bytes() >= copied + 2 * (8 << 10), "{} bytes, {copied} before", disk.used_bytes());
-    assert_eq!((log.log.space(), log.recovered.last_index), (Space::Ample, Index(1)));
-}
-
-#[test]
-fn holes_in_segments_count_for_nothing_on_a_full_disk() {
+/// A log of one entry whose segments are made of holes behind it: as a copy leaves them that writes no zeros, or a release that took a
+/// longer file for more room.
+fn with_holes() -> MemDisk {
     let disk = MemDisk::new(1);
     disk.reserve_nothing();
     let mut log = open(&disk).unwrap();
@@ -68,8 +44,50 @@ fn holes_in_segments_count_for_nothing_on_a_full_disk() {
         let file = disk.create(&path).unwrap();
         file.set_len(bytes.len() as u64).unwrap();
         file.write_at(&bytes[..8192], 0).unwrap();
+        file.sync_all().unwrap();
+        assert!(file.hole_bytes().unwrap() > 0);
     }
     disk.sync_dir(DIR.as_ref()).unwrap();
+    disk
+}
+
+#[test]
+fn holes_in_segments_are_found_when_the_log_is_opened() {
+    let disk = with_holes();
+    let copied = disk.used_bytes();
+    // To be read, it is left as it is.
+    let log = open_with(Options { only_read: true, ..options() }, &disk, 1).unwrap();
+    assert_eq!((disk.used_bytes(), log.recovered.last_index), (copied, Index(1)));
+    drop(log);
+    // With room they are filled.
+    let log = open(&disk).unwrap();
+    assert!(disk.used_bytes() >= copied + 2 * (8 << 10), "{} bytes, {copied} before", disk.used_bytes());
+    assert_eq!((log.log.space(), log.recovered.last_index), (Space::Ample, Index(1)));
+}
+
+#[test]
+fn a_disk_that_cannot_sync_what_fills_holes_is_refused() {
+    const EIO: i32 = 5;
+    let mut refused = 0;
+    for nth in 1.. {
+        let disk = with_holes();
+        disk.fail_next(Operation::Sync, nth, Fault::Once(EIO));
+        let opened = open(&disk);
+        let probe = disk.create(&segment_path(9)).unwrap();
+        // The fault waits for another sync still.
+        let is_ahead = probe.sync_data().is_err();
+        assert_eq!(opened.is_ok(), is_ahead, "sync {nth} fails, and nobody hears of it");
+        if is_ahead {
+            break;
+        }
+        refused += 1;
+    }
+    assert!(refused >= 3, "{refused}");
+}
+
+#[test]
+fn holes_in_segments_count_for_nothing_on_a_full_disk() {
+    let disk = with_holes();
     disk.set_capacity(Some(disk.used_bytes()));
     let mut log = open(&disk).unwrap();
     let mut next = 2;
