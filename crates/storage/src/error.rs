@@ -136,6 +136,13 @@ pub enum Misplaced {
         /// The directory that the options name.
         chosen: PathBuf,
     },
+    /// The data directory notes a place in which there is no log.
+    NotThere {
+        /// The directory that is noted.
+        log_dir: PathBuf,
+        /// The directory `<data-dir>/member`.
+        member_dir: PathBuf,
+    },
     /// The log, or a copy of it, is in another directory, and nothing says where it ended.
     MovedInUse {
         /// The directory in which the log was.
@@ -472,6 +479,15 @@ impl fmt::Display for Misplaced {
                 log_dir.display(),
                 chosen.display(),
                 log::REMEDY
+            ),
+            Misplaced::NotThere { log_dir, member_dir } => write!(
+                f,
+                "{} notes that the log of this member is in {log}, which holds no log: mount its disk. If the log was moved, or its \
+                 directory renamed, start the member with the --wal-dir where it is now, which notes that, or make {log} a link to \
+                 it; if it is lost, {}",
+                member_dir.join(crate::log_dir::NOTE_NAME).display(),
+                log::REMEDY,
+                log = log_dir.display()
             ),
             Misplaced::MovedInUse { log_dir, chosen } => write!(
                 f,

@@ -19,6 +19,7 @@
 //! was a link to another directory, or where another disk is mounted, it is in `member/wal/log`, and no `--wal-dir` means that.
 
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -80,13 +81,15 @@ impl LogDir {
     ) -> Result<LogDir, DataDirError> {
         let own = member_dir.join("log");
         let noted = read_note(&**disk, member_dir)?;
+        let goes_along = match given {
+            None => beside_link(&**disk, member_dir, noted.as_deref())?,
+            Some(_) => None,
+        };
         let chosen = match (given, &noted) {
             // A member that was taken over from etcd has its log in a directory of its own below that of etcd's log.
             (Some(given), Some(noted)) if same(&**disk, noted, &beside_etcd(given)?)? => noted.clone(),
             (Some(given), _) => absolute(given)?,
-            (None, noted) => {
-                beside_link(&**disk, member_dir, noted.as_deref())?.unwrap_or_else(|| own.clone())
-            }
+            (None, _) => goes_along.clone().unwrap_or_else(|| own.clone()),
         };
         let is_own = same(&**disk, &chosen, &own)?;
         let mut found = LogDir {
@@ -111,7 +114,8 @@ impl LogDir {
             return Ok(found);
         }
         let (from, to) = (known, found.path.clone());
-        if holds_log(&**disk, &from)? {
+        // A log that goes along with its data directory is not that of the directory which this one was copied from.
+        if goes_along.is_none() && holds_log(&**disk, &from)? {
             return Err(Misplaced::Elsewhere { log_dir: from, chosen: to, own }.into());
         }
         let is_there = holds_log(&**disk, &to)?;
@@ -130,13 +134,17 @@ impl LogDir {
         Ok(found)
     }
 
-    /// The directory that a stopped member's log is in, with its lock.
+    /// The directory that a stopped member's log is in, with its lock. See [`known`] for a data directory that was renamed or copied.
     ///
     /// # Errors
     ///
-    /// When the note is damaged, or the log is in use.
+    /// When the note is damaged, the log is in use, or there is none where the note says.
     pub fn noted(disk: &Arc<dyn Disk>, member_dir: &Path) -> Result<(PathBuf, Option<Lock>), DataDirError> {
-        let Some(path) = read_note(&**disk, member_dir)? else { return Ok((member_dir.join("log"), None)) };
+        let Some(path) = known(&**disk, member_dir)? else { return Ok((member_dir.join("log"), None)) };
+        if !holds_log(&**disk, &path)? {
+            let member_dir = member_dir.to_path_buf();
+            return Err(Misplaced::NotThere { log_dir: path, member_dir }.into());
+        }
         let mut found = LogDir {
             path,
             is_apart: true,
@@ -145,9 +153,7 @@ impl LogDir {
             note: None,
             lock: None,
         };
-        if holds_log(&**disk, &found.path)? {
-            found.lock()?;
-        }
+        found.lock()?;
         Ok((found.path, found.lock))
     }
 
@@ -243,8 +249,47 @@ fn beside_link(
     noted: Option<&Path>,
 ) -> Result<Option<PathBuf>, OpenError> {
     let (Some(noted), beside) = (noted, beside_etcd(&member_dir.join("wal"))?) else { return Ok(None) };
-    let is_it = same(disk, noted, &beside)? || (!holds_log(disk, noted)? && holds_log(disk, &beside)?);
+    // Where both are there, the noted one is that of the data directory which this one was copied from.
+    let is_other = || Ok::<bool, OpenError>(is_beside_link(noted) || !holds_log(disk, noted)?);
+    let is_it = same(disk, noted, &beside)? || (holds_log(disk, &beside)? && is_other()?);
     Ok(is_it.then_some(beside))
+}
+
+/// Returns true if this is where the log of a member comes whose `member/wal` leads to another disk, of whichever data directory: no
+/// `--wal-dir` names it.
+pub fn is_beside_link(log_dir: &Path) -> bool {
+    log_dir.ends_with("member/wal/log")
+}
+
+/// Returns the directory of the log that a member's directory notes; `None` if it notes none. A log below that directory goes along with
+/// it: where the data directory was renamed or copied, the log is looked for below the name that it has now, and first there, so that
+/// a copy is not read with the log of its original.
+///
+/// # Errors
+///
+/// When the note is damaged, or the operating system refuses.
+pub fn known(disk: &dyn Disk, member_dir: &Path) -> Result<Option<PathBuf>, OpenError> {
+    let Some(noted) = read_note(disk, member_dir)? else { return Ok(None) };
+    let member_dir = absolute(member_dir)?;
+    let mut rest = noted.components();
+    while rest.by_ref().any(|part| part.as_os_str() == "member") {
+        let below = rest.as_path();
+        let along = member_dir.join(below);
+        // A `log` there is not one that has to be noted.
+        let is_noted = !below.as_os_str().is_empty() && below != Path::new("log");
+        if is_noted && holds_log(disk, &along)? {
+            return Ok(Some(along));
+        }
+    }
+    Ok(Some(noted))
+}
+
+/// Returns true if a directory of the operating system is a link, or on another file system than the one that it is in.
+pub fn leads_elsewhere(dir: &Path) -> bool {
+    let device = |path: &Path| std::fs::metadata(path).map(|found| found.dev());
+    let is_link = std::fs::symlink_metadata(dir).is_ok_and(|found| found.is_symlink());
+    let above = dir.parent().and_then(|above| device(above).ok());
+    is_link || device(dir).is_ok_and(|own| above.is_some_and(|above| above != own))
 }
 
 fn absolute(path: &Path) -> Result<PathBuf, OpenError> {
@@ -412,6 +457,39 @@ mod tests {
         let (disk, _) = self::disk();
         write_note(&*disk, Path::new(MEMBER), Path::new(&beside)).expect("is written");
         assert_eq!(find(&disk, None, STOPPED), Ok(beside.into()), "and is missed by who opens it");
+    }
+
+    #[test]
+    fn a_log_that_lies_in_its_data_directory_goes_along_with_it() {
+        for below in ["wal/log", "own/place"] {
+            let (disk, _) = disk();
+            let (before, now) = (format!("/before/member/{below}"), format!("{MEMBER}/{below}"));
+            write_note(&*disk, Path::new(MEMBER), Path::new(&before)).expect("is written");
+            let place = || known(&*disk, Path::new(MEMBER)).expect("is read");
+            let noted = || LogDir::noted(&disk, Path::new(MEMBER)).map(|(path, _)| path);
+            assert_eq!(place(), Some(before.clone().into()));
+            refused(noted().map_err(|error| error.to_string()), &[&before, "--wal-dir", "renamed"]);
+            // Renamed: the log went along. Copied: the log of the original is still where the note says.
+            segment(&disk, &now);
+            for is_copy in [false, true] {
+                if is_copy {
+                    segment(&disk, &before);
+                }
+                assert_eq!(place(), Some(now.clone().into()), "{is_copy}");
+                assert_eq!(noted().expect("is there"), PathBuf::from(&now), "{is_copy}");
+            }
+            if below == "wal/log" {
+                assert_eq!(find(&disk, None, STOPPED), Ok(now.clone().into()));
+                assert_eq!(read_note(&*disk, Path::new(MEMBER)).expect("is read"), Some(now.into()));
+            }
+        }
+        // A log elsewhere stays where it is, whatever is below the directory.
+        let (disk, _) = disk();
+        segment(&disk, &format!("{MEMBER}/log"));
+        for noted in ["/w", "/ssd/member/log", "/ssd/member"] {
+            write_note(&*disk, Path::new(MEMBER), Path::new(noted)).expect("is written");
+            assert_eq!(known(&*disk, Path::new(MEMBER)).expect("is read"), Some(noted.into()));
+        }
     }
 
     #[test]

@@ -133,7 +133,7 @@ impl TakenOver {
             Ok(false) => Ok(()),
             Ok(true) => {
                 let whole = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
-                let noted = log_dir::read_note(disk, member_dir).unwrap_or_default();
+                let noted = log_dir::known(disk, member_dir).unwrap_or_default();
                 Err(DataDirError::EtcdRanAgain {
                     data_dir: whole(member_dir.parent().unwrap_or(member_dir)),
                     wal_dir: whole(&wal_dir),

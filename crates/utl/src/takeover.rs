@@ -20,7 +20,6 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -28,7 +27,7 @@ use cli::Failure;
 use config::Config;
 use disk::{Disk, RealDisk};
 use storage::etcd_beside::{self, EtcdFiles};
-use storage::log_dir;
+use storage::log_dir::{self, leads_elsewhere};
 use storage::opening::{lock_member, rules};
 use storage::restoration::Restoration;
 use storage::stopped::Stopped;
@@ -76,7 +75,7 @@ pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
     if there(&member_dir.join(COMPLETE))? {
         let _etcd = lock_database(&RealDisk, member_dir).map_err(Failure::error)?;
         if is_current(member_dir)? {
-            finish(member_dir)?;
+            finish(wanted, member_dir)?;
             tell(wanted, "finished taking this member over from etcd");
             return Ok(());
         }
@@ -104,7 +103,7 @@ pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
     );
     // Held until etcd is kept from starting.
     let _etcd = make(wanted, member_dir)?;
-    finish(member_dir)?;
+    finish(wanted, member_dir)?;
     tell(wanted, "took this member over from etcd");
     Ok(())
 }
@@ -251,14 +250,6 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
     Ok(import)
 }
 
-/// Returns true if a directory is a link, or on another file system than the one that it is in.
-fn leads_elsewhere(dir: &Path) -> bool {
-    let device = |path: &Path| fs::metadata(path).map(|found| found.dev());
-    let is_link = fs::symlink_metadata(dir).is_ok_and(|found| found.is_symlink());
-    let above = dir.parent().and_then(|above| device(above).ok());
-    is_link || device(dir).is_ok_and(|own| above.is_some_and(|above| above != own))
-}
-
 /// Says that the checkpoints come to the disk of the data directory, where etcd's database was on another one.
 fn warn_of_snapshots_elsewhere(wanted: &TakeOver<'_>, member_dir: &Path) {
     let snap = member_dir.join("snap");
@@ -325,7 +316,7 @@ fn noted(member_dir: &Path) -> Result<Option<PathBuf>, Failure> {
 }
 
 /// Moves what is complete into its place; may be done again after it was interrupted anywhere.
-fn finish(member_dir: &Path) -> Result<(), Failure> {
+fn finish(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<(), Failure> {
     let complete = member_dir.join(COMPLETE);
     let parts = complete.join("member");
     if let Some(log_dir) = noted(member_dir)? {
@@ -347,8 +338,13 @@ fn finish(member_dir: &Path) -> Result<(), Failure> {
     }
     if let Some(mark) = TakenOver::read(&RealDisk, &complete).map_err(Failure::error)? {
         mark.guard(&RealDisk, member_dir).map_err(Failure::error)?;
-        etcd_beside::put_sign(&RealDisk, member_dir.parent().unwrap_or(member_dir))
-            .map_err(Failure::error)?;
+        if let Err(why) = etcd_beside::put_sign(&RealDisk, &wanted.config.data_dir) {
+            // It tells people what to do, and keeps nothing out: the guards do. The start that follows tries again.
+            wanted.logger.warn(
+                "cannot write the file that says whose the data directory is",
+                &[("error", Value::Str(&why.to_string()))],
+            );
+        }
         rename(&complete.join(MARK_NAME), &member_dir.join(MARK_NAME))?;
     }
     remove(&complete)
