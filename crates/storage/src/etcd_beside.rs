@@ -21,7 +21,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use disk::Disk;
+use disk::{Disk, Lock};
 use interchange::{DataDir, Fingerprint};
 use log::{Log, OpenError, ShutdownRecord};
 
@@ -59,28 +59,104 @@ pub enum KeptOut {
     Moved(PathBuf),
 }
 
-/// Keeps etcd from beginning a store in the directory of a member, which [`refuse`] let pass. The files are made once.
+/// The answer of [`keep_out`].
+pub struct Kept {
+    /// What was found and done.
+    pub out: KeptOut,
+    /// The lock of the database in a directory that was moved, for as long as the member runs: an etcd that had opened the database
+    /// before goes no further until the lock is dropped.
+    pub lock: Option<Lock>,
+}
+
+/// Number of times that [`keep_out`] begins again because an etcd has made its directory since the last look.
+const LOOKS_MAX: u32 = 4;
+
+/// Keeps etcd from beginning a store in the directory of a member, which [`refuse`] let pass. The files are made once. To be called
+/// before a long replay, during which an etcd may be started. `wal_dir` is the directory that `--wal-dir` names.
+///
+/// The file gets its name in one step, which fails where an etcd has made its directory since the look. A directory is moved aside
+/// only with the lock of etcd's database, which is made where it is missing: no etcd runs on it then, and none begins to.
 ///
 /// # Errors
 ///
-/// When the operating system refuses; the member can be served all the same.
-pub fn keep_out(disk: &dyn Disk, member_dir: &Path) -> Result<KeptOut, OpenError> {
+/// [`DataDirError::EtcdRuns`] or [`DataDirError::EtcdBeside`] if an etcd runs or has begun a store since the check before. With
+/// [`DataDirError::Files`] the operating system refused, and the member can be served all the same.
+pub fn keep_out(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) -> Result<Kept, DataDirError> {
     let path = member_dir.join("snap");
     let io = |doing, path: &Path, error| OpenError::Io { doing, path: path.to_path_buf(), error };
-    let mut kept = KeptOut::Guarded;
-    if disk.exists(&path).map_err(|error| io("look for", &path, error))? {
-        if !is_dir(disk, &path).map_err(|error| io("list", &path, error))? {
-            return Ok(KeptOut::Guarded);
+    let mut kept = Kept { out: KeptOut::Guarded, lock: None };
+    let mut looks = 1;
+    loop {
+        if is_dir(disk, &path).map_err(|error| io("list", &path, error))? {
+            if TakenOver::read(disk, member_dir)?.is_some() {
+                return Ok(Kept { out: KeptOut::TakenOver, lock: None });
+            }
+            let (to, lock) = move_aside(disk, member_dir, wal_dir)?;
+            kept = Kept { out: KeptOut::Moved(to), lock: Some(lock.and(kept.lock)) };
+        } else if disk.exists(&path).map_err(|error| io("look for", &path, error))? {
+            return Ok(kept);
         }
-        if TakenOver::read(disk, member_dir)?.is_some() {
-            return Ok(KeptOut::TakenOver);
+        match write(disk, &path) {
+            Ok(()) => break,
+            Err(_) if looks < LOOKS_MAX && is_dir(disk, &path).unwrap_or(false) => looks += 1,
+            Err(error) => return Err(io("write", &path, error).into()),
         }
-        let aside = unused(disk, &path).map_err(|error| io("look for", &path, error))?;
-        disk.rename(&path, &aside).map_err(|error| io("rename", &path, error))?;
-        kept = KeptOut::Moved(aside);
     }
-    write(disk, &path).and_then(|()| disk.sync_dir(member_dir)).map_err(|error| io("write", &path, error))?;
+    disk.sync_dir(member_dir).map_err(|error| io("sync", member_dir, error))?;
     Ok(kept)
+}
+
+/// Moves etcd's directory aside, in which there is nothing that anybody could miss. Returns its new name, and the lock of its database.
+fn move_aside(
+    disk: &dyn Disk,
+    member_dir: &Path,
+    wal_dir: Option<&Path>,
+) -> Result<(PathBuf, Lock), DataDirError> {
+    let path = member_dir.join("snap");
+    let io = |doing, path: &Path, error| OpenError::Io { doing, path: path.to_path_buf(), error };
+    let db = path.join("db");
+    let lock = disk.lock(&db).map_err(|error| match error.kind() {
+        ErrorKind::WouldBlock => DataDirError::EtcdRuns { path: db.clone() },
+        _ => io("lock", &db, error).into(),
+    })?;
+    // An etcd may have begun a store, and have ended, since the check before.
+    if let Some(files) = EtcdFiles::find(disk, member_dir, wal_dir)? {
+        drop(lock);
+        return Err(DataDirError::EtcdBeside(Box::new(EtcdBeside::of(disk, member_dir, files)?)));
+    }
+    let aside = unused(disk, &path).map_err(|error| io("look for", &path, error))?;
+    disk.rename(&path, &aside).map_err(|error| io("rename", &path, error))?;
+    Ok((aside, lock))
+}
+
+/// Removes what keeps etcd out, and the note of where the log is, if no member has begun in this directory: a first start has failed, and
+/// etcd, or another start, is to find nothing of it. Returns true if they were removed.
+///
+/// # Errors
+///
+/// When the operating system refuses.
+pub fn let_in(disk: &dyn Disk, data_dir: &Path) -> Result<bool, OpenError> {
+    let member_dir = &data_dir.join("member");
+    let note = member_dir.join(log_dir::NOTE_NAME);
+    let noted = log_dir::read_note(disk, member_dir)?;
+    let has_begun = match &noted {
+        Some(log_dir) => Log::is_in(disk, log_dir)? || holds_state(disk, member_dir)?,
+        None => holds_member(disk, member_dir)?,
+    };
+    if has_begun || TakenOver::read(disk, member_dir)?.is_some() {
+        return Ok(false);
+    }
+    let remove = |path: &Path, dir: &Path| {
+        let io = |error| OpenError::Io { doing: "remove", path: path.to_path_buf(), error };
+        if disk.exists(path).map_err(io)? && !is_dir(disk, path).map_err(io)? {
+            disk.remove(path).and_then(|()| disk.sync_dir(dir)).map_err(io)?;
+        }
+        Ok::<(), OpenError>(())
+    };
+    remove(&note, member_dir)?;
+    remove(&member_dir.join("snap"), member_dir)?;
+    remove(&data_dir.join(SIGN_NAME), data_dir)?;
+    Ok(true)
 }
 
 /// Puts the file into a data directory that says by its name whose it is.
@@ -105,10 +181,16 @@ fn write(disk: &dyn Disk, path: &Path) -> std::io::Result<()> {
     if disk.exists(&making)? {
         disk.remove(&making)?;
     }
-    let file = disk.create(&making)?;
-    file.write_at(SIGN_TEXT.as_bytes(), 0)?;
-    file.sync_all()?;
-    disk.rename(&making, path)
+    let make = || {
+        let file = disk.create(&making)?;
+        file.write_at(SIGN_TEXT.as_bytes(), 0)?;
+        file.sync_all()?;
+        disk.rename(&making, path)
+    };
+    make().inspect_err(|_| {
+        // What cannot be removed is removed by the next attempt.
+        let _ = disk.remove(&making);
+    })
 }
 
 /// Returns false for a file, for a link that leads nowhere, and if there is nothing.
@@ -155,7 +237,7 @@ impl EtcdFiles {
     ) -> Result<Option<EtcdFiles>, DataDirError> {
         let io = |doing, path: &Path, error| OpenError::Io { doing, path: path.to_path_buf(), error };
         let mut logs: Vec<PathBuf> = Vec::new();
-        let noted = log_dir::read_note(disk, member_dir)?;
+        let noted = log_dir::known(disk, member_dir)?;
         for dir in [Some(member_dir.join("wal")), wal_dir.map(Path::to_path_buf), noted].into_iter().flatten()
         {
             let holds = is_dir(disk, &dir).and_then(|is_dir| Ok(is_dir && Fingerprint::has_log(disk, &dir)?));
@@ -183,8 +265,14 @@ impl EtcdFiles {
 ///
 /// When the operating system refuses.
 pub fn holds_member(disk: &dyn Disk, member_dir: &Path) -> Result<bool, OpenError> {
-    let own = ["checkpoint/MANIFEST", log_dir::NOTE_NAME, ShutdownRecord::FILE_NAME];
-    for path in own.map(|name| member_dir.join(name)) {
+    let note = member_dir.join(log_dir::NOTE_NAME);
+    Ok(disk.exists(&note).map_err(|error| OpenError::Io { doing: "look for", path: note.clone(), error })?
+        || holds_state(disk, member_dir)?)
+}
+
+/// Returns true if a member has written anything in its directory, a log in another directory apart.
+fn holds_state(disk: &dyn Disk, member_dir: &Path) -> Result<bool, OpenError> {
+    for path in ["checkpoint/MANIFEST", ShutdownRecord::FILE_NAME].map(|name| member_dir.join(name)) {
         if disk.exists(&path).map_err(|error| OpenError::Io { doing: "look for", path, error })? {
             return Ok(true);
         }
@@ -264,7 +352,7 @@ impl EtcdBeside {
             Ok(true) => Holds::Something,
             Err(error) => Holds::Unreadable(error.to_string()),
         };
-        let ours = log_dir::read_note(disk, member_dir)?.unwrap_or_else(|| member_dir.join("log"));
+        let ours = log_dir::known(disk, member_dir)?.unwrap_or_else(|| member_dir.join("log"));
         let is_ours = |name: &str| name.ends_with(".seg");
         let is_theirs = |name: &str| name == "db" || name.ends_with(".snap") || name.ends_with(".wal");
         let theirs = files.logs.iter().chain(&files.snap);
@@ -364,8 +452,9 @@ mod tests {
     fn an_attempt_that_failed_at_any_step_is_made_up_for_by_the_next() {
         const EIO: i32 = 5;
         let (data, member) = (Path::new("/d"), Path::new("/d/member"));
-        let keep =
-            |disk: &MemDisk| keep_out(disk, member).and_then(|kept| put_sign(disk, data).map(|()| kept));
+        let keep = |disk: &MemDisk| {
+            keep_out(disk, member, None).and_then(|kept| Ok(put_sign(disk, data).map(|()| kept.out)?))
+        };
         let mut failed = 0;
         for nth in 1.. {
             let disk = MemDisk::new(nth);

@@ -264,7 +264,24 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
         // Before anything is promised that etcd's files do not know of.
         taken_over.guard(&**disk, member_dir)?;
     }
-    let mut found = look(opening, member_dir)?;
+    let found = look(opening, member_dir)?;
+    let is_new = found.beginning.is_some();
+    // Before the replay, which may take minutes, and before a member begins beside a store that an etcd has begun meanwhile.
+    let lock = keep_etcd_out(opening, member_dir, lock)?;
+    open_found(opening, found, lock).inspect_err(|_| {
+        if is_new && let Err(why) = etcd_beside::let_in(&**disk, &config.data_dir) {
+            opening.logger.warn(
+                "the files that keep etcd from starting on this directory cannot be removed, though no member has begun there",
+                &[("error", Value::Str(&why.to_string()))],
+            );
+        }
+    })
+}
+
+/// Opens what was found in a data directory, from which etcd is kept out.
+fn open_found(opening: &Opening<'_>, mut found: Found<'_>, lock: Lock) -> Result<Opened, DataDirError> {
+    let Opening { config, disk, .. } = *opening;
+    let member_dir = found.member_dir;
     if found.beginning.is_some() {
         found.log_dir.settle()?;
     }
@@ -280,7 +297,6 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
         let data_dir = config.data_dir.clone();
         return Err(DataDirError::Removed { member_id: identity.member_id, data_dir });
     }
-    keep_etcd_out(opening, member_dir);
     let mut start = Start::of(opening, &log_dir.path, &machine, applied, manifest.as_ref(), replayed)?;
     let remotes = start.begin(opening, member_dir, &identity, beginning, &machine)?;
     if !lasting {
@@ -296,7 +312,7 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     let terms = Terms::read(manifest.as_ref().map_or(&[][..], |manifest| &manifest.metadata), &machine);
     let node = start
         .node(opening, &identity, &machine, &terms)
-        .map_err(|refused| Inconsistency::Raft { member_dir: member_dir.clone(), refused })?;
+        .map_err(|refused| Inconsistency::Raft { member_dir: member_dir.to_path_buf(), refused })?;
     let Start { log, recovered, locations, .. } = start;
     Ok(Opened {
         identity,
@@ -315,21 +331,38 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     })
 }
 
-/// Keeps etcd from beginning a store in this directory, before this member promises anything. It serves also if that cannot be done.
-fn keep_etcd_out(opening: &Opening<'_>, member_dir: &Path) {
+/// Keeps etcd from beginning a store in this directory. The member serves also if the operating system does not let it. Returns the lock
+/// of the directory, with that of etcd's database where one was moved aside.
+///
+/// # Errors
+///
+/// When an etcd runs there, or has begun a store since the directory was locked.
+fn keep_etcd_out(opening: &Opening<'_>, member_dir: &Path, lock: Lock) -> Result<Lock, DataDirError> {
     let Opening { config, disk, logger, .. } = *opening;
-    let kept = etcd_beside::keep_out(&**disk, member_dir);
-    match kept.and_then(|kept| etcd_beside::put_sign(&**disk, &config.data_dir).map(|()| kept)) {
-        Ok(KeptOut::TakenOver | KeptOut::Guarded) => {}
-        Ok(KeptOut::Moved(to)) => logger.warn(
-            "etcd was started here and left a directory in which nothing is: moved it aside",
-            &[("to", Value::Str(&to.display().to_string()))],
-        ),
-        Err(why) => logger.warn(
+    let warn = |why: &log::OpenError| {
+        logger.warn(
             "the files that keep etcd from starting on this directory cannot be written",
             &[("error", Value::Str(&why.to_string()))],
-        ),
+        );
+    };
+    let kept = match etcd_beside::keep_out(&**disk, member_dir, config.wal_dir.as_deref()) {
+        Ok(kept) => kept,
+        Err(DataDirError::Files(why)) => {
+            warn(&why);
+            return Ok(lock);
+        }
+        Err(error) => return Err(error),
+    };
+    if let KeptOut::Moved(to) = &kept.out {
+        logger.warn(
+            "etcd was started here and left a directory in which nothing is: moved it aside",
+            &[("to", Value::Str(&to.display().to_string()))],
+        );
     }
+    if let Err(why) = etcd_beside::put_sign(&**disk, &config.data_dir) {
+        warn(&why);
+    }
+    Ok(lock.and(kept.lock))
 }
 
 /// Finds out whose directory it is, and what the checkpoint holds.
@@ -818,6 +851,9 @@ fn append_and_wait(
     }
     Err(FirstEntriesError::TimedOut)
 }
+
+#[cfg(test)]
+mod first_start;
 
 #[cfg(test)]
 mod tests {

@@ -83,6 +83,6 @@ pub(crate) fn begin(
             (apart(wal.making(), path, identity)?, Some(wal))
         }
     };
-    etcd_beside::keep_out(&*disk, &making.join("member")).map_err(Failure::error)?;
+    etcd_beside::keep_out(&*disk, &making.join("member"), None).map_err(Failure::error)?;
     Ok(begun)
 }

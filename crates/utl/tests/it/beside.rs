@@ -2,7 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use disk::RealDisk;
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use disk::{Disk, DiskSpace, File, Lock, RealDisk};
+use storage::DataDirError;
 use storage::etcd_beside::{KeptOut, SIGN_TEXT, keep_out};
 use testkit::TempDir;
 
@@ -115,6 +119,108 @@ fn an_etcd_that_runs_beside_a_member_is_to_be_stopped_first() {
     assert!(why.contains("is locked by another process: stop etcd first"), "{why}");
 }
 
+/// The operating system's files, on which etcd does its first steps before the first rename.
+struct Racing(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Disk for Racing {
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        if let Some(race) = self.0.lock().expect("no test panics in it").take() {
+            race();
+        }
+        RealDisk.rename(from, to)
+    }
+    fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
+        RealDisk.create_dir_all(dir)
+    }
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn File>> {
+        RealDisk.create(path)
+    }
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn File>> {
+        RealDisk.open(path)
+    }
+    fn open_read(&self, path: &Path) -> io::Result<Arc<dyn File>> {
+        RealDisk.open_read(path)
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        RealDisk.remove(path)
+    }
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        RealDisk.list(dir)
+    }
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        RealDisk.sync_dir(dir)
+    }
+    fn exists(&self, path: &Path) -> io::Result<bool> {
+        RealDisk.exists(path)
+    }
+    fn lock(&self, path: &Path) -> io::Result<Lock> {
+        RealDisk.lock(path)
+    }
+    fn lock_read(&self, path: &Path) -> io::Result<Lock> {
+        RealDisk.lock_read(path)
+    }
+    fn lock_shared(&self, path: &Path) -> io::Result<Lock> {
+        RealDisk.lock_shared(path)
+    }
+    fn space(&self, path: &Path) -> io::Result<DiskSpace> {
+        RealDisk.space(path)
+    }
+}
+
+#[test]
+fn an_etcd_that_is_started_while_it_is_being_kept_out_keeps_its_files() {
+    for is_locked in [true, false] {
+        let dir = TempDir::in_memory("keep-out-race");
+        let member = born(&dir, "m", None).join("member");
+        let (snap, etcd) = (member.join("snap"), Arc::new(Mutex::new(None)));
+        std::fs::remove_file(&snap).expect("keeps etcd out");
+        let race = {
+            let (snap, etcd) = (snap.clone(), Arc::clone(&etcd));
+            move || {
+                std::fs::create_dir_all(&snap).expect("is made");
+                std::fs::write(snap.join("db"), b"").expect("is written");
+                let lock = is_locked.then(|| RealDisk.lock_read(&snap.join("db")).expect("is free"));
+                *etcd.lock().expect("no test panics in it") = lock;
+            }
+        };
+        let kept = keep_out(&Racing(Mutex::new(Some(Box::new(race)))), &member, None);
+        if is_locked {
+            assert!(matches!(kept.err(), Some(DataDirError::EtcdRuns { path }) if path == snap.join("db")));
+            assert!(snap.join("db").exists(), "its files are where they were");
+        } else {
+            let aside = member.join("snap.left-by-etcd-1");
+            assert_eq!(kept.expect("is kept out").out, KeptOut::Moved(aside));
+            assert!(snap.is_file());
+        }
+        assert!(!member.join("snap.tmp").exists());
+    }
+    // It has begun its log as well, and has ended, since the start looked.
+    let dir = TempDir::in_memory("keep-out-begun");
+    let data = born(&dir, "m", None);
+    begin_store(&data, &data.join("member/wal"), "3.7-new");
+    let kept = keep_out(&RealDisk, &data.join("member"), None);
+    assert!(matches!(kept.err(), Some(DataDirError::EtcdBeside(_))));
+    assert!(data.join("member/snap/db").exists());
+}
+
+#[test]
+fn an_etcd_that_has_written_nothing_yet_keeps_its_files_while_it_runs() {
+    for db in [Vec::new(), golden("3.6-refused-db")] {
+        let dir = TempDir::in_memory("keep-out-runs");
+        let member = born(&dir, "m", None).join("member");
+        let snap = member.join("snap");
+        std::fs::remove_file(&snap).expect("keeps etcd out");
+        std::fs::create_dir_all(&snap).expect("is made");
+        std::fs::write(snap.join("db"), &db).expect("is written");
+        let etcd = RealDisk.lock_read(&snap.join("db")).expect("is free");
+        let kept = keep_out(&RealDisk, &member, None);
+        assert!(matches!(kept.err(), Some(DataDirError::EtcdRuns { path }) if path == snap.join("db")));
+        assert_eq!(std::fs::read(snap.join("db")).expect("stays where it is"), db);
+        drop(etcd);
+        assert!(matches!(keep_out(&RealDisk, &member, None).expect("is kept out").out, KeptOut::Moved(_)));
+    }
+}
+
 #[test]
 fn what_an_etcd_left_that_began_nothing_keeps_no_member_from_starting() {
     let leave = |data: &Path, db: Option<Vec<u8>>| {
@@ -132,9 +238,13 @@ fn what_an_etcd_left_that_began_nothing_keeps_no_member_from_starting() {
         assert_eq!(start(&data, None), Ok(()));
         let member = data.join("member");
         let aside = member.join("snap.left-by-etcd-1");
-        assert_eq!(keep_out(&RealDisk, &member).expect("is kept out"), KeptOut::Moved(aside.clone()));
-        assert_eq!(std::fs::read(aside.join("db")).ok(), db);
-        assert_eq!(keep_out(&RealDisk, &member).expect("is kept out"), KeptOut::Guarded);
+        let kept = keep_out(&RealDisk, &member, None).expect("is kept out");
+        assert_eq!((&kept.out, kept.lock.is_some()), (&KeptOut::Moved(aside.clone()), true));
+        // An etcd that had the database open before goes no further while the member runs.
+        assert!(RealDisk.lock_read(&aside.join("db")).is_err());
+        drop(kept);
+        assert_eq!(std::fs::read(aside.join("db")).expect("is locked"), db.clone().unwrap_or_default());
+        assert_eq!(keep_out(&RealDisk, &member, None).expect("is kept out").out, KeptOut::Guarded);
         open(&data);
         // A member that has never run may begin there, too, as one of etcd would.
         leave(&new, db);

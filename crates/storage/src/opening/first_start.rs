@@ -1,0 +1,142 @@
+//! Tests of starts that fail, or beside which an etcd is started.
+
+use std::cell::RefCell;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use disk::{Fault, MemDisk};
+use telemetry::logging::{Format, Level};
+
+use super::*;
+use crate::etcd_beside::{SIGN_NAME, holds_member};
+use crate::log_dir::NOTE_NAME;
+
+const DATA: &str = "/d";
+const SNAP: &str = "/d/member/snap";
+
+/// What the log has told, for the caller that waits for it.
+#[derive(Default)]
+struct Events(Mutex<Vec<LogEvent>>);
+
+impl LogEvents for Events {
+    fn tell(&self, event: LogEvent) {
+        self.0.lock().expect("no test panics in it").push(event);
+    }
+
+    fn receive_here(&self) {}
+
+    fn receive(&self, into: &mut Vec<LogEvent>, _patience: Duration) {
+        into.append(&mut self.0.lock().expect("no test panics in it"));
+    }
+}
+
+/// Starts a member on `/d`; `meanwhile` happens while it waits for its cluster.
+fn start(
+    disk: &MemDisk,
+    flags: &[&str],
+    meanwhile: &dyn Fn() -> Result<(), Box<dyn Error + Send + Sync>>,
+) -> Result<Opened, DataDirError> {
+    let words: Vec<String> = ["--data-dir=/d"].iter().chain(flags).map(|word| (*word).to_owned()).collect();
+    let config = match config::parse(&words, &[]) {
+        Ok(config::Invocation::Serve(parsed)) => parsed.config,
+        _ => panic!("{words:?} start a member"),
+    };
+    let entry = Entry { term: Term(1), index: Index(1), kind: EntryKind::Normal, data: Bytes::new() };
+    let beginning = Beginning {
+        identity: Identity { member_id: 7, cluster_id: 9 },
+        entries: vec![entry],
+        remotes: Vec::new(),
+    };
+    let shared: Arc<dyn Disk> = Arc::new(disk.clone());
+    let events: Arc<dyn LogEvents> = Arc::new(Events::default());
+    open(&Opening {
+        config: &config,
+        disk: &shared,
+        events: &events,
+        logger: &Logger::to(Level::Info, Format::Json, Vec::new()),
+        threads: false,
+        segment_bytes: Some(64 << 10),
+        seed: Some(1),
+        switches: Switches::default(),
+        begin: &|| meanwhile().map(|()| beginning.clone()),
+    })
+}
+
+fn names(disk: &MemDisk) -> Vec<PathBuf> {
+    disk.files().into_iter().map(|(path, _)| path).collect()
+}
+
+#[test]
+fn an_etcd_that_begins_while_a_member_waits_for_its_cluster_keeps_its_files() {
+    let (disk, etcd) = (MemDisk::new(1), RefCell::new(None));
+    let db = Path::new(SNAP).join("db");
+    let started = start(&disk, &[], &|| {
+        disk.create_dir_all(Path::new(SNAP))?;
+        disk.plant(&db, Vec::new());
+        *etcd.borrow_mut() = Some(disk.lock_read(&db)?);
+        Ok(())
+    });
+    assert!(matches!(started.err(), Some(DataDirError::EtcdRuns { path }) if path == db));
+    assert_eq!(names(&disk), [db], "nothing is moved, and nothing written beside it");
+}
+
+#[test]
+fn etcd_is_kept_out_before_the_log_is_read() {
+    const EIO: i32 = 5;
+    let disk = MemDisk::new(1);
+    drop(start(&disk, &[], &|| Ok(())).expect("begins"));
+    let (mut refused, mut kept) = (0, 0);
+    for nth in 1.. {
+        disk.remove(Path::new(SNAP)).expect("was there");
+        disk.fail_next(disk::Operation::Read, nth, Fault::Once(EIO));
+        let started = start(&disk, &[], &|| Ok(()));
+        disk.heal();
+        if started.is_ok() {
+            break;
+        }
+        refused += 1;
+        match disk.exists(Path::new(SNAP)).expect("is known") {
+            true => kept += 1,
+            false => disk.plant(Path::new(SNAP), Vec::new()),
+        }
+    }
+    assert!(kept >= 2, "{kept} of {refused} starts that cannot read the log");
+}
+
+#[test]
+fn a_first_start_that_fails_leaves_nothing_that_keeps_etcd_out() {
+    const EIO: i32 = 5;
+    let ours = [SNAP.into(), Path::new(DATA).join(SIGN_NAME), Path::new("/d/member").join(NOTE_NAME)];
+    for flags in [&[][..], &["--wal-dir=/w"]] {
+        let mut without = 0;
+        for nth in 1.. {
+            let disk = MemDisk::new(nth);
+            disk.fail_at(nth, Fault::Once(EIO));
+            let failed = start(&disk, flags, &|| Ok(())).err();
+            disk.heal();
+            if disk.ops() < nth {
+                break;
+            }
+            let has_log = names(&disk).iter().any(|path| path.extension().is_some_and(|end| end == "seg"));
+            if let Some(error) = &failed
+                && !has_log
+            {
+                without += 1;
+                assert!(!holds_member(&disk, Path::new("/d/member")).expect("is known"));
+                let left: Vec<PathBuf> =
+                    names(&disk).into_iter().filter(|path| ours.contains(path)).collect();
+                assert_eq!(left, Vec::<PathBuf>::new(), "operation {nth} failed: {error}");
+            }
+            drop(start(&disk, flags, &|| Ok(())).expect("the next start begins"));
+            for path in &ours[..2] {
+                assert!(disk.exists(path).expect("is known"), "operation {nth} failed");
+            }
+        }
+        assert!(without >= 2, "{without}");
+    }
+    // The cluster cannot be found: nothing has been written.
+    let disk = MemDisk::new(1);
+    let failed = start(&disk, &[], &|| Err("no cluster answers".into()));
+    assert!(matches!(failed.err(), Some(DataDirError::Begin(_))));
+    assert_eq!(names(&disk), Vec::<PathBuf>::new());
+}
