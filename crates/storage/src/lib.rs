@@ -25,6 +25,7 @@ mod error;
 pub mod etcd_beside;
 pub mod etcd_database;
 pub mod exported;
+pub mod first_files;
 pub mod identity;
 pub mod kv_hash;
 pub mod log_dir;

@@ -15,6 +15,7 @@ use storage::taken_over::{Files, TakenOver};
 
 use crate::Session;
 use crate::commands::{Run, required};
+use crate::places;
 
 const DATA_DIR: Flag<String> =
     Flag::text("data-dir", "", "Required. Path to the data directory of a member that was taken over");
@@ -39,13 +40,24 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     required(session, &[DATA_DIR.row()])?;
     let data_dir = PathBuf::from(session.matches.get(DATA_DIR));
     let member_dir = data_dir.join("member");
+    places::refuse_file(&data_dir)?;
     let mark = TakenOver::read(&RealDisk, &member_dir).map_err(Failure::error)?;
     let Some(mark) = mark.filter(|mark| mark.files != Files::Dropped) else {
+        places::refuse_other(&data_dir)?;
         return Err(Failure::error(format!(
             "{} holds no member that was taken over from etcd, or etcd's files were dropped before",
             data_dir.display()
         )));
     };
+    if let Some(wal_dir) = &mark.wal_apart
+        && !RealDisk.exists(wal_dir).map_err(|error| looking(wal_dir, &error))?
+    {
+        return Err(Failure::error(format!(
+            "etcd's log was in {wal}, which is not there: mount its disk. If it was renamed, make {wal} a link to where it is now; if it \
+             is gone for good, make an empty directory of that name, and run this again",
+            wal = wal_dir.display()
+        )));
+    }
     // A member of Mainstay that runs has both locks. Without one, etcd may run that has not written yet.
     let _locks = match lock_member(&RealDisk, &member_dir) {
         Ok(lock) => Some(lock.and(mark.shut_out(&RealDisk, &member_dir).map_err(Failure::error)?.lock)),
@@ -121,6 +133,10 @@ fn free(path: &Path) {
     if fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.nlink() == 1) {
         let _ = fs::OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(0));
     }
+}
+
+fn looking(path: &Path, error: &io::Error) -> Failure {
+    Failure::error(format!("cannot look for {}: {error}", path.display()))
 }
 
 fn unsure(dir: &Path, error: &io::Error) -> Failure {

@@ -23,7 +23,8 @@ use crate::Session;
 use crate::commands::Run;
 use crate::commands::required;
 use crate::max_learners;
-use crate::target::{Target, is_taken};
+use crate::places;
+use crate::target::{Target, refuse_taken};
 
 const DATA_DIR: Flag<String> = Flag::text("data-dir", "", "Required. Path to the data directory, not in use");
 const RELEASE: Flag<String> =
@@ -87,13 +88,10 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         }
     };
     let (from, to) = (PathBuf::from(given.get(DATA_DIR)), PathBuf::from(given.get(TO)));
-    if is_taken(&to).unwrap_or(true) {
-        return Err(Failure::error(format!(
-            "{} is there already, and not empty; if it is an earlier export, do not use it but remove it: what the member did since is not \
-             in it",
-            to.display()
-        )));
-    }
+    let besides =
+        "; if it is an earlier export, do not use it but remove it: what the member did since is not in it";
+    refuse_taken(&to, besides)?;
+    places::refuse_other(&from)?;
     session.notices.info(
         "exporting",
         &[("data-dir", from.display().to_string().into()), ("to", to.display().to_string().into())],

@@ -30,8 +30,9 @@ use crate::commands::required;
 use crate::max_learners;
 use crate::notice::Notices;
 use crate::old_store::{self, Migration};
+use crate::places;
 use crate::snapshot_file::stat;
-use crate::target::{Target, is_taken};
+use crate::target::{Target, refuse_taken};
 use crate::wal_dir::{self, WalDir};
 use crate::{Session, etcd_dir};
 
@@ -88,9 +89,8 @@ Keys of the old store (API version 2, --enable-v2 of 3.4 and 3.5) are refused un
 fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     required(session, &[DATA_DIR.row(), TO.row()])?;
     let Options { from, wal_dir, to, to_wal_dir, leave_out, migration } = Options::of(session.matches)?;
-    if is_taken(&to).unwrap_or(true) {
-        return Err(Failure::error(format!("{} is there already, and not empty", to.display())));
-    }
+    refuse_taken(&to, "")?;
+    places::refuse_other(&from)?;
     session.notices.info(
         "importing",
         &[("data-dir", from.display().to_string().into()), ("to", to.display().to_string().into())],
@@ -256,6 +256,7 @@ impl Import {
         let own = member.join("wal");
         // Beside a member of Mainstay that etcd never had, it began an empty store.
         etcd_beside::refuse(&RealDisk, &member, wal_dir).map_err(Failure::error)?;
+        places::refuse_without_database(from)?;
         let source = DataDir::open_with(&RealDisk, from, wal_dir.unwrap_or(&own)).map_err(|e| {
             let what = format!("{}: {e}", from.display());
             Failure::error(if what.contains("locked by another process") {

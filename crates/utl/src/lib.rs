@@ -36,6 +36,7 @@ mod max_learners;
 mod migrate;
 mod notice;
 mod old_store;
+mod places;
 mod printer;
 mod restore;
 mod snapshot_file;

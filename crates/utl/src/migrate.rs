@@ -16,6 +16,7 @@ use prost::Message as _;
 use crate::Session;
 use crate::commands::Run;
 use crate::commands::required;
+use crate::places;
 use crate::snapshot_file::{open_file, stat};
 use crate::target::Replacement;
 
@@ -52,6 +53,10 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let (target, force) = (target(given.get(TARGET_VERSION))?, given.get(FORCE));
     let dir = PathBuf::from(given.get(DATA_DIR));
     let path = dir.join("member").join("snap").join("db");
+    if let Some(what) = places::holds_mainstays(&dir) {
+        let to_go = "it has no storage version; to go to another release of etcd, `mainstay utl export --release` makes a directory for it";
+        return Err(Failure::error(format!("{what}: {to_go}")));
+    }
     stat(&path)?;
     let _lock = lock(&path, given.get(crate::commands::TIMEOUT))?;
     let failed = |e: interchange::Error| Failure::error(format!("{}: {e}", path.display()));

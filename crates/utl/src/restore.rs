@@ -20,7 +20,7 @@ use crate::commands::Run;
 use crate::etcd_dir::WithoutLease;
 use crate::export::Agreed;
 use crate::snapshot_file::{SnapshotFile, stat};
-use crate::target::{Target, is_taken};
+use crate::target::{Target, is_taken, left_by_first_start};
 use crate::wal_dir::{self, WalDir};
 use crate::{Session, etcd_dir, export};
 
@@ -200,7 +200,13 @@ fn options(session: &mut Session<'_>) -> Result<Options, Failure> {
     };
     if is_taken(&data_dir).unwrap_or(true) {
         let name = cli::go::quote(data_dir.display().to_string());
-        return Err(Failure::error(format!("data-dir {name} not empty or could not be read")));
+        let left = left_by_first_start(&data_dir).map_or(String::new(), |member_dir| {
+            format!(
+                ": it holds what the first start of a member leaves that failed, and no member: `rm -r {}`, and try again",
+                member_dir.display()
+            )
+        });
+        return Err(Failure::error(format!("data-dir {name} not empty or could not be read{left}")));
     }
     if let Some(wal_dir) = wal_dir.as_ref().filter(|dir| stat(dir).is_ok()) {
         let name = cli::go::quote(wal_dir.display().to_string());

@@ -9,6 +9,8 @@ use interchange::backend::Backend;
 use interchange::bolt::Bolt;
 use interchange::snapshot::{DIGEST_BYTES, Digests, Parts};
 
+use crate::places;
+
 /// The beginning of a snapshot in Mainstay's own format.
 const OWN_MAGIC: &[u8; 8] = b"MAINSNAP";
 
@@ -26,8 +28,10 @@ pub enum SnapshotFile {
 ///
 /// When it cannot.
 pub fn stat(path: &Path) -> Result<std::fs::Metadata, Failure> {
-    std::fs::metadata(path)
-        .map_err(|error| Failure::error(format!("stat {}: {}", path.display(), spelled(&error))))
+    std::fs::metadata(path).map_err(|error| {
+        let hint = places::in_place_of_snap(path).unwrap_or_default();
+        Failure::error(format!("stat {}: {}{hint}", path.display(), spelled(&error)))
+    })
 }
 
 /// An error of the operating system in Go's words: without Rust's number.
@@ -44,7 +48,20 @@ pub fn spelled(error: &std::io::Error) -> String {
 ///
 /// When it cannot be.
 pub fn open_file(path: &Path) -> Result<File, Failure> {
-    File::open(path).map_err(|error| Failure::error(format!("open {}: {}", path.display(), spelled(&error))))
+    let refused = |why: String| {
+        let hint = places::in_place_of_snap(path).unwrap_or_default();
+        Failure::error(format!("open {}: {why}{hint}", path.display()))
+    };
+    let file = File::open(path).map_err(|error| refused(spelled(&error)))?;
+    if file.metadata().is_ok_and(|found| found.is_dir()) {
+        return Err(refused(
+            "is a directory, not a file that `snapshot save` wrote, nor a database".to_owned(),
+        ));
+    }
+    match places::in_place_of_snap(path) {
+        Some(_) => Err(refused("not a database".to_owned())),
+        None => Ok(file),
+    }
 }
 
 impl SnapshotFile {

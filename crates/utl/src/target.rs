@@ -1,6 +1,5 @@
 //! A directory that comes to be whole or not at all.
 
-use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
@@ -8,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use cli::Failure;
 use disk::{Disk as _, Lock, RealDisk};
-use storage::etcd_beside::SIGN_NAME;
+use storage::etcd_beside::holds_member;
+use storage::first_files;
 
 /// A directory being made under another name, which nobody takes for a member's. Dropped unfinished, it is removed;
 /// what a killed process leaves is removed by the next attempt.
@@ -42,13 +42,64 @@ const MARK: &str = "unfinished-by-mainstay";
 /// The system does not report it.
 pub fn is_taken(path: &Path) -> io::Result<bool> {
     match fs::read_dir(path) {
-        Ok(mut entries) => {
-            let may_stay = |name: OsString| name == UNFINISHED || name == SIGN_NAME;
-            Ok(entries.any(|entry| entry.map_or(true, |entry| !may_stay(entry.file_name()))))
+        Ok(entries) => {
+            for entry in entries {
+                let name = entry?.file_name();
+                if name != UNFINISHED && !first_files::IN_DATA_DIR.iter().any(|first| name == *first) {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(_) => Ok(true),
+        // A file, and not one above it.
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory && path.exists() => Ok(true),
+        Err(error) => Err(error),
     }
+}
+
+/// Refuses a directory that [`is_taken`]; `besides` is what the caller has to say of one that is.
+///
+/// # Errors
+///
+/// What is there, or why it cannot be looked into.
+pub fn refuse_taken(path: &Path, besides: &str) -> Result<(), Failure> {
+    let name = path.display();
+    match is_taken(path) {
+        Ok(false) => Ok(()),
+        Ok(true) => Err(Failure::error(match left_by_first_start(path) {
+            Some(member_dir) => format!(
+                "{name} is there already, with what the first start of a member leaves that failed, and no member: `rm -r {}`, and \
+                 try again",
+                member_dir.display()
+            ),
+            None => format!("{name} is there already, and not empty{besides}"),
+        })),
+        Err(error) => Err(Failure::error(format!("cannot look into {name}: {error}"))),
+    }
+}
+
+/// Returns the directory `member` of a data directory that holds only what the first start of a member makes before it has found
+/// its cluster; `None` if there is more, or a process works on it.
+pub fn left_by_first_start(data_dir: &Path) -> Option<PathBuf> {
+    let member_dir = data_dir.join("member");
+    let all = |dir: &Path, is_first: &dyn Fn(&fs::DirEntry) -> bool| {
+        fs::read_dir(dir)
+            .is_ok_and(|entries| entries.into_iter().all(|entry| entry.is_ok_and(|e| is_first(&e))))
+    };
+    let is_file = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_file());
+    let named = |entry: &fs::DirEntry, names: &[&str]| names.iter().any(|name| entry.file_name() == *name);
+    let is_first = all(data_dir, &|entry| {
+        entry.file_name() == "member" || (named(entry, &first_files::IN_DATA_DIR) && is_file(entry))
+    });
+    let is_first = is_first
+        && all(&member_dir, &|entry| {
+            (named(entry, &first_files::IN_MEMBER_DIR) && is_file(entry))
+                || (named(entry, &first_files::EMPTY_IN_MEMBER_DIR) && all(&entry.path(), &|_| false))
+        });
+    let is_free = |lock: &Path| !lock.exists() || RealDisk.lock_read(lock).is_ok();
+    let is_left = is_first && !holds_member(&RealDisk, &member_dir).unwrap_or(true);
+    (is_left && is_free(&member_dir.join("lock"))).then_some(member_dir)
 }
 
 impl Target {

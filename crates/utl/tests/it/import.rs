@@ -93,7 +93,9 @@ fn what_cannot_come_over_is_refused_and_leaves_nothing() {
     assert!(refused(&args, 1).contains("is there already"));
     std::fs::remove_file(&to).expect("is removed");
     let nothing = dir.join("nothing");
-    assert!(refused(&["import", "--data-dir", text(&nothing), "--to", text(&to)], 1).contains("looking for"));
+    assert!(
+        refused(&["import", "--data-dir", text(&nothing), "--to", text(&to)], 1).contains("does not exist")
+    );
     assert!(
         refused(&["export", "--data-dir", text(&from), "--to", text(&to)], 1).contains("no data of a member")
     );

@@ -8,6 +8,7 @@ mod golden;
 mod import;
 mod kit;
 mod old_store;
+mod places;
 #[path = "../../../interchange/tests/it/relog.rs"]
 mod relog;
 mod restore;

@@ -170,6 +170,67 @@ fn a_log_behind_a_link_stays_on_its_disk_without_a_flag() {
 }
 
 #[test]
+fn a_log_behind_a_link_is_found_when_the_data_directory_has_another_name() {
+    let dir = TempDir::new("takeover-link-renamed");
+    let data = etcd_dir(&dir, "3.6");
+    let (wal, link) = (dir.join("other disk"), data.join("member/wal"));
+    std::fs::rename(&link, &wal).expect("is moved");
+    std::os::unix::fs::symlink(&wal, &link).expect("is made");
+    start(&data, &[]);
+    let renamed = dir.join("renamed");
+    std::fs::rename(&data, &renamed).expect("is renamed");
+    assert_eq!(open(&renamed).hash_kv(Revision(0)), Ok(HASHED));
+    // A copy that follows links has its own log, whatever is at the place that is noted.
+    std::fs::rename(&renamed, &data).expect("is renamed");
+    let copy = dir.join("copy");
+    let copied = std::process::Command::new("cp").args(["-rL", text(&data), text(&copy)]).status();
+    assert!(copied.expect("runs").success());
+    let running = disk::Disk::lock(&disk::RealDisk, &wal.join("log")).expect("is free");
+    assert_eq!(open(&copy).hash_kv(Revision(0)), Ok(HASHED), "the log of the original is in use");
+    drop(running);
+    // The disk is not there.
+    std::fs::rename(&data, &renamed).expect("is renamed");
+    std::fs::rename(&wal, dir.join("not mounted")).expect("is moved");
+    std::fs::create_dir(&wal).expect("is made");
+    let to = dir.join("to");
+    let refusal = refused(&["export", "--data-dir", text(&renamed), "--to", text(&to)], 1);
+    let noted = data.join("member/wal/log");
+    for words in ["member/wal-dir notes that the log of this member is in", text(&noted), "mount its disk"] {
+        assert!(refusal.contains(words), "no {words:?} in {refusal}");
+    }
+}
+
+#[test]
+fn etcds_files_are_not_taken_for_dropped_where_their_directory_has_another_name() {
+    let dir = TempDir::new("drop-renamed");
+    let data = etcd_dir(&dir, "3.6");
+    let (wal, renamed) = (dir.join("wal"), dir.join("wal renamed"));
+    std::fs::rename(data.join("member/wal"), &wal).expect("is moved");
+    start(&data, &["--wal-dir", text(&wal)]);
+    std::fs::rename(&wal, &renamed).expect("is renamed");
+    let refusal = refused(&["drop-etcd", "--data-dir", text(&data)], 1);
+    assert!(refusal.contains(&format!("etcd's log was in {}, which is not there", text(&wal))), "{refusal}");
+    assert!(data.join("member/snap/db").exists() && !wal.exists());
+    std::os::unix::fs::symlink(&renamed, &wal).expect("is made");
+    done(&["drop-etcd", "--data-dir", text(&data)]);
+    assert_eq!(etcds(&everything(&renamed)), vec![]);
+}
+
+#[test]
+fn a_takeover_does_not_need_the_file_that_says_whose_the_directory_is() {
+    let dir = TempDir::new("takeover-without-sign");
+    let data = etcd_dir(&dir, "3.6");
+    // The file cannot be written while this is there.
+    std::fs::create_dir(data.join(format!("{SIGN_NAME}.tmp"))).expect("is made");
+    let said = start(&data, &[]);
+    for words in ["cannot write the file that says whose the data directory is", "took this member over"] {
+        assert!(said.contains(words), "no {words:?} in {said}");
+    }
+    assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
+    assert!(GUARD_NAMES.iter().all(|name| data.join("member/wal").join(name).exists()));
+}
+
+#[test]
 fn snapshots_behind_a_link_are_told_of() {
     let dir = TempDir::new("takeover-link-snap");
     let data = etcd_dir(&dir, "3.6");
@@ -532,7 +593,7 @@ fn what_cannot_be_taken_over_is_refused_and_unharmed() {
     type Harm = fn(&Path);
     const WAL: &str = "wal/0000000000000000-0000000000000000.wal";
     let harms: [(&str, Harm); 6] = [
-        ("looking for", |member| std::fs::remove_file(member.join("snap/db")).expect("is removed")),
+        ("there is no", |member| std::fs::remove_file(member.join("snap/db")).expect("is removed")),
         ("db", |member| edit(&member.join("snap/db"), |db| db.truncate(db.len() / 2))),
         ("db", |member| edit(&member.join("snap/db"), |db| db.fill(0x5a))),
         ("the log does not say whose", |member| std::fs::remove_file(member.join(WAL)).expect("is removed")),

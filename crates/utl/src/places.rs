@@ -1,0 +1,96 @@
+//! What a command was pointed at, where that is not what it reads: a directory of the other product, a part of one, or the file that keeps
+//! etcd out of a directory of Mainstay. Such mistakes end in errors of the operating system that name neither cause nor command.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cli::Failure;
+use disk::RealDisk;
+use storage::etcd_beside::{SIGN_TEXT, holds_member};
+
+/// Refuses what is no data directory: a file, nothing, or the directory `member` in one.
+///
+/// # Errors
+///
+/// What it is, and what to name.
+pub fn refuse_other(data_dir: &Path) -> Result<(), Failure> {
+    let name = data_dir.display();
+    refuse_file(data_dir)?;
+    if !data_dir.exists() {
+        return Err(Failure::error(format!("{name} does not exist: name the --data-dir of a member")));
+    }
+    let is_part =
+        data_dir.file_name().is_some_and(|name| name == "member") && !data_dir.join("member").exists();
+    match data_dir.parent() {
+        Some(above) if is_part => {
+            let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
+            Err(Failure::error(format!(
+                "{name} is a part of a data directory: name that one, --data-dir {}",
+                above.display()
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a file in the place of a data directory.
+///
+/// # Errors
+///
+/// If it is one.
+pub fn refuse_file(data_dir: &Path) -> Result<(), Failure> {
+    match fs::metadata(data_dir) {
+        Ok(found) if !found.is_dir() => {
+            Err(Failure::error(format!("{} is a file: name the --data-dir of a member", data_dir.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a directory in which there is no database of etcd's, and says what is there instead.
+///
+/// # Errors
+///
+/// If there is none.
+pub fn refuse_without_database(data_dir: &Path) -> Result<(), Failure> {
+    let (name, database) = (data_dir.display(), data_dir.join("member").join("snap").join("db"));
+    if let Some(what) = holds_mainstays(data_dir) {
+        return Err(Failure::error(format!(
+            "{what}: there is nothing of etcd to import. Start `mainstay` on it as it is, or make a directory for etcd of it with \
+             `mainstay utl export --data-dir {name} --to NEW`"
+        )));
+    }
+    match database.exists() {
+        true => Ok(()),
+        false => Err(Failure::error(format!(
+            "{name}: there is no {}, which a member of etcd has",
+            database.display()
+        ))),
+    }
+}
+
+/// Says that a data directory holds a member of Mainstay and no database of etcd's beside it; `None` if that is not so.
+pub fn holds_mainstays(data_dir: &Path) -> Option<String> {
+    let member_dir = data_dir.join("member");
+    let is_mainstays = holds_member(&RealDisk, &member_dir).unwrap_or(false);
+    (is_mainstays && !member_dir.join("snap").join("db").exists())
+        .then(|| format!("{} holds a member of Mainstay", data_dir.display()))
+}
+
+/// What to add to an error of a path that is the file in the place of `member/snap`, or leads through it; `None` if it does not.
+pub fn in_place_of_snap(path: &Path) -> Option<String> {
+    let is_it = |path: &Path| {
+        fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == SIGN_TEXT.len() as u64)
+            && fs::read(path).is_ok_and(|bytes| bytes == SIGN_TEXT.as_bytes())
+    };
+    let snap = path.ancestors().take(2).find(|path| is_it(path))?;
+    let data_dir: PathBuf =
+        snap.parent().and_then(Path::parent).map_or_else(|| "DIR".into(), Path::to_path_buf);
+    let data_dir = if data_dir.as_os_str().is_empty() { Path::new(".") } else { &data_dir };
+    Some(format!(
+        ": {} is a file that keeps etcd from starting on a directory of Mainstay, which has no database of etcd's. `etcdctl snapshot \
+         save` has the running member write one; `mainstay utl export --data-dir {} --to NEW` makes NEW/member/snap/db of a stopped one",
+        snap.display(),
+        data_dir.display()
+    ))
+}
