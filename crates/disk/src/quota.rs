@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 /// Sort of a quota and the command to read it, as the kernel packs them (`QCMD` of `sys/quota.h`).
@@ -17,7 +18,8 @@ const LIMITS_AND_USAGE: u32 = libc::QIF_BLIMITS | libc::QIF_SPACE;
 pub(crate) fn bytes_left(path: &Path) -> Option<u64> {
     let file = fs::File::open(path).ok()?;
     // SAFETY: both only read the ids of the process.
-    let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let (user, own_group) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let group = file.metadata().map_or(own_group, |found| group_of_new_files(&found, own_group));
     let left = [(USER, user), (GROUP, group)].into_iter().filter_map(|(command, id)| {
         // SAFETY: `dqblk` is a plain C struct of integers, for which all zeros is a value.
         let mut found: libc::dqblk = unsafe { std::mem::zeroed() };
@@ -32,7 +34,36 @@ pub(crate) fn bytes_left(path: &Path) -> Option<u64> {
     left.min()
 }
 
+/// The group that a new file in this directory has, whose quota counts: that of the directory where its setgid bit is set.
+fn group_of_new_files(dir: &fs::Metadata, own_group: u32) -> u32 {
+    let is_inherited = dir.is_dir() && dir.mode() & libc::S_ISGID != 0;
+    if is_inherited { dir.gid() } else { own_group }
+}
+
 /// Bytes that may be in use; `None` if there is no limit. Beyond the soft limit writes are taken for some days.
 fn limit_of(found: &libc::dqblk) -> Option<u64> {
     (found.dqb_bhardlimit > 0).then(|| found.dqb_bhardlimit.saturating_mul(UNIT_BYTES))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use testkit::TempDir;
+
+    use super::*;
+
+    #[test]
+    fn new_files_count_for_the_group_that_they_get() {
+        let dir = TempDir::new("quota-group");
+        let found = || fs::metadata(dir.path()).expect("is there");
+        let (own, other) = (found().gid(), found().gid() + 1);
+        assert_eq!(group_of_new_files(&found(), other), other);
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o2700)).expect("is set");
+        assert_eq!(group_of_new_files(&found(), other), own);
+        let file = dir.join("file");
+        fs::write(&file, b"").expect("is written");
+        assert_eq!(fs::metadata(&file).expect("is there").gid(), own);
+        assert_eq!(group_of_new_files(&fs::metadata(&file).expect("is there"), other), other);
+    }
 }
