@@ -23,7 +23,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,14 +38,16 @@ use config::{Config, InitialClusterState, TlsOptions, Url};
 use disk::{Disk, Lock, RealDisk};
 use prost::Message;
 use replica::joining;
-use storage::log_dir;
+use storage::{first_files, log_dir};
 use telemetry::logging::{Logger, Value};
 
 use address::refuse_alive;
+use aside::BESIDE_ETCD;
 use change::{Adding, is_passing, is_short_of_started, may_be_done, naming_unstarted};
 use journal::{Journal, Next, next_step};
 
 mod address;
+mod aside;
 mod change;
 mod journal;
 
@@ -55,11 +56,6 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a change of the members is tried again while the cluster settles from the one before.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(200);
-/// Directory of the log in `--wal-dir` if the member was taken over from etcd, whose log is in `--wal-dir` itself.
-const BESIDE_ETCD: &str = "log";
-/// Beginning of the names of directories in that of a log, which hold what was moved aside.
-const DAMAGED: &str = "damaged";
-
 /// Why a member is not rebuilt. Its text says what to do; nothing of the old data is lost.
 #[derive(Debug)]
 pub enum RebuildError {
@@ -234,14 +230,6 @@ pub struct Rebuild<'a> {
     stop_wanted: &'a dyn Fn(Duration) -> bool,
 }
 
-/// The directory of a log that is to be moved aside, locked.
-struct OldLog {
-    dir: PathBuf,
-    /// The directory in it that takes its files.
-    to: PathBuf,
-    _lock: Lock,
-}
-
 /// The cluster, as a member told it that had asked a quorum.
 struct Cluster {
     id: u64,
@@ -336,16 +324,18 @@ impl<'a> Rebuild<'a> {
         if let Some(own) = &own {
             refuse_alive(own, &self.peer_tls)?;
         }
-        self.refuse_other_log_dir(&data_dir.join("member"))?;
+        let member_dir = data_dir.join("member");
+        self.refuse_other_log_dir(&member_dir)?;
         // Of data that is gone, a log in a directory of its own may still tell.
-        let data = known.map(|(_, id)| id).filter(|_| self.holds_data(&data_dir.join("member")));
+        let data = known.map(|(_, id)| id).filter(|_| first_files::are_not_all(&*self.disk, &member_dir));
         let next = next_step(own.as_ref(), data, journal.as_ref());
-        let logs = if next == Next::Continue { Vec::new() } else { self.old_logs(known)? };
+        let place = self.log_place(&member_dir)?;
+        let logs = if next == Next::Continue { Vec::new() } else { self.old_logs(&place, known)? };
         let (mut journal, members) = match (next, own, journal) {
             (Next::Continue | Next::StartEmpty, Some(own), Some(journal)) => {
                 self.say("the new member had been added before; it is started", own.id);
                 if next == Next::StartEmpty {
-                    self.move_aside(&data_dir, logs)?;
+                    self.move_aside(&data_dir, &place, logs)?;
                 }
                 (Journal { new: own.id, ..journal }, cluster.members)
             }
@@ -369,7 +359,7 @@ impl<'a> Rebuild<'a> {
                         }
                     })?;
                 }
-                self.move_aside(&data_dir, logs)?;
+                self.move_aside(&data_dir, &place, logs)?;
                 let (id, members) = self.add(&cluster.contact, learner)?;
                 journal.new = id;
                 // Whether this id has run is known only of one that the journal names.
@@ -416,7 +406,11 @@ impl<'a> Rebuild<'a> {
         let record = log::ShutdownRecord::read(&*self.disk, &path).ok().flatten();
         let log_dirs = match &self.config.wal_dir {
             Some(dir) => vec![dir.join(BESIDE_ETCD), dir.clone()],
-            None => vec![member_dir.join("log")],
+            None => {
+                let noted = log_dir::known(&*self.disk, member_dir).ok().flatten();
+                let beside_link = member_dir.join("wal").join(BESIDE_ETCD);
+                [member_dir.join("log")].into_iter().chain(noted).chain([beside_link]).collect()
+            }
         };
         let from_log =
             || log_dirs.iter().find_map(|log_dir| log::Log::identify(&*self.disk, log_dir).ok().flatten());
@@ -633,138 +627,6 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// Lists the directory of a log, without the directories into which rebuilds have moved files.
-    fn left_in(&self, log_dir: &Path) -> Result<Vec<String>, RebuildError> {
-        let mut names = self.disk.list(log_dir).map_err(|error| RebuildError::io("list", log_dir, error))?;
-        names.retain(|name| !name.starts_with(DAMAGED));
-        Ok(names)
-    }
-
-    /// A directory in that of a log which is not there, or is empty: a rebuild may have ended before it moved anything. One that was
-    /// cut short in the middle of that leaves two directories with a part each.
-    fn place_in(&self, log_dir: &Path) -> PathBuf {
-        let mut number = 1;
-        loop {
-            let path = log_dir.join(format!("{DAMAGED}-{number}"));
-            if self.disk.list(&path).map_or(true, |names| names.is_empty()) {
-                return path;
-            }
-            number += 1;
-        }
-    }
-
-    /// Returns true if there is more of a member here than what every start makes first.
-    fn holds_data(&self, member_dir: &Path) -> bool {
-        let is_more = |name: &String| name != "lock" && name != "snap";
-        self.disk.list(member_dir).is_ok_and(|names| names.iter().any(is_more))
-    }
-
-    /// The member notes where its log is, if that is in a directory of its own: later starts are refused with another one.
-    fn refuse_other_log_dir(&self, member_dir: &Path) -> Result<(), RebuildError> {
-        // What is damaged is moved aside.
-        let Ok(Some(noted)) = log_dir::read_note(&*self.disk, member_dir) else { return Ok(()) };
-        let given = self.config.wal_dir.iter().flat_map(|dir| [dir.clone(), dir.join(BESIDE_ETCD)]);
-        // Where etcd's log was behind a link or on a disk of its own, no flag names it.
-        let given = given.chain([member_dir.join("wal").join(BESIDE_ETCD)]);
-        if given.into_iter().any(|dir| log_dir::same(&*self.disk, &noted, &dir).unwrap_or(false)) {
-            return Ok(());
-        }
-        Err(RebuildError::Refused(format!(
-            "the log of this member is in {}: give the flag --wal-dir that it was started with",
-            noted.display()
-        )))
-    }
-
-    /// The logs in `--wal-dir` that are to be moved aside, locked, and where to: nothing works on them, they are of the member whose
-    /// data is here, and the place can be written to.
-    fn old_logs(&self, known: Option<(u64, u64)>) -> Result<Vec<OldLog>, RebuildError> {
-        let Some(wal_dir) = &self.config.wal_dir else { return Ok(Vec::new()) };
-        let mut logs = Vec::new();
-        for dir in [wal_dir.join(BESIDE_ETCD), wal_dir.clone()] {
-            if fs::symlink_metadata(&dir).is_err() {
-                continue;
-            }
-            let names = self.left_in(&dir)?;
-            if names.is_empty() {
-                continue;
-            }
-            let lock = self.disk.lock(&dir).map_err(|error| match error.kind() {
-                io::ErrorKind::WouldBlock => RebuildError::Locked {
-                    path: dir.clone(),
-                    by: "a member is running with this log; stop it first",
-                },
-                _ => RebuildError::io("lock", &dir, error),
-            })?;
-            let owner = log::Log::identify(&*self.disk, &dir).ok().flatten();
-            let owner = owner.map(|owner| (owner.cluster_id.0, owner.member_id.0));
-            let is_log = |dir: &Path| log::Log::is_in(&*self.disk, dir).unwrap_or(true);
-            let is_etcds = |name: &String| name == BESIDE_ETCD || name.contains(".wal");
-            if owner.is_none()
-                && !is_log(&dir)
-                && let Some(other) = names.iter().find(|name| !is_etcds(name))
-            {
-                return Err(RebuildError::Refused(format!(
-                    "{} holds no log, but {other}: check --wal-dir",
-                    dir.display()
-                )));
-            }
-            if let (Some(owner), Some(known)) = (owner, known)
-                && owner != known
-            {
-                return Err(RebuildError::Refused(format!(
-                    "{} holds the log of member {:x} of cluster {:x}, and the data directory is of member {:x} of cluster {:x}: \
-                     check --wal-dir and --data-dir",
-                    dir.display(),
-                    owner.1,
-                    owner.0,
-                    known.1,
-                    known.0
-                )));
-            }
-            let to = self.place_in(&dir);
-            self.disk.create_dir_all(&to).map_err(|error| RebuildError::io("create", &to, error))?;
-            self.disk.sync_dir(&dir).map_err(|error| RebuildError::io("sync", &dir, error))?;
-            logs.push(OldLog { dir, to, _lock: lock });
-        }
-        Ok(logs)
-    }
-
-    /// Moves what is in the data directory out of the way, for good, and the logs that are in a directory of their own.
-    fn move_aside(&self, data_dir: &Path, logs: Vec<OldLog>) -> Result<(), RebuildError> {
-        for log in logs {
-            self.move_log_aside(&log)?;
-        }
-        let from = data_dir.join("member");
-        if fs::symlink_metadata(&from).is_err() {
-            return Ok(());
-        }
-        let to = unused(data_dir, "member.damaged")?;
-        let failed = |error| RebuildError::Move { from: from.clone(), to: to.clone(), error };
-        fs::rename(&from, &to).map_err(failed)?;
-        self.disk.sync_dir(data_dir).map_err(failed)?;
-        let to = to.display().to_string();
-        self.logger.warn("moved the old data aside", &[("to", Value::Str(&to))]);
-        Ok(())
-    }
-
-    /// Moves the files of a log into a directory beside them: the one that they are in may be where a disk is mounted.
-    fn move_log_aside(&self, OldLog { dir: log_dir, to, .. }: &OldLog) -> Result<(), RebuildError> {
-        for name in self.left_in(log_dir)? {
-            let (from, to) = (log_dir.join(&name), to.join(&name));
-            self.disk.rename(&from, &to).map_err(|error| RebuildError::Move {
-                from: from.clone(),
-                to: to.clone(),
-                error,
-            })?;
-        }
-        for dir in [to, log_dir] {
-            self.disk.sync_dir(dir).map_err(|error| RebuildError::io("sync", dir, error))?;
-        }
-        let to = to.display().to_string();
-        self.logger.warn("moved the old log aside", &[("to", Value::Str(&to))]);
-        Ok(())
-    }
-
     /// The new member is started as one that joins.
     fn configure(&mut self, members: &[Member]) {
         let own = self.peer_urls_given();
@@ -813,19 +675,6 @@ impl<'a> Rebuild<'a> {
                 .unwrap_or_else(|_| Err(Status::with(Code::DeadlineExceeded, "no answer in time".to_owned())))
         })?;
         A::decode(answer).map_err(|error| Status::with(Code::Internal, format!("not an answer: {error}")))
-    }
-}
-
-/// A path in this directory that is not used yet.
-fn unused(dir: &Path, name: &str) -> Result<PathBuf, RebuildError> {
-    let mut number = 1;
-    loop {
-        let path = dir.join(format!("{name}-{number}"));
-        match fs::symlink_metadata(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(path),
-            Err(error) => return Err(RebuildError::io("look for", &path, error)),
-            Ok(_) => number += 1,
-        }
     }
 }
 

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
+use disk::RealDisk;
+use storage::log_dir::write_note;
 use testkit::ports::free_address_of;
 use testkit::{Random, TempDir, eventually};
 
@@ -131,6 +133,20 @@ fn a_rebuild_with_a_log_of_its_own_goes_on_wherever_it_was_killed() {
     kill_rebuilds(cluster, Some(wal_dir));
 }
 
+/// As of a member that was taken over from etcd, whose `member/wal` was a link.
+#[test]
+fn a_rebuild_with_a_log_behind_a_link_leaves_it_on_its_disk() {
+    let cluster = Cluster::plan("rebuild-link", 3, &[]);
+    let (member, other) = (cluster.slots[2].data_dir.join("member"), cluster.dir.path().join("other disk"));
+    let link = member.join("wal");
+    for dir in [&member, &other] {
+        std::fs::create_dir_all(dir).expect("is made");
+    }
+    std::os::unix::fs::symlink(&other, &link).expect("is made");
+    write_note(&RealDisk, &member, &link.join("log")).expect("is written");
+    kill_rebuilds(cluster, Some(other.join("log")));
+}
+
 /// Kills rebuilds of the last member, whose log is in `wal_dir` or in its data directory.
 fn kill_rebuilds(mut cluster: Cluster, wal_dir: Option<PathBuf>) {
     cluster.start_all();
@@ -147,7 +163,14 @@ fn kill_rebuilds(mut cluster: Cluster, wal_dir: Option<PathBuf>) {
             None => first_segment(&cluster, 2),
         };
         open(&segment).set_len(0).expect("it can be cut");
-        if wal_dir.is_some() {
+        let (data_dir, etcds) = (cluster.slots[2].data_dir.clone(), "0000000000000000-0000000000000000.wal");
+        let member_dir = data_dir.join("member");
+        let link = Some(member_dir.join("wal")).filter(|link| link.is_symlink());
+        if let Some(link) = &link {
+            // The data directory had another name when that was noted. What etcd left must not be taken for a store that it began.
+            write_note(&RealDisk, &member_dir, "/before/member/wal/log".as_ref()).expect("is written");
+            std::fs::write(link.join(etcds), b"etcd's").expect("is written");
+        } else if wal_dir.is_some() {
             let flags = std::mem::take(&mut cluster.slots[2].flags);
             let said = Member::launch(rebuilding(&cluster.command(2)), None).refuses();
             cluster.slots[2].flags = flags;
@@ -209,6 +232,11 @@ fn kill_rebuilds(mut cluster: Cluster, wal_dir: Option<PathBuf>) {
         cluster.start_one(2);
         cluster.put(2, "after", "x").await;
         cluster.assert_equal().await;
+        if let (Some(link), Some(log)) = (&link, &wal_dir) {
+            assert!(link.is_symlink() && link.join("damaged-1").join(etcds).exists());
+            assert!(log.join("0000000000000000.seg").exists(), "the new log is where the old one was");
+            assert!(!member_dir.join("log").exists() && data_dir.join("member.damaged-1").exists());
+        }
     });
 }
 

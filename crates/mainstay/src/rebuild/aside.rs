@@ -1,0 +1,264 @@
+//! The data that a rebuild moves out of the way, for good.
+//!
+//! ```text
+//! <data-dir>/member                   to <data-dir>/member.damaged-<n>, as a whole
+//! <wal-dir>/*, <wal-dir>/log/*        to damaged-<n> in the same directory, which may be where a disk is mounted
+//! <data-dir>/member/wal               where it is a link, or where a disk is mounted, and the log is behind it: as <wal-dir>; it and a
+//!                                     note that the log is there stay, and all else in `member` is moved file by file
+//! ```
+//!
+//! Were such a `member/wal` moved as well, the new member would have its log on the disk of the data directory, and the next mount would
+//! bring the old log to a place where it is taken for one of etcd's.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use disk::Lock;
+use storage::log_dir;
+use telemetry::logging::Value;
+
+use super::{Rebuild, RebuildError};
+
+/// Directory of the log in `--wal-dir` if the member was taken over from etcd, whose log is in `--wal-dir` itself.
+pub(super) const BESIDE_ETCD: &str = "log";
+/// Beginning of the names of directories in that of a log, which hold what was moved aside.
+const DAMAGED: &str = "damaged";
+
+/// The directory of a log that is to be moved aside, locked.
+pub(super) struct OldLog {
+    dir: PathBuf,
+    /// The directory in it that takes its files.
+    to: PathBuf,
+    _lock: Lock,
+}
+
+/// Where the log of the old member is, and that of the new one will be.
+pub(super) enum LogPlace {
+    /// In the data directory, at the usual place.
+    Inside,
+    /// In the directory of `--wal-dir`, or in one below it.
+    Apart(PathBuf),
+    /// Below `member/wal`, which is a link, or where a disk is mounted.
+    BehindLink(PathBuf),
+}
+
+impl Rebuild<'_> {
+    /// Finds out where the log is.
+    ///
+    /// # Errors
+    ///
+    /// When what has to be moved is where a disk is mounted.
+    pub(super) fn log_place(&self, member_dir: &Path) -> Result<LogPlace, RebuildError> {
+        if let Some(wal_dir) = &self.config.wal_dir {
+            return Ok(LogPlace::Apart(wal_dir.clone()));
+        }
+        let wal = member_dir.join("wal");
+        let is_noted = || {
+            let noted = log_dir::read_note(&*self.disk, member_dir).ok().flatten();
+            noted.is_some_and(|noted| log_dir::is_beside_link(&noted))
+        };
+        let is_in_use =
+            || log::Log::is_in(&*self.disk, &wal.join(BESIDE_ETCD)).unwrap_or(false) || is_noted();
+        let has_etcds = || {
+            let names = self.disk.list(&wal).unwrap_or_default();
+            names.iter().any(|name| name.ends_with(".wal"))
+        };
+        if !log_dir::leads_elsewhere(&wal) || !(is_in_use() || has_etcds()) {
+            return Ok(LogPlace::Inside);
+        }
+        let snap = member_dir.join("snap");
+        let is_link = fs::symlink_metadata(&snap).is_ok_and(|found| found.is_symlink());
+        if log_dir::leads_elsewhere(&snap) && !is_link && snap.is_dir() {
+            return Err(RebuildError::Refused(format!(
+                "a disk is mounted at {snap}, where etcd had its database: unmount it, and take it out of /etc/fstab, since a file comes \
+                 there which keeps etcd from starting; then run this again. What is on that disk is out of date",
+                snap = snap.display()
+            )));
+        }
+        Ok(LogPlace::BehindLink(wal))
+    }
+
+    /// Lists the directory of a log, without the directories into which rebuilds have moved files.
+    fn left_in(&self, log_dir: &Path) -> Result<Vec<String>, RebuildError> {
+        let mut names = self.disk.list(log_dir).map_err(|error| RebuildError::io("list", log_dir, error))?;
+        names.retain(|name| !name.starts_with(DAMAGED));
+        Ok(names)
+    }
+
+    /// A directory in that of a log which is not there, or is empty: a rebuild may have ended before it moved anything. One that was
+    /// cut short in the middle of that leaves two directories with a part each.
+    fn place_in(&self, log_dir: &Path) -> PathBuf {
+        let mut number = 1;
+        loop {
+            let path = log_dir.join(format!("{DAMAGED}-{number}"));
+            if self.disk.list(&path).map_or(true, |names| names.is_empty()) {
+                return path;
+            }
+            number += 1;
+        }
+    }
+
+    /// The member notes where its log is, if that is in a directory of its own: later starts are refused with another one.
+    pub(super) fn refuse_other_log_dir(&self, member_dir: &Path) -> Result<(), RebuildError> {
+        // What is damaged is moved aside.
+        let Ok(Some(noted)) = log_dir::known(&*self.disk, member_dir) else { return Ok(()) };
+        let given = self.config.wal_dir.iter().flat_map(|dir| [dir.clone(), dir.join(BESIDE_ETCD)]);
+        // Where etcd's log was behind a link or on a disk of its own, no flag names it.
+        let given = given.chain([member_dir.join("wal").join(BESIDE_ETCD)]);
+        if given.into_iter().any(|dir| log_dir::same(&*self.disk, &noted, &dir).unwrap_or(false)) {
+            return Ok(());
+        }
+        // The data directory had another name when that was noted, and the log is lost.
+        let is_lost = !log::Log::is_in(&*self.disk, &noted).unwrap_or(true);
+        if self.config.wal_dir.is_none() && log_dir::is_beside_link(&noted) && is_lost {
+            return Ok(());
+        }
+        Err(RebuildError::Refused(format!(
+            "the log of this member is in {}: give the flag --wal-dir that it was started with",
+            noted.display()
+        )))
+    }
+
+    /// The logs in a directory of their own that are to be moved aside, locked, and where to: nothing works on them, they are of the member whose
+    /// data is here, and the place can be written to.
+    pub(super) fn old_logs(
+        &self,
+        place: &LogPlace,
+        known: Option<(u64, u64)>,
+    ) -> Result<Vec<OldLog>, RebuildError> {
+        let wal_dir = match place {
+            LogPlace::Inside => return Ok(Vec::new()),
+            LogPlace::Apart(wal_dir) | LogPlace::BehindLink(wal_dir) => wal_dir,
+        };
+        let mut logs = Vec::new();
+        for dir in [wal_dir.join(BESIDE_ETCD), wal_dir.clone()] {
+            if fs::symlink_metadata(&dir).is_err() {
+                continue;
+            }
+            let names = self.left_in(&dir)?;
+            if names.is_empty() {
+                continue;
+            }
+            let lock = self.disk.lock(&dir).map_err(|error| match error.kind() {
+                io::ErrorKind::WouldBlock => RebuildError::Locked {
+                    path: dir.clone(),
+                    by: "a member is running with this log; stop it first",
+                },
+                _ => RebuildError::io("lock", &dir, error),
+            })?;
+            let owner = log::Log::identify(&*self.disk, &dir).ok().flatten();
+            let owner = owner.map(|owner| (owner.cluster_id.0, owner.member_id.0));
+            let is_log = |dir: &Path| log::Log::is_in(&*self.disk, dir).unwrap_or(true);
+            let is_etcds = |name: &String| name == BESIDE_ETCD || name.contains(".wal");
+            if owner.is_none()
+                && !is_log(&dir)
+                && let Some(other) = names.iter().find(|name| !is_etcds(name))
+            {
+                return Err(RebuildError::Refused(format!(
+                    "{} holds no log, but {other}: check --wal-dir",
+                    dir.display()
+                )));
+            }
+            if let (Some(owner), Some(known)) = (owner, known)
+                && owner != known
+            {
+                return Err(RebuildError::Refused(format!(
+                    "{} holds the log of member {:x} of cluster {:x}, and the data directory is of member {:x} of cluster {:x}: \
+                     check --wal-dir and --data-dir",
+                    dir.display(),
+                    owner.1,
+                    owner.0,
+                    known.1,
+                    known.0
+                )));
+            }
+            let to = self.place_in(&dir);
+            self.disk.create_dir_all(&to).map_err(|error| RebuildError::io("create", &to, error))?;
+            self.disk.sync_dir(&dir).map_err(|error| RebuildError::io("sync", &dir, error))?;
+            logs.push(OldLog { dir, to, _lock: lock });
+        }
+        Ok(logs)
+    }
+
+    /// Moves what is in the data directory out of the way, for good, and the logs that are in a directory of their own. Where the log is
+    /// behind a link or on a disk that is mounted at `member/wal`, that stays, with a note that the log is there.
+    pub(super) fn move_aside(
+        &self,
+        data_dir: &Path,
+        place: &LogPlace,
+        logs: Vec<OldLog>,
+    ) -> Result<(), RebuildError> {
+        let from = data_dir.join("member");
+        if let LogPlace::BehindLink(wal_dir) = place {
+            // Before anything is moved: another attempt finds the log by it, also where the data directory had another name before.
+            log_dir::beside_etcd(wal_dir)
+                .and_then(|log_dir| log_dir::write_note(&*self.disk, &from, &log_dir))
+                .map_err(|error| RebuildError::Refused(error.to_string()))?;
+        }
+        for log in logs {
+            self.move_log_aside(&log)?;
+        }
+        if fs::symlink_metadata(&from).is_err() {
+            return Ok(());
+        }
+        let to = unused(data_dir, "member.damaged")?;
+        match place {
+            LogPlace::BehindLink(_) => {
+                let to_list = |error| RebuildError::io("list", &from, error);
+                let stays = |name: &OsStr| name == "wal" || name == log_dir::NOTE_NAME;
+                self.disk.create_dir_all(&to).map_err(|error| RebuildError::io("create", &to, error))?;
+                for entry in fs::read_dir(&from).map_err(to_list)? {
+                    let name = entry.map_err(to_list)?.file_name();
+                    if !stays(&name) {
+                        rename(&from.join(&name), &to.join(&name))?;
+                    }
+                }
+                for dir in [&to, &from] {
+                    self.disk.sync_dir(dir).map_err(|error| RebuildError::io("sync", dir, error))?;
+                }
+            }
+            LogPlace::Inside | LogPlace::Apart(_) => rename(&from, &to)?,
+        }
+        self.disk.sync_dir(data_dir).map_err(|error| RebuildError::io("sync", data_dir, error))?;
+        let to = to.display().to_string();
+        self.logger.warn("moved the old data aside", &[("to", Value::Str(&to))]);
+        Ok(())
+    }
+
+    /// Moves the files of a log into a directory beside them: the one that they are in may be where a disk is mounted.
+    fn move_log_aside(&self, OldLog { dir: log_dir, to, .. }: &OldLog) -> Result<(), RebuildError> {
+        for name in self.left_in(log_dir)? {
+            let (from, to) = (log_dir.join(&name), to.join(&name));
+            rename(&from, &to)?;
+        }
+        for dir in [to, log_dir] {
+            self.disk.sync_dir(dir).map_err(|error| RebuildError::io("sync", dir, error))?;
+        }
+        let to = to.display().to_string();
+        self.logger.warn("moved the old log aside", &[("to", Value::Str(&to))]);
+        Ok(())
+    }
+}
+
+fn rename(from: &Path, to: &Path) -> Result<(), RebuildError> {
+    fs::rename(from, to).map_err(|error| RebuildError::Move {
+        from: from.to_path_buf(),
+        to: to.to_path_buf(),
+        error,
+    })
+}
+
+/// A path in this directory that is not used yet.
+fn unused(dir: &Path, name: &str) -> Result<PathBuf, RebuildError> {
+    let mut number = 1;
+    loop {
+        let path = dir.join(format!("{name}-{number}"));
+        match fs::symlink_metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(path),
+            Err(error) => return Err(RebuildError::io("look for", &path, error)),
+            Ok(_) => number += 1,
+        }
+    }
+}
