@@ -5,7 +5,7 @@
 //! * [`values`] reads values that are in memory, large ones in parts through [`buffers`], those that lie behind each other by [`read_ahead`]; [`readers`] are the threads that wait for a disk in place of others, and
 //!   [`block_on`] is for threads that may wait themselves. [`catch_up`] reads entries for followers that lag.
 //! * [`restoration`] makes a data directory of a state from elsewhere; [`stopped`] reads one without starting a member.
-//! * [`taken_over`] is the mark of a directory that etcd's files are in as well, [`exported`] that of one that was exported to etcd; [`etcd_beside`] keeps etcd out of all others. [`etcd_database`] is the state in etcd's form. [`kv_hash`] and [`compaction_hash`] are etcd's hashes of it.
+//! * [`taken_over`] is the mark of a directory that etcd's files are in as well, [`exported`] that of one that was exported to etcd; [`etcd_beside`] keeps etcd out of all others; [`first_files`] are those that every start makes. [`etcd_database`] is the state in etcd's form. [`kv_hash`] and [`compaction_hash`] are etcd's hashes of it.
 //! * [`log_dir`] finds the directory of the log. [`clean_shutdown`] and [`nospace`] are two small files beside it; [`identity`] says whose all of it is.
 //!
 //! What it does not know: raft's decisions, clients, other members. Callers that must be told of something hand in a

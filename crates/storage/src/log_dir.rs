@@ -16,7 +16,8 @@
 //!
 //! A data directory without a note has its log in `member/log`. If a member was taken over from etcd and `--wal-dir=W` was
 //! given, its log is in `W/log`, beside that of etcd ([`crate::taken_over`]), and W means that. If none was given and `member/wal`
-//! was a link to another directory, or where another disk is mounted, it is in `member/wal/log`, and no `--wal-dir` means that.
+//! was a link to another directory, or where another disk is mounted, it is in `member/wal/log`, and no `--wal-dir` means that. A log
+//! below `member` goes along with a data directory that is renamed or copied, although the note has the old name ([`known`]).
 
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::MetadataExt as _;

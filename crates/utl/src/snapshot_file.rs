@@ -54,9 +54,10 @@ pub fn open_file(path: &Path) -> Result<File, Failure> {
     };
     let file = File::open(path).map_err(|error| refused(spelled(&error)))?;
     if file.metadata().is_ok_and(|found| found.is_dir()) {
-        return Err(refused(
-            "is a directory, not a file that `snapshot save` wrote, nor a database".to_owned(),
-        ));
+        return Err(Failure::error(format!(
+            "read {}: is a directory: name a file that `snapshot save` wrote, or a database",
+            path.display()
+        )));
     }
     match places::in_place_of_snap(path) {
         Some(_) => Err(refused("not a database".to_owned())),
