@@ -130,12 +130,13 @@ fn move_aside(
 }
 
 /// Removes what keeps etcd out, and the note of where the log is, if no member has begun in this directory: a first start has failed, and
-/// etcd, or another start, is to find nothing of it. Returns true if they were removed.
+/// etcd, or another start, is to find nothing of it. A note that was there before, as in a rebuild, stays (`was_noted`). Returns true if
+/// they were removed.
 ///
 /// # Errors
 ///
 /// When the operating system refuses.
-pub fn let_in(disk: &dyn Disk, data_dir: &Path) -> Result<bool, OpenError> {
+pub fn let_in(disk: &dyn Disk, data_dir: &Path, was_noted: bool) -> Result<bool, OpenError> {
     let member_dir = &data_dir.join("member");
     let note = member_dir.join(log_dir::NOTE_NAME);
     let noted = log_dir::read_note(disk, member_dir)?;
@@ -153,7 +154,9 @@ pub fn let_in(disk: &dyn Disk, data_dir: &Path) -> Result<bool, OpenError> {
         }
         Ok::<(), OpenError>(())
     };
-    remove(&note, member_dir)?;
+    if !was_noted {
+        remove(&note, member_dir)?;
+    }
     remove(&member_dir.join("snap"), member_dir)?;
     remove(&data_dir.join(SIGN_NAME), data_dir)?;
     Ok(true)

@@ -27,7 +27,7 @@ use crate::error::{DataDirError, FirstEntriesError, Inconsistency, Lacking};
 use crate::etcd_beside::{self, EtcdFiles, KeptOut};
 use crate::exported;
 use crate::identity::Identity;
-use crate::log_dir::{Beside, LogDir};
+use crate::log_dir::{self, Beside, LogDir};
 use crate::nospace::{Cause, Note};
 use crate::taken_over::TakenOver;
 use crate::terms::Terms;
@@ -266,10 +266,11 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     }
     let found = look(opening, member_dir)?;
     let is_new = found.beginning.is_some();
+    let was_noted = log_dir::read_note(&**disk, member_dir)?.is_some();
     // Before the replay, which may take minutes, and before a member begins beside a store that an etcd has begun meanwhile.
     let lock = keep_etcd_out(opening, member_dir, lock)?;
     open_found(opening, found, lock).inspect_err(|_| {
-        if is_new && let Err(why) = etcd_beside::let_in(&**disk, &config.data_dir) {
+        if is_new && let Err(why) = etcd_beside::let_in(&**disk, &config.data_dir, was_noted) {
             opening.logger.warn(
                 "the files that keep etcd from starting on this directory cannot be removed, though no member has begun there",
                 &[("error", Value::Str(&why.to_string()))],

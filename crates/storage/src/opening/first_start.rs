@@ -9,7 +9,7 @@ use telemetry::logging::{Format, Level};
 
 use super::*;
 use crate::etcd_beside::{SIGN_NAME, holds_member};
-use crate::log_dir::NOTE_NAME;
+use crate::log_dir::{NOTE_NAME, write_note};
 
 const DATA: &str = "/d";
 const SNAP: &str = "/d/member/snap";
@@ -107,10 +107,17 @@ fn etcd_is_kept_out_before_the_log_is_read() {
 fn a_first_start_that_fails_leaves_nothing_that_keeps_etcd_out() {
     const EIO: i32 = 5;
     let ours = [SNAP.into(), Path::new(DATA).join(SIGN_NAME), Path::new("/d/member").join(NOTE_NAME)];
-    for flags in [&[][..], &["--wal-dir=/w"]] {
+    let noted = Path::new("/d/member/wal/log");
+    for (flags, is_noted) in [(&[][..], false), (&["--wal-dir=/w"], false), (&[], true)] {
         let mut without = 0;
         for nth in 1.. {
             let disk = MemDisk::new(nth);
+            if is_noted {
+                // As a rebuild leaves it.
+                disk.create_dir_all(Path::new("/d/member")).expect("is made");
+                write_note(&disk, Path::new("/d/member"), noted).expect("is written");
+            }
+            let nth = disk.ops() + nth;
             disk.fail_at(nth, Fault::Once(EIO));
             let failed = start(&disk, flags, &|| Ok(())).err();
             disk.heal();
@@ -122,10 +129,11 @@ fn a_first_start_that_fails_leaves_nothing_that_keeps_etcd_out() {
                 && !has_log
             {
                 without += 1;
-                assert!(!holds_member(&disk, Path::new("/d/member")).expect("is known"));
+                assert_eq!(holds_member(&disk, Path::new("/d/member")).expect("is known"), is_noted);
                 let left: Vec<PathBuf> =
                     names(&disk).into_iter().filter(|path| ours.contains(path)).collect();
-                assert_eq!(left, Vec::<PathBuf>::new(), "operation {nth} failed: {error}");
+                let kept = &ours[if is_noted { 2 } else { 3 }..];
+                assert_eq!(left, kept, "operation {nth} failed: {error}");
             }
             drop(start(&disk, flags, &|| Ok(())).expect("the next start begins"));
             for path in &ours[..2] {
