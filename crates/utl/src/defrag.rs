@@ -32,7 +32,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let text = session.matches.get(DATA_DIR);
     let dir = PathBuf::from(text);
     let member_dir = dir.join("member");
-    let is_ours = member_dir.join("log").is_dir() || member_dir.join(storage::log_dir::NOTE_NAME).exists();
+    let is_ours = storage::etcd_beside::holds_member(&RealDisk, &member_dir).map_err(Failure::error)?;
     let done = match is_ours {
         true => explain(session, &dir),
         false => defragment(session, &dir),

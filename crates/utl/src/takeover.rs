@@ -138,7 +138,8 @@ fn tell(wanted: &TakeOver<'_>, what: &str) {
 
 /// Returns true if a member's directory holds something of etcd that somebody could miss, and nothing of Mainstay.
 fn is_etcds(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<bool, Failure> {
-    if there(&member_dir.join("log"))?
+    // An empty one is left by a first start that failed, and etcd may have begun there since.
+    if !is_empty(&member_dir.join("log"))?
         || etcd_beside::holds_member(&RealDisk, member_dir).map_err(Failure::error)?
     {
         return Ok(false);
@@ -366,6 +367,15 @@ fn remove(dir: &Path) -> Result<(), Failure> {
         done => done.map_err(failed),
     }?;
     RealDisk.sync_dir(dir.parent().unwrap_or(dir)).map_err(failed)
+}
+
+/// Returns true if a directory is not there, or nothing is in it.
+fn is_empty(dir: &Path) -> Result<bool, Failure> {
+    match fs::read_dir(dir) {
+        Ok(mut entries) => Ok(entries.next().is_none()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        Err(error) => Err(Failure::error(format!("cannot list {}: {error}", dir.display()))),
+    }
 }
 
 fn there(path: &Path) -> Result<bool, Failure> {

@@ -57,8 +57,12 @@ impl Directory {
         let database = member.join("snap").join("db");
         let was_etcds = there(&member.join(STALE_MARK_NAME))?;
         let mut is_ours = was_etcds;
-        for part in ["checkpoint", "log", "wal-dir"] {
+        for part in ["witness", "wal-dir"] {
             is_ours |= there(&member.join(part))?;
+        }
+        // A first start that failed leaves them empty, and etcd may have begun there since.
+        for part in ["checkpoint", "log"] {
+            is_ours |= disk.list(&member.join(part)).is_ok_and(|names| !names.is_empty());
         }
         let of = if is_ours {
             Product::Mainstay
@@ -225,6 +229,10 @@ mod tests {
         let snap = dir.path().join("member").join("snap");
         std::fs::create_dir_all(&snap).unwrap();
         std::fs::write(snap.join("db"), vec![7; 5000]).unwrap();
+        // As a first start of Mainstay leaves them that failed.
+        for part in ["checkpoint", "log"] {
+            std::fs::create_dir(dir.path().join("member").join(part)).unwrap();
+        }
         let seen = Directory::look(dir.path(), None).unwrap();
         assert_eq!((seen.of, seen.database_bytes, seen.is_running), (Product::Etcd, 5000, false));
         assert!(seen.refusal.is_some() && seen.old_keys.is_err());
@@ -241,6 +249,7 @@ mod tests {
         let dir = TempDir::new("migrate-directory");
         let member = dir.path().join("member");
         std::fs::create_dir_all(member.join("log")).unwrap();
+        std::fs::write(member.join("log/0000000000000000.seg"), "").unwrap();
         // A file in the place of the directory keeps etcd out.
         std::fs::write(member.join("snap"), "text").unwrap();
         let seen = Directory::look(dir.path(), None).unwrap();

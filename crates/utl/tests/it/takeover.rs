@@ -217,6 +217,21 @@ fn etcds_files_are_not_taken_for_dropped_where_their_directory_has_another_name(
 }
 
 #[test]
+fn what_a_first_start_left_that_failed_is_no_member() {
+    let dir = TempDir::new("takeover-first-start");
+    let data = etcd_dir(&dir, "3.6");
+    for part in ["log", "checkpoint"] {
+        std::fs::create_dir(data.join("member").join(part)).expect("is made");
+    }
+    std::fs::write(data.join("member/lock"), b"").expect("is written");
+    let defragmented = done(&["defrag", "--data-dir", text(&data)]);
+    assert!(defragmented.err.contains("finished defragmenting directory"), "{}", defragmented.err);
+    let said = start(&data, &[]);
+    assert!(said.contains("took this member over"), "{said}");
+    assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
+}
+
+#[test]
 fn a_takeover_does_not_need_the_file_that_says_whose_the_directory_is() {
     let dir = TempDir::new("takeover-without-sign");
     let data = etcd_dir(&dir, "3.6");
