@@ -40,7 +40,7 @@ use prost::Message;
 use crate::codec::{Input, Malformed, put_bytes, put_u64};
 use crate::shared_map::SharedMap;
 
-pub use gate::{Caller, Gate};
+pub use gate::{Caller, Gate, LeaseRights, Right};
 pub use key_ranges::KeyRanges;
 pub use rights::{Rights, RightsCache};
 

@@ -246,52 +246,27 @@ impl Gate {
         self.all(keys, Rights::read)
     }
 
-    /// Does the same as [`Gate::write_all`] for the keys behind `behind`, as far as it comes with so many searches. Returns
-    /// where it goes on; `None` if that was all.
-    ///
-    /// # Errors
-    ///
-    /// As [`Gate::read`].
-    pub fn write_some(
-        &self,
-        keys: &LeaseKeys,
-        behind: Option<&Bytes>,
-        searches_max: usize,
-    ) -> Result<Option<Bytes>, Status> {
-        self.some(keys, behind, searches_max, Rights::write)
-    }
-
-    /// The same for reading: see [`Gate::read_all`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Gate::read`].
-    pub fn read_some(
-        &self,
-        keys: &LeaseKeys,
-        behind: Option<&Bytes>,
-        searches_max: usize,
-    ) -> Result<Option<Bytes>, Status> {
-        self.some(keys, behind, searches_max, Rights::read)
-    }
-
+    /// Asks for a right on the keys of a lease behind `behind`; takes a unit of `left` for each search but the first, which the
+    /// caller has taken. Returns where it goes on; `None` if that was all.
     fn some(
         &self,
         keys: &LeaseKeys,
         behind: Option<&Bytes>,
-        searches_max: usize,
-        which: impl Fn(&Rights) -> &KeyRanges,
+        left: &mut usize,
+        right: Right,
     ) -> Result<Option<Bytes>, Status> {
         if keys.is_empty() || self.admin().is_ok() {
             return Ok(None);
         }
-        match self.limits()? {
-            Some(rights) => match some_within(keys, behind, searches_max, which(rights)) {
-                Within::All => Ok(None),
-                Within::Through(key) => Ok(Some(key)),
-                Within::No => Err(error::PERMISSION_DENIED),
-            },
-            None => Ok(None),
+        let Some(rights) = self.limits()? else { return Ok(None) };
+        let allowed = match right {
+            Right::Read => rights.read(),
+            Right::Write => rights.write(),
+        };
+        match some_within(keys, behind, left, allowed) {
+            Within::All => Ok(None),
+            Within::Through(key) => Ok(Some(key)),
+            Within::No => Err(error::PERMISSION_DENIED),
         }
     }
 
@@ -301,13 +276,66 @@ impl Gate {
         }
         #[cfg(test)]
         self.leases_asked.set(self.leases_asked.get() + 1);
+        let mut searches = usize::MAX;
         match self.limits()? {
-            Some(rights) => match some_within(keys, None, usize::MAX, which(rights)) {
+            Some(rights) => match some_within(keys, None, &mut searches, which(rights)) {
                 Within::No => Err(error::PERMISSION_DENIED),
                 Within::All | Within::Through(_) => Ok(()),
             },
             None => Ok(()),
         }
+    }
+}
+
+/// A right on keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Right {
+    /// To read them.
+    Read,
+    /// To write and delete them.
+    Write,
+}
+
+/// Asks for a right on all keys of some leases, slice by slice: a lease may have millions of keys, and a user thousands of ranges.
+///
+/// The keys and leases stay as they were given. The gate may be another one for each slice, so that a user who loses the right
+/// meanwhile is refused.
+pub struct LeaseRights<'k, L> {
+    right: Right,
+    leases: L,
+    /// The lease that is asked for next.
+    keys: Option<&'k LeaseKeys>,
+    /// The last key of this lease that was asked for.
+    behind: Option<Bytes>,
+}
+
+impl<'k, L: Iterator<Item = &'k LeaseKeys>> LeaseRights<'k, L> {
+    /// Nothing is asked for yet.
+    pub fn new(right: Right, leases: impl IntoIterator<IntoIter = L>) -> LeaseRights<'k, L> {
+        let mut leases = leases.into_iter();
+        let keys = leases.next();
+        LeaseRights { right, leases, keys, behind: None }
+    }
+
+    /// Asks this gate for the next keys, with at most `work_max` units of work: one for each lease, and one for each search among
+    /// the ranges of the user. Returns the units that were not needed, once all keys of all leases were asked for, and `None` before.
+    ///
+    /// # Errors
+    ///
+    /// As [`Gate::read`]. Root may whatever the revision, and anyone may if there are no keys, as in etcd.
+    pub fn step(&mut self, gate: &Gate, work_max: usize) -> Result<Option<usize>, Status> {
+        let mut left = work_max;
+        while let Some(keys) = self.keys {
+            if left == 0 {
+                return Ok(None);
+            }
+            left -= 1;
+            self.behind = gate.some(keys, self.behind.as_ref(), &mut left, self.right)?;
+            if self.behind.is_none() {
+                self.keys = self.leases.next();
+            }
+        }
+        Ok(Some(left))
     }
 }
 
@@ -322,18 +350,21 @@ enum Within {
 }
 
 /// Looks for the keys of a lease behind `behind` in this set. Takes a search for each span of the set at most, not one for each key,
-/// and no more than `searches_max`.
-fn some_within(keys: &LeaseKeys, behind: Option<&Bytes>, searches_max: usize, allowed: &KeyRanges) -> Within {
+/// and no more than one and `left`, from which it takes what it needs.
+fn some_within(keys: &LeaseKeys, behind: Option<&Bytes>, left: &mut usize, allowed: &KeyRanges) -> Within {
     let mut through = behind;
-    for _ in 0..searches_max {
+    loop {
         let Some((key, ())) = keys.after(through).next() else { return Within::All };
         match allowed.end_at(key) {
             None => return Within::No,
             Some(None) => return Within::All,
             // Spans do not touch, so the end of one is in none.
             Some(Some(end)) if keys.get(end).is_some() => return Within::No,
-            Some(Some(end)) => through = Some(end),
+            Some(Some(end)) if *left == 0 => return Within::Through(end.clone()),
+            Some(Some(end)) => {
+                *left -= 1;
+                through = Some(end);
+            }
         }
     }
-    through.cloned().map_or(Within::All, Within::Through)
 }

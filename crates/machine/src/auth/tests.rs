@@ -220,15 +220,47 @@ fn a_lease_is_changed_by_those_who_may_write_all_its_keys() {
     assert_eq!(bob.write_all(&keys(2)), Err(error::PERMISSION_DENIED), "c is the end of [a, c)");
     assert_eq!(bob.write_all(&keys(3)), Ok(()), "it has no keys");
     assert_eq!(bob.read_all(&keys(2)), Ok(()));
-    // Search by search, with others in between.
-    let through = bob.write_some(&keys(1), None, 1).expect("so far");
-    assert_eq!(through.as_deref(), Some(b"c".as_slice()));
-    assert_eq!(bob.write_some(&keys(1), through.as_ref(), 1), Ok(None));
-    assert_eq!(bob.write_some(&keys(2), None, 1), Err(error::PERMISSION_DENIED));
-    assert_eq!(bob.write_some(&keys(3), None, 1), Ok(None));
     let put = PutRequest { key: "a".into(), lease: 2, ..PutRequest::default() };
     assert_eq!(bob.put(&put, &leases), Err(error::PERMISSION_DENIED));
     assert_eq!(gate(&auth, "root").put(&put, &leases), Ok(()));
+}
+
+#[test]
+fn rights_on_the_keys_of_leases_are_asked_for_in_slices_of_one_budget() {
+    let mut auth = enabled();
+    // Ranges that do not touch: each takes a search.
+    for number in 0..50 {
+        let range = allow("r", permission::Type::Write, &format!("x{number:02}"), &format!("x{number:02}z"));
+        auth.grant_permission(&range).unwrap();
+    }
+    let granted =
+        (1..=20).map(|id| GrantedLease { id: LeaseId(id), ttl: Seconds(60), remaining: Seconds(0) });
+    let mut leases = Leases::granted(granted).unwrap();
+    // The first ten have keys in all ranges, the others have none.
+    for (id, number) in (1..=10).flat_map(|id| (0..50).map(move |number| (id, number))) {
+        leases.attach(&Bytes::from(format!("x{number:02}{id}")), LeaseId::NONE, LeaseId(id));
+    }
+    let bob = gate(&auth, "bob");
+    let slices = |leases: &Leases, right, gate: &Gate| {
+        let mut rights = LeaseRights::new(right, leases.iter().map(|(_, lease)| &lease.keys));
+        let mut slices = 1;
+        loop {
+            match rights.step(gate, 64) {
+                Ok(Some(left)) => return Ok((slices, left)),
+                Ok(None) => slices += 1,
+                Err(status) => return Err(status),
+            }
+        }
+    };
+    // 500 keys in 50 ranges each, the look behind the last, and 20 leases.
+    let (count, left) = slices(&leases, Right::Write, &bob).expect("may write all");
+    let work = count * 64 - left;
+    assert!((520..=530).contains(&work), "{work} units in {count} slices");
+    assert_eq!(slices(&leases, Right::Read, &bob), Err(error::PERMISSION_DENIED));
+    assert_eq!(slices(&leases, Right::Write, &gate(&auth, "root")), Ok((1, 64 - 20)));
+    // The end of a range is not in it, wherever the slice ends.
+    leases.attach(&Bytes::from_static(b"x49z"), LeaseId::NONE, LeaseId(20));
+    assert_eq!(slices(&leases, Right::Write, &bob), Err(error::PERMISSION_DENIED));
 }
 
 #[test]

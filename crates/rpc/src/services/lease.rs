@@ -21,6 +21,7 @@ use api::wire::{NumberFields, field_len, number_len, put_field, put_field_head, 
 use api::{Code, Rpc, Status};
 use bytes::{Bytes, BytesMut};
 use front::{Account, Answer, Head, Held, Inbound, LocalBoxFuture, Outbound, TrySend, Unary};
+use machine::auth::{LeaseRights, Right};
 use machine::{Outcome, SharedMap, check};
 use numbers::{LeaseId, Seconds};
 use planted::Bug;
@@ -49,7 +50,7 @@ mod field {
 /// Bytes of a lease in a list that is being sorted.
 const LISTED_BYTES: usize = size_of::<(Duration, LeaseId)>();
 
-/// Searches for keys of a lease in what a user may do, between two looks at other calls.
+/// Leases, and searches for their keys in what a user may do, between two looks at other calls.
 const SEARCHED_AT_ONCE: usize = 512;
 
 /// Leases of one stream that are told apart; with more it is plain enough what the client does.
@@ -316,28 +317,39 @@ impl Services {
         let LeaseRevokeRequest { id } = decode(message.clone())?;
         let may = |services: &Services, (principal, _): &(Principal, Bytes)| services.some_user(principal);
         self.if_allowed((self.principal()?, message), may, move |services, (principal, message)| {
-            services.revoke_allowed(id, principal, message)
+            services.revoke_if_allowed(LeaseId(id), principal, message)
         })
     }
 
-    fn revoke_allowed(
+    /// Revokes a lease for those who may write all keys that it is tied to. Apply asks for the rights again; as with all writes,
+    /// what it would refuse does not become an entry ([`Services::if_allowed`]).
+    fn revoke_if_allowed(
         self: &Rc<Self>,
-        id: i64,
+        id: LeaseId,
         principal: Principal,
         message: Bytes,
     ) -> Result<Unary, Status> {
-        if !self.is_expense_bounded() {
+        if self.may_change_any(&principal) && !self.is_expense_bounded() {
             return self.propose_revocation(&principal, &message);
         }
-        // How many keys it deletes is known to the core only.
+        // Which keys it deletes is known to the core only.
         let (services, call) = (Rc::clone(self), self.at_hand());
         Ok(Unary::Later(Box::pin(async move {
-            let ask = |request_id| ClientRequest::KeysToRenew(request_id, LeaseId(id));
-            let reply = services.pending.ask(ask)?.await?;
-            let ReplyBody::LeaseKeys(keys) = reply.body else { return Err(error::STOPPED) };
-            services.expense(&principal, call.peer.ip(), |_| check::is_many(keys.len()).into())?;
-            drop(keys);
+            let mut is_known = services.shared.state.load().reads_local;
+            let count = loop {
+                let keys = services.keys_to_change(id).await?;
+                match services.may_all(Right::Write, [&*keys], &principal).await {
+                    Ok(()) => break keys.len(),
+                    Err(refusal) if is_known => return Err(refusal),
+                    Err(_) => {
+                        services.wait_readable(false).await?;
+                        is_known = true;
+                    }
+                }
+            };
+            // While the core answered, the call was no longer the one that is looked at.
             services.go_on(call);
+            services.expense(&principal, call.peer.ip(), |_| check::is_many(count).into())?;
             match services.propose_revocation(&principal, &message)? {
                 Unary::Done(answer) => answer,
                 Unary::Later(answer) => answer.await,
@@ -364,7 +376,7 @@ impl Services {
             let took = services.shared.clock.now().saturating_duration_since(began);
             services.took("LeaseTimeToLive", answered.is_ok(), took);
             let (mut response, keys) = answered?;
-            services.may_read_keys(&keys, &principal).await?;
+            services.may_all(Right::Read, [&*keys], &principal).await?;
             let state = services.state();
             response.header = Some(services.header(state.view.snapshot().current_revision(), &state));
             drop(state);
@@ -437,21 +449,7 @@ impl Services {
         let ReplyBody::Image(head, _) = self.pending.ask(ClientRequest::Image)?.await?.body else {
             return Err(error::STOPPED);
         };
-        let mut gate = self.gate(&self.state(), principal);
-        for (number, (_, lease)) in head.leases.iter().enumerate() {
-            let mut behind = gate.read_some(&lease.keys, None, SEARCHED_AT_ONCE)?;
-            while let Some(key) = behind {
-                tokio::task::yield_now().await;
-                gate = self.gate(&self.state(), principal);
-                behind = gate.read_some(&lease.keys, Some(&key), SEARCHED_AT_ONCE)?;
-            }
-            if number % LISTED_AT_ONCE == LISTED_AT_ONCE - 1 {
-                front::note_work(LISTED_AT_ONCE as u64, 0);
-                tokio::task::yield_now().await;
-                gate = self.gate(&self.state(), principal);
-            }
-        }
-        Ok(())
+        self.may_all(Right::Read, head.leases.iter().map(|(_, lease)| &lease.keys), principal).await
     }
 
     /// Answers with the leases of one moment. A large number is sorted here in slices, by times that the core gives in
@@ -548,7 +546,7 @@ impl Services {
             return None;
         }
         match self.identify(asker) {
-            Ok(principal) if self.may_renew_any(&principal) => self.renew_here(id).map(Ok),
+            Ok(principal) if self.may_change_any(&principal) => self.renew_here(id).map(Ok),
             Ok(_) | Err(Unidentified::NotYet | Unidentified::Unverified) => None,
             Err(Unidentified::Refused(status)) => Some(Err(status)),
         }
@@ -571,44 +569,47 @@ impl Services {
         ttl
     }
 
-    /// Returns true if this user may renew leases whatever keys they are tied to.
-    fn may_renew_any(&self, principal: &Principal) -> bool {
+    /// Returns true if this user may renew and revoke leases whatever keys they are tied to.
+    fn may_change_any(&self, principal: &Principal) -> bool {
         let gate = self.gate(&self.state(), principal);
         gate.is_open() || gate.admin().is_ok()
     }
 
     /// A lease is renewed for those who may write all keys that it is tied to.
     async fn may_renew(&self, id: LeaseId, principal: &Principal) -> Result<(), Status> {
-        if self.may_renew_any(principal) {
+        if self.may_change_any(principal) {
             return Ok(());
         }
         self.some_user(principal)?;
+        let keys = self.keys_to_change(id).await?;
+        self.may_all(Right::Write, [&*keys], principal).await
+    }
+
+    /// The keys that a user must be allowed to write to renew or revoke this lease.
+    async fn keys_to_change(&self, id: LeaseId) -> Result<Keys, Status> {
         let ask = |request_id| match planted::is(Bug::RenewalWaitsForEntry) {
             true => ClientRequest::LeaseKeys(request_id, id),
             false => ClientRequest::KeysToRenew(request_id, id),
         };
-        let reply = self.pending.ask(ask)?.await?;
-        let ReplyBody::LeaseKeys(keys) = reply.body else { return Err(error::STOPPED) };
-        let mut behind = None;
-        loop {
-            // Of the newest users and roles each time.
-            let gate = self.gate(&self.state(), principal);
-            behind = gate.write_some(&keys, behind.as_ref(), SEARCHED_AT_ONCE)?;
-            if behind.is_none() {
-                return Ok(());
-            }
-            front::note_work(SEARCHED_AT_ONCE as u64, 0);
-            tokio::task::yield_now().await;
+        match self.pending.ask(ask)?.await?.body {
+            ReplyBody::LeaseKeys(keys) => Ok(keys),
+            _ => Err(error::STOPPED),
         }
     }
 
-    /// Refuses a user who may not read all of these keys of a lease.
-    async fn may_read_keys(&self, keys: &Keys, principal: &Principal) -> Result<(), Status> {
-        let mut behind = None;
+    /// Refuses a user who has not this right on all keys of these leases. Between two slices other calls have their turn, and the
+    /// newest users and roles count.
+    async fn may_all<'k>(
+        &self,
+        right: Right,
+        leases: impl IntoIterator<Item = &'k SharedMap<Bytes, ()>>,
+        principal: &Principal,
+    ) -> Result<(), Status> {
+        let mut rights = LeaseRights::new(right, leases);
         loop {
             let gate = self.gate(&self.state(), principal);
-            behind = gate.read_some(keys, behind.as_ref(), SEARCHED_AT_ONCE)?;
-            if behind.is_none() {
+            if let Some(left) = rights.step(&gate, SEARCHED_AT_ONCE)? {
+                front::note_work((SEARCHED_AT_ONCE - left) as u64, 0);
                 return Ok(());
             }
             front::note_work(SEARCHED_AT_ONCE as u64, 0);
