@@ -23,6 +23,7 @@ mod range;
 mod slow;
 mod stages;
 mod steps;
+mod strangers;
 mod traced;
 
 use std::any::Any;
@@ -50,6 +51,7 @@ use prost::Message;
 use self::ending::Ending;
 use self::principal::{Asker, Asks, Known, Principal, Unidentified, UserPermit};
 use self::stages::{Begun, Confirmed, Told};
+use self::strangers::{Place, Strangers};
 use crate::audit::{self, Auditor};
 use crate::http::{CallForm, FrontCounters};
 use crate::watch::{Hub, Requests, Responses};
@@ -95,6 +97,10 @@ pub struct Services {
     principal: RefCell<Result<Principal, Status>>,
     /// What is known of users.
     known: RefCell<Known>,
+    /// Strangers whose calls wait until this member knows the newest users.
+    strangers: Strangers,
+    /// Clients that log in, and wait likewise: strangers who make no login do not keep them out.
+    logins: Strangers,
     /// The audit log, if there is one.
     audit: Option<Auditor>,
     began: Cell<Instant>,
@@ -192,6 +198,8 @@ impl Services {
             caller: RefCell::default(),
             principal: RefCell::new(Ok(Principal::default())),
             known: RefCell::default(),
+            strangers: Strangers::default(),
+            logins: Strangers::default(),
             audit: shared.audit.get().map(|(log, reads)| Auditor { log: Arc::clone(log), reads: *reads }),
             timed: shared.limits.times_calls,
             rpc: Cell::new(Rpc::KvRange),
@@ -673,9 +681,19 @@ impl Services {
         once_answered(answer, move |answer| services.look_at_read(&call, began, confirmed.as_ref(), answer))
     }
 
-    /// Answers after the cluster's leader has confirmed how far one has to have come.
+    /// Answers the call being looked at after the cluster's leader has confirmed how far one has to have come.
     fn read_confirmed(
         self: &Rc<Self>,
+        answer: impl FnOnce(&Rc<Services>, Confirmed) -> Result<Unary, Status> + 'static,
+    ) -> Result<Unary, Status> {
+        let place = self.place_to_wait()?;
+        self.confirmed_in(place, answer)
+    }
+
+    /// Does what [`Services::read_confirmed`] does for whoever has this place, or needs none.
+    fn confirmed_in(
+        self: &Rc<Self>,
+        place: Option<Place>,
         answer: impl FnOnce(&Rc<Services>, Confirmed) -> Result<Unary, Status> + 'static,
     ) -> Result<Unary, Status> {
         let asked = self.shared.clock.now();
@@ -683,6 +701,7 @@ impl Services {
         let (services, call) = (Rc::clone(self), self.at_hand());
         Ok(Unary::Later(Box::pin(async move {
             let round = confirmed(pending_reply.await?)?;
+            drop(place);
             let confirmed = Confirmed { asked, round, went_on: services.shared.clock.now() };
             services.go_on(call);
             match answer(&services, confirmed)? {
@@ -699,6 +718,12 @@ impl Services {
             return Ok(());
         }
         confirmed(self.pending.ask(ClientRequest::Read)?.await?).map(|_| ())
+    }
+
+    /// Does the same on behalf of this user, or of a stranger, who takes a place meanwhile.
+    async fn wait_readable_for(&self, principal: &Principal, serializable: bool) -> Result<(), Status> {
+        let _place = if serializable { None } else { self.place_of(principal)? };
+        self.wait_readable(serializable).await
     }
 
     /// Refuses a write of `cost` bytes if the NOSPACE alarm is raised, or if the write would exceed the quota; then it

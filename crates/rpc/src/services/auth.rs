@@ -92,10 +92,8 @@ impl Services {
         what: &'static str,
         message: Bytes,
     ) -> Result<Unary, Status> {
-        let may =
-            |services: &Services, (principal, _): &(Principal, Bytes)| services.may(principal, Gate::admin);
-        self.if_allowed((self.principal()?, message), may, move |services, (principal, message)| {
-            services.propose(&principal, field, &message, false, what, |_, _, header| Ok(changed(header)))
+        self.as_root(move |services, principal| {
+            services.propose(principal, field, &message, false, what, |_, _, header| Ok(changed(header)))
         })
     }
 
@@ -112,12 +110,8 @@ impl Services {
             return self.propose_as_root(field, what, request.encode_to_vec().into());
         };
         // Who may not change users must not keep processors busy with hashes either.
-        let may = |services: &Services, (principal, ..): &(Principal, R, String)| {
-            services.may(principal, Gate::admin)
-        };
-        let change = (self.principal()?, request, password);
-        self.if_allowed(change, may, move |services, (principal, request, password)| {
-            services.propose_hashed(principal, request, (user, password), set_hash, (field, what))
+        self.as_root(move |services, principal| {
+            services.propose_hashed(principal.clone(), request, (user, password), set_hash, (field, what))
         })
     }
 
@@ -142,9 +136,12 @@ impl Services {
             set_hash(&mut request, base64::engine::general_purpose::STANDARD.encode(hash));
             let message = request.encode_to_vec().into();
             let answer = |_: &Services, _, header| Ok(changed(header));
-            services.go_on(call);
             // Hashing takes long: the caller may have lost its rights meanwhile, and apply knows nothing of outdated tokens.
+            if services.state().auth.is_enabled() {
+                services.wait_readable(false).await?;
+            }
             services.may(&principal, Gate::admin)?;
+            services.go_on(call);
             match services.propose(&principal, field, &message, false, what, answer)? {
                 Unary::Done(answer) => answer,
                 Unary::Later(answer) => answer.await,
@@ -277,7 +274,9 @@ impl Services {
         let credentials = &self.shared.credentials;
         for _ in 0..ATTEMPTS_MAX {
             if !self.shared.state.load().reads_local {
+                let place = self.logins.enter()?;
                 confirmed(self.pending.ask(ClientRequest::Read)?.await?)?;
+                drop(place);
             }
             let auth = Arc::clone(&self.shared.state.load().auth);
             let stored = match auth.password_hash(name) {

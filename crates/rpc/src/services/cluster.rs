@@ -107,7 +107,7 @@ impl Services {
         is_first: bool,
         answer: impl FnOnce(ResponseHeader, &Published) -> Result<Answer, Status> + 'static,
     ) -> Result<Unary, Status> {
-        let again = is_first.then(|| (Rc::clone(self), change.clone()));
+        let again = is_first.then(|| (Rc::clone(self), self.at_hand(), change.clone()));
         self.ask_then(
             |request_id| ClientRequest::ChangeMembers(request_id, change, is_first),
             what,
@@ -116,13 +116,18 @@ impl Services {
                     let header = ResponseHeader { revision: 0, ..header };
                     Ok(Unary::Done(answer(header, &services.state())))
                 }
-                ReplyBody::Outcome(Err(status), _) => match again
-                    .filter(|_| MemberChange::is_of_members(&status))
-                {
-                    Some((services, change)) => services
-                        .read(false, move |services| services.propose_change(change, what, false, answer)),
-                    None => Err(status),
-                },
+                ReplyBody::Outcome(Err(status), _) => {
+                    match again.filter(|_| MemberChange::is_of_members(&status)) {
+                        Some((services, call, change)) => {
+                            services.go_on(call);
+                            // Only root's are proposed.
+                            services.confirmed_in(None, move |services, _| {
+                                services.propose_change(change, what, false, answer)
+                            })
+                        }
+                        None => Err(status),
+                    }
+                }
                 _ => Err(error::STOPPED),
             },
         )

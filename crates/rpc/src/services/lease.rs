@@ -329,13 +329,20 @@ impl Services {
         principal: Principal,
         message: Bytes,
     ) -> Result<Unary, Status> {
-        if self.may_change_any(&principal) && !self.is_expense_bounded() {
+        let is_known = self.shared.state.load().reads_local;
+        let is_certain = is_known || !principal.is_dated();
+        if is_certain && self.may_change_any(&principal) && !self.is_expense_bounded() {
             return self.propose_revocation(&principal, &message);
         }
         // Which keys it deletes is known to the core only.
         let (services, call) = (Rc::clone(self), self.at_hand());
         Ok(Unary::Later(Box::pin(async move {
-            let mut is_known = services.shared.state.load().reads_local;
+            let mut is_known = is_known;
+            if !is_certain {
+                // Apply takes a token of root from before its password was changed, so that this member has to know of the change.
+                services.wait_readable(false).await?;
+                is_known = true;
+            }
             let count = loop {
                 let keys = services.keys_to_change(id).await?;
                 match services.may_all(Right::Write, [&*keys], &principal).await {

@@ -228,6 +228,8 @@ impl Services {
         self.expensive(&principal, client)?;
         let reply = self.pending.ask(ClientRequest::Image)?.await?;
         let ReplyBody::Image(head, state) = reply.body else { return Err(error::STOPPED) };
+        // By the users of the state that is sent: it may be newer than the one in which the caller was asked for.
+        self.gate(&self.state(), &principal).admin()?;
         let began = Instant::now();
         let database = EtcdDatabase::new(*state, &head, SNAPSHOT_RELEASE);
         drop(head);

@@ -23,6 +23,7 @@ use prost::Message as _;
 use replica::shared::Published;
 use telemetry::logging::Value;
 
+use super::strangers::Place;
 use super::{Services, confirmed};
 use crate::audit::Who;
 use crate::watch::Permit;
@@ -42,6 +43,8 @@ pub(crate) struct Principal {
     user: Option<Arc<str>>,
     /// The auth revision as of which the user was established; 0 for nobody.
     revision: u64,
+    /// The user has shown a token.
+    has_token: bool,
     /// The revision is that of a token that names one, which may be of long ago.
     is_dated: bool,
 }
@@ -61,6 +64,12 @@ impl Principal {
     pub fn is_of(&self, auth: &Auth) -> Result<(), Status> {
         let differs = self.revision != 0 && self.revision != auth.revision() && auth.is_enabled();
         if differs { Err(error::AUTH_OLD_REVISION) } else { Ok(()) }
+    }
+
+    /// Returns true if the user has shown a JSON Web Token: nothing withdraws one, so that a member takes it that has not heard of
+    /// a change of the user's password.
+    pub fn is_dated(&self) -> bool {
+        self.is_dated
     }
 
     /// The name of the user; empty for nobody.
@@ -246,7 +255,7 @@ impl Services {
             );
             return Principal::default();
         }
-        Principal { user: Some(Arc::clone(name)), revision, is_dated: false }
+        Principal { user: Some(Arc::clone(name)), revision, has_token: false, is_dated: false }
     }
 
     /// As [`Services::identify`], for streams: waits, if another member gave out the token, until this one has applied what
@@ -272,7 +281,10 @@ impl Services {
         match before {
             Unidentified::Refused(status) => Err(status),
             Unidentified::NotYet => {
+                // Anyone can make up such a token.
+                let place = self.strangers.enter()?;
                 confirmed(self.pending.ask(ClientRequest::Read)?.await?)?;
+                drop(place);
                 // If it is still unknown, nobody gave it out.
                 self.identify_and(asker, keep).map_err(|_| error::INVALID_AUTH_TOKEN)
             }
@@ -307,8 +319,10 @@ impl Services {
     /// What this user may do as of these users and roles.
     pub(super) fn gate_of(&self, auth: &Auth, principal: &Principal) -> Gate {
         let gate = Gate::new(auth, principal.caller(), &mut self.known.borrow_mut().rights);
+        // This member may have heard of a change of the password while the call waited. A simple token is void from then on, but it was
+        // looked up before.
         let is_outdated =
-            principal.is_dated && self.shared.credentials.is_outdated(principal.name(), principal.revision);
+            principal.has_token && self.shared.credentials.is_outdated(principal.name(), principal.revision);
         if is_outdated { gate.outdated() } else { gate }
     }
 
@@ -351,7 +365,8 @@ impl Services {
     /// disks with those (COMPAT-422).
     ///
     /// A member may lag behind an acknowledged change of users, roles or of authentication itself. So one that is not certain to know
-    /// the newest state refuses only once it knows all that was acknowledged before the call. Only refusals wait for that.
+    /// the newest state refuses only once it knows all that was acknowledged before the call. Only refusals wait for that. If too
+    /// many strangers wait already, the next are refused by what this member knows.
     ///
     /// # Errors
     ///
@@ -362,30 +377,61 @@ impl Services {
         may: impl Fn(&Services, &W) -> Result<(), Status> + 'static,
         make: impl FnOnce(&Rc<Services>, W) -> Result<Unary, Status> + 'static,
     ) -> Result<Unary, Status> {
-        match may(self, &write) {
-            Ok(()) => make(self, write),
-            Err(refusal) if self.shared.state.load().reads_local => Err(refusal),
-            Err(_) => self.read_confirmed(move |services, _| {
-                may(services, &write)?;
-                make(services, write)
-            }),
-        }
+        let refusal = match may(self, &write) {
+            Ok(()) => return make(self, write),
+            Err(refusal) if self.shared.state.load().reads_local => return Err(refusal),
+            Err(refusal) => refusal,
+        };
+        let place = self.place_to_wait().map_err(|_| refusal)?;
+        self.confirmed_in(place, move |services, _| {
+            may(services, &write)?;
+            make(services, write)
+        })
     }
 
-    /// Does what only root may, and what no entry is asked for again: if authentication is enabled, once this member knows all
-    /// that was acknowledged before, so that a role that was taken away at another member is not honoured here.
+    /// Does what only root may do: if authentication is enabled, once this member knows all that was acknowledged before. So a role
+    /// that was taken away at another member is not honoured here, nor is a token from before root's password was changed, of which
+    /// apply knows nothing.
     pub(super) fn as_root(
         self: &Rc<Self>,
         act: impl FnOnce(&Rc<Services>, &Principal) -> Result<Unary, Status> + 'static,
     ) -> Result<Unary, Status> {
-        let principal = self.root()?;
-        if !self.shared.state.load().auth.is_enabled() {
+        let principal = self.principal()?;
+        let state = self.shared.state.load();
+        if !state.auth.is_enabled() {
             return act(self, &principal);
         }
+        drop(state);
         self.read(false, move |services| {
             services.gate(&services.shared.state.load(), &principal).admin()?;
             act(services, &principal)
         })
+    }
+
+    /// Returns the place in which the call being looked at waits for a confirmation, if it needs one.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Services::place_of`].
+    pub(super) fn place_to_wait(&self) -> Result<Option<Place>, Status> {
+        match &*self.principal.borrow() {
+            Ok(principal) => self.place_of(principal),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Returns the place in which a call of this caller waits for a confirmation, if it is a stranger.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Strangers::enter`](super::strangers::Strangers::enter).
+    pub(super) fn place_of(&self, principal: &Principal) -> Result<Option<Place>, Status> {
+        self.is_stranger(principal).then(|| self.strangers.enter()).transpose()
+    }
+
+    /// Returns true if a call is made by nobody, while authentication is enabled.
+    fn is_stranger(&self, principal: &Principal) -> bool {
+        principal.user.is_none() && self.shared.state.load().auth.is_enabled()
     }
 
     /// Whether there is a user, once authentication is enabled.
@@ -394,8 +440,7 @@ impl Services {
     ///
     /// When there is none.
     pub(super) fn some_user(&self, principal: &Principal) -> Result<(), Status> {
-        let is_missing = self.shared.state.load().auth.is_enabled() && principal.user.is_none();
-        if is_missing { Err(error::USER_EMPTY) } else { Ok(()) }
+        if self.is_stranger(principal) { Err(error::USER_EMPTY) } else { Ok(()) }
     }
 
     /// The same, for calls that only root may make.
@@ -620,6 +665,7 @@ fn principal(holder: &identity::Holder, state: &Published) -> Principal {
     Principal {
         user: Some(Arc::clone(holder.user())),
         revision: holder.revision().unwrap_or(state.auth.revision()),
+        has_token: true,
         is_dated: holder.revision().is_some(),
     }
 }

@@ -787,7 +787,7 @@ impl Services {
         check_stream(&request)?;
         let principal = &principal?;
         self.expense(principal, client, |now| check::range_is_expensive(&request, now).into())?;
-        self.wait_readable(request.serializable).await?;
+        self.wait_readable_for(principal, request.serializable).await?;
         let state = self.state();
         self.gate(&state, principal).read(&request.key, &request.range_end)?;
         principal.is_of(&state.auth)?;

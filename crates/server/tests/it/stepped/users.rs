@@ -1,6 +1,7 @@
 //! Users in a cluster whose members do not all know the newest, what strangers may have a member write into its log, and what is
 //! expensive of users, roles and leases.
 
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use api::authpb::{Permission, UserAddOptions};
@@ -9,9 +10,9 @@ use api::etcdserverpb::{
     AuthRoleAddResponse, AuthRoleGetRequest, AuthRoleGrantPermissionRequest, AuthRoleGrantPermissionResponse,
     AuthUserAddRequest, AuthUserAddResponse, AuthUserChangePasswordRequest, AuthUserChangePasswordResponse,
     AuthUserGetRequest, AuthUserGrantRoleRequest, AuthUserGrantRoleResponse, AuthenticateRequest,
-    AuthenticateResponse, DeleteRangeRequest, LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest,
-    MemberListRequest, PutRequest, PutResponse, RangeRequest, RangeResponse, RequestOp, TxnRequest,
-    TxnResponse, request_op::Request,
+    AuthenticateResponse, DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse,
+    LeaseRevokeRequest, LeaseRevokeResponse, MemberListRequest, PutRequest, PutResponse, RangeRequest,
+    RangeResponse, RequestOp, TxnRequest, TxnResponse, request_op::Request,
 };
 use api::raftpb::MessageType;
 use api::{Rpc, Status, error};
@@ -181,11 +182,8 @@ fn what_a_caller_may_not_write_does_not_become_an_entry_and_raises_no_alarm() {
     });
 }
 
-#[test]
-fn a_member_that_lags_refuses_no_write_that_is_allowed_by_now() {
-    let mut world = World::started(3, 78, &[]);
-    world.lead(0);
-    let (bob, root) = with_bob(&mut world);
+/// Waits until all of three members know the users.
+fn all_know(world: &mut World) {
     world.until("all know the users", |world| {
         (0..3).all(|at| {
             let published = world.member(at).published();
@@ -193,12 +191,154 @@ fn a_member_that_lags_refuses_no_write_that_is_allowed_by_now() {
                 && published.applied_index == world.member(0).published().applied_index
         })
     });
+}
+
+/// Has the third member hear of no entry from now on.
+fn lag(world: &World) {
     let lags = world.places[2].id;
-    let lag = |world: &World| {
-        world.lose(Some(Box::new(move |message| {
-            message.r#type == Some(MessageType::MsgApp as i32) && message.to == Some(lags)
-        })));
+    world.lose(Some(Box::new(move |message| {
+        message.r#type == Some(MessageType::MsgApp as i32) && message.to == Some(lags)
+    })));
+}
+
+/// Grants leases and puts a key with each.
+fn with_leases(world: &mut World, leases: &[(i64, &str)]) {
+    for (id, key) in leases {
+        let grant = LeaseGrantRequest { ttl: 6000, id: *id };
+        let _: LeaseGrantResponse = world.call(0, Rpc::LeaseGrant, &grant).expect("is granted");
+        let put = PutRequest { key: (*key).to_owned().into(), lease: *id, ..PutRequest::default() };
+        let _: PutResponse = world.call(0, Rpc::KvPut, &put).expect("is put");
+    }
+}
+
+#[test]
+fn who_may_not_write_the_keys_of_a_lease_has_no_revocation_proposed() {
+    let mut world = World::started(3, 79, &[]);
+    world.lead(0);
+    with_leases(&mut world, &[(7, "alice"), (8, "bob")]);
+    let (bob, root) = with_bob(&mut world);
+    all_know(&mut world);
+    let revoke = |id| LeaseRevokeRequest { id };
+    let before = world.member(0).published().applied_index;
+    for at in [0, 2] {
+        world.member(at).present(Some(&bob));
+        let refused = world.call::<_, LeaseRevokeResponse>(at, Rpc::LeaseRevoke, &revoke(7));
+        assert_eq!(refused.map(drop), Err(error::PERMISSION_DENIED));
+    }
+    assert_eq!(world.member(0).published().applied_index, before);
+
+    // A key that was deleted elsewhere no longer counts, though the member that is asked has not heard of it.
+    lag(&world);
+    world.member(0).present(Some(&root));
+    let delete = DeleteRangeRequest { key: "alice".into(), ..DeleteRangeRequest::default() };
+    let _: DeleteRangeResponse = world.call(0, Rpc::KvDeleteRange, &delete).expect("is deleted");
+    let asked = world.member(2).call(Rpc::LeaseRevoke, revoke(7).encode_to_vec().into());
+    world.lose(None);
+    assert_eq!(world.run(asked).map(drop), Ok(()));
+    let _: LeaseRevokeResponse = world.call(2, Rpc::LeaseRevoke, &revoke(8)).expect("all keys are bob's");
+    let gone = world.call::<_, LeaseRevokeResponse>(2, Rpc::LeaseRevoke, &revoke(8));
+    assert_eq!(gone.map(drop), Err(error::LEASE_NOT_FOUND));
+}
+
+#[test]
+fn a_token_of_root_from_before_its_password_was_changed_changes_nothing_at_a_member_that_lags() {
+    let signed = "--auth-token=jwt,sign-method=HS256,priv-key=/secret,ttl=100h";
+    for (number, options) in [&[signed][..], &[]].into_iter().enumerate() {
+        let mut world = World::started(3, 80 + number as u64, options);
+        world.lead(0);
+        with_leases(&mut world, &[(7, "alice")]);
+        let (_, root) = with_bob(&mut world);
+        all_know(&mut world);
+        lag(&world);
+        world.member(0).present(Some(&root));
+        let change =
+            AuthUserChangePasswordRequest { name: "root".into(), password: "q".into(), ..Default::default() };
+        let _: AuthUserChangePasswordResponse =
+            world.call(0, Rpc::AuthUserChangePassword, &change).expect("is changed");
+        world.member(2).present(Some(&root));
+        let add = AuthUserAddRequest { name: "eve".into(), password: "e".into(), ..Default::default() };
+        let change = AuthUserChangePasswordRequest { password: "back".into(), ..change };
+        let mut asked = vec![
+            (Rpc::AuthRoleAdd, AuthRoleAddRequest { name: "new".into() }.encode_to_vec()),
+            (Rpc::AuthUserAdd, add.encode_to_vec()),
+            (Rpc::AuthUserChangePassword, change.encode_to_vec()),
+            (Rpc::AuthDisable, AuthDisableRequest {}.encode_to_vec()),
+        ];
+        if !options.is_empty() {
+            asked.push((Rpc::LeaseRevoke, LeaseRevokeRequest { id: 7 }.encode_to_vec()));
+        }
+        let calls = asked.iter().map(|(rpc, request)| world.member(2).call(*rpc, request.clone().into()));
+        let calls = calls.collect();
+        world.lose(None);
+        for ((rpc, _), answer) in asked.iter().zip(world.run_all(calls)) {
+            assert_eq!(answer.map(drop), Err(error::AUTH_OLD_REVISION), "{rpc:?} {options:?}");
+        }
+        // The new one is good for all of it.
+        let request = AuthenticateRequest { name: "root".into(), password: "q".into() };
+        let answer: AuthenticateResponse = world.call(2, Rpc::Authenticate, &request).expect("is right");
+        world.member(2).present(Some(&answer.token));
+        for (rpc, request) in asked.into_iter().rev() {
+            let call = world.member(2).call(rpc, request.into());
+            assert_eq!(world.run(call).map(drop), Ok(()), "{rpc:?} {options:?}");
+        }
+    }
+}
+
+#[test]
+fn strangers_who_wait_to_be_refused_leave_places_for_others() {
+    const CROWD: usize = 10_000;
+    let mut world = World::started(3, 82, &[]);
+    world.lead(0);
+    let (bob, _) = with_bob(&mut world);
+    all_know(&mut world);
+    // Nothing is confirmed to this member.
+    world.cut(2, true);
+    let put = PutRequest { key: "bob".into(), ..PutRequest::default() }.encode_to_vec();
+    let range = RangeRequest { key: "bob".into(), ..RangeRequest::default() }.encode_to_vec();
+    let ask = |world: &World, rpc, request: &[u8]| {
+        let (mut waiting, mut answers) = (Vec::new(), Vec::new());
+        for _ in 0..CROWD {
+            let mut call = world.member(2).call(rpc, request.to_vec().into());
+            match call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(answer) => answers.push(answer.map(drop)),
+                Poll::Pending => waiting.push(call),
+            }
+        }
+        (waiting, answers)
     };
+    let (waiting, refused) = ask(&world, Rpc::KvPut, &put);
+    assert!(waiting.len() < CROWD / 2, "{} wait", waiting.len());
+    assert!(refused.iter().all(|answer| *answer == Err(error::USER_EMPTY)));
+    let (others, refused) = ask(&world, Rpc::KvRange, &range);
+    assert_eq!(others.len(), 0);
+    assert!(refused.iter().all(|answer| *answer == Err(error::TOO_MANY_REQUESTS)));
+    world.member(2).present(Some("madeup.9999999999"));
+    let (others, _) = ask(&world, Rpc::KvRange, &range);
+    assert_eq!(others.len(), 0);
+    // A user has a place.
+    world.member(2).present(Some(&bob));
+    let read = world.member(2).call(Rpc::KvRange, range.into());
+    world.cut(2, false);
+    assert_eq!(world.run(read).map(drop), Ok(()));
+    for answer in world.run_all(waiting) {
+        assert_eq!(answer.map(drop), Err(error::USER_EMPTY));
+    }
+    // Their places are free again.
+    world.member(2).present(None);
+    let read = world.call::<_, RangeResponse>(
+        2,
+        Rpc::KvRange,
+        &RangeRequest { key: "bob".into(), ..Default::default() },
+    );
+    assert_eq!(read.map(drop), Err(error::USER_EMPTY));
+}
+
+#[test]
+fn a_member_that_lags_refuses_no_write_that_is_allowed_by_now() {
+    let mut world = World::started(3, 78, &[]);
+    world.lead(0);
+    let (bob, root) = with_bob(&mut world);
+    all_know(&mut world);
     let put = |key: &str| PutRequest { key: key.to_owned().into(), ..PutRequest::default() }.encode_to_vec();
 
     // A right that was granted elsewhere: as when the entry was applied, the call is told that users have changed.
