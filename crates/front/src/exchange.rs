@@ -21,6 +21,7 @@ use crate::budget::{Account, Held};
 use crate::http1::Pace;
 use crate::inbound::NextMessage;
 use crate::inbox::RequestStream;
+use crate::ledger::Charge;
 use crate::long_turns::Ticket;
 use crate::outbound::Sending;
 use crate::shard::ShardState;
@@ -81,7 +82,7 @@ impl Exchange {
 
     /// Largest body that is taken whole, in bytes.
     pub fn body_bytes_max(&self) -> usize {
-        self.shard.options.http_body_bytes_max()
+        self.body.bytes_max
     }
 
     /// Largest message of an answer, in bytes.
@@ -89,13 +90,14 @@ impl Exchange {
         self.shard.options.answer_message_bytes_max
     }
 
-    /// Refuses a call when all clients hold nearly as much as they may.
+    /// Refuses a call when the calls of its connection hold as much as they may, or all clients nearly as much as they may.
     ///
     /// # Errors
     ///
     /// etcd's `too many requests`.
     pub fn check(&self) -> Result<(), Status> {
-        if self.account.is_pressed() { Err(api::error::TOO_MANY_REQUESTS) } else { Ok(()) }
+        let is_full = self.account.requests_bytes() > self.shard.options.request_bytes_max;
+        if is_full || self.account.is_pressed() { Err(api::error::TOO_MANY_REQUESTS) } else { Ok(()) }
     }
 
     /// Opens a streaming call without a stream of HTTP/2: `next` makes its requests of
@@ -137,8 +139,8 @@ impl Drop for LocalStream {
 /// The body of a request, as it arrives.
 pub struct RequestBody {
     source: Source,
-    /// Charge for what is held of it; the answer has its own.
-    held: Held,
+    /// Charge for what is held of it, and of what is made of it; the answer has its own.
+    held: Charge,
     bytes_max: usize,
     timeout: std::time::Duration,
     phase: Option<Rc<Phase>>,
@@ -185,17 +187,17 @@ enum Source {
 }
 
 impl RequestBody {
-    pub(crate) fn http1(body: Incoming, held: Held, shard: &ShardState, phase: Rc<Phase>) -> RequestBody {
+    pub(crate) fn http1(body: Incoming, held: Charge, shard: &ShardState, phase: Rc<Phase>) -> RequestBody {
         let mut body = RequestBody::new(Source::Http1(body), held, shard);
         body.phase = Some(phase);
         body
     }
 
-    pub(crate) fn http2(body: RequestStream, held: Held, shard: &ShardState) -> RequestBody {
+    pub(crate) fn http2(body: RequestStream, held: Charge, shard: &ShardState) -> RequestBody {
         RequestBody::new(Source::Http2(body), held, shard)
     }
 
-    fn new(source: Source, held: Held, shard: &ShardState) -> RequestBody {
+    fn new(source: Source, held: Charge, shard: &ShardState) -> RequestBody {
         let (bytes_max, timeout) = (shard.options.http_body_bytes_max(), shard.options.first_bytes_timeout);
         RequestBody { source, held, bytes_max, timeout, phase: None }
     }
@@ -231,6 +233,11 @@ impl RequestBody {
     /// Charges bytes that a service holds of the body, until it is dropped.
     pub fn hold(&mut self, bytes: usize) {
         self.held.set(bytes);
+    }
+
+    /// Takes the whole body up to this many bytes, instead of [`crate::Options::http_body_bytes_max`].
+    pub fn allow(&mut self, bytes_max: usize) {
+        self.bytes_max = bytes_max;
     }
 
     /// Takes the whole body, which is charged as it grows.

@@ -21,6 +21,7 @@ use crate::Service;
 use crate::budget::Account;
 use crate::call::Progress;
 use crate::exchange::{Exchange, Http1Body, Kept, Phase, RequestBody};
+use crate::ledger::Charge;
 use crate::long_turns::{LONG_BYTES, Ticket};
 use crate::shard::{Begun, Closing, ShardState};
 use crate::socket::{SharedSocket, Socket, Transport};
@@ -67,7 +68,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
             if method.is_some_and(|method| shard.turnstile.may_wait(method)) && !shard.closing.get() {
                 Pass::default().through(&shard.turnstile, origin.peer.ip()).await;
             }
-            let body = RequestBody::http1(body, whose.hold(0), &shard, heard.clone());
+            let body = RequestBody::http1(body, Charge::new(&whose), &shard, heard.clone());
             let exchange = Exchange::new(head, body, origin, whose.clone(), shard, kept);
             let turn = whose.begin_turn();
             let mut answering = service.exchange(exchange);

@@ -69,7 +69,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Largest body of a request that is no gRPC call, in bytes: of a message in JSON or in base64, with some space for names.
+    /// Largest body of a request that is no gRPC call, in bytes, unless the service allows for more ([`crate::RequestBody::allow`]): of a
+    /// message in base64, with some space around it.
     pub fn http_body_bytes_max(&self) -> usize {
         self.message_bytes_max.saturating_mul(2)
     }

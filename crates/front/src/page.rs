@@ -81,7 +81,7 @@ impl Page {
         charge.raise_to(base);
         let is_head = head.method == Method::HEAD;
         let (stream, inbox) = RequestStream::new(around, responder.key());
-        let body = RequestBody::http2(stream, around.account.hold(0), &around.shard);
+        let body = RequestBody::http2(stream, Charge::new(&around.account), &around.shard);
         // What the service keeps for connections of HTTP/2 is kept already.
         let kept: Kept = Rc::new(RefCell::new(Some(Box::new(()))));
         let (account, shard) = (around.account.clone(), around.shard.clone());

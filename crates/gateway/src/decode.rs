@@ -9,7 +9,7 @@ use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
 use crate::quote;
-use crate::scan::{Next, Values};
+use crate::scan;
 
 /// Messages inside each other: those of the deepest transaction that is taken (COMPAT-1), and some.
 pub const DEPTH_MAX: usize = 160;
@@ -44,7 +44,7 @@ impl Refused {
     }
 }
 
-/// Makes the bytes of a message from the first JSON value in `body`; an empty body is an empty message. What is behind the
+/// Makes the bytes of a message from the first JSON value in `body`, in no more memory than the body takes; an empty body is an empty message. What is behind the
 /// value is not looked at. All its lists may have `elements_max` elements together: each is read by itself, so that a million
 /// would hold up others.
 ///
@@ -57,16 +57,14 @@ pub fn decode(message: &'static Message, body: &[u8], elements_max: usize) -> Re
         Err(Refused::Invalid(_)) => {}
         decoded => return decoded,
     }
-    let mut values = Values::default();
-    values.push(body);
-    match values.next(true) {
-        Next::Value(value) => decode_value(message, &value, elements_max),
-        Next::End | Next::More => Ok(Vec::new()),
-        Next::Wrong(why) => Err(Refused::Invalid(why)),
+    match scan::first_value(body) {
+        Ok(Some(value)) => decode_value(message, value, elements_max),
+        Ok(None) => Ok(Vec::new()),
+        Err(why) => Err(Refused::Invalid(why)),
     }
 }
 
-/// Makes the bytes of a message from a value that [`Values`] gave, within the same bound as [`decode`].
+/// Makes the bytes of a message from a value that [`crate::Values`] gave, within the same bound as [`decode`].
 ///
 /// # Errors
 ///

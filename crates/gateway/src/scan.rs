@@ -309,6 +309,29 @@ impl Values {
     }
 }
 
+/// Finds the first value in a body that is whole, without space around it; `None` if there is nothing but space.
+///
+/// # Errors
+///
+/// Why it is no JSON, in Go's words.
+pub(crate) fn first_value(body: &[u8]) -> Result<Option<&[u8]>, String> {
+    let mut scanner = Scanner::new();
+    for (at, &c) in body.iter().enumerate() {
+        match scanner.step(c) {
+            Seen::More => {}
+            Seen::Last => return Ok(Some(&body[trim(&body[..=at])])),
+            Seen::Behind => return Ok(Some(&body[trim(&body[..at])])),
+            Seen::Wrong(why) => return Err(why),
+        }
+    }
+    let is_whole = scanner.step(b' ') == Seen::Behind;
+    match &body[trim(body)] {
+        value if is_whole => Ok(Some(value)),
+        [] => Ok(None),
+        _ => Err("unexpected EOF".to_owned()),
+    }
+}
+
 /// The part of these bytes without space before and behind it.
 fn trim(bytes: &[u8]) -> Range<usize> {
     let is_solid = |byte: &u8| !matches!(byte, b' ' | b'\t' | b'\r' | b'\n');
@@ -337,6 +360,30 @@ mod tests {
                 Next::Wrong(why) => out.push(Err(why)),
             }
         }
+    }
+
+    /// The first value in a body, found in the two ways.
+    fn first(body: &[u8]) -> Option<Result<String, String>> {
+        let text = |value: &[u8]| String::from_utf8(value.to_vec()).unwrap();
+        let found = first_value(body).map(|value| value.map(text)).transpose();
+        assert_eq!(
+            found.as_ref(),
+            all(body, body.len().max(1)).first(),
+            "{:?}",
+            String::from_utf8_lossy(body)
+        );
+        found
+    }
+
+    #[test]
+    fn the_first_value_of_a_whole_body_is_the_one_that_comes_first() {
+        for body in
+            [" {\"a\":[1]} {}", "12", "12 ", " 12x", "[]x", "\"s\"", "", " \n", "{", "-", "tru", "x", "[1,]"]
+        {
+            drop(first(body.as_bytes()));
+        }
+        assert_eq!(first(b"\n[1] {}"), Some(Ok("[1]".to_owned())));
+        assert_eq!(first(b"  "), None);
     }
 
     #[test]

@@ -72,16 +72,21 @@ pub(crate) async fn answer(
     let unsent = unsent.or_else(|| (timeout == Some(Duration::ZERO)).then_some(LATE));
     let call = Call { rpc, response, head, timeout };
     let bytes_max = exchange.message_bytes_max();
+    let elements_max = services.txn_elements_max();
     if rpc.method().kind == Kind::BidiStream && overridden.is_none() {
         if let Err(status) = unsent.map_or(Ok(()), Err).and_then(|()| exchange.check()) {
             return refused(&status);
         }
         let (counters, account) = (Arc::clone(&exchange.counters), Rc::clone(&exchange.account));
         exchange.keep(|| services.connected(&exchange.origin));
-        let elements_max = services.txn_elements_max();
         let next = move |body| requests(request, body, bytes_max, elements_max);
         return call.stream(services, exchange, counters, account, next).await;
     }
+    // Before anything of it is held, and below once it is known how much that is.
+    if let Err(status) = exchange.check() {
+        return refused(&status);
+    }
+    exchange.body.allow(json_bytes_max(bytes_max, elements_max));
     let body = match exchange.body.gather().await {
         // Go reads the body as a form to find the method.
         Ok(_) if overridden.is_some() => Bytes::new(),
@@ -92,7 +97,9 @@ pub(crate) async fn answer(
         }
         Err(status) => return empty(status),
     };
-    let decoded = gateway::decode(request, &body, services.txn_elements_max());
+    // What is made of it takes no more than the body itself.
+    exchange.body.hold(2 * body.len());
+    let decoded = gateway::decode(request, &body, elements_max);
     front::note_work(0, (CODED_WORK * body.len()) as u64);
     let message = match decoded {
         Ok(message) => Bytes::from(message),
@@ -115,6 +122,18 @@ pub(crate) async fn answer(
     let mut message = Some(message);
     let next = |_| -> NextMessage { Box::new(move |_| Poll::Ready(Ok(message.take()))) };
     call.stream(services, exchange, counters, account, next).await
+}
+
+/// Bytes of JSON for each element of a list besides the contents of keys and values: names of fields, numbers and marks, with some space
+/// between them.
+const ELEMENT_JSON_BYTES: usize = 512;
+
+/// Largest body, in bytes, of a message that has at most this many bytes, and elements in its lists: any such message fits, as clients
+/// write JSON. Keys and values are a third longer in base64, and texts that are escaped may be three times as long; names of fields are
+/// much longer than the one byte that they are in a message, but even an element of names only is not sixteen times as long.
+fn json_bytes_max(message_bytes_max: usize, elements_max: usize) -> usize {
+    let names = elements_max.saturating_mul(ELEMENT_JSON_BYTES);
+    message_bytes_max.saturating_mul(3).saturating_add(names).min(message_bytes_max.saturating_mul(16))
 }
 
 /// Bytes as which a byte of JSON counts in the work of a turn: reading or writing one takes longer than copying it.
@@ -418,14 +437,20 @@ fn requests(
         loop {
             match values.next(is_end) {
                 Next::Value(value) => {
-                    let Ok(request) = gateway::decode_value(message, &value, elements_max) else {
+                    // The value, and what is made of it.
+                    body.hold(values.capacity() + 2 * value.len());
+                    let decoded = gateway::decode_value(message, &value, elements_max);
+                    front::note_work(0, (CODED_WORK * value.len()) as u64);
+                    let Ok(request) = decoded else {
                         return Poll::Ready(Ok(None));
                     };
+                    drop(value);
+                    // Until the next one is asked for.
+                    body.hold(values.capacity() + request.len());
                     return Poll::Ready(check_len(request.len(), bytes_max).map(|()| Some(request.into())));
                 }
                 Next::End | Next::Wrong(_) => return Poll::Ready(Ok(None)),
-                // In base64, and with a name or two.
-                Next::More if values.held_bytes() > bytes_max * 2 => {
+                Next::More if values.held_bytes() > json_bytes_max(bytes_max, elements_max) => {
                     return Poll::Ready(check_len(values.held_bytes(), bytes_max).map(|()| None));
                 }
                 Next::More => body.hold(values.capacity()),

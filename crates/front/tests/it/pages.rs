@@ -90,6 +90,34 @@ fn answers_that_wait_for_a_window_are_charged() {
 }
 
 #[test]
+fn bodies_count_against_what_the_calls_of_a_connection_may_hold() {
+    const PART: usize = 50_000;
+    let budget = Budget::new(64 * MIB);
+    let options = Options { budget: budget.clone(), request_bytes_max: 2 * PART - 1, ..Options::default() };
+    let secured = secured(options, Serves::All);
+    let mut raw = Connection::h2(secured.tunnel.address, &SHUT);
+    let post = [(":method", "POST"), (":scheme", "https"), (":path", "/whole/1"), (":authority", "test")];
+    raw.send(&frame(HEADERS, END_HEADERS, 1, &block(&post)));
+    let is_refused = |raw: &mut Connection, stream| {
+        ask(raw, "/whole/1", stream);
+        let answer = raw.next_of(HEADERS);
+        assert_eq!(answer.stream, stream);
+        // Another answer has a body.
+        answer.flags & END_STREAM != 0
+    };
+    for (parts, stream) in [(1, 3), (2, 5)] {
+        for piece in [0; PART].chunks(10_000) {
+            raw.send(&frame(DATA, 0, 1, piece));
+        }
+        block_on(until("the body is charged", || budget.held_bytes() >= parts * PART));
+        assert_eq!(is_refused(&mut raw, stream), parts == 2, "{parts} parts are held");
+    }
+    raw.send(&frame(RST_STREAM, 0, 1, &8_u32.to_be_bytes()));
+    block_on(until("the body is given up", || budget.held_bytes() < PART));
+    assert!(!is_refused(&mut raw, 7));
+}
+
+#[test]
 fn pieces_are_made_only_for_an_open_window() {
     const CALLS: u32 = 20;
     let budget = Budget::new(64 * MIB);

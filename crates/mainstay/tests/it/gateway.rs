@@ -199,6 +199,26 @@ fn larger_requests_that_are_allowed_reach_the_gateway_too() {
     assert!(String::from_utf8_lossy(&said).contains("grpc-status:0"), "{answer:?}");
 }
 
+/// The name of each field is longer than what the field has: such a body is many times its message.
+#[test]
+fn a_body_of_many_small_operations_is_taken_if_its_message_is() {
+    const OPERATIONS: usize = 150_000;
+    let dir = TempDir::new("gateway-small");
+    let member = Setup::new(dir.path()).flag(format!("--max-txn-ops={OPERATIONS}")).start();
+    let operation = r#"{"request_delete_range":{"key":"YQ=="}}"#;
+    let operations = vec![operation; OPERATIONS].join(",");
+    let body = format!(r#"{{"success":[{operations}]}}"#);
+    let message_bytes = OPERATIONS * 7;
+    assert!(message_bytes < 1_572_864 && body.len() > 5 * message_bytes);
+    let (status, said) = call(member.client_address(), "/v3/kv/txn", &[], &body);
+    assert_eq!(
+        (status, said.contains(r#""succeeded":true"#)),
+        (200, true),
+        "{}",
+        &said[..said.len().min(200)]
+    );
+}
+
 #[test]
 fn who_waits_for_a_lock_and_leaves_gives_its_place_up() {
     let dir = TempDir::new("gateway-lock");
