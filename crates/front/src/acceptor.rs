@@ -1,14 +1,17 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustls::ServerConnection;
+use stdx::{First, before, race};
 use tls::Records;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -117,7 +120,6 @@ impl Hands {
 /// A listener's part in TLS.
 pub(crate) struct Secured {
     pub(crate) tls: tls::ServerTls,
-    pub(crate) also_plain: bool,
     pub(crate) checks_address: bool,
     pub(crate) serves: Serves,
 }
@@ -130,29 +132,29 @@ pub(crate) struct Reception {
 }
 
 impl Reception {
-    /// Begins a handshake; false if there is no room for one.
-    fn begin(&self, stream: Detached, peer: SocketAddr, listener: &Arc<Secured>) -> bool {
+    /// Begins a handshake with a client that was accepted at `since`; false if there is no room for one.
+    fn begin(&self, stream: Detached, peer: SocketAddr, listener: &Arc<Secured>, since: Instant) -> bool {
         let Some(share) = self.quota.share(peer.ip()) else { return false };
         let next = self.next.fetch_add(1, Relaxed) % self.threads.len().max(1);
         if let Some(thread) = self.threads.get(next) {
             // Bounded by the quota. It fails only when the front is closing.
-            let _ = thread.send(Arriving {
-                stream,
-                peer,
-                listener: listener.clone(),
-                share,
-                since: Instant::now(),
-            });
+            let _ = thread.send(Arriving { stream, peer, listener: listener.clone(), share, since });
         }
         true
     }
 }
 
-/// Accepts connections. Those that speak TLS, or may speak it, go to a handshake first, all others to the shard with the fewest.
+/// Accepts connections. Those that speak TLS go to a handshake first, all others to the shard with the fewest. Where a listener takes
+/// both, a connection waits here for its first byte, as one of those that are open: handshakes do not hold it up, and what they may hold
+/// does not count for it.
 pub(crate) struct Acceptor {
     pub(crate) listeners: Vec<Listener>,
     pub(crate) hands: Arc<Hands>,
     pub(crate) reception: Reception,
+    /// Counts connections without a first byte.
+    pub(crate) undecided: Arc<ShardCounters>,
+    /// Time for the first byte and a handshake.
+    pub(crate) handshake_timeout: Duration,
     pub(crate) connections_max: usize,
     pub(crate) connections_per_address_max: usize,
     pub(crate) budget: Budget,
@@ -170,7 +172,7 @@ pub(crate) fn spawn(mut acceptor: Acceptor) -> io::Result<JoinHandle<()>> {
     };
     std::thread::Builder::new().name("front-accept".to_owned()).spawn(move || {
         let local = tokio::task::LocalSet::new();
-        let acceptor = std::rc::Rc::new(acceptor);
+        let acceptor = Rc::new(acceptor);
         let mut closing = acceptor.closing.clone();
         for listener in listeners {
             let acceptor = acceptor.clone();
@@ -185,6 +187,7 @@ pub(crate) fn spawn(mut acceptor: Acceptor) -> io::Result<JoinHandle<()>> {
 struct Accepting {
     socket: Socket,
     secured: Option<Arc<Secured>>,
+    also_plain: bool,
     serves: Serves,
 }
 
@@ -207,8 +210,8 @@ impl Accepting {
             }
         };
         let Listener { also_plain, checks_address, serves, .. } = listener;
-        let secured = listener.tls.map(|tls| Arc::new(Secured { tls, also_plain, checks_address, serves }));
-        Ok(Accepting { socket, secured, serves })
+        let secured = listener.tls.map(|tls| Arc::new(Secured { tls, checks_address, serves }));
+        Ok(Accepting { socket, secured, also_plain, serves })
     }
 
     /// The next connection, and its client's address.
@@ -229,15 +232,13 @@ impl Accepting {
 }
 
 impl Acceptor {
-    async fn accept_from(&self, listener: Accepting) {
+    async fn accept_from(self: &Rc<Self>, listener: Accepting) {
         for accepted in 1_u64.. {
             if accepted.is_multiple_of(ACCEPTED_AT_ONCE) {
                 // Thousands may arrive at once: a shard that wakes up meanwhile does not wait for all of them.
                 std::thread::yield_now();
             }
-            // Taken out of this runtime's event loop again: the next thread puts it into its own.
-            let accepted = listener.accept().await;
-            match accepted.and_then(|(stream, peer)| Ok((stream.detach()?, peer))) {
+            match listener.accept().await {
                 Ok((stream, peer)) => self.receive(stream, peer, &listener),
                 Err(error) if concerns_one_connection(&error) => {}
                 Err(_) => tokio::time::sleep(PAUSE).await,
@@ -245,34 +246,75 @@ impl Acceptor {
         }
     }
 
-    fn receive(&self, stream: Detached, peer: SocketAddr, listener: &Accepting) {
-        let total = self.hands.open() + self.reception.quota.handshakes();
+    fn receive(self: &Rc<Self>, stream: Stream, peer: SocketAddr, listener: &Accepting) {
+        let total =
+            self.hands.open() + self.reception.quota.handshakes() + self.undecided.connections.load(Relaxed);
         let is_too_many =
             total >= self.connections_max || self.hands.1.open(peer.ip()) >= self.connections_per_address_max;
         if is_too_many || !self.budget.has_room_for(peer.ip()) {
             // Closing at once lets the client try another member instead of waiting.
-            self.refused.fetch_add(1, Relaxed);
-            self.budget.note_refused();
-            return;
+            return self.refuse();
         }
-        if let Detached::Tcp(stream) = &stream
+        if let Stream::Tcp(stream) = &stream
             && stream.set_nodelay(true).is_err()
         {
             // The client is gone already.
             return;
         }
         match &listener.secured {
-            None => {
-                let origin = Origin { serves: listener.serves, ..Origin::plain(peer) };
-                self.hands.give(stream, origin, None);
+            None => self.let_in(stream, peer, listener.serves),
+            Some(secured) if listener.also_plain => {
+                let (acceptor, secured) = (self.clone(), secured.clone());
+                // Detached: it ends in bounded time, or with the local set.
+                drop(tokio::task::spawn_local(
+                    async move { acceptor.tell_apart(stream, peer, &secured).await },
+                ));
             }
-            Some(listener) => {
-                if !self.reception.begin(stream, peer, listener) {
-                    self.refused.fetch_add(1, Relaxed);
-                    self.budget.note_refused();
-                }
-            }
+            Some(secured) => self.shake_hands(stream, peer, secured, Instant::now()),
         }
+    }
+
+    /// Waits for the first byte of a connection that may speak TLS or not.
+    async fn tell_apart(&self, stream: Stream, peer: SocketAddr, secured: &Arc<Secured>) {
+        let since = Instant::now();
+        let deadline = since + self.handshake_timeout;
+        let slot = OpenSlot::new(&self.undecided, &self.hands.1, peer.ip());
+        let account = self.budget.open(peer.ip());
+        let over = tokio::time::sleep_until(deadline.into());
+        let first = before(|| Instant::now() >= deadline, over, poll_fn(|cx| stream.poll_first_byte(cx)));
+        let first = race(poll_fn(|cx| account.poll_doomed(cx)), first).await;
+        drop((slot, account));
+        match first {
+            // Memory is short.
+            First::Left(()) => {}
+            // A method of HTTP/1 or the preface of HTTP/2; records of TLS begin with a number below 32.
+            First::Right(Some(Ok(Some(byte)))) if byte.is_ascii_alphabetic() => {
+                self.let_in(stream, peer, secured.serves);
+            }
+            // An end, an error and a client that says nothing are left to the handshake, which reports them.
+            First::Right(_) => self.shake_hands(stream, peer, secured, since),
+        }
+    }
+
+    /// Gives a connection without TLS to a shard.
+    fn let_in(&self, stream: Stream, peer: SocketAddr, serves: Serves) {
+        // Taken out of this runtime's event loop again: the next thread puts it into its own. It fails only for a broken socket.
+        let Ok(stream) = stream.detach() else { return };
+        self.hands.give(stream, Origin { serves, ..Origin::plain(peer) }, None);
+    }
+
+    /// Has a handshake begun with a client that was accepted at `since`.
+    fn shake_hands(&self, stream: Stream, peer: SocketAddr, secured: &Arc<Secured>, since: Instant) {
+        let Ok(stream) = stream.detach() else { return };
+        if !self.reception.begin(stream, peer, secured, since) {
+            self.refuse();
+        }
+    }
+
+    /// Counts a connection that is closed on accept.
+    fn refuse(&self) {
+        self.refused.fetch_add(1, Relaxed);
+        self.budget.note_refused();
     }
 }
 

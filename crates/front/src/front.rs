@@ -118,6 +118,8 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
         listeners,
         hands,
         reception,
+        undecided: Arc::new(ShardCounters::new(0)),
+        handshake_timeout: options.handshake_timeout,
         connections_max: options.connections_max,
         connections_per_address_max: options.connections_per_address_max,
         budget: options.budget.clone(),

@@ -351,15 +351,6 @@ fn looks_like_http(first: &[u8]) -> bool {
     [b"GET /", b"HEAD ", b"POST ", b"PUT /", b"OPTIO"].iter().any(|begin| first == &begin[..])
 }
 
-/// Waits for the client's first byte, which stays to be read, and returns true if it begins a request without TLS. What does
-/// not, an end, an error and a client that says nothing are left to the handshake, which reports them.
-async fn is_plain(stream: &Stream, deadline: Instant) -> bool {
-    let over = tokio::time::sleep_until(deadline.into());
-    let first = before(|| Instant::now() >= deadline, over, poll_fn(|cx| stream.poll_first_byte(cx))).await;
-    // A method of HTTP/1 or the preface of HTTP/2; records of TLS begin with a number below 32.
-    matches!(first, Some(Ok(Some(byte))) if byte.is_ascii_alphabetic())
-}
-
 /// Where clients wait until they are let in.
 struct Hall {
     shared: Arc<Shared>,
@@ -373,12 +364,6 @@ impl Hall {
         let Arriving { stream, peer, listener, mut share, since } = arriving;
         let Ok(stream) = stream.attach() else { return };
         let deadline = since + self.shared.timeout;
-        if listener.also_plain && is_plain(&stream, deadline).await {
-            // It fails only for a socket that is broken.
-            let Ok(stream) = stream.detach() else { return };
-            let origin = Origin { serves: listener.serves, ..Origin::plain(peer) };
-            return self.shared.hands.give(stream, origin, None);
-        }
         let Ok(tls) = ServerConnection::new(listener.tls.config()) else { return };
         let mut shaking = Shaking::new(stream, tls);
         let met = async {

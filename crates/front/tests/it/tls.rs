@@ -360,6 +360,73 @@ fn a_listener_that_takes_both_waits_for_a_first_byte_as_for_a_handshake() {
     assert_eq!(silent.read(&mut [0; 1]).unwrap(), 0);
 }
 
+/// A front with a listener that takes both, whose handshakes may take an hour.
+fn serve_both(tls: &ServerTls, options: Options) -> Running {
+    let (listener, address) = testkit::ports::listen();
+    let socket = ListenerSocket::Tcp(listener);
+    let listener = Listener {
+        socket,
+        tls: Some(tls.clone()),
+        also_plain: true,
+        checks_address: false,
+        serves: Serves::All,
+    };
+    let options = Options { handshake_timeout: Duration::from_secs(3600), ..options };
+    run_on(options, address, vec![listener])
+}
+
+#[test]
+fn plain_clients_of_a_listener_that_takes_both_are_not_refused_for_handshakes() {
+    let pki = Pki::new();
+    let (tls, _reloader) = pki.load(pki.settings());
+    let budget = Budget::new(16 * MIB);
+    let running = serve_both(&tls, Options { budget: budget.clone(), ..one_shard() });
+    let refused = running.front.connections_refused();
+    let begun: Vec<TcpStream> = (0..150)
+        .map(|_| {
+            let mut stream = testkit::http1::connect(running.address);
+            stream.write_all(&[22, 3, 1]).unwrap();
+            stream
+        })
+        .collect();
+    testkit::wait_until("further handshakes are refused", TIMEOUT, || {
+        (refused.load(Relaxed) == 150 - 64).then_some(())
+    });
+    let silent: Vec<TcpStream> = (0..50).map(|_| testkit::http1::connect(running.address)).collect();
+    for mut stream in silent {
+        stream.write_all(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.ends_with("GET /health 0 true"), "{answer}");
+    }
+    assert_eq!(refused.load(Relaxed), 150 - 64);
+    drop(begun);
+    testkit::wait_until("nothing is left", TIMEOUT, || (budget.held_bytes() == 0).then_some(()));
+}
+
+#[test]
+fn plain_clients_of_a_listener_that_takes_both_do_not_wait_for_handshakes() {
+    let pki = Pki::new();
+    let (tls, _reloader) = pki.load(pki.settings());
+    let (told, gate) = (Told::default(), Arc::new(Names::default()));
+    let (sink, waits) = (told.clone(), gate.clone());
+    let rejected = Arc::new(move |rejected: &Rejected| {
+        sink.0.lock().unwrap().push(rejected.clone());
+        waits.wait();
+    });
+    let running = serve_both(&tls, Options { rejected, ..one_shard() });
+    let mut neither = testkit::http1::connect(running.address);
+    neither.write_all(&[0; 16]).unwrap();
+    testkit::wait_until("the thread stands still", TIMEOUT, || gate.is_asked.load(SeqCst).then_some(()));
+    let mut stream = testkit::http1::connect(running.address);
+    stream.write_all(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    let read = stream.read_to_string(&mut answer);
+    // Before anything fails: the front ends with its threads.
+    gate.may_answer();
+    assert!(read.is_ok() && answer.ends_with("GET /health 0 true"), "{read:?}: {answer}");
+}
+
 #[test]
 fn handshakes_that_are_begun_and_left_are_bounded() {
     let pki = Pki::new();
