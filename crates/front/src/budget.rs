@@ -228,6 +228,7 @@ impl Budget {
             buffers: Cell::new(0),
             requests: Cell::new(0),
             looked_at: Cell::new(0),
+            work_left: Cell::new(usize::MAX),
         };
         account.charge(CONNECTION_BYTES);
         Rc::new(account)
@@ -396,6 +397,8 @@ pub struct Account {
     requests: Cell<usize>,
     /// Bytes that the service looked at for the connection, and that nobody has counted as work of its turn yet.
     looked_at: Cell<usize>,
+    /// Bytes that the service may look at before others have their turn.
+    work_left: Cell<usize>,
 }
 
 impl fmt::Debug for Account {
@@ -405,15 +408,22 @@ impl fmt::Debug for Account {
 }
 
 /// Bytes as which a key counts that a service looks at: both take about as long.
-const KEY_BYTES: u64 = 128;
+pub const KEY_BYTES: usize = 128;
 
 /// Notes keys and bytes of values that a service has looked at, as work of the turn of the connection that is served now.
 /// Whatever takes more than a look at a few keys says so, whether or not it answers with them.
 pub fn note_work(keys: u64, bytes: u64) {
     if let Some(account) = Account::of_turn() {
-        let work = keys.saturating_mul(KEY_BYTES).saturating_add(bytes);
+        let work = keys.saturating_mul(KEY_BYTES as u64).saturating_add(bytes);
         account.looked_at(usize::try_from(work).unwrap_or(usize::MAX));
     }
+}
+
+/// Returns the work, in bytes as [`note_work`] counts, that the connection which is served now may do before others have their turn. What
+/// is made in slices makes none that is much larger: many connections may have such turns one after the other. Outside of a front there
+/// is no bound.
+pub fn work_left() -> usize {
+    TURN.with_borrow(|account| account.as_ref().map_or(usize::MAX, |account| account.work_left.get()))
 }
 
 impl Account {
@@ -552,6 +562,16 @@ impl Account {
     /// connection has an end.
     pub fn looked_at(&self, bytes: usize) {
         self.looked_at.set(self.looked_at.get().saturating_add(bytes));
+        // Without a bound it stays so.
+        if self.work_left.get() < usize::MAX {
+            self.work_left.set(self.work_left.get().saturating_sub(bytes));
+        }
+    }
+
+    /// The service may look at so many bytes before others have their turn ([`work_left`]). A front says so at the beginning of each turn,
+    /// and so may a test that drives a service without one.
+    pub fn allow_work(&self, bytes: usize) {
+        self.work_left.set(bytes);
     }
 
     /// Takes out what [`Account::looked_at`] noted.

@@ -334,11 +334,12 @@ impl Connection {
         let _turn = around.account.begin_turn();
         self.around.turn.begin(cx.waker());
         socket.begin_turn();
-        around.made.begin_turn(has_waited || around.shard.long_turns.are_free());
+        let work_max = around.shard.long_turns.bytes_max(has_waited);
+        around.begin_work(work_max);
         let now = Instant::now();
         around.http2.borrow_mut().begin_turn(now);
         let written = around.http2.borrow_mut().output().written();
-        let took = if self.is_over() { Took::All } else { self.work(socket, now)? };
+        let took = if self.is_over() { Took::All } else { self.work(socket, now, work_max)? };
         let was_cut = match took {
             Took::Ended => return Poll::Ready(Ok(())),
             Took::TooMuch(what) => return self.send_off(Reason::ENHANCE_YOUR_CALM, what),
@@ -412,7 +413,12 @@ impl Connection {
 
     /// Rounds of calls and transport until nothing is ready, or the turn was long: then a share was taken. Calls that have begun may
     /// make as much as a turn may, and so may those that the client sends: neither keeps the others waiting.
-    fn work<S: Transport>(&mut self, socket: &mut Socket<S>, now: Instant) -> io::Result<Took> {
+    fn work<S: Transport>(
+        &mut self,
+        socket: &mut Socket<S>,
+        now: Instant,
+        work_max: usize,
+    ) -> io::Result<Took> {
         let around = self.around.clone();
         // Before all else, since the rounds of a turn may end anywhere: those of a busy connection always do.
         if around.shard.closing.get() && !self.is_closing {
@@ -442,7 +448,7 @@ impl Connection {
             work.ready = ready;
             let made_enough = around.made.is_enough();
             if made_enough {
-                around.made.reset();
+                around.begin_work(work_max);
             }
             let took = self.take_input(socket, now);
             self.charge_parked();

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use api::Status;
 
 use crate::budget::Account;
-use crate::long_turns::LONG_BYTES;
 use crate::shard::ShardState;
 use crate::turn::Turn;
 use crate::{Origin, Service};
@@ -23,20 +22,9 @@ pub(crate) struct Made {
 }
 
 impl Made {
-    /// Bytes in a turn for which the connection has waited, or while no other has had a long one.
-    const BYTES_MAX: u32 = LONG_BYTES as u32;
-    /// Bytes in a turn for which it has not waited although there was a long one since the last look at the network: as many
-    /// connections as there are may have such turns one after the other.
-    const BYTES_UNANNOUNCED_MAX: u32 = Made::BYTES_MAX / 8;
-
-    /// A turn begins. `may_be_long` says if the connection has waited for a long one, or need not wait.
-    pub(crate) fn begin_turn(&self, may_be_long: bool) {
-        self.bytes_max.set(if may_be_long { Made::BYTES_MAX } else { Made::BYTES_UNANNOUNCED_MAX });
-        self.reset();
-    }
-
-    /// Sets the work of the turn to zero.
-    pub(crate) fn reset(&self) {
+    /// A turn begins, in which so many bytes may be made.
+    pub(crate) fn begin_turn(&self, bytes_max: usize) {
+        self.bytes_max.set(u32::try_from(bytes_max).unwrap_or(u32::MAX));
         self.bytes.set(0);
     }
 
@@ -44,9 +32,9 @@ impl Made {
         self.bytes.set(self.bytes.get().saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX)));
     }
 
-    /// Returns true if it is as much as a turn may make.
+    /// Returns true if it is as much as a turn may make. Services that work in slices take exactly what is left.
     pub(crate) fn is_enough(&self) -> bool {
-        self.bytes.get() > self.bytes_max.get()
+        self.bytes.get() > 0 && self.bytes.get() >= self.bytes_max.get()
     }
 }
 
@@ -78,6 +66,12 @@ pub(crate) struct ConnectionContext {
 }
 
 impl ConnectionContext {
+    /// A turn begins, or another half of it: so many bytes of work may be done.
+    pub(crate) fn begin_work(&self, bytes_max: usize) {
+        self.made.begin_turn(bytes_max);
+        self.account.allow_work(bytes_max);
+    }
+
     /// Counts what the service has looked at for a call as work of the turn.
     pub(crate) fn note_looked_at(&self) {
         self.made.add(self.account.take_looked_at());

@@ -57,6 +57,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
     let phase = Rc::new(Phase::default());
     let heard = phase.clone();
     let pace = Rc::new(Pace::new(account.clone(), shard.clone()));
+    let turns = pace.clone();
     let answer = hyper::service::service_fn(move |request: Request<Incoming>| {
         let (service, held, whose, kept) = (service.clone(), held.clone(), whose.clone(), kept.clone());
         let (origin, shard, heard, pace) = (origin.clone(), state.clone(), heard.clone(), pace.clone());
@@ -129,16 +130,24 @@ pub(crate) async fn serve<S: Transport + 'static>(
         })
         .await
     });
-    match race(race(connection.as_mut(), watched.as_mut()), closing.begun()).await {
+    match race(race(in_turns(&turns, connection.as_mut()), watched.as_mut()), closing.begun()).await {
         First::Left(First::Left(result)) => return result.map_err(io::Error::other),
         First::Left(First::Right(error)) => return Err(error.into()),
         First::Right(()) => {}
     }
     connection.as_mut().graceful_shutdown();
-    match race(connection, watched).await {
+    match race(in_turns(&turns, connection), watched).await {
         First::Left(result) => result.map_err(io::Error::other),
         First::Right(error) => Err(error.into()),
     }
+}
+
+/// Polls what serves a connection. Each poll is a turn: others have had theirs before.
+fn in_turns<F: Future>(pace: &Pace, mut serving: Pin<&mut F>) -> impl Future<Output = F::Output> {
+    poll_fn(move |cx| {
+        pace.begin_turn();
+        serving.as_mut().poll(cx)
+    })
 }
 
 /// Bytes that were read before hyper asked for them: it reads no further than the first bytes of a next request while it
@@ -190,18 +199,39 @@ fn poll_behind<S: Transport>(
 }
 
 /// What the service may do for a connection before others have their turn, whatever it is asked for: what it looks at, and what it
-/// answers with, counts.
+/// answers with, counts. The same rule as for connections of HTTP/2.
 pub(crate) struct Pace {
     account: Rc<Account>,
     shard: Rc<ShardState>,
     ticket: RefCell<Ticket>,
-    /// Bytes since others had their turn.
+    /// Bytes in this turn.
     done: Cell<usize>,
+    /// Bytes behind which others have their turn.
+    bytes_max: Cell<usize>,
+    /// The turn was long: the service goes on when it is the connection's turn to have another.
+    waits: Cell<bool>,
 }
 
 impl Pace {
     fn new(account: Rc<Account>, shard: Rc<ShardState>) -> Pace {
-        Pace { account, shard, ticket: RefCell::default(), done: Cell::new(0) }
+        Pace {
+            account,
+            shard,
+            ticket: RefCell::default(),
+            done: Cell::new(0),
+            bytes_max: Cell::new(LONG_BYTES),
+            waits: Cell::new(false),
+        }
+    }
+
+    /// Others have had their turn.
+    fn begin_turn(&self) {
+        self.begin_work(false);
+    }
+
+    fn begin_work(&self, has_waited: bool) {
+        self.done.set(0);
+        self.bytes_max.set(self.shard.long_turns.bytes_max(has_waited));
     }
 
     /// Lets the service go on in a turn of the connection, unless others have theirs first.
@@ -210,12 +240,14 @@ impl Pace {
         cx: &mut Context<'_>,
         go_on: impl FnOnce(&mut Context<'_>) -> Poll<T>,
     ) -> Poll<T> {
-        if self.done.get() > LONG_BYTES {
+        if self.waits.get() {
             ready!(self.ticket.borrow_mut().poll(&self.shard.long_turns, cx));
-            self.done.set(0);
+            self.waits.set(false);
+            self.begin_work(true);
         }
         let polled = {
             let _turn = self.account.begin_turn();
+            self.account.allow_work(self.bytes_max.get().saturating_sub(self.done.get()));
             go_on(cx)
         };
         self.note(self.account.take_looked_at());
@@ -225,7 +257,8 @@ impl Pace {
     /// Counts bytes of work.
     pub(crate) fn note(&self, bytes: usize) {
         self.done.set(self.done.get().saturating_add(bytes));
-        if self.done.get() > LONG_BYTES {
+        if self.done.get() >= self.bytes_max.get() {
+            self.waits.set(true);
             self.shard.long_turns.note();
         }
     }

@@ -67,7 +67,7 @@ mod turn;
 mod turnstile;
 mod wire;
 
-pub use budget::{Account, AccountTurn, Budget, Charge, Held, note_work};
+pub use budget::{Account, AccountTurn, Budget, Charge, Held, KEY_BYTES, note_work, work_left};
 pub use counters::{MethodCounters, ShardCounters};
 pub use exchange::{ChunkSource, Exchange, LocalStream, RequestBody, ResponseBody};
 pub use front::{Front, MakeService, start};

@@ -11,6 +11,10 @@ use std::task::{Context, Poll, Waker};
 /// Bytes that a turn makes of answers, and those that it writes, before others have theirs: a tenth of a millisecond or so.
 pub(crate) const LONG_BYTES: usize = 64 * 1024;
 
+/// Bytes in a turn for which a connection has not waited although there was a long one since the last look at the network: as many
+/// connections as there are may have such turns one after the other.
+const UNANNOUNCED_BYTES: usize = LONG_BYTES / 8;
+
 /// The connections of a shard whose next turn may be long.
 #[derive(Default)]
 pub(crate) struct LongTurns {
@@ -46,8 +50,13 @@ impl LongTurns {
     }
 
     /// Returns true if a turn may be long without having waited for it.
-    pub(crate) fn are_free(&self) -> bool {
+    fn are_free(&self) -> bool {
         self.is_open || !self.is_used.get()
+    }
+
+    /// Returns the bytes of work that a connection may do in a turn: as many as in a long one if it has waited for that, or need not.
+    pub(crate) fn bytes_max(&self, has_waited: bool) -> usize {
+        if has_waited || self.are_free() { LONG_BYTES } else { UNANNOUNCED_BYTES }
     }
 
     /// Lets one after the other through, for ever.

@@ -15,14 +15,14 @@ use bytes::Bytes;
 use mainstay_front::{
     Account, Answer, Closing, Exchange, Front, Head, Inbound, Kind, Listener, LocalBoxFuture, Messages,
     Method, Options, Origin, Outbound, ResponseBody, Service, Shard, ShardCounters, ShardId, TrySend, Unary,
-    fuzzing, note_work,
+    fuzzing, note_work, work_left,
 };
 use testkit::TIMEOUT;
 use tokio::io::DuplexStream;
 use tokio::task::JoinHandle;
 
 /// Methods by name; their place is their id.
-const METHODS: [(&str, Kind); 24] = [
+const METHODS: [(&str, Kind); 25] = [
     ("/test.Echo/Holds", Kind::Unary),
     ("/test.Echo/Unary", Kind::Unary),
     ("/test.Echo/Later", Kind::Unary),
@@ -45,9 +45,22 @@ const METHODS: [(&str, Kind); 24] = [
     ("/test.Echo/Looks", Kind::Unary),
     ("/test.Echo/LooksAtOnce", Kind::Unary),
     ("/test.Echo/LooksLater", Kind::Unary),
+    ("/test.Echo/LooksInSlices", Kind::Unary),
     ("/test.Echo/Memory", Kind::Unary),
     ("/test.Echo/Pieced", Kind::Unary),
 ];
+
+/// Looks at a few megabytes, in slices that are as large as what is left of the turn. All bytes are counted as pieces.
+async fn look_in_slices(seen: Arc<Seen>) {
+    let mut left: usize = 2 << 20;
+    while left > 0 {
+        let slice = work_left().clamp(4 << 10, 256 << 10).min(left);
+        note_work(0, slice as u64);
+        seen.pieces.fetch_add(slice, SeqCst);
+        left -= slice;
+        tokio::task::yield_now().await;
+    }
+}
 
 /// Sends numbers with spaces behind them, some at a time.
 async fn send_together(
@@ -286,6 +299,14 @@ impl Service for Echo {
                     Ok(Answer::Whole(Bytes::from_static(b"x")))
                 }))
             }
+            "/test.Echo/LooksInSlices" => {
+                let seen = self.seen.clone();
+                Unary::Later(Box::pin(async move {
+                    let _alive = alive;
+                    look_in_slices(seen).await;
+                    Ok(Answer::Whole(Bytes::from_static(b"x")))
+                }))
+            }
             "/test.Echo/Metadata" => {
                 let text = format!(
                     "{:?} {} {:?} {}",
@@ -435,6 +456,9 @@ impl Service for Echo {
             } else if path == "/waits" {
                 let _alive = Alive::new(&self.seen);
                 return std::future::pending().await;
+            } else if path == "/looks" {
+                look_in_slices(seen).await;
+                ResponseBody::Whole(Bytes::from_static(b"x"))
             } else if path == "/naps" {
                 tokio::time::sleep(Duration::from_millis(3)).await;
                 ResponseBody::Whole(Bytes::from_static(b"woken"))

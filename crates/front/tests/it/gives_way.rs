@@ -175,3 +175,52 @@ fn a_call_waits_for_a_turn_or_two_of_long_pages_and_not_for_all() {
         mostly_wait_for(&running, 10, path);
     }
 }
+
+/// Bytes looked at for a crowd that begins at the same time before a call that comes behind.
+fn looked_at_before_a_call(running: &Running, begin: impl FnOnce()) -> usize {
+    let mut other = Connection::h2(running.address, &[]);
+    call(&mut other, 1, "/test.Echo/Pieced");
+    other.next_of(DATA);
+    behind(running, || {
+        begin();
+        call(&mut other, 3, "/test.Echo/Pieced");
+    });
+    let answer = other.next_of(DATA).payload;
+    String::from_utf8_lossy(&answer[5..]).parse().expect("a number")
+}
+
+/// Connections that begin something long at the same time.
+const CROWD: usize = 60;
+/// An eighth of a long turn for each of them, and some long turns.
+const LOOKED_AT_MAX: usize = CROWD * (8 << 10) + (512 << 10);
+
+#[test]
+fn first_slices_of_a_crowd_are_small() {
+    let running = run();
+    let mut crowd: Vec<_> = (0..CROWD).map(|_| Connection::h2(running.address, &[])).collect();
+    crowd.iter_mut().for_each(|client| {
+        call(client, 1, "/test.Echo/Unary");
+        client.next_of(DATA);
+    });
+    let looked_at = looked_at_before_a_call(&running, || {
+        crowd.iter_mut().for_each(|client| call(client, 3, "/test.Echo/LooksInSlices"));
+    });
+    assert!(looked_at <= LOOKED_AT_MAX, "{looked_at} bytes came first");
+    crowd.iter_mut().for_each(|client| drop(client.next_of(DATA)));
+}
+
+#[test]
+fn first_slices_of_a_crowd_of_http1_are_small() {
+    let running = run();
+    let mut crowd: Vec<_> = (0..CROWD).map(|_| http1::connect(running.address)).collect();
+    let mut ask = |path: &str| {
+        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n");
+        crowd.iter_mut().for_each(|client| client.write_all(request.as_bytes()).unwrap());
+        crowd.iter_mut().map(|client| client.try_clone().unwrap()).collect::<Vec<_>>()
+    };
+    ask("/health").iter_mut().for_each(|client| assert_eq!(http1::read_answer(client).status, 200));
+    let mut waiting = Vec::new();
+    let looked_at = looked_at_before_a_call(&running, || waiting = ask("/looks"));
+    assert!(looked_at <= LOOKED_AT_MAX, "{looked_at} bytes came first");
+    waiting.iter_mut().for_each(|client| assert_eq!(http1::read_answer(client).status, 200));
+}

@@ -25,7 +25,7 @@ use numbers::{ChangeId, Revision};
 use super::choose::{Chooser, Seen, gathered_bytes_max};
 use super::large_value::{self, LargeValue};
 use super::pieces;
-use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE, REPLACED, note_walk, projected, slice};
+use super::range::{BYTES_AT_ONCE, REPLACED, keys_per_slice, note_walk, projected, slice};
 use crate::encode;
 use storage::values::unreadable;
 use storage::values::{Attempt, LogValues, made};
@@ -174,7 +174,8 @@ impl Evaluation {
             let next = made(self.values.clone(), |values| {
                 let slice = slice(&self.state)?;
                 let mut walk = past.walk(&slice.snapshot(), behind.as_deref()).map_err(range::refused)?;
-                walk.set_looks(KEYS_PER_SLICE as u64);
+                let looks = keys_per_slice() as u64;
+                walk.set_looks(looks);
                 let (mut looked, mut seen) = (looked, Seen::default());
                 if let (left, Some(all)) = walk.size_hint()
                     && left == all
@@ -200,7 +201,7 @@ impl Evaluation {
                     }
                     last = Some(version.key());
                 }
-                note_walk(&walk, KEYS_PER_SLICE as u64, seen.read_bytes());
+                note_walk(&walk, looks, seen.read_bytes());
                 let last = walk.stopped_at().or(last.filter(|_| seen.is_due())).map(<[u8]>::to_vec);
                 Ok::<_, Status>((looked, seen, last))
             });
@@ -355,7 +356,8 @@ impl Pieces {
                 Part::Kvs(field, projection, Keys::Walk { past, left, behind }) => {
                     let slice = slice(&self.state)?;
                     let mut walk = past.walk(&slice.snapshot(), behind.as_deref()).map_err(range::refused)?;
-                    walk.set_looks(KEYS_PER_SLICE as u64);
+                    let looks = keys_per_slice() as u64;
+                    walk.set_looks(looks);
                     let mut last = None;
                     while (through.keys as u64) < *left
                         && out.len() < self.values.piece_bytes(bytes_max)
@@ -370,7 +372,7 @@ impl Pieces {
                         last = Some(version.key());
                         through.keys += 1;
                     }
-                    note_walk(&walk, KEYS_PER_SLICE as u64, 0);
+                    note_walk(&walk, looks, 0);
                     through.behind = walk.stopped_at().or(last).map(<[u8]>::to_vec);
                     (through.keys as u64 == *left, true)
                 }
@@ -644,7 +646,7 @@ mod tests {
             let slices = newest.1.swap(0, Ordering::Relaxed);
             assert!(slices <= 2, "{slices} slices in one turn");
         }
-        assert!(turns > 40_000 / KEYS_PER_SLICE / 2, "{turns}");
+        assert!(turns > 40_000 / crate::services::range::KEYS_PER_SLICE / 2, "{turns}");
     }
 
     #[test]

@@ -42,24 +42,41 @@ pub(super) struct Item {
     value: Option<BytesMut>,
 }
 
+/// Bytes of values that a slice reads, however little work is left in the turn.
+const READ_AT_ONCE_MIN: usize = 4 << 10;
+/// Bytes that reading a value counts as besides its own: it is a call of the system.
+const READ_WORK: usize = 512;
+
+/// Returns the bytes of values that the next slice reads: what is left of the turn.
+pub(super) fn read_at_once() -> usize {
+    front::work_left().clamp(READ_AT_ONCE_MIN, READ_AT_ONCE)
+}
+
 /// A slice of the keys as a [`Chooser`] sees it.
-#[derive(Default)]
 pub(super) struct Seen {
     items: Vec<Item>,
     passed: u64,
-    /// Bytes of values.
+    /// Bytes of values, and the work of reading them.
     read: usize,
+    /// The slice ends with this much.
+    read_max: usize,
+}
+
+impl Default for Seen {
+    fn default() -> Seen {
+        Seen { items: Vec::new(), passed: 0, read: 0, read_max: read_at_once() }
+    }
 }
 
 impl Seen {
-    /// Returns the bytes of values that were read for it.
+    /// Returns the bytes as which reading values for it counts.
     pub fn read_bytes(&self) -> usize {
         self.read
     }
 
     /// Returns true if the slice should end here, since it has enough bytes of values.
     pub fn is_due(&self) -> bool {
-        self.read >= READ_AT_ONCE
+        self.read >= self.read_max
     }
 }
 
@@ -120,7 +137,7 @@ impl Chooser {
             SortTarget::Value => {
                 let mut value = BytesMut::new();
                 read_version(version, values, &mut value).map_err(|e| unreadable(&e))?;
-                seen.read += value.len();
+                seen.read += value.len() + READ_WORK;
                 Some(value)
             }
             _ => None,

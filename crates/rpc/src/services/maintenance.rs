@@ -27,7 +27,7 @@ use mvcc::HashWalk;
 use prost::Message as _;
 use sha2::{Digest, Sha256};
 
-use super::choose::READ_AT_ONCE;
+use super::choose::read_at_once;
 use super::principal::Principal;
 use super::{NO_REQUEST, Services, decode, decode_streamed, whole};
 use config::QUOTA_BYTES_DEFAULT;
@@ -333,11 +333,12 @@ fn hash_slice(
 ) -> Result<(HashWalk, KvHash, bool), Status> {
     let slice = super::range::slice(state)?;
     let (mut failed, mut bytes, mut versions) = (None, 0, 0);
+    let work_max = read_at_once();
     let done = walk.step_while(&slice.snapshot(), HASHED_PER_SLICE, |version| {
         failed = hash.feed(version, values).err();
         bytes += version.value_len() as usize;
         versions += 1;
-        failed.is_none() && bytes < READ_AT_ONCE
+        failed.is_none() && bytes + versions as usize * front::KEY_BYTES < work_max
     });
     front::note_work(versions, bytes as u64);
     failed.map_or(Ok((walk, hash, done)), Err)
@@ -408,6 +409,31 @@ mod tests {
         writer.finish();
         assert_eq!(unwritten(&overtaken, &now(Some(other.publish()))), REPLACED);
         assert_eq!(unwritten(&overtaken, &now(None)), error::COMPACTED);
+    }
+
+    #[test]
+    fn a_slice_of_a_hash_is_as_large_as_what_is_left_of_the_turn() {
+        let mut store = Store::new();
+        for n in 0..400 {
+            let mut writer = store.begin();
+            let location = Location { segment: 1, offset: n };
+            writer.put(format!("k{n}").as_bytes(), Value { location, len: 100, crc: 0 }, LeaseId::NONE);
+            writer.finish();
+        }
+        let view = store.publish();
+        let state = AsOf::from(Arc::clone(&view));
+        let missing = |work| {
+            let account = front::Budget::new(1 << 20).open([127, 0, 0, 1].into());
+            account.allow_work(work);
+            let _turn = account.begin_turn();
+            let walk = HashWalk::new(&view.snapshot(), Revision::CURRENT).expect("is there");
+            let values = Attempt::new(Rc::new(Nothing));
+            hash_slice(&state, (walk, KvHash::default()), &values).expect("goes on");
+            assert!(front::work_left() <= work / 8, "{} of {work} are left", front::work_left());
+            values.missing()
+        };
+        let of_turns = [64 << 10, 8 << 10, 0].map(missing);
+        assert_eq!(of_turns, [HASHED_PER_SLICE, 36, 18]);
     }
 
     #[test]

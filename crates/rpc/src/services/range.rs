@@ -53,6 +53,8 @@ const VALUES_SORTED_AT_ONCE: u64 = 4;
 pub(crate) const BYTES_AT_ONCE: usize = 128 << 10;
 /// Keys looked at between two looks at other calls.
 pub(super) const KEYS_PER_SLICE: usize = 512;
+/// Keys that a slice looks at, however little work is left in the turn.
+const KEYS_PER_SLICE_MIN: usize = 32;
 /// Keys looked at for one piece of an answer; at an older revision some of them may not be there.
 const KEYS_PER_PIECE: u64 = 8192;
 
@@ -87,6 +89,12 @@ fn put_kv_field(
 
 fn kv_field_len(version: Version<'_>, projection: Projection) -> usize {
     field_len(kv_len(version, projection))
+}
+
+/// Returns how many keys the next slice of a walk looks at: what is left of the turn, so that as many connections as there are may begin
+/// one at the same time, each before it waits for its place among the long turns.
+pub(super) fn keys_per_slice() -> usize {
+    (front::work_left() / front::KEY_BYTES).clamp(KEYS_PER_SLICE_MIN, KEYS_PER_SLICE)
 }
 
 /// Counts the keys of `looks` that a walk has looked at, and these bytes of values, as work of the turn.
@@ -689,20 +697,21 @@ impl Services {
                 let slice = slice(&state)?;
                 let range = key_range(&request.key, &request.range_end, behind.as_deref());
                 let mut walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
-                walk.set_looks(KEYS_PER_SLICE as u64);
-                for version in walk.by_ref() {
+                let looks = keys_per_slice() as u64;
+                walk.set_looks(looks);
+                while let Some(version) = walk.next() {
                     if keys < take {
                         kvs += kv_field_len(version, projection);
                         keys += 1;
                     } else if let Some(counted) = counted {
                         // The rest is counted without looking at it.
                         count = counted as i64;
-                        front::note_work(keys % KEYS_PER_SLICE as u64, 0);
+                        note_walk(&walk, looks, 0);
                         break 'walk;
                     }
                     count += 1;
                 }
-                note_walk(&walk, KEYS_PER_SLICE as u64, 0);
+                note_walk(&walk, looks, 0);
                 match walk.stopped_at() {
                     Some(key) => behind = Some(key.to_vec()),
                     None => break 'walk,
@@ -738,7 +747,8 @@ impl Services {
                 let slice = slice(state)?;
                 let range = key_range(&request.key, &request.range_end, behind.as_deref());
                 let mut walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
-                walk.set_looks(KEYS_PER_SLICE as u64);
+                let looks = keys_per_slice() as u64;
+                walk.set_looks(looks);
                 let (mut seen, mut count, mut last) = (Seen::default(), count, None);
                 while !seen.is_due()
                     && let Some(version) = walk.next()
@@ -749,7 +759,7 @@ impl Services {
                     }
                     last = Some(version.key());
                 }
-                note_walk(&walk, KEYS_PER_SLICE as u64, seen.read_bytes());
+                note_walk(&walk, looks, seen.read_bytes());
                 let last = walk.stopped_at().or(last.filter(|_| seen.is_due())).map(<[u8]>::to_vec);
                 Ok::<_, Status>((seen, count, last))
             });
@@ -807,13 +817,14 @@ impl Services {
         // The newest piece waits for the next one, or for the end: see `end_of_stream`.
         let (mut unsent, mut held) = (BytesMut::new(), outbound.account().hold(0));
         while left > 0 {
-            let keys_max = KEYS_PER_SLICE.min(usize::try_from(left).unwrap_or(usize::MAX));
+            let looks = keys_per_slice();
+            let keys_max = looks.min(usize::try_from(left).unwrap_or(usize::MAX));
             let piece = made(self.values.clone(), |values| {
                 let (mut out, mut keys) = (BytesMut::new(), 0);
                 let slice = slice(&state)?;
                 let range = key_range(&request.key, &request.range_end, behind.as_deref());
                 let mut walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
-                walk.set_looks(KEYS_PER_SLICE as u64);
+                walk.set_looks(looks as u64);
                 let mut last = None;
                 for version in walk.by_ref().take(keys_max) {
                     put_kv_field(&mut out, version, projection, values)?;
@@ -823,7 +834,7 @@ impl Services {
                         break;
                     }
                 }
-                note_walk(&walk, KEYS_PER_SLICE as u64, out.len());
+                note_walk(&walk, looks as u64, out.len());
                 Ok::<_, Status>((out, keys, walk.stopped_at().or(last).map(<[u8]>::to_vec)))
             });
             let (out, keys, Some(last)) = piece.await? else { break };
@@ -848,9 +859,10 @@ impl Services {
                 let slice = slice(&state)?;
                 let range = key_range(&request.key, &request.range_end, behind.as_deref());
                 let mut walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
-                walk.set_looks(KEYS_PER_SLICE as u64);
+                let looks = keys_per_slice() as u64;
+                walk.set_looks(looks);
                 count += walk.by_ref().count() as i64;
-                note_walk(&walk, KEYS_PER_SLICE as u64, 0);
+                note_walk(&walk, looks, 0);
                 walk.stopped_at().map(<[u8]>::to_vec)
             };
             match last {
@@ -881,11 +893,12 @@ impl Services {
         let mut held = outbound.account().hold(chosen.capacity() * size_of::<ChangeId>());
         let mut unsent = BytesMut::new();
         while !chosen.is_empty() {
+            let keys_max = keys_per_slice();
             let piece = made(self.values.clone(), |values| {
                 let (mut out, mut keys) = (BytesMut::new(), 0);
                 let slice = slice(state)?;
                 let snapshot = slice.snapshot();
-                for change in chosen.iter().rev().take(KEYS_PER_SLICE) {
+                for change in chosen.iter().rev().take(keys_max) {
                     let version = snapshot.version_at(*change).ok_or(error::COMPACTED)?;
                     put_kv_field(&mut out, version, projection, values)?;
                     keys += 1;
