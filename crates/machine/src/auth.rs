@@ -173,6 +173,16 @@ impl Auth {
         self.users.iter().map(|(_, user)| &**user)
     }
 
+    /// The users behind this name, or all, by name.
+    pub fn users_after(&self, name: Option<&[u8]>) -> impl Iterator<Item = &User> {
+        self.users.after(name).map(|(_, user)| &**user)
+    }
+
+    /// The roles behind this name, or all, by name.
+    pub fn roles_after(&self, name: Option<&[u8]>) -> impl Iterator<Item = &Role> {
+        self.roles.after(name).map(|(_, role)| &**role)
+    }
+
     /// The role of this name.
     pub fn role(&self, name: &str) -> Option<&Role> {
         self.roles.get(name.as_bytes()).map(|role| &**role)

@@ -6,8 +6,9 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
+use api::authpb::{Role, User};
 use api::etcdserverpb::AlarmMember;
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use interchange::backend::{
     Auth, Backend, BackendLayout, BackendWriter, Change, ChangeHead, ConfState, Member, Membership, Meta,
     Release,
@@ -27,7 +28,7 @@ pub struct EtcdDatabase {
     compact_revision: Revision,
     leases: Leases,
     alarms: Vec<AlarmMember>,
-    auth: Auth,
+    auth: machine::auth::Auth,
     /// Content of the bucket `meta`.
     pub meta: Meta,
     /// Members, and what they agreed on.
@@ -39,6 +40,7 @@ pub struct EtcdDatabase {
 /// The first pass.
 pub struct Measuring {
     layout: Option<BackendLayout>,
+    auth: AuthWalk,
     leases: LeaseWalk,
     behind: ChangeId,
 }
@@ -46,9 +48,34 @@ pub struct Measuring {
 /// The second pass.
 pub struct Writing<W> {
     writer: BackendWriter<W>,
+    auth: AuthWalk,
     leases: LeaseWalk,
     behind: ChangeId,
 }
+
+/// How far a pass over users and roles has come.
+#[derive(Clone, Default)]
+enum AuthWalk {
+    /// Nothing was given.
+    #[default]
+    Begins,
+    /// Users up to this one.
+    User(Bytes),
+    /// All users.
+    Users,
+    /// All users, and roles up to this one.
+    Role(Bytes),
+    Done,
+}
+
+/// A user or a role on its way into a database.
+enum UserOrRole<'a> {
+    User(&'a User),
+    Role(&'a Role),
+}
+
+/// Permissions of a role, or roles of a user, that count as much as another user.
+const PARTS_PER_USER: usize = 16;
 
 /// How far a pass over the leases has come. They go by their ids without a sign, so that the negative ones come last.
 #[derive(Clone, Copy, Default)]
@@ -59,7 +86,7 @@ struct LeaseWalk {
     is_done: bool,
 }
 
-/// Leases that are written in one step.
+/// Users, roles and leases that are written in one step.
 const LEASES_PER_STEP: usize = 1024;
 
 /// Values of versions that follow each other, on their way into a database.
@@ -133,17 +160,11 @@ pub fn membership(members: &Members) -> Membership {
     }
 }
 
-/// Users and roles in the words of etcd's database, which says nothing of them as long as there never were any.
-fn auth(auth: &machine::auth::Auth) -> Auth {
-    if *auth == machine::auth::Auth::default() {
-        return Auth::default();
-    }
-    Auth {
-        enabled: auth.is_enabled(),
-        revision: auth.revision(),
-        users: auth.users().cloned().collect(),
-        roles: auth.roles().cloned().collect(),
-    }
+/// Whether users and roles count, and their revision, in the words of etcd's database, which says nothing of them as long as there never
+/// were any.
+fn auth_settings(auth: &machine::auth::Auth) -> (bool, u64) {
+    let is_new = *auth == machine::auth::Auth::default();
+    if is_new { (false, 0) } else { (auth.is_enabled(), auth.revision()) }
 }
 
 /// Users and roles of etcd's database in the machine's words.
@@ -285,7 +306,7 @@ impl EtcdDatabase {
             compact_revision: head.compact_revision,
             leases: head.leases.clone(),
             alarms: head.alarms.list(0, 0),
-            auth: auth(&head.auth),
+            auth: head.auth.clone(),
             meta,
             membership: membership(&head.members),
             release,
@@ -294,7 +315,8 @@ impl EtcdDatabase {
 
     /// Begins the first pass.
     pub fn measure(&self) -> Measuring {
-        Measuring { layout: None, leases: LeaseWalk::default(), behind: ChangeId::end_of(Revision(0)) }
+        let (auth, leases) = (AuthWalk::default(), LeaseWalk::default());
+        Measuring { layout: None, auth, leases, behind: ChangeId::end_of(Revision(0)) }
     }
 
     /// Begins the second pass; the writer was made with the plan that the first gave.
@@ -306,8 +328,51 @@ impl EtcdDatabase {
         writer.meta(&self.meta)?;
         writer.membership(&self.membership)?;
         writer.alarms(&self.alarms)?;
-        writer.auth(&self.auth)?;
-        Ok(Writing { writer, leases: LeaseWalk::default(), behind: ChangeId::end_of(Revision(0)) })
+        let (enabled, revision) = auth_settings(&self.auth);
+        writer.auth_settings(enabled, revision)?;
+        let (auth, leases) = (AuthWalk::default(), LeaseWalk::default());
+        Ok(Writing { writer, auth, leases, behind: ChangeId::end_of(Revision(0)) })
+    }
+
+    /// Gives `put` the next users and then roles, up to this many; those with many parts count as several.
+    fn each_user_and_role<E>(
+        &self,
+        walk: &mut AuthWalk,
+        max: usize,
+        mut put: impl FnMut(UserOrRole<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut left = max;
+        let mut spend = |parts: usize| {
+            left = left.saturating_sub(1 + parts / PARTS_PER_USER);
+            left > 0
+        };
+        if matches!(walk, AuthWalk::Begins | AuthWalk::User(_)) {
+            let behind = match walk {
+                AuthWalk::User(name) => Some(name.clone()),
+                _ => None,
+            };
+            for user in self.auth.users_after(behind.as_deref()) {
+                put(UserOrRole::User(user))?;
+                *walk = AuthWalk::User(user.name.clone());
+                if !spend(user.roles.len()) {
+                    return Ok(());
+                }
+            }
+            *walk = AuthWalk::Users;
+        }
+        let behind = match walk {
+            AuthWalk::Role(name) => Some(name.clone()),
+            _ => None,
+        };
+        for role in self.auth.roles_after(behind.as_deref()) {
+            put(UserOrRole::Role(role))?;
+            *walk = AuthWalk::Role(role.name.clone());
+            if !spend(role.key_permission.len()) {
+                return Ok(());
+            }
+        }
+        *walk = AuthWalk::Done;
+        Ok(())
     }
 
     /// Gives `put` the next leases, up to this many.
@@ -373,10 +438,18 @@ impl Measuring {
                 layout.meta(&of.meta)?;
                 layout.membership(&of.membership)?;
                 layout.alarms(&of.alarms)?;
-                layout.auth(&of.auth)?;
+                let (enabled, revision) = auth_settings(&of.auth);
+                layout.auth_settings(enabled, revision)?;
                 layout
             }
         };
+        if !matches!(self.auth, AuthWalk::Done) {
+            of.each_user_and_role(&mut self.auth, budget, |each| match each {
+                UserOrRole::User(user) => layout.user(user),
+                UserOrRole::Role(role) => layout.role(role),
+            })?;
+            return Ok(None);
+        }
         if !self.leases.is_done {
             of.each_lease(&mut self.leases, budget, |lease| layout.lease(lease))?;
             if !self.leases.is_done {
@@ -428,8 +501,8 @@ impl<W: Write> Writing<W> {
         budget_bytes: usize,
     ) -> Result<Portion, EtcdDatabaseError> {
         let mut portion = Portion { values: BytesMut::new(), through: self.behind, done: false };
-        if !self.leases.is_done {
-            // Leases come first, without values.
+        if !matches!(self.auth, AuthWalk::Done) || !self.leases.is_done {
+            // Users, roles and leases come first, without values.
             return Ok(portion);
         }
         let slice = of.state.slice()?;
@@ -451,12 +524,20 @@ impl<W: Write> Writing<W> {
         Ok(portion)
     }
 
-    /// Goes on over the versions of a portion, or writes some leases before the first; whether that was all.
+    /// Goes on over the versions of a portion, or writes some users, roles or leases before the first; whether that was all.
     ///
     /// # Errors
     ///
     /// When the state was compacted meanwhile, or the output fails.
     pub fn write(&mut self, of: &EtcdDatabase, portion: Portion) -> Result<bool, EtcdDatabaseError> {
+        if !matches!(self.auth, AuthWalk::Done) {
+            let writer = &mut self.writer;
+            of.each_user_and_role(&mut self.auth, LEASES_PER_STEP, |each| match each {
+                UserOrRole::User(user) => writer.user(user),
+                UserOrRole::Role(role) => writer.role(role),
+            })?;
+            return Ok(false);
+        }
         if !self.leases.is_done {
             of.each_lease(&mut self.leases, LEASES_PER_STEP, |lease| self.writer.lease(lease))?;
             return Ok(false);
@@ -491,7 +572,6 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use api::etcdserverpb::{CompactionRequest, DeleteRangeRequest, InternalRaftRequest, PutRequest};
-    use bytes::Bytes;
     use machine::{Command, Machine, Newest, Rules, Values};
     use mvcc::{Moment, Value, View};
     use numbers::{Index, Location, Term};
@@ -614,6 +694,40 @@ mod tests {
             fixture.compact();
             (0..1000).for_each(|n| fixture.put(format!("new{n}")));
             steps(&mut fixture, removed_at);
+        }
+    }
+
+    #[test]
+    fn users_and_roles_are_given_by_name_some_at_a_time() {
+        let mut machine = Machine::new(Rules { learners_max: 1 });
+        let view = machine.store.publish();
+        let user = |name: &str| User { name: name.to_owned().into(), ..User::default() };
+        let role = |name: &str, permissions| Role {
+            name: name.to_owned().into(),
+            key_permission: vec![api::authpb::Permission::default(); permissions],
+        };
+        let users = ["root", "bob", "alice"].map(user);
+        let roles = [role("root", 0), role("large", 3 * PARTS_PER_USER)];
+        let mut head = machine.head();
+        head.auth = machine::auth::Auth::of(false, 5, users, roles);
+        let database = EtcdDatabase::new(view, &head, Release::V3_6);
+        for (max, steps) in [(1, 6), (2, 3), (3, 3), (8, 2), (100, 1)] {
+            let (mut walk, mut names, mut taken) = (AuthWalk::default(), Vec::new(), 0);
+            while !matches!(walk, AuthWalk::Done) {
+                let given = database.each_user_and_role(&mut walk, max, |each| {
+                    let name = match each {
+                        UserOrRole::User(user) => &user.name,
+                        UserOrRole::Role(role) => &role.name,
+                    };
+                    names.push(String::from_utf8_lossy(name).into_owned());
+                    Ok::<_, EtcdDatabaseError>(())
+                });
+                given.expect("all are taken");
+                taken += 1;
+                assert!(taken < 10, "it does not end");
+            }
+            assert_eq!(names, ["alice", "bob", "root", "large", "root"]);
+            assert_eq!(taken, steps, "{max} at a time");
         }
     }
 

@@ -91,6 +91,35 @@ macro_rules! both_passes {
             self.state.auth(auth)
         }
 
+        /// Whether users and roles count, and their revision, without any of them: they follow one by one.
+        ///
+        /// # Errors
+        ///
+        /// When it was there before, or the output fails.
+        pub fn auth_settings(&mut self, enabled: bool, revision: u64) -> Result<(), WriteError> {
+            self.state.auth_settings(enabled, revision)
+        }
+
+        /// The next user, by name; all users come before the first role.
+        ///
+        /// # Errors
+        ///
+        /// When it does not come in order, or the output fails.
+        pub fn user(&mut self, user: &api::authpb::User) -> Result<(), WriteError> {
+            self.state.begin(name::AUTH_USERS)?;
+            Pairs::pair(&mut self.state.pairs, &user.name, &[&user.encode_to_vec()])
+        }
+
+        /// The next role, by name.
+        ///
+        /// # Errors
+        ///
+        /// When it does not come in order, or the output fails.
+        pub fn role(&mut self, role: &api::authpb::Role) -> Result<(), WriteError> {
+            self.state.begin(name::AUTH_ROLES)?;
+            Pairs::pair(&mut self.state.pairs, &role.name, &[&role.encode_to_vec()])
+        }
+
         /// The next lease, by ascending ids (as numbers without a sign).
         ///
         /// # Errors
@@ -283,14 +312,19 @@ impl<P: Pairs> State<P> {
         self.sorted(name::ALARM, alarms.iter().map(|alarm| (alarm.encode_to_vec(), [])).collect())
     }
 
-    fn auth(&mut self, auth: &Auth) -> Result<(), WriteError> {
+    fn auth_settings(&mut self, enabled: bool, revision: u64) -> Result<(), WriteError> {
         self.bucket(name::AUTH)?;
-        if auth.enabled {
+        if enabled {
             self.pairs.pair(b"authEnabled", &[&[1]])?;
         }
-        if auth.revision > 0 {
-            self.pairs.pair(b"authRevision", &[&auth.revision.to_be_bytes()])?;
+        if revision > 0 {
+            self.pairs.pair(b"authRevision", &[&revision.to_be_bytes()])?;
         }
+        Ok(())
+    }
+
+    fn auth(&mut self, auth: &Auth) -> Result<(), WriteError> {
+        self.auth_settings(auth.enabled, auth.revision)?;
         self.sorted(
             name::AUTH_USERS,
             auth.users.iter().map(|user| (user.name.to_vec(), user.encode_to_vec())).collect(),
