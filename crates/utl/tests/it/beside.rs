@@ -162,6 +162,9 @@ impl Disk for Racing {
     fn lock_shared(&self, path: &Path) -> io::Result<Lock> {
         RealDisk.lock_shared(path)
     }
+    fn share_file_system(&self, one: &Path, other: &Path) -> io::Result<bool> {
+        RealDisk.share_file_system(one, other)
+    }
     fn space(&self, path: &Path) -> io::Result<DiskSpace> {
         RealDisk.space(path)
     }
