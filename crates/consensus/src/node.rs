@@ -1151,7 +1151,7 @@ impl Node {
     }
 
     /// Returns index and data of the entries behind this one that are kept in memory, the newest included, whether they are on
-    /// disk or not.
+    /// disk or not. Every entry that is not applied is among them: only what is applied leaves memory ([`Event::Forgotten`]).
     pub fn data_after(&self, index: Index) -> impl Iterator<Item = (Index, &[u8])> {
         let unstable = &self.raw.raft.raft_log.unstable;
         // Entries that replace others may not have taken their places yet.

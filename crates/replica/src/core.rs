@@ -16,6 +16,7 @@ mod command;
 mod compactor;
 mod cpu_pressure;
 mod fatal;
+mod granted_ahead;
 mod history;
 mod install;
 mod leadership;

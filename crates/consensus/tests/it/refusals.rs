@@ -725,3 +725,20 @@ fn noise_message(dice: &mut Random, node: &Node) -> raftpb::Message {
         responses: Vec::new(),
     }
 }
+
+#[test]
+fn what_is_not_applied_stays_in_memory_whatever_is_to_be_forgotten() {
+    let mut node = leader();
+    let known = |node: &Node, behind| node.data_after(Index(behind)).map(|(index, _)| index.0).collect();
+    // Entries that are not on disk yet are among them.
+    node.request(Request::Propose(vec![Bytes::from_static(b"y")])).expect("taken");
+    for asked in [8, 20, u64::MAX] {
+        node.step(Event::Forgotten(Index(asked))).expect("taken");
+        let entries: Vec<u64> = known(&node, 6);
+        assert_eq!(entries, Vec::from_iter(7..=12));
+    }
+    node.step(Event::Applied(Index(8))).expect("taken");
+    node.step(Event::Forgotten(Index(20))).expect("taken");
+    let entries: Vec<u64> = known(&node, 6);
+    assert_eq!(entries, Vec::from_iter(9..=12));
+}

@@ -42,11 +42,12 @@ use std::time::{Duration, Instant};
 
 use api::etcdserverpb::LeaseCheckpoint;
 use consensus::{Node, Others};
-use machine::request::{LeaseChange, granted_lease, lease_change};
+use machine::request::{granted_lease, lease_change};
 use machine::{Lease, Leases};
 use numbers::{Index, LeaseId, Seconds};
 use planted::Bug;
 
+use super::granted_ahead::GrantedAhead;
 use super::{ReplyBody, RequestId};
 use crate::expiry::{Expiry, Renewed, noted_or_granted};
 use crate::renewals::Renewals;
@@ -113,18 +114,6 @@ struct Noting {
     /// The leases that entries grant which were not applied when they were looked at.
     granted: BTreeSet<LeaseId>,
     /// Index of the last entry that was looked at for grants.
-    looked_through: Index,
-}
-
-/// The leases that entries of the log revoke and then grant again which are not applied yet. A grant alone changes nothing about a
-/// lease that exists: were it to spare one, whoever asks for the lease again and again would keep it alive.
-#[derive(Default)]
-struct GrantedAhead {
-    /// The first entry that revokes each.
-    revoked: BTreeMap<LeaseId, Index>,
-    /// The last entry that grants each.
-    leases: BTreeMap<LeaseId, Index>,
-    /// Index of the last entry that was looked at.
     looked_through: Index,
 }
 
@@ -533,29 +522,18 @@ impl LeaseClocks {
         applied: Index,
         now: Instant,
     ) -> Vec<LeaseId> {
+        let behind = self.granted_ahead.applied(applied);
         let last = node.standing().last;
         if expired.is_empty() || last <= applied {
             return expired;
         }
-        let ahead = &mut self.granted_ahead;
-        ahead.leases.retain(|_, index| *index > applied);
-        ahead.revoked.retain(|_, index| *index > applied);
-        let behind = ahead.looked_through.max(applied);
         let through = last.min(Index(behind.0 + NOTED_BEHIND_MAX));
         let new = node.data_after(behind).take_while(|(index, _)| *index <= through);
-        for (index, data) in new {
-            match lease_change(data) {
-                Some(LeaseChange::Revoked(id)) => {
-                    ahead.revoked.entry(id).or_insert(index);
-                }
-                Some(LeaseChange::Granted(id)) if ahead.revoked.contains_key(&id) => {
-                    ahead.leases.insert(id, index);
-                }
-                Some(LeaseChange::Granted(_)) | None => {}
-            }
+        for ((index, data), expected) in new.zip(behind.0 + 1..) {
+            debug_assert_eq!(index, Index(expected), "entries that are not applied are in memory");
+            self.granted_ahead.look(index, lease_change(data));
         }
-        ahead.looked_through = through;
-        let is_left = |id: &LeaseId| through < last || ahead.leases.contains_key(id);
+        let is_left = |id: &LeaseId| through < last || self.granted_ahead.has(*id);
         let left: Vec<LeaseId> = expired.extract_if(.., |id| is_left(id)).collect();
         left.into_iter().for_each(|id| self.revocation_ended(id, true, now));
         expired

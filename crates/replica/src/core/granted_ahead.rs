@@ -1,0 +1,146 @@
+//! Leases that entries of a leader's log revoke and then grant again, as long as these entries are not applied.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use machine::request::LeaseChange;
+use numbers::{Index, LeaseId};
+
+/// Which leases are revoked and granted again by entries of this leader's log that are not applied (COMPAT-460).
+///
+/// It is told of every such entry once, in the order of the log, and forgets the entries as they are applied. So it costs a step for
+/// each entry that changes a lease, however often it is asked. A grant alone changes nothing about a lease that exists: were it to
+/// spare one, a client that asks for the same lease again and again would keep it alive.
+///
+/// # Example: lease 7 is granted again twice while the disk stalls
+///
+/// ```text
+/// entry  5 revokes 7    6 grants 7    7 revokes 7    8 grants 7
+/// applied 4: the lease in the state is not to be revoked: entry 6 is behind 5
+/// applied 6: nor is the one that entry 6 has granted: entry 8 is behind 7
+/// applied 7: there is no lease, and nothing ahead
+/// ```
+///
+/// Of each lease it is enough to know the last revocation, and the last one that a grant follows: as long as an earlier one is not
+/// applied, these are not either.
+#[derive(Default)]
+pub(super) struct GrantedAhead {
+    /// The entries that revoke leases and are not applied, in the order of the log.
+    revocations: VecDeque<(Index, LeaseId)>,
+    /// The last entry that revokes each lease.
+    revoked: BTreeMap<LeaseId, Index>,
+    /// The last entry that revokes each lease and that an entry follows which grants it.
+    granted: BTreeMap<LeaseId, Index>,
+    /// Index of the last entry that was looked at.
+    looked_through: Index,
+}
+
+impl GrantedAhead {
+    /// Forgets the entries up to `applied`. Returns the index behind which entries are still to be looked at.
+    pub fn applied(&mut self, applied: Index) -> Index {
+        while let Some((index, id)) = self.revocations.pop_front_if(|(index, _)| *index <= applied) {
+            for last in [&mut self.revoked, &mut self.granted] {
+                if last.get(&id) == Some(&index) {
+                    last.remove(&id);
+                }
+            }
+        }
+        self.looked_through.max(applied)
+    }
+
+    /// Takes what the next entry does to leases.
+    pub fn look(&mut self, index: Index, change: Option<LeaseChange>) {
+        debug_assert!(index > self.looked_through, "entry {index} is looked at again");
+        self.looked_through = index;
+        match change {
+            Some(LeaseChange::Revoked(id)) => {
+                self.revocations.push_back((index, id));
+                self.revoked.insert(id, index);
+            }
+            Some(LeaseChange::Granted(id)) => {
+                self.granted.extend(self.revoked.get(&id).map(|revoked| (id, *revoked)));
+            }
+            None => {}
+        }
+    }
+
+    /// Returns true if entries that were looked at and are not applied revoke this lease and grant it again.
+    pub fn has(&self, id: LeaseId) -> bool {
+        self.granted.contains_key(&id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: LeaseId = LeaseId(7);
+
+    fn looked_at(changes: &[LeaseChange]) -> GrantedAhead {
+        let mut ahead = GrantedAhead::default();
+        for (change, index) in changes.iter().zip(5..) {
+            ahead.look(Index(index), Some(*change));
+        }
+        ahead
+    }
+
+    #[test]
+    fn a_lease_that_is_granted_again_twice_is_granted_again_until_both_are_applied() {
+        let (revoked, granted) = (LeaseChange::Revoked(ID), LeaseChange::Granted(ID));
+        let mut ahead = looked_at(&[revoked, granted, revoked]);
+        assert!(ahead.has(ID));
+        // What is applied meanwhile is only the first grant; the second one comes later.
+        assert_eq!(ahead.applied(Index(6)), Index(7));
+        assert!(!ahead.has(ID), "the last thing in the log is that it is revoked");
+        ahead.look(Index(8), Some(granted));
+        assert!(ahead.has(ID), "entry 7 revokes it, and 8 grants it again");
+        // Once the lease is revoked in the state there is no old one left to expire.
+        assert_eq!(ahead.applied(Index(7)), Index(8));
+        assert!(!ahead.has(ID) && ahead.revocations.is_empty() && ahead.revoked.is_empty());
+    }
+
+    #[test]
+    fn a_grant_without_a_revocation_before_it_spares_no_lease() {
+        let (revoked, granted) = (LeaseChange::Revoked(ID), LeaseChange::Granted(ID));
+        let mut ahead = looked_at(&[granted, granted]);
+        assert!(!ahead.has(ID) && ahead.granted.is_empty());
+        ahead.look(Index(7), Some(LeaseChange::Revoked(LeaseId(8))));
+        ahead.look(Index(8), Some(granted));
+        assert!(!ahead.has(ID), "another lease is revoked");
+        ahead.look(Index(9), Some(revoked));
+        // Entries that do nothing to leases, and those that were applied before they were looked at.
+        ahead.look(Index(10), None);
+        assert_eq!(ahead.applied(Index(20)), Index(20));
+        ahead.look(Index(21), Some(granted));
+        assert!(!ahead.has(ID), "the revocation is applied");
+    }
+
+    #[test]
+    fn it_agrees_with_a_look_at_all_entries_that_are_not_applied() {
+        let mut random = stdx::Random::new(1);
+        for _ in 0..200 {
+            let (mut ahead, mut log, mut applied) = (GrantedAhead::default(), Vec::new(), 0);
+            for _ in 0..60 {
+                let id = LeaseId(1 + (random.number() % 3) as i64);
+                let change = match random.number() % 5 {
+                    0 | 1 => Some(LeaseChange::Revoked(id)),
+                    2 | 3 => Some(LeaseChange::Granted(id)),
+                    _ => None,
+                };
+                log.push(change);
+                if random.number().is_multiple_of(3) {
+                    applied += random.number() as usize % (log.len() + 1 - applied);
+                    let behind = ahead.applied(Index(applied as u64)).0 as usize;
+                    for (at, change) in log.iter().enumerate().skip(behind) {
+                        ahead.look(Index(at as u64 + 1), *change);
+                    }
+                    for id in 1..=3 {
+                        let mut left = log[applied..].iter().flatten();
+                        let expected = left.any(|change| *change == LeaseChange::Revoked(LeaseId(id)))
+                            && left.any(|change| *change == LeaseChange::Granted(LeaseId(id)));
+                        assert_eq!(ahead.has(LeaseId(id)), expected, "{applied} of {log:?}");
+                    }
+                }
+            }
+        }
+    }
+}
