@@ -603,7 +603,9 @@ impl Core {
         }
     }
 
-    /// Ends this member, which is no longer part of the cluster; it does not start again.
+    /// Ends this member, which is no longer part of the cluster. If its log says so, it does not start again. If only a peer has said
+    /// so, nothing is noted: the peer may have been made a cluster of its own, or be another cluster with the same ids, and this
+    /// member's data may be the last.
     pub(super) fn end_removed(&mut self, now: Instant) {
         if !self.membership.was_removed(now) {
             return;

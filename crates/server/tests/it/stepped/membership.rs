@@ -360,3 +360,21 @@ fn a_member_without_others_leads_as_soon_as_it_has_read_its_log() {
     world.settle().expect("goes on");
     assert_eq!(world.leader(), Some(0));
 }
+
+/// That a member was removed is known for certain by its own log only. What a peer says ends its process, and is not noted: the peer
+/// may be wrong, and a member that refused to start for it might be the one that has the data (docs/operations.md).
+#[test]
+fn a_member_that_is_told_wrongly_that_it_was_removed_goes_on_once_it_is_started_again() {
+    let mut world = World::started(3, 21, &[]);
+    world.lead(0);
+    world.put(0, "k", b"v").expect("is taken");
+    // By a peer that was made a cluster of its own meanwhile, or by something else that answers at a peer's address.
+    world.member(2).peering().removed();
+    world.until("the member that was told so ends", |world| world.places[2].member.is_none());
+    assert!(world.text().contains("has been permanently removed from the cluster"), "{}", world.text());
+    world.start(2).expect("nothing in its log says that it was removed");
+    // Its vote counts.
+    world.kill(1);
+    world.put(0, "k", b"w").expect("two of three are enough");
+    assert_eq!(world.get(2, "k"), Some(b"w".to_vec()));
+}
