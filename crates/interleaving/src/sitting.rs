@@ -8,6 +8,9 @@ use crate::inbox::Inbox;
 use crate::seat::{Seat, Work};
 use crate::sync::Arc;
 
+/// Time after which a timer of [`Adding`] is due.
+const SOON: Duration = Duration::from_secs(1);
+
 /// Adds up what comes, until that is all: then the work has ended. Each number comes back once, as the core's log tells it of what it
 /// wrote, and counts then.
 struct Adding {
@@ -17,6 +20,18 @@ struct Adding {
     has_ended: bool,
     /// Turns after which it is no longer for others.
     lent_for: u8,
+    timer: Timer,
+}
+
+/// Something that is due by itself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Timer {
+    /// There is nothing.
+    None,
+    /// It is set by the first number that comes.
+    Unset,
+    /// The work ends only once its owner has woken for it.
+    Set,
 }
 
 #[derive(Clone, Copy)]
@@ -35,20 +50,25 @@ impl Work for Adding {
         let mut new = 0;
         for item in items.drain(..) {
             match item {
-                Number::New(number) => new += number,
+                Number::New(number) => {
+                    new += number;
+                    if self.timer == Timer::Unset {
+                        self.timer = Timer::Set;
+                    }
+                }
                 Number::Back(number) => self.sum += number,
             }
         }
         if new > 0 {
             self.inbox.send(Number::Back(new));
         }
-        self.has_ended = self.sum == self.all;
+        self.has_ended = self.sum == self.all && self.timer == Timer::None;
         self.has_ended.then_some(self.sum)
     }
 
-    /// Nothing is due by itself: a sleeper whom nobody wakes sleeps for ever, which the model finds.
+    /// Without a timer nothing is due by itself: a sleeper that no thread wakes sleeps for ever, which the model finds.
     fn before_sleep(&mut self) -> (Duration, usize) {
-        (Duration::MAX, 1)
+        (if self.timer == Timer::Set { SOON } else { Duration::MAX }, 1)
     }
 
     fn is_for_others(&self) -> bool {
@@ -56,13 +76,16 @@ impl Work for Adding {
     }
 }
 
-fn own(seat: &Seat<Adding>, inbox: &Arc<Inbox<Number>>, all: u8, lent_for: u8) {
+fn own(seat: &Seat<Adding>, inbox: &Arc<Inbox<Number>>, all: u8, lent_for: u8, timer: Timer) {
     inbox.receive_here();
     let mut adding =
-        seat.sit_down(Adding { inbox: Arc::clone(inbox), sum: 0, all, has_ended: false, lent_for });
+        seat.sit_down(Adding { inbox: Arc::clone(inbox), sum: 0, all, has_ended: false, lent_for, timer });
     let sum = loop {
         let (patience, wanted) = adding.before_sleep();
-        if let Some(sum) = adding.sleep(inbox, patience, wanted) {
+        if patience == SOON {
+            // There is no time here: it has passed.
+            adding.timer = Timer::None;
+        } else if let Some(sum) = adding.sleep(inbox, patience, wanted) {
             break sum;
         }
         adding.take(inbox);
@@ -73,40 +96,50 @@ fn own(seat: &Seat<Adding>, inbox: &Arc<Inbox<Number>>, all: u8, lent_for: u8) {
     assert_eq!((sum, adding.leave().sum), (all, all));
 }
 
-/// Puts a number in, and does turns for it, if the owner sleeps and lends.
-fn borrow(seat: &Seat<Adding>, inbox: &Inbox<Number>, number: u8) {
+/// Puts a number in, and does turns for it until it is done, if the owner sleeps and lends.
+fn borrow(seat: &Seat<Adding>, inbox: &Inbox<Number>, number: u8, is_done: bool) {
     if inbox.put_all(&mut vec![Number::New(number)], true) {
         if seat.is_lent() {
-            let _ = seat.work_here(inbox, || false);
+            let _ = seat.work_here(inbox, || is_done);
         } else {
             inbox.wake_receiver();
         }
     }
 }
 
-fn with_a_borrower_and_a_sender(lent_for: u8) {
+fn with_a_borrower_and_a_sender(lent_for: u8, is_done: bool, timer: Timer) {
     let (seat, inbox) = (Arc::new(Seat::default()), Arc::new(Inbox::default()));
     let borrower = {
         let (seat, inbox) = (Arc::clone(&seat), Arc::clone(&inbox));
-        thread::spawn(move || borrow(&seat, &inbox, 1))
+        thread::spawn(move || borrow(&seat, &inbox, 1, is_done))
     };
     let sender = {
         let inbox = Arc::clone(&inbox);
         thread::spawn(move || inbox.send(Number::New(2)))
     };
-    own(&seat, &inbox, 3, lent_for);
+    own(&seat, &inbox, 3, lent_for, timer);
     borrower.join().expect("borrows");
     sender.join().expect("sends");
 }
 
 /// A thread that borrows, and one that only sends: all is added up, by whomever, and the owner hears of the end.
 pub fn what_comes_while_the_work_is_lent_is_done() {
-    with_a_borrower_and_a_sender(u8::MAX);
+    with_a_borrower_and_a_sender(u8::MAX, false, Timer::None);
+}
+
+/// A borrower that has what it wanted after its first turn: the rest is done by the owner, who is woken for it.
+pub fn what_a_borrower_leaves_is_done_by_the_owner() {
+    with_a_borrower_and_a_sender(u8::MAX, true, Timer::None);
+}
+
+/// In a turn of a borrower something becomes due that the owner, who sleeps, does not know of: the owner is woken.
+pub fn what_becomes_due_in_a_borrowed_turn_wakes_the_owner() {
+    with_a_borrower_and_a_sender(u8::MAX, false, Timer::Unset);
 }
 
 /// A borrower and a sender, with work that is lent for one turn only, so that the owner does the rest.
 pub fn what_is_no_longer_lent_is_done_by_its_owner() {
-    with_a_borrower_and_a_sender(1);
+    with_a_borrower_and_a_sender(1, false, Timer::None);
 }
 
 /// Two threads that borrow: only one works at a time, and nothing is left over.
@@ -115,10 +148,10 @@ pub fn two_that_borrow_leave_nothing() {
     let borrowers: Vec<_> = [1_u8, 2]
         .map(|number| {
             let (seat, inbox) = (Arc::clone(&seat), Arc::clone(&inbox));
-            thread::spawn(move || borrow(&seat, &inbox, number))
+            thread::spawn(move || borrow(&seat, &inbox, number, false))
         })
         .into();
-    own(&seat, &inbox, 3, u8::MAX);
+    own(&seat, &inbox, 3, u8::MAX, Timer::None);
     for borrower in borrowers {
         borrower.join().expect("borrows");
     }

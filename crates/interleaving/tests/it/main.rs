@@ -63,6 +63,16 @@ fn what_is_no_longer_lent_is_done_by_its_owner() {
 }
 
 #[test]
+fn what_a_borrower_leaves_is_done_by_the_owner() {
+    every_order(sitting::what_a_borrower_leaves_is_done_by_the_owner);
+}
+
+#[test]
+fn what_becomes_due_in_a_borrowed_turn_wakes_the_owner() {
+    every_order(sitting::what_becomes_due_in_a_borrowed_turn_wakes_the_owner);
+}
+
+#[test]
 fn two_that_borrow_leave_nothing() {
     every_order(sitting::two_that_borrow_leave_nothing);
 }
