@@ -20,7 +20,7 @@ mod mem_disk;
 mod quota;
 mod real_disk;
 
-pub use mem_disk::{Fault, MemDisk, Operation, SECTOR_BYTES};
+pub use mem_disk::{Fault, Lie, MemDisk, Operation, SECTOR_BYTES};
 pub use real_disk::RealDisk;
 
 use std::any::Any;

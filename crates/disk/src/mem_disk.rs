@@ -1,5 +1,7 @@
 //! Files in memory, with power cuts and errors on demand.
 
+mod lies;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
@@ -8,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use stdx::Random;
 
 use crate::{Disk, DiskSpace, File, Lock, Reservation};
+pub use lies::Lie;
 
 /// Bytes that a power cut keeps or loses as one.
 pub const SECTOR_BYTES: usize = 512;
@@ -123,6 +126,8 @@ struct State {
     tells_cached: bool,
     fault: Option<(u64, Fault)>,
     planned: Vec<Planned>,
+    /// What becomes of some writes: the number of writes before them, and their number.
+    lie: Option<(Lie, u64, u64)>,
     /// Power went, and the disk has not come back.
     dark: bool,
     down: Option<i32>,
@@ -147,6 +152,8 @@ struct Node {
     handles: usize,
     /// Pages that were written, on a disk that reserves nothing.
     written: BTreeSet<u64>,
+    /// What the disk holds of sectors for which it told a [`Lie`]. The page cache shows `data` instead, until it is dropped.
+    on_disk: BTreeMap<u64, Sector>,
 }
 
 /// The durable content of a sector that was written since.
@@ -184,6 +191,7 @@ impl MemDisk {
                 tells_cached: true,
                 fault: None,
                 planned: Vec::new(),
+                lie: None,
                 dark: false,
                 down: None,
                 capacity_bytes: None,
@@ -226,6 +234,7 @@ impl MemDisk {
         state.locks.clear();
         state.fault = None;
         state.planned.clear();
+        state.lie = None;
         state.dark = false;
         state.down = None;
         state.ops = 0;
@@ -323,6 +332,7 @@ impl MemDisk {
         let mut state = self.state();
         state.fault = None;
         state.planned.clear();
+        state.lie = None;
         // Power that is gone comes back with `crash` only.
         state.down = state.dark.then_some(libc::EIO);
     }
@@ -624,6 +634,8 @@ impl Node {
         }
         let size = SECTOR_BYTES as u64;
         for number in start / size..end.div_ceil(size) {
+            // The page cache has the whole sector, and the disk is about to.
+            self.on_disk.remove(&number);
             if self.undo.contains_key(&number) {
                 continue;
             }
@@ -698,6 +710,9 @@ impl Node {
         }
         for (number, Undo { durable, .. }) in &doomed {
             restore(&mut self.data, *number, durable);
+        }
+        for (number, sector) in &std::mem::take(&mut self.on_disk) {
+            restore(&mut self.data, *number, sector);
         }
         self.data.resize(len as usize, 0);
         self.len_durable = len;
@@ -931,7 +946,15 @@ impl File for MemFile {
                 if room { part as usize } else { 0 }
             }
         };
+        let lie = if outcome.is_ok() && !buf.is_empty() { state.next_lie() } else { None };
+        let before = match lie {
+            Some(_) => self.with(&mut state, |node| node.on_disk_now(offset, end))?,
+            None => BTreeMap::new(),
+        };
         self.with(&mut state, |node| node.write(&buf[..taken], offset))?;
+        if let Some(lie) = lie {
+            state.lied(lie, self.id, before);
+        }
         outcome
     }
 
