@@ -55,6 +55,11 @@ bugs! {
     DamageTakenForTornEnd = "damage-taken-for-torn-end";
     /// log: a log that ends before the end that it had at the last start is taken for one with a torn end.
     NotedEndIgnored = "noted-end-ignored";
+    /// log: where zeros end the log, what was written behind them is not looked for: an acknowledged write that the disk has lost
+    /// goes unnoticed.
+    HoleTakenForEnd = "hole-taken-for-end";
+    /// log: a value is given out as it is read, whatever its checksum.
+    ValueUnverified = "value-unverified";
     /// log: a checkpoint's run is given its name before it is synced.
     CheckpointTorn = "checkpoint-torn";
     /// log: the manifest is renamed into place before its contents are synced.
@@ -156,6 +161,12 @@ bugs! {
     /// server: the time left of a lease is noted behind an entry that grants another one under its id, which takes it for its
     /// own.
     NoteOverGrant = "note-over-grant";
+    /// server: a lease is revoked when its time is up, though entries of the log that are not applied revoke it and grant another one
+    /// under its id.
+    GrantedAgainExpires = "granted-again-expires";
+    /// server: the ids of a member's commands follow from the time of day at its start alone, which a clock that was set back shows
+    /// again.
+    IdsByTheClock = "ids-by-the-clock";
     /// server: a renewal says that a lease is gone before its revocation is committed.
     ExpiredRenewedEarly = "expired-renewed-early";
     /// server: events that a compaction has removed are left out of a watch without a word.

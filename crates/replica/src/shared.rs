@@ -248,7 +248,7 @@ impl Shared {
         metrics: Arc<telemetry::metrics::Metrics>,
         seed: u64,
     ) -> Shared {
-        // etcd's request ids: 16 bits of the member, 40 of the time, 8 to count from there.
+        // As etcd's request ids: 16 bits of the member, 40 of the seed (in etcd, of the time), 8 to count from there.
         let request = ((identity.member_id & 0xffff) << 48) | ((seed & 0xff_ffff_ffff) << 8);
         let lease = i64::try_from(request & (i64::MAX as u64)).unwrap_or(1).max(1);
         Shared {

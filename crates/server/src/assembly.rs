@@ -12,6 +12,7 @@ use log::Log;
 use log::checkpoint::CheckpointStore;
 use machine::Machine;
 use numbers::{Index, Seconds};
+use planted::Bug;
 
 use crate::peering::Peering;
 use clock::Clock;
@@ -48,6 +49,8 @@ pub(crate) struct Setting {
     pub threads: bool,
     pub thresholds: Thresholds,
     pub credentials: Credentials,
+    /// Number that differs between runs of the member, whatever its clock shows.
+    pub random: u64,
 }
 
 /// The parts of a member, and the ends of the queues between them.
@@ -71,7 +74,8 @@ pub(crate) struct Assembled {
 
 /// Puts a member together. Before it runs, it needs its links to the others, see [`Shared::set_peers`].
 pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
-    let Setting { config, disk, logger, inbox, clock, shards, threads, thresholds, credentials } = setting;
+    let Setting { config, disk, logger, inbox, clock, shards, threads, thresholds, credentials, random } =
+        setting;
     let Opened {
         identity,
         mut machine,
@@ -92,7 +96,9 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     metrics.server.set_id(identity.member_id);
     metrics.server.set_features(&config.feature_gates);
     let (limits, state) = (limits(&config), first_state(&mut machine, &node));
-    let seed = clock.wall().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
+    let millis = clock.wall().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
+    // A machine may show the same time again: its clock was set back, or starts at the same time whenever it is switched on.
+    let seed = if planted::is(Bug::IdsByTheClock) { millis } else { millis ^ random };
     let mut shared = Shared::new(identity, state, limits, shards, inbox, log.values(), metrics, seed);
     shared.began = clock.now();
     shared.heavy_hitters = HeavyHitters::new(clock.now());

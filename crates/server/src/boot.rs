@@ -115,8 +115,21 @@ pub fn start(
     warn_of_file_systems(&logger, &*disk, [Some(config.data_dir.as_path()), config.wal_dir.as_deref()]);
     let shards = processors();
     let thresholds = Thresholds::of(config.snapshot_count, opened.log.segment_bytes());
-    let setting =
-        Setting { config, disk, logger, inbox, clock, shards, threads: true, thresholds, credentials };
+    let mut random = [0; 8];
+    identity::system_entropy()(&mut random);
+    let random = u64::from_le_bytes(random);
+    let setting = Setting {
+        config,
+        disk,
+        logger,
+        inbox,
+        clock,
+        shards,
+        threads: true,
+        thresholds,
+        credentials,
+        random,
+    };
     let watching_logger = Arc::clone(&setting.logger);
     let assembled = assemble(setting, opened);
     if let Some(files) = key_files {

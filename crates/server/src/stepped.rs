@@ -74,7 +74,7 @@ pub struct Setup {
     /// Links to the other members. What those send comes in through [`Stepped::peering`]. The links must not hold the
     /// member, or it would never be dropped.
     pub links: Arc<dyn PeerLinks>,
-    /// Clock of the member. The ids of requests and leases begin with the time of day, as they do in a running member.
+    /// Clock of the member. The ids of requests and leases follow from the time of day and from `seed`.
     pub clock: Arc<HandClock>,
     /// Decides when it campaigns; members of one cluster need different ones.
     pub seed: u64,
@@ -206,6 +206,7 @@ impl Stepped {
             threads: false,
             thresholds,
             credentials,
+            random: stdx::Random::new(!seed).number(),
         };
         let Assembled {
             shared,
