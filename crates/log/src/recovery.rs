@@ -429,9 +429,9 @@ impl Reading {
         let remains = scan::remains(file, candidate.header.identity(), candidate.len, ending.offset)
             .map_err(|error| OpenError::io("read", path, error))?;
         let why = ending.invalid.unwrap_or("the record was never written, though parts of its batch were");
-        if let Some(later) = remains.later_batch
-            && !planted::is(planted::Bug::DamageTakenForTornEnd)
-        {
+        let believes_zeros = ending.invalid.is_none() && planted::is(planted::Bug::HoleTakenForEnd);
+        let looks_behind = !planted::is(planted::Bug::DamageTakenForTornEnd) && !believes_zeros;
+        if let Some(later) = remains.later_batch.filter(|_| looks_behind) {
             let found =
                 format!("{why}; what follows at offset {later} was only written after this had been synced");
             return Err(OpenError::damaged(path, ending.offset, found));
@@ -445,7 +445,7 @@ impl Reading {
             &remains,
         )
         .map_err(|error| OpenError::io("read", path, error))?;
-        if !is_torn && !planted::is(planted::Bug::DamageTakenForTornEnd) {
+        if !is_torn && looks_behind {
             return Err(OpenError::damaged(path, ending.offset, format!("{why}; {NO_TORN_WRITE}")));
         }
         if self.next_begun && (ending.invalid.is_some() || remains.end.is_some()) {

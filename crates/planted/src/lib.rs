@@ -227,9 +227,18 @@ pub enum Measure {
     Questions,
     /// Keys that a shard looks at in one go for what a read-only transaction compares.
     Compared,
+    /// Leases that a leader revokes because their time is up, though entries of its log that are not applied revoke them and grant
+    /// others under their ids.
+    GrantedAhead,
 }
 
-const MEASURES: usize = Measure::Compared as usize + 1;
+const MEASURES: usize = Measure::GrantedAhead as usize + 1;
+
+/// Returns true in a build that measures, so that a place may take some trouble for it.
+#[inline(always)]
+pub fn measures() -> bool {
+    cfg!(feature = "armed")
+}
 
 thread_local! {
     static MOST: [Cell<usize>; MEASURES] = const { [const { Cell::new(0) }; MEASURES] };

@@ -97,6 +97,7 @@ impl World {
         let place = desk.place;
         if let Some(id) = revoked {
             self.extra(oracle::Request::Revoke { id }, place);
+            self.hold_up_regrant();
         }
         self.next_operation += 1;
         let id = self.next_operation;
@@ -242,9 +243,28 @@ impl World {
         desk.client.told(&record.request, &record.outcome, now);
         let think = desk.client.rng().around(self.profile.think);
         let refused = if kind == 0 { 0 } else { 50 * MILLI };
+        let is_id_used_twice = self.is_id_used_twice(&record.request, &record.outcome);
         self.history.operations.push(record);
+        if is_id_used_twice {
+            return self
+                .fail(format!("operation {operation} is refused a lease for an id that it did not ask for"));
+        }
         let next = self.desks[number].client.next_at(now).unwrap_or(now + think);
         self.schedule.at(next + refused, Event::ClientNext(number));
+    }
+
+    /// Every other time that a lease is revoked and granted again, no disk takes anything for a while: both wait in the log while the
+    /// time of the old lease runs out.
+    fn hold_up_regrant(&mut self) {
+        if !self.chaos || !self.profile.fails(Fault::Stall) || !self.profile.works(Work::Regrant) {
+            return;
+        }
+        if self.dice.faults.one_in(2) {
+            let until = self.now() + self.dice.faults.between(500 * MILLI, 1500 * MILLI);
+            for at in self.running() {
+                self.places[at].stalled_until = self.places[at].stalled_until.max(until);
+            }
+        }
     }
 
     fn extra_told(&mut self, operation: u64, heard: Heard) {
@@ -263,9 +283,17 @@ impl World {
         self.history.operations.push(record);
     }
 
+    /// Whether a lease could not be granted because the id that the member chose for it is in use. Where proposals may be carried
+    /// out twice, the first one has granted it.
+    fn is_id_used_twice(&self, request: &oracle::Request, outcome: &Outcome) -> bool {
+        let asks_for_any = matches!(request, oracle::Request::Grant { id: 0, .. });
+        let is_refused = matches!(outcome, Outcome::Refused(oracle::Refusal::LeaseExists));
+        asks_for_any && is_refused && !self.profile.fails(Fault::Etcd)
+    }
+
     /// Whether a member says that it cannot read a value, though nothing happened to its disk.
     fn is_unexpected(&self, status: &api::Status) -> bool {
-        let reads_fail = [Fault::ReadError, Fault::Decay].iter().any(|fault| self.profile.fails(*fault));
+        let reads_fail = self.profile.reads_fail();
         status.message.contains("a value could not be read") && !reads_fail
     }
 

@@ -4,7 +4,7 @@ mod kinds;
 
 use std::path::Path;
 
-use disk::Operation;
+use disk::{Lie, Operation};
 use server::stepped::DataDirError;
 
 use crate::network::{Host, Weather};
@@ -25,6 +25,8 @@ pub(crate) enum Undo {
     SlowDisk(Host),
     /// A clock's drift.
     Drift(Host),
+    /// A page cache that has what the disk has not.
+    Cache(Host),
 }
 
 /// By how many millionths a clock may be wrong.
@@ -104,6 +106,9 @@ impl World {
             Fault::FileError => self.fail_file_operation(at),
             Fault::DiskLost => self.lose_disk(at),
             Fault::Decay => self.decay(at),
+            Fault::LostWrite => self.lie_about_write(at, Lie::Lost),
+            Fault::Misdirected => self.lie_about_write(at, Lie::Misdirected),
+            Fault::Wall => self.set_wall(at),
             Fault::Strand | Fault::Ambush => self.staged.lurk(kind),
             // These have no moments of their own.
             Fault::NoHeir
@@ -132,18 +137,28 @@ impl World {
                 kind = staged;
             }
         }
+        for lie in [Fault::LostWrite, Fault::Misdirected] {
+            // Most of them come to nothing.
+            if self.profile.fails(lie) && self.dice.faults.one_in(6) {
+                kind = lie;
+            }
+        }
         Some(kind)
     }
 
     /// Looks how far all logs are durable. When one goes on behind that, its later batches prove that this had been synced.
     /// So does the end that a member notes when it starts.
     pub(crate) fn settle_logs(&mut self) {
-        for place in &mut self.places {
-            let Some(process) = &place.process else { continue };
-            let end = process.stepped.log_end();
-            if place.log_end != end {
-                (place.proven_log, place.log_end) = (place.log_end, end);
-            }
+        (0..self.places.len()).for_each(|at| self.settle_log(at));
+    }
+
+    /// Looks how far the log of one member is durable.
+    pub(crate) fn settle_log(&mut self, at: Host) {
+        let place = &mut self.places[at];
+        let Some(process) = &place.process else { return };
+        let end = process.stepped.log_end();
+        if place.log_end != end {
+            (place.proven_log, place.log_end) = (place.log_end, end);
         }
     }
 
@@ -163,6 +178,7 @@ impl World {
             Undo::Full(at) => self.places[at].disk.set_capacity(self.profile.capacity()),
             Undo::SlowDisk(at) => self.places[at].slowness = 1,
             Undo::Drift(at) => self.places[at].time.drift(now, 0),
+            Undo::Cache(at) => self.drop_cache_somehow(at),
         }
     }
 
@@ -198,6 +214,8 @@ impl World {
             let place = &mut self.places[at];
             place.time.resume(now);
             place.time.drift(now, 0);
+            place.clock_resets = false;
+            place.disk.drop_cache(|_, _| false);
             place.paused_until = 0;
             place.stalled_until = 0;
             place.slowness = 1;

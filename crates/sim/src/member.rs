@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use api::Status;
 use api::raftpb::Message;
@@ -105,8 +105,12 @@ pub struct Place {
     pub retired: bool,
     /// When it is to be started, if it is.
     pub starts_at: Option<Nanos>,
-    /// A bit of its data has turned around.
+    /// A bit of its data has turned around, or its disk has lied about a write.
     pub decayed: bool,
+    /// Time of day when its process was started last.
+    pub started_wall: Option<SystemTime>,
+    /// Its time of day begins at every start where it began at the last one.
+    pub clock_resets: bool,
     /// Where its log ended when it was looked at last: all of it was durable.
     pub log_end: Option<LogEnd>,
     /// The part of its log of which something proves that it was durable: a batch behind it, since that was begun only
@@ -136,6 +140,8 @@ impl Place {
             retired: false,
             starts_at: None,
             decayed: false,
+            started_wall: None,
+            clock_resets: false,
             log_end: None,
             proven_log: None,
         }

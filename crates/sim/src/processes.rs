@@ -24,6 +24,8 @@ use crate::world::{Event, World};
 const WATCH_DEPTH_MAX: usize = 120;
 /// Leases that a leader may look at in one turn.
 const LEASES_MAX: usize = 4096;
+/// Keys that a shard may look at in one go for what a transaction compares that only reads, and a few of the last comparison.
+const COMPARED_MAX: usize = 600;
 
 impl World {
     /// Has a process started after a while, unless one runs.
@@ -111,6 +113,10 @@ impl World {
         let place = &mut self.places[at];
         place.tick(now);
         place.lives += 1;
+        if let Some(wall) = place.started_wall.filter(|_| place.clock_resets) {
+            place.hand.set_wall(wall);
+        }
+        place.started_wall = Some(place.hand.wall());
         if place.lives == 1 {
             place.disk.set_capacity(capacity);
             if slowly {
@@ -175,6 +181,12 @@ impl World {
     /// Ends a process: without power the page cache goes too.
     pub(crate) fn end(&mut self, at: Host, power: bool) {
         let now = self.now();
+        if power {
+            self.drop_cache(at);
+        } else if !self.places[at].disk.lies().is_empty() {
+            // They may come to light before it is started again.
+            self.settle_log(at);
+        }
         let place = &mut self.places[at];
         place.disk.kill();
         let process = place.process.take();
@@ -477,6 +489,9 @@ impl World {
             (Measure::Applied, applied),
             (Measure::Queued, 99),
             (Measure::Questions, questions),
+            (Measure::Compared, COMPARED_MAX),
+            // No client can tell: its revocation may have come behind its grant.
+            (Measure::GrantedAhead, 0),
         ];
         for (measure, max) in bounds {
             let most = planted::most(measure);

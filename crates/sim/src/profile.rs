@@ -99,6 +99,12 @@ kinds! {
         FileError = "file-error";
         /// A machine is suspended: its process and its clock stand still, and the world goes on.
         Suspend = "suspend";
+        /// A disk says that it has written and synced something, and has not.
+        LostWrite = "lost-write";
+        /// A disk writes something to another place than it was told, and says nothing.
+        Misdirected = "misdirected-write";
+        /// A member's time of day jumps, forwards or back, or begins at every start where it began before.
+        Wall = "wall-clock";
     }
 }
 
@@ -141,6 +147,8 @@ kinds! {
         Hostile = "hostile";
         /// Users, roles and tokens: permissions come and go.
         Users = "users";
+        /// Leases revoked and granted again under the same id, most of them right before their end.
+        Regrant = "regrant";
     }
 }
 
@@ -171,6 +179,14 @@ const OPERATIONS_MAX: u64 = 2500;
 const QUOTA_BYTES: u64 = 2 << 30;
 /// What no seed has by itself, since the product does not stand it yet: `--with` turns it on.
 const HELD_BACK: &[Fault] = &[Fault::Tight];
+/// What was added later: one seed of so many has it, whatever else it has.
+const WITH_OWN_DICE: &[(Fault, u64)] = &[
+    (Fault::FileError, 3),
+    (Fault::Suspend, 4),
+    (Fault::LostWrite, 5),
+    (Fault::Misdirected, 5),
+    (Fault::Wall, 4),
+];
 /// What needs a world made for it: a seed has it seldom, whatever else it has. See [`Profile::arrange`].
 const STAGED: &[(Fault, u64)] = &[
     (Fault::Strand, 6),
@@ -309,9 +325,9 @@ impl Profile {
         // What has its own dice leaves the others' as they are.
         let file_error = Fault::FileError as usize;
         let mut faults = Kinds(half(&mut rng, file_error) & ((1 << file_error) - 1));
-        for (fault, times) in [(Fault::FileError, 3), (Fault::Suspend, 4)] {
-            if Rng::stream(seed, fault.name()).one_in(times) {
-                faults = faults.with(fault as u8);
+        for (fault, times) in WITH_OWN_DICE {
+            if Rng::stream(seed, fault.name()).one_in(*times) {
+                faults = faults.with(*fault as u8);
             }
         }
         let mut stage = Rng::stream(seed, "stage");
@@ -325,6 +341,9 @@ impl Profile {
         let mut work = half(&mut rng, Work::Users as usize) & !(1 << Work::Users as u8);
         if Rng::stream(seed, "users").one_in(6) {
             work |= 1 << Work::Users as u8;
+        }
+        if Rng::stream(seed, Work::Regrant.name()).one_in(6) {
+            work |= 1 << Work::Regrant as u8;
         }
         // Without writes there is nothing to lose.
         work |= 1 << Work::Put as u8;
@@ -397,9 +416,14 @@ impl Profile {
             // What these look for needs clients without tokens, and alarms that anybody may take back.
             let without = STAGED.iter().map(|(fault, _)| *fault).chain([Fault::Quota, Fault::Full]);
             without.for_each(|fault| self.faults = self.faults.without(fault as u8));
-            self.work = self.work.without(Work::Keep as u8);
+            self.work = self.work.without(Work::Keep as u8).without(Work::Regrant as u8);
             self.crowd = 0;
             self.chaos = self.chaos.max(8 * SECOND);
+        }
+        if self.works(Work::Regrant) {
+            // What is revoked and granted again has to wait for the disk while the time of the old lease runs out.
+            self.work.0 |= works(Work::Keep);
+            self.faults = self.faults.with(Fault::Stall as u8).without(Fault::Quota as u8);
         }
         if self.fails(Fault::Strand) {
             // Soon somebody who was away needs a snapshot.
@@ -487,6 +511,12 @@ impl Profile {
     /// Whether this may go wrong.
     pub fn fails(&self, fault: Fault) -> bool {
         self.faults.has(fault as u8)
+    }
+
+    /// Whether there may be values that a member cannot read from its disk.
+    pub fn reads_fail(&self) -> bool {
+        let faults = [Fault::ReadError, Fault::Decay, Fault::LostWrite, Fault::Misdirected];
+        faults.iter().any(|fault| self.fails(*fault))
     }
 
     /// Whether clients do this.

@@ -386,8 +386,7 @@ impl World {
                 return;
             }
             Piece::Next(Err(error)) => {
-                let expected =
-                    [Fault::ReadError, Fault::Decay].iter().any(|fault| self.profile.fails(*fault));
+                let expected = self.profile.reads_fail();
                 if !(expected || breaks || cut) {
                     return self.fail(format!("member {at} cannot read the state that it sends: {error}"));
                 }

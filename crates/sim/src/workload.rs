@@ -57,6 +57,12 @@ impl Keeping {
         !self.anew && now > self.asked + 3 * SECOND && now + 5 * SECOND < self.asked + ttl
     }
 
+    /// Whether its time is nearly over, or just over: see `hold_up_regrant` of the world.
+    fn is_about_to_end(&self, now: Nanos) -> bool {
+        let ttl = u64::try_from(self.ttl).unwrap_or(0) * SECOND;
+        now + 400 * MILLI > self.asked + ttl
+    }
+
     /// Whether nothing holds up a revocation for seconds.
     fn may_be_exchanged(profile: &Profile) -> bool {
         profile.fails(Fault::Ambush) && !SLOW.iter().any(|fault| profile.fails(*fault))
@@ -394,13 +400,20 @@ impl Client {
     fn keep(&mut self, profile: &Profile, now: Nanos) -> Request {
         let Some(keeping) = self.keeping else {
             let long = profile.fails(Fault::Ambush) && self.rng.one_in(2);
-            let ttl = if long { 12 } else { i64::try_from(self.rng.between(1, 12)).unwrap_or(1) };
+            // What is granted again all the time has to end all the time.
+            let most = if profile.works(Work::Regrant) { 4 } else { 12 };
+            let ttl = if long { 12 } else { i64::try_from(self.rng.between(1, most)).unwrap_or(1) };
             return Request::Grant { id: 0, ttl };
         };
         let id = keeping.lease;
         if keeping.is_exchangeable(now) && Keeping::may_be_exchanged(profile) && self.rng.one_in(4) {
             self.revokes_first = Some(id);
             return Request::Grant { id, ttl: keeping.ttl };
+        }
+        if profile.works(Work::Regrant) && keeping.is_about_to_end(now) && self.rng.one_in(2) {
+            self.revokes_first = Some(id);
+            let ttl = i64::try_from(self.rng.between(2, 5)).unwrap_or(2);
+            return Request::Grant { id, ttl };
         }
         if now >= keeping.renewal() {
             return Request::KeepAlive { id };
@@ -420,8 +433,14 @@ impl Client {
         }
     }
 
-    fn kept(&mut self, outcome: &Outcome) {
+    fn kept(&mut self, request: &Request, outcome: &Outcome) {
         match outcome {
+            // Of what became of the old one the answer says nothing.
+            Outcome::Unknown(_) | Outcome::Refused(_)
+                if matches!(request, Request::Grant { id: 1.., .. }) =>
+            {
+                self.keeping = None;
+            }
             Outcome::Done(_, Response::Granted { id, ttl }) => {
                 let margin = self.rng.pick(&[2, 20, 100, 300]) * MILLI;
                 let anew = self.keeping.is_some();
@@ -463,6 +482,9 @@ impl Client {
         }
         if self.rng.one_in(3) {
             return self.two_branches(profile);
+        }
+        if self.rng.one_in(4) {
+            return self.compares_much(profile);
         }
         let count = self.rng.pick(&[10, 100, 127, 128, 129]);
         let value = self.value(profile);
@@ -509,6 +531,18 @@ impl Client {
         let key = self.key(profile);
         let compare = vec![self.compare(key)];
         Request::Txn(Txn { compare, success, failure })
+    }
+
+    /// A transaction that only reads, and looks at all keys for each of its comparisons.
+    fn compares_much(&mut self, profile: &Profile) -> Request {
+        let all = Compare {
+            key: b"k".to_vec(),
+            range_end: b"l".to_vec(),
+            relation: Relation::Greater,
+            target: Target::Version(0),
+        };
+        let compare = vec![all; self.rng.pick(&[16, 127, 128])];
+        Request::Txn(Txn { compare, success: vec![Action::Range(self.range(profile))], ..Txn::default() })
     }
 
     /// A transaction that nests almost as deep as a server takes.
@@ -600,7 +634,7 @@ impl Client {
             _ => {}
         }
         if self.keeper {
-            self.kept(outcome);
+            self.kept(request, outcome);
         }
         if let Outcome::Done(header, response) = outcome {
             self.revision = self.revision.max(header.revision);

@@ -17,7 +17,7 @@ use crate::checks::Checks;
 use crate::member::{Caller, Heard, Place, Process, Reply};
 use crate::network::{Host, Network};
 use crate::operator::Operator;
-use crate::profile::{Fault, Profile, Work};
+use crate::profile::{Profile, Work};
 use crate::rng::Rng;
 use crate::schedule::{MILLI, Nanos, SECOND, Schedule};
 use crate::trace::Trace;
@@ -265,7 +265,7 @@ impl World {
             world.watchers =
                 (0..world.profile.watchers as u64).map(|n| Watcher::new(seed, first + n)).collect();
         }
-        world.checks.reads_fail = world.profile.fails(Fault::ReadError) || world.profile.fails(Fault::Decay);
+        world.checks.reads_fail = world.profile.reads_fail();
         world.begin();
         world
     }

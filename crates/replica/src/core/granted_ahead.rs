@@ -1,8 +1,8 @@
 //! Leases that entries of a leader's log revoke and then grant again, as long as these entries are not applied.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use machine::request::LeaseChange;
+use machine::request::{LeaseChange, lease_change};
 use numbers::{Index, LeaseId};
 
 /// Which leases are revoked and granted again by entries of this leader's log that are not applied (COMPAT-460).
@@ -67,6 +67,19 @@ impl GrantedAhead {
     pub fn has(&self, id: LeaseId) -> bool {
         self.granted.contains_key(&id)
     }
+}
+
+/// The leases that these entries revoke and then grant again, found without anything that is kept: what [`GrantedAhead`] says is compared
+/// with it in builds that measure.
+pub(super) fn looked_up<'a>(entries: impl Iterator<Item = &'a [u8]>) -> BTreeSet<LeaseId> {
+    let (mut revoked, mut again) = (BTreeSet::new(), BTreeSet::new());
+    for change in entries.filter_map(lease_change) {
+        match change {
+            LeaseChange::Revoked(id) => drop(revoked.insert(id)),
+            LeaseChange::Granted(id) => again.extend(revoked.get(&id)),
+        }
+    }
+    again
 }
 
 #[cfg(test)]

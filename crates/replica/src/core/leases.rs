@@ -47,7 +47,7 @@ use machine::{Lease, Leases};
 use numbers::{Index, LeaseId, Seconds};
 use planted::Bug;
 
-use super::granted_ahead::GrantedAhead;
+use super::granted_ahead::{self, GrantedAhead};
 use super::{ReplyBody, RequestId};
 use crate::expiry::{Expiry, Renewed, noted_or_granted};
 use crate::renewals::Renewals;
@@ -533,9 +533,15 @@ impl LeaseClocks {
             debug_assert_eq!(index, Index(expected), "entries that are not applied are in memory");
             self.granted_ahead.look(index, lease_change(data));
         }
-        let is_left = |id: &LeaseId| through < last || self.granted_ahead.has(*id);
+        let goes_by_the_log = !planted::is(Bug::GrantedAgainExpires);
+        let is_left = |id: &LeaseId| goes_by_the_log && (through < last || self.granted_ahead.has(*id));
         let left: Vec<LeaseId> = expired.extract_if(.., |id| is_left(id)).collect();
         left.into_iter().for_each(|id| self.revocation_ended(id, true, now));
+        if planted::measures() {
+            let again = granted_ahead::looked_up(node.data_after(applied).map(|(_, data)| data));
+            let count = expired.iter().filter(|id| again.contains(id)).count();
+            planted::looked_at(planted::Measure::GrantedAhead, count);
+        }
         expired
     }
 

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
 
-use disk::Operation;
+use disk::{Lie, Operation, SECTOR_BYTES};
 
 use super::{DRIFT_MAX_PPM, Undo, segment_number};
 use crate::network::{CLIENTS, Host};
@@ -28,6 +29,12 @@ const FILE_OPERATIONS: &[Operation] = &[
     Operation::Write,
     Operation::Sync,
 ];
+
+/// Returns false for the texts that keep etcd out: no member reads them.
+fn is_read(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    name != "snap" && !name.starts_with("THIS-IS-DATA-OF-MAINSTAY")
+}
 
 impl World {
     /// Draws a duration between these bounds, in nanoseconds.
@@ -106,6 +113,24 @@ impl World {
         let by = self.duration(MILLI, 5 * SECOND);
         self.places[at].time.jump(by);
         self.history.settings.lease_slack += by;
+    }
+
+    /// Sets a member's time of day forward or back, by up to years; or has it begin, at every start of the process, where it began at
+    /// the last one, as on a machine without a clock that runs on while it is off.
+    pub(super) fn set_wall(&mut self, at: Host) {
+        let dice = &mut self.dice.faults;
+        if dice.one_in(3) {
+            self.places[at].clock_resets = true;
+            if dice.one_in(2) {
+                self.crash(at, false);
+            }
+            return;
+        }
+        let seconds = dice.pick(&[1, 60, 3600, 24 * 3600, 1000 * 24 * 3600]);
+        let by = Duration::from_nanos(dice.below(seconds * SECOND));
+        let hand = &self.places[at].hand;
+        let wall = hand.wall();
+        hand.set_wall(if dice.one_in(2) { wall + by } else { wall.checked_sub(by).unwrap_or(UNIX_EPOCH) });
     }
 
     /// Cuts the network between two groups of members, in one direction or in both.
@@ -228,6 +253,75 @@ impl World {
             })
     }
 
+    /// Has a member's disk lie about some of its next writes, if the others hold everything. It comes to light later.
+    pub(super) fn lie_about_write(&mut self, at: Host, lie: Lie) {
+        if !self.may_damage() {
+            return;
+        }
+        let nth = self.dice.faults.between(1, 20);
+        // A short write is mostly mended by the next one, which is in the same sector.
+        let count = self.dice.faults.pick(&[1, 1, 3, 10]);
+        self.places[at].disk.lie_about_writes(lie, nth, count);
+        let length = self.duration(10 * MILLI, 6 * SECOND);
+        self.schedule.after(length, Event::Undo(Undo::Cache(at)));
+    }
+
+    /// A member's page cache is dropped, while it runs or because it ends.
+    pub(super) fn drop_cache_somehow(&mut self, at: Host) {
+        if !self.chaos || self.places[at].disk.lies().is_empty() {
+            return;
+        }
+        match self.dice.faults.below(4) {
+            0 => self.crash(at, true),
+            1 => {
+                self.drop_cache(at);
+                self.crash(at, false);
+            }
+            _ => self.drop_cache(at),
+        }
+    }
+
+    /// From now on a member reads what its disk really has. That is what it had been told to write, but where something proves that
+    /// this had been synced (what [`World::decay`] may hit), and where the log has not come yet.
+    pub(crate) fn drop_cache(&mut self, at: Host) {
+        let lies = self.places[at].disk.lies();
+        if lies.is_empty() {
+            return;
+        }
+        self.settle_log(at);
+        let may_damage = self.chaos && self.may_damage();
+        let place = &self.places[at];
+        let shows = |(path, offset): &(PathBuf, u64)| {
+            let (Some(proven), Some(end)) = (place.proven_log, place.log_end) else { return false };
+            let is_told = match segment_number(path) {
+                Some(number) => {
+                    let (from, to) = ((number, *offset), (number, *offset + SECTOR_BYTES as u64));
+                    to <= (proven.segment, u64::from(proven.offset))
+                        || from >= (end.segment, u64::from(end.offset))
+                }
+                None => true,
+            };
+            may_damage && is_told && is_read(path) && place.disk.is_synced(path, *offset)
+        };
+        let shown: BTreeSet<(PathBuf, u64)> = lies.into_iter().filter(shows).collect();
+        let changed = place.disk.drop_cache(|path, offset| shown.contains(&(path.to_owned(), offset)));
+        if changed == 0 {
+            return;
+        }
+        let place = &mut self.places[at];
+        (place.decayed, place.may_not_start, place.may_end) = (true, true, true);
+        let now = self.now();
+        for (path, offset) in shown {
+            self.trace.note(
+                now,
+                format_args!(
+                    "m{at}: the sector at byte {offset} of {} is not what was written",
+                    path.display()
+                ),
+            );
+        }
+    }
+
     /// Loses all data of a member for good, if the others hold everything.
     pub(super) fn lose_disk(&mut self, at: Host) {
         if !self.may_damage() || self.places[at].lives == 0 {
@@ -250,11 +344,6 @@ impl World {
         let Some(proven) = place.proven_log else { return };
         let used = |path: &Path| place.disk.used_len(path).unwrap_or(0);
         let mut files: Vec<(PathBuf, u64)> = Vec::new();
-        // Nobody reads the texts that keep etcd out.
-        let is_read = |path: &Path| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            name != "snap" && !name.starts_with("THIS-IS-DATA-OF-MAINSTAY")
-        };
         for (path, _) in place.disk.files().into_iter().filter(|(path, _)| is_read(path)) {
             let len = match (used(&path), segment_number(&path)) {
                 (len, Some(number)) if number == proven.segment => len.min(u64::from(proven.offset)),
