@@ -258,18 +258,21 @@ impl World {
         if !self.may_damage() {
             return;
         }
-        let nth = self.dice.faults.between(1, 20);
+        let nth = self.dice.faults.between(1, 8);
         // A short write is mostly mended by the next one, which is in the same sector.
         let count = self.dice.faults.pick(&[1, 1, 3, 10]);
         self.places[at].disk.lie_about_writes(lie, nth, count);
-        let length = self.duration(10 * MILLI, 6 * SECOND);
-        self.schedule.after(length, Event::Undo(Undo::Cache(at)));
+        self.schedule.after(100 * MILLI, Event::Undo(Undo::Cache(at)));
     }
 
-    /// A member's page cache is dropped, while it runs or because it ends.
+    /// A member's page cache is dropped, while it runs or because it ends: not before its disk has lied, and mostly later.
     pub(super) fn drop_cache_somehow(&mut self, at: Host) {
-        if !self.chaos || self.places[at].disk.lies().is_empty() {
+        if !self.chaos {
             return;
+        }
+        if self.places[at].disk.lies().is_empty() || self.dice.faults.one_in(2) {
+            let length = self.duration(50 * MILLI, 2 * SECOND);
+            return self.schedule.after(length, Event::Undo(Undo::Cache(at)));
         }
         match self.dice.faults.below(4) {
             0 => self.crash(at, true),
