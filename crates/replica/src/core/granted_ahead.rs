@@ -37,7 +37,9 @@ pub(super) struct GrantedAhead {
 impl GrantedAhead {
     /// Forgets the entries up to `applied`. Returns the index behind which entries are still to be looked at.
     pub fn applied(&mut self, applied: Index) -> Index {
-        while let Some((index, id)) = self.revocations.pop_front_if(|(index, _)| *index <= applied) {
+        while let Some((index, id)) = self.revocations.front().copied().filter(|(index, _)| *index <= applied)
+        {
+            self.revocations.pop_front();
             for last in [&mut self.revoked, &mut self.granted] {
                 if last.get(&id) == Some(&index) {
                     last.remove(&id);
