@@ -21,7 +21,7 @@ pub(crate) struct Parts {
     pub(crate) io: Io,
     interruption: Option<Interruption>,
     globals: OnceCell<Globals>,
-    /// What was said of endpoints that cannot be connected to: each reason is said once.
+    /// Reasons, printed so far, why endpoints cannot be connected to; each is printed once.
     unreached: Mutex<HashSet<String>>,
 }
 

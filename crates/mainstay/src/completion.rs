@@ -73,7 +73,12 @@ pub fn tree() -> Tree {
     let commands =
         below.iter().map(|command| Tree { name: command.name, about: command.about, ..Tree::default() });
     let commands = commands.collect();
-    below.push(Tree { name: "help", about: "Print the help of a command", flags: Vec::new(), below: commands });
+    below.push(Tree {
+        name: "help",
+        about: "Print the help of a command",
+        flags: Vec::new(),
+        below: commands,
+    });
     below.push(Tree { name: "version", about: "Print the version", ..Tree::default() });
     Tree { name: "mainstay", about: "", flags: server_flags(), below }
 }

@@ -321,7 +321,7 @@ pub struct EtcdBeside {
     pub files: EtcdFiles,
     /// What is in etcd's store.
     pub holds: Holds,
-    /// Whose files were written last; `None` if nobody says when.
+    /// The side that has written last; `None` if the file system does not tell.
     pub newer: Option<Newer>,
 }
 
@@ -332,7 +332,7 @@ pub enum Holds {
     Nothing,
     /// Clients have written to it.
     Something,
-    /// Nobody can say.
+    /// The store cannot be read.
     Unreadable(String),
 }
 

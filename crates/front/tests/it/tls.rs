@@ -319,7 +319,7 @@ fn the_first_byte_tells_tls_from_plain_where_a_listener_takes_both() {
     };
     let options = Options { handshake_timeout: Duration::from_secs(3600), ..told.options() };
     let running = run_on(options, address, sockets.map(both).into());
-    // Who says nothing holds nobody up.
+    // A client that sends nothing does not hold up others.
     let silent = testkit::http1::connect(address);
     serves(address, &pki.client(Some("alice")));
     block_on(async {

@@ -157,7 +157,7 @@ fn one_port_serves_http_and_https_and_a_certificate_without_a_name_is_that_of_no
         plain.put("k", "v").await.expect("puts are served");
         assert_eq!(nameless.get("k").await.expect("reads are served").expect("it is there").value, "v");
         secured(&plain).await;
-        // Whoever shows nothing is nobody, and may not even look at the members.
+        // A client without a certificate and a password may not even look at the members.
         assert_eq!(plain.get("k").await.map(drop), Err(error::USER_EMPTY));
         assert_eq!(plain.members().await.map(drop), Err(error::USER_EMPTY));
         assert_eq!(nameless.get("k").await.map(drop), Err(error::PERMISSION_DENIED));

@@ -24,7 +24,8 @@ use super::RequestId;
 /// A question that waits for its answer.
 #[derive(Debug)]
 pub(super) enum Question {
-    /// The keys that whoever renews this lease must be allowed to write, amid an entry too.
+    /// The keys of this lease, which its caller must be allowed to write to renew it. Also asked while an entry is applied in
+    /// slices.
     KeysToRenew(RequestId, LeaseId),
     /// The time left of this lease and, with `true`, its keys. A round has confirmed that this member leads.
     TimeToLive(RequestId, LeaseId, bool),

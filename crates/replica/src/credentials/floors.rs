@@ -41,7 +41,7 @@ impl Floors {
         self.newest.fetch_max(auth_revision, Ordering::Release);
     }
 
-    /// The same for all users, when nothing is known of what came before.
+    /// Refuses the tokens of all users of before this revision, for a state whose past is not known.
     pub fn raise_all(&self, auth_revision: u64) {
         *self.lock() = OfUsers { of_all: auth_revision, of_user: HashMap::new() };
         self.newest.store(auth_revision, Ordering::Release);

@@ -83,7 +83,7 @@ impl Services {
                 Err(_) => 0,
             };
             let now = services.now();
-            // What nobody was let have is no load of its prefix, and strangers do not fill the list.
+            // A refused call is no load of its prefix, and callers without rights must not fill the list.
             let is_refused = answer.as_ref().is_err_and(audit::is_refusal);
             let noted = Noted {
                 prefix: sample.prefix.as_deref().filter(|_| !is_refused),

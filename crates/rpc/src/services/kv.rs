@@ -60,7 +60,7 @@ struct Evaluated {
 struct ProposedTxn {
     principal: Principal,
     request: TxnRequest,
-    /// What it is charged with.
+    /// The memory that the request counts for, until this is dropped.
     held: Option<Held>,
     message: Bytes,
 }
@@ -244,7 +244,7 @@ impl Services {
         self.if_allowed(txn, may, Services::txn_allowed)
     }
 
-    /// Whether a transaction may be made, as far as this member knows: one that names no key, by any user.
+    /// Refuses a transaction that its caller may not make, as far as this member knows. Any user may make one that names no key.
     fn may_txn(&self, principal: &Principal, request: &TxnRequest) -> Result<(), Status> {
         self.some_user(principal)?;
         self.may(principal, |gate| gate.txn(request, &Leases::default()))
