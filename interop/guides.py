@@ -300,10 +300,10 @@ def source_of(program):
 
 
 def flags_of_programs():
-    """The flags of what is not the product: programs of `interop`, the fuzzers, the simulator and the examples."""
+    """The flags of what is not the product: programs of `interop`, the checks, the fuzzers, the simulator and the examples."""
     def text(*patterns):
         return "".join(read(path) for one in patterns for path in glob.glob(os.path.join(ROOT, one), recursive=True))
-    flags = set(re.findall(r"--[a-z][a-z0-9-]+", text("interop/*.py", "fuzz/run", "crates/sim/**/*.rs", "crates/*/examples/**/*.rs")))
+    flags = set(re.findall(r"--[a-z][a-z0-9-]+", text("interop/*.py", "fuzz/run", ".ci/*", "crates/sim/**/*.rs", "crates/*/examples/**/*.rs")))
     return flags | {f"--{name}" for name in re.findall(r'"([a-z][a-z0-9-]+)"', text("interop/**/*.go", "crates/torture/**/*.rs"))}
 
 

@@ -374,7 +374,8 @@ fn is_empty(dir: &Path) -> Result<bool, Failure> {
     match fs::read_dir(dir) {
         Ok(mut entries) => Ok(entries.next().is_none()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
-        Err(error) => Err(Failure::error(format!("cannot list {}: {error}", dir.display()))),
+        // Its text says what to do.
+        Err(error) => Err(Failure::error(log::OpenError::Io { doing: "list", path: dir.to_path_buf(), error })),
     }
 }
 
