@@ -119,7 +119,9 @@ impl Disk for RealDisk {
     }
 
     fn share_file_system(&self, one: &Path, other: &Path) -> io::Result<bool> {
-        Ok(fs::metadata(one)?.dev() == fs::metadata(other)?.dev())
+        let is_one_device = fs::metadata(one)?.dev() == fs::metadata(other)?.dev();
+        // Subvolumes of one pool (btrfs, ZFS) are devices of their own, and have their room in common.
+        Ok(is_one_device || self.space(one)? == self.space(other)?)
     }
 
     fn space(&self, path: &Path) -> io::Result<DiskSpace> {

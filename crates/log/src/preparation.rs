@@ -36,6 +36,8 @@ pub(crate) const SPARE_TMP: &str = "spare.tmp";
 /// Filling with zeros goes in such pieces, each synced, with a pause between.
 const FILL_BYTES: usize = 256 << 10;
 const FILL_PAUSE: Duration = Duration::from_millis(20);
+/// Pause while others take room that is held for them.
+const HELD_PAUSE: Duration = Duration::from_millis(10);
 /// Time until space is looked for again when there was none, unless a segment is released.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -83,6 +85,8 @@ pub(crate) enum Step {
     Idle,
     /// There was no room; to be tried again when something has changed.
     Failed,
+    /// Others take room right now; to be tried again soon.
+    Held,
 }
 
 impl Preparation {
@@ -149,8 +153,10 @@ impl Preparation {
     /// Reserves room for a whole segment in a new or a spare file; see [`reserve`].
     fn reserve(&self, file: &dyn File) -> io::Result<u64> {
         let bytes = u64::from(self.options.segment_bytes);
+        // Looked at before and after: room that others give back meanwhile does not make the file system a liar.
+        let gave = self.gives_segment();
         let made = reserve(&*self.shared.disk, &self.options.dir, file, 0, bytes);
-        if made.as_ref().is_err_and(disk::is_full) && self.gives_segment() {
+        if made.as_ref().is_err_and(disk::is_full) && gave && self.gives_segment() {
             self.shared.has_hidden_limit.store(true, Ordering::Relaxed);
         }
         made
@@ -202,6 +208,7 @@ impl Preparation {
             let wait = match step {
                 Step::Done => continue,
                 Step::Failed => Some(RETRY_AFTER),
+                Step::Held => Some(HELD_PAUSE),
                 Step::Idle => match self.fill_due(&stock) {
                     Some(due) if due.is_zero() => {
                         let filled = self.fill(stock);
@@ -239,7 +246,7 @@ impl Preparation {
         let wants_file = stock.spares.len() <= usize::from(self.needs_next(&stock));
         if wants_file && !self.winds_down() && self.shared.need() == Some(Need::Passing) && self.is_held() {
             // It is over soon, and says nothing of how much space there is.
-            return Step::Failed;
+            return Step::Held;
         }
         if self.needs_next(&stock) {
             let seq = stock.next_seq;

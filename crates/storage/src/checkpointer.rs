@@ -165,6 +165,8 @@ pub enum Order {
     Reserve {
         /// True if a shortage was found, whatever the file system says of its free space: a quota of a server is not in it.
         is_short: bool,
+        /// Dropped when the order is taken.
+        queued: Arc<()>,
     },
     /// Drop this: it takes long.
     Drop(Box<dyn Any + Send>),
@@ -246,8 +248,14 @@ pub struct Checkpointer {
     note: Note,
     /// Bytes of a version in the base run, if this process has written that.
     base_version_bytes: Option<u64>,
-    /// True if a shortage was found since the start.
+    /// True if the last checkpoint found no room.
+    lacked_space: bool,
+    /// True if a shortage was found, until there is plenty.
     was_short: bool,
+    /// True once a checkpoint found no room though the file system said that there was plenty.
+    has_hidden_limit: bool,
+    /// True if less is kept for the next checkpoint than it needs.
+    lacks_reserve: bool,
     job: Option<Job>,
     /// Time of the order under way in which [`Checkpointer::run`] paused.
     paused: Duration,
@@ -321,7 +329,10 @@ impl Checkpointer {
             levels,
             note,
             base_version_bytes: None,
+            lacked_space: false,
             was_short: false,
+            has_hidden_limit: false,
+            lacks_reserve: false,
             job: None,
             paused: Duration::ZERO,
             unsettled: None,
@@ -385,7 +396,8 @@ impl Checkpointer {
                 // If it cannot be written, an alarm that the disk raised outlives a restart until it is disarmed.
                 let _ = self.note.write(cause);
             }
-            Order::Reserve { is_short } => {
+            Order::Reserve { is_short, queued } => {
+                drop(queued);
                 self.was_short |= is_short;
                 self.keep_reserve();
             }
@@ -425,7 +437,11 @@ impl Checkpointer {
     }
 
     fn checkpointed(&mut self, result: Result<Checkpointed, CheckpointError>) {
-        self.was_short |= result.as_ref().is_err_and(CheckpointError::is_full);
+        self.lacked_space = result.as_ref().is_err_and(CheckpointError::is_full);
+        self.was_short |= self.lacked_space;
+        // What is free by now may be what the attempt has given back.
+        let plenty = |space: DiskSpace| space.free_bytes >= RESERVE_FREE_BYTES;
+        self.has_hidden_limit |= self.lacked_space && self.store.space().is_some_and(plenty);
         if result.is_err() {
             // The log would go on leaving room for what does not come.
             self.keep_reserve();
@@ -467,27 +483,34 @@ impl Checkpointer {
         (from, kept)
     }
 
-    /// Keeps space for the next checkpoint, unless the disk has plenty. Once a shortage was found, what it says is not relied on.
-    /// What is lacking the log leaves free, until the next attempt.
-    fn keep_reserve(&self) {
-        let Some(space) = self.store.space() else { return };
+    /// Keeps space for the next checkpoint, unless the disk has plenty. What is lacking the log leaves free, until the next attempt.
+    fn keep_reserve(&mut self) {
+        let Some(space) = self.store.space() else { return self.hold(0, Need::More) };
         let bytes = self.file_bytes();
         let slack = self.slack(space);
         // What a full disk still takes, deletes above all, is in the checkpoints to come, and there is no other room for them where
         // what is free is not known.
-        let hidden = self.member.values.has_hidden_limit();
+        let hidden = self.is_limit_hidden();
         let growth = if hidden { u64::from(self.member.segment_bytes) / 2 } else { 0 };
         let wanted = (bytes + bytes / 2 + growth + slack).next_multiple_of(4096);
-        let plenty = !self.was_short && space.free_bytes >= RESERVE_FREE_BYTES + 4 * wanted;
-        let kept = if plenty {
-            self.store.drop_reserve().map(|()| wanted)
-        } else {
-            self.store.keep_reserve(wanted, (slack / 4).max(4096))
-        };
-        let kept = kept.unwrap_or(0);
+        let plenty = space.free_bytes >= RESERVE_FREE_BYTES + 4 * wanted;
+        if plenty && !hidden {
+            self.was_short = false;
+            // A file that stays takes room of which there is plenty.
+            let _ = self.store.drop_reserve();
+            return self.hold(0, Need::More);
+        }
+        // Room that the disk does not give for another reason than that it is full would be held in vain.
+        let kept = self.store.keep_reserve(wanted, (slack / 4).max(4096)).unwrap_or(wanted);
+        self.lacks_reserve = kept < wanted;
         // If a whole checkpoint is due, there is no other way to win room back.
         let need = if kept < bytes + growth { Need::Urgent } else { Need::More };
         self.hold(wanted.saturating_sub(kept), need);
+    }
+
+    /// Returns true if the file system was full though it said that it was not: a server's quota is not in what it says.
+    fn is_limit_hidden(&self) -> bool {
+        self.has_hidden_limit || self.member.values.has_hidden_limit()
     }
 
     /// Has the log leave room for checkpoints, if it is on their file system.
@@ -536,6 +559,7 @@ impl Checkpointer {
         let sizes = (versions, self.base_version_bytes);
         let (mut from, mut kept) = Checkpointer::plan(&self.levels, head.revision, sizes, from_min);
         if self.was_short
+            && self.lacks_reserve
             && kept == self.levels.len()
             && let Some(last) = self.levels.last()
             && last.from >= from_min
@@ -556,8 +580,8 @@ impl Checkpointer {
             let each = self.levels.last().map_or(0, Level::version_bytes).max(VERSION_BYTES);
             u64::try_from(to - from).unwrap_or(0).saturating_mul(2 * each)
         };
-        // Once a shortage was found, what is kept for it is used: what the file system says of its free space may be wrong.
-        let bytes = if self.was_short { u64::MAX / 2 } else { bytes };
+        // What did not fit as it was expected may use what is kept for it, and so may any where what is free is not known.
+        let bytes = if self.lacked_space || self.is_limit_hidden() { u64::MAX / 2 } else { bytes };
         let bytes = bytes + self.store.space().map_or(0, |space| self.slack(space));
         let identity = self.member.identity.to_bytes();
         let file = self.store.begin_within(&name, applied_index, term, &identity, bytes)?;

@@ -375,7 +375,9 @@ fn is_empty(dir: &Path) -> Result<bool, Failure> {
         Ok(mut entries) => Ok(entries.next().is_none()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
         // Its text says what to do.
-        Err(error) => Err(Failure::error(log::OpenError::Io { doing: "list", path: dir.to_path_buf(), error })),
+        Err(error) => {
+            Err(Failure::error(log::OpenError::Io { doing: "list", path: dir.to_path_buf(), error }))
+        }
     }
 }
 

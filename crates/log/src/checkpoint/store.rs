@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use disk::{Disk, DiskSpace};
 use numbers::{Index, Term};
@@ -21,6 +22,11 @@ const MANIFEST_RESERVE: &str = "reserve-manifest";
 const RESERVE_BYTES_MIN: u64 = 4096;
 /// A manifest longer than this is not one.
 const MANIFEST_BYTES_MAX: u64 = 64 << 20;
+
+/// Returns true if a file could not be made as large as was asked for, but perhaps a smaller one can be.
+fn is_refused_for_size(error: &std::io::Error) -> bool {
+    disk::is_full(error) || error.kind() == std::io::ErrorKind::FileTooLarge
+}
 
 /// Why a checkpoint was not committed.
 #[derive(Debug)]
@@ -45,6 +51,8 @@ impl From<CommitError> for OpenError {
 pub struct CheckpointStore {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
+    /// True once zeros that were written did not fill the holes of a file.
+    zeros_stay_holes: Arc<AtomicBool>,
 }
 
 impl CheckpointStore {
@@ -52,7 +60,7 @@ impl CheckpointStore {
     pub fn open(disk: Arc<dyn Disk>, dir: impl Into<PathBuf>) -> Result<CheckpointStore, OpenError> {
         let dir = dir.into();
         disk.create_dir_all(&dir).map_err(|error| OpenError::io("create", &dir, error))?;
-        Ok(CheckpointStore { disk, dir })
+        Ok(CheckpointStore { disk, dir, zeros_stay_holes: Arc::default() })
     }
 
     /// The directory.
@@ -118,7 +126,8 @@ impl CheckpointStore {
             return Ok(bytes);
         }
         // A file of an earlier release, or one that was copied, may be made of holes.
-        let begin = if file.hole_bytes()? > 0 { 0 } else { len };
+        let has_holes = file.hole_bytes()? > 0 && !self.zeros_stay_holes.load(Ordering::Relaxed);
+        let begin = if has_holes { 0 } else { len };
         let mut more = bytes.saturating_sub(len).next_multiple_of(RESERVE_BYTES_MIN);
         while len < bytes || begin < len {
             match reserve(&*self.disk, &self.dir, &*file, begin, len - begin + more) {
@@ -126,13 +135,19 @@ impl CheckpointStore {
                     len += more;
                     break;
                 }
-                Err(error) if !disk::is_full(&error) => return Err(error),
+                Err(error) if !is_refused_for_size(&error) => return Err(error),
                 Err(_) if more > RESERVE_BYTES_MIN => more = (more / 2).next_multiple_of(RESERVE_BYTES_MIN),
-                Err(_) => break,
+                Err(_) => {
+                    len = begin;
+                    break;
+                }
             }
         }
         if len == 0 {
             self.disk.remove(&path)?;
+        } else if has_holes && file.hole_bytes()? > 0 {
+            // As where a server compresses: writing them once more would change nothing.
+            self.zeros_stay_holes.store(true, Ordering::Relaxed);
         }
         Ok(len)
     }

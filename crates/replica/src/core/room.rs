@@ -13,6 +13,7 @@
 //! ```
 
 use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use api::etcdserverpb::request_op::Request as Op;
@@ -98,6 +99,8 @@ pub(super) struct Room {
     next_look: Instant,
     /// True if the checkpointer was told to keep space for the next checkpoint.
     reserve_asked: bool,
+    /// Lives as long as such an order is queued.
+    reserve_queued: Weak<()>,
     /// True if the last checkpoint found no room. The data directory may be on another disk than the log (`--wal-dir`),
     /// and without checkpoints the log only grows.
     lacks_checkpoint: bool,
@@ -114,6 +117,7 @@ impl Room {
             free_bytes: log.free_bytes().unwrap_or(u64::MAX / 2),
             next_look: now,
             reserve_asked: false,
+            reserve_queued: Weak::new(),
             lacks_checkpoint: false,
             next_free: now,
         }
@@ -338,6 +342,17 @@ impl Room {
         self.reserve_asked &= !has_plenty;
         let wants_reserve = !has_plenty && !self.reserve_asked || log.holds_room();
         Some(Look { wants_reserve, is_short: !self.is_ample(log) })
+    }
+
+    /// Returns what goes with an order to keep room for the next checkpoint, unless one is queued already: others must find a place
+    /// in the queue.
+    pub fn order_of_reserve(&mut self) -> Option<Arc<()>> {
+        if self.reserve_queued.strong_count() > 0 {
+            return None;
+        }
+        let queued = Arc::new(());
+        self.reserve_queued = Arc::downgrade(&queued);
+        Some(queued)
     }
 
     /// The checkpointer was told to keep room for the next one.

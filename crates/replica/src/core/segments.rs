@@ -171,7 +171,7 @@ mod tests {
     fn the_core_ends_though_the_checkpointer_waits_for_it_with_a_full_queue() {
         let (mover, hears) = mpsc::sync_channel(1);
         let (orders, queue) = mpsc::sync_channel(1);
-        orders.send(Order::Reserve { is_short: false }).expect("there is room");
+        orders.send(Order::Reserve { is_short: false, queued: Arc::new(()) }).expect("there is room");
         let mut moves = Moves::default();
         moves.begin(vec![(ChangeId::first_of(Revision(1)), Location { segment: 1, offset: 0 })], mover);
         let (ended, core_ended) = mpsc::channel();

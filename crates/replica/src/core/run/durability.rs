@@ -109,7 +109,8 @@ impl Core {
 
     /// Tells the checkpointer to keep room for the next checkpoint.
     fn have_room_kept(&mut self, is_short: bool) {
-        if self.orders.try_send(Order::Reserve { is_short }).is_ok() {
+        let Some(queued) = self.room.order_of_reserve() else { return };
+        if self.orders.try_send(Order::Reserve { is_short, queued }).is_ok() {
             self.room.reserved();
         }
     }

@@ -162,6 +162,25 @@ fn fill_and_win_back(mut world: World) {
 }
 
 #[test]
+fn a_shortage_that_is_over_leaves_no_reserve_behind() {
+    let mut world = World::started(1, 9, OPTIONS);
+    let disk = world.places[0].disk.clone();
+    let is_kept = || disk.files().iter().any(|(path, _)| path.ends_with("checkpoint/reserve"));
+    disk.set_capacity(Some(24 * SEGMENT));
+    let _ = fill(&mut world, "a");
+    world.until("the alarm is raised", raised);
+    world.until("room is kept for the next checkpoint", |_| is_kept());
+    disk.set_capacity(None);
+    world.until("the alarm goes", |world| !raised(world));
+    let saved = world.member(0).probe().checkpoint;
+    for n in 0..40 {
+        world.put(0, &format!("b{n:05}"), b"v").expect("is taken");
+    }
+    world.until("another checkpoint is saved", |world| world.member(0).probe().checkpoint > saved);
+    world.until("nothing is kept", |_| !is_kept());
+}
+
+#[test]
 fn nothing_but_room_ends_an_alarm_that_the_disk_raised_and_nothing_but_a_client_one_of_the_quota() {
     let mut world = World::started(1, 9, &["--snapshot-count=20", "--quota-backend-bytes=60000"]);
     let mut taken = 0;
