@@ -227,6 +227,8 @@ class Side:
 QUIET_SECONDS = 0.2
 # Lines that only a Go program writes: its log.
 LOG_LINE = re.compile(rb'^\{"level":.*\n', re.M)
+# What stands in for such lines here (COMPAT-57): why there is no connection.
+NO_CONNECTION = re.compile(rb"^Warning: \S+: connection error: desc = .*\n", re.M)
 TIMES = [
     (re.compile(rb"took = [0-9.]+[a-z\xc2\xb5]+"), b"took = <TIME>"),
     (re.compile(rb"took [0-9.]+[a-z\xc2\xb5]+"), b"took <TIME>"),
@@ -343,7 +345,7 @@ def normal(side, step, run, form):
             number = int(found.group(1), 16) if found.group(1) else int(found.group(2))
             side.variables[step.capture] = f"{number:016x}"
             side.name_id(number, f"<{step.capture}>")
-    err = LOG_LINE.sub(b"", err)
+    err = NO_CONNECTION.sub(b"", LOG_LINE.sub(b"", err))
     out, err = side.masked(out), side.masked(err)
     for pattern, replacement in [*TIMES, *step.masks]:
         out, err = pattern.sub(replacement, out), pattern.sub(replacement, err)
