@@ -392,6 +392,10 @@ impl Services {
     /// Does what only root may do: if authentication is enabled, once this member knows all that was acknowledged before. So a role
     /// that was taken away at another member is not honoured here, nor is a token from before root's password was changed, of which
     /// apply knows nothing.
+    ///
+    /// A caller who is not root as far as this member knows is refused later too, since the member may lag behind a role that was
+    /// granted. If too many strangers wait already, or nothing is confirmed to this member, such a caller is refused by what the
+    /// member knows.
     pub(super) fn as_root(
         self: &Rc<Self>,
         act: impl FnOnce(&Rc<Services>, &Principal) -> Result<Unary, Status> + 'static,
@@ -401,11 +405,34 @@ impl Services {
         if !state.auth.is_enabled() {
             return act(self, &principal);
         }
+        let refusal = self.gate(&state, &principal).admin().err();
+        let is_newest = state.reads_local;
         drop(state);
-        self.read(false, move |services| {
+        let place = match (&refusal, is_newest) {
+            (None, true) => return act(self, &principal),
+            (Some(refusal), true) => return Err(refusal.clone()),
+            (Some(refusal), false) => self.place_of(&principal).map_err(|_| refusal.clone())?,
+            (None, false) => None,
+        };
+        let began = self.now();
+        let pending_reply = match self.pending.ask_at(began, ClientRequest::Read) {
+            Ok(pending_reply) => pending_reply,
+            Err(status) => return Err(refusal.unwrap_or(status)),
+        };
+        let (services, mut call) = (Rc::clone(self), self.at_hand());
+        Ok(Unary::Later(Box::pin(async move {
+            if let Err(status) = pending_reply.await.and_then(confirmed) {
+                return Err(refusal.unwrap_or(status));
+            }
+            drop(place);
+            call.begun.auth += services.now().saturating_duration_since(began);
+            services.go_on(call);
             services.gate(&services.shared.state.load(), &principal).admin()?;
-            act(services, &principal)
-        })
+            match act(&services, &principal)? {
+                Unary::Done(answer) => answer,
+                Unary::Later(answer) => answer.await,
+            }
+        })))
     }
 
     /// Returns the place in which the call being looked at waits for a confirmation, if it needs one.

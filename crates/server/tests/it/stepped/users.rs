@@ -10,9 +10,10 @@ use api::etcdserverpb::{
     AuthRoleAddResponse, AuthRoleGetRequest, AuthRoleGrantPermissionRequest, AuthRoleGrantPermissionResponse,
     AuthUserAddRequest, AuthUserAddResponse, AuthUserChangePasswordRequest, AuthUserChangePasswordResponse,
     AuthUserGetRequest, AuthUserGrantRoleRequest, AuthUserGrantRoleResponse, AuthenticateRequest,
-    AuthenticateResponse, DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse,
-    LeaseRevokeRequest, LeaseRevokeResponse, MemberListRequest, PutRequest, PutResponse, RangeRequest,
-    RangeResponse, RequestOp, TxnRequest, TxnResponse, request_op::Request,
+    AuthenticateResponse, CompactionRequest, DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest,
+    LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse, MemberAddRequest, MemberListRequest,
+    MoveLeaderRequest, PutRequest, PutResponse, RangeRequest, RangeResponse, RequestOp, TxnRequest,
+    TxnResponse, request_op::Request,
 };
 use api::raftpb::MessageType;
 use api::{Rpc, Status, error};
@@ -315,6 +316,13 @@ fn strangers_who_wait_to_be_refused_leave_places_for_others() {
     world.member(2).present(Some("madeup.9999999999"));
     let (others, _) = ask(&world, Rpc::KvRange, &range);
     assert_eq!(others.len(), 0);
+    // What only root may write is refused at once, too.
+    world.member(2).present(None);
+    for (rpc, request) in of_root() {
+        let mut call = world.member(2).call(rpc, request.into());
+        let answer = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert_eq!(answer.map_ok(drop), Poll::Ready(Err(error::USER_EMPTY)), "{rpc:?}");
+    }
     // A user has a place.
     world.member(2).present(Some(&bob));
     let read = world.member(2).call(Rpc::KvRange, range.into());
@@ -331,6 +339,66 @@ fn strangers_who_wait_to_be_refused_leave_places_for_others() {
         &RangeRequest { key: "bob".into(), ..Default::default() },
     );
     assert_eq!(read.map(drop), Err(error::USER_EMPTY));
+}
+
+/// Writes that only root may make.
+fn of_root() -> Vec<(Rpc, Vec<u8>)> {
+    let raise = AlarmRequest { action: 1, alarm: 1, ..AlarmRequest::default() };
+    let add = MemberAddRequest { peer_urls: vec!["http://127.0.0.1:1".into()], ..Default::default() };
+    vec![
+        (Rpc::AuthRoleAdd, AuthRoleAddRequest { name: "new".into() }.encode_to_vec()),
+        (Rpc::MaintenanceAlarm, raise.encode_to_vec()),
+        (Rpc::KvCompact, CompactionRequest { revision: 1, physical: false }.encode_to_vec()),
+        (Rpc::MaintenanceMoveLeader, MoveLeaderRequest { target_id: 1 }.encode_to_vec()),
+        (Rpc::ClusterMemberAdd, add.encode_to_vec()),
+    ]
+}
+
+#[test]
+fn who_is_not_root_is_refused_by_name_where_there_is_no_leader() {
+    let mut world = World::started(3, 85, &[]);
+    world.lead(0);
+    let (bob, root) = with_bob(&mut world);
+    all_know(&mut world);
+    world.cut(2, true);
+    for (token, refusal) in [
+        (None, error::USER_EMPTY),
+        (Some(&bob), error::PERMISSION_DENIED),
+        // Root may, and is told that nothing can be confirmed.
+        (Some(&root), error::TIMEOUT),
+    ] {
+        world.member(2).present(token.map(|token| &**token));
+        for (rpc, request) in of_root() {
+            let call = world.member(2).call(rpc, request.into());
+            assert_eq!(world.run(call).map(drop), Err(refusal.clone()), "{rpc:?}");
+        }
+    }
+}
+
+#[test]
+fn a_slow_write_of_root_is_told_of_once() {
+    let mut world = World::started(3, 86, &[]);
+    world.lead(0);
+    let (_, root) = with_bob(&mut world);
+    all_know(&mut world);
+    world.member(2).present(Some(&root));
+    world.cut(2, true);
+    let mut call = world
+        .member(2)
+        .call(Rpc::AuthRoleAdd, AuthRoleAddRequest { name: "new".into() }.encode_to_vec().into());
+    assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    let until = world.places[2].clock.elapsed() + Duration::from_millis(2500);
+    while world.places[2].clock.elapsed() < until {
+        world.wait();
+    }
+    world.cut(2, false);
+    assert_eq!(world.run(call).map(drop), Ok(()));
+    let text = world.text();
+    let lines: Vec<_> = text
+        .lines()
+        .filter(|line| line.contains("request stats") && line.contains("/etcdserverpb.Auth/RoleAdd"))
+        .collect();
+    assert_eq!(lines.len(), 1, "{lines:?}");
 }
 
 #[test]
