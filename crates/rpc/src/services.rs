@@ -101,6 +101,9 @@ pub struct Services {
     strangers: Strangers,
     /// Clients that log in, and wait likewise: strangers who make no login do not keep them out.
     logins: Strangers,
+    /// Calls with tokens that this member does not know yet. They wait apart from calls without a token, since a user's own may be
+    /// among them.
+    unknown_tokens: Strangers,
     /// The audit log, if there is one.
     audit: Option<Auditor>,
     began: Cell<Instant>,
@@ -200,6 +203,7 @@ impl Services {
             known: RefCell::default(),
             strangers: Strangers::default(),
             logins: Strangers::default(),
+            unknown_tokens: Strangers::default(),
             audit: shared.audit.get().map(|(log, reads)| Auditor { log: Arc::clone(log), reads: *reads }),
             timed: shared.limits.times_calls,
             rpc: Cell::new(Rpc::KvRange),

@@ -282,7 +282,7 @@ impl Services {
             Unidentified::Refused(status) => Err(status),
             Unidentified::NotYet => {
                 // Anyone can make up such a token.
-                let place = self.strangers.enter()?;
+                let place = self.unknown_tokens.enter()?;
                 confirmed(self.pending.ask(ClientRequest::Read)?.await?)?;
                 drop(place);
                 // If it is still unknown, nobody gave it out.

@@ -15,7 +15,8 @@ use api::{Status, error};
 /// ([`replica::inbox::OPEN_REQUESTS_PER_SHARD_MAX`]).
 const STRANGERS_MAX: usize = 4096;
 
-/// The strangers of a shard that wait for a confirmation: those that log in, or all others.
+/// The strangers of a shard that wait for a confirmation: those that log in, those with tokens that this member does not know, or all
+/// others.
 #[derive(Default)]
 pub(super) struct Strangers {
     count: Rc<Cell<usize>>,
