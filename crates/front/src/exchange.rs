@@ -71,8 +71,14 @@ impl Exchange {
     /// Returns a future that waits until the request may take long: there is one such turn between two looks of the shard at
     /// the network. For what is not made in slices.
     pub fn long_turn(&self) -> impl Future<Output = ()> + use<> {
+        poll_fn(self.long_turns())
+    }
+
+    /// Returns a function that is ready when the request may take long, as [`Exchange::long_turn`] is. Once it was ready it waits for
+    /// another such turn.
+    pub fn long_turns(&self) -> impl FnMut(&mut Context<'_>) -> Poll<()> + use<> {
         let (shard, mut ticket) = (self.shard.clone(), Ticket::default());
-        poll_fn(move |cx| ticket.poll(&shard.long_turns, cx))
+        move |cx| ticket.poll(&shard.long_turns, cx)
     }
 
     /// Largest message of a call, in bytes.

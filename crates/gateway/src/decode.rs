@@ -52,15 +52,24 @@ impl Refused {
 ///
 /// See [`Refused`].
 pub fn decode(message: &'static Message, body: &[u8], elements_max: usize) -> Result<Vec<u8>, Refused> {
-    // Most bodies are valid: they are read once. What is wrong otherwise is first looked for in the syntax.
-    match decode_value(message, body, elements_max) {
-        Err(Refused::Invalid(_)) => {}
-        decoded => return decoded,
+    let body = scan::without_space_before(body);
+    if body.first() != Some(&b'{') {
+        return match scan::first_value(body) {
+            Ok(Some(value)) => decode_value(message, value, elements_max),
+            Ok(None) => Ok(Vec::new()),
+            Err(why) => Err(Refused::Invalid(why)),
+        };
     }
-    match scan::first_value(body) {
-        Ok(Some(value)) => decode_value(message, value, elements_max),
-        Ok(None) => Ok(Vec::new()),
-        Err(why) => Err(Refused::Invalid(why)),
+    // Most bodies are valid: they are read once. What is wrong otherwise is first looked for in the syntax, and only there: what
+    // follows the value changes nothing but the error of half a surrogate near its end.
+    let mut reader = Reader::new(body, elements_max);
+    match reader.whole(message) {
+        Err(Refused::Invalid(why)) => Err(match scan::first_value(body) {
+            Ok(Some(value)) if reader.looked_at > value.len() => reader.end(),
+            Ok(_) => Refused::Invalid(why),
+            Err(why) => Refused::Invalid(why),
+        }),
+        decoded => decoded,
     }
 }
 
@@ -74,13 +83,7 @@ pub fn decode_value(
     value: &[u8],
     elements_max: usize,
 ) -> Result<Vec<u8>, Refused> {
-    let mut out = Vec::with_capacity(value.len());
-    Reader { json: value, at: 0, elements_left: elements_max }.message(message, &mut out, 0)?;
-    // A call may wait for long with it, and JSON may be much longer than what it means.
-    if out.capacity() / 2 > out.len() {
-        out.shrink_to_fit();
-    }
-    Ok(out)
+    Reader::new(value, elements_max).whole(message)
 }
 
 /// A token. Names and strings are one kind.
@@ -98,11 +101,28 @@ struct Reader<'a> {
     at: usize,
     /// Elements that lists may have from here on.
     elements_left: usize,
+    /// Where the bytes end that decided about half a surrogate.
+    looked_at: usize,
 }
 
 type Result_<T> = Result<T, Refused>;
 
 impl<'a> Reader<'a> {
+    fn new(json: &'a [u8], elements_max: usize) -> Reader<'a> {
+        Reader { json, at: 0, elements_left: elements_max, looked_at: 0 }
+    }
+
+    /// Makes the bytes of a message from the value that comes next.
+    fn whole(&mut self, message: &'static Message) -> Result_<Vec<u8>> {
+        let mut out = Vec::with_capacity(self.json.len());
+        self.message(message, &mut out, 0)?;
+        // A call may wait for long with it, and JSON may be much longer than what it means.
+        if out.capacity() / 2 > out.len() {
+            out.shrink_to_fit();
+        }
+        Ok(out)
+    }
+
     fn message(&mut self, message: &'static Message, out: &mut Vec<u8>, depth: usize) -> Result_<()> {
         if depth >= DEPTH_MAX {
             return Err(Refused::TooDeep);
@@ -420,7 +440,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The character of an escape `\uXXXX`, or of two that are surrogates, and how many bytes that takes.
-    fn unicode(&self, rest: &[u8]) -> Result_<(usize, char)> {
+    fn unicode(&mut self, rest: &[u8]) -> Result_<(usize, char)> {
         let code = |escape: &[u8]| {
             let digits = escape.get(2..6)?;
             digits.iter().try_fold(0u32, |code, digit| Some(code << 4 | char::from(*digit).to_digit(16)?))
@@ -436,6 +456,7 @@ impl<'a> Reader<'a> {
         if rest.len() < 6 {
             return Err(self.end());
         }
+        self.looked_at = self.json.len() - rest.len() + 6;
         let pair = match code(rest) {
             Some(second)
                 if rest.starts_with(b"\\u") && first < 0xdc00 && (0xdc00..0xe000).contains(&second) =>
@@ -852,6 +873,51 @@ mod tests {
         let decoded = decode(of(Rpc::KvPut).unwrap().0, b"{\"x\":\"\xff\"}", 1000);
         let why = "proto: syntax error (line 1:6): invalid UTF-8 in string".to_owned();
         assert_eq!(decoded, Err(Refused::Invalid(why)));
+    }
+
+    #[test]
+    fn what_follows_a_value_changes_nothing() {
+        let message = of(Rpc::KvPut).unwrap().0;
+        let values = [
+            "{\"key\":\"YQ==\"}",
+            "{\"x\":\"\\ud800\"}",
+            "{\"x\":\"\\ud800\\u\"}",
+            "{\"x\":\"\\ud800\\udc0\"}",
+            "{\"x\":\"\\ud800\\udc00\"}",
+            "{\"\\ud800\":1}",
+            "{\"\\ud800abc\":1,\"key\":\"\\u0059Q\"}",
+            "{\"lease\":\"x\"}",
+            "{\"lease\":1e}",
+            "{\"lease\":1.5}",
+            "{\"lease\":truex}",
+            "{\"x\":tru}",
+            "{\"key\":1,}",
+            "{\"key\":",
+            "{\"key\":\"",
+            "{\"x\":[[",
+            "{",
+            "null",
+            "12",
+            "\"x\"",
+            "[1]",
+            "x",
+            "",
+        ];
+        for value in values {
+            for before in ["", " ", "\n\t"] {
+                for behind in
+                    ["", " ", "x", "\"", "}", "\\udc00", "\\u00ff}}}}", " {\"key\":1} ", "\n\n\n\n\n\n\n"]
+                {
+                    let body = format!("{before}{value}{behind}");
+                    let cut = match scan::first_value(body.as_bytes()) {
+                        Ok(Some(value)) => decode_value(message, value, 1000),
+                        Ok(None) => Ok(Vec::new()),
+                        Err(why) => Err(Refused::Invalid(why)),
+                    };
+                    assert_eq!(decode(message, body.as_bytes(), 1000), cut, "{body:?}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -332,6 +332,12 @@ pub(crate) fn first_value(body: &[u8]) -> Result<Option<&[u8]>, String> {
     }
 }
 
+/// The part of a body behind the space that it begins with.
+pub(crate) fn without_space_before(body: &[u8]) -> &[u8] {
+    let is_space = |byte: &&u8| matches!(byte, b' ' | b'\t' | b'\r' | b'\n');
+    &body[body.iter().take_while(is_space).count()..]
+}
+
 /// The part of these bytes without space before and behind it.
 fn trim(bytes: &[u8]) -> Range<usize> {
     let is_solid = |byte: &u8| !matches!(byte, b' ' | b'\t' | b'\r' | b'\n');

@@ -79,7 +79,8 @@ pub(crate) async fn answer(
         }
         let (counters, account) = (Arc::clone(&exchange.counters), Rc::clone(&exchange.account));
         exchange.keep(|| services.connected(&exchange.origin));
-        let next = move |body| requests(request, body, bytes_max, elements_max);
+        let long_turns = exchange.long_turns();
+        let next = move |body| requests(request, body, bytes_max, elements_max, long_turns);
         return call.stream(services, exchange, counters, account, next).await;
     }
     // Before anything of it is held, and below once it is known how much that is.
@@ -97,10 +98,15 @@ pub(crate) async fn answer(
         }
         Err(status) => return empty(status),
     };
+    if is_long(body.len()) {
+        exchange.long_turn().await;
+    }
     // What is made of it takes no more than the body itself.
     exchange.body.hold(2 * body.len());
     let decoded = gateway::decode(request, &body, elements_max);
-    front::note_work(0, (CODED_WORK * body.len()) as u64);
+    // What is wrong is looked for once more.
+    let times = if decoded.is_ok() { 1 } else { 2 };
+    front::note_work(0, (times * CODED_WORK * body.len()) as u64);
     let message = match decoded {
         Ok(message) => Bytes::from(message),
         Err(why) => return refused(&why.status()),
@@ -138,6 +144,12 @@ fn json_bytes_max(message_bytes_max: usize, elements_max: usize) -> usize {
 
 /// Bytes as which a byte of JSON counts in the work of a turn: reading or writing one takes longer than copying it.
 const CODED_WORK: usize = 4;
+
+/// Returns true if reading so many bytes of JSON, which is done in one go, is more than what is left of the turn. Then it waits for a long
+/// turn: many clients may send such bodies at the same time, each before anything is known of its user.
+fn is_long(json_bytes: usize) -> bool {
+    json_bytes.saturating_mul(CODED_WORK) > front::work_left()
+}
 
 /// A call that came in JSON.
 struct Call {
@@ -431,11 +443,31 @@ fn requests(
     mut body: RequestBody,
     bytes_max: usize,
     elements_max: usize,
+    mut long_turns: impl FnMut(&mut Context<'_>) -> Poll<()> + 'static,
 ) -> NextMessage {
     let (mut values, mut is_end) = (Values::default(), false);
+    // A value that waits for a long turn.
+    let mut waiting: Option<Vec<u8>> = None;
     Box::new(move |cx| {
         loop {
-            match values.next(is_end) {
+            let next = match waiting.take() {
+                Some(value) => match long_turns(cx) {
+                    Poll::Ready(()) => Next::Value(value),
+                    Poll::Pending => {
+                        waiting = Some(value);
+                        return Poll::Pending;
+                    }
+                },
+                None => match values.next(is_end) {
+                    Next::Value(value) if is_long(value.len()) => {
+                        body.hold(values.capacity() + value.len());
+                        waiting = Some(value);
+                        continue;
+                    }
+                    next => next,
+                },
+            };
+            match next {
                 Next::Value(value) => {
                     // The value, and what is made of it.
                     body.hold(values.capacity() + 2 * value.len());
@@ -638,6 +670,17 @@ mod tests {
     use std::task::Waker;
 
     use super::*;
+
+    #[test]
+    fn what_is_more_than_is_left_of_a_turn_is_read_in_a_long_one() {
+        assert!(!is_long(usize::MAX / CODED_WORK), "there is no turn");
+        let account = front::Budget::new(1 << 20).open([127, 0, 0, 1].into());
+        let _turn = account.begin_turn();
+        account.allow_work(64 << 10);
+        assert_eq!([16 << 10, (16 << 10) + 1, usize::MAX].map(is_long), [false, true, true]);
+        front::note_work(0, 60 << 10);
+        assert_eq!([1 << 10, (1 << 10) + 1].map(is_long), [false, true]);
+    }
 
     /// What an answer of these two pieces becomes; before each, and at the end, its source is so many times not ready.
     fn written(waits: usize) -> String {

@@ -139,6 +139,29 @@ fn a_watch_goes_on_while_its_client_takes_it() {
     run(testkit::eventually("the call ends with its client", PATIENCE, async || is_over().then_some(())));
 }
 
+/// Each is more than a turn may read at once, so that it waits for a turn of its own.
+#[test]
+fn large_requests_of_a_stream_are_all_taken() {
+    const REQUESTS: usize = 20;
+    let dir = TempDir::new("gateway-watch-large");
+    let member = Setup::new(dir.path()).start();
+    let mut stream = http1::connect(member.client_address());
+    stream
+        .write_all(&http1::head("POST", "/v3/watch", &[("Transfer-Encoding", "chunked")]))
+        .expect("is sent");
+    let unknown = "A".repeat(50_000);
+    let create = format!("{{\"unknown\":\"{unknown}\",\"create_request\":{{\"key\":\"Zm9v\"}}}}");
+    stream.write_all(&http1::chunk(create.repeat(REQUESTS).as_bytes())).expect("is sent");
+    assert_eq!(http1::read_head(&mut stream).status, 200);
+    let (mut said, mut created) = (String::new(), 0);
+    while created < REQUESTS {
+        let chunk = http1::read_chunk(&mut stream).expect("the stream goes on");
+        said.push_str(&String::from_utf8(chunk).expect("JSON is text"));
+        created = said.matches("\"created\":true").count();
+    }
+    assert_eq!(created, REQUESTS, "{said}");
+}
+
 #[test]
 fn a_body_takes_no_more_memory_than_it_may() {
     let dir = TempDir::new("gateway-bounds");
