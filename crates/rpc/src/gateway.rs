@@ -134,9 +134,11 @@ pub(crate) async fn answer(
 /// between them.
 const ELEMENT_JSON_BYTES: usize = 512;
 
-/// Largest body, in bytes, of a message that has at most this many bytes, and elements in its lists: any such message fits, as clients
-/// write JSON. Keys and values are a third longer in base64, and texts that are escaped may be three times as long; names of fields are
-/// much longer than the one byte that they are in a message, but even an element of names only is not sixteen times as long.
+/// Largest body, in bytes, of a message that has at most this many bytes, and elements in its lists. Any such message fits, unless most
+/// of it is text that its client escapes. Keys and values are a third longer in base64. Most texts are as long as in a message, but
+/// control characters, `<` and `>` as Go writes them, and whatever a client chooses to escape take six bytes each; where a third of
+/// a text is such, it fits. Names of fields are much longer than the one byte that they are in a message, but even an element of names
+/// only is not sixteen times as long.
 fn json_bytes_max(message_bytes_max: usize, elements_max: usize) -> usize {
     let names = elements_max.saturating_mul(ELEMENT_JSON_BYTES);
     message_bytes_max.saturating_mul(3).saturating_add(names).min(message_bytes_max.saturating_mul(16))
