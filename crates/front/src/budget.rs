@@ -562,6 +562,11 @@ impl Account {
     /// connection has an end.
     pub fn looked_at(&self, bytes: usize) {
         self.looked_at.set(self.looked_at.get().saturating_add(bytes));
+        self.spend_work(bytes);
+    }
+
+    /// Takes bytes from the work that is left of the turn.
+    pub(crate) fn spend_work(&self, bytes: usize) {
         // Without a bound it stays so.
         if self.work_left.get() < usize::MAX {
             self.work_left.set(self.work_left.get().saturating_sub(bytes));

@@ -338,7 +338,7 @@ impl Gathering {
     fn cut(&mut self, around: &ConnectionContext, payload: &[u8]) -> Result<(), Status> {
         let mut work = 0;
         let cut = self.cut_all(around, payload, &mut work);
-        around.made.add(work);
+        around.add_work(work);
         cut
     }
 
@@ -453,7 +453,7 @@ impl Finished {
         // What made it is gone, and the metadata: a short answer takes no more than they did, and is always kept.
         let before = self.charge.bytes().max(CALL_BYTES);
         self.charge.set(CALL_BYTES + bytes.saturating_sub(METADATA_BYTES));
-        around.made.add(bytes);
+        around.add_work(bytes);
         if self.charge.bytes() > before && around.check_requests().is_err() {
             let status = around.service.unanswered(self.method);
             around.shard.counters.handled(self.method, status.code);
@@ -513,7 +513,7 @@ fn answer(
         Ok(Answer::Whole(message)) => {
             counters.handled(method, Code::Ok);
             let packed = if gzip {
-                around.made.add(message.len());
+                around.add_work(message.len());
                 gzip::pack(&message).ok()
             } else {
                 None
@@ -609,7 +609,7 @@ impl Pieces {
             self.left
         );
         self.left -= piece.len();
-        around.made.add(piece.len());
+        around.add_work(piece.len());
         let payload =
             if self.begun { Payload::from(piece) } else { Payload::message_start(self.len, piece, false) };
         self.begun = true;

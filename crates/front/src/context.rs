@@ -28,7 +28,7 @@ impl Made {
         self.bytes.set(0);
     }
 
-    pub(crate) fn add(&self, bytes: usize) {
+    fn add(&self, bytes: usize) {
         self.bytes.set(self.bytes.get().saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX)));
     }
 
@@ -72,7 +72,13 @@ impl ConnectionContext {
         self.account.allow_work(bytes_max);
     }
 
-    /// Counts what the service has looked at for a call as work of the turn.
+    /// Counts bytes of work that the front does: a service in this turn has so many less left.
+    pub(crate) fn add_work(&self, bytes: usize) {
+        self.made.add(bytes);
+        self.account.spend_work(bytes);
+    }
+
+    /// Counts what the service has looked at for a call as work of the turn: of what is left it has taken that already.
     pub(crate) fn note_looked_at(&self) {
         self.made.add(self.account.take_looked_at());
     }

@@ -122,7 +122,7 @@ impl RequestStream {
             let bytes = &mut self.inbox.0.borrow_mut().bytes;
             let (mut rest, mut work) = (&bytes[..], 0);
             let assembled = assembler.cut(&mut rest, &mut work);
-            self.around.made.add(work);
+            self.around.add_work(work);
             let assembled = assembled?;
             let cut = bytes.len() - rest.len();
             bytes.advance(cut);

@@ -303,7 +303,7 @@ impl Sending {
         // Packing into memory does not fail; if it did, an unpacked message is as good.
         let packed = match &*self.state.borrow() {
             State::Wire(responder) if self.gzip => {
-                responder.around().made.add(message.len());
+                responder.around().add_work(message.len());
                 gzip::pack(&message).ok()
             }
             _ => None,

@@ -125,7 +125,7 @@ impl Page {
                 ResponseBody::Whole(bytes) if !is_empty => std::mem::take(bytes),
                 _ => Bytes::new(),
             };
-            around.made.add(made.len());
+            around.add_work(made.len());
             self.charge.set(self.base + made.len());
             // Beyond what the calls of a connection may hold together the client is only told that there was an answer.
             if made.len() > self.base && around.check_requests().is_err() {
@@ -170,7 +170,7 @@ impl Page {
             match next {
                 Poll::Pending => return Step::Wait(Call::Page(self)),
                 Poll::Ready(Some(Ok(bytes))) => {
-                    around.made.add(bytes.len());
+                    around.add_work(bytes.len());
                     self.charge.set(self.base + bytes.len());
                     *made = bytes;
                 }

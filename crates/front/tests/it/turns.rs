@@ -377,6 +377,25 @@ fn calls_for_which_much_is_looked_at_have_so_many_slices_in_a_turn() {
     }
 }
 
+/// What the front itself has done in a turn is not left for slices.
+#[test]
+fn a_slice_is_as_large_as_what_packing_an_answer_has_left() {
+    const TURN: usize = 64 << 10;
+    const PACKED: usize = 60_000;
+    run(async {
+        let mut client = Client::new(Options::default(), 64 * MIB, &OPEN).await;
+        let packed = calls("/test.Echo/Big", 0, 1, &[("grpc-encoding", "gzip")], &PACKED.to_string());
+        let calls = [packed, calls("/test.Echo/LooksInSlices", 1, 1, &[], "")].concat();
+        assert_eq!(client.offer(&calls), calls.len());
+        while client.seen.pieces.load(SeqCst) == 0 {
+            turn().await;
+        }
+        // In the other half of the turn there is no answer, so that a slice is a whole one there.
+        let looked_at = client.seen.pieces.load(SeqCst);
+        assert!((1..=TURN - PACKED).contains(&(looked_at % TURN)), "{looked_at} bytes");
+    });
+}
+
 #[test]
 fn a_stream_packs_so_much_in_a_turn_only() {
     const MESSAGES: usize = 60;
