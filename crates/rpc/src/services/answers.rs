@@ -22,7 +22,7 @@ use machine::{AsOf, range};
 use mvcc::Version;
 use numbers::{ChangeId, Revision};
 
-use super::choose::{Chooser, Seen, gathered_bytes_max};
+use super::choose::{Chooser, Seen, gathered_bytes_max, read_at_once};
 use super::large_value::{self, LargeValue};
 use super::pieces;
 use super::range::{BYTES_AT_ONCE, REPLACED, keys_per_slice, note_walk, projected, slice};
@@ -171,12 +171,13 @@ impl Evaluation {
         let mut looked = Looked::default();
         let mut behind: Option<Vec<u8>> = None;
         loop {
+            // Both passes of a slice are as large, whatever was done in the turn meanwhile.
+            let (looks, read_max) = (keys_per_slice() as u64, read_at_once());
             let next = made(self.values.clone(), |values| {
                 let slice = slice(&self.state)?;
                 let mut walk = past.walk(&slice.snapshot(), behind.as_deref()).map_err(range::refused)?;
-                let looks = keys_per_slice() as u64;
                 walk.set_looks(looks);
-                let (mut looked, mut seen) = (looked, Seen::default());
+                let (mut looked, mut seen) = (looked, Seen::up_to(read_max));
                 if let (left, Some(all)) = walk.size_hint()
                     && left == all
                     && chooser.is_none()
@@ -241,7 +242,7 @@ impl Evaluation {
         pieces::check_len(len)?;
         rope.parts.reverse();
         let values = Attempt::new(self.values);
-        let mut rest = Pieces { state: self.state, values, parts: rope.parts, large: None };
+        let mut rest = Pieces { state: self.state, values, parts: rope.parts, large: None, looks: None };
         if len <= BYTES_AT_ONCE {
             let mut out = BytesMut::with_capacity(len);
             while let Some(piece) = poll_fn(|context| rest.poll_next(BYTES_AT_ONCE, context)).await? {
@@ -273,6 +274,8 @@ struct Pieces {
     parts: Vec<Part>,
     /// The first key of the next part, if its value is large and was looked at.
     large: Option<LargeValue>,
+    /// How many keys the piece looks at that waits for its values.
+    looks: Option<u64>,
 }
 
 impl Pieces {
@@ -285,10 +288,12 @@ impl Pieces {
     ) -> Poll<Result<Option<Bytes>, Status>> {
         loop {
             ready!(self.values.poll_fetched(context));
-            let made = self.piece(bytes_max);
+            let looks = *self.looks.get_or_insert_with(|| keys_per_slice() as u64);
+            let made = self.piece(bytes_max, looks);
             if !self.values.is_complete() {
                 continue;
             }
+            self.looks = None;
             let made = made?;
             self.large = made.as_ref().and_then(|(_, through)| through.large);
             large_value::forget(&mut self.values, &mut self.large);
@@ -309,8 +314,8 @@ impl Pieces {
     }
 
     /// The next piece, and how far it goes: over all parts that fit, so that their values are fetched at once, but to the
-    /// end of one walk at most.
-    fn piece(&self, bytes_max: usize) -> Result<Option<(Bytes, Through)>, Status> {
+    /// end of one walk at most, which looks at so many keys.
+    fn piece(&self, bytes_max: usize, looks: u64) -> Result<Option<(Bytes, Through)>, Status> {
         let mut through = Through::default();
         let mut out = BytesMut::new();
         if let Some(Part::Bytes(bytes)) = self.parts.last()
@@ -356,7 +361,6 @@ impl Pieces {
                 Part::Kvs(field, projection, Keys::Walk { past, left, behind }) => {
                     let slice = slice(&self.state)?;
                     let mut walk = past.walk(&slice.snapshot(), behind.as_deref()).map_err(range::refused)?;
-                    let looks = keys_per_slice() as u64;
                     walk.set_looks(looks);
                     let mut last = None;
                     while (through.keys as u64) < *left

@@ -2,7 +2,7 @@
 //!
 //! Every key of the range has to be looked at, but no more is held than can be in the answer, and nothing takes long at
 //! a time: keys come in slices, what a limit leaves out is dropped as it goes, and sorting stops every so often for
-//! other calls. A slice whose values are not at hand is looked at again once they were fetched.
+//! other calls. A slice whose values are not at hand is looked at again once they were fetched, up to where it ended.
 
 use std::cmp::{Ordering, Reverse};
 use storage::values::unreadable;
@@ -62,13 +62,13 @@ pub(super) struct Seen {
     read_max: usize,
 }
 
-impl Default for Seen {
-    fn default() -> Seen {
-        Seen { items: Vec::new(), passed: 0, read: 0, read_max: read_at_once() }
-    }
-}
-
 impl Seen {
+    /// A slice that has seen nothing yet, and ends with so many bytes of values: those of [`read_at_once`] when the slice began, also
+    /// if it is looked at again.
+    pub fn up_to(read_max: usize) -> Seen {
+        Seen { items: Vec::new(), passed: 0, read: 0, read_max }
+    }
+
     /// Returns the bytes as which reading values for it counts.
     pub fn read_bytes(&self) -> usize {
         self.read
@@ -336,13 +336,15 @@ mod tests {
                     };
                     let mut all: Vec<StoredKeyValue> = Vec::new();
                     let mut chooser = Chooser::new(&request, gathered_bytes_max());
-                    let mut seen = Seen::default();
+                    let mut seen = Seen::up_to(read_at_once());
                     for (n, version) in
                         snapshot.range(KeyRange::ALL, Revision::CURRENT).expect("is there").enumerate()
                     {
                         chooser.look(version, &Placed, &mut seen).expect("is read");
                         if n % 100 == 99 {
-                            chooser.take(std::mem::take(&mut seen)).expect("is not too much");
+                            chooser
+                                .take(std::mem::replace(&mut seen, Seen::up_to(read_at_once())))
+                                .expect("is not too much");
                         }
                         if range::passes(version, &request) {
                             all.push(StoredKeyValue::of(version));
@@ -375,7 +377,7 @@ mod tests {
             let mut chooser = Chooser::new(&request, 50 * (ITEM_BYTES + 10));
             let mut all = snapshot.range(KeyRange::ALL, Revision::CURRENT).expect("is there");
             all.try_for_each(|version| {
-                let mut seen = Seen::default();
+                let mut seen = Seen::up_to(read_at_once());
                 chooser.look(version, &Placed, &mut seen)?;
                 chooser.take(seen)
             })

@@ -315,7 +315,9 @@ async fn hash_versions(state: &AsOf, walk: HashWalk, values: &Rc<LogValues>) -> 
     let mut so_far = (walk, KvHash::default());
     let values = ReadAhead::of(values);
     loop {
-        let slice = made(values.clone(), |values| hash_slice(state, so_far.clone(), values));
+        // Both passes of a slice are as large, whatever was done in the turn meanwhile.
+        let work_max = read_at_once();
+        let slice = made(values.clone(), |values| hash_slice(state, so_far.clone(), work_max, values));
         let (walk, hash, done) = slice.await?;
         if done {
             return Ok(hash.finish());
@@ -325,15 +327,15 @@ async fn hash_versions(state: &AsOf, walk: HashWalk, values: &Rc<LogValues>) -> 
     }
 }
 
-/// Continues a hash by a number of versions or bytes of values. Returns true if that was all.
+/// Continues a hash by a number of versions, or by so much work. Returns true if that was all.
 fn hash_slice(
     state: &AsOf,
     (mut walk, mut hash): (HashWalk, KvHash),
+    work_max: usize,
     values: &Attempt,
 ) -> Result<(HashWalk, KvHash, bool), Status> {
     let slice = super::range::slice(state)?;
     let (mut failed, mut bytes, mut versions) = (None, 0, 0);
-    let work_max = read_at_once();
     let done = walk.step_while(&slice.snapshot(), HASHED_PER_SLICE, |version| {
         failed = hash.feed(version, values).err();
         bytes += version.value_len() as usize;
@@ -428,7 +430,7 @@ mod tests {
             let _turn = account.begin_turn();
             let walk = HashWalk::new(&view.snapshot(), Revision::CURRENT).expect("is there");
             let values = Attempt::new(Rc::new(Nothing));
-            hash_slice(&state, (walk, KvHash::default()), &values).expect("goes on");
+            hash_slice(&state, (walk, KvHash::default()), read_at_once(), &values).expect("goes on");
             assert!(front::work_left() <= work / 8, "{} of {work} are left", front::work_left());
             values.missing()
         };
@@ -451,7 +453,7 @@ mod tests {
         let (mut so_far, mut slices) = ((walk, KvHash::default()), 0);
         loop {
             let values = Attempt::new(Rc::new(Nothing));
-            let (walk, hash, done) = hash_slice(&state, so_far, &values).expect("goes on");
+            let (walk, hash, done) = hash_slice(&state, so_far, read_at_once(), &values).expect("goes on");
             assert!(values.missing() <= 3, "{}", values.missing());
             slices += usize::from(values.missing() > 0);
             if done {

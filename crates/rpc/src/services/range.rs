@@ -31,7 +31,7 @@ use machine::{AsOf, Overtaken, Slice};
 use mvcc::{KeyRange, Snapshot, Version};
 use prost::Message as _;
 
-use super::choose::{Chooser, Seen, gathered_bytes_max};
+use super::choose::{Chooser, Seen, gathered_bytes_max, read_at_once};
 use super::large_value::{self, LargeValue, Part};
 use super::principal::Principal;
 use super::stages::{Begun, Confirmed, Making, Meter, Told, read_stages};
@@ -745,13 +745,14 @@ impl Services {
         let mut chooser = Chooser::new(&limited, gathered_bytes_max());
         let (mut count, mut behind): (i64, Option<Vec<u8>>) = (0, None);
         loop {
+            // Both passes of a slice are as large, whatever was done in the turn meanwhile.
+            let (looks, read_max) = (keys_per_slice() as u64, read_at_once());
             let looked = made(self.values.clone(), |values| {
                 let slice = slice(state)?;
                 let range = key_range(&request.key, &request.range_end, behind.as_deref());
                 let mut walk = slice.snapshot().range(range, revision).map_err(range::refused)?;
-                let looks = keys_per_slice() as u64;
                 walk.set_looks(looks);
-                let (mut seen, mut count, mut last) = (Seen::default(), count, None);
+                let (mut seen, mut count, mut last) = (Seen::up_to(read_max), count, None);
                 while !seen.is_due()
                     && let Some(version) = walk.next()
                 {
