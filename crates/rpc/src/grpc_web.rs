@@ -93,6 +93,11 @@ async fn call(
     let mut body = match form {
         Form::Bytes => body,
         Form::Base64 => {
+            // It is decoded in one go, which takes as long as copying it.
+            if body.len() > front::work_left() {
+                exchange.long_turn().await;
+            }
+            front::note_work(0, body.len() as u64);
             let bytes = decoded(&body)?;
             // A call may wait for long, and the text is not charged from here on.
             drop(body);
