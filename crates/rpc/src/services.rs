@@ -733,11 +733,7 @@ impl Services {
     /// Refuses a write of `cost` bytes if the NOSPACE alarm is raised, or if the write would exceed the quota; then it
     /// raises the alarm.
     fn check_quota(&self, cost: u64) -> Result<(), Status> {
-        self.check_quota_of(&self.shared.state.load(), cost)
-    }
-
-    /// Refuses a write as [`Services::check_quota`] does, as of this state.
-    fn check_quota_of(&self, state: &Published, cost: u64) -> Result<(), Status> {
+        let state = self.shared.state.load();
         // In a cluster this member may not have heard yet that the alarm was disarmed; applying a write tells.
         if state.reads_local && state.alarms.any(AlarmType::Nospace as i32) {
             // With both alarms raised, etcd's writes fail for the other one.

@@ -147,32 +147,22 @@ impl Services {
     pub(super) fn put(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
         let request: PutRequest = decode(message.clone())?;
         check::put(&request)?;
-        let principal = self.principal()?;
-        let state = self.shared.state.load();
-        if !state.auth.is_enabled() {
-            // As below, with one look at the state, and nothing moved: this is what most puts are.
-            self.check_quota_of(&state, check::put_cost(&request))?;
-            drop(state);
-            return self.propose_put(&principal, &request, &message);
-        }
-        drop(state);
-        let put = (principal, request, message);
+        let put = (self.principal()?, request, message);
         let may = |services: &Services, (principal, request, _): &(Principal, PutRequest, Bytes)| {
             services.may(principal, |gate| gate.put(request, &Leases::default()))
         };
         self.if_allowed(put, may, |services, (principal, request, message)| {
-            services.check_quota(check::put_cost(&request))?;
-            services.propose_put(&principal, &request, &message)
+            services.put_allowed(&principal, &request, &message)
         })
     }
 
-    #[inline]
-    fn propose_put(
+    fn put_allowed(
         self: &Rc<Self>,
         principal: &Principal,
         request: &PutRequest,
         message: &Bytes,
     ) -> Result<Unary, Status> {
+        self.check_quota(check::put_cost(request))?;
         self.note_value(request);
         self.propose_then(principal, field::PUT, message, false, "Put", |services, outcome, state, header| {
             let Outcome::Put { revision, previous } = outcome else { return Err(error::STOPPED) };
