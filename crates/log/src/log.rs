@@ -1,7 +1,6 @@
 //! The log's handle and its threads.
 
 use std::collections::VecDeque;
-use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,7 +12,7 @@ use numbers::Index;
 
 use crate::format::{PAYLOAD_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENT_HEADER_BYTES, VALUE_HEAD_BYTES, padded};
 use crate::preparation::{Preparation, START_BYTES, Step, usable};
-use crate::segment::{Shared, reserve};
+use crate::segment::{Shared, is_refused_for_size, reserve};
 use crate::writer::{Progress, Request, Writer};
 use crate::{
     AppendError, Batch, Entries, Fatal, Figures, LogEvent, OpenError, Options, Owner, Recovered, Refusal,
@@ -97,7 +96,7 @@ fn make_real(options: &Options, disk: &dyn Disk, opened: &mut recovery::Opened) 
         len,
     ) {
         Ok(_) => Ok(true),
-        Err(error) if disk::is_full(&error) || error.kind() == ErrorKind::FileTooLarge => Ok(false),
+        Err(error) if is_refused_for_size(&error) => Ok(false),
         Err(error) => Err(OpenError::io("reserve room in", path, error)),
     };
     if let Some(active) = &opened.position.active

@@ -150,6 +150,17 @@ impl Preparation {
         self.free_bytes().is_some_and(|free| free >= u64::from(self.options.segment_bytes))
     }
 
+    /// Creates an empty file in place of what an earlier attempt has left, unless it would take room that is held for others.
+    fn create(&self, making: &Path) -> io::Result<Arc<dyn File>> {
+        if self.is_held() {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        if self.shared.disk.exists(making)? {
+            self.shared.disk.remove(making)?;
+        }
+        self.shared.disk.create(making)
+    }
+
     /// Reserves room for a whole segment in a new or a spare file; see [`reserve`].
     fn reserve(&self, file: &dyn File) -> io::Result<u64> {
         let bytes = u64::from(self.options.segment_bytes);
@@ -349,15 +360,7 @@ impl Preparation {
                     }
                     disk.open(&making)?
                 }
-                None => {
-                    if self.is_held() {
-                        return Err(io::ErrorKind::StorageFull.into());
-                    }
-                    if disk.exists(&making)? {
-                        disk.remove(&making)?;
-                    }
-                    disk.create(&making)?
-                }
+                None => self.create(&making)?,
             };
             let capacity = u64::from(self.options.segment_bytes);
             if file.len()? > capacity {
@@ -412,13 +415,7 @@ impl Preparation {
         let disk = &self.shared.disk;
         let making = self.options.dir.join(SPARE_TMP);
         let outcome = (|| {
-            if self.is_held() {
-                return Err(io::ErrorKind::StorageFull.into());
-            }
-            if disk.exists(&making)? {
-                disk.remove(&making)?;
-            }
-            let file = disk.create(&making)?;
+            let file = self.create(&making)?;
             let zeros = self.reserve(&*file)?;
             self.shared.figures.prepared_bytes.fetch_add(zeros, Ordering::Relaxed);
             let path = self.spare_path()?;

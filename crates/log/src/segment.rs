@@ -58,6 +58,7 @@ pub(crate) struct Shared {
     pub room: AtomicU64,
     /// Bytes of the file system that the log leaves free ([`crate::Values::hold_room`]).
     held_bytes: AtomicU64,
+    /// A [`Need`] as a number; of no meaning while no room is held.
     need: AtomicU8,
     /// True once the file system had no room for a file though it said that it had: a server's quota is not in what it says.
     pub has_hidden_limit: AtomicBool,
@@ -112,7 +113,7 @@ impl Shared {
         self.held_bytes.load(Ordering::Acquire)
     }
 
-    /// What those need whom room is held for; `None` if none is held.
+    /// Returns how urgently others need the room that is held for them; `None` if none is held.
     pub fn need(&self) -> Option<Need> {
         (self.held_bytes() > 0).then(|| match self.need.load(Ordering::Acquire) {
             0 => Need::Passing,
@@ -160,6 +161,11 @@ pub(crate) fn write_zeros(file: &dyn File, from: u64, len: u64) -> io::Result<()
         at += piece;
     }
     Ok(())
+}
+
+/// Returns true if [`reserve`] failed since a file cannot be as large as was asked for; a smaller one perhaps can be.
+pub(crate) fn is_refused_for_size(error: &io::Error) -> bool {
+    disk::is_full(error) || error.kind() == io::ErrorKind::FileTooLarge
 }
 
 /// Zeros written to make room real are synced in such pieces, so that no other sync waits for all of them.

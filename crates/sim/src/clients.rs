@@ -283,7 +283,7 @@ impl World {
         self.history.operations.push(record);
     }
 
-    /// Whether a lease could not be granted because the id that the member chose for it is in use. Where proposals may be carried
+    /// Returns true if a lease could not be granted because the id that the member chose for it is in use. Where proposals may be carried
     /// out twice, the first one has granted it.
     fn is_id_used_twice(&self, request: &oracle::Request, outcome: &Outcome) -> bool {
         let asks_for_any = matches!(request, oracle::Request::Grant { id: 0, .. });

@@ -513,7 +513,7 @@ impl Profile {
         self.faults.has(fault as u8)
     }
 
-    /// Whether there may be values that a member cannot read from its disk.
+    /// Returns true if members may find values that they cannot read from their disk.
     pub fn reads_fail(&self) -> bool {
         let faults = [Fault::ReadError, Fault::Decay, Fault::LostWrite, Fault::Misdirected];
         faults.iter().any(|fault| self.fails(*fault))

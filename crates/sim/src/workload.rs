@@ -57,7 +57,7 @@ impl Keeping {
         !self.anew && now > self.asked + 3 * SECOND && now + 5 * SECOND < self.asked + ttl
     }
 
-    /// Whether its time is nearly over, or just over: see `hold_up_regrant` of the world.
+    /// Returns true if the lease is about to expire, or has just expired: see `hold_up_regrant` of the world.
     fn is_about_to_end(&self, now: Nanos) -> bool {
         let ttl = u64::try_from(self.ttl).unwrap_or(0) * SECOND;
         now + 400 * MILLI > self.asked + ttl

@@ -61,7 +61,7 @@ pub enum KeptOut {
 
 /// The answer of [`keep_out`].
 pub struct Kept {
-    /// What was found and done.
+    /// The outcome: the state that was found, and the change that was made.
     pub out: KeptOut,
     /// The lock of the database in a directory that was moved, for as long as the member runs: an etcd that had opened the database
     /// before goes no further until the lock is dropped.

@@ -10,7 +10,7 @@ use numbers::{Index, Term};
 use super::manifest::is_run_name;
 use super::{Manifest, Run, RunReader, RunWriter};
 use crate::OpenError;
-use crate::segment::reserve;
+use crate::segment::{is_refused_for_size, reserve};
 
 const MANIFEST: &str = "MANIFEST";
 const MANIFEST_TMP: &str = "MANIFEST.tmp";
@@ -22,11 +22,6 @@ const MANIFEST_RESERVE: &str = "reserve-manifest";
 const RESERVE_BYTES_MIN: u64 = 4096;
 /// A manifest longer than this is not one.
 const MANIFEST_BYTES_MAX: u64 = 64 << 20;
-
-/// Returns true if a file could not be made as large as was asked for, but perhaps a smaller one can be.
-fn is_refused_for_size(error: &std::io::Error) -> bool {
-    disk::is_full(error) || error.kind() == std::io::ErrorKind::FileTooLarge
-}
 
 /// Why a checkpoint was not committed.
 #[derive(Debug)]

@@ -281,7 +281,7 @@ fn what_becomes_free_goes_first_to_those_it_is_held_for() {
     assert_eq!((log.log.space(), spares()), (Space::Low, 0), "it is neither kept nor made anew");
     assert_eq!(disk.space(DIR.as_ref()).unwrap().free_bytes, free + (16 << 10));
     assert_eq!(log.log.free_bytes(), Some(free));
-    // While it is taken within moments, nothing is made, and nothing is said of a shortage.
+    // While others are about to take the room, the log makes no file and reports no shortage.
     values.hold_room(free + (16 << 10), Need::Passing);
     log.log.turn();
     assert_eq!((log.log.space(), spares()), (Space::Low, 0));

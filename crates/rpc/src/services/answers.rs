@@ -274,7 +274,7 @@ struct Pieces {
     parts: Vec<Part>,
     /// The first key of the next part, if its value is large and was looked at.
     large: Option<LargeValue>,
-    /// How many keys the piece looks at that waits for its values.
+    /// Number of keys of the piece whose values are being fetched; the next pass looks at as many.
     looks: Option<u64>,
 }
 

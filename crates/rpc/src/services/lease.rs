@@ -354,7 +354,7 @@ impl Services {
                     }
                 }
             };
-            // While the core answered, the call was no longer the one that is looked at.
+            // The services may have turned to another call while the core answered.
             services.go_on(call);
             services.expense(&principal, call.peer.ip(), |_| check::is_many(count).into())?;
             match services.propose_revocation(&principal, &message)? {
