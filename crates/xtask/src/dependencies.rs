@@ -103,6 +103,11 @@ mod tests {
     use serde_json::json;
 
     #[test]
+    fn all_that_is_taken_from_others_may_be_used() {
+        check().unwrap();
+    }
+
+    #[test]
     fn licences_are_read() {
         for good in ["MIT", "MIT/Apache-2.0", "(MIT OR Apache-2.0) AND Unicode-3.0", "GPL-3.0 OR MIT"] {
             assert!(is_allowed(good), "{good}");

@@ -272,3 +272,11 @@ fn field_description(
         field.label() == Label::Repeated,
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_messages_are_up_to_date() {
+        crate::generated::check(&super::generate().unwrap(), "proto").unwrap();
+    }
+}
