@@ -156,7 +156,17 @@ fn hold(file: fs::File, lock: impl FnOnce(&fs::File) -> Result<(), fs::TryLockEr
         }
         fs::TryLockError::Error(error) => error,
     })?;
-    Ok(Lock::new(file))
+    Ok(Lock::new(HeldFile(file)))
+}
+
+/// A file that is locked.
+struct HeldFile(fs::File);
+
+impl Drop for HeldFile {
+    fn drop(&mut self) {
+        // Closing alone would leave the lock to a process that another thread has just forked, until that runs its program.
+        let _ = self.0.unlock();
+    }
 }
 
 struct RealFile {
@@ -411,6 +421,19 @@ mod tests {
         assert_eq!(file.extend(1 << 20).expect("is there"), Reservation::Made);
         assert_eq!(writes_elsewhere(0xef53), None, "ext4");
         assert_eq!(writes_elsewhere(0x9123_683e), Some("btrfs"));
+    }
+
+    #[test]
+    fn a_lock_that_was_let_go_is_free_although_a_copy_of_its_file_is_open() {
+        let dir = TempDir::new("disk-copied-lock");
+        let file = fs::File::create(dir.join("lock")).expect("is made");
+        // As a process has it that was forked and does not run its program yet.
+        let copy = file.try_clone().expect("is copied");
+        let held = hold(file, fs::File::try_lock).expect("is free");
+        assert!(RealDisk.lock(&dir.join("lock")).is_err());
+        drop(held);
+        RealDisk.lock(&dir.join("lock")).expect("is free again");
+        drop(copy);
     }
 
     #[test]

@@ -159,7 +159,11 @@ fn entries_that_wait_hold_a_bounded_number_of_bytes() {
     let large = "x".repeat(1 << 20);
     (0..64).for_each(|_| log.push(entry(large.clone())));
     let kept = 64 - log.dropped();
-    assert_eq!(kept, (BYTES_MAX >> 20) as u64 - 1, "MiB are kept, of entries that are a little larger than one");
+    assert_eq!(
+        kept,
+        (BYTES_MAX >> 20) as u64 - 1,
+        "MiB are kept, of entries that are a little larger than one"
+    );
     memory.hold(false);
     log.stop();
 }
