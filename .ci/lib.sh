@@ -84,24 +84,22 @@ judge() {
 }
 skip() { echo "SKIPPED $1: $2"; }
 # install PACKAGE...: Debian's packages, where this user may install.
-install() { apt-get update -q && apt-get install -qy --no-install-recommends "$@"; }
+install() { thrice apt-get update -q && thrice apt-get install -qy --no-install-recommends "$@"; }
+# thrice COMMAND...: what asks the network, which may be busy.
+thrice() { "$@" || { sleep 5 && "$@"; } || { sleep 20 && "$@"; }; }
 may_install() { [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; }
-
-# A port of the loopback that nobody listens on.
-free_port() {
-    python3 interop/ports.py
-}
 
 # start NAME PROGRAM: a fresh member; $address is where it serves. With $certificates, a folder, over TLS.
 start() {
-    local name=$1 program=$2 client peer log secured=()
-    client=http://127.0.0.1:$(free_port)
+    local name=$1 program=$2 client peer log ports secured=()
+    mapfile -t ports < <(python3 interop/ports.py 2)
+    client=http://127.0.0.1:${ports[0]}
     if [ -n "${certificates:-}" ]; then
         client=https://${client#http://}
         secured=(--cert-file "$certificates/server.crt" --key-file "$certificates/server.key"
             --trusted-ca-file "$certificates/ca.crt" --client-cert-auth)
     fi
-    peer=http://127.0.0.1:$(free_port)
+    peer=http://127.0.0.1:${ports[1]}
     log=$work/$name.log
     rm -rf "$work/$name"
     "$program" --name "$name" --data-dir "$work/$name" \
@@ -125,7 +123,7 @@ build_etcd() {
     local version name
     version=$(sed -nE 's/^\s*go\.etcd\.io\/etcd\/client\/v3 (v\S+).*/\1/p' interop/go/go.mod)
     rm -rf "$work/etcd-build" && mkdir "$work/etcd-build" && cd "$work/etcd-build" && go mod init etcd-build &&
-        go get "go.etcd.io/etcd/server/v3@$version" "go.etcd.io/etcd/etcdctl/v3@$version" \
+        thrice go get "go.etcd.io/etcd/server/v3@$version" "go.etcd.io/etcd/etcdctl/v3@$version" \
             "go.etcd.io/etcd/etcdutl/v3@$version" &&
         go build -o "$bin/etcd" go.etcd.io/etcd/server/v3 &&
         go build -o "$bin/etcdctl" go.etcd.io/etcd/etcdctl/v3 &&
@@ -138,12 +136,12 @@ build_etcd() {
 }
 # One release before that of `build_etcd`, for what depends on the release.
 build_older_etcd() {
-    rm -rf "$work/older-build" && mkdir "$work/older-build" && cd "$work/older-build" && go mod init older-build && go get go.etcd.io/etcd/server/v3@v3.6.16 &&
+    rm -rf "$work/older-build" && mkdir "$work/older-build" && cd "$work/older-build" && go mod init older-build && thrice go get go.etcd.io/etcd/server/v3@v3.6.16 &&
         go build -o "$bin/etcd-older" go.etcd.io/etcd/server/v3
 }
 # Without a go.mod: what it needs is what is newest then.
 build_h2spec() { GOBIN=$bin go install github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible; }
-build_interop() { cd interop/go && go vet ./... && go test ./... && go build -o "$bin/interop" .; }
+build_interop() { cd interop/go && thrice go mod download && go vet ./... && go test ./... && go build -o "$bin/interop" .; }
 # What reads packages, rules and dashboards; the steps that run them build nothing anew.
 build_packages() {
     (cd interop/packages && go build -o "$bin/packages" .) && (cd interop/promql && go build -o "$bin/promql" .)

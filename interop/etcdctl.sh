@@ -38,7 +38,7 @@ p="interop-ctl/$(date +%s%N)/"
 
 # Background commands call $ctl themselves: with the function, kill would end
 # only the shell around it.
-e() { [ -n "$leaving" ] || "$ctl" --endpoints="$endpoint" "$@"; }
+e() { [ -n "$leaving" ] || "$ctl" --endpoints="$endpoint" --command-timeout=60s "$@"; }
 
 leave() { [ -n "$leaving" ] && left_out=$((left_out + 1)); }
 pass() { passed=$((passed + 1)); }
@@ -63,7 +63,7 @@ refused() {
 }
 # reached FILE LINES: waits until a background command has printed that many lines
 reached() {
-    for _ in $(seq 200); do
+    for _ in $(seq 1200); do
         [ -e "$1" ] && [ "$(wc -l <"$1")" -ge "$2" ] && return 0
         sleep 0.05
     done
@@ -241,7 +241,7 @@ ${p}w/1" "$(grep . "$work/watch")"
 "$ctl" --endpoints="$endpoint" watch "${p}live" >"$work/live" 2>&1 &
 watching=$!
 # The watch has no sign that it stands, so the key is put until it is seen.
-for _ in $(seq 100); do
+for _ in $(seq 1200); do
     e put "${p}live" now >/dev/null
     [ "$(wc -l <"$work/live")" -ge 3 ] && break
     sleep 0.05
@@ -253,7 +253,7 @@ ${p}live
 now" "$(head -3 "$work/live")"
 "$ctl" --endpoints="$endpoint" watch "${p}w/2" --rev="$first" -- sh -c 'echo "$ETCD_WATCH_EVENT_TYPE $ETCD_WATCH_KEY $ETCD_WATCH_VALUE"' >"$work/exec" 2>&1 &
 watching=$!
-for _ in $(seq 200); do
+for _ in $(seq 1200); do
     grep -q '^"PUT"' "$work/exec" && break
     sleep 0.05
 done
@@ -266,8 +266,8 @@ granted=$(e lease grant 60)
 like "lease grant" 'lease [0-9a-f]{16} granted with TTL\(60s\)' "$granted"
 lease=$(echo "$granted" | cut -d' ' -f2)
 same "put --lease" "OK" "$(e put "${p}leased" 1 --lease="$lease")"
-like "lease timetolive" "lease $lease granted with TTL\\(60s\\), remaining\\((60|5[0-9])s\\)" "$(e lease timetolive "$lease")"
-like "lease timetolive --keys" "lease $lease granted with TTL\\(60s\\), remaining\\((60|5[0-9])s\\), attached keys\\(\\[${p}leased\\]\\)" "$(e lease timetolive "$lease" --keys)"
+like "lease timetolive" "lease $lease granted with TTL\\(60s\\), remaining\\((60|[1-5][0-9])s\\)" "$(e lease timetolive "$lease")"
+like "lease timetolive --keys" "lease $lease granted with TTL\\(60s\\), remaining\\((60|[1-5][0-9])s\\), attached keys\\(\\[${p}leased\\]\\)" "$(e lease timetolive "$lease" --keys)"
 same "lease keep-alive --once" "lease $lease keepalived with TTL(60)" "$(e lease keep-alive "$lease" --once)"
 like "lease list" "found [1-9][0-9]* leases" "$(e lease list | head -1)"
 same "lease in the list" "$lease" "$(e lease list | grep "^$lease\$")"
@@ -284,7 +284,7 @@ electing=$!
 reached "$work/elect" 2
 like "elect" "${p}elect/[0-9a-f]+
 me" "$(cat "$work/elect")"
-timeout 20 "$ctl" --endpoints="$endpoint" elect -l "${p}elect" >"$work/listen" 2>&1 &
+timeout 90 "$ctl" --endpoints="$endpoint" elect -l "${p}elect" >"$work/listen" 2>&1 &
 listening=$!
 reached "$work/listen" 2
 like "elect -l" "${p}elect/[0-9a-f]+
@@ -303,7 +303,7 @@ same "get at the compacted revision" "3" "$(e get "${p}compact" --rev="$at" --pr
 e put "${p}compact" 4 >/dev/null
 same "compaction --physical" "compacted revision $((at + 1))" "$(e compaction "$((at + 1))" --physical)"
 same "watch of a compacted revision" "watch was canceled (etcdserver: mvcc: required revision has been compacted)" \
-    "$(timeout 20 "$ctl" --endpoints="$endpoint" watch "${p}compact" --rev=1 2>&1 | grep '^watch was')"
+    "$(timeout 90 "$ctl" --endpoints="$endpoint" watch "${p}compact" --rev=1 2>&1 | grep '^watch was')"
 
 # --- endpoints
 like "endpoint health" "$endpoint is healthy: successfully committed proposal: took = .*" "$(e endpoint health 2>&1)"

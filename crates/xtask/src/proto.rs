@@ -46,6 +46,8 @@ pub fn generate() -> Result<Files, String> {
     config.skip_protoc_run();
     config.skip_debug(SECRET);
     let out = std::env::temp_dir().join(format!("mainstay-proto-{}", std::process::id()));
+    // One that was ended, and had the same number, may have left something.
+    let _ = fs::remove_dir_all(&out);
     fs::create_dir_all(&out).map_err(|e| e.to_string())?;
     config.out_dir(&out);
     config.compile_fds(set.clone()).map_err(|e| e.to_string())?;

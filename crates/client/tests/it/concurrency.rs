@@ -71,8 +71,13 @@ fn a_lock_goes_to_who_waited_longest() {
         assert_eq!(refused.to_string(), "mutex: Locked by another session");
         assert_eq!(get(&client, "l/1002").await, None);
 
-        assert!(waits(locks[1].lock()).await);
-        assert!(waits(locks[2].lock()).await);
+        for (at, key) in [(1, "l/1002"), (2, "l/1003")] {
+            // In its place behind the others, for as long as it is asked for.
+            let mut waiting = std::pin::pin!(locks[at].lock());
+            while get(&client, key).await.is_none() {
+                assert!(waits(&mut waiting).await);
+            }
+        }
         locks[0].unlock().await.unwrap();
         assert!(waits(locks[2].lock()).await);
         locks[1].lock().await.unwrap();

@@ -40,10 +40,10 @@ const SECONDS: Duration = Duration::from_secs(5);
 #[test]
 fn a_lease_is_renewed_until_it_is_gone() {
     run(async {
-        let server = answering(&[1, 1, 0], false).await;
+        let server = answering(&[3, 3, 0], false).await;
         let mut kept = KeepAlive::start(&client(&server), 7, SECONDS);
-        assert_eq!(kept.next().await.map(|answer| (answer.id, answer.ttl)), Some((7, 1)));
-        assert_eq!(kept.next().await.map(|answer| answer.ttl), Some(1));
+        assert_eq!(kept.next().await.map(|answer| (answer.id, answer.ttl)), Some((7, 3)));
+        assert_eq!(kept.next().await.map(|answer| answer.ttl), Some(3));
         assert_eq!(kept.next().await, None);
         assert_eq!(kept.ended(), Some(&error::LEASE_NOT_FOUND));
         assert_eq!(kept.next().await, None);

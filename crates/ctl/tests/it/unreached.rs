@@ -14,7 +14,7 @@ fn ctl(endpoint: &str, words: &[&str]) -> (u8, String) {
     let (io, printed) = Io::in_memory();
     let mut args: Vec<OsString> = words.iter().map(OsString::from).collect();
     args.push(format!("--endpoints={endpoint}").into());
-    args.push("--command-timeout=300ms".into());
+    args.push("--command-timeout=1s".into());
     let code = ctl::run_in(&args, &io, None);
     assert_eq!(printed.out(), "");
     (code, printed.err().replace(endpoint.trim_start_matches("https://"), "ADDRESS"))
@@ -44,7 +44,7 @@ fn the_reason_stands_before_the_error() {
     let (code, err) = ctl(&gone, &["endpoint", "health"]);
     assert_eq!(code, 1);
     assert!(err.starts_with(refused) && err.ends_with("Error: unhealthy cluster\n"), "{err}");
-    let (code, err) = ctl(&gone, &["get", "a", "--user=root:p", "--dial-timeout=100ms"]);
+    let (code, err) = ctl(&gone, &["get", "a", "--user=root:p", "--dial-timeout=500ms"]);
     assert_eq!((code, err), (2, format!("{refused}{late}")));
 }
 

@@ -159,7 +159,7 @@ fn an_answer_made_at_once_for_a_call_that_was_gathered_waits_for_room_too() {
 fn a_call_whose_answer_waits_for_room_ends_at_its_deadline() {
     let running = run(Options::default());
     let mut raw = Connection::h2(running.address, &SHUT);
-    wait_at_gate(&running, &mut raw, 10, EACH, &[("grpc-timeout", "1S")]);
+    wait_at_gate(&running, &mut raw, 10, EACH, &[("grpc-timeout", "3S")]);
     running.seen.open_gate();
     block_on(until("their futures are dropped", || running.seen.alive.load(SeqCst) == 0));
     for _ in SENT..10 {

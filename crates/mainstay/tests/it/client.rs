@@ -180,7 +180,9 @@ impl Client {
 
     /// Opens a watch of its own stream and waits until the server has it.
     pub async fn watch(&self, create: WatchCreateRequest) -> Result<Watch, Status> {
-        self.watch_with(&self.options, create).await
+        // It goes on for as long as somebody reads it.
+        let options = CallOptions { timeout: None, ..self.options.clone() };
+        self.watch_with(&options, create).await
     }
 
     /// As [`Client::watch`], with this metadata instead of the client's.

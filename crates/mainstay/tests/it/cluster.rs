@@ -15,7 +15,7 @@ use crate::client::Client;
 use crate::member::{Member, READY, binary};
 
 /// How long a cluster may take for what it does by itself.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = testkit::TIMEOUT;
 /// How long a call may take before its client gives up.
 pub const CALL_TIME_MAX: Duration = Duration::from_secs(10);
 /// Of every member, unless a test says otherwise: half of etcd's default, so that elections are not what takes long.

@@ -133,11 +133,9 @@ fn the_pipeline_carries_messages_while_the_peer_dials_no_stream() {
 
 #[test]
 fn messages_of_all_kinds_share_the_message_stream_while_the_other_is_missing() {
-    let (listener, url) = kit::listen();
-    let one = kit::member_at(1, CLUSTER, listener, &url, kit::TIMEOUTS);
-    // Nobody listens there: the raw stream below is the only way.
-    let (_, nowhere) = kit::listen();
-    one.peers.set_members(vec![(2, vec![nowhere])]);
+    let one = kit::member_without_beats(1);
+    // The raw stream below is the only way.
+    one.peers.set_members(vec![(2, vec![kit::nowhere()])]);
     let mut stream = raw::connect(&one.url);
     let headers = raw::with(raw::headers("2"), "X-Raft-To", "1");
     stream.write_all(&raw::head("GET", "/raft/stream/message/2", &headers)).unwrap();
@@ -157,8 +155,8 @@ fn messages_of_all_kinds_share_the_message_stream_while_the_other_is_missing() {
 
 #[test]
 fn a_stream_of_the_same_kind_takes_over() {
-    let one = kit::member(1);
-    one.peers.set_members(vec![(2, vec![kit::listen().1])]);
+    let one = kit::member_without_beats(1);
+    one.peers.set_members(vec![(2, vec![kit::nowhere()])]);
     let dial = || {
         let mut stream = raw::connect(&one.url);
         let headers = raw::with(raw::headers("2"), "X-Raft-To", "1");
@@ -183,7 +181,7 @@ fn an_idle_stream_beats_three_times_within_the_read_timeout() {
     let (listener, url) = kit::listen();
     let timeouts = Timeouts { read: Duration::from_millis(600), ..kit::TIMEOUTS };
     let one = kit::member_at(1, CLUSTER, listener, &url, timeouts);
-    one.peers.set_members(vec![(2, vec![kit::listen().1])]);
+    one.peers.set_members(vec![(2, vec![kit::nowhere()])]);
     for (path, beat) in [
         ("/raft/stream/message/2", &b"\0\0\0\0\0\0\0\x06\x08\x08\x10\x00\x18\x00"[..]),
         ("/raft/stream/msgapp/2", &b"\0"[..]),

@@ -154,10 +154,18 @@ pub struct Timeouts {
 
 pub const TIMEOUTS: Timeouts = Timeouts { read: Duration::from_secs(5), write: Duration::from_secs(5) };
 
+/// Streams say nothing by themselves for as long as a test may take, so that what they say can be foretold.
+pub const WITHOUT_BEATS: Timeouts = Timeouts { read: Duration::from_secs(1000), ..TIMEOUTS };
+
 /// A listener on a free port, and its URL.
 pub fn listen() -> (TcpListener, String) {
     let (listener, address) = testkit::ports::listen();
     (listener, format!("http://{address}"))
+}
+
+/// A URL where nobody listens, and nobody will.
+pub fn nowhere() -> String {
+    format!("http://{}", testkit::ports::free_address())
 }
 
 /// A listener where one was before.
@@ -168,6 +176,12 @@ pub fn listen_again(url: &str) -> TcpListener {
 pub fn member(id: u64) -> Member {
     let (listener, url) = listen();
     member_at(id, CLUSTER, listener, &url, TIMEOUTS)
+}
+
+/// A member with [`WITHOUT_BEATS`].
+pub fn member_without_beats(id: u64) -> Member {
+    let (listener, url) = listen();
+    member_at(id, CLUSTER, listener, &url, WITHOUT_BEATS)
 }
 
 pub fn member_at(id: u64, cluster_id: u64, listener: TcpListener, url: &str, timeouts: Timeouts) -> Member {

@@ -21,7 +21,7 @@ fn a_peer_that_does_not_read_costs_a_bounded_queue_and_is_reported() {
     let (listener, url) = kit::listen();
     let timeouts = Timeouts { write: Duration::from_millis(1500), ..kit::TIMEOUTS };
     let one = kit::member_at(1, kit::CLUSTER, listener, &url, timeouts);
-    one.peers.set_members(vec![(2, vec![kit::listen().1])]);
+    one.peers.set_members(vec![(2, vec![kit::nowhere()])]);
     let _messages = unread(&one, "/raft/stream/message/2");
     let _apps = unread(&one, "/raft/stream/msgapp/2");
     // By number: one call is one batch, whatever it drops.
@@ -95,7 +95,7 @@ fn heartbeats_do_not_wait_behind_bulk() {
 #[test]
 fn a_peer_that_is_not_there_is_reported_once_per_batch() {
     let one = kit::member(1);
-    one.peers.set_members(vec![(2, vec![kit::listen().1])]);
+    one.peers.set_members(vec![(2, vec![kit::nowhere()])]);
     kit::wait_log(&one, "cannot dial a stream", 2, "");
     one.peers.send((1..=50).map(|term| heartbeat(1, 2, term)).collect());
     kit::until("dropped", || (one.peers.figures().peers[&2].send_failures == 50).then_some(()));
@@ -125,7 +125,7 @@ fn a_body_that_trickles_ends_its_connection() {
     let (listener, url) = kit::listen();
     let timeouts = Timeouts { read: Duration::from_millis(300), ..kit::TIMEOUTS };
     let one = kit::member_at(1, kit::CLUSTER, listener, &url, timeouts);
-    one.peers.set_members(vec![(2, vec![kit::listen().1])]);
+    one.peers.set_members(vec![(2, vec![kit::nowhere()])]);
     for path in ["/raft", "/raft/snapshot", "/leases"] {
         let mut stream = raw::connect(&one.url);
         let chunked = with(headers("2"), "Transfer-Encoding", "chunked");
@@ -154,7 +154,7 @@ fn messages_that_strangers_send_share_one_room() {
     let (listener, url) = kit::listen();
     let timeouts = Timeouts { read: Duration::from_secs(60), ..kit::TIMEOUTS };
     let one = kit::member_at(1, kit::CLUSTER, listener, &url, timeouts);
-    one.peers.set_members(vec![(2, vec![kit::listen().1])]);
+    one.peers.set_members(vec![(2, vec![kit::nowhere()])]);
     let part = vec![0; 20 << 20];
     let mut strangers: Vec<_> = (0..5)
         .map(|_| {

@@ -15,7 +15,7 @@ fn assert_text(answer: &Answer, status: u16, text: &str) {
 #[test]
 fn streams_are_refused_as_etcd_refuses_them() {
     let one = kit::member(1);
-    one.peers.set_members(vec![(2, vec![kit::listen().1])]);
+    one.peers.set_members(vec![(2, vec![kit::nowhere()])]);
     one.recorder.with(|heard| heard.removed_ids.push(9));
     let good = || with(headers("2"), "X-Raft-To", "1");
     let get = |path: &str, headers: Headers| request(&one.url, "GET", path, &headers, b"");
