@@ -320,8 +320,13 @@ impl Stepped {
         self.core.log_wants_turn()
     }
 
-    /// The log writes and syncs what is queued, and makes new segments. One that found no room should get a turn every
-    /// second, to find out whether there is some again.
+    /// Returns true if the log has found less space than it keeps, or could not use it.
+    pub fn log_lacks_space(&self) -> bool {
+        self.core.log_lacks_space()
+    }
+
+    /// The log writes and syncs what is queued, and makes new segments. One that [lacks space](Stepped::log_lacks_space) should get a
+    /// turn every second, to find out whether there is some again.
     pub fn log_turn(&mut self) {
         self.core.log_turn(usize::MAX);
     }

@@ -24,7 +24,7 @@ const SMOKE: &[Bug] = &[
     Bug::TransactionCutShort,
     Bug::CompareOnOldState,
     Bug::StaleRead,
-    Bug::GateAtArrivalOnly,
+    Bug::SecondBranchUngated,
 ];
 /// Seeds for each of these.
 const SMOKE_BUDGET: u64 = 300;

@@ -311,6 +311,8 @@ impl World {
             }
             let Some(process) = &self.places[at].process else { continue };
             let life = process.life;
+            // Also where there is plenty, but a segment could not be made for another reason.
+            let lacks_space = self.profile.fails(Fault::Full) || process.stepped.log_lacks_space();
             let (mut refused, mut removed) = (Vec::new(), false);
             for (id, place) in process.links.members() {
                 let there = self.places.get(place).and_then(|place| place.process.as_ref());
@@ -337,15 +339,14 @@ impl World {
             if removed {
                 self.schedule.after(MILLI, Event::Removed(at, life));
             }
-            if refused.is_empty() && !self.profile.fails(Fault::Full) {
+            if refused.is_empty() && !lacks_space {
                 continue;
             }
-            let full = self.profile.fails(Fault::Full);
             let Some(process) = self.wake(at, life) else { continue };
             for id in refused {
                 process.stepped.peering().refused(id);
             }
-            if full && !process.log_busy {
+            if lacks_space && !process.log_busy {
                 // A log without room looks for some now and then.
                 process.log_busy = true;
                 self.schedule.after(MICRO, Event::Log(at, life));

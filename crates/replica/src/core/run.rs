@@ -329,6 +329,11 @@ impl Core {
         self.log.wants_turn()
     }
 
+    /// Returns true if the log has found less space than it keeps.
+    pub fn log_lacks_space(&self) -> bool {
+        self.log.space() != log::Space::Ample
+    }
+
     /// Lets the log, driven by hand, do its work, with at most `batches_max` batches in one write.
     pub fn log_turn(&mut self, batches_max: usize) {
         self.log.turn_of(batches_max);

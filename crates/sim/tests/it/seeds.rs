@@ -32,6 +32,7 @@ const FOUND: &[(u64, &str)] = &[
     (1904837, "an empty transaction was judged as a linearizable call, and its token was void"),
     (1910849, "there were more live segments, all of the smallest size, than one of them can list"),
     (1421337, "the run that the manifest names was removed after a commit that failed half-way"),
+    (90003600, "a log that could not make a segment when a sync failed never tried again"),
 ];
 
 fn check(report: &Report) {
