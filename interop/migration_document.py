@@ -66,6 +66,7 @@ ELSEWHERE = {
     "etcdserver: not capable": "of a cluster with members of etcd 3.4, which interop/takeover.py looks at",
     "failed to save KV snapshot": "of a stream that is cut, see crates/server/tests/it",
     "the state is in place and not durable yet": "of a disk that fails meanwhile; crates/server/tests/it/stepped/databases.rs",
+    "is locked by another process: stop etcd first": "of an etcd that still runs; crates/mainstay/tests/it/takeover.rs",
     "failed to publish local member … too many requests": "what etcd says of itself, where nobody writes",
 }
 
@@ -260,6 +261,13 @@ MIGRATE = "mainstay doctor migrate --endpoints HOST:2379,…"
 EXPORT = "mainstay utl export --data-dir DIR --to NEW"
 
 
+def earlier_export(path):
+    """What is in the way of an export: files, since directories without any are what a first start leaves that failed."""
+    os.makedirs(os.path.join(path, "member", "snap"))
+    with open(os.path.join(path, "member", "snap", "db"), "wb") as out:
+        out.write(b"of before")
+
+
 def listing(path):
     """Names of all files and directories below a directory."""
     return sorted(os.path.relpath(os.path.join(top, name), path) for top, dirs, files in os.walk(path) for name in dirs + files)
@@ -374,10 +382,10 @@ def back(run, apart):
         stays("a member that runs")
         member.stop()
         # An export from before is in the way: it is out of date.
-        os.makedirs(os.path.join(new, "member"))
+        earlier_export(new)
         said = member.is_refused(run, chain)
         run.equal("if it is an earlier export, do not use it but remove it" in said, True, f"{what}, an older export: {said[-500:]}")
-        run.equal(listing(new), ["member"], f"{what}, an older export: it stays as it is")
+        run.equal(listing(new), ["member", "member/snap", "member/snap/db"], f"{what}, an older export: it stays as it is")
         stays("an older export")
         shutil.rmtree(new)
         # The disk refuses.
@@ -564,9 +572,9 @@ def cluster(run):
         step = asked.ready("etcd")["next"]
         member = member_of(step, members)
         stale = f"{member.data()}.etcd"
-        os.makedirs(os.path.join(stale, "member"))
+        earlier_export(stale)
         said = member.is_refused(run, last_of(step, member, "etcd"))
-        there = [os.path.exists(path) for path in (member.data(), f"{member.data()}.mainstay", os.path.join(stale, "member", "snap"))]
+        there = [os.path.exists(path) for path in (member.data(), f"{member.data()}.mainstay", os.path.join(stale, "member", "wal"))]
         run.equal(("if it is an earlier export" in said, there), (True, [True, False, False]), f"an older export: {said[-600:]}")
         shutil.rmtree(stale)
         member.serve(run.args.mainstay, f"--api-version={run.release}")
