@@ -63,6 +63,9 @@ EXPECTED = {
     ("etcd", "tls"): {
         r"~put without a user": "an etcd member answers `permission denied` to who comes with a certificate without a name",
     },
+    ("mainstay", "tls"): {
+        r"put without a user": "a member answers `permission denied` to who comes with a certificate without a name, as etcd does",
+    },
     ("etcd", "leasing"): {
         r"~(put|get|del|watch|txn|compaction)( .*)?": "a write of a key that it does not own is carried out twice",
         r"~(kv|txn|lease|watch|watch-progress|watch-fragment|layers|compaction)/.*": "the same",
