@@ -11,9 +11,9 @@ use std::ffi::{OsStr, c_void};
 use mimalloc::MiMalloc;
 
 unsafe extern "C" {
-    /// Memory of this size, aligned to a word at least, or null. From `mimalloc.h`.
+    /// Allocates memory of this size, aligned to a word at least; null if there is none. From `mimalloc.h`.
     fn mi_malloc(size: usize) -> *mut c_void;
-    /// The same, filled with zeros.
+    /// Allocates zeroed memory of this size, aligned to a word at least; null if there is none. From `mimalloc.h`.
     fn mi_zalloc(size: usize) -> *mut c_void;
     /// Gives back what the calling thread and the process have had free for longer than the allocator's delay; with `force`,
     /// all that is free. From `mimalloc.h`.
@@ -25,7 +25,7 @@ unsafe extern "C" {
 /// many bytes as the alignment; four times with each put of a kilobyte).
 pub struct Allocator;
 
-/// What mimalloc aligns everything to: its smallest piece is a word.
+/// Alignment of every mimalloc allocation, in bytes: its smallest block is one word.
 const ALIGNED_TO: usize = size_of::<usize>();
 
 // SAFETY: what `MiMalloc` keeps is kept. The functions called here give memory of that allocator, of the size that was asked for, and

@@ -134,9 +134,10 @@ fn a_server_that_comes_back_is_found_again() {
         let short = client.within(Duration::from_millis(200));
         while count(&short).await.is_ok() {}
         let refused = format!("dial tcp {address}: connect: connection refused");
-        while !client.dial_errors().iter().any(|(_, why)| why.contains(&refused)) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        testkit::eventually("the refusal is told", testkit::TIMEOUT, async || {
+            client.dial_errors().iter().any(|(_, why)| why.contains(&refused)).then_some(())
+        })
+        .await;
         let listener = TcpListener::bind(address).await.unwrap();
         let _again = Server::on(listener, None, |call: Call| async {
             call.reply(Ok(RangeResponse { count: 2, ..RangeResponse::default() }));

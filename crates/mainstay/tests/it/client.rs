@@ -180,7 +180,7 @@ impl Client {
 
     /// Opens a watch of its own stream and waits until the server has it.
     pub async fn watch(&self, create: WatchCreateRequest) -> Result<Watch, Status> {
-        // It goes on for as long as somebody reads it.
+        // A watch has no deadline: it lasts until its reader drops it.
         let options = CallOptions { timeout: None, ..self.options.clone() };
         self.watch_with(&options, create).await
     }

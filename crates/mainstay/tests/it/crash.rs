@@ -21,7 +21,7 @@ pub fn setting(name: &str, default: u32) -> u32 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}")))
 }
 
-/// Whether this is what a call hears when the member is killed under it, or its disk takes longer than a member waits for it.
+/// Returns true if this is the error of a call whose member was killed, or whose member waited too long for its disk.
 fn is_broken(status: &Status) -> bool {
     let heard = ["connection error", "etcdserver: request timed out"];
     status.code == Code::Unavailable && heard.iter().any(|text| status.message.starts_with(text))

@@ -163,7 +163,7 @@ pub fn listen() -> (TcpListener, String) {
     (listener, format!("http://{address}"))
 }
 
-/// A URL where nobody listens, and nobody will.
+/// A URL without a listener, whose port no other test is given.
 pub fn nowhere() -> String {
     format!("http://{}", testkit::ports::free_address())
 }

@@ -294,24 +294,31 @@ fn slow_snapshots_from_a_members_own_address_make_way_for_its_own() {
         .collect();
     let in_flight = || two.peers.figures().peers[&1].snapshots_received.in_flight;
     kit::until("they have all places", || (in_flight() == 4).then_some(()));
-    // They send just enough not to be given up. The member tries again and again, as raft has it do.
+    // They send just enough not to be given up.
+    send_until_it_arrives(one, || {
+        for stranger in &mut strangers {
+            // It may have made way.
+            let _ = stranger.write_all(&raw::chunk(&[0; 1024]));
+        }
+    });
+    kit::until("the others are broken off", || (in_flight() == 0).then_some(()));
+    kit::until("all have come to their end", || (seen.lock().unwrap().len() == 5).then_some(()));
+    assert_eq!(seen.lock().unwrap().iter().filter(|(_, seen)| seen.error.is_some()).count(), 4);
+}
+
+/// Sends a snapshot to member 2, and another one after each that fails, as raft does, until one arrives. Calls `before` before each.
+fn send_until_it_arrives(one: &kit::Member, mut before: impl FnMut()) {
     let mut attempts = 0;
-    kit::until("the member's own arrives", || {
+    kit::until("the snapshot arrives", || {
         let ended = one.recorder.with(|heard| heard.snapshots_sent.clone());
         let is_sent = ended.contains(&(2, true));
         if !is_sent && ended.len() == attempts {
-            for stranger in &mut strangers {
-                // It may have made way.
-                let _ = stranger.write_all(&raw::chunk(&[0; 1024]));
-            }
+            before();
             attempts += 1;
             one.peers.send_snapshot(metadata(1, 2), Box::new(Source::of(4)));
         }
         is_sent.then_some(())
     });
-    kit::until("the others are broken off", || (in_flight() == 0).then_some(()));
-    kit::until("all have come to their end", || (seen.lock().unwrap().len() == 5).then_some(()));
-    assert_eq!(seen.lock().unwrap().iter().filter(|(_, seen)| seen.error.is_some()).count(), 4);
 }
 
 #[test]
@@ -355,17 +362,8 @@ fn a_snapshot_that_has_arrived_is_not_slow_while_its_receiver_works() {
     assert!(broken.contains("silent"), "{broken}");
     drop(silent);
     // The next in its name does not end it.
-    let mut attempts = 0;
-    kit::until("sent", || {
-        let told = one.recorder.with(|heard| heard.snapshots_sent.clone());
-        let is_sent = told.contains(&(2, true));
-        if !is_sent && told.len() == attempts {
-            // If its streams were broken off, it is refused until they are there again; raft tries again, too.
-            attempts += 1;
-            one.peers.send_snapshot(metadata(1, 2), Box::new(Source::of(4)));
-        }
-        is_sent.then_some(())
-    });
+    // If its streams were broken off, it is refused until they are open again.
+    send_until_it_arrives(one, || {});
     assert_eq!(ended.recv(), Ok(None));
     drop(work);
     let mut answer = [0; 12];

@@ -42,7 +42,7 @@ struct Disk {
     is_full: AtomicBool,
     is_held: Mutex<bool>,
     released: Condvar,
-    /// How often somebody began to write.
+    /// Number of writes that have begun, finished or not.
     begun: AtomicUsize,
 }
 
