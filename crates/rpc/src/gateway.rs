@@ -6,7 +6,7 @@
 //! Tests: `mainstay/tests/it/gateway.rs`; against real etcd `interop/gateway_same.py`.
 
 use std::cell::Cell;
-use std::future::{Future as _, poll_fn};
+use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,13 +20,15 @@ use api::descriptor::{self, Message};
 use api::{Code, Kind, Rpc, Status};
 use base64::{DecodeError, Engine as _};
 use bytes::Bytes;
-use clock::Sleep;
 use front::{
-    Account, Answer, Exchange, First, Head, LocalBoxFuture, LocalStream, Metadata, NextMessage, PieceSource,
-    RequestBody, ResponseBody, Service as _, ShardCounters, Unary,
+    Account, Answer, Exchange, Head, Metadata, NextMessage, PieceSource, RequestBody, ResponseBody,
+    Service as _, ShardCounters,
 };
 use gateway::{Next, RangeEncoder, Values};
 
+use crate::local_call::{
+    Counted, LATE, Running, Said, answered_in_time, check_len, check_sent_len, read_timeout,
+};
 use crate::services::Services;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -35,8 +37,6 @@ const METADATA_CONTENT_TYPE: HeaderName = HeaderName::from_static("grpc-metadata
 /// Headers with this prefix are metadata of the call.
 const METADATA_PREFIX: &str = "grpc-metadata-";
 
-/// Error of a call whose time is over.
-pub(crate) const LATE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 /// Error for an answer of our own that is no message.
 const UNREADABLE: Status = Status::new(Code::Internal, "mainstay: an answer could not be written as JSON");
 
@@ -173,14 +173,7 @@ impl Call {
         let counted = Counted::begin(counters, self.rpc as u16);
         counted.counters.received(counted.method, message.len());
         let late = self.timeout.map(|timeout| services.sleep(timeout));
-        let answered = match (services.unary(self.head, message), late) {
-            (Unary::Done(answered), _) => answered,
-            (Unary::Later(answered), None) => answered.await,
-            (Unary::Later(answered), Some(late)) => match front::race(answered, late).await {
-                First::Left(answered) => answered,
-                First::Right(()) => Err(LATE),
-            },
-        };
+        let answered = answered_in_time(services.unary(self.head, message), late).await;
         let answered = answered.and_then(|answer| {
             let len = match &answer {
                 Answer::Whole(message) => message.len(),
@@ -288,52 +281,6 @@ impl Call {
     }
 }
 
-/// A streaming call.
-pub(crate) struct Running {
-    /// Runs the call.
-    pub(crate) future: LocalBoxFuture<Result<(), Status>>,
-    /// What it says.
-    pub(crate) local: LocalStream,
-    /// Is over when the call's time is.
-    pub(crate) late: Option<Sleep>,
-    /// How the call ended, if it did.
-    pub(crate) over: Option<Result<(), Status>>,
-    /// Taken when it ends.
-    pub(crate) counted: Option<Counted>,
-}
-
-/// What a streaming call gives.
-pub(crate) enum Said {
-    Message(Bytes),
-    Over(Result<(), Status>),
-}
-
-impl Running {
-    /// Returns the next message, or the end once there is none before it.
-    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Said> {
-        loop {
-            if let Poll::Ready(message) = self.local.poll_message(cx) {
-                return Poll::Ready(Said::Message(message));
-            }
-            if let Some(result) = &self.over {
-                return Poll::Ready(Said::Over(result.clone()));
-            }
-            let late = self.late.as_mut().is_some_and(|late| std::pin::Pin::new(late).poll(cx).is_ready());
-            let result = if late {
-                Err(LATE)
-            } else if let Poll::Ready(result) = self.future.as_mut().poll(cx) {
-                result
-            } else {
-                // It may have said something before it waits.
-                return self.local.poll_message(cx).map(Said::Message);
-            };
-            let code = result.as_ref().err().map_or(Code::Ok, |status| status.code);
-            self.counted.take().into_iter().for_each(|counted| counted.end(code));
-            self.over = Some(result);
-        }
-    }
-}
-
 /// A large answer that is written while its parts are made.
 struct Pieces {
     source: PieceSource,
@@ -408,33 +355,6 @@ impl Pieces {
         self.encoder = None;
         self.counted.take().into_iter().for_each(|counted| counted.end(status.code));
         status
-    }
-}
-
-/// Counts a call that was begun, and once how it ended: cancelled, if its client went.
-pub(crate) struct Counted {
-    pub(crate) counters: Arc<ShardCounters>,
-    pub(crate) method: u16,
-    is_over: bool,
-}
-
-impl Counted {
-    pub(crate) fn begin(counters: Arc<ShardCounters>, method: u16) -> Counted {
-        counters.started(method);
-        Counted { counters, method, is_over: false }
-    }
-
-    pub(crate) fn end(mut self, code: Code) {
-        self.counters.handled(self.method, code);
-        self.is_over = true;
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        if !self.is_over {
-            self.counters.handled(self.method, Code::Canceled);
-        }
     }
 }
 
@@ -593,50 +513,6 @@ fn canonical(name: &str) -> String {
         written
     };
     name.chars().map(write).collect()
-}
-
-/// Reads a time as grpc-gateway does: a number, which may be negative, and a unit; both are multiplied as 64 bits, whatever
-/// overflows. `Some(None)`: as long as it takes.
-pub(crate) fn read_timeout(text: &str) -> Option<Option<Duration>> {
-    let (unit_at, unit) = text.char_indices().next_back()?;
-    let nanoseconds: i64 = match unit {
-        'H' => 3_600_000_000_000,
-        'M' => 60_000_000_000,
-        'S' => 1_000_000_000,
-        'm' => 1_000_000,
-        'u' => 1_000,
-        'n' => 1,
-        _ => return None,
-    };
-    let amount: i64 = text[..unit_at].parse().ok()?;
-    let time = amount.wrapping_mul(nanoseconds);
-    Some((time != 0).then(|| Duration::from_nanos(u64::try_from(time).unwrap_or(0))))
-}
-
-/// Refuses a message of a client that is too large.
-///
-/// # Errors
-///
-/// grpc-go's.
-pub(crate) fn check_len(len: usize, bytes_max: usize) -> Result<(), Status> {
-    if len <= bytes_max {
-        return Ok(());
-    }
-    let text = format!("grpc: received message larger than max ({len} vs. {bytes_max})");
-    Err(Status::with(Code::ResourceExhausted, text))
-}
-
-/// Refuses an answer that is too large.
-///
-/// # Errors
-///
-/// grpc-go's.
-pub(crate) fn check_sent_len(len: usize, bytes_max: usize) -> Result<(), Status> {
-    if len <= bytes_max {
-        return Ok(());
-    }
-    let text = format!("grpc: trying to send message larger than max ({len} vs. {bytes_max})");
-    Err(Status::with(Code::ResourceExhausted, text))
 }
 
 fn good(body: ResponseBody) -> Response<ResponseBody> {

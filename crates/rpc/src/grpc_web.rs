@@ -20,16 +20,15 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use ::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
-use ::http::{HeaderMap, Method, Response, StatusCode};
+use ::http::{Response, StatusCode};
 use api::{Code, Status};
 use bytes::Bytes;
 use front::{
-    Account, Answer, Exchange, First, Head, Kind, Metadata, NextMessage, PieceSource, ResponseBody,
-    Service as _, Unary,
+    Account, Answer, Exchange, Head, Kind, Metadata, NextMessage, PieceSource, ResponseBody, Service as _,
 };
 
 use self::frames::{Form, Writer, decoded, next_message, only};
-use crate::gateway::{Counted, LATE, Running, Said, check_sent_len, read_timeout};
+use crate::local_call::{Counted, LATE, Running, Said, answered_in_time, check_sent_len, read_timeout};
 use crate::services::Services;
 
 /// Bytes of a large answer that are taken at once.
@@ -38,12 +37,7 @@ const PIECE_BYTES: usize = 64 * 1024;
 /// Error for an answer whose parts are fewer bytes than announced.
 const CUT: Status = Status::new(Code::Internal, "mainstay: an answer ended before its time");
 
-/// Returns true for a request in gRPC-Web.
-pub(crate) fn is_asked(method: &Method, headers: &HeaderMap) -> bool {
-    *method == Method::POST && Form::of(headers).is_some()
-}
-
-/// Answers a request for which [`is_asked`] is true.
+/// Answers a request for which [`Form::is_asked`] is true.
 pub(crate) async fn answer(services: Rc<Services>, exchange: Exchange) -> Response<ResponseBody> {
     let form = Form::of(&exchange.head.headers).unwrap_or(Form::Bytes);
     match call(services, exchange, form).await {
@@ -115,14 +109,7 @@ async fn call(
         let counted = Counted::begin(counters, method.id);
         counted.counters.received(counted.method, message.len());
         let late = timeout.map(|timeout| services.sleep(timeout));
-        let answered = match (services.unary(head, message), late) {
-            (Unary::Done(answered), _) => answered,
-            (Unary::Later(answered), None) => answered.await,
-            (Unary::Later(answered), Some(late)) => match front::race(answered, late).await {
-                First::Left(answered) => answered,
-                First::Right(()) => Err(LATE),
-            },
-        };
+        let answered = answered_in_time(services.unary(head, message), late).await;
         return unary(form, answered, counted, account, exchange.answer_message_bytes_max()).await;
     }
     let counted = Counted::begin(counters, method.id);

@@ -26,7 +26,7 @@ use bytes::Bytes;
 use front::First;
 use serde_json::Value;
 
-use crate::grpc_web;
+use crate::grpc_web::frames::Form;
 use replica::core::{ClientRequest, ReplyBody};
 use replica::shared::{Published, Shared};
 use storage::values::LogValues;
@@ -92,7 +92,7 @@ pub(crate) fn for_call(
     shared: &Shared,
     request: &Request<Bytes>,
 ) -> Option<Result<CallForm, Response<Bytes>>> {
-    let form = if shared.gateway && grpc_web::is_asked(request.method(), request.headers()) {
+    let form = if shared.gateway && Form::is_asked(request.method(), request.headers()) {
         CallForm::GrpcWeb
     } else {
         let is_asked = |path: &str| path.starts_with("/v3/") || path.starts_with("/v3beta/");

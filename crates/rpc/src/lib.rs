@@ -2,7 +2,7 @@
 //!
 //! * [`services`] answer calls; [`watch`] is one of them, with what a shard's watches share.
 //! * [`http`] answers health, version, metrics and the page for a diagnosis.
-//! * `gateway` answers calls in JSON, [`grpc_web`] those of gRPC-Web.
+//! * `gateway` answers calls in JSON, [`grpc_web`] those of gRPC-Web; `local_call` is what they share.
 //! * `audit` says what the audit log tells of a call.
 //! * `encode` writes answers by hand where they hold many keys; [`forwarding`] asks the leader what only the leader can answer.
 //!
@@ -18,5 +18,6 @@ pub mod forwarding;
 mod gateway;
 pub mod grpc_web;
 pub mod http;
+mod local_call;
 pub mod services;
 pub mod watch;

@@ -6,8 +6,10 @@
 
 mod answers;
 mod auth;
+mod call;
 mod choose;
 mod cluster;
+mod dispatch;
 mod downgrade;
 mod election;
 mod ending;
@@ -26,46 +28,41 @@ mod steps;
 mod strangers;
 mod traced;
 
-use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use api::error;
 use api::etcdserverpb::{AlarmType, ResponseHeader};
 use api::{Code, Rpc, Status};
 use bytes::Bytes;
-use front::{
-    Answer, Closing, Exchange, Head, Inbound, LocalBoxFuture, Method, Outbound, ResponseBody, Unary,
-};
+use front::{Answer, Closing, Head, LocalBoxFuture, Unary};
 use numbers::{LeaseId, Revision, Seconds};
 use prost::Message;
 
 use self::ending::Ending;
-use self::principal::{Asker, Asks, Known, Principal, Unidentified, UserPermit};
-use self::stages::{Begun, Confirmed, Told};
-use self::strangers::{Place, Strangers};
+use self::principal::{Asker, Asks, Known, Principal, UserPermit};
+use self::strangers::Strangers;
 use crate::audit::{self, Auditor};
-use crate::http::{CallForm, FrontCounters};
+use crate::http::FrontCounters;
 use crate::watch::{Hub, Requests, Responses};
-use replica::core::{ClientRequest, Reply, ReplyBody};
+use replica::core::{ClientRequest, ReplyBody};
 use replica::fold::FoldMap;
 use replica::pending::{Pending, PendingReply};
 use replica::shared::{Published, Shared};
 use replica::stages::RoundTimes;
 use storage::values::LogValues;
-use telemetry::callers::{CALLERS_MAX, Caller, Connected};
+use telemetry::callers::{CALLERS_MAX, Caller};
 use telemetry::logging::Logger;
 use telemetry::metrics::{ClientRequests, Histogram};
 use telemetry::stages::{Sampler, Stage};
-use telemetry::tracing::{Tracer, Within};
+use telemetry::tracing::Tracer;
 
 /// The services of one shard.
 pub struct Services {
@@ -83,18 +80,12 @@ pub struct Services {
     client: RefCell<(String, ClientRequests)>,
     range_time: [Histogram; 2],
     request_times: RefCell<FoldMap<(&'static str, bool), Histogram>>,
-    /// Address of the client whose call is being handled.
-    peer: Cell<SocketAddr>,
-    /// True while a step of a call is looked at: the call was counted as a whole.
-    is_step: Cell<bool>,
     /// The figures of the clients that this shard has met, so that no call waits for the other shards' lock.
     callers: RefCell<HashMap<IpAddr, Arc<Caller>>>,
     /// The one met last: one client's calls come in a row.
     caller: RefCell<Option<(IpAddr, Arc<Caller>)>>,
     /// True if the time of every call is counted.
     timed: bool,
-    /// On whose behalf the call being looked at is made, or why that is not known.
-    principal: RefCell<Result<Principal, Status>>,
     /// What is known of users.
     known: RefCell<Known>,
     /// Strangers whose calls wait until this member knows the newest users.
@@ -106,27 +97,12 @@ pub struct Services {
     unknown_tokens: Strangers,
     /// The audit log, if there is one.
     audit: Option<Auditor>,
-    began: Cell<Instant>,
-    /// The call being looked at.
-    rpc: Cell<Rpc>,
     /// Decides which calls are traced, if any are.
     tracer: Option<Arc<Tracer>>,
     /// Picks the calls whose stages go into the histograms.
     sampler: Sampler,
     /// Histograms of the stages that calls of this shard have passed, each at the place of its number.
     stage_times: RefCell<[Option<Histogram>; Stage::ALL.len()]>,
-    /// How the call being looked at began.
-    begun: Cell<Begun>,
-    /// What is told of the traced call whose answer was made last.
-    told: Cell<Option<Told>>,
-}
-
-/// What is known of the call being looked at, for calls that go on after others were.
-#[derive(Clone, Copy)]
-struct AtHand {
-    rpc: Rpc,
-    peer: SocketAddr,
-    begun: Begun,
 }
 
 /// Number of looks in a row, an election timeout apart, that must find no leader before streams that require one end.
@@ -195,24 +171,17 @@ impl Services {
             client,
             range_time,
             request_times: RefCell::default(),
-            peer: Cell::new(SocketAddr::from(([0, 0, 0, 0], 0))),
-            is_step: Cell::new(false),
             callers: RefCell::default(),
             caller: RefCell::default(),
-            principal: RefCell::new(Ok(Principal::default())),
             known: RefCell::default(),
             strangers: Strangers::default(),
             logins: Strangers::default(),
             unknown_tokens: Strangers::default(),
             audit: shared.audit.get().map(|(log, reads)| Auditor { log: Arc::clone(log), reads: *reads }),
             timed: shared.limits.times_calls,
-            rpc: Cell::new(Rpc::KvRange),
             tracer: shared.tracer.get().cloned(),
             sampler: Sampler::new(one_in, number as u64),
             stage_times: RefCell::default(),
-            begun: Cell::new(Begun::unmeasured(shared.clock.now())),
-            told: Cell::new(None),
-            began: Cell::new(shared.clock.now()),
             shared: Arc::clone(&shared),
         });
         let (flushing, own) = (Rc::clone(&pending), shard.counters);
@@ -272,9 +241,15 @@ impl Services {
         services
     }
 
-    /// Answers a unary call that did not come through a front, as if it had.
+    /// Answers a unary call that did not come through a front, as if it had: its handler runs as far as it can right away.
     pub fn call(self: &Rc<Self>, head: Head, message: Bytes) -> Unary {
-        front::Service::unary(Rc::clone(self), head, message)
+        let mut answer = front::Service::unary(Rc::clone(self), head, message);
+        if let Unary::Later(later) = &mut answer
+            && let Poll::Ready(done) = later.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+        {
+            answer = Unary::Done(done);
+        }
+        answer
     }
 
     /// Serves a watch stream that did not come through a front, as if it had; `closed` resolves when the server stops.
@@ -314,7 +289,7 @@ impl Services {
         Box::pin(async move { services.renew(id, &principal).await })
     }
 
-    /// Counts an expensive call of the call's client.
+    /// Counts an expensive call of this client and user.
     ///
     /// # Errors
     ///
@@ -323,36 +298,22 @@ impl Services {
         self.expense(principal, client, |_| 1)
     }
 
-    /// The same for a call that may be expensive: `calls` says as how many it counts at this revision, and is not asked if there
-    /// is no bound.
+    /// Counts a call as so many expensive ones as `calls` says for this revision; `calls` runs only if there is a bound.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Services::expensive`].
     fn expense(
         &self,
         principal: &Principal,
         client: IpAddr,
         calls: impl FnOnce(Revision) -> u64,
     ) -> Result<(), Status> {
-        if !self.is_expense_bounded() {
+        if !self.shared.expensive.is_bounded() {
             return Ok(());
         }
         let calls = calls(self.shared.state.load().view.snapshot().current_revision());
-        self.shared.expensive.admit(principal.name(), client, calls, self.shared.clock.now())
-    }
-
-    /// Returns true if the call that is looked at may be refused for what its client has asked for before.
-    fn is_expense_bounded(&self) -> bool {
-        self.shared.expensive.is_bounded() && !self.is_step.get()
-    }
-
-    /// What is known of the call being looked at.
-    fn at_hand(&self) -> AtHand {
-        AtHand { rpc: self.rpc.get(), peer: self.peer.get(), begun: self.begun.get() }
-    }
-
-    /// Goes on with a call after others may have been looked at.
-    fn go_on(&self, AtHand { rpc, peer, begun }: AtHand) {
-        self.rpc.set(rpc);
-        self.peer.set(peer);
-        self.begun.set(begun);
+        self.shared.expensive.admit(principal.name(), client, calls, self.now())
     }
 
     /// The member's time.
@@ -371,6 +332,12 @@ impl Services {
 
     fn header(&self, revision: Revision, state: &Published) -> ResponseHeader {
         self.shared.header(revision, state.applied_term)
+    }
+
+    /// Returns the header of an answer from the newest state.
+    fn newest_header(&self) -> ResponseHeader {
+        let state = self.shared.state.load();
+        self.header(state.view.snapshot().current_revision(), &state)
     }
 
     fn count_client(&self, head: &Head, stream: bool) -> Result<(), Status> {
@@ -455,104 +422,6 @@ impl Services {
         state.members.by_id.get(&self.shared.identity.member_id).is_some_and(|member| member.is_learner)
     }
 
-    fn dispatch(self: &Rc<Self>, rpc: Rpc, head: &Head, message: Bytes) -> Result<Unary, Status> {
-        match rpc {
-            Rpc::KvRange => self.range(message),
-            Rpc::KvPut => self.put(message),
-            Rpc::KvDeleteRange => self.delete_range(message),
-            Rpc::KvTxn => self.txn(message),
-            Rpc::KvCompact => self.compact(message),
-            Rpc::LeaseGrant => self.lease_grant(message),
-            Rpc::LeaseRevoke => self.lease_revoke(message),
-            Rpc::LeaseTimeToLive => self.lease_time_to_live(message),
-            Rpc::LeaseLeases => self.lease_leases(message),
-            Rpc::ClusterMemberList => self.member_list(message),
-            Rpc::MaintenanceAlarm => self.alarm(message),
-            Rpc::MaintenanceStatus => self.status(message),
-            Rpc::MaintenanceDefragment => self.defragment(message),
-            Rpc::MaintenanceHash => self.hash(message),
-            Rpc::MaintenanceHashKv => self.hash_kv(message),
-            Rpc::MaintenanceMoveLeader => self.move_leader(message),
-            Rpc::AuthStatus => self.auth_status(message),
-            Rpc::Authenticate => self.authenticate(message),
-            Rpc::HealthCheck => maintenance::health_check(message),
-            Rpc::HealthList => Ok(Unary::Done(Ok(whole(&maintenance::health_list())))),
-            Rpc::ClusterMemberAdd => self.member_add(message),
-            Rpc::ClusterMemberRemove => self.member_remove(message),
-            Rpc::ClusterMemberUpdate => self.member_update(message),
-            Rpc::ClusterMemberPromote => self.member_promote(head, message),
-            Rpc::MaintenanceDowngrade => self.downgrade(message),
-            Rpc::AuthEnable
-            | Rpc::AuthDisable
-            | Rpc::AuthUserDelete
-            | Rpc::AuthUserGrantRole
-            | Rpc::AuthUserRevokeRole
-            | Rpc::AuthRoleAdd
-            | Rpc::AuthRoleDelete
-            | Rpc::AuthRoleGrantPermission
-            | Rpc::AuthRoleRevokePermission => self.change_auth(rpc, message),
-            Rpc::AuthUserAdd => self.user_add(message),
-            Rpc::AuthUserGet => self.user_get(message),
-            Rpc::AuthUserList => self.user_list(message),
-            Rpc::AuthUserChangePassword => self.user_change_password(message),
-            Rpc::AuthRoleGet => self.role_get(message),
-            Rpc::AuthRoleList => self.role_list(message),
-            Rpc::Lock => self.lock(head, message),
-            Rpc::LockUnlock => self.unlock(head, message),
-            Rpc::ElectionCampaign => self.campaign(head, message),
-            Rpc::ElectionProclaim => self.proclaim(head, message),
-            Rpc::ElectionLeader => self.elected(head, message),
-            Rpc::ElectionResign => self.resign(head, message),
-            // The front gives streams to `stream`.
-            Rpc::KvRangeStream
-            | Rpc::Watch
-            | Rpc::LeaseKeepAlive
-            | Rpc::MaintenanceSnapshot
-            | Rpc::ElectionObserve
-            | Rpc::HealthWatch => Err(error::UNKNOWN_METHOD),
-        }
-    }
-
-    /// Goes on with a call whose token another member gave out, once this one has applied what was committed by then.
-    fn dispatch_later(self: Rc<Self>, rpc: Rpc, head: Head, message: Bytes) -> Unary {
-        let mut call = self.at_hand();
-        Unary::Later(Box::pin(async move {
-            let asked = self.now();
-            let principal = self.identified(&head).await;
-            call.begun.auth = self.now().saturating_duration_since(asked);
-            self.go_on(call);
-            match self.dispatch_for(rpc, &head, principal, message) {
-                Unary::Done(answer) => answer,
-                Unary::Later(answer) => answer.await,
-            }
-        }))
-    }
-
-    /// Carries out a call on behalf of this user, and has it in the audit log, if there is one.
-    fn dispatch_for(
-        self: &Rc<Self>,
-        rpc: Rpc,
-        head: &Head,
-        principal: Result<Principal, Status>,
-        message: Bytes,
-    ) -> Unary {
-        let begin = |audit| self.begin_audit(audit, rpc, head, &principal, Some(&message));
-        let call = self.audit.as_ref().map(begin);
-        let sample = self.begin_sample(rpc, head, principal.as_ref().map_or("", Principal::name), &message);
-        // With every call, whoever made the one before.
-        *self.principal.borrow_mut() = principal;
-        let answer = self.dispatch(rpc, head, message).unwrap_or_else(|status| Unary::Done(Err(status)));
-        let answer = match call {
-            None => answer,
-            Some(call) => once_answered(answer, move |answer| call.done(answer)),
-        };
-        let answer = match sample {
-            None => answer,
-            Some(sample) => self.sampled(sample, answer),
-        };
-        if steps::has_steps(rpc) { steps::told(answer) } else { answer }
-    }
-
     /// A call that the audit log is to tell of, by whoever makes it.
     fn begin_audit(
         &self,
@@ -586,60 +455,11 @@ impl Services {
         call.ended(&Err(status.clone()));
     }
 
-    /// Asks the core and answers with what `answer` makes of the reply. Slow ones are logged.
-    fn ask(
-        self: &Rc<Self>,
-        ask: impl FnOnce(replica::core::RequestId) -> ClientRequest,
-        what: &'static str,
-        answer: impl FnOnce(&Services, ReplyBody, ResponseHeader) -> Result<Answer, Status> + 'static,
-    ) -> Result<Unary, Status> {
-        self.ask_then(ask, what, |services, body, header| Ok(Unary::Done(answer(services, body, header))))
-    }
-
-    /// Asks the core as [`Services::ask`] does, for answers that take a while to make.
-    fn ask_then(
-        self: &Rc<Self>,
-        ask: impl FnOnce(replica::core::RequestId) -> ClientRequest,
-        what: &'static str,
-        answer: impl FnOnce(&Services, ReplyBody, ResponseHeader) -> Result<Unary, Status> + 'static,
-    ) -> Result<Unary, Status> {
-        let began = self.shared.clock.now();
-        let pending_reply: PendingReply = self.pending.ask_at(began, ask)?;
-        let services = Rc::clone(self);
-        let AtHand { rpc, peer, begun } = self.at_hand();
-        Ok(Unary::Later(Box::pin(async move {
-            let reply = match pending_reply.await {
-                Ok(reply) => reply,
-                Err(status) => {
-                    services.gave_up((rpc, peer), &begun);
-                    return Err(status);
-                }
-            };
-            let revision = reply.revision;
-            let header = services.shared.header(reply.revision, reply.raft_term);
-            let answered = match answer(&services, reply.body, header) {
-                Ok(Unary::Done(answered)) => answered,
-                Ok(Unary::Later(answered)) => answered.await,
-                Err(status) => Err(status),
-            };
-            let now = services.shared.clock.now();
-            services.took(what, answered.is_ok(), now.saturating_duration_since(began));
-            let is_slow = now.saturating_duration_since(begun.arrived) > services.shared.limits.slow_request;
-            if is_slow || begun.is_measured() {
-                services.look_at_write((rpc, peer), &begun, (began, now), revision, &answered);
-            }
-            answered
-        })))
-    }
-
-    /// Counts the time of a call with `--metrics extensive`, whether it is answered now or later.
-    fn timed(self: &Rc<Self>, rpc: Rpc, answer: Unary) -> Unary {
-        let (services, began) = (Rc::clone(self), self.began.get());
-        once_answered(answer, move |_| {
-            if let Some(method) = services.shared.metrics.grpc.methods().get(rpc as usize) {
-                method.took(services.shared.clock.now().saturating_duration_since(began));
-            }
-        })
+    /// Counts the time of a call that was admitted at this time, with `--metrics extensive`.
+    fn timed(&self, rpc: Rpc, admitted: Instant) {
+        if let Some(method) = self.shared.metrics.grpc.methods().get(rpc as usize) {
+            method.took(self.now().saturating_duration_since(admitted));
+        }
     }
 
     /// Counts the time of a request by etcd's name for it.
@@ -655,64 +475,15 @@ impl Services {
         }
     }
 
-    /// Answers what reads state: at once if it may be stale or this member's newest state is known to be the newest
-    /// there is; else after the cluster's leader has confirmed how far one has to have come.
-    fn read(
-        self: &Rc<Self>,
-        serializable: bool,
-        answer: impl FnOnce(&Rc<Services>) -> Result<Unary, Status> + 'static,
-    ) -> Result<Unary, Status> {
-        let (began, call) = (self.now(), self.at_hand());
-        if serializable || self.shared.state.load().reads_local {
-            let answer = answer(self)?;
-            return Ok(self.looked_at_read(call, began, None, answer));
+    /// Waits until the leader has confirmed how far a member must have come for a linearizable read, and this member has come that
+    /// far. Returns the round that confirmed it, if it took one. `now` is the present.
+    async fn wait_confirmed(&self, now: Instant) -> Result<Option<RoundTimes>, Status> {
+        let pending_reply: PendingReply = self.pending.ask_at(now, ClientRequest::Read)?;
+        match pending_reply.await?.body {
+            ReplyBody::Readable(round) => Ok(round),
+            ReplyBody::Outcome(Err(status), _) => Err(status),
+            _ => Err(error::STOPPED),
         }
-        self.read_confirmed(move |services, confirmed| {
-            let answer = answer(services)?;
-            Ok(services.looked_at_read(call, began, Some(confirmed), answer))
-        })
-    }
-
-    /// Looks at a read other than a range once it is answered; `began` is when it went to the core, or to the state.
-    fn looked_at_read(
-        self: &Rc<Self>,
-        call: AtHand,
-        began: Instant,
-        confirmed: Option<Confirmed>,
-        answer: Unary,
-    ) -> Unary {
-        let services = Rc::clone(self);
-        once_answered(answer, move |answer| services.look_at_read(&call, began, confirmed.as_ref(), answer))
-    }
-
-    /// Answers the call being looked at after the cluster's leader has confirmed how far one has to have come.
-    fn read_confirmed(
-        self: &Rc<Self>,
-        answer: impl FnOnce(&Rc<Services>, Confirmed) -> Result<Unary, Status> + 'static,
-    ) -> Result<Unary, Status> {
-        let place = self.place_to_wait()?;
-        self.confirmed_in(place, answer)
-    }
-
-    /// Does what [`Services::read_confirmed`] does for whoever has this place, or needs none.
-    fn confirmed_in(
-        self: &Rc<Self>,
-        place: Option<Place>,
-        answer: impl FnOnce(&Rc<Services>, Confirmed) -> Result<Unary, Status> + 'static,
-    ) -> Result<Unary, Status> {
-        let asked = self.shared.clock.now();
-        let pending_reply = self.pending.ask_at(asked, ClientRequest::Read)?;
-        let (services, call) = (Rc::clone(self), self.at_hand());
-        Ok(Unary::Later(Box::pin(async move {
-            let round = confirmed(pending_reply.await?)?;
-            drop(place);
-            let confirmed = Confirmed { asked, round, went_on: services.shared.clock.now() };
-            services.go_on(call);
-            match answer(&services, confirmed)? {
-                Unary::Done(answer) => answer,
-                Unary::Later(answer) => answer.await,
-            }
-        })))
     }
 
     /// Waits until the newest published state is new enough for a linearizable read; for streams. A serializable read
@@ -721,7 +492,7 @@ impl Services {
         if serializable || self.shared.state.load().reads_local {
             return Ok(());
         }
-        confirmed(self.pending.ask(ClientRequest::Read)?.await?).map(|_| ())
+        self.wait_confirmed(self.now()).await.map(|_| ())
     }
 
     /// Does the same on behalf of this user, or of a stranger, who takes a place meanwhile.
@@ -747,21 +518,6 @@ impl Services {
             return Err(error::NO_SPACE);
         }
         Ok(())
-    }
-}
-
-/// Has `note` look at the answer, whether it is there now or later. A call that is given up is not noted.
-fn once_answered(answer: Unary, note: impl FnOnce(&Result<Answer, Status>) + 'static) -> Unary {
-    match answer {
-        Unary::Done(answer) => {
-            note(&answer);
-            Unary::Done(answer)
-        }
-        Unary::Later(answer) => Unary::Later(Box::pin(async move {
-            let answer = answer.await;
-            note(&answer);
-            answer
-        })),
     }
 }
 
@@ -799,27 +555,6 @@ fn is_about_data(rpc: Rpc) -> bool {
     )
 }
 
-/// Error for a call that was carried out and may have written, but whose client takes no answers (COMPAT-62).
-const CARRIED_OUT: Status = Status::new(
-    Code::Unavailable,
-    "mainstay: the request was carried out, but cannot be answered: its client takes no answers",
-);
-
-/// Returns the error that replaces an answer for which there is no space. Clients take `too many requests` for a refusal,
-/// so only calls that change nothing get it.
-fn unanswered(rpc: Rpc) -> Status {
-    match rpc {
-        Rpc::KvRange
-        | Rpc::LeaseTimeToLive
-        | Rpc::LeaseLeases
-        | Rpc::ClusterMemberList
-        | Rpc::MaintenanceStatus
-        | Rpc::MaintenanceHash
-        | Rpc::MaintenanceHashKv => error::TOO_MANY_REQUESTS,
-        _ => CARRIED_OUT,
-    }
-}
-
 /// Returns the RPC to which [`front::Service::method`] gave this number.
 ///
 /// # Panics
@@ -828,273 +563,4 @@ fn unanswered(rpc: Rpc) -> Status {
 #[inline]
 fn numbered(method: u16) -> Rpc {
     Rpc::ALL[usize::from(method)]
-}
-
-/// Returns the round that confirmed a linearizable read, if it took one.
-fn confirmed(reply: Reply) -> Result<Option<RoundTimes>, Status> {
-    match reply.body {
-        ReplyBody::Readable(round) => Ok(round),
-        ReplyBody::Outcome(Err(status), _) => Err(status),
-        _ => Err(error::STOPPED),
-    }
-}
-
-impl Services {
-    /// Serves a stream that was admitted.
-    fn stream_of(
-        self: Rc<Self>,
-        rpc: Rpc,
-        head: Head,
-        inbound: Inbound,
-        outbound: Outbound,
-        spans: Option<Within>,
-    ) -> LocalBoxFuture<Result<(), Status>> {
-        let services = self;
-        match rpc {
-            Rpc::Watch => {
-                let ended = services.ending.begun();
-                let caller = services.caller_of(head.peer);
-                #[expect(clippy::async_yields_async, reason = "it is awaited once this future is dropped")]
-                let begins: LocalBoxFuture<_> = Box::pin(async move {
-                    let permit = Box::new(UserPermit::<false>::of(&services, Asker::of(&head)).await);
-                    services.hub.stream(&head, (caller, permit, spans), inbound, outbound, ended)
-                });
-                Box::pin(Watching::Begins(begins))
-            }
-            Rpc::LeaseKeepAlive => {
-                let caller = services.caller_just_counted(head.peer);
-                Box::pin(services.lease_keep_alive(caller, &head, inbound, outbound, spans))
-            }
-            Rpc::KvRangeStream => Box::pin(async move {
-                let principal = services.identified(&head).await;
-                let mut call = services.begin_stream_audit(rpc, &head, &principal);
-                let asked_by = (head.peer.ip(), call.as_mut());
-                let result = services.range_stream(principal, asked_by, inbound, outbound, spans).await;
-                call.into_iter().for_each(|call| call.ended(&result));
-                result
-            }),
-            Rpc::MaintenanceSnapshot => Box::pin(async move {
-                let principal = services.identified(&head).await;
-                let call = services.begin_stream_audit(rpc, &head, &principal);
-                let result = match principal {
-                    Ok(principal) => services.snapshot(principal, head.peer.ip(), inbound, outbound).await,
-                    Err(status) => Err(status),
-                };
-                call.into_iter().for_each(|call| call.ended(&result));
-                result
-            }),
-            Rpc::HealthWatch => Box::pin(services.health_watch(inbound, outbound)),
-            Rpc::ElectionObserve => Box::pin(async move {
-                let principal = services.identified(&head).await;
-                let call = services.begin_stream_audit(rpc, &head, &principal);
-                services.observe(&head, principal, call, inbound, outbound).await
-            }),
-            _ => Box::pin(async { Err(error::UNKNOWN_METHOD) }),
-        }
-    }
-}
-
-/// A stream of watches. Streams are open for days: what was only needed to begin one, its head above all, goes before it is served.
-/// Written by hand, since an `async` block has room for both futures at once.
-enum Watching<F> {
-    Begins(LocalBoxFuture<F>),
-    Served(F),
-}
-
-impl<F: Future<Output = Result<(), Status>> + Unpin> Future for Watching<F> {
-    type Output = Result<(), Status>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
-        if let Watching::Begins(begins) = &mut *self {
-            let served = ready!(begins.as_mut().poll(cx));
-            *self = Watching::Served(served);
-        }
-        match &mut *self {
-            Watching::Served(served) => Pin::new(served).poll(cx),
-            Watching::Begins(_) => unreachable!("it is served by now"),
-        }
-    }
-}
-
-impl front::Service for Services {
-    fn method(&self, path: &str) -> Option<Method> {
-        self.rpcs.get(path).map(|rpc| Method::from(*rpc))
-    }
-
-    fn has_service(&self, name: &str) -> bool {
-        api::METHODS.iter().any(|method| method.service == name)
-    }
-
-    fn may_wait(&self, method: u16) -> bool {
-        method == Rpc::Authenticate as u16
-    }
-
-    fn page_method(&self, path: &str) -> Option<u16> {
-        if !self.shared.gateway {
-            return None;
-        }
-        let rpc = crate::http::gateway_rpc(path).or_else(|| self.rpcs.get(path).copied())?;
-        Some(rpc as u16)
-    }
-
-    fn connected(&self, from: &front::Origin) -> Option<Box<dyn Any>> {
-        // Anew: its figures may have made way, and begun again, since this shard met it.
-        Some(Box::new((Connected::new(self.meet(from.peer)), self.known.borrow().connected(from.peer))))
-    }
-
-    fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary {
-        let rpc = numbered(head.method);
-        let begin = |tracer| traced::Trace::begin(&self, tracer, rpc, &head, Some(&message));
-        let trace = self.tracer.as_ref().and_then(begin);
-        let (is_sample, is_traced) = (self.sampler.takes(), trace.is_some());
-        let mut begun = Begun { is_sample, is_traced, ..Begun::unmeasured(head.arrived) };
-        let needs_user = match self.admit(rpc, &head, false) {
-            Ok(needs_user) => needs_user,
-            Err(status) => {
-                self.audit_refused(rpc, &head, Some(&message), &status);
-                if let Some(trace) = trace {
-                    trace.end(Err(&status), None);
-                }
-                return Unary::Done(Err(status));
-            }
-        };
-        self.rpc.set(rpc);
-        if self.timed {
-            self.began.set(self.shared.clock.now());
-        }
-        self.peer.set(head.peer);
-        let identified = match needs_user {
-            false => Ok(Principal::default()),
-            true if begun.is_measured() => {
-                let asked = self.now();
-                let identified = self.identify(&head);
-                begun.auth = self.now().saturating_duration_since(asked);
-                identified
-            }
-            true => self.identify(&head),
-        };
-        self.begun.set(begun);
-        let principal = match identified {
-            Ok(principal) => Some(Ok(principal)),
-            // Some calls need no user, and others are refused for another reason first.
-            Err(Unidentified::Refused(status)) => Some(Err(status)),
-            // These need no user, and are answered without one.
-            Err(Unidentified::NotYet | Unidentified::Unverified)
-                if matches!(rpc, Rpc::Authenticate | Rpc::HealthCheck | Rpc::HealthList) =>
-            {
-                Some(Ok(Principal::default()))
-            }
-            Err(Unidentified::NotYet | Unidentified::Unverified) => None,
-        };
-        let answer = match principal {
-            Some(principal) => self.dispatch_for(rpc, &head, principal, message),
-            None => Rc::clone(&self).dispatch_later(rpc, head, message),
-        };
-        let answer = if self.timed { self.timed(rpc, answer) } else { answer };
-        match trace {
-            None => answer,
-            Some(trace) => self.traced(trace, answer),
-        }
-    }
-
-    fn unanswered(&self, method: u16) -> Status {
-        unanswered(numbered(method))
-    }
-
-    fn stream(
-        self: Rc<Self>,
-        head: Head,
-        inbound: Inbound,
-        outbound: Outbound,
-    ) -> LocalBoxFuture<Result<(), Status>> {
-        let services = self;
-        let rpc = numbered(head.method);
-        let begin = |tracer| traced::Trace::begin(&services, tracer, rpc, &head, None);
-        let trace = services.tracer.as_ref().and_then(begin);
-        if let Err(status) = services.admit(rpc, &head, true) {
-            services.audit_refused(rpc, &head, None, &status);
-            if let Some(trace) = trace {
-                trace.end(Err(&status), None);
-            }
-            return Box::pin(async move { Err(status) });
-        }
-        let spans = trace.as_ref().map(|trace| trace.within(&services));
-        let stream = services.stream_of(rpc, head, inbound, outbound, spans);
-        match trace {
-            None => stream,
-            Some(trace) => Services::traced_stream(trace, stream),
-        }
-    }
-
-    fn exchange(self: Rc<Self>, mut exchange: Exchange) -> LocalBoxFuture<http::Response<ResponseBody>> {
-        Box::pin(async move {
-            let long_turn = crate::http::is_long(exchange.head.uri.path()).then(|| exchange.long_turn());
-            let mut asked = http::Request::from_parts(exchange.head, Bytes::new());
-            asked.extensions_mut().insert(exchange.origin.peer);
-            asked.extensions_mut().insert(exchange.origin.clone());
-            match crate::http::for_call(&self.shared, &asked) {
-                Some(Err(refusal)) => refusal.map(ResponseBody::from),
-                Some(Ok(form)) => {
-                    let mut cross_origin = http::HeaderMap::new();
-                    crate::http::allow_origin(&self.shared, &asked, &mut cross_origin);
-                    exchange.head = asked.into_parts().0;
-                    let mut answer = match form {
-                        CallForm::Json(path) => crate::gateway::answer(self, &path, exchange).await,
-                        CallForm::GrpcWeb => crate::grpc_web::answer(self, exchange).await,
-                    };
-                    answer.headers_mut().extend(cross_origin);
-                    answer
-                }
-                None => {
-                    *asked.body_mut() = match exchange.body.gather().await {
-                        Ok(body) => body,
-                        Err(status) => return crate::http::of_status(status).map(ResponseBody::from),
-                    };
-                    if let Some(long_turn) = long_turn {
-                        long_turn.await;
-                    }
-                    self.http(asked).await.map(ResponseBody::from)
-                }
-            }
-        })
-    }
-
-    fn http(self: Rc<Self>, mut request: http::Request<Bytes>) -> LocalBoxFuture<http::Response<Bytes>> {
-        Box::pin(async move {
-            crate::http::confirm(&self.shared, &mut request).await;
-            if let Some(token) = crate::http::token_of_root(&request).cloned() {
-                let peer = request.extensions().get::<SocketAddr>().copied();
-                if self.is_roots(token, peer).await {
-                    crate::http::by_root(&mut request);
-                }
-            }
-            crate::http::collect(&self.shared, &mut request).await;
-            crate::http::answer(&self.shared, &self.values, &self.counters, &self.logger, &request)
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_write_is_said_to_have_been_refused_for_want_of_room_for_its_answer() {
-        let writes = [
-            Rpc::KvPut,
-            Rpc::KvDeleteRange,
-            Rpc::KvTxn,
-            Rpc::KvCompact,
-            Rpc::LeaseGrant,
-            Rpc::ClusterMemberAdd,
-        ];
-        for rpc in writes {
-            let said = unanswered(rpc);
-            assert!(
-                said.code == Code::Unavailable && said.message.contains("was carried out"),
-                "{rpc:?}: {said:?}"
-            );
-        }
-        assert_eq!(unanswered(Rpc::KvRange), error::TOO_MANY_REQUESTS);
-    }
 }

@@ -9,13 +9,13 @@
 //! Tests: beside the code, and the fuzz target `grpc_web`.
 
 use ::http::header::CONTENT_TYPE;
-use ::http::{HeaderMap, HeaderValue};
+use ::http::{HeaderMap, HeaderValue, Method};
 use api::{Code, Status};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
-use crate::gateway::check_len;
+use crate::local_call::check_len;
 
 /// What the content types begin with.
 const TYPE: &str = "application/grpc-web";
@@ -35,6 +35,11 @@ pub enum Form {
 }
 
 impl Form {
+    /// Returns true for a request in gRPC-Web.
+    pub fn is_asked(method: &Method, headers: &HeaderMap) -> bool {
+        *method == Method::POST && Form::of(headers).is_some()
+    }
+
     /// Returns the form of a request's body; `None` if its content type is none of gRPC-Web with protobuf.
     pub fn of(headers: &HeaderMap) -> Option<Form> {
         let value = headers.get(CONTENT_TYPE)?.to_str().ok()?.to_ascii_lowercase();

@@ -1,6 +1,6 @@
 //! Calls of the Cluster service: listing and changing the members.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use api::Status;
 use api::elements;
@@ -11,13 +11,14 @@ use api::etcdserverpb::{
     MemberUpdateRequest, MemberUpdateResponse, ResponseHeader,
 };
 use bytes::Bytes;
-use front::{Answer, Head, Unary};
+use front::{Answer, Head};
 use http::HeaderValue;
 use machine::Member;
 use numbers::Revision;
 
+use super::call::Call;
 use super::principal::presented;
-use super::{Services, decode, whole};
+use super::{decode, whole};
 use crate::forwarding;
 use config::{Url, identity};
 use replica::core::{ClientRequest, MemberChange, ReplyBody};
@@ -68,132 +69,127 @@ fn is_reached_by_unix(member: &Member) -> bool {
     member.peer_urls.iter().any(|url| Url::parse(url).is_ok_and(|url| url.scheme().is_unix()))
 }
 
-impl Services {
-    /// The URLs of a request that adds or updates a member.
-    fn peer_urls(&self, texts: &[String]) -> Result<Vec<String>, Status> {
-        let state = self.state();
-        let own = state.members.by_id.get(&self.shared.identity.member_id);
-        peer_urls(texts, own.is_some_and(is_reached_by_unix))
-    }
+/// Returns the URLs of a request that adds or updates a member, as this member's cluster takes them.
+fn checked_peer_urls(call: &Call, texts: &[String]) -> Result<Vec<String>, Status> {
+    let state = call.services.state();
+    let own = state.members.by_id.get(&call.shared().identity.member_id);
+    peer_urls(texts, own.is_some_and(is_reached_by_unix))
+}
 
-    pub(super) fn member_list(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let request: MemberListRequest = decode(message)?;
-        let principal = self.some_principal()?;
-        self.read(!request.linearizable, move |services| {
-            // Again, since this member may have heard only now that authentication is enabled.
-            services.some_user(&principal)?;
-            let state = services.state();
-            let header = Some(services.header(Revision(0), &state));
-            Ok(Unary::Done(Ok(whole(&MemberListResponse { header, members: messages_of(&state) }))))
-        })
-    }
+/// Answers a MemberList.
+pub(super) async fn member_list(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
+    let request: MemberListRequest = decode(message)?;
+    call.some_user()?;
+    call.readable(!request.linearizable, None).await?;
+    // Again, since this member may have heard only now that authentication is enabled.
+    call.some_user()?;
+    let state = call.services.state();
+    let header = Some(call.services.header(Revision(0), &state));
+    Ok(whole(&MemberListResponse { header, members: messages_of(&state) }))
+}
 
-    /// Proposes a membership change, and answers with the members once it is applied here.
-    fn change_members(
-        self: &Rc<Self>,
-        change: MemberChange,
-        what: &'static str,
-        answer: impl FnOnce(ResponseHeader, &Published) -> Result<Answer, Status> + 'static,
-    ) -> Result<Unary, Status> {
-        self.as_root(move |services, _| services.propose_change(change, what, true, answer))
-    }
-
-    /// Proposes it, and once more if it was refused by members that others may have changed already (`is_first`): a member judges
-    /// a change by what it has applied, and its client may have heard of more.
-    fn propose_change(
-        self: &Rc<Self>,
-        change: MemberChange,
-        what: &'static str,
-        is_first: bool,
-        answer: impl FnOnce(ResponseHeader, &Published) -> Result<Answer, Status> + 'static,
-    ) -> Result<Unary, Status> {
-        let again = is_first.then(|| (Rc::clone(self), self.at_hand(), change.clone()));
-        self.ask_then(
-            |request_id| ClientRequest::ChangeMembers(request_id, change, is_first),
-            what,
-            move |services, body, header| match body {
-                ReplyBody::MembersChanged => {
-                    let header = ResponseHeader { revision: 0, ..header };
-                    Ok(Unary::Done(answer(header, &services.state())))
-                }
-                ReplyBody::Outcome(Err(status), _) => {
-                    match again.filter(|_| MemberChange::is_of_members(&status)) {
-                        Some((services, call, change)) => {
-                            services.go_on(call);
-                            // Only root's are proposed.
-                            services.confirmed_in(None, move |services, _| {
-                                services.propose_change(change, what, false, answer)
-                            })
-                        }
-                        None => Err(status),
-                    }
-                }
-                _ => Err(error::STOPPED),
-            },
-        )
-    }
-
-    pub(super) fn member_add(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        check_urls(&message, 1)?;
-        let request: MemberAddRequest = decode(message)?;
-        let peer_urls = self.peer_urls(&request.peer_urls)?;
-        self.root()?;
-        let now = i64::try_from(self.shared.clock.unix_seconds()).unwrap_or(i64::MAX);
-        let mut id = identity::added_member_id(&peer_urls, now);
-        // Added, removed and added again within a second: an id that was removed never comes back.
-        let state = self.state();
-        for later in 1..=i64::try_from(state.members.removed.len()).unwrap_or(i64::MAX) {
-            if state.members.removed.contains(&id) {
-                id = identity::added_member_id(&peer_urls, now.saturating_add(later));
-            }
+/// Proposes a change of the members on behalf of root, and waits until it is applied here. `what` is etcd's name for it.
+async fn change_members(
+    call: &mut Call,
+    change: MemberChange,
+    what: &'static str,
+) -> Result<ResponseHeader, Status> {
+    call.as_root().await?;
+    match propose_change(call, change.clone(), what, true).await {
+        // A member judges a change by what it has applied, and its client may have heard of more: another client may have changed
+        // the members already. So it is judged once more after this member has caught up.
+        Err(status) if MemberChange::is_of_members(&status) => {
+            // Only root's changes are proposed: no stranger waits here.
+            call.confirmed(None).await?;
+            propose_change(call, change, what, false).await
         }
-        let member = Member { id, peer_urls, is_learner: request.is_learner, ..Member::default() };
-        let added = message_of(&member);
-        self.change_members(MemberChange::Add(member), "MemberAdd", |header, state| {
-            let header = Some(header);
-            Ok(whole(&MemberAddResponse { header, member: Some(added), members: messages_of(state) }))
-        })
+        proposed => proposed,
     }
+}
 
-    pub(super) fn member_remove(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let MemberRemoveRequest { id } = decode(message)?;
-        self.root()?;
-        self.change_members(MemberChange::Remove(id), "MemberRemove", |header, state| {
-            Ok(whole(&MemberRemoveResponse { header: Some(header), members: messages_of(state) }))
-        })
+/// Proposes a change of the members once.
+async fn propose_change(
+    call: &mut Call,
+    change: MemberChange,
+    what: &'static str,
+    is_first: bool,
+) -> Result<ResponseHeader, Status> {
+    let ask = |request_id| ClientRequest::ChangeMembers(request_id, change, is_first);
+    match call.ask(what, ask).await? {
+        (ReplyBody::MembersChanged, header) => Ok(ResponseHeader { revision: 0, ..header }),
+        (ReplyBody::Outcome(Err(status), _), _) => Err(status),
+        _ => Err(error::STOPPED),
     }
+}
 
-    pub(super) fn member_update(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        check_urls(&message, 2)?;
-        let request: MemberUpdateRequest = decode(message)?;
-        let peer_urls = self.peer_urls(&request.peer_urls)?;
-        let member = Member { id: request.id, peer_urls, ..Member::default() };
-        self.root()?;
-        self.change_members(MemberChange::Update(member), "MemberUpdate", |header, state| {
-            Ok(whole(&MemberUpdateResponse { header: Some(header), members: messages_of(state) }))
-        })
-    }
-
-    /// Only the leader knows how far a learner has come, so others hand this on to it.
-    pub(super) fn member_promote(self: &Rc<Self>, head: &Head, message: Bytes) -> Result<Unary, Status> {
-        let MemberPromoteRequest { id } = decode(message)?;
-        self.root()?;
-        let respond = |header, members| whole(&MemberPromoteResponse { header: Some(header), members });
-        let state = self.state();
-        if state.leader == self.shared.identity.member_id || state.leader == 0 {
-            return self.change_members(MemberChange::Promote(id), "MemberPromote", move |header, state| {
-                Ok(respond(header, messages_of(state)))
-            });
+/// Answers a MemberAdd.
+pub(super) async fn member_add(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
+    check_urls(&message, 1)?;
+    let request: MemberAddRequest = decode(message)?;
+    let peer_urls = checked_peer_urls(call, &request.peer_urls)?;
+    call.root()?;
+    let now = i64::try_from(call.shared().clock.unix_seconds()).unwrap_or(i64::MAX);
+    let mut id = identity::added_member_id(&peer_urls, now);
+    // Added, removed and added again within a second: an id that was removed never comes back.
+    let removed = Arc::clone(&call.services.state().members);
+    let removed = &removed.removed;
+    for later in 1..=i64::try_from(removed.len()).unwrap_or(i64::MAX) {
+        if removed.contains(&id) {
+            id = identity::added_member_id(&peer_urls, now.saturating_add(later));
         }
-        let services = Rc::clone(self);
-        let mut token = presented(head).and_then(|token| HeaderValue::from_bytes(token).ok());
-        token.iter_mut().for_each(|token| token.set_sensitive(true));
-        Ok(Unary::Later(Box::pin(async move {
-            let members = forwarding::promote(&services.shared, id, token).await?;
-            let header = services.header(Revision(0), &services.state());
-            Ok(respond(header, members.iter().map(message_of).collect()))
-        })))
     }
+    let member = Member { id, peer_urls, is_learner: request.is_learner, ..Member::default() };
+    let added = Some(message_of(&member));
+    let header = Some(change_members(call, MemberChange::Add(member), "MemberAdd").await?);
+    let members = messages_of(&call.services.state());
+    Ok(whole(&MemberAddResponse { header, member: added, members }))
+}
+
+/// Answers a MemberRemove.
+pub(super) async fn member_remove(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
+    let MemberRemoveRequest { id } = decode(message)?;
+    call.root()?;
+    let header = Some(change_members(call, MemberChange::Remove(id), "MemberRemove").await?);
+    Ok(whole(&MemberRemoveResponse { header, members: messages_of(&call.services.state()) }))
+}
+
+/// Answers a MemberUpdate.
+pub(super) async fn member_update(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
+    check_urls(&message, 2)?;
+    let request: MemberUpdateRequest = decode(message)?;
+    let peer_urls = checked_peer_urls(call, &request.peer_urls)?;
+    let member = Member { id: request.id, peer_urls, ..Member::default() };
+    call.root()?;
+    let header = Some(change_members(call, MemberChange::Update(member), "MemberUpdate").await?);
+    Ok(whole(&MemberUpdateResponse { header, members: messages_of(&call.services.state()) }))
+}
+
+/// Answers a MemberPromote; `token` is the one that the caller has shown. Only the leader knows how far a learner has come, so
+/// other members forward the request to it.
+pub(super) async fn member_promote(
+    call: &mut Call,
+    token: Option<HeaderValue>,
+    message: Bytes,
+) -> Result<Answer, Status> {
+    let MemberPromoteRequest { id } = decode(message)?;
+    call.root()?;
+    let leader = call.services.state().leader;
+    let (header, members) = if leader == call.shared().identity.member_id || leader == 0 {
+        let header = change_members(call, MemberChange::Promote(id), "MemberPromote").await?;
+        (header, messages_of(&call.services.state()))
+    } else {
+        let members = forwarding::promote(call.shared(), id, token).await?;
+        let header = call.services.header(Revision(0), &call.services.state());
+        (header, members.iter().map(message_of).collect())
+    };
+    Ok(whole(&MemberPromoteResponse { header: Some(header), members }))
+}
+
+/// Returns the token that a call shows, marked as a secret.
+pub(super) fn token_of(head: &Head) -> Option<HeaderValue> {
+    let mut token = presented(head).and_then(|token| HeaderValue::from_bytes(token).ok())?;
+    token.set_sensitive(true);
+    Some(token)
 }
 
 #[cfg(test)]

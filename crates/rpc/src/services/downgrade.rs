@@ -1,68 +1,60 @@
 //! Downgrades of the cluster: `Maintenance.Downgrade`. What follows from one that is under way is the leader's to do
 //! (`consistency::monitor`).
 
-use std::rc::Rc;
-
 use api::etcdserverpb::downgrade_request::DowngradeAction;
 use api::etcdserverpb::{DowngradeRequest, DowngradeResponse, ResponseHeader};
 use api::membershippb::DowngradeInfoSetRequest;
 use api::{Status, error};
 use bytes::Bytes;
-use front::{Answer, Unary};
+use front::Answer;
 use prost::Message as _;
 use replica::joining::{Minor, minor};
 use replica::shared::Published;
 
-use super::{Services, decode, whole};
+use super::call::Call;
+use super::{decode, whole};
 
 /// Field of `InternalRaftRequest`.
 const DOWNGRADE_INFO_SET: u32 = 1302;
 
-impl Services {
-    pub(super) fn downgrade(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let request: DowngradeRequest = decode(message)?;
-        let principal = self.root()?;
-        let Ok(action) = DowngradeAction::try_from(request.action) else { return Err(error::UNKNOWN_METHOD) };
-        let target = match action {
-            DowngradeAction::Cancel => None,
-            DowngradeAction::Validate | DowngradeAction::Enable => Some(target_version(&request.version)?),
-        };
-        // So that no word of an earlier downgrade is missing here.
-        self.read(false, move |services| {
-            let state = services.state();
-            services.gate(&state, &principal).admin()?;
-            let is_under_way = state.members.downgrade_target.is_some();
-            let cluster = cluster_version(&state)?;
-            if let Some(target) = target {
-                if cluster.before() != Some(target) {
-                    return Err(error::INVALID_DOWNGRADE_TARGET_VERSION);
-                }
-                if is_under_way {
-                    return Err(error::DOWNGRADE_IN_PROCESS);
-                }
-            }
-            let set = match (action, target) {
-                (DowngradeAction::Enable, Some(target)) => {
-                    DowngradeInfoSetRequest { enabled: true, ver: target.to_string() }
-                }
-                // As with etcd, one that is not under way is cancelled without an error.
-                (DowngradeAction::Cancel, _) if is_under_way => DowngradeInfoSetRequest::default(),
-                _ => {
-                    let header = services.header(state.view.snapshot().current_revision(), &state);
-                    return Ok(Unary::Done(Ok(answer(header, cluster))));
-                }
-            };
-            let message = set.encode_to_vec().into();
-            services.propose(
-                &principal,
-                DOWNGRADE_INFO_SET,
-                &message,
-                false,
-                "Downgrade",
-                move |services, _, header| Ok(answer(header, cluster_version(&services.state())?)),
-            )
-        })
+/// Answers a Downgrade.
+pub(super) async fn downgrade(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
+    let request: DowngradeRequest = decode(message)?;
+    call.root()?;
+    let Ok(action) = DowngradeAction::try_from(request.action) else { return Err(error::UNKNOWN_METHOD) };
+    let target = match action {
+        DowngradeAction::Cancel => None,
+        DowngradeAction::Validate | DowngradeAction::Enable => Some(target_version(&request.version)?),
+    };
+    // This member must have applied every earlier request to downgrade.
+    call.readable(false, None).await?;
+    let state = call.services.state();
+    call.gate(&state)?.admin()?;
+    let is_under_way = state.members.downgrade_target.is_some();
+    let cluster = cluster_version(&state)?;
+    if let Some(target) = target {
+        if cluster.before() != Some(target) {
+            return Err(error::INVALID_DOWNGRADE_TARGET_VERSION);
+        }
+        if is_under_way {
+            return Err(error::DOWNGRADE_IN_PROCESS);
+        }
     }
+    let set = match (action, target) {
+        (DowngradeAction::Enable, Some(target)) => {
+            DowngradeInfoSetRequest { enabled: true, ver: target.to_string() }
+        }
+        // As with etcd, one that is not under way is cancelled without an error.
+        (DowngradeAction::Cancel, _) if is_under_way => DowngradeInfoSetRequest::default(),
+        _ => {
+            let header = call.services.header(state.view.snapshot().current_revision(), &state);
+            return Ok(answer(header, cluster));
+        }
+    };
+    drop(state);
+    let message = set.encode_to_vec().into();
+    let applied = call.propose(DOWNGRADE_INFO_SET, message, "Downgrade").await?;
+    Ok(answer(applied.header, cluster_version(&call.services.state())?))
 }
 
 fn cluster_version(state: &Published) -> Result<Minor, Status> {

@@ -11,12 +11,13 @@ use api::v3electionpb::{
     CampaignRequest, CampaignResponse, LeaderKey, LeaderRequest, LeaderResponse, ProclaimRequest,
     ProclaimResponse, ResignRequest, ResignResponse,
 };
-use api::{Code, Status, error};
+use api::{Code, Rpc, Status, error};
 use bytes::Bytes;
-use front::{Head, Inbound, Outbound, Unary};
+use front::{Answer, Head, Inbound, Outbound};
 use prost::Message as _;
 
-use super::principal::Principal;
+use super::call::Call;
+use super::principal::{Asker, Principal};
 use super::steps::{Keys, Line, Place, Steps, get, is_created_at, op, put};
 use super::{NO_REQUEST, Services, decode, decode_streamed, whole};
 use crate::audit;
@@ -25,50 +26,45 @@ const NO_LEADER_FIELD: Status = Status::new(Code::Unknown, r#""leader" field mus
 const NOT_LEADER: Status = Status::new(Code::Unknown, "election: not leader");
 const NO_LEADER: Status = Status::new(Code::Unknown, "election: no leader");
 
+/// Answers a Campaign.
+pub(super) async fn campaign(call: &mut Call, asker: Asker, message: Bytes) -> Result<Answer, Status> {
+    let CampaignRequest { name, lease, value } = decode(message)?;
+    call.expensive()?;
+    let steps = Steps::new(&call.services, call.rpc, asker);
+    let won = won(&steps, name, lease, value).await.map_err(|status| steps.failed(status))?;
+    Ok(whole(&won))
+}
+
+/// Answers a Proclaim.
+pub(super) async fn proclaim(call: &mut Call, asker: Asker, message: Bytes) -> Result<Answer, Status> {
+    let ProclaimRequest { leader, value } = decode(message)?;
+    let LeaderKey { key, rev, lease, .. } = leader.ok_or(NO_LEADER_FIELD)?;
+    let steps = Steps::new(&call.services, call.rpc, asker);
+    let lease = steps.session(lease).await?;
+    let proclaimed = proclaimed(&steps, &key, rev, lease, value).await;
+    let header = proclaimed.map_err(|status| steps.failed(status))?;
+    Ok(whole(&ProclaimResponse { header }))
+}
+
+/// Answers a Resign.
+pub(super) async fn resign(call: &mut Call, asker: Asker, message: Bytes) -> Result<Answer, Status> {
+    let ResignRequest { leader } = decode(message)?;
+    let LeaderKey { key, rev, .. } = leader.ok_or(NO_LEADER_FIELD)?;
+    let header = resigned(&Steps::new(&call.services, call.rpc, asker), &key, rev).await?;
+    Ok(whole(&ResignResponse { header }))
+}
+
+/// Answers a Leader.
+pub(super) async fn leader(call: &mut Call, asker: Asker, message: Bytes) -> Result<Answer, Status> {
+    let LeaderRequest { name } = decode(message)?;
+    call.expensive()?;
+    let steps = Steps::new(&call.services, call.rpc, asker);
+    let found = steps.range(&Line::new(&name).oldest()).await?;
+    let kv = Some(found.kvs.into_iter().next().ok_or(NO_LEADER)?);
+    Ok(whole(&LeaderResponse { header: found.header, kv }))
+}
+
 impl Services {
-    pub(super) fn campaign(self: &Rc<Self>, head: &Head, message: Bytes) -> Result<Unary, Status> {
-        let CampaignRequest { name, lease, value } = decode(message)?;
-        let steps = Steps::new(self, head);
-        steps.count()?;
-        Ok(Unary::Later(Box::pin(async move {
-            let won = won(&steps, name, lease, value).await.map_err(|status| steps.failed(status))?;
-            Ok(whole(&won))
-        })))
-    }
-
-    pub(super) fn proclaim(self: &Rc<Self>, head: &Head, message: Bytes) -> Result<Unary, Status> {
-        let ProclaimRequest { leader, value } = decode(message)?;
-        let LeaderKey { key, rev, lease, .. } = leader.ok_or(NO_LEADER_FIELD)?;
-        let steps = Steps::new(self, head);
-        Ok(Unary::Later(Box::pin(async move {
-            let lease = steps.session(lease).await?;
-            let proclaimed = proclaimed(&steps, &key, rev, lease, value).await;
-            let header = proclaimed.map_err(|status| steps.failed(status))?;
-            Ok(whole(&ProclaimResponse { header }))
-        })))
-    }
-
-    pub(super) fn resign(self: &Rc<Self>, head: &Head, message: Bytes) -> Result<Unary, Status> {
-        let ResignRequest { leader } = decode(message)?;
-        let LeaderKey { key, rev, .. } = leader.ok_or(NO_LEADER_FIELD)?;
-        let steps = Steps::new(self, head);
-        Ok(Unary::Later(Box::pin(async move {
-            let header = resigned(&steps, &key, rev).await?;
-            Ok(whole(&ResignResponse { header }))
-        })))
-    }
-
-    pub(super) fn elected(self: &Rc<Self>, head: &Head, message: Bytes) -> Result<Unary, Status> {
-        let LeaderRequest { name } = decode(message)?;
-        let steps = Steps::new(self, head);
-        steps.count()?;
-        Ok(Unary::Later(Box::pin(async move {
-            let found = steps.range(&Line::new(&name).oldest()).await?;
-            let kv = Some(found.kvs.into_iter().next().ok_or(NO_LEADER)?);
-            Ok(whole(&LeaderResponse { header: found.header, kv }))
-        })))
-    }
-
     /// Tells of the leader, of each of its proclamations, and of the next one. It ends without an error when it cannot go on,
     /// as etcd's does; the audit log is told why.
     pub(super) async fn observe(
@@ -121,7 +117,7 @@ impl Services {
         if let Err(status) = counted {
             return Ended::Watch(status);
         }
-        let mut steps = Steps::new(self, head);
+        let mut steps = Steps::new(self, Rpc::ElectionObserve, Asker::of(head));
         steps.account = Some(outbound.account());
         let line = Line::new(&name);
         drop(name);

@@ -1,18 +1,18 @@
 //! Which prefixes, users and clients the member is busy with: what is noted of the calls that are samples
 //! ([`telemetry::heavy_hitters`]). Streams are no such calls; who watches what is told elsewhere.
 
-use std::rc::Rc;
+use std::net::IpAddr;
 use std::time::Instant;
 
-use api::Rpc;
 use api::elements::{Fields, Value};
 use api::etcdserverpb as pb;
+use api::{Rpc, Status};
 use bytes::Bytes;
-use front::{Answer, Head, Unary};
+use front::Answer;
 use prost::Message as _;
 use telemetry::heavy_hitters::{NAME_BYTES, Noted, prefix_of};
 
-use super::{Services, once_answered};
+use super::Services;
 use crate::audit;
 
 /// A sample that is under way. One that is given up is not noted.
@@ -57,43 +57,39 @@ fn first_bytes(message: &Bytes, part: &[u8]) -> Option<(u32, Bytes)> {
     }
 }
 
-impl Services {
-    /// Begins to note a call of this user, if it is a sample.
-    pub(super) fn begin_sample(&self, rpc: Rpc, head: &Head, user: &str, message: &Bytes) -> Option<Sample> {
-        if !self.begun.get().is_sample {
-            return None;
-        }
+impl Sample {
+    /// Returns the sample of a call of this method, by this client and user, that arrived at this time.
+    pub fn begin((rpc, client, user): (Rpc, IpAddr, &str), arrived: Instant, message: &Bytes) -> Sample {
         let cut = |name: &str| name.chars().take(NAME_BYTES).collect::<String>().into_boxed_str();
-        Some(Sample {
+        Sample {
             prefix: key_of(rpc, message).map(|key| prefix_of(&key).into()),
             user: cut(user),
-            client: head.peer.ip().to_canonical().to_string(),
-            arrived: head.arrived,
+            client: client.to_canonical().to_string(),
+            arrived,
             bytes: message.len(),
-        })
+        }
     }
+}
 
-    /// Notes a sample when it is answered.
-    pub(super) fn sampled(self: &Rc<Self>, sample: Sample, answer: Unary) -> Unary {
-        let services = Rc::clone(self);
-        once_answered(answer, move |answer| {
-            let answered = match answer {
-                Ok(Answer::Whole(bytes)) => bytes.len(),
-                Ok(Answer::Pieces { len, .. }) => *len,
-                Err(_) => 0,
-            };
-            let now = services.now();
-            // A refused call is no load of its prefix, and callers without rights must not fill the list.
-            let is_refused = answer.as_ref().is_err_and(audit::is_refusal);
-            let noted = Noted {
-                prefix: sample.prefix.as_deref().filter(|_| !is_refused),
-                user: &sample.user,
-                client: &sample.client,
-                bytes: (sample.bytes + answered) as u64,
-                took: now.saturating_duration_since(sample.arrived),
-            };
-            services.shared.heavy_hitters.note(&noted, services.sampler.one_in(), now);
-        })
+impl Services {
+    /// Notes a sample that was answered.
+    pub(super) fn sampled(&self, sample: &Sample, answer: &Result<Answer, Status>) {
+        let answered = match answer {
+            Ok(Answer::Whole(bytes)) => bytes.len(),
+            Ok(Answer::Pieces { len, .. }) => *len,
+            Err(_) => 0,
+        };
+        let now = self.now();
+        // A refused call is no load of its prefix, and callers without rights must not fill the list.
+        let is_refused = answer.as_ref().is_err_and(audit::is_refusal);
+        let noted = Noted {
+            prefix: sample.prefix.as_deref().filter(|_| !is_refused),
+            user: &sample.user,
+            client: &sample.client,
+            bytes: (sample.bytes + answered) as u64,
+            took: now.saturating_duration_since(sample.arrived),
+        };
+        self.shared.heavy_hitters.note(&noted, self.sampler.one_in(), now);
     }
 }
 

@@ -1,5 +1,5 @@
-//! Puts, deletes, transactions, compactions: one function per method, called by `dispatch`. Each decodes, checks, proposes and
-//! encodes the answer; applying is the machine's.
+//! Puts, deletes, transactions, compactions: one handler per method. A handler decodes, checks, proposes and encodes the answer;
+//! the machine applies.
 
 use numbers::Term;
 use std::rc::Rc;
@@ -13,22 +13,20 @@ use api::etcdserverpb::{
 };
 use api::{Code, Status};
 use bytes::Bytes;
-use front::{Account, Answer, Held, Unary};
+use front::{Account, Answer, Held};
 use machine::request::{ELEMENT_BYTES, Undecodable};
 use machine::txn::{Compared, Comparing, LookedAt, TxnOutcome};
 use machine::{AsOf, Leases, Outcome, ReadError, check};
 use mvcc::Snapshot;
 use planted::{Bug, Measure};
 
+use super::call::{Applied, Call};
 use super::choose::READ_AT_ONCE;
-use super::principal::Principal;
-use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE};
+use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE, failed, slice};
 use super::{Services, UNPARSEABLE, answers, decode, whole};
 use crate::encode;
-use replica::core::{ClientRequest, ReplyBody, RequestId, Writer, command};
 use replica::long_reads::Reader;
 use storage::values::{Attempt, made};
-use telemetry::slow_requests;
 
 /// Keys that the comparisons of one transaction may look at (COMPAT-74).
 const COMPARED_KEYS_MAX: u64 = 100_000;
@@ -56,15 +54,6 @@ struct Evaluated {
     outcome: TxnOutcome,
 }
 
-/// A transaction that may write, on its way to the log.
-struct ProposedTxn {
-    principal: Principal,
-    request: TxnRequest,
-    /// The memory that the request counts for, until this is dropped.
-    held: Option<Held>,
-    message: Bytes,
-}
-
 /// Fields of `InternalRaftRequest`.
 mod field {
     pub const PUT: u32 = 4;
@@ -84,212 +73,184 @@ fn charge_elements(elements: usize) -> Option<Held> {
     Account::of_turn().map(|account| account.hold(elements * ELEMENT_BYTES))
 }
 
+/// Answers a Put.
+pub(super) async fn put(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
+    let request: PutRequest = decode(message.clone())?;
+    check::put(&request)?;
+    call.allowed(|call| call.may(|gate| gate.put(&request, &Leases::default()))).await?;
+    call.services.check_quota(check::put_cost(&request))?;
+    call.note_value(&request);
+    drop(request);
+    let Applied { outcome, state, header } = call.propose(field::PUT, message, "Put").await?;
+    let Outcome::Put { revision, previous } = outcome else { return Err(error::STOPPED) };
+    let header = ResponseHeader { revision: revision.0, ..header };
+    let services = &call.services;
+    let (Some(previous), Some(state)) = (previous, state) else {
+        return encode::put(&header, None, &*services.values).map(Answer::Whole).map_err(|e| unreadable(&e));
+    };
+    let encode = |values: &Attempt| encode::put(&header, Some(&previous), values);
+    if let Some(answer) = services.at_once(previous.encoded_len(), encode) {
+        return Ok(answer);
+    }
+    let answer = answers::put(*state, Rc::clone(&services.values), header, previous);
+    Box::pin(answers::written(answer)).await
+}
+
+/// Answers a DeleteRange.
+pub(super) async fn delete_range(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
+    let request: DeleteRangeRequest = decode(message.clone())?;
+    check::delete_range(&request)?;
+    call.allowed(|call| call.may(|gate| gate.delete_range(&request))).await?;
+    if !request.range_end.is_empty() {
+        call.expensive()?;
+    }
+    drop(request);
+    let applied = call.propose(field::DELETE_RANGE, message, "DeleteRange").await?;
+    let Outcome::DeleteRange(deleted) = applied.outcome else { return Err(error::STOPPED) };
+    let header = ResponseHeader { revision: deleted.revision.0, ..applied.header };
+    let services = &call.services;
+    // It fails if something is left to be read.
+    let encode = |values: &Attempt| encode::delete_range(&header, &deleted, values);
+    if let Some(answer) = services.at_once(encode::found_len(&deleted.previous), encode) {
+        return Ok(answer);
+    }
+    let state = applied.state.ok_or(error::STOPPED)?;
+    let answer = answers::delete_range(*state, Rc::clone(&services.values), header, deleted);
+    Box::pin(answers::written(answer)).await
+}
+
+/// Answers a Txn.
+pub(super) async fn txn(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
+    let services = Rc::clone(&call.services);
+    let decoded = machine::request::txn(message.clone(), services.txn_elements_max());
+    let (request, elements) = decoded.map_err(|why| match why {
+        Undecodable::TooDeep | Undecodable::TooMany => error::TOO_MANY_OPS,
+        Undecodable::Malformed(_) => UNPARSEABLE,
+    })?;
+    let held = charge_elements(elements);
+    check::txn(&request, services.shared.limits.txn_ops_max)?;
+    call.expense(|now| check::txn_expense(&request, now))?;
+    if check::txn_is_read_only(&request) {
+        drop(message);
+        return Box::pin(read_only_txn(call, request, held)).await;
+    }
+    call.allowed(|call| may_txn(call, &request)).await?;
+    if services.compares_too_many(&request) {
+        return Err(TOO_MUCH_COMPARED);
+    }
+    let cost = check::txn_cost(&request);
+    if cost > 0 {
+        services.check_quota(cost)?;
+    }
+    for operation in request.success.iter().chain(&request.failure) {
+        if let Some(request_op::Request::RequestPut(put)) = &operation.request {
+            call.note_value(put);
+        }
+    }
+    if machine::txn::compares_values(&request) {
+        Box::pin(fetch_compared(&services, &request)).await?;
+    }
+    drop((request, held));
+    let applied = call.propose(field::TXN, message, "Txn").await?;
+    let Outcome::Txn(txn) = applied.outcome else { return Err(error::STOPPED) };
+    let header = ResponseHeader { revision: txn.revision.0, ..applied.header };
+    if let Some(answer) = services.txn_at_once(&header, &txn) {
+        return Ok(answer);
+    }
+    let state = applied.state.ok_or(error::STOPPED)?;
+    let answer = answers::txn(*state, Rc::clone(&services.values), header, txn);
+    Box::pin(answers::written(answer)).await
+}
+
+/// Refuses a transaction that its caller may not make, as far as this member knows. Any user may make one that names no key.
+fn may_txn(call: &Call, request: &TxnRequest) -> Result<(), Status> {
+    call.some_user()?;
+    call.may(|gate| gate.txn(request, &Leases::default()))
+}
+
+/// Fetches the values that a transaction compares: the core must not wait for a disk when it applies the transaction.
+async fn fetch_compared(services: &Services, request: &TxnRequest) -> Result<(), Status> {
+    let compared = Compared::of(request);
+    let values = Attempt::new(services.values.clone());
+    let mut looked_at = services.look(&compared, &LookedAt::default(), &values)?;
+    if values.is_complete() && compared.is_done(&looked_at) {
+        return Ok(());
+    }
+    looked_at = LookedAt::default();
+    while !compared.is_done(&looked_at) {
+        let values = services.values.clone();
+        looked_at = made(values, |values| services.look(&compared, &looked_at, values)).await?;
+        tokio::task::yield_now().await;
+    }
+    Ok(())
+}
+
+/// Answers a transaction that only reads. `held` charges the memory of the decoded request until this is dropped.
+async fn read_only_txn(call: &mut Call, request: TxnRequest, held: Option<Held>) -> Result<Answer, Status> {
+    // The comparisons of callers without rights are not counted: the number of keys would tell them something.
+    if may_txn(call, &request).is_ok() && call.services.compares_too_many(&request) {
+        return Err(TOO_MUCH_COMPARED);
+    }
+    call.readable(check::txn_is_serializable(&request), Some("read-only txn ")).await?;
+    let services = &call.services;
+    let before = services.state();
+    // It puts nothing, so no lease matters.
+    call.gate(&before)?.txn(&request, &Leases::default())?;
+    call.principal()?.is_of(&before.auth)?;
+    let values = Attempt::new(services.values.clone());
+    let mut known = None;
+    let mut is_long = false;
+    {
+        let snapshot = before.view.snapshot();
+        let mut comparing = Comparing::default();
+        let holds = compare_some(&mut comparing, &snapshot, &request, &values);
+        if values.is_complete() {
+            match holds? {
+                Some(holds) => {
+                    let outcome = machine::txn::read_only(&snapshot, &request, holds).map_err(failed)?;
+                    let header = services.header(outcome.revision, &before);
+                    if let Some(answer) = services.txn_at_once(&header, &outcome) {
+                        return Ok(answer);
+                    }
+                    known = Some(outcome);
+                }
+                None => is_long = true,
+            }
+        }
+    }
+    // It takes a while: from here on as of a moment, without a view.
+    let (state, newest) = services.shared.read_long(Reader::Range);
+    let term = newest.applied_term;
+    let known = known.filter(|_| Arc::ptr_eq(&before, &newest));
+    drop((before, newest));
+    let Evaluated { state, term, outcome } = match known {
+        Some(outcome) => Evaluated { state, term, outcome },
+        None if is_long => services.compared(state, term, &request, values).await?,
+        None => {
+            drop(state);
+            services.evaluated(&request, values).await?
+        }
+    };
+    drop((request, held));
+    let header = services.shared.header(outcome.revision, term);
+    let answer = answers::txn(state, Rc::clone(&services.values), header, outcome).await?;
+    call.still()?;
+    Ok(answer)
+}
+
+/// Answers a Compact.
+pub(super) async fn compact(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
+    let request: CompactionRequest = decode(message.clone())?;
+    call.as_root().await?;
+    let applied = call.propose_compaction(field::COMPACTION, message, request.physical).await?;
+    let Outcome::Compacted = applied.outcome else { return Err(error::STOPPED) };
+    Ok(whole(&CompactionResponse { header: Some(applied.header) }))
+}
+
 impl Services {
     /// Most comparisons and operations of a transaction, in all branches together.
     pub(crate) fn txn_elements_max(&self) -> usize {
         check::txn_elements_max(self.shared.limits.txn_ops_max)
-    }
-
-    /// Puts a client's request to the core, unchanged, as this field of an `InternalRaftRequest`.
-    pub(super) fn propose(
-        self: &Rc<Self>,
-        principal: &Principal,
-        field: u32,
-        request: &Bytes,
-        wait_removed: bool,
-        what: &'static str,
-        answer: impl FnOnce(&Services, Outcome, ResponseHeader) -> Result<Answer, Status> + 'static,
-    ) -> Result<Unary, Status> {
-        self.propose_then(principal, field, request, wait_removed, what, |services, outcome, _, header| {
-            Ok(Unary::Done(answer(services, outcome, header)))
-        })
-    }
-
-    /// Proposes as [`Services::propose`] does, for answers that hold keys and values: they come with the state right
-    /// behind the write.
-    fn propose_then(
-        self: &Rc<Self>,
-        principal: &Principal,
-        field: u32,
-        request: &Bytes,
-        wait_removed: bool,
-        what: &'static str,
-        answer: impl FnOnce(&Services, Outcome, Option<Box<AsOf>>, ResponseHeader) -> Result<Unary, Status>
-        + 'static,
-    ) -> Result<Unary, Status> {
-        let id = self.shared.command_id();
-        let data = command(id, field, request, principal.caller());
-        if data.len() > self.shared.limits.request_bytes_max {
-            return Err(error::REQUEST_TOO_LARGE);
-        }
-        let bytes = data.len();
-        self.shared.admit_proposal(bytes)?;
-        let port = self.peer.get().port();
-        let writer =
-            if field == super::auth::field::AUTHENTICATE { Writer::Login(port) } else { Writer::Port(port) };
-        let ask =
-            |request_id: RequestId| ClientRequest::Propose { request_id, id, data, writer, wait_removed };
-        self.ask_then(ask, what, |services, body, header| match body {
-            ReplyBody::Outcome(outcome, state) => answer(services, outcome?, state, header),
-            _ => Err(error::STOPPED),
-        })
-        .inspect_err(|_| self.shared.proposal_taken(bytes))
-    }
-
-    /// Keeps in mind who puts large values.
-    fn note_value(&self, put: &PutRequest) {
-        if put.value.len() >= slow_requests::VALUE_BYTES {
-            let (client, now) = (self.peer.get().ip(), self.shared.clock.wall());
-            self.shared.slow_requests.put(client, &put.key, put.value.len(), now);
-        }
-    }
-
-    pub(super) fn put(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let request: PutRequest = decode(message.clone())?;
-        check::put(&request)?;
-        let put = (self.principal()?, request, message);
-        let may = |services: &Services, (principal, request, _): &(Principal, PutRequest, Bytes)| {
-            services.may(principal, |gate| gate.put(request, &Leases::default()))
-        };
-        self.if_allowed(put, may, |services, (principal, request, message)| {
-            services.put_allowed(&principal, &request, &message)
-        })
-    }
-
-    fn put_allowed(
-        self: &Rc<Self>,
-        principal: &Principal,
-        request: &PutRequest,
-        message: &Bytes,
-    ) -> Result<Unary, Status> {
-        self.check_quota(check::put_cost(request))?;
-        self.note_value(request);
-        self.propose_then(principal, field::PUT, message, false, "Put", |services, outcome, state, header| {
-            let Outcome::Put { revision, previous } = outcome else { return Err(error::STOPPED) };
-            let header = ResponseHeader { revision: revision.0, ..header };
-            let (Some(previous), Some(state)) = (previous, state) else {
-                let answer = encode::put(&header, None, &*services.values);
-                return Ok(Unary::Done(answer.map(Answer::Whole).map_err(|e| unreadable(&e))));
-            };
-            let encode = |values: &Attempt| encode::put(&header, Some(&previous), values);
-            if let Some(answer) = services.at_once(previous.encoded_len(), encode) {
-                return Ok(answer);
-            }
-            let answer = answers::put(*state, Rc::clone(&services.values), header, previous);
-            Ok(Unary::Later(Box::pin(answers::written(answer))))
-        })
-    }
-
-    pub(super) fn delete_range(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let request: DeleteRangeRequest = decode(message.clone())?;
-        check::delete_range(&request)?;
-        let deletion = (self.principal()?, request, message);
-        let may = |services: &Services, (principal, request, _): &(Principal, DeleteRangeRequest, Bytes)| {
-            services.may(principal, |gate| gate.delete_range(request))
-        };
-        self.if_allowed(deletion, may, |services, (principal, request, message)| {
-            if !request.range_end.is_empty() {
-                services.expensive(&principal, services.peer.get().ip())?;
-            }
-            services.delete_allowed(&principal, &message)
-        })
-    }
-
-    fn delete_allowed(self: &Rc<Self>, principal: &Principal, message: &Bytes) -> Result<Unary, Status> {
-        self.propose_then(
-            principal,
-            field::DELETE_RANGE,
-            message,
-            false,
-            "DeleteRange",
-            |services, outcome, state, header| {
-                let Outcome::DeleteRange(deleted) = outcome else { return Err(error::STOPPED) };
-                let header = ResponseHeader { revision: deleted.revision.0, ..header };
-                // It fails if something is left to be read.
-                let encode = |values: &Attempt| encode::delete_range(&header, &deleted, values);
-                if let Some(answer) = services.at_once(encode::found_len(&deleted.previous), encode) {
-                    return Ok(answer);
-                }
-                let state = state.ok_or(error::STOPPED)?;
-                let answer = answers::delete_range(*state, Rc::clone(&services.values), header, deleted);
-                Ok(Unary::Later(Box::pin(answers::written(answer))))
-            },
-        )
-    }
-
-    pub(super) fn txn(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let elements_max = self.txn_elements_max();
-        let decoded = machine::request::txn(message.clone(), elements_max).map_err(|why| match why {
-            Undecodable::TooDeep | Undecodable::TooMany => error::TOO_MANY_OPS,
-            Undecodable::Malformed(_) => UNPARSEABLE,
-        });
-        let (request, elements) = decoded?;
-        let held = charge_elements(elements);
-        check::txn(&request, self.shared.limits.txn_ops_max)?;
-        let principal = self.principal()?;
-        self.expense(&principal, self.peer.get().ip(), |now| check::txn_expense(&request, now))?;
-        if check::txn_is_read_only(&request) {
-            // Nothing is looked at for those who may not: how much there is would tell them something.
-            if self.may_txn(&principal, &request).is_ok() && self.compares_too_many(&request) {
-                return Err(TOO_MUCH_COMPARED);
-            }
-            let serializable = check::txn_is_serializable(&request);
-            return self.read(serializable, move |services| {
-                let answer = services.txn_now(request, held, &principal)?;
-                Ok(services.read_by(principal, answer))
-            });
-        }
-        let txn = ProposedTxn { principal, request, held, message };
-        let may = |services: &Services, txn: &ProposedTxn| services.may_txn(&txn.principal, &txn.request);
-        self.if_allowed(txn, may, Services::txn_allowed)
-    }
-
-    /// Refuses a transaction that its caller may not make, as far as this member knows. Any user may make one that names no key.
-    fn may_txn(&self, principal: &Principal, request: &TxnRequest) -> Result<(), Status> {
-        self.some_user(principal)?;
-        self.may(principal, |gate| gate.txn(request, &Leases::default()))
-    }
-
-    /// Proposes a transaction that may write.
-    fn txn_allowed(self: &Rc<Self>, txn: ProposedTxn) -> Result<Unary, Status> {
-        let ProposedTxn { principal, request, held, message } = txn;
-        if self.compares_too_many(&request) {
-            return Err(TOO_MUCH_COMPARED);
-        }
-        let cost = check::txn_cost(&request);
-        if cost > 0 {
-            self.check_quota(cost)?;
-        }
-        for operation in request.success.iter().chain(&request.failure) {
-            if let Some(request_op::Request::RequestPut(put)) = &operation.request {
-                self.note_value(put);
-            }
-        }
-        if !machine::txn::compares_values(&request) {
-            return self.propose_txn(&principal, &message);
-        }
-        // The core is not to wait for a disk when it applies this: what it will compare is fetched first.
-        let compared = Compared::of(&request);
-        let values = Attempt::new(self.values.clone());
-        let looked_at = self.look(&compared, &LookedAt::default(), &values)?;
-        if values.is_complete() && compared.is_done(&looked_at) {
-            return self.propose_txn(&principal, &message);
-        }
-        let (services, call) = (Rc::clone(self), self.at_hand());
-        Ok(Unary::Later(Box::pin(async move {
-            let _held = held;
-            let mut looked_at = LookedAt::default();
-            while !compared.is_done(&looked_at) {
-                let values = services.values.clone();
-                looked_at = made(values, |values| services.look(&compared, &looked_at, values)).await?;
-                tokio::task::yield_now().await;
-            }
-            services.go_on(call);
-            match services.propose_txn(&principal, &message)? {
-                Unary::Done(answer) => answer,
-                Unary::Later(answer) => answer.await,
-            }
-        })))
     }
 
     /// Returns true if the comparisons of a transaction look at too many keys of the newest state.
@@ -308,92 +269,27 @@ impl Services {
         if looked_at.bytes > COMPARED_BYTES_MAX { Err(TOO_MUCH_COMPARED) } else { Ok(looked_at) }
     }
 
-    fn propose_txn(self: &Rc<Self>, principal: &Principal, message: &Bytes) -> Result<Unary, Status> {
-        self.propose_then(principal, field::TXN, message, false, "Txn", |services, outcome, state, header| {
-            let Outcome::Txn(txn) = outcome else { return Err(error::STOPPED) };
-            let header = ResponseHeader { revision: txn.revision.0, ..header };
-            if let Some(answer) = services.txn_at_once(&header, &txn) {
-                return Ok(answer);
-            }
-            let state = state.ok_or(error::STOPPED)?;
-            let answer = answers::txn(*state, Rc::clone(&services.values), header, txn);
-            Ok(Unary::Later(Box::pin(answers::written(answer))))
-        })
-    }
-
     /// An answer that `encode` makes, if all values that it holds are at hand, and where they were.
     /// `None` also if its keys and values, of so many bytes, are more than are answered at once.
     fn at_once(
         &self,
         bytes: usize,
         encode: impl FnOnce(&Attempt) -> Result<Bytes, ReadError>,
-    ) -> Option<Unary> {
+    ) -> Option<Answer> {
         if bytes > BYTES_AT_ONCE {
             return None;
         }
         let values = Attempt::new(self.values.clone());
         let answer = encode(&values).ok()?;
-        values.is_complete().then(|| Unary::Done(Ok(Answer::Whole(answer))))
+        values.is_complete().then_some(Answer::Whole(answer))
     }
 
     /// The answer of a transaction, unless it has ranges to read, or much, or something that is not at hand.
-    fn txn_at_once(&self, header: &ResponseHeader, outcome: &TxnOutcome) -> Option<Unary> {
+    fn txn_at_once(&self, header: &ResponseHeader, outcome: &TxnOutcome) -> Option<Answer> {
         if outcome.reads_later() {
             return None;
         }
         self.at_once(encode::named_len(outcome), |values| encode::txn(header, outcome, values))
-    }
-
-    /// Answers a transaction that only reads. `held` is what it is charged with until it is dropped.
-    fn txn_now(
-        self: &Rc<Self>,
-        request: TxnRequest,
-        held: Option<Held>,
-        principal: &Principal,
-    ) -> Result<Unary, Status> {
-        let before = self.state();
-        // It puts nothing, so no lease matters.
-        self.gate(&before, principal).txn(&request, &Leases::default())?;
-        principal.is_of(&before.auth)?;
-        let values = Attempt::new(self.values.clone());
-        let snapshot = before.view.snapshot();
-        let mut comparing = Comparing::default();
-        let holds = compare_some(&mut comparing, &snapshot, &request, &values);
-        let (mut known, mut is_long) = (None, false);
-        if values.is_complete() {
-            match holds? {
-                Some(holds) => {
-                    let outcome =
-                        machine::txn::read_only(&snapshot, &request, holds).map_err(super::range::failed)?;
-                    let header = self.header(outcome.revision, &before);
-                    if let Some(answer) = self.txn_at_once(&header, &outcome) {
-                        return Ok(answer);
-                    }
-                    known = Some(outcome);
-                }
-                None => is_long = true,
-            }
-        }
-        // It takes a while: from here on as of a moment, without a view.
-        let (state, newest) = self.shared.read_long(Reader::Range);
-        let term = newest.applied_term;
-        let known = known.filter(|_| Arc::ptr_eq(&before, &newest));
-        let known = known.map(|outcome| Evaluated { state: state.clone(), term, outcome });
-        drop(newest);
-        let services = Rc::clone(self);
-        Ok(Unary::Later(Box::pin(async move {
-            let Evaluated { state, term, outcome } = match known {
-                Some(known) => known,
-                None if is_long => services.compared(state, term, &request, values).await?,
-                None => {
-                    drop(state);
-                    services.evaluated(&request, values).await?
-                }
-            };
-            drop((request, held));
-            let header = services.shared.header(outcome.revision, term);
-            answers::txn(state, Rc::clone(&services.values), header, outcome).await
-        })))
     }
 
     /// Evaluates a read-only transaction of which values were missing; fetches those that it compares.
@@ -422,7 +318,7 @@ impl Services {
             if values.is_complete() {
                 let Some(holds) = holds? else { break (state, term) };
                 let outcome = machine::txn::read_only(&newest.view.snapshot(), request, holds);
-                return Ok(Evaluated { state, term, outcome: outcome.map_err(super::range::failed)? });
+                return Ok(Evaluated { state, term, outcome: outcome.map_err(failed)? });
             }
             passes += 1;
             if passes == CURRENT_PASSES_MAX {
@@ -448,7 +344,7 @@ impl Services {
         loop {
             values.fetched().await;
             let mut comparing = so_far.clone();
-            let slice = super::range::slice(&state)?;
+            let slice = slice(&state)?;
             let holds = compare_some(&mut comparing, &slice.snapshot(), request, &values);
             if !values.is_complete() {
                 continue;
@@ -456,7 +352,7 @@ impl Services {
             if let Some(holds) = holds? {
                 let outcome = machine::txn::read_only(&slice.snapshot(), request, holds);
                 drop(slice);
-                return Ok(Evaluated { state, term, outcome: outcome.map_err(super::range::failed)? });
+                return Ok(Evaluated { state, term, outcome: outcome.map_err(failed)? });
             }
             drop(slice);
             slices += 1;
@@ -466,17 +362,6 @@ impl Services {
             so_far = comparing;
             tokio::task::yield_now().await;
         }
-    }
-
-    pub(super) fn compact(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let request: CompactionRequest = decode(message.clone())?;
-        self.as_root(move |services, principal| {
-            let (field, wait_removed) = (field::COMPACTION, request.physical);
-            services.propose(principal, field, &message, wait_removed, "Compaction", |_, outcome, header| {
-                let Outcome::Compacted = outcome else { return Err(error::STOPPED) };
-                Ok(whole(&CompactionResponse { header: Some(header) }))
-            })
-        })
     }
 }
 
@@ -499,5 +384,5 @@ fn compare_some(
         from.look(snapshot, request, values, KEYS_PER_SLICE, READ_AT_ONCE);
     }
     front::note_work(comparing.keys, comparing.bytes - from.bytes);
-    holds.map_err(super::range::failed)
+    holds.map_err(failed)
 }

@@ -20,16 +20,17 @@ use api::etcdserverpb::{
 use api::wire::{NumberFields, field_len, number_len, put_field, put_field_head, put_number};
 use api::{Code, Rpc, Status};
 use bytes::{Bytes, BytesMut};
-use front::{Account, Answer, Head, Held, Inbound, LocalBoxFuture, Outbound, TrySend, Unary};
+use front::{Account, Answer, Head, Held, Inbound, LocalBoxFuture, Outbound, TrySend};
 use machine::auth::{LeaseRights, Right};
 use machine::{Outcome, SharedMap, check};
 use numbers::{LeaseId, Seconds};
 use planted::Bug;
 use prost::Message as _;
 
+use super::call::Call;
 use super::ending::Ended;
 use super::principal::{Asker, Principal, Unidentified};
-use super::{Services, confirmed, decode, decode_streamed, pieces, whole};
+use super::{Services, decode, decode_streamed, pieces, whole};
 use crate::encode::{header_len, put_header};
 use crate::forwarding;
 use crate::watch::after_others;
@@ -278,119 +279,98 @@ async fn time_to_live_answer(mut response: LeaseTimeToLiveResponse, keys: Keys) 
     })
 }
 
-impl Services {
-    pub(super) fn lease_grant(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let request: LeaseGrantRequest = decode(message)?;
-        let may = |services: &Services, (principal, _): &(Principal, LeaseGrantRequest)| {
-            services.some_user(principal)
-        };
-        self.if_allowed((self.principal()?, request), may, |services, (principal, request)| {
-            services.grant_allowed(&principal, request)
-        })
+/// Answers a LeaseGrant.
+pub(super) async fn grant(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
+    let mut request: LeaseGrantRequest = decode(message)?;
+    call.allowed(Call::some_user).await?;
+    let services = &call.services;
+    services.check_quota(check::LEASE_COST)?;
+    services.pending.note_lease(services.now());
+    if request.id == 0 {
+        request.id = services.shared.lease_id().0;
     }
+    // COMPAT-64: here and not when it is applied, where the options of members may differ.
+    request.ttl = request.ttl.max(services.shared.limits.lease_ttl_min.0);
+    let message = request.encode_to_vec().into();
+    let applied = call.propose(field::LEASE_GRANT, message, "LeaseGrant").await?;
+    let Outcome::LeaseGranted { id, ttl } = applied.outcome else { return Err(error::STOPPED) };
+    let header = Some(applied.header);
+    Ok(whole(&LeaseGrantResponse { header, id: id.0, ttl: ttl.0, error: String::new() }))
+}
 
-    fn grant_allowed(
-        self: &Rc<Self>,
-        principal: &Principal,
-        mut request: LeaseGrantRequest,
-    ) -> Result<Unary, Status> {
-        self.check_quota(check::LEASE_COST)?;
-        self.pending.note_lease(self.shared.clock.now());
-        if request.id == 0 {
-            request.id = self.shared.lease_id().0;
-        }
-        // COMPAT-64: here and not when it is applied, where the options of members may differ.
-        request.ttl = request.ttl.max(self.shared.limits.lease_ttl_min.0);
-        let message = request.encode_to_vec().into();
-        self.propose(principal, field::LEASE_GRANT, &message, false, "LeaseGrant", |_, outcome, header| {
-            let Outcome::LeaseGranted { id, ttl } = outcome else { return Err(error::STOPPED) };
-            Ok(whole(&LeaseGrantResponse {
-                header: Some(header),
-                id: id.0,
-                ttl: ttl.0,
-                error: String::new(),
-            }))
-        })
+/// Answers a LeaseRevoke.
+pub(super) async fn revoke(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
+    let LeaseRevokeRequest { id } = decode(message.clone())?;
+    call.allowed(Call::some_user).await?;
+    may_revoke(call, LeaseId(id)).await?;
+    let applied = call.propose(field::LEASE_REVOKE, message, "LeaseRevoke").await?;
+    Ok(whole(&LeaseRevokeResponse { header: Some(applied.header) }))
+}
+
+/// Refuses to revoke a lease for users who may not write all keys that it is tied to. Apply asks for the rights again; as with all
+/// writes, an entry that it would refuse is not proposed ([`Call::allowed`]).
+async fn may_revoke(call: &Call, id: LeaseId) -> Result<(), Status> {
+    let (services, principal) = (&call.services, call.principal()?);
+    let mut is_known = services.shared.state.load().reads_local;
+    let is_certain = is_known || !principal.is_dated();
+    if is_certain && services.may_change_any(principal) && !call.is_expense_bounded() {
+        return Ok(());
     }
-
-    pub(super) fn lease_revoke(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let LeaseRevokeRequest { id } = decode(message.clone())?;
-        let may = |services: &Services, (principal, _): &(Principal, Bytes)| services.some_user(principal);
-        self.if_allowed((self.principal()?, message), may, move |services, (principal, message)| {
-            services.revoke_if_allowed(LeaseId(id), principal, message)
-        })
+    // Only the core knows which keys the revocation deletes.
+    if !is_certain {
+        // Apply takes a token of root from before its password was changed, so that this member has to know of the change.
+        services.wait_readable(false).await?;
+        is_known = true;
     }
-
-    /// Revokes a lease for those who may write all keys that it is tied to. Apply asks for the rights again; as with all writes,
-    /// what it would refuse does not become an entry ([`Services::if_allowed`]).
-    fn revoke_if_allowed(
-        self: &Rc<Self>,
-        id: LeaseId,
-        principal: Principal,
-        message: Bytes,
-    ) -> Result<Unary, Status> {
-        let is_known = self.shared.state.load().reads_local;
-        let is_certain = is_known || !principal.is_dated();
-        if is_certain && self.may_change_any(&principal) && !self.is_expense_bounded() {
-            return self.propose_revocation(&principal, &message);
-        }
-        // Which keys it deletes is known to the core only.
-        let (services, call) = (Rc::clone(self), self.at_hand());
-        Ok(Unary::Later(Box::pin(async move {
-            let mut is_known = is_known;
-            if !is_certain {
-                // Apply takes a token of root from before its password was changed, so that this member has to know of the change.
+    let count = loop {
+        let keys = services.keys_to_change(id).await?;
+        match services.may_all(Right::Write, [&*keys], principal).await {
+            Ok(()) => break keys.len(),
+            Err(refusal) if is_known => return Err(refusal),
+            Err(_) => {
                 services.wait_readable(false).await?;
                 is_known = true;
             }
-            let count = loop {
-                let keys = services.keys_to_change(id).await?;
-                match services.may_all(Right::Write, [&*keys], &principal).await {
-                    Ok(()) => break keys.len(),
-                    Err(refusal) if is_known => return Err(refusal),
-                    Err(_) => {
-                        services.wait_readable(false).await?;
-                        is_known = true;
-                    }
-                }
-            };
-            // The services may have turned to another call while the core answered.
-            services.go_on(call);
-            services.expense(&principal, call.peer.ip(), |_| check::is_many(count).into())?;
-            match services.propose_revocation(&principal, &message)? {
-                Unary::Done(answer) => answer,
-                Unary::Later(answer) => answer.await,
-            }
-        })))
-    }
+        }
+    };
+    call.expense(|_| check::is_many(count).into())
+}
 
-    fn propose_revocation(self: &Rc<Self>, principal: &Principal, message: &Bytes) -> Result<Unary, Status> {
-        self.propose(principal, field::LEASE_REVOKE, message, false, "LeaseRevoke", |_, _, header| {
-            Ok(whole(&LeaseRevokeResponse { header: Some(header) }))
-        })
-    }
+/// Answers a LeaseTimeToLive: only the leader's clocks say how long a lease has.
+pub(super) async fn time_to_live(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
+    let LeaseTimeToLiveRequest { id, keys } = decode(message)?;
+    call.some_user()?;
+    call.expense(|_| keys.into())?;
+    let services = &call.services;
+    let began = services.now();
+    let answered = services.whoever_leads(async || services.time_to_live(LeaseId(id), keys).await).await;
+    let took = services.now().saturating_duration_since(began);
+    services.took("LeaseTimeToLive", answered.is_ok(), took);
+    let (mut response, keys) = answered?;
+    services.may_all(Right::Read, [&*keys], call.principal()?).await?;
+    response.header = Some(services.newest_header());
+    time_to_live_answer(response, keys).await
+}
 
-    /// Only the leader's clocks say how long a lease has.
-    pub(super) fn lease_time_to_live(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let LeaseTimeToLiveRequest { id, keys } = decode(message)?;
-        let principal = self.some_principal()?;
-        self.expense(&principal, self.peer.get().ip(), |_| keys.into())?;
-        let services = Rc::clone(self);
-        Ok(Unary::Later(Box::pin(async move {
-            let began = services.shared.clock.now();
-            let answered =
-                services.whoever_leads(async || services.time_to_live(LeaseId(id), keys).await).await;
-            let took = services.shared.clock.now().saturating_duration_since(began);
-            services.took("LeaseTimeToLive", answered.is_ok(), took);
-            let (mut response, keys) = answered?;
-            services.may_all(Right::Read, [&*keys], &principal).await?;
-            let state = services.state();
-            response.header = Some(services.header(state.view.snapshot().current_revision(), &state));
-            drop(state);
-            time_to_live_answer(response, keys).await
-        })))
-    }
+/// Answers a LeaseLeases.
+pub(super) async fn leases(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
+    let LeaseLeasesRequest {} = decode(message)?;
+    call.some_user()?;
+    call.expensive()?;
+    let services = &call.services;
+    let began = services.now();
+    // In the turn of the connection that asks: the list is charged to that connection while it is sorted.
+    let held = Account::of_turn().map(|account| account.hold(0));
+    let pending_reply = services.pending.ask(ClientRequest::Leases)?;
+    let answered = match services.may_list_leases(call.principal()?).await {
+        Ok(()) => services.leases(pending_reply, held).await,
+        Err(status) => Err(status),
+    };
+    services.took("LeaseLeases", answered.is_ok(), services.now().saturating_duration_since(began));
+    answered
+}
 
+impl Services {
     /// Asks here or the leader. The keys are those that this member knows, once it has come as far as the leader: a
     /// lease may have millions, which no answer between members could hold.
     async fn time_to_live(&self, id: LeaseId, keys: bool) -> Result<(LeaseTimeToLiveResponse, Keys), Status> {
@@ -399,7 +379,7 @@ impl Services {
             if !keys || response.ttl < 0 {
                 return Ok((response, Keys::default()));
             }
-            confirmed(self.pending.ask(ClientRequest::Read)?.await?)?;
+            self.wait_confirmed(self.now()).await?;
             return match self.pending.ask(|request_id| ClientRequest::LeaseKeys(request_id, id))?.await?.body
             {
                 ReplyBody::LeaseKeys(keys) => Ok((response, keys)),
@@ -424,26 +404,6 @@ impl Services {
 
     fn leads(&self) -> bool {
         self.shared.state.load().leader == self.shared.identity.member_id
-    }
-
-    pub(super) fn lease_leases(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let LeaseLeasesRequest {} = decode(message)?;
-        let principal = self.some_principal()?;
-        self.expensive(&principal, self.peer.get().ip())?;
-        let began = self.shared.clock.now();
-        // In the turn of the connection that asks: what the list takes while it is sorted is charged to that.
-        let held = Account::of_turn().map(|account| account.hold(0));
-        let pending_reply = self.pending.ask(ClientRequest::Leases)?;
-        let services = Rc::clone(self);
-        Ok(Unary::Later(Box::pin(async move {
-            let answered = match services.may_list_leases(&principal).await {
-                Ok(()) => services.leases(pending_reply, held).await,
-                Err(status) => Err(status),
-            };
-            let took = services.shared.clock.now().saturating_duration_since(began);
-            services.took("LeaseLeases", answered.is_ok(), took);
-            answered
-        })))
     }
 
     /// Leases are listed for those who may read all keys of all of them.

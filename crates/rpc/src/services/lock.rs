@@ -1,40 +1,37 @@
 //! Locks: `v3lockpb.Lock`. A lock is held by the oldest of the keys `name/<lease>`; whoever wants it makes such a key and waits
 //! until the older ones are gone.
 
-use std::rc::Rc;
-
 use api::etcdserverpb::response_op::Response;
 use api::etcdserverpb::{RangeRequest, ResponseHeader, TxnRequest, request_op::Request};
 use api::v3lockpb::{LockRequest, LockResponse, UnlockRequest, UnlockResponse};
 use api::{Code, Status};
 use bytes::Bytes;
-use front::{Head, Unary};
+use front::Answer;
 
+use super::call::Call;
+use super::principal::Asker;
 use super::steps::{Line, Place, Steps, get, is_created_at, op, put};
-use super::{Services, decode, whole};
+use super::{decode, whole};
 
 /// The lease, and the key with it, ended while the call waited.
 const SESSION_EXPIRED: Status = Status::new(Code::Unknown, "mutex: session is expired");
 
-impl Services {
-    pub(super) fn lock(self: &Rc<Self>, head: &Head, message: Bytes) -> Result<Unary, Status> {
-        let LockRequest { name, lease } = decode(message)?;
-        let steps = Steps::new(self, head);
-        steps.count()?;
-        Ok(Unary::Later(Box::pin(async move {
-            let (header, key) = locked(&steps, name, lease).await.map_err(|status| steps.failed(status))?;
-            Ok(whole(&LockResponse { header, key }))
-        })))
-    }
+/// Answers a Lock.
+pub(super) async fn lock(call: &mut Call, asker: Asker, message: Bytes) -> Result<Answer, Status> {
+    let LockRequest { name, lease } = decode(message)?;
+    // The whole call counts as one expensive call: each look at a line may look at many keys, and a step of a call that waits is not
+    // to be refused.
+    call.expensive()?;
+    let steps = Steps::new(&call.services, call.rpc, asker);
+    let (header, key) = locked(&steps, name, lease).await.map_err(|status| steps.failed(status))?;
+    Ok(whole(&LockResponse { header, key }))
+}
 
-    pub(super) fn unlock(self: &Rc<Self>, head: &Head, message: Bytes) -> Result<Unary, Status> {
-        let UnlockRequest { key } = decode(message)?;
-        let steps = Steps::new(self, head);
-        Ok(Unary::Later(Box::pin(async move {
-            let deleted = steps.delete(key).await?;
-            Ok(whole(&UnlockResponse { header: deleted.header }))
-        })))
-    }
+/// Answers an Unlock.
+pub(super) async fn unlock(call: &mut Call, asker: Asker, message: Bytes) -> Result<Answer, Status> {
+    let UnlockRequest { key } = decode(message)?;
+    let deleted = Steps::new(&call.services, call.rpc, asker).delete(key).await?;
+    Ok(whole(&UnlockResponse { header: deleted.header }))
 }
 
 /// Takes the lock of this name with this lease, or one of its own.

@@ -20,13 +20,14 @@ use api::health::{HealthCheckRequest, HealthCheckResponse, HealthListResponse};
 use api::limits::SNAPSHOT_BLOB_BYTES;
 use api::{Code, Status};
 use bytes::Bytes;
-use front::{Answer, Inbound, Outbound, Unary};
+use front::{Answer, Inbound, Outbound};
 use interchange::backend::{BackendWriter, Release};
 use machine::{AsOf, Outcome, ReadError, range};
 use mvcc::HashWalk;
 use prost::Message as _;
 use sha2::{Digest, Sha256};
 
+use super::call::Call;
 use super::choose::read_at_once;
 use super::principal::Principal;
 use super::{NO_REQUEST, Services, decode, decode_streamed, whole};
@@ -49,171 +50,152 @@ const SNAPSHOT_SLICE_BYTES: usize = 64 << 10;
 /// The etcd that a snapshot is written for, which is one that later ones take over from.
 const SNAPSHOT_RELEASE: Release = Release::V3_6;
 
+/// Answers a Status.
+pub(super) async fn status(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
+    let StatusRequest {} = decode(message)?;
+    call.some_user()?;
+    let services = &call.services;
+    let state = services.state();
+    let mut errors = Vec::new();
+    if state.leader == 0 {
+        errors.push(error::NO_LEADER.message.into_owned());
+    }
+    for alarm in state.alarms.list(0, 0) {
+        // The text form of Go's message, as etcd prints it.
+        let kind = AlarmType::try_from(alarm.alarm).map_or("", |kind| kind.as_str_name());
+        errors.push(format!("memberID:{} alarm:{kind}", alarm.member_id));
+    }
+    let in_use = i64::try_from(state.in_use_bytes).unwrap_or(i64::MAX);
+    let is_learner =
+        state.members.by_id.get(&services.shared.identity.member_id).is_some_and(|member| member.is_learner);
+    let response = StatusResponse {
+        header: Some(services.header(state.view.snapshot().current_revision(), &state)),
+        version: services.shared.api_version.to_owned(),
+        db_size: i64::try_from(services.shared.db_size(state.in_use_bytes)).unwrap_or(i64::MAX),
+        leader: state.leader,
+        raft_index: state.commit_index.0,
+        raft_term: state.applied_term.0,
+        raft_applied_index: state.applied_index.0,
+        errors,
+        db_size_in_use: in_use,
+        is_learner,
+        storage_version: state.members.storage_version().unwrap_or_default().to_owned(),
+        db_size_quota: i64::try_from(services.shared.limits.quota_bytes.unwrap_or(QUOTA_BYTES_DEFAULT))
+            .unwrap_or(i64::MAX),
+        downgrade_info: Some(DowngradeInfo {
+            enabled: state.members.downgrade_target.is_some(),
+            target_version: state.members.downgrade_target.clone().unwrap_or_default(),
+        }),
+        zone: services.shared.zone.clone(),
+    };
+    Ok(whole(&response))
+}
+
+/// Answers an Alarm.
+pub(super) async fn alarm(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
+    let request: AlarmRequest = decode(message.clone())?;
+    let (header, alarms) = match AlarmAction::try_from(request.action) {
+        Ok(AlarmAction::Get) => {
+            call.some_user()?;
+            call.readable(false, None).await?;
+            // Again, since this member may have heard only now that authentication is enabled.
+            call.some_user()?;
+            let state = call.services.state();
+            let header = call.services.header(Revision(0), &state);
+            (header, state.alarms.list(request.alarm, request.member_id))
+        }
+        Ok(_) => {
+            call.as_root().await?;
+            let applied = call.propose(ALARM, message, "Alarm").await?;
+            let Outcome::Alarms(alarms) = applied.outcome else { return Err(error::STOPPED) };
+            (applied.header, alarms)
+        }
+        // etcd's server ends with a nil pointer here (COMPAT-2).
+        Err(_) => {
+            let text = format!("etcdserver: unknown alarm action {}", request.action);
+            return Err(Status::with(Code::InvalidArgument, text));
+        }
+    };
+    Ok(whole(&AlarmResponse { header: Some(header), alarms }))
+}
+
+/// Answers a Defragment request. There is nothing to do: space is given back as it becomes free.
+pub(super) async fn defragment(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
+    let DefragmentRequest {} = decode(message)?;
+    call.root()?;
+    call.shared().metrics.disk.defrag_duration.observe(0.0);
+    Ok(whole(&DefragmentResponse { header: None }))
+}
+
+/// Answers a MoveLeader.
+pub(super) async fn move_leader(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
+    let request: MoveLeaderRequest = decode(message)?;
+    let target = MemberId(request.target_id);
+    call.as_root().await?;
+    let ask = |request_id| ClientRequest::MoveLeader(request_id, target);
+    match call.ask("MoveLeader", ask).await? {
+        (ReplyBody::LeaderMoved, _) => Ok(whole(&MoveLeaderResponse { header: None })),
+        (ReplyBody::Outcome(Err(status), _), _) => Err(status),
+        _ => Err(error::STOPPED),
+    }
+}
+
+/// Answers a HashKV.
+pub(super) async fn hash_kv(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
+    let request: HashKvRequest = decode(message)?;
+    let revision = Revision(request.revision);
+    call.root()?;
+    call.expensive()?;
+    let services = &call.services;
+    // The number as it was sent: etcd too looks before it reads 0 as the present.
+    let Some(cached) = services.shared.compaction_hashes.at(revision) else {
+        return hash_kv_now(services, revision).await;
+    };
+    let header = Some(services.newest_header());
+    let (hash_revision, compact_revision) = (cached.revision.0, cached.compact_revision.0);
+    match cached.wait().await {
+        Some(hash) => Ok(whole(&HashKvResponse { header, hash, compact_revision, hash_revision })),
+        None => hash_kv_now(services, revision).await,
+    }
+}
+
+async fn hash_kv_now(services: &Services, revision: Revision) -> Result<Answer, Status> {
+    let began = Instant::now();
+    let (state, published) = services.shared.read_long(Reader::Hash);
+    let walk = HashWalk::new(&published.view.snapshot(), revision).map_err(range::refused)?;
+    let header = Some(services.header(state.moment().revision(), &published));
+    drop(published);
+    let (hash_revision, compact_revision) = (walk.revision().0, walk.compact_revision().0);
+    let hash = hash_versions(&state, walk, &services.values).await?;
+    services.shared.metrics.mvcc.hash_rev_duration.observe_seconds(began.elapsed());
+    Ok(whole(&HashKvResponse { header, hash, compact_revision, hash_revision }))
+}
+
+/// Answers a Hash with a hash of everything this member holds. etcd's is over the pages of its own file format and comparable only
+/// between its own members; so is ours (COMPAT-3).
+pub(super) async fn hash(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
+    let HashRequest {} = decode(message)?;
+    call.root()?;
+    call.expensive()?;
+    let services = &call.services;
+    let (state, published) = services.shared.read_long(Reader::Hash);
+    let header = services.header(state.moment().revision(), &published);
+    let walk = HashWalk::new(&published.view.snapshot(), Revision::CURRENT).map_err(range::refused)?;
+    let (alarms, members) = (Arc::clone(&published.alarms), Arc::clone(&published.members));
+    drop(published);
+    let began = Instant::now();
+    let mut hash = hash_versions(&state, walk, &services.values).await?;
+    for alarm in alarms.list(0, 0) {
+        hash = crc32c::crc32c_append(hash, &alarm.encode_to_vec());
+    }
+    for member in members.by_id.values() {
+        hash = crc32c::crc32c_append(hash, member.to_json().as_bytes());
+    }
+    services.shared.metrics.mvcc.hash_duration.observe_seconds(began.elapsed());
+    Ok(whole(&HashResponse { header: Some(header), hash }))
+}
+
 impl Services {
-    pub(super) fn status(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let StatusRequest {} = decode(message)?;
-        self.some_principal()?;
-        let state = self.state();
-        let mut errors = Vec::new();
-        if state.leader == 0 {
-            errors.push(error::NO_LEADER.message.into_owned());
-        }
-        for alarm in state.alarms.list(0, 0) {
-            // The text form of Go's message, as etcd prints it.
-            let kind = AlarmType::try_from(alarm.alarm).map_or("", |kind| kind.as_str_name());
-            errors.push(format!("memberID:{} alarm:{kind}", alarm.member_id));
-        }
-        let in_use = i64::try_from(state.in_use_bytes).unwrap_or(i64::MAX);
-        let is_learner =
-            state.members.by_id.get(&self.shared.identity.member_id).is_some_and(|member| member.is_learner);
-        let response = StatusResponse {
-            header: Some(self.header(state.view.snapshot().current_revision(), &state)),
-            version: self.shared.api_version.to_owned(),
-            db_size: i64::try_from(self.shared.db_size(state.in_use_bytes)).unwrap_or(i64::MAX),
-            leader: state.leader,
-            raft_index: state.commit_index.0,
-            raft_term: state.applied_term.0,
-            raft_applied_index: state.applied_index.0,
-            errors,
-            db_size_in_use: in_use,
-            is_learner,
-            storage_version: state.members.storage_version().unwrap_or_default().to_owned(),
-            db_size_quota: i64::try_from(self.shared.limits.quota_bytes.unwrap_or(QUOTA_BYTES_DEFAULT))
-                .unwrap_or(i64::MAX),
-            downgrade_info: Some(DowngradeInfo {
-                enabled: state.members.downgrade_target.is_some(),
-                target_version: state.members.downgrade_target.clone().unwrap_or_default(),
-            }),
-            zone: self.shared.zone.clone(),
-        };
-        Ok(Unary::Done(Ok(whole(&response))))
-    }
-
-    pub(super) fn alarm(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let request: AlarmRequest = decode(message.clone())?;
-        let action = AlarmAction::try_from(request.action);
-        let principal = match action {
-            Ok(AlarmAction::Get) => self.some_principal()?,
-            _ => Principal::default(),
-        };
-        match action {
-            Ok(AlarmAction::Get) => self.read(false, move |services| {
-                // Again, since this member may have heard only now that authentication is enabled.
-                services.some_user(&principal)?;
-                let state = services.state();
-                let header = Some(services.header(state.view.snapshot().current_revision(), &state));
-                let alarms = state.alarms.list(request.alarm, request.member_id);
-                Ok(Unary::Done(Ok(whole(&AlarmResponse { header, alarms }))))
-            }),
-            Ok(_) => self.as_root(move |services, principal| {
-                services.propose(principal, ALARM, &message, false, "Alarm", |_, outcome, header| {
-                    let Outcome::Alarms(alarms) = outcome else { return Err(error::STOPPED) };
-                    Ok(whole(&AlarmResponse { header: Some(header), alarms }))
-                })
-            }),
-            // etcd's server ends with a nil pointer here (COMPAT-2).
-            Err(_) => {
-                let text = format!("etcdserver: unknown alarm action {}", request.action);
-                Err(Status::with(Code::InvalidArgument, text))
-            }
-        }
-    }
-
-    /// Answers a Defragment request. There is nothing to do: space is given back as it becomes free.
-    pub(super) fn defragment(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let DefragmentRequest {} = decode(message)?;
-        self.root()?;
-        self.shared.metrics.disk.defrag_duration.observe(0.0);
-        Ok(Unary::Done(Ok(whole(&DefragmentResponse { header: None }))))
-    }
-
-    pub(super) fn move_leader(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let request: MoveLeaderRequest = decode(message)?;
-        let target = MemberId(request.target_id);
-        self.as_root(move |services, _| {
-            services.ask(
-                |request_id| ClientRequest::MoveLeader(request_id, target),
-                "MoveLeader",
-                |_, body, _| match body {
-                    ReplyBody::LeaderMoved => Ok(whole(&MoveLeaderResponse { header: None })),
-                    ReplyBody::Outcome(Err(status), _) => Err(status),
-                    _ => Err(error::STOPPED),
-                },
-            )
-        })
-    }
-
-    pub(super) fn hash_kv(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let request: HashKvRequest = decode(message)?;
-        let principal = self.root()?;
-        self.expensive(&principal, self.peer.get().ip())?;
-        let services = Rc::clone(self);
-        // The number as it was sent: etcd too looks before it reads 0 as the present.
-        let Some(cached) = self.shared.compaction_hashes.at(Revision(request.revision)) else {
-            return Ok(Unary::Later(Box::pin(services.hash_kv_now(Revision(request.revision)))));
-        };
-        let state = self.state();
-        let header = self.header(state.view.snapshot().current_revision(), &state);
-        drop(state);
-        Ok(Unary::Later(Box::pin(async move {
-            let (hash_revision, compact_revision) = (cached.revision, cached.compact_revision);
-            let Some(hash) = cached.wait().await else {
-                return services.hash_kv_now(Revision(request.revision)).await;
-            };
-            let header = Some(header);
-            Ok(whole(&HashKvResponse {
-                header,
-                hash,
-                compact_revision: compact_revision.0,
-                hash_revision: hash_revision.0,
-            }))
-        })))
-    }
-
-    async fn hash_kv_now(self: Rc<Self>, revision: Revision) -> Result<Answer, Status> {
-        let began = Instant::now();
-        let (state, published) = self.shared.read_long(Reader::Hash);
-        let walk = HashWalk::new(&published.view.snapshot(), revision).map_err(range::refused)?;
-        let header = self.header(state.moment().revision(), &published);
-        drop(published);
-        let (hash_revision, compact_revision) = (walk.revision(), walk.compact_revision());
-        let hash = hash_versions(&state, walk, &self.values).await?;
-        self.shared.metrics.mvcc.hash_rev_duration.observe_seconds(began.elapsed());
-        let header = Some(header);
-        Ok(whole(&HashKvResponse {
-            header,
-            hash,
-            compact_revision: compact_revision.0,
-            hash_revision: hash_revision.0,
-        }))
-    }
-
-    /// A hash of everything this member holds. etcd's is over the pages of its own file format and comparable only
-    /// between its own members; so is ours (COMPAT-3).
-    pub(super) fn hash(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let HashRequest {} = decode(message)?;
-        let principal = self.root()?;
-        self.expensive(&principal, self.peer.get().ip())?;
-        let (state, published) = self.shared.read_long(Reader::Hash);
-        let header = self.header(state.moment().revision(), &published);
-        let walk = HashWalk::new(&published.view.snapshot(), Revision::CURRENT).map_err(range::refused)?;
-        let (alarms, members) = (Arc::clone(&published.alarms), Arc::clone(&published.members));
-        drop(published);
-        let services = Rc::clone(self);
-        Ok(Unary::Later(Box::pin(async move {
-            let began = Instant::now();
-            let mut hash = hash_versions(&state, walk, &services.values).await?;
-            for alarm in alarms.list(0, 0) {
-                hash = crc32c::crc32c_append(hash, &alarm.encode_to_vec());
-            }
-            for member in members.by_id.values() {
-                hash = crc32c::crc32c_append(hash, member.to_json().as_bytes());
-            }
-            services.shared.metrics.mvcc.hash_duration.observe_seconds(began.elapsed());
-            Ok(whole(&HashResponse { header: Some(header), hash }))
-        })))
-    }
-
     /// Streams the state as a database of etcd's, and at last the SHA-256 of all that went before.
     pub(super) async fn snapshot(
         self: Rc<Self>,
@@ -346,18 +328,19 @@ fn hash_slice(
     failed.map_or(Ok((walk, hash, done)), Err)
 }
 
-pub(super) fn health_check(message: Bytes) -> Result<Unary, Status> {
+/// Answers a check of health by gRPC's protocol.
+pub(super) async fn health_check(_: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let HealthCheckRequest { service } = decode(message)?;
     if !service.is_empty() {
         return Err(Status::new(Code::NotFound, "unknown service"));
     }
-    let status = ServingStatus::Serving as i32;
-    Ok(Unary::Done(Ok(Answer::Whole(HealthCheckResponse { status }.encode_to_vec().into()))))
+    Ok(whole(&HealthCheckResponse { status: ServingStatus::Serving as i32 }))
 }
 
-pub(super) fn health_list() -> HealthListResponse {
-    let status = ServingStatus::Serving as i32;
-    HealthListResponse { statuses: HashMap::from([(String::new(), HealthCheckResponse { status })]) }
+/// Answers with the health of all services.
+pub(super) async fn health_list(_: &mut Call, _: Bytes) -> Result<Answer, Status> {
+    let status = HealthCheckResponse { status: ServingStatus::Serving as i32 };
+    Ok(whole(&HealthListResponse { statuses: HashMap::from([(String::new(), status)]) }))
 }
 
 #[cfg(test)]

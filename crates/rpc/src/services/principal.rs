@@ -14,7 +14,7 @@ use api::error;
 use api::etcdserverpb::WatchCreateRequest;
 use api::{Rpc, Status};
 use bytes::Bytes;
-use front::{Head, Metadata, Unary};
+use front::{Head, Metadata};
 use identity::{Refused, Session};
 use machine::auth::{Auth, Caller, Gate, RightsCache};
 use machine::check;
@@ -23,11 +23,10 @@ use prost::Message as _;
 use replica::shared::Published;
 use telemetry::logging::Value;
 
+use super::Services;
 use super::strangers::Place;
-use super::{Services, confirmed};
 use crate::audit::Who;
 use crate::watch::Permit;
-use replica::core::ClientRequest;
 
 /// Connections whose last token a shard keeps; beyond that all are looked up again.
 const SESSIONS_MAX: usize = 8192;
@@ -39,7 +38,7 @@ const GATEWAY_HEADER: &str = "grpcgateway-accept";
 
 /// The user of a call. The default is nobody: authentication is not enabled, or the call brought no token.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Principal {
+pub(super) struct Principal {
     user: Option<Arc<str>>,
     /// The auth revision as of which the user was established; 0 for nobody.
     revision: u64,
@@ -283,7 +282,7 @@ impl Services {
             Unidentified::NotYet => {
                 // Anyone can make up such a token.
                 let place = self.unknown_tokens.enter()?;
-                confirmed(self.pending.ask(ClientRequest::Read)?.await?)?;
+                self.wait_confirmed(self.now()).await?;
                 drop(place);
                 // If it is still unknown, nobody gave it out.
                 self.identify_and(asker, keep).map_err(|_| error::INVALID_AUTH_TOKEN)
@@ -312,7 +311,7 @@ impl Services {
     }
 
     /// What this user may do as of this state.
-    pub(crate) fn gate(&self, state: &Published, principal: &Principal) -> Gate {
+    pub(super) fn gate(&self, state: &Published, principal: &Principal) -> Gate {
         self.gate_of(&state.auth, principal)
     }
 
@@ -324,127 +323,6 @@ impl Services {
         let is_outdated =
             principal.has_token && self.shared.credentials.is_outdated(principal.name(), principal.revision);
         if is_outdated { gate.outdated() } else { gate }
-    }
-
-    /// The user of the call being looked at.
-    ///
-    /// # Errors
-    ///
-    /// When its token was refused.
-    pub(super) fn principal(&self) -> Result<Principal, Status> {
-        self.principal.borrow().clone()
-    }
-
-    /// The same, for calls that need a user, whoever it is, once authentication is enabled.
-    ///
-    /// # Errors
-    ///
-    /// When its token was refused, or it has none.
-    pub(super) fn some_principal(&self) -> Result<Principal, Status> {
-        let principal = self.principal()?;
-        self.some_user(&principal)?;
-        Ok(principal)
-    }
-
-    /// Whether a write may be proposed on this caller's behalf, as far as this member knows. `ask` is asked only while authentication
-    /// is enabled.
-    ///
-    /// # Errors
-    ///
-    /// Those of `ask`.
-    pub(super) fn may(
-        &self,
-        principal: &Principal,
-        ask: impl FnOnce(&Gate) -> Result<(), Status>,
-    ) -> Result<(), Status> {
-        let state = self.shared.state.load();
-        if state.auth.is_enabled() { ask(&self.gate(&state, principal)) } else { Ok(()) }
-    }
-
-    /// Makes a write if `may` allows it. Apply asks again; but what it would refuse does not become an entry, since anybody could fill
-    /// disks with those (COMPAT-422).
-    ///
-    /// A member may lag behind an acknowledged change of users, roles or of authentication itself. So one that is not certain to know
-    /// the newest state refuses only once it knows all that was acknowledged before the call. Only refusals wait for that. If too
-    /// many strangers wait already, the next are refused by what this member knows.
-    ///
-    /// # Errors
-    ///
-    /// Those of `may` and of `make`.
-    pub(super) fn if_allowed<W: 'static>(
-        self: &Rc<Self>,
-        write: W,
-        may: impl Fn(&Services, &W) -> Result<(), Status> + 'static,
-        make: impl FnOnce(&Rc<Services>, W) -> Result<Unary, Status> + 'static,
-    ) -> Result<Unary, Status> {
-        let refusal = match may(self, &write) {
-            Ok(()) => return make(self, write),
-            Err(refusal) if self.shared.state.load().reads_local => return Err(refusal),
-            Err(refusal) => refusal,
-        };
-        let place = self.place_to_wait().map_err(|_| refusal)?;
-        self.confirmed_in(place, move |services, _| {
-            may(services, &write)?;
-            make(services, write)
-        })
-    }
-
-    /// Does what only root may do: if authentication is enabled, once this member knows all that was acknowledged before. So a role
-    /// that was taken away at another member is not honoured here, nor is a token from before root's password was changed, of which
-    /// apply knows nothing.
-    ///
-    /// A caller who is not root as far as this member knows is refused later too, since the member may lag behind a role that was
-    /// granted. If too many strangers wait already, or nothing is confirmed to this member, such a caller is refused by what the
-    /// member knows.
-    pub(super) fn as_root(
-        self: &Rc<Self>,
-        act: impl FnOnce(&Rc<Services>, &Principal) -> Result<Unary, Status> + 'static,
-    ) -> Result<Unary, Status> {
-        let principal = self.principal()?;
-        let state = self.shared.state.load();
-        if !state.auth.is_enabled() {
-            return act(self, &principal);
-        }
-        let refusal = self.gate(&state, &principal).admin().err();
-        let is_newest = state.reads_local;
-        drop(state);
-        let place = match (&refusal, is_newest) {
-            (None, true) => return act(self, &principal),
-            (Some(refusal), true) => return Err(refusal.clone()),
-            (Some(refusal), false) => self.place_of(&principal).map_err(|_| refusal.clone())?,
-            (None, false) => None,
-        };
-        let began = self.now();
-        let pending_reply = match self.pending.ask_at(began, ClientRequest::Read) {
-            Ok(pending_reply) => pending_reply,
-            Err(status) => return Err(refusal.unwrap_or(status)),
-        };
-        let (services, mut call) = (Rc::clone(self), self.at_hand());
-        Ok(Unary::Later(Box::pin(async move {
-            if let Err(status) = pending_reply.await.and_then(confirmed) {
-                return Err(refusal.unwrap_or(status));
-            }
-            drop(place);
-            call.begun.auth += services.now().saturating_duration_since(began);
-            services.go_on(call);
-            services.gate(&services.shared.state.load(), &principal).admin()?;
-            match act(&services, &principal)? {
-                Unary::Done(answer) => answer,
-                Unary::Later(answer) => answer.await,
-            }
-        })))
-    }
-
-    /// Returns the place in which the call being looked at waits for a confirmation, if it needs one.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Services::place_of`].
-    pub(super) fn place_to_wait(&self) -> Result<Option<Place>, Status> {
-        match &*self.principal.borrow() {
-            Ok(principal) => self.place_of(principal),
-            Err(_) => Ok(None),
-        }
     }
 
     /// Returns the place in which a call of this caller waits for a confirmation, if it is a stranger.
@@ -470,17 +348,6 @@ impl Services {
         if self.is_stranger(principal) { Err(error::USER_EMPTY) } else { Ok(()) }
     }
 
-    /// The same, for calls that only root may make.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Gate::admin`], and when its token was refused.
-    pub(super) fn root(&self) -> Result<Principal, Status> {
-        let principal = self.principal()?;
-        self.gate(&self.shared.state.load(), &principal).admin()?;
-        Ok(principal)
-    }
-
     /// Returns true if this token is one of root's, or of a user with its role, and authentication is on.
     pub(super) async fn is_roots(&self, token: http::HeaderValue, peer: Option<SocketAddr>) -> bool {
         let Some(peer) = peer.filter(|_| self.shared.state.load().auth.is_enabled()) else { return false };
@@ -491,22 +358,6 @@ impl Services {
         match self.identified(&head).await {
             Ok(principal) => self.gate(&self.shared.state.load(), &principal).admin().is_ok(),
             Err(_) => false,
-        }
-    }
-
-    /// Ends a read with an error that users or roles changed under: a permission may have been taken away while it was
-    /// made.
-    pub(super) fn read_by(self: &Rc<Self>, principal: Principal, answer: Unary) -> Unary {
-        match answer {
-            Unary::Later(answer) => {
-                let services = Rc::clone(self);
-                Unary::Later(Box::pin(async move {
-                    let answer = answer.await?;
-                    services.still(&principal)?;
-                    Ok(answer)
-                }))
-            }
-            answer @ Unary::Done(_) => answer,
         }
     }
 

@@ -22,7 +22,7 @@ use api::{Code, Status, mvccpb};
 use arc_swap::Guard;
 use bytes::{Bytes, BytesMut};
 use clock::Clock;
-use front::{Answer, Inbound, Outbound, Unary};
+use front::{Answer, Inbound, Outbound};
 use machine::Values;
 use machine::check;
 use machine::key_value::{Projection, StoredKeyValue, kv_len, put_kv};
@@ -31,10 +31,13 @@ use machine::{AsOf, Overtaken, Slice};
 use mvcc::{KeyRange, Snapshot, Version};
 use prost::Message as _;
 
+use super::call::{Call, Path, ReadPath};
 use super::choose::{Chooser, Seen, gathered_bytes_max, read_at_once};
 use super::large_value::{self, LargeValue, Part};
 use super::principal::Principal;
-use super::stages::{Begun, Confirmed, Making, Meter, Told, read_stages};
+use super::slow::shown;
+use super::stages::{Confirmed, Making, Meter};
+use super::strangers::Place;
 use super::traced::told_of_range_stream;
 use super::{NO_REQUEST, Services, decode, decode_streamed, pieces};
 use crate::audit;
@@ -155,21 +158,40 @@ struct Size {
     counted: Option<u64>,
 }
 
-/// A call of Range on its way.
-#[derive(Clone, Copy)]
-pub(super) struct Asked {
-    /// Address of the client.
-    pub client: IpAddr,
-    /// How the call began.
-    pub begun: Begun,
-    /// Time when it was decoded.
-    pub began: Instant,
-    /// How it was confirmed, if it had to be.
-    pub confirmed: Option<Confirmed>,
+/// A Range that could not be answered at once.
+pub(super) enum Unanswered {
+    /// It needs a confirmation, which a stranger waits for in this place.
+    Unconfirmed(RangeRequest, Option<Place>),
+    /// Its answer is not made yet.
+    Unmade(Unmade),
 }
 
-impl Asked {
-    /// The time when its answer began to be made.
+/// A Range whose answer takes a while.
+pub(super) struct Unmade {
+    request: RangeRequest,
+    timing: Timing,
+    work: Work,
+}
+
+/// Work that a Range's answer needs.
+enum Work {
+    /// The keys were found, and their values are not at hand: the answer has so many bytes.
+    Fetch(Box<Rest>, usize),
+    /// There may be many keys: the answer is made in slices, from the newest state when that begins.
+    Slices,
+}
+
+/// Times of a Range on its way.
+#[derive(Clone, Copy)]
+struct Timing {
+    /// Time at which the request was decoded.
+    began: Instant,
+    /// Confirmation of the read, if it needed one.
+    confirmed: Option<Confirmed>,
+}
+
+impl Timing {
+    /// Returns the time at which the answer began to be made.
     fn went_on(&self) -> Instant {
         self.confirmed.map_or(self.began, |confirmed| confirmed.went_on)
     }
@@ -347,160 +369,178 @@ impl Rest {
     }
 }
 
-impl Services {
-    pub(super) fn range(self: &Rc<Self>, message: Bytes) -> Result<Unary, Status> {
-        let request: RangeRequest = decode(message)?;
-        check::range(&request)?;
-        self.shared.metrics.mvcc.ranges.inc();
-        let state = self.shared.state.load();
-        if !request.serializable && self.learns(&state) {
-            return Err(error::NOT_SUPPORTED_FOR_LEARNER);
-        }
-        let (began, client) = (self.shared.clock.now(), self.peer.get().ip());
-        let asked = Asked { client, begun: self.begun.get(), began, confirmed: None };
-        let principal = self.principal()?;
-        self.expense(&principal, client, |now| check::range_is_expensive(&request, now).into())?;
-        if request.serializable || state.reads_local {
-            return self.range_by(principal, request, &asked, state);
-        }
-        // While authentication is off, a range costs no look at this.
-        let place = if state.auth.is_enabled() { self.place_of(&principal)? } else { None };
-        drop(state);
-        self.confirmed_in(place, move |services, confirmed| {
-            let asked = Asked { confirmed: Some(confirmed), ..asked };
-            services.range_by(principal, request, &asked, services.shared.state.load())
-        })
+/// Answers a Range, if that takes no other thread and little time.
+///
+/// # Errors
+///
+/// etcd's errors for a Range.
+pub(super) fn at_once(call: &mut Call, message: Bytes) -> Result<Result<Answer, Unanswered>, Status> {
+    let request: RangeRequest = decode(message)?;
+    check::range(&request)?;
+    let services = Rc::clone(&call.services);
+    services.shared.metrics.mvcc.ranges.inc();
+    let state = services.shared.state.load();
+    if !request.serializable && services.learns(&state) {
+        return Err(error::NOT_SUPPORTED_FOR_LEARNER);
     }
-
-    /// Answers from this state, if the user may read it.
-    fn range_by(
-        self: &Rc<Self>,
-        principal: Principal,
-        request: RangeRequest,
-        asked: &Asked,
-        state: Guard<Arc<Published>>,
-    ) -> Result<Unary, Status> {
-        self.gate(&state, &principal).read(&request.key, &request.range_end)?;
-        principal.is_of(&state.auth)?;
-        let answer = self.range_now(request, asked, state)?;
-        Ok(self.read_by(principal, answer))
+    let timing = Timing { began: services.now(), confirmed: None };
+    call.expense(|now| check::range_is_expensive(&request, now).into())?;
+    if request.serializable || state.reads_local {
+        return Ok(from_state(call, request, timing, state)?.map_err(Unanswered::Unmade));
     }
+    // While authentication is off, a range does not pay for this look.
+    let place = if state.auth.is_enabled() { services.place_of(call.principal()?)? } else { None };
+    Ok(Err(Unanswered::Unconfirmed(request, place)))
+}
 
-    /// Answers from this state, which is the newest or may be stale.
-    fn range_now(
-        self: &Rc<Self>,
-        request: RangeRequest,
-        asked: &Asked,
-        state: Guard<Arc<Published>>,
-    ) -> Result<Unary, Status> {
-        let Size { is_large, counted } = self.size(&request, &state)?;
-        if is_large {
-            return Ok(self.range_later(request, *asked));
+/// Answers a Range that could not be answered at once.
+pub(super) async fn go_on(call: &mut Call, unanswered: Unanswered) -> Result<Answer, Status> {
+    let made = match unanswered {
+        Unanswered::Unmade(unmade) => Err(unmade),
+        Unanswered::Unconfirmed(request, place) => {
+            let began = call.services.now();
+            let confirmed = Some(call.confirmed(place).await?);
+            let services = Rc::clone(&call.services);
+            let state = services.shared.state.load();
+            from_state(call, request, Timing { began, confirmed }, state)?
         }
-        let values = Attempt::new(self.values.clone());
-        let meter = asked.begun.is_measured().then(|| Meter::new(self.shared.clock.clone()));
-        let answer = self.small_range(&request, &state, counted, &values, meter.as_ref()).transpose();
-        if values.is_complete()
-            && let Some(answer) = answer
-        {
-            self.few_ranged(&request, asked, &answer, meter.map(|meter| meter.made()));
-            return Ok(Unary::Done(answer));
+    };
+    match made {
+        Ok(answer) => Ok(answer),
+        Err(unmade) => {
+            let answer = Box::pin(make(call, unmade)).await?;
+            call.still()?;
+            Ok(answer)
         }
-        // Its values are large, or not at hand: from here on it holds no view.
-        drop(state);
-        if request.sort_target == SortTarget::Value as i32 {
-            return Ok(self.range_later(request, *asked));
+    }
+}
+
+/// Answers a Range.
+pub(super) async fn range(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
+    match at_once(call, message)? {
+        Ok(answer) => Ok(answer),
+        Err(unanswered) => go_on(call, unanswered).await,
+    }
+}
+
+/// Answers from this state, which is the newest or may be stale, if the user may read it and that takes little time.
+fn from_state(
+    call: &mut Call,
+    request: RangeRequest,
+    timing: Timing,
+    state: Guard<Arc<Published>>,
+) -> Result<Result<Answer, Unmade>, Status> {
+    call.gate(&state)?.read(&request.key, &request.range_end)?;
+    call.principal()?.is_of(&state.auth)?;
+    let services = Rc::clone(&call.services);
+    let unmade = |request, work| Ok(Err(Unmade { request, timing, work }));
+    let Size { is_large, counted } = services.size(&request, &state)?;
+    if is_large {
+        return unmade(request, Work::Slices);
+    }
+    let values = Attempt::new(services.values.clone());
+    let meter = call.begun.is_measured().then(|| Meter::new(services.shared.clock.clone()));
+    let answer = services.small_range(&request, &state, counted, &values, meter.as_ref()).transpose();
+    if values.is_complete()
+        && let Some(answer) = answer
+    {
+        ranged(call, &request, timing, &answer, meter.map(|meter| meter.made()));
+        return answer.map(Ok);
+    }
+    // Its values are large, or not at hand: from here on it holds no view.
+    drop(state);
+    if request.sort_target == SortTarget::Value as i32 {
+        return unmade(request, Work::Slices);
+    }
+    let (rest, len) = match services.chosen(&request, values) {
+        Ok(Some(chosen)) => chosen,
+        Ok(None) => return unmade(request, Work::Slices),
+        Err(status) => {
+            services.ranged(false, services.now().saturating_duration_since(timing.began));
+            return Err(status);
         }
-        let (rest, len) = match self.chosen(&request, values) {
-            Ok(Some(chosen)) => chosen,
-            Ok(None) => return Ok(self.range_later(request, *asked)),
-            Err(status) => {
-                self.ranged(false, self.now().saturating_duration_since(asked.began));
-                return Err(status);
-            }
-        };
-        if len > BYTES_AT_ONCE {
-            let answer = rest.into_answer(len);
-            self.few_ranged(&request, asked, &answer, None);
-            return Ok(Unary::Done(answer));
-        }
-        let (services, asked, chosen) = (Rc::clone(self), *asked, self.now());
-        Ok(Unary::Later(Box::pin(async move {
+    };
+    if len > BYTES_AT_ONCE {
+        let answer = rest.into_answer(len);
+        ranged(call, &request, timing, &answer, None);
+        return answer.map(Ok);
+    }
+    unmade(request, Work::Fetch(Box::new(rest), len))
+}
+
+/// Makes an answer that takes a while.
+async fn make(call: &mut Call, unmade: Unmade) -> Result<Answer, Status> {
+    let Unmade { request, timing, work } = unmade;
+    let services = Rc::clone(&call.services);
+    match work {
+        Work::Fetch(rest, len) => {
+            let chosen = services.now();
             let (answer, fetched) = rest.whole(len, &services.shared.clock).await;
             let making = Making::Parts {
-                index: chosen.saturating_duration_since(asked.went_on()),
+                index: chosen.saturating_duration_since(timing.went_on()),
                 values: fetched.saturating_duration_since(chosen),
                 encode: services.now().saturating_duration_since(fetched),
             };
-            services.few_ranged(&request, &asked, &answer, Some(making));
+            ranged(call, &request, timing, &answer, Some(making));
             answer
-        })))
-    }
-
-    /// Answers from the newest state when asked, and in slices.
-    fn range_later(self: &Rc<Self>, request: RangeRequest, asked: Asked) -> Unary {
-        let services = Rc::clone(self);
-        Unary::Later(Box::pin(async move {
+        }
+        Work::Slices => {
             let answer = services.large_range(&request).await;
             let now = services.now();
-            let took = now.saturating_duration_since(asked.began);
+            let took = now.saturating_duration_since(timing.began);
             services.ranged(answer.is_ok(), took);
-            services.note_range(&request, asked.client, &answer, took);
+            services.note_range(&request, call.client(), &answer, took);
             // Its values are read, and it is put together, as the client takes it.
-            let making = Making::Index(now.saturating_duration_since(asked.went_on()));
-            services.look_at_range(&request, &asked, &answer, now, Some(making));
+            let making = Making::Index(now.saturating_duration_since(timing.went_on()));
+            report(call, &request, timing, now, Some(making));
             answer
-        }))
-    }
-
-    fn few_ranged(
-        &self,
-        request: &RangeRequest,
-        asked: &Asked,
-        answer: &Result<Answer, Status>,
-        making: Option<Making>,
-    ) {
-        let now = self.now();
-        let took = now.saturating_duration_since(asked.began);
-        self.ranged(answer.is_ok(), took);
-        if matches!(answer, Ok(Answer::Pieces { .. })) {
-            self.note_range(request, asked.client, answer, took);
-        }
-        self.look_at_range(request, asked, answer, now, making);
-    }
-
-    /// Looks at a range that was answered: notes its stages if they are measured, and tells of it if it was slow.
-    #[inline]
-    fn look_at_range(
-        &self,
-        request: &RangeRequest,
-        asked: &Asked,
-        answer: &Result<Answer, Status>,
-        now: Instant,
-        making: Option<Making>,
-    ) {
-        let limits = &self.shared.limits;
-        let took = now.saturating_duration_since(asked.begun.arrived);
-        if asked.begun.is_measured() || took > limits.slow_apply.min(limits.slow_request) {
-            self.look_closely_at_range(request, asked, answer, now, making);
         }
     }
+}
 
-    #[cold]
-    fn look_closely_at_range(
-        &self,
-        request: &RangeRequest,
-        asked: &Asked,
-        answer: &Result<Answer, Status>,
-        now: Instant,
-        making: Option<Making>,
-    ) {
-        let making = making.unwrap_or(Making::Whole(now.saturating_duration_since(asked.went_on())));
-        let stages = read_stages(&asked.begun, asked.began, asked.confirmed.as_ref(), making);
-        self.slow_range(request, asked, answer, now, &stages);
-        self.passed(&asked.begun, || Told { stages, proposed: None });
+/// Counts the time of a range with few keys that was answered, and has it reported if it was measured or slow.
+fn ranged(
+    call: &mut Call,
+    request: &RangeRequest,
+    timing: Timing,
+    answer: &Result<Answer, Status>,
+    making: Option<Making>,
+) {
+    let now = call.services.now();
+    let took = now.saturating_duration_since(timing.began);
+    call.services.ranged(answer.is_ok(), took);
+    if matches!(answer, Ok(Answer::Pieces { .. })) {
+        call.services.note_range(request, call.client(), answer, took);
     }
+    report(call, request, timing, now, making);
+}
 
+/// Has a range that was answered at this time reported at the end of its call, if it was measured or slow.
+#[inline]
+fn report(call: &mut Call, request: &RangeRequest, timing: Timing, now: Instant, making: Option<Making>) {
+    let limits = &call.shared().limits;
+    let slow = limits.slow_apply.min(limits.slow_request);
+    let took = now.saturating_duration_since(call.begun.arrived);
+    if call.begun.is_measured() || took > slow {
+        report_with_request(call, request, timing, now, making, took > slow);
+    }
+}
+
+#[cold]
+fn report_with_request(
+    call: &mut Call,
+    request: &RangeRequest,
+    Timing { began, confirmed }: Timing,
+    now: Instant,
+    making: Option<Making>,
+    is_shown: bool,
+) {
+    let (answered, applied_as) = (Some(now), Some("read-only range "));
+    let shown = is_shown.then(|| (request.encoded_len(), shown(request)));
+    call.path = Path::Read(ReadPath { began, confirmed, answered, making, applied_as, shown });
+}
+
+impl Services {
     fn ranged(&self, success: bool, took: Duration) {
         self.range_time[usize::from(success)].observe_seconds(took);
         self.took("Range", success, took);

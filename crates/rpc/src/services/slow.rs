@@ -1,150 +1,91 @@
 //! What is logged and kept of slow requests, with the time of each stage.
 
 use std::fmt::Write as _;
-use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use api::Status;
 use api::etcdserverpb::RangeRequest;
-use api::{Rpc, Status};
 use front::Answer;
 use numbers::Revision;
-use prost::Message as _;
 use stdx::calendar::format_rfc3339;
 use telemetry::logging::Value;
 use telemetry::slow_requests::SlowNote;
 use telemetry::stages::Stage;
 
-use super::range::Asked;
-use super::stages::{Begun, Confirmed, Making, Told, read_stages};
-use super::{AtHand, Services};
+use super::Services;
+use super::call::{Call, ReadPath};
+use super::stages::{Making, Told, read_stages};
 
 /// Bytes that are told of a key.
 const KEY_BYTES: usize = 128;
 
-impl Services {
-    /// Looks at a request to the core that was answered: notes its stages if they are measured, and tells of it if it was slow.
+impl Call {
+    /// Reports the stages of a request to the core that was answered, and the request itself if it was slow.
     #[cold]
-    pub(super) fn look_at_write(
+    pub(super) fn report_core(
         &self,
-        (rpc, peer): (Rpc, SocketAddr),
-        begun: &Begun,
         (asked, answered): (Instant, Instant),
         revision: Revision,
         answer: &Result<Answer, Status>,
-    ) {
-        let stages = self.write_stages(begun, (asked, answered), revision);
-        let took = answered.saturating_duration_since(begun.arrived);
-        if took > self.shared.limits.slow_request {
-            let (size, error) = of_answer(answer);
-            self.slow((rpc, peer.to_string(), peer.ip()), took, (-1, size), String::new(), &stages, error);
+    ) -> Option<Told> {
+        let stages = self.services.write_stages(&self.begun, (asked, answered), revision);
+        let took = answered.saturating_duration_since(self.begun.arrived);
+        if took > self.shared().limits.slow_request {
+            self.slow(took, (-1, String::new()), answer, &stages);
         }
-        self.passed(begun, || Told { stages, proposed: Some((asked, answered)) });
+        self.services.passed(&self.begun, || Told { stages, proposed: Some((asked, answered)) })
     }
 
-    /// Looks at a read other than a range that was answered: notes its stages if they are measured, and tells of it if it was
-    /// slow. `began` is when it went to the core, or to the state.
-    pub(super) fn look_at_read(
-        &self,
-        call: &AtHand,
-        began: Instant,
-        confirmed: Option<&Confirmed>,
-        answer: &Result<Answer, Status>,
-    ) {
-        let AtHand { rpc, peer, begun } = call;
-        let (now, limits) = (self.now(), &self.shared.limits);
-        let took = now.saturating_duration_since(begun.arrived);
-        let applying = now.saturating_duration_since(began);
-        let is_slow_apply = applying > limits.slow_apply && *rpc == Rpc::KvTxn;
-        let is_slow = took > limits.slow_request;
-        if !is_slow && !is_slow_apply && !begun.is_measured() {
-            return;
+    /// Reports a request to the core that had no reply in time, if that is slow.
+    #[cold]
+    pub(super) fn report_timeout(&self, answer: &Result<Answer, Status>) -> Option<Told> {
+        let took = self.services.now().saturating_duration_since(self.begun.arrived);
+        if took > self.shared().limits.slow_request {
+            self.slow(took, (-1, String::new()), answer, &[]);
         }
-        let went_on = confirmed.map_or(began, |confirmed| confirmed.went_on);
-        let making = Making::Whole(now.saturating_duration_since(went_on));
-        let stages = read_stages(begun, began, confirmed, making);
-        let (size, error) = of_answer(answer);
-        if is_slow_apply {
-            self.slow_apply_of_read("read-only txn ", "", applying, size, error.as_deref());
+        None
+    }
+
+    /// Reports the stages of a read that was answered, and the read itself if it was slow.
+    pub(super) fn report_read(&self, read: &ReadPath, answer: &Result<Answer, Status>) -> Option<Told> {
+        let now = read.answered.unwrap_or_else(|| self.services.now());
+        let limits = &self.shared().limits;
+        let took = now.saturating_duration_since(self.begun.arrived);
+        let applying = now.saturating_duration_since(read.began);
+        let slow_apply = read.applied_as.filter(|_| applying > limits.slow_apply);
+        let is_slow = took > limits.slow_request;
+        if !is_slow && slow_apply.is_none() && !self.begun.is_measured() {
+            return None;
+        }
+        let went_on = read.confirmed.as_ref().map_or(read.began, |confirmed| confirmed.went_on);
+        let making = read.making.unwrap_or(Making::Whole(now.saturating_duration_since(went_on)));
+        let stages = read_stages(&self.begun, read.began, read.confirmed.as_ref(), making);
+        let (bytes, content) = match &read.shown {
+            Some((bytes, content)) => (i64::try_from(*bytes).unwrap_or(i64::MAX), content.clone()),
+            None => (-1, String::new()),
+        };
+        if let Some(prefix) = slow_apply {
+            self.services.slow_apply_of_read(prefix, &content, applying, answer);
         }
         if is_slow {
-            self.slow((*rpc, peer.to_string(), peer.ip()), took, (-1, size), String::new(), &stages, error);
+            self.slow(took, (bytes, content), answer, &stages);
         }
-        self.passed(begun, || Told { stages, proposed: None });
+        self.services.passed(&self.begun, || Told { stages, proposed: None })
     }
 
-    /// A request to the core was not answered in time.
-    #[cold]
-    pub(super) fn gave_up(&self, (rpc, peer): (Rpc, SocketAddr), begun: &Begun) {
-        let took = self.shared.clock.now().saturating_duration_since(begun.arrived);
-        if took > self.shared.limits.slow_request {
-            let error = Some("etcdserver: request timed out".to_owned());
-            self.slow((rpc, peer.to_string(), peer.ip()), took, (-1, -1), String::new(), &[], error);
-        }
-    }
-
-    /// Tells of a range that was answered at this time, if it was slow.
-    pub(super) fn slow_range(
-        &self,
-        request: &RangeRequest,
-        asked: &Asked,
-        answer: &Result<Answer, Status>,
-        now: Instant,
-        stages: &[(Stage, Duration)],
-    ) {
-        let (slow_apply, slow_request) = (self.shared.limits.slow_apply, self.shared.limits.slow_request);
-        let applying = now.saturating_duration_since(asked.began);
-        let took = now.saturating_duration_since(asked.begun.arrived);
-        if applying <= slow_apply && took <= slow_request {
-            return;
-        }
-        let content = shown(request);
-        let (size, error) = of_answer(answer);
-        if applying > slow_apply {
-            self.slow_apply_of_read("read-only range ", &content, applying, size, error.as_deref());
-        }
-        if took > slow_request {
-            let bytes = i64::try_from(request.encoded_len()).unwrap_or(i64::MAX);
-            let client = (Rpc::KvRange, asked.client.to_string(), asked.client);
-            self.slow(client, took, (bytes, size), content, stages, error);
-        }
-    }
-
-    /// Logs a read that was slow to be made, in etcd's form; `content` is the request, if it is told.
-    fn slow_apply_of_read(
-        &self,
-        prefix: &str,
-        content: &str,
-        took: Duration,
-        size: i64,
-        error: Option<&str>,
-    ) {
-        let response = format!("size:{size}");
-        let mut fields = vec![
-            ("took", Value::Duration(took)),
-            ("expected-duration", Value::Duration(self.shared.limits.slow_apply)),
-            ("prefix", Value::Str(prefix)),
-            ("request", Value::Str(content)),
-            ("response", Value::Str(&response)),
-        ];
-        if let Some(error) = error {
-            fields.push(("error", Value::Str(error)));
-        }
-        self.logger.warn("apply request took too long", &fields);
-        self.shared.metrics.server.slow_apply.inc();
-    }
-
-    /// Logs a slow request in etcd's form, and keeps it for the page that lists them.
+    /// Logs a slow request in etcd's form, and keeps it for the page that lists them. Of its request, the length in bytes and the
+    /// text form are shown; -1 and an empty text where they are not known.
     fn slow(
         &self,
-        (rpc, remote, client): (Rpc, String, IpAddr),
         took: Duration,
-        (request_bytes, response_bytes): (i64, i64),
-        content: String,
+        (request_bytes, content): (i64, String),
+        answer: &Result<Answer, Status>,
         stages: &[(Stage, Duration)],
-        error: Option<String>,
     ) {
-        let (path, ended) = (rpc.method().path, self.shared.clock.wall());
+        let (path, ended) = (self.rpc.method().path, self.shared().clock.wall());
         let began = format_rfc3339(ended.checked_sub(took).unwrap_or(ended));
+        let remote = self.peer.to_string();
+        let (response_bytes, error) = of_answer(answer);
         let steps: Vec<String> =
             stages.iter().map(|(stage, took)| format!("'{}' (duration: {took:?})", stage.name())).collect();
         let shown: Vec<&str> = steps.iter().map(String::as_str).collect();
@@ -165,9 +106,35 @@ impl Services {
         if let Some(error) = &error {
             fields.push(("error", Value::Str(error)));
         }
-        self.logger.warn("request stats", &fields);
-        let stages = stages.to_vec();
-        self.shared.slow_requests.slow(SlowNote { client, path, content, ended, took, stages, error });
+        self.services.logger.warn("request stats", &fields);
+        let (client, stages) = (self.client(), stages.to_vec());
+        self.shared().slow_requests.slow(SlowNote { client, path, content, ended, took, stages, error });
+    }
+}
+
+impl Services {
+    /// Logs a read that was slow to be made, in etcd's form; `content` is the request, if it is told.
+    fn slow_apply_of_read(
+        &self,
+        prefix: &str,
+        content: &str,
+        took: Duration,
+        answer: &Result<Answer, Status>,
+    ) {
+        let (size, error) = of_answer(answer);
+        let response = format!("size:{size}");
+        let mut fields = vec![
+            ("took", Value::Duration(took)),
+            ("expected-duration", Value::Duration(self.shared.limits.slow_apply)),
+            ("prefix", Value::Str(prefix)),
+            ("request", Value::Str(content)),
+            ("response", Value::Str(&response)),
+        ];
+        if let Some(error) = &error {
+            fields.push(("error", Value::Str(error)));
+        }
+        self.logger.warn("apply request took too long", &fields);
+        self.shared.metrics.server.slow_apply.inc();
     }
 }
 
@@ -181,7 +148,7 @@ fn of_answer(answer: &Result<Answer, Status>) -> (i64, Option<String>) {
 }
 
 /// A range in the text form of protobuf; only the beginnings of long keys.
-fn shown(request: &RangeRequest) -> String {
+pub(super) fn shown(request: &RangeRequest) -> String {
     let mut text = String::new();
     let keys = [("key", &request.key), ("range_end", &request.range_end)];
     for (name, key) in keys.into_iter().filter(|(_, key)| !key.is_empty()) {

@@ -151,7 +151,7 @@ impl Values for Measured<'_> {
     }
 }
 
-/// What is told of a traced call: set when its answer is made, and taken right behind that.
+/// What is told of a traced call.
 pub(super) struct Told {
     /// The stages that it passed from its arrival on.
     pub stages: StageTimes,
@@ -160,10 +160,10 @@ pub(super) struct Told {
 }
 
 impl Services {
-    /// Notes the stages of a call in the histograms, if it is a sample, and for its trace, if it has one.
-    pub(super) fn passed(&self, begun: &Begun, told: impl FnOnce() -> Told) {
+    /// Notes the stages of a call in the histograms, if it is a sample, and returns them, if it is traced.
+    pub(super) fn passed(&self, begun: &Begun, told: impl FnOnce() -> Told) -> Option<Told> {
         if !begun.is_measured() {
-            return;
+            return None;
         }
         let told = told();
         if begun.is_sample {
@@ -174,9 +174,7 @@ impl Services {
                 time.observe_seconds(*took);
             }
         }
-        if begun.is_traced {
-            self.told.set(Some(told));
-        }
+        begun.is_traced.then_some(told)
     }
 
     /// Returns the stages of a write that went to the core at `asked` and was answered at `answered`, at this revision. Those in

@@ -2,11 +2,11 @@
 //! inside the server. Each step is a call of the same client, checked, proposed and counted like any other.
 
 use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
+use std::future::{Future as _, poll_fn};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use api::etcdserverpb::range_request::{SortOrder, SortTarget};
@@ -20,12 +20,12 @@ use api::etcdserverpb::{
 use api::mvccpb::event::EventType;
 use api::{Code, Rpc, Status, error};
 use bytes::{Bytes, BytesMut};
-use front::{Account, Answer, Head, LocalBoxFuture, TrySend, Unary};
+use front::{Account, Answer, LocalBoxFuture, TrySend};
 use prost::Message;
 
+use super::call::{Call, without_code};
 use super::principal::{Asker, UserPermit};
-use super::stages::Begun;
-use super::{AtHand, Services, decode, numbered};
+use super::{Services, decode, kv, lease, range};
 use crate::watch::{Requests, Responses};
 
 /// The TTL of a lease that the server grants for a lock or a campaign without one, in seconds. Nobody renews it.
@@ -43,63 +43,57 @@ pub(super) struct Steps {
     has_written: Cell<bool>,
 }
 
-/// One of [`Services`]' calls.
-type Call = fn(&Rc<Services>, Bytes) -> Result<Unary, Status>;
-
 impl Steps {
-    pub fn new(services: &Rc<Services>, head: &Head) -> Steps {
+    /// Returns the steps of this call. They are made by `asker`, the client of the call.
+    pub fn new(services: &Rc<Services>, rpc: Rpc, asker: Asker) -> Steps {
         Steps {
             services: Rc::clone(services),
-            rpc: numbered(head.method),
-            asker: Asker::of(head),
+            rpc,
+            asker,
             account: Account::of_turn(),
             has_written: Cell::new(false),
         }
     }
 
-    /// What a step is looked at as: a part of the call, which is not measured by itself.
-    fn at_hand(&self) -> AtHand {
-        let begun = Begun::unmeasured(self.services.now());
-        AtHand { rpc: self.rpc, peer: self.asker.peer, begun }
-    }
-
-    async fn call<A: Message + Default>(&self, call: Call, request: &impl Message) -> Result<A, Status> {
+    /// Makes a step: a part of the call, which is not measured by itself.
+    async fn call<A: Message + Default>(
+        &self,
+        handler: impl AsyncFnOnce(&mut Call, Bytes) -> Result<Answer, Status>,
+        request: &impl Message,
+    ) -> Result<A, Status> {
         let message = request.encode_to_vec().into();
         let principal = Box::pin(self.services.identified(&self.asker)).await;
-        *self.services.principal.borrow_mut() = principal;
-        self.services.go_on(self.at_hand());
-        self.services.is_step.set(true);
-        let answer = call(&self.services, message);
-        self.services.is_step.set(false);
-        let answer = match answer? {
-            Unary::Done(answer) => answer?,
-            Unary::Later(answer) => answer.await?,
-        };
+        let step = Call::step(&self.services, (self.rpc, self.asker.peer), principal);
+        let answer = Box::pin(step.answer(handler, message)).await?;
         decode(gathered(answer).await?)
     }
 
     pub async fn txn(&self, request: &TxnRequest) -> Result<TxnResponse, Status> {
-        self.write(Services::txn, request).await
+        self.write(kv::txn, request).await
     }
 
-    async fn write<A: Message + Default>(&self, call: Call, request: &impl Message) -> Result<A, Status> {
-        let answer = self.call(call, request).await?;
+    async fn write<A: Message + Default>(
+        &self,
+        handler: impl AsyncFnOnce(&mut Call, Bytes) -> Result<Answer, Status>,
+        request: &impl Message,
+    ) -> Result<A, Status> {
+        let answer = self.call(handler, request).await?;
         self.has_written.set(true);
         Ok(answer)
     }
 
     /// The error of a call of which this step failed. It keeps its code for the audit log, which tells by it whether the call was
-    /// refused; behind an earlier step that wrote, the call was not. [`told`] takes the code away.
+    /// refused; behind an earlier step that wrote, the call was not. [`Call::end`] takes the code away.
     pub fn failed(&self, status: Status) -> Status {
         if self.has_written.get() { without_code(status) } else { status }
     }
 
     pub async fn range(&self, request: &RangeRequest) -> Result<RangeResponse, Status> {
-        self.call(Services::range, request).await
+        self.call(range::range, request).await
     }
 
     pub async fn delete(&self, key: Bytes) -> Result<api::etcdserverpb::DeleteRangeResponse, Status> {
-        self.write(Services::delete_range, &DeleteRangeRequest { key, ..DeleteRangeRequest::default() }).await
+        self.write(kv::delete_range, &DeleteRangeRequest { key, ..DeleteRangeRequest::default() }).await
     }
 
     /// Returns the lease of the session: the client's, or one that is granted now. As with etcd nobody renews it but the
@@ -109,17 +103,17 @@ impl Steps {
             return Ok(lease);
         }
         let grant = LeaseGrantRequest { ttl: SESSION_TTL, id: 0 };
-        let granted: LeaseGrantResponse = self.write(Services::lease_grant, &grant).await?;
+        let granted: LeaseGrantResponse = self.write(lease::grant, &grant).await?;
         Ok(granted.id)
     }
 
     /// Begins to delete the first of these keys, if each is still the one that was created at its revision, and waits for
-    /// nothing. The answer may be dropped.
-    fn begin_release(&self, keys: &[(&Bytes, i64)]) -> Option<Unary> {
+    /// nothing: the request is sent even if the returned future is dropped. `None` if nothing can be asked, or nothing is left to
+    /// wait for.
+    fn begin_release(&self, keys: &[(&Bytes, i64)]) -> Option<LocalBoxFuture<Result<Answer, Status>>> {
         let (key, _) = keys.first()?;
         let principal = self.services.identify(&self.asker).ok()?;
-        *self.services.principal.borrow_mut() = Ok(principal);
-        self.services.go_on(self.at_hand());
+        let step = Call::step(&self.services, (self.rpc, self.asker.peer), Ok(principal));
         let request = TxnRequest {
             compare: keys.iter().map(|(key, created)| is_created_at(key, *created)).collect(),
             success: vec![op(Request::RequestDeleteRange(DeleteRangeRequest {
@@ -128,7 +122,12 @@ impl Steps {
             }))],
             failure: Vec::new(),
         };
-        self.services.txn(request.encode_to_vec().into()).ok()
+        let mut deleted = Box::pin(step.answer(kv::txn, request.encode_to_vec().into()));
+        // The first poll sends the request. Whoever waits for the answer polls once more, with a waker.
+        match deleted.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Pending => Some(deleted),
+            Poll::Ready(_) => None,
+        }
     }
 
     /// What happens to these keys from a revision on. The connection of the call is charged for the watch and for what it is told.
@@ -155,17 +154,6 @@ impl Steps {
             services.hub.serve(needs_leader, (caller, permit, None), requests, responses, closed).await
         });
         Changes::of(stream, arrived)
-    }
-
-    /// Counts the whole call as one expensive call: each look at a line may look at many keys, and one that waits is not to be
-    /// refused half way.
-    ///
-    /// # Errors
-    ///
-    /// When the client has made as many as it may in this time, or its token is refused.
-    pub fn count(&self) -> Result<(), Status> {
-        let services = &self.services;
-        services.expensive(&services.principal()?, self.asker.peer.ip())
     }
 
     /// Waits until no key of a line is older than the one that waits. Only one watch is held at a time, of the key right
@@ -310,14 +298,14 @@ impl<'a> Place<'a> {
     /// Gives the key up and waits until it is gone, or cannot be deleted.
     pub async fn leave(mut self) {
         self.is_kept = true;
-        if let Some(Unary::Later(deleted)) = self.begin() {
+        if let Some(deleted) = self.begin() {
             // Whatever came of it: the key goes with its lease at last.
             drop(deleted.await);
         }
     }
 
     /// A member that stops leaves the key: its client comes back to another member with the same lease.
-    fn begin(&self) -> Option<Unary> {
+    fn begin(&self) -> Option<LocalBoxFuture<Result<Answer, Status>>> {
         if self.steps.services.closing.has_begun() {
             return None;
         }
@@ -444,35 +432,6 @@ pub(super) fn get(key: &Bytes) -> RequestOp {
     op(Request::RequestRange(RangeRequest { key: key.clone(), ..RangeRequest::default() }))
 }
 
-/// What the client of these services is told of an answer.
-pub(super) fn told(answer: Unary) -> Unary {
-    match answer {
-        Unary::Done(answer) => Unary::Done(answer.map_err(without_code)),
-        Unary::Later(answer) => Unary::Later(Box::pin(async move { answer.await.map_err(without_code) })),
-    }
-}
-
-/// Whether these calls are made of others.
-pub(super) fn has_steps(rpc: Rpc) -> bool {
-    matches!(
-        rpc,
-        Rpc::Lock
-            | Rpc::LockUnlock
-            | Rpc::ElectionCampaign
-            | Rpc::ElectionProclaim
-            | Rpc::ElectionLeader
-            | Rpc::ElectionResign
-    )
-}
-
-/// An error of a step as clients of these services get it from etcd: its client library has taken the code away.
-fn without_code(status: Status) -> Status {
-    match error::CATALOGUE.iter().find(|known| known.message == status.message) {
-        Some(_) => Status { code: Code::Unknown, ..status },
-        None => status,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -491,13 +450,6 @@ mod tests {
             assert_eq!(line.range(), Line::new(name.as_bytes()).range());
             assert_eq!(line.range(), Bytes::from(format!("{name}/"))..Bytes::from(format!("{name}0")));
         }
-    }
-
-    #[test]
-    fn only_etcds_errors_lose_their_codes() {
-        assert_eq!(without_code(error::LEASE_NOT_FOUND).code, Code::Unknown);
-        let own = Status::new(Code::ResourceExhausted, "mainstay: too much to compare in one transaction");
-        assert_eq!(without_code(own.clone()), own);
     }
 
     /// A message and the end may come in the same poll.

@@ -1,6 +1,5 @@
 //! Spans of calls: the call itself as etcd's gRPC library has it, what it did as etcd has it, and our own stages within.
 
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -10,13 +9,13 @@ use api::etcdserverpb::{
 };
 use api::{Code, Rpc, Status};
 use bytes::Bytes;
-use front::{Head, LocalBoxFuture, Unary};
+use front::{Head, LocalBoxFuture};
 use machine::check;
 use prost::Message as _;
 use telemetry::tracing::{Attribute, GRPC_SCOPE, MEMBER_SCOPE, Parent, Span, SpanContext, Tracer, Within};
 
+use super::Services;
 use super::stages::Told;
-use super::{Services, once_answered};
 
 type Attributes = Vec<(&'static str, Attribute)>;
 
@@ -265,24 +264,16 @@ pub(super) fn told_of_range_stream(request: &RangeRequest) -> Attributes {
     ]
 }
 
-impl Services {
-    /// Ends a trace with the call's answer, whether it is there now or later.
-    pub(super) fn traced(self: &Rc<Self>, trace: Trace, answer: Unary) -> Unary {
-        let services = Rc::clone(self);
-        once_answered(answer, move |answer| trace.end(answer.as_ref().map(|_| ()), services.told.take()))
-    }
-
-    /// Does the same for a stream. What its requests ask is told by spans within it.
-    pub(super) fn traced_stream(
-        trace: Trace,
-        stream: LocalBoxFuture<Result<(), Status>>,
-    ) -> LocalBoxFuture<Result<(), Status>> {
-        Box::pin(async move {
-            let result = stream.await;
-            trace.end(result.as_ref().map(|_| ()), None);
-            result
-        })
-    }
+/// Ends a trace together with its stream. The requests of the stream have spans of their own within it.
+pub(super) fn traced_stream(
+    trace: Trace,
+    stream: LocalBoxFuture<Result<(), Status>>,
+) -> LocalBoxFuture<Result<(), Status>> {
+    Box::pin(async move {
+        let result = stream.await;
+        trace.end(result.as_ref().map(|_| ()), None);
+        result
+    })
 }
 
 #[cfg(test)]

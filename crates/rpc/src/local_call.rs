@@ -1,0 +1,147 @@
+//! Calls that the gateways make in this process, on behalf of clients that speak no gRPC: what JSON and gRPC-Web share.
+
+use std::future::Future as _;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use api::{Code, Status};
+use bytes::Bytes;
+use clock::Sleep;
+use front::{Answer, First, LocalBoxFuture, LocalStream, ShardCounters, Unary};
+
+/// Error of a call whose time is over.
+pub(crate) const LATE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
+/// Waits for the answer of a unary call, at most until `late` resolves.
+///
+/// # Errors
+///
+/// [`LATE`], and those of the call.
+pub(crate) async fn answered_in_time(answer: Unary, late: Option<Sleep>) -> Result<Answer, Status> {
+    match (answer, late) {
+        (Unary::Done(answer), _) => answer,
+        (Unary::Later(answer), None) => answer.await,
+        (Unary::Later(answer), Some(late)) => match front::race(answer, late).await {
+            First::Left(answer) => answer,
+            First::Right(()) => Err(LATE),
+        },
+    }
+}
+
+/// A streaming call.
+pub(crate) struct Running {
+    /// Runs the call.
+    pub(crate) future: LocalBoxFuture<Result<(), Status>>,
+    /// What it says.
+    pub(crate) local: LocalStream,
+    /// Is over when the call's time is.
+    pub(crate) late: Option<Sleep>,
+    /// How the call ended, if it did.
+    pub(crate) over: Option<Result<(), Status>>,
+    /// Taken when it ends.
+    pub(crate) counted: Option<Counted>,
+}
+
+/// What a streaming call gives.
+pub(crate) enum Said {
+    Message(Bytes),
+    Over(Result<(), Status>),
+}
+
+impl Running {
+    /// Returns the next message, or the end once there is none before it.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Said> {
+        loop {
+            if let Poll::Ready(message) = self.local.poll_message(cx) {
+                return Poll::Ready(Said::Message(message));
+            }
+            if let Some(result) = &self.over {
+                return Poll::Ready(Said::Over(result.clone()));
+            }
+            let late = self.late.as_mut().is_some_and(|late| Pin::new(late).poll(cx).is_ready());
+            let result = if late {
+                Err(LATE)
+            } else if let Poll::Ready(result) = self.future.as_mut().poll(cx) {
+                result
+            } else {
+                // It may have said something before it waits.
+                return self.local.poll_message(cx).map(Said::Message);
+            };
+            let code = result.as_ref().err().map_or(Code::Ok, |status| status.code);
+            self.counted.take().into_iter().for_each(|counted| counted.end(code));
+            self.over = Some(result);
+        }
+    }
+}
+
+/// Counts a call that was begun, and once how it ended: cancelled, if its client went.
+pub(crate) struct Counted {
+    pub(crate) counters: Arc<ShardCounters>,
+    pub(crate) method: u16,
+    is_over: bool,
+}
+
+impl Counted {
+    pub(crate) fn begin(counters: Arc<ShardCounters>, method: u16) -> Counted {
+        counters.started(method);
+        Counted { counters, method, is_over: false }
+    }
+
+    pub(crate) fn end(mut self, code: Code) {
+        self.counters.handled(self.method, code);
+        self.is_over = true;
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.counters.handled(self.method, Code::Canceled);
+        }
+    }
+}
+
+/// Reads a time as grpc-gateway does: a number, which may be negative, and a unit; both are multiplied as 64 bits, whatever
+/// overflows. `Some(None)`: as long as it takes.
+pub(crate) fn read_timeout(text: &str) -> Option<Option<Duration>> {
+    let (unit_at, unit) = text.char_indices().next_back()?;
+    let nanoseconds: i64 = match unit {
+        'H' => 3_600_000_000_000,
+        'M' => 60_000_000_000,
+        'S' => 1_000_000_000,
+        'm' => 1_000_000,
+        'u' => 1_000,
+        'n' => 1,
+        _ => return None,
+    };
+    let amount: i64 = text[..unit_at].parse().ok()?;
+    let time = amount.wrapping_mul(nanoseconds);
+    Some((time != 0).then(|| Duration::from_nanos(u64::try_from(time).unwrap_or(0))))
+}
+
+/// Refuses a message of a client that is too large.
+///
+/// # Errors
+///
+/// grpc-go's.
+pub(crate) fn check_len(len: usize, bytes_max: usize) -> Result<(), Status> {
+    if len <= bytes_max {
+        return Ok(());
+    }
+    let text = format!("grpc: received message larger than max ({len} vs. {bytes_max})");
+    Err(Status::with(Code::ResourceExhausted, text))
+}
+
+/// Refuses an answer that is too large.
+///
+/// # Errors
+///
+/// grpc-go's.
+pub(crate) fn check_sent_len(len: usize, bytes_max: usize) -> Result<(), Status> {
+    if len <= bytes_max {
+        return Ok(());
+    }
+    let text = format!("grpc: trying to send message larger than max ({len} vs. {bytes_max})");
+    Err(Status::with(Code::ResourceExhausted, text))
+}
