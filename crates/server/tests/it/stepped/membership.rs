@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Waker};
+use std::time::Duration;
 
 use api::Rpc;
 use api::error;
@@ -141,6 +142,39 @@ fn a_member_is_added_again_through_one_that_has_yet_to_hear_of_its_removal() {
         assert_eq!(again, Err(error::MEMBER_EXIST));
         let again: Result<MemberRemoveResponse, _> = world.call(follower, Rpc::ClusterMemberRemove, &remove);
         assert_eq!(again, Err(error::MEMBER_NOT_FOUND));
+    }
+}
+
+/// The second attempt of a change that was refused belongs to the same call, whatever other clients ask for meanwhile.
+#[test]
+fn a_change_that_is_judged_twice_is_logged_with_its_own_client_and_method() {
+    let mut world = World::started(3, 14, &[LAX]);
+    world.lead(0);
+    let follower = 1;
+    world.cut(follower, true);
+    let call = |world: &World, rpc: Rpc, request: Vec<u8>, port: u16| {
+        let mut head = world.member(follower).head(rpc);
+        head.peer.set_port(port);
+        world.member(follower).call_as(head, request.into())
+    };
+    let remove = MemberRemoveRequest { id: 77 }.encode_to_vec();
+    let range = RangeRequest { key: "k".into(), ..RangeRequest::default() }.encode_to_vec();
+    let mut calls = vec![call(&world, Rpc::ClusterMemberRemove, remove, 7001)];
+    // It is refused, and now waits for a confirmation that does not come.
+    world.settle().expect("all go on");
+    assert!(calls[0].as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    calls.push(call(&world, Rpc::KvRange, range, 7002));
+    let until = world.places[0].clock.now() + Duration::from_secs(2);
+    world.until("the calls have become slow", |world| world.places[0].clock.now() >= until);
+    world.cut(follower, false);
+    let answers = world.run_all(calls);
+    assert_eq!(answers[0].clone().map(drop), Err(error::MEMBER_NOT_FOUND));
+    assert!(answers[1].is_ok(), "{:?}", answers[1]);
+    let text = world.text();
+    for (method, port) in [("/etcdserverpb.Cluster/MemberRemove", 7001), ("/etcdserverpb.KV/Range", 7002)] {
+        let lines: Vec<&str> =
+            text.lines().filter(|line| line.contains("request stats") && line.contains(method)).collect();
+        assert!(lines.len() == 1 && lines[0].contains(&format!("127.0.0.1:{port}")), "{method}: {lines:?}");
     }
 }
 
