@@ -128,9 +128,9 @@ pub enum ClientRequest {
     },
     /// Reply once the newest published state is new enough for a linearizable read.
     Read(RequestId),
-    /// Change the membership. The flag is false when the request first arrives. A change that does not fit
-    /// the current members ([`MemberChange::is_of_members`]) is queued again with `true`, to be checked once
-    /// this member has applied all earlier changes; that second pass is neither counted nor logged.
+    /// Change the membership. With `true`, the shard will retry once this member has applied all earlier
+    /// changes, so a refusal because of the current members ([`MemberChange::is_of_members`]) is neither
+    /// counted nor logged.
     ChangeMembers(RequestId, MemberChange, bool),
     /// Hand leadership over to the member with this id.
     MoveLeader(RequestId, MemberId),
