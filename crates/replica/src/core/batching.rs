@@ -62,9 +62,9 @@ pub struct Batching {
 struct Device {
     /// Average duration of a sync.
     sync: Duration,
-    /// Number of proposals passed on since all earlier ones were synced.
+    /// True while proposals are on their way to the disk.
     is_busy: bool,
-    /// Proposals that went since they all were synced the last time.
+    /// Number of proposals passed on since all earlier ones were synced.
     going: usize,
     /// Time at which all proposals were synced last. `here` is the number of proposals that waited then,
     /// `expected` the number if all clients whose writes were synced write again.

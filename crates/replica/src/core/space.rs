@@ -36,11 +36,11 @@ fn moved_bytes(usage: &machine::SegmentUse) -> u64 {
 pub(super) struct Survey<'a> {
     /// The log, with its segments.
     pub log: &'a Log,
-    /// The space on the disk: if it is short, even little garbage is worth reclaiming.
+    /// The state, which knows which values are live.
     pub machine: &'a Machine,
-    /// Segments that wait to be deleted anyway.
+    /// The space on the disk: if it is short, even little garbage is worth reclaiming.
     pub room: &'a Room,
-    /// The segments that go anyway.
+    /// Segments that wait to be deleted anyway.
     pub segments: &'a Segments,
     /// Log index up to which no entries are kept for followers that lag behind.
     pub kept_behind: Index,
