@@ -149,14 +149,14 @@ impl std::error::Error for AnswerError {
     }
 }
 
-/// Reason for which a member's answer about its cluster or version cannot be used.
+/// Error for which a member's answer about its cluster or version cannot be used.
 #[derive(Debug)]
 pub enum BodyError {
-    /// The body is no JSON, or JSON of another form.
+    /// The body is not JSON, or has an unexpected structure.
     Json(serde_json::Error),
-    /// The body describes something that is no member.
+    /// The body contains an entry that is not a member.
     Member(MemberError),
-    /// The body states no version.
+    /// The body contains no version.
     NoVersion,
 }
 
