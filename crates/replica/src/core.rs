@@ -281,7 +281,7 @@ pub enum ControlRequest {
     ClusterVersion(String),
     /// End the downgrade to this version: all members run it.
     Downgraded(String),
-    /// Stop cleanly: first record the remaining times of leases and hand leadership over.
+    /// Stop cleanly: first make lease checkpoints and hand leadership over.
     Stop,
 }
 

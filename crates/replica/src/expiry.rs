@@ -43,7 +43,8 @@ struct Timer {
     ttl_ns: u64,
     /// Slot of the lease in the queue; [`NO_SLOT`] once the lease was returned as expired.
     slot: u64,
-    /// Index of the last log entry that notes a remaining time of this lease, or takes such a note back.
+    /// Index of the last log entry that sets or clears a lease checkpoint (a recorded remaining time) of this
+    /// lease.
     noted_by: Index,
     /// Time before which the lease does not expire even if its deadline passes, because a renewal arrived in
     /// time and waits for its round. 0 if no renewal waits.
@@ -74,8 +75,8 @@ impl Timer {
 /// The result of a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewed {
-    /// The lease has its whole TTL again. The number is the index of the last log entry that notes a
-    /// remaining time of it, or takes such a note back; 0 if this leader has proposed none.
+    /// The lease has its whole TTL again. The number is the index of the last log entry that sets or clears a
+    /// lease checkpoint of it; 0 if this leader has proposed none.
     Noted(Index),
     /// The deadline has passed: the lease is about to be revoked, and cannot be renewed.
     Expired,
@@ -101,21 +102,21 @@ pub struct Expiry {
 /// The leases whose clocks are still to be started.
 #[derive(Debug)]
 struct Starting {
-    /// The leases as they were when the leader settled.
+    /// The leases as they were when the leader started their clocks.
     leases: Leases,
     /// Id of the last lease that was reached.
     behind: Option<LeaseId>,
     since: Instant,
     /// Minimum TTL that this leader grants, in seconds.
     ttl_min: Seconds,
-    /// Time that each lease gets in addition to its noted remaining time or its TTL.
+    /// Time that each lease gets in addition to its checkpointed remaining time or its TTL.
     grace: Duration,
-    /// False if each lease gets its whole TTL, whatever is noted.
+    /// False if each lease gets its whole TTL, even if it has a lease checkpoint.
     by_notes: bool,
 }
 
-/// Returns the remaining time of a lease by its last note, or its whole TTL; no TTL counts as shorter than
-/// `ttl_min` seconds.
+/// Returns the remaining time of a lease by its lease checkpoint, or its whole TTL; no TTL counts as shorter
+/// than `ttl_min` seconds.
 pub fn noted_or_granted(lease: &Lease, ttl_min: Seconds) -> Duration {
     let ttl = lease.ttl.max(ttl_min);
     let time = if lease.remaining > Seconds::ZERO { lease.remaining.min(ttl) } else { ttl };
@@ -145,8 +146,8 @@ impl Expiry {
         }
     }
 
-    /// Returns deadlines for these leases: each has the remaining time of its last note if `by_notes` is
-    /// true, or its whole TTL, plus `grace`. The clocks are started by [`Expiry::start_some`].
+    /// Returns deadlines for these leases: each has the remaining time of its lease checkpoint if `by_notes`
+    /// is true, or its whole TTL, plus `grace`. The clocks are started by [`Expiry::start_some`].
     pub fn of(leases: Leases, by_notes: bool, ttl_min: Seconds, grace: Duration, now: Instant) -> Expiry {
         let starting = Some(Starting { leases, behind: None, since: now, ttl_min, grace, by_notes });
         Expiry { starting, ..Expiry::new(now) }
@@ -272,10 +273,9 @@ impl Expiry {
         }
     }
 
-    /// Allows renewals of this lease without the core, answered with the TTL `told`, until a remaining time
-    /// of it is noted, or until [`Expiry::look_again`]. Only the core renews a lease whose clients see
-    /// another TTL than its clock has, because a member that runs etcd granted it: the timer has no space for
-    /// both.
+    /// Allows renewals of this lease without the core, answered with the TTL `told`, until a lease checkpoint
+    /// of it is made, or until [`Expiry::look_again`]. Only the core renews a lease whose clients see another
+    /// TTL than its clock has, because a member that runs etcd granted it: the timer has no space for both.
     pub fn renews_alone(&mut self, id: LeaseId, told: Seconds) {
         let looks = self.looks;
         if let Some(timer) = self.timers.get_mut(&id) {
@@ -302,8 +302,8 @@ impl Expiry {
         Some(Seconds((timer.ttl_ns / NS_PER_SECOND) as i64))
     }
 
-    /// Withdraws renewals without the core for this lease, because a remaining time is about to be noted: a
-    /// renewal then has to take the note back.
+    /// Withdraws renewals without the core for this lease, because a lease checkpoint of it is about to be
+    /// made: a renewal then has to clear the checkpoint.
     pub fn about_to_be_noted(&mut self, id: LeaseId) {
         if let Some(timer) = self.timers.get_mut(&id) {
             timer.alone_looks = 0;
@@ -315,7 +315,7 @@ impl Expiry {
         self.looks += 1;
     }
 
-    /// Records that the log entry `index` notes a remaining time of this lease, or takes such a note back.
+    /// Records that the log entry `index` sets or clears a lease checkpoint of this lease.
     pub fn noted(&mut self, id: LeaseId, index: Index) {
         if let Some(timer) = self.timers.get_mut(&id) {
             timer.noted_by = index;

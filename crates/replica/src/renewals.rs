@@ -4,9 +4,9 @@
 //!
 //! The core allows this only while no other member can lead: among several voters, a leader has to ask a
 //! quorum first, which only the core can do. The first renewal of each lease always goes to the core, which
-//! then allows the shards to renew the lease alone. The permission ends when the lease is gone, or when the
-//! log is about to record the lease's remaining time (a lease checkpoint), because a renewal then has to
-//! replace that record.
+//! then allows the shards to renew the lease alone. The permission ends when the lease is gone, or when a
+//! lease checkpoint (its remaining time, recorded in the log) is about to be made, because a renewal then has
+//! to clear the checkpoint.
 //!
 //! # Example: lease 7 with a TTL of 100 s, renewed every 30 s
 //!
@@ -14,13 +14,12 @@
 //!   0 s  granted: the core starts the lease's clock
 //!  30 s  the shard asks the core, which renews the lease and allows shards to renew it
 //!  60 s  the shard renews the lease alone
-//!  90 s  the member is about to stop: the core records that 70 s are left, and takes renewals back from the shards
-//!  91 s  the shard asks the core, which answers once an entry that replaces the record is applied
+//!  90 s  the member is about to stop: the core checkpoints that 70 s are left, and withdraws the permission
+//!  91 s  the shard asks the core, which answers once an entry that clears the checkpoint is applied
 //! ```
 //!
-//! The core reads the deadline and takes the lease back from the shards under one lock. Otherwise a shard
-//! could confirm a renewal between the two steps, and the recorded remaining time would let the next leader
-//! end the lease too early.
+//! The core reads the deadline and withdraws the permission under one lock. Otherwise a shard could confirm a
+//! renewal between the two steps, and the checkpoint would let the next leader end the lease too early.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Instant;

@@ -41,8 +41,8 @@ pub struct Thresholds {
     /// Maximum cost of the questions that one turn answers, in answers, leases visited and pointers copied;
     /// each takes about a microsecond. The last question of a turn may exceed the budget.
     pub questions_per_turn: u64,
-    /// Interval at which a leader records the remaining time of leases that have used up at least this much,
-    /// so that it survives a restart.
+    /// Interval at which a leader makes lease checkpoints of leases that have used up at least this much of
+    /// their TTL, so that their remaining time survives a restart.
     pub note_interval: Duration,
 }
 

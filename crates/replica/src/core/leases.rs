@@ -1,7 +1,9 @@
-//! The leader's work on leases: renewing, expiring, and recording remaining times. [`LeaseClocks`] decides;
-//! deadlines are kept in `expiry`, the leases themselves in the state.
+//! The leader's work on leases: renewing, expiring, and lease checkpoints. [`LeaseClocks`] decides; deadlines
+//! are kept in `expiry`, the leases themselves in the state.
 //!
-//! A *note* is a lease's remaining time recorded in the log, which etcd calls a lease checkpoint.
+//! A *lease checkpoint* is a log entry that records a lease's remaining time (etcd's `LeaseCheckpoint`); the
+//! code calls it a note. An entry with a remaining time of 0 clears the checkpoint; the code calls that
+//! taking the note back.
 //!
 //! # Example: a lease across a change of leaders
 //!
@@ -10,35 +12,36 @@
 //! ```text
 //!  0 s  member 1, the leader, grants lease 7; its clock runs out at 10 s
 //!  3 s  member 1 is cut off from the others
-//!  5 s  member 2 leads and has settled: its clock for lease 7 runs out at 5 + 10 + 1 = 16 s
+//!  5 s  member 2 leads and has applied an entry of its term: its clock for lease 7 runs out at 5 + 10 + 1 = 16 s
 //!  6 s  a client asks member 1 to renew: no quorum confirms that it leads, so it is not renewed
 //! 10 s  the clock of member 1 runs out: it cannot commit a revocation
 //! 16 s  member 2 proposes the revocation; every member deletes the keys when it applies that entry
 //! ```
 //!
 //! So only committed revocations end a lease, and a new leader never shortens what an old one promised. Long
-//! leases would be extended by a whole TTL at each change of leaders; therefore the leader notes the
-//! remaining time in the log from time to time, and the next leader starts with the noted time instead of the
-//! TTL. A renewal takes the note back: it commits an entry that clears the note.
+//! leases would be extended by a whole TTL at each change of leaders; therefore the leader checkpoints the
+//! remaining times now and then, and the next leader starts with them instead of the TTL. A renewal clears
+//! the lease's checkpoint.
 //!
-//! # Where members run etcd
+//! # Clusters with etcd members
 //!
-//! etcd's members make such notes, too, but by default no renewal takes them back while an etcd member leads:
-//! from then on each renewal extends the lease only by the noted time. So nothing is noted until all other
-//! members have announced that they do not run etcd, and if one does run etcd, all notes are taken back:
+//! etcd's members make lease checkpoints, too, but by default no renewal clears them while an etcd member
+//! leads: from then on each renewal extends the lease only by the checkpointed time. So nothing is
+//! checkpointed until all other members have announced that they do not run etcd, and if one does run etcd,
+//! all checkpoints are cleared:
 //!
 //! ```text
 //! lease 7, TTL 60 s, renewed every 40 s
-//! 35 s  member 1, which runs Mainstay, notes 25 s and hands over to member 2, which runs etcd
+//! 35 s  member 1, which runs Mainstay, checkpoints 25 s and hands over to member 2, which runs etcd
 //! 40 s  the renewal is answered with a TTL of 60 s; it lets the lease live until 40 + 25 = 65 s
 //! 65 s  member 2 revokes the lease, 15 s before the next renewal
 //! ```
 //!
-//! A leader that follows an etcd leader, or learns of an etcd member, is in doubt about all notes: no note
-//! shows what renewals have promised since. It takes back the notes of all leases, not only of those that
-//! have a note in its own state: notes may differ between members, because an etcd member neither gets them
-//! in a snapshot nor sends them in one. The doubt ends when all entries that take notes back are applied, and
-//! outlives the loss of leadership until then.
+//! A leader that follows an etcd leader, or learns of an etcd member, distrusts all lease checkpoints (the
+//! code calls this doubt): no checkpoint shows what renewals have promised since. It clears the checkpoints
+//! of all leases, not only those in its own state: they may differ between members, because an etcd member
+//! neither gets them in a snapshot nor sends them in one. The distrust ends when all clearing entries are
+//! applied, and outlives the loss of leadership until then.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -61,22 +64,22 @@ use telemetry::metrics::Metrics;
 const REVOKES_PER_TICK: usize = 1000;
 /// Maximum number of revocations in flight.
 const REVOKES_OPEN_MAX: usize = 10_000;
-/// Maximum number of leases in one entry that notes remaining times.
+/// Maximum number of leases in one lease-checkpoint entry.
 const NOTES_PER_ENTRY: usize = 1000;
-/// Maximum number of entries that take notes back and are not applied yet: a pass over all leases waits for
-/// the disks.
+/// Maximum number of unapplied entries that clear lease checkpoints: a pass over all leases waits for the
+/// disks.
 const TAKEN_BACK_AHEAD: usize = 4;
-/// Maximum number of leases processed in one turn for one purpose: starting clocks, noting, or dropping
-/// clocks.
+/// Maximum number of leases processed in one turn for one purpose: starting clocks, checkpointing, or
+/// dropping clocks.
 const LEASES_PER_TURN: usize = 4096;
 /// Pause before a failed revocation is tried again.
 const REVOKE_PAUSE: Duration = Duration::from_secs(1);
-/// Used-up part of the TTL from which on a leader that stops notes the remaining time of a lease.
+/// Used-up part of the TTL from which on a leader that stops checkpoints a lease.
 const STOP_NOTES_USED: Duration = Duration::from_secs(1);
-/// Time after a start when remaining times are first noted.
+/// Time after a start at which leases are first checkpointed.
 const FIRST_NOTE: Duration = Duration::from_secs(60);
-/// Maximum number of unapplied entries behind which a note may be proposed: all of them are searched for
-/// grants.
+/// Maximum number of unapplied entries behind which a lease checkpoint may be proposed: all of them are
+/// searched for grants.
 const NOTED_BEHIND_MAX: u64 = 1 << 16;
 /// Maximum number of leases listed in one answer of the core; a longer list is read in pieces.
 pub const LISTED_AT_ONCE: usize = 1024;
@@ -112,11 +115,11 @@ impl LeaseTime {
     }
 }
 
-/// A pass that notes remaining times, slice by slice.
+/// A pass that checkpoints leases, slice by slice.
 struct Noting {
     /// Id of the last lease that was checked.
     behind: Option<LeaseId>,
-    /// Minimum used-up part of the TTL for which a lease is noted.
+    /// Minimum used-up part of the TTL for which a lease is checkpointed.
     used: Duration,
     /// Leases granted by entries that were not applied when they were searched.
     granted: BTreeSet<LeaseId>,
@@ -124,13 +127,12 @@ struct Noting {
     looked_through: Index,
 }
 
-/// A pass that takes notes back, slice by slice.
+/// A pass that clears lease checkpoints, slice by slice.
 #[derive(Clone, Copy)]
 struct TakingBack {
     /// Id of the last lease that was checked.
     behind: Option<LeaseId>,
-    /// True if the notes of all leases are taken back; otherwise only those of leases with a note in this
-    /// member's state.
+    /// True if the checkpoints of all leases are cleared; otherwise only those in this member's state.
     of_all: bool,
 }
 
@@ -143,7 +145,7 @@ pub(super) struct LeaseRules {
     pub request_timeout: Duration,
     /// Time that every lease gets in addition when a new leader starts its clock.
     pub grace: Duration,
-    /// Interval at which remaining times are noted; a lease is noted if it has used up this much of its TTL.
+    /// Interval at which leases are checkpointed; a lease is included if it has used up this much of its TTL.
     pub note_interval: Duration,
 }
 
@@ -152,14 +154,14 @@ pub(super) struct LeaseRules {
 pub(super) enum Renewal {
     /// Answer with this TTL in seconds; 0 if the lease does not exist.
     Answered(Seconds),
-    /// Answer with this TTL in seconds once an entry that takes a noted remaining time back is applied.
+    /// Answer with this TTL in seconds once an entry that clears the lease's checkpoint is applied.
     TakesBack(Seconds),
     /// The lease has expired: the client is answered when the revocation is applied.
     Waits,
 }
 
 /// The clocks of leases: when each lease expires, which leases are being revoked, whose remaining time is to
-/// be noted, and which clients wait for a revocation. The clocks run only on the leader.
+/// be checkpointed, and which clients wait for a revocation. The clocks run only on the leader.
 ///
 /// The core reports what happens to leases, and this type returns what to propose and answer. The leases
 /// themselves are in the state.
@@ -178,22 +180,24 @@ pub(super) struct LeaseClocks {
     revokes_allowed: usize,
     /// Programs that the other members run, as of the last tick.
     others: Others,
-    /// The pass that notes remaining times, if one is in progress.
+    /// The pass that checkpoints leases, if one is in progress.
     noting: Option<Noting>,
-    /// The pass that takes notes back, if one is in progress.
+    /// The pass that clears lease checkpoints, if one is in progress.
     taking_back: Option<TakingBack>,
-    /// The pass that takes notes back as it was before its last slice, until that slice is in the log.
+    /// The pass that clears lease checkpoints as it was before its last slice, until that slice is in the
+    /// log.
     slice_began: Option<TakingBack>,
-    /// True if a slice was refused since the last tick.
+    /// True if a slice of clearing entries was refused since the last tick.
     slice_refused: bool,
-    /// Log indexes of the slices that take notes back and are not applied yet.
+    /// Log indexes of entries that clear lease checkpoints and are not applied yet.
     slices: VecDeque<Index>,
-    /// True if some member's state may have notes that miss renewals at a leader that ran etcd. Stays true
-    /// across changes of leaders, until this member as a leader has taken all notes back.
+    /// True if some member's state may have lease checkpoints that miss renewals by a leader that ran etcd.
+    /// Stays true across changes of leaders, until this member as a leader has cleared all checkpoints.
     doubt: bool,
-    /// Log index with which the notes of all leases are taken back, once all slices are in the log.
+    /// Log index with which the checkpoints of all leases are cleared, once all clearing entries are in the
+    /// log.
     doubt_ends: Option<Index>,
-    /// True if this leader has taken all notes back and has not begun to make new ones since.
+    /// True if this leader has cleared all lease checkpoints and has not begun to make new ones since.
     none_noted: bool,
     next_note: Instant,
     granted_ahead: GrantedAhead,
@@ -248,10 +252,10 @@ impl LeaseClocks {
         }
     }
 
-    /// Starts the clocks of a leader that has just settled: from now on every lease has its noted remaining
-    /// time, or its whole TTL. Notes are `doubted` if an etcd leader may have renewed leases since they were
-    /// made: then, and while an earlier doubt lasts, every lease gets its whole TTL, and all notes are taken
-    /// back.
+    /// Starts the clocks of a leader that has just applied the first entry of its term: from now on every
+    /// lease has its checkpointed remaining time, or its whole TTL. `doubted` says that an etcd leader may
+    /// have renewed leases after their checkpoints: then, and while earlier checkpoints are distrusted, every
+    /// lease gets its whole TTL, and all checkpoints are cleared.
     pub fn start(&mut self, leases: &Leases, doubted: bool, now: Instant) {
         if planted::is(Bug::OldLeaseDeadlines) && self.running() > 0 {
             return;
@@ -298,7 +302,7 @@ impl LeaseClocks {
     }
 
     /// Records that a lease was granted. `runs` says if its clock runs here: it does not on members that do
-    /// not lead, and a leader that has not settled yet starts all clocks when it settles.
+    /// not lead, and a new leader starts all clocks when it applies the first entry of its term.
     pub fn granted(&mut self, id: LeaseId, ttl: Seconds, runs: bool, now: Instant) {
         let ttl = self.ttl_granted(ttl);
         if runs || planted::is(Bug::LeaseClocksKept) {
@@ -340,11 +344,12 @@ impl LeaseClocks {
         self.time.look(applied, commit, now);
     }
 
-    /// Renews a lease, which the state has as `lease`, for a request that arrived at `since`. A noted
-    /// remaining time has to be taken back first, or the next leader would use it. The same holds for a note
-    /// whose entry is not applied yet, for an entry that takes a note back, and, while there is doubt, for a
-    /// note that another member may have. The last case ends for a lease once an entry of this leader that
-    /// concerns its note is applied, because after that entry all members have the same note.
+    /// Renews a lease, which the state has as `lease`, for a request that arrived at `since`. A lease
+    /// checkpoint has to be cleared first, or the next leader would use it. The same holds for a checkpoint
+    /// whose entry is not applied yet, for an unapplied entry that clears one, and, while checkpoints are
+    /// distrusted, for a checkpoint that another member may have. The last case ends for a lease once an
+    /// entry of this leader that sets or clears its checkpoint is applied, because after that entry all
+    /// members have the same.
     ///
     /// As in etcd, a renewal of an expired lease waits until its revocation is committed.
     pub fn renew(
@@ -380,15 +385,15 @@ impl LeaseClocks {
         Renewal::Answered(ttl)
     }
 
-    /// Records that the entry at this index notes remaining times of leases, or takes notes back.
+    /// Records that the entry at this index checkpoints leases, or clears their checkpoints.
     pub fn noted(&mut self, checkpoints: &[LeaseCheckpoint], index: Index) {
         self.renewals.with(|expiry| {
             checkpoints.iter().for_each(|checkpoint| expiry.noted(LeaseId(checkpoint.id), index));
         });
     }
 
-    /// Records that an entry notes remaining times of leases that this leader has not proposed, or does not
-    /// wait for any more. All renewals go through the core again.
+    /// Records a lease-checkpoint entry that this leader has not proposed, or does not wait for any more. The
+    /// next renewal of each lease has to go through the core.
     pub fn noted_by_another(&mut self) {
         self.renewals.with(Expiry::look_again);
     }
@@ -428,8 +433,8 @@ impl LeaseClocks {
         self.renewals.with(|expiry| expiry.left(id, now))
     }
 
-    /// Returns the remaining time by which leases are listed. A member that does not lead uses the noted or
-    /// granted time.
+    /// Returns the remaining time by which leases are listed. A member that does not lead uses the
+    /// checkpointed or granted time.
     fn listed_by(&self, id: LeaseId, lease: &Lease, now: Instant) -> Duration {
         self.left(id, now).unwrap_or_else(|| noted_or_granted(lease, self.rules.ttl_min))
     }
@@ -464,7 +469,7 @@ impl LeaseClocks {
         }
     }
 
-    /// Starts the next slice of the clocks of a leader that has settled.
+    /// Starts the next slice of the clocks of a new leader.
     pub fn start_some(&mut self, leases: &Leases) {
         self.renewals.with(|expiry| {
             if expiry.is_starting() {
@@ -480,7 +485,7 @@ impl LeaseClocks {
     }
 
     /// Returns true if the leader can do something at once: start clocks, revoke leases if `may_revoke`, or
-    /// note, where `has_room` says if the log takes more behind its last entry, `last`.
+    /// checkpoint leases, where `has_room` says if the log takes more after its last entry, `last`.
     pub fn has_to_do(
         &self,
         may_revoke: bool,
@@ -497,8 +502,8 @@ impl LeaseClocks {
         starts || is_due || note && has_room()
     }
 
-    /// Returns true if the next notes may be taken back: no slice was refused since the last tick, and few
-    /// are in flight. More slices would only queue for the disk, and could make it look stalled.
+    /// Returns true if more lease checkpoints may be cleared now: no slice was refused since the last tick,
+    /// and few are in flight. More slices would only queue for the disk, and could make it look stalled.
     fn may_take_back(&self) -> bool {
         !self.slice_refused && self.slices.len() < TAKEN_BACK_AHEAD
     }
@@ -572,23 +577,23 @@ impl LeaseClocks {
     }
 
     /// Records which programs the other members run. Called at each tick while this member leads, and before
-    /// it stops. Once a member is known to run etcd, all notes are taken back at once.
+    /// it stops. Once a member is known to run etcd, all lease checkpoints are cleared.
     pub fn others_are(&mut self, others: Others) {
         self.slice_refused = false;
         let before = std::mem::replace(&mut self.others, others);
         if others != Others::Mainstay {
             self.noting = None;
         }
-        // In doubt the notes are being taken back already, and no leader makes new ones.
+        // While checkpoints are distrusted, they are being cleared already, and no leader makes new ones.
         if others == Others::SomeEtcd && before != others && !self.doubt && !self.none_noted {
             self.doubt = true;
             self.take_back(true);
         }
     }
 
-    /// Begins, once per interval, to note the remaining time of leases that have not been renewed lately, so
-    /// that it survives a restart. If a member runs etcd, takes back existing notes instead, for example
-    /// those that an etcd leader has made.
+    /// Begins, once per interval, to checkpoint leases that have not been renewed for that interval, so that
+    /// their remaining time survives a restart. If a member runs etcd, clears existing checkpoints instead,
+    /// for example those that an etcd leader has made.
     pub fn note_if_due(&mut self, now: Instant) {
         if now < self.next_note {
             return;
@@ -599,15 +604,15 @@ impl LeaseClocks {
         }
     }
 
-    /// Begins to note the remaining time of all leases before the member stops, so that they continue with it
-    /// after the restart.
+    /// Begins to checkpoint all leases before the member stops, so that they continue with their remaining
+    /// time after the restart.
     pub fn note_before_stop(&mut self) {
         self.note_below(STOP_NOTES_USED);
     }
 
-    /// Begins to note the remaining time of every lease that has used up at least `used` of its TTL; if a
-    /// member runs etcd, begins to take notes back instead. Does neither while some members have not
-    /// announced their program, and nothing in doubt, when all notes are being taken back already.
+    /// Begins to checkpoint every lease that has used up at least `used` of its TTL; if a member runs etcd,
+    /// begins to clear checkpoints instead. Does nothing while some members have not announced their program,
+    /// or while all checkpoints are being cleared already.
     fn note_below(&mut self, used: Duration) {
         if self.doubt {
             return;
@@ -623,22 +628,22 @@ impl LeaseClocks {
         }
     }
 
-    /// Begins to take back the notes of all leases, or only of those that have a note in this member's state.
+    /// Begins to clear the checkpoints of all leases, or only of those that have one in this member's state.
     fn take_back(&mut self, of_all: bool) {
         if of_all {
-            // While there is doubt, a renewal may have to take back a note that another member has.
+            // While checkpoints are distrusted, a renewal may have to clear one that another member has.
             self.renewals.with(Expiry::look_again);
         }
         self.noting = None;
         self.taking_back = Some(TakingBack { behind: None, of_all });
     }
 
-    /// Returns true if remaining times are being noted, or notes taken back.
+    /// Returns true if a pass that sets or clears lease checkpoints is in progress.
     pub fn is_noting(&self) -> bool {
         self.noting.is_some() || self.taking_back.is_some()
     }
 
-    /// Ends the passes that note or take back, because this member no longer leads.
+    /// Ends the passes that set or clear lease checkpoints, because this member no longer leads.
     pub fn end_noting(&mut self) {
         (self.noting, self.taking_back, self.slice_began) = (None, None, None);
         self.slice_refused = false;
@@ -646,7 +651,7 @@ impl LeaseClocks {
     }
 
     /// Records that the last slice of [`LeaseClocks::note_some`] is in the log at this index, or was refused.
-    /// A refused slice that takes notes back is tried again at the next tick.
+    /// A refused slice that clears checkpoints is tried again at the next tick.
     pub fn proposed(&mut self, taken: Option<Index>) {
         let Some(began) = self.slice_began.take() else { return };
         match taken {
@@ -655,14 +660,14 @@ impl LeaseClocks {
         }
     }
 
-    /// Returns true if so few entries of the log are unapplied that they can be searched before remaining
-    /// times are noted.
+    /// Returns true if so few entries of the log are unapplied that they can be searched before leases are
+    /// checkpointed.
     fn can_note(last: Index, applied: Index) -> bool {
         last - applied <= NOTED_BEHIND_MAX
     }
 
-    /// Returns the next remaining times to be noted, or notes to be taken back, for at most one entry; `None`
-    /// if there are none now. `has_room` says if the log takes more.
+    /// Returns the next lease checkpoints to be set or cleared, for at most one entry; `None` if nothing is
+    /// to be done now. `has_room` says if the log takes more.
     pub fn note_some(
         &mut self,
         node: &Node,
@@ -672,8 +677,8 @@ impl LeaseClocks {
     ) -> Option<Vec<LeaseCheckpoint>> {
         let last = node.standing().last;
         if !has_room || self.renewals.with(|expiry| expiry.is_starting()) {
-            // A lease whose clock is not started yet would start with the note, as if an earlier leader had
-            // made it.
+            // A lease whose clock is not started yet would start with the new checkpoint, as if an earlier
+            // leader had made it.
             return None;
         }
         if self.taking_back.is_some() {
@@ -683,8 +688,8 @@ impl LeaseClocks {
             return None;
         }
         let noting = self.noting.as_mut()?;
-        // A note behind an entry that grants a lease applies to the newly granted lease. If another lease
-        // with that id exists now, it is revoked before that entry.
+        // A checkpoint after an entry that grants a lease applies to the newly granted lease. If another
+        // lease with that id exists now, it is revoked before that entry.
         if !planted::is(Bug::NoteOverGrant) {
             let behind = noting.looked_through.max(applied);
             noting.granted.extend(node.data_after(behind).filter_map(|(_, data)| granted_lease(data)));
@@ -710,7 +715,7 @@ impl LeaseClocks {
                 }
             }
             // Done under the lock, so that no shard renews a lease between the reading of its time and the
-            // note.
+            // checkpoint.
             notes.iter().for_each(|note| expiry.about_to_be_noted(LeaseId(note.id)));
         });
         if looked < LEASES_PER_TURN && notes.len() < NOTES_PER_ENTRY {
@@ -719,9 +724,9 @@ impl LeaseClocks {
         (!notes.is_empty()).then_some(notes)
     }
 
-    /// Returns the next notes to be taken back, for at most one entry; `last` is the last entry of the log.
-    /// No note in flight is missed: a pass over all leases comes after every note in the log, and a pass over
-    /// the leases with notes in the state only begins where no Mainstay leader makes notes.
+    /// Returns the next lease checkpoints to be cleared, for at most one entry; `last` is the last entry of
+    /// the log. No checkpoint in flight is missed: a pass over all leases comes after every checkpoint in the
+    /// log, and a pass over the checkpoints in the state only begins while no Mainstay leader makes any.
     fn take_some_back(&mut self, leases: &Leases, last: Index) -> Option<Vec<LeaseCheckpoint>> {
         let began = self.taking_back.filter(|_| self.may_take_back())?;
         let mut taking = began;
@@ -859,7 +864,7 @@ mod tests {
         node
     }
 
-    /// Returns `count` leases of 60 s. The leases whose ids `noted` selects have a note of 25 s.
+    /// Returns `count` leases of 60 s. The leases whose ids `noted` selects have a checkpoint of 25 s.
     fn leases(count: i64, noted: impl Fn(i64) -> bool) -> Leases {
         let granted = (1..=count).map(|id| GrantedLease {
             id: LeaseId(id),
@@ -877,8 +882,8 @@ mod tests {
         }
     }
 
-    /// Takes the next slice of notes as if it got into the log, or was refused; returns the ids of the leases
-    /// whose notes it takes back.
+    /// Takes the next slice as if it got into the log, or was refused; returns the ids of the leases whose
+    /// checkpoints it clears.
     fn slice(clocks: &mut LeaseClocks, leases: &Leases, is_taken: bool, now: Instant) -> Vec<i64> {
         let notes = clocks.note_some(&node(Index(0)), (leases, Index(0)), true, now).unwrap_or_default();
         clocks.proposed(is_taken.then_some(Index(0)));
@@ -895,7 +900,7 @@ mod tests {
     #[test]
     fn in_doubt_the_notes_of_all_leases_are_taken_back() {
         let start = Instant::now();
-        // Another member may have notes that this member does not have.
+        // Another member may have lease checkpoints that this member does not have.
         let leases = leases(2_500, |id| id == 7);
         for heard in [false, true] {
             let mut clocks = clocks(start);
@@ -911,7 +916,7 @@ mod tests {
             }
             assert!(all.iter().copied().eq(1..=2_500));
             assert!(!clocks.has_to_do(false, || true, REACH));
-            // Later passes take back only notes that are in the state.
+            // Later passes clear only checkpoints that are in the state.
             clocks.look(Index(0), Index(0), start);
             clocks.others_are(Others::SomeEtcd);
             clocks.note_if_due(start + seconds(61));
@@ -941,7 +946,7 @@ mod tests {
         clocks.look(Index(0), Index(0), start);
         lead(&mut clocks, &leases, false, start);
         assert_eq!(left(&clocks, start), 61, "it was in the log of a leader that is none any more");
-        // Nothing is noted in doubt.
+        // Nothing is checkpointed while checkpoints are distrusted.
         clocks.others_are(Others::Mainstay);
         clocks.note_before_stop();
         assert_eq!(slice(&mut clocks, &leases, true, start + seconds(2)).len(), 10);
@@ -996,7 +1001,7 @@ mod tests {
         clocks.note_before_stop();
         let notes = clocks.note_some(&node(Index(0)), (&leases, Index(0)), true, start + seconds(15));
         assert_eq!(notes, Some(vec![LeaseCheckpoint { id: 1, remaining_ttl: 50 }]));
-        // The note is not even proposed yet.
+        // The checkpoint is not even proposed yet.
         assert_eq!(by_shard(&clocks, start + seconds(15)), None);
         clocks.noted(&notes.expect("is noted"), Index(9));
         assert_eq!(by_shard(&clocks, start + seconds(16)), None);
@@ -1005,7 +1010,7 @@ mod tests {
         clocks.noted(&[LeaseCheckpoint { id: 1, remaining_ttl: 0 }], Index(10));
         assert_eq!(renew(&mut clocks, 10, start + seconds(19)), answered);
         assert_eq!(by_shard(&clocks, start + seconds(20)), Some(Seconds(60)));
-        // Another proposer may have made any note, so a renewal may have to take it back.
+        // Another proposer may have made any checkpoint, so a renewal may have to clear it.
         clocks.noted_by_another();
         assert_eq!(by_shard(&clocks, start + seconds(20)), None);
         assert_eq!(renew(&mut clocks, 10, start + seconds(20)), answered);
@@ -1045,7 +1050,7 @@ mod tests {
         let leases = leases(6_500, |_| false);
         let mut clocks = clocks(start);
         lead(&mut clocks, &leases, true, start);
-        // More unapplied entries than a note may be proposed behind.
+        // One more unapplied entry than a checkpoint may be proposed behind.
         let mut last = Index(NOTED_BEHIND_MAX + 1);
         let mut applied = Index(0);
         let mut next = |clocks: &mut LeaseClocks, applied: Index| {
@@ -1089,7 +1094,7 @@ mod tests {
         assert_eq!(renew(&mut clocks, 1, Index(8)), behind, "its entry is under way");
         assert_eq!(renew(&mut clocks, 1, Index(9)), own, "its note is taken back");
         assert_eq!(renew(&mut clocks, 2, Index(9)), behind, "another member may have one of it");
-        // Entry 10 takes both notes back, and one more entry is behind it.
+        // Entry 10 clears both checkpoints, and entry 11 follows it.
         assert_eq!(
             clocks.note_some(&node(Index(9)), (&leases, Index(9)), true, start).map(|notes| notes.len()),
             Some(2)
@@ -1127,7 +1132,7 @@ mod tests {
         assert_eq!(slice(&mut clocks, &leases, true, start), [0; 0]);
         assert_eq!(all_taken_back(&mut clocks), 10);
         assert_eq!(all_taken_back(&mut clocks), 0);
-        // Other members may have led and made notes.
+        // Other members may have led and made checkpoints.
         clocks.stop(start);
         lead(&mut clocks, &leases, false, start);
         assert_eq!(all_taken_back(&mut clocks), 10);

@@ -347,8 +347,8 @@ impl Room {
         self.next_look = now + LOOK_INTERVAL;
         // A file system that does not report its free space counts as one with plenty.
         self.free_bytes = log.free_bytes().unwrap_or(u64::MAX / 2);
-        // The reserve is asked for only while the disk is not plentiful; once it is plentiful again, a later
-        // shortage asks again.
+        // The reserve is requested as soon as free space is no longer plentiful, while some of it can still
+        // be reserved for checkpoints.
         let has_plenty = self.has_plenty(log);
         self.reserve_asked &= !has_plenty;
         let wants_reserve = !has_plenty && !self.reserve_asked || log.holds_room();

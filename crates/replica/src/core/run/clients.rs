@@ -152,9 +152,8 @@ impl Core {
         }
     }
 
-    /// Proposes an entry that notes remaining times of leases, and remembers its index for each lease.
-    /// Returns `None` if the entry did not get into the log, where it may use the space available for this
-    /// `purpose`.
+    /// Proposes an entry with lease checkpoints, and remembers its index for each lease. Returns `None` if
+    /// the entry did not get into the log, where it may use the space available for this `purpose`.
     fn propose_note(
         &mut self,
         checkpoints: Vec<LeaseCheckpoint>,
@@ -198,8 +197,7 @@ impl Core {
         }
     }
 
-    /// Does the next slice of the work on leases: starting and dropping clocks, revoking, noting remaining
-    /// times.
+    /// Does the next slice of the work on leases: starting and dropping clocks, revoking, checkpointing.
     pub(super) fn lease_slices(&mut self, now: Instant) {
         self.leases.forget_some();
         if self.leads_now() {
@@ -244,7 +242,7 @@ impl Core {
         }
     }
 
-    /// Continues noting remaining times, by at most one entry.
+    /// Continues to set or clear lease checkpoints, by at most one entry.
     fn note_some(&mut self, now: Instant) {
         if !self.leases.is_noting() {
             return;
@@ -252,7 +250,8 @@ impl Core {
         let leases = (&self.machine.leases, self.machine.applied_index);
         let has_room = Room::takes_more(&self.log);
         if let Some(notes) = self.leases.note_some(&self.node, leases, has_room, now) {
-            // Notes can be megabytes, which must not use the space that is reserved for ending a shortage.
+            // Lease checkpoints can be megabytes, which must not use the space that is reserved for ending a
+            // shortage.
             let taken = self.propose_note(notes, Purpose::Frees, Waiter::Nobody);
             self.leases.proposed(taken);
         }

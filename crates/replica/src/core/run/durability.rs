@@ -471,7 +471,8 @@ impl Core {
             }
             return;
         }
-        // On a full disk, the entry that settles a leader may wait for the space that this checkpoint frees.
+        // On a full disk, the first entry of a leader's term may wait for the space that this checkpoint
+        // frees.
         let leadership = &self.leadership;
         let unsettled =
             leadership.leader() == MemberId::NONE || (leadership.leads() && !leadership.has_settled());

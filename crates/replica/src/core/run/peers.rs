@@ -225,8 +225,8 @@ impl Core {
         taken.is_ok()
     }
 
-    /// Makes the first proposals of a leader that has just settled, which a start waits for. Returns false if
-    /// it has not just settled.
+    /// Makes the first proposals of a leader that has just applied the first entry of its term; a start waits
+    /// for them. Returns false if that has not just happened.
     fn begin_to_lead(&mut self, now: Instant) -> bool {
         if self.parked.is_some() || !self.leadership.take_settled() {
             return false;
