@@ -59,7 +59,7 @@ pub enum ConfChangeKind {
     AddVoter,
     /// Adds a member that receives the log and has no vote.
     AddLearner,
-    /// Removes a member of either kind.
+    /// Removes a voter or a learner.
     Remove,
     /// Changes nothing about voting, for example only an address.
     Update,

@@ -812,7 +812,7 @@ impl Node {
         Ok(())
     }
 
-    /// Reports the applied index to raft, as far as it is synced, too.
+    /// Reports to raft the applied index, limited to synced entries.
     fn settle_applied(&mut self) {
         let log = &self.raw.raft.raft_log;
         let applied = self.applied.0.min(log.committed).min(log.persisted);

@@ -195,7 +195,7 @@ pub struct Placement {
     pub done: oneshot::Sender<Result<Vec<(log::ValueId, log::Location)>, Shortage>>,
 }
 
-/// A message or request of another member, or an event about the exchange with one.
+/// A message or request of another member, or an event about the communication with another member.
 pub enum PeerRequest {
     /// Raft messages of other members, and the charge for their memory.
     Messages(Vec<raftpb::Message>, Charge),

@@ -21,9 +21,9 @@ const TOO_MANY_CALLS: Status = Status::new(Code::ResourceExhausted, "etcdserver:
 /// Time at which the allowance of each client is whole again.
 type Allowances<Client> = Mutex<HashMap<Client, Instant>>;
 
-/// Number of expensive calls that each client may make per second. Expensive are calls that may process many
-/// keys, changes, leases or users. A client is a user, or an address for calls without a user. Each client
-/// has an allowance of one second's calls, which fills up as time passes.
+/// Limits the number of expensive calls that each client may make per second. Expensive calls are those that
+/// may process many keys, changes, leases or users. A client is a user, or an address for calls without a
+/// user. Each client has an allowance of one second's calls, which fills up as time passes.
 ///
 /// ```text
 /// 10 calls a second    10 calls at once are allowed; the 11th is refused; 100 ms later another one is allowed

@@ -293,7 +293,7 @@ impl Expiry {
         if timer.alone_looks != self.looks {
             return None;
         }
-        // Stricter than the core, for which a lease may live on while apply is behind.
+        // This check is stricter than the core's: the core lets a lease live on while applying lags behind.
         if timer.ends_ns() <= now {
             return None;
         }

@@ -402,7 +402,7 @@ impl Sim {
             member.role = standing.role;
         }
         for mut message in effects.messages {
-            // A proposal may be bound to a term.
+            // A proposal may have a term, because it may be bound to one.
             if message.r#type() != MessageType::MsgProp {
                 assert_eq!(message.term() == 0, message.r#type() == MessageType::MsgReadIndex);
             }

@@ -584,7 +584,8 @@ impl LeaseClocks {
         if others != Others::Mainstay {
             self.noting = None;
         }
-        // While checkpoints are distrusted, they are being cleared already, and no leader makes new ones.
+        // While lease checkpoints are distrusted, they are being cleared already, and no leader makes new
+        // ones.
         if others == Others::SomeEtcd && before != others && !self.doubt && !self.none_noted {
             self.doubt = true;
             self.take_back(true);
@@ -631,7 +632,8 @@ impl LeaseClocks {
     /// Begins to clear the checkpoints of all leases, or only of those that have one in this member's state.
     fn take_back(&mut self, of_all: bool) {
         if of_all {
-            // While checkpoints are distrusted, a renewal may have to clear one that another member has.
+            // While lease checkpoints are distrusted, a renewal may have to clear one that another member
+            // has.
             self.renewals.with(Expiry::look_again);
         }
         self.noting = None;
@@ -916,7 +918,7 @@ mod tests {
             }
             assert!(all.iter().copied().eq(1..=2_500));
             assert!(!clocks.has_to_do(false, || true, REACH));
-            // Later passes clear only checkpoints that are in the state.
+            // Later passes clear only lease checkpoints that are in the state.
             clocks.look(Index(0), Index(0), start);
             clocks.others_are(Others::SomeEtcd);
             clocks.note_if_due(start + seconds(61));
@@ -946,7 +948,7 @@ mod tests {
         clocks.look(Index(0), Index(0), start);
         lead(&mut clocks, &leases, false, start);
         assert_eq!(left(&clocks, start), 61, "it was in the log of a leader that is none any more");
-        // Nothing is checkpointed while checkpoints are distrusted.
+        // No lease is checkpointed while lease checkpoints are distrusted.
         clocks.others_are(Others::Mainstay);
         clocks.note_before_stop();
         assert_eq!(slice(&mut clocks, &leases, true, start + seconds(2)).len(), 10);
@@ -1001,7 +1003,7 @@ mod tests {
         clocks.note_before_stop();
         let notes = clocks.note_some(&node(Index(0)), (&leases, Index(0)), true, start + seconds(15));
         assert_eq!(notes, Some(vec![LeaseCheckpoint { id: 1, remaining_ttl: 50 }]));
-        // The checkpoint is not even proposed yet.
+        // The lease checkpoint is not even proposed yet.
         assert_eq!(by_shard(&clocks, start + seconds(15)), None);
         clocks.noted(&notes.expect("is noted"), Index(9));
         assert_eq!(by_shard(&clocks, start + seconds(16)), None);
@@ -1010,7 +1012,7 @@ mod tests {
         clocks.noted(&[LeaseCheckpoint { id: 1, remaining_ttl: 0 }], Index(10));
         assert_eq!(renew(&mut clocks, 10, start + seconds(19)), answered);
         assert_eq!(by_shard(&clocks, start + seconds(20)), Some(Seconds(60)));
-        // Another proposer may have made any checkpoint, so a renewal may have to clear it.
+        // Another proposer may have made any lease checkpoint, so a renewal may have to clear it.
         clocks.noted_by_another();
         assert_eq!(by_shard(&clocks, start + seconds(20)), None);
         assert_eq!(renew(&mut clocks, 10, start + seconds(20)), answered);
@@ -1050,7 +1052,7 @@ mod tests {
         let leases = leases(6_500, |_| false);
         let mut clocks = clocks(start);
         lead(&mut clocks, &leases, true, start);
-        // One more unapplied entry than a checkpoint may be proposed behind.
+        // More unapplied entries than the limit for proposing a lease checkpoint.
         let mut last = Index(NOTED_BEHIND_MAX + 1);
         let mut applied = Index(0);
         let mut next = |clocks: &mut LeaseClocks, applied: Index| {
@@ -1094,7 +1096,7 @@ mod tests {
         assert_eq!(renew(&mut clocks, 1, Index(8)), behind, "its entry is under way");
         assert_eq!(renew(&mut clocks, 1, Index(9)), own, "its note is taken back");
         assert_eq!(renew(&mut clocks, 2, Index(9)), behind, "another member may have one of it");
-        // Entry 10 clears both checkpoints, and entry 11 follows it.
+        // Entry 10 clears both lease checkpoints, and entry 11 follows it.
         assert_eq!(
             clocks.note_some(&node(Index(9)), (&leases, Index(9)), true, start).map(|notes| notes.len()),
             Some(2)
@@ -1132,7 +1134,7 @@ mod tests {
         assert_eq!(slice(&mut clocks, &leases, true, start), [0; 0]);
         assert_eq!(all_taken_back(&mut clocks), 10);
         assert_eq!(all_taken_back(&mut clocks), 0);
-        // Other members may have led and made checkpoints.
+        // Other members may have led and made lease checkpoints.
         clocks.stop(start);
         lead(&mut clocks, &leases, false, start);
         assert_eq!(all_taken_back(&mut clocks), 10);

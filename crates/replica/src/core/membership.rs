@@ -492,7 +492,7 @@ impl Membership {
         self.outcomes.push(told);
     }
 
-    /// Takes out the results for clients.
+    /// Takes out the queued results of membership changes, to be sent to clients.
     pub fn take_told(&mut self) -> Vec<Told> {
         std::mem::take(&mut self.outcomes)
     }

@@ -101,7 +101,7 @@ pub(super) struct Room {
     next_look: Instant,
     /// True if the checkpointer was ordered to reserve space for the next checkpoint.
     reserve_asked: bool,
-    /// Alive as long as an order to reserve space is queued.
+    /// Token that is alive while an order to reserve space is queued.
     reserve_queued: Weak<()>,
     /// True if the last checkpoint found no space. The data directory may be on another disk than the log
     /// (`--wal-dir`), and without checkpoints the log only grows.
@@ -145,8 +145,8 @@ impl Room {
     /// [`Fatal::LogRefused`] if the log takes no more batches.
     pub fn hand(&mut self, log: &mut Log, mut batch: Batch, raft: u64, now: Instant) -> Result<(), Fatal> {
         if batch.reset.is_some() {
-            // A reset makes all earlier batches void, and may be what frees space. Raft's number of the reset
-            // covers the earlier batches.
+            // A reset makes all earlier batches void, and may free the missing space. Raft's number of the
+            // reset covers the earlier batches.
             let parked = std::mem::take(&mut self.parked);
             let hard_state = parked.into_iter().rev().find_map(|parked| parked.batch.hard_state);
             batch.hard_state = batch.hard_state.or(hard_state);

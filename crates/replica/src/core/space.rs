@@ -79,7 +79,7 @@ impl Survey<'_> {
         let usage = self.machine.usage();
         let (mut live, mut dead) = (0, 0);
         let segments = self.log.segments();
-        // A segment that waits to be deleted goes as soon as no reader needs it.
+        // A segment that waits to be deleted is deleted as soon as no view refers to it.
         let goes = |segment: &SegmentState| segment.releasing || self.segments.is_pending_delete(segment.seq);
         for segment in segments.iter().filter(|s| s.sealed && s.last_index <= self.kept_behind && !goes(s)) {
             let in_use = usage.get(&segment.seq).map_or(0, moved_bytes);

@@ -236,7 +236,7 @@ impl Core {
             Ok(Progress::More) => {}
             Ok(Progress::Waits) => self.fetch_values(&missing),
             Ok(Progress::Whole(applied)) => {
-                // The rest of the turn's budget is for the entries after this one.
+                // The rest of the turn's budget is left to the entries after this entry.
                 self.applying.set_left(left);
                 if let Some(begun) = self.applying.ended() {
                     self.applied(&begun, *applied, now);
