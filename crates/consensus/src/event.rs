@@ -174,7 +174,7 @@ pub enum Refused {
     NoLeader,
     /// Leadership is being handed over; no proposals are taken until that has ended.
     Transferring,
-    /// Description for the operator.
+    /// Any other reason, as a text for the operator.
     Other(String),
 }
 

@@ -102,7 +102,7 @@ impl Divergence {
         }
     }
 
-    /// Compares once. Takes up to twice the timeout.
+    /// Runs one round of comparisons. Takes up to twice the timeout.
     pub async fn compare(&mut self) {
         let members = Arc::clone(&self.shared.state.load().members);
         self.through.retain(|id, _| members.by_id.contains_key(id));

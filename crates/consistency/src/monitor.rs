@@ -82,7 +82,7 @@ impl Monitor {
 }
 
 impl LeaderChecks {
-    /// Returns checks that are all due.
+    /// Returns the checks, all of which are due at once.
     pub fn new(shared: &Arc<Shared>, logger: &Arc<Logger>, config: &Config) -> LeaderChecks {
         let now = shared.clock.now();
         LeaderChecks {

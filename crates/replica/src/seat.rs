@@ -16,8 +16,8 @@ use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, park_timeout};
 /// Maximum number of turns that a borrowing thread does. A write takes two: the first turn writes it to the
 /// log, the second answers it.
 const TURNS_MAX: usize = 4;
-/// Time by which the owner may oversleep after other threads have done its work: the resolution with which
-/// deadlines are compared here.
+/// Time by which the owner may oversleep after other threads have done its work: two readings of the clock
+/// for the same deadline differ by about this much.
 const OVERSLEEPS: Duration = Duration::from_micros(100);
 
 /// Work that is done in turns, by one thread at a time.

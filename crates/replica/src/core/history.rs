@@ -104,8 +104,8 @@ impl History {
         self.terms.clone()
     }
 
-    /// Returns the terms of the applied entries, as far back as the log reached at the last call of
-    /// [`Self::terms`].
+    /// Returns the terms of the applied entries, as far back as the log reached when the log's first entry
+    /// was last read for them.
     pub fn known_terms(&self) -> Terms {
         self.terms.clone()
     }

@@ -110,8 +110,8 @@ impl Questions {
         (self.budget, self.spent) = (budget, 0);
     }
 
-    /// Records the cost of the last answered question: leases visited, or pointers copied in units of
-    /// hundreds.
+    /// Records the cost of the last answered question: leases visited, or pointers copied, each of which
+    /// stands for hundreds of entries.
     pub fn spent(&mut self, cost: u64) {
         self.spent = self.spent.saturating_add(cost);
     }
