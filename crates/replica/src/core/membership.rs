@@ -376,7 +376,7 @@ impl Membership {
         let departure = self.departs(since, present, now);
         if departure != Departure::Goes {
             if late {
-                // Dropped: its sender has timed out.
+                // The proposal is dropped, because its sender has timed out.
                 self.departures.pop_front();
             }
             return match departure {

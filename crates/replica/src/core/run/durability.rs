@@ -321,7 +321,7 @@ impl Core {
             }
         }
         if self.leadership.applied(begun.term, self.node.standing()) {
-            // Only now are all remaining times known that were noted in earlier terms.
+            // Started only now, because all lease checkpoints of earlier terms are applied by now.
             let doubted = self.node.take_followed_etcd() || self.node.others() == Others::SomeEtcd;
             self.leases.start(&self.machine.leases, doubted, now);
         }
