@@ -1,7 +1,7 @@
-//! Where a member's time comes from: the machine's clocks, or one that is moved by hand.
+//! Source of a member's time: the machine's clocks, or a clock that is moved by hand.
 //!
-//! Everything that decides something asks the member's [`Clock`]. Durations that are only counted for metrics may be
-//! taken with `Instant::now()`.
+//! All code that makes a decision by time asks the member's [`Clock`]. Durations that are only counted for
+//! metrics may be measured with `Instant::now()`.
 
 #![forbid(unsafe_code)]
 
@@ -13,24 +13,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// A member's clocks. Clones are one.
+/// A member's clocks. All clones show the same time.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
     hand: Option<Arc<HandClock>>,
 }
 
 impl Clock {
-    /// The machine's.
+    /// Returns the machine's clocks.
     pub fn real() -> Clock {
         Clock::default()
     }
 
-    /// One that is moved by hand.
+    /// Returns clocks that are moved by hand.
     pub fn by_hand(hand: &Arc<HandClock>) -> Clock {
         Clock { hand: Some(Arc::clone(hand)) }
     }
 
-    /// The monotonic time.
+    /// Returns the monotonic time.
     #[inline]
     pub fn now(&self) -> Instant {
         match &self.hand {
@@ -39,7 +39,7 @@ impl Clock {
         }
     }
 
-    /// The time of day.
+    /// Returns the time of day.
     pub fn wall(&self) -> SystemTime {
         match &self.hand {
             None => SystemTime::now(),
@@ -47,12 +47,13 @@ impl Clock {
         }
     }
 
-    /// The time of day, in seconds since 1970.
+    /// Returns the time of day, in seconds since 1970.
     pub fn unix_seconds(&self) -> u64 {
         self.wall().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
     }
 
-    /// Resolves after this time. With real clocks it has to be polled inside a tokio runtime that has a timer.
+    /// Returns a future that resolves after this time. With real clocks it has to be polled inside a tokio
+    /// runtime that has a timer.
     pub fn sleep(&self, time: Duration) -> Sleep {
         Sleep(match &self.hand {
             None => Kind::Real(Box::pin(tokio::time::sleep(time))),
@@ -68,9 +69,9 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Clocks that stand still until they are moved, with the timers that wait for that.
+/// Clocks that stand still until they are moved, with the timers that wait for them.
 ///
-/// Timers that are due fire in the order of their times, and of their registration where these are equal.
+/// Timers that are due fire in the order of their times, and of their registration if the times are equal.
 #[derive(Debug)]
 pub struct HandClock {
     epoch: Instant,
@@ -83,13 +84,14 @@ pub struct HandClock {
 
 #[derive(Debug, Default)]
 struct Timers {
-    /// By time in nanoseconds and number.
+    /// Wakers by time in nanoseconds and timer number.
     waiting: BTreeMap<(u64, u64), Waker>,
     next: u64,
 }
 
 impl HandClock {
-    /// Clocks that show this. All clocks whose times are compared with each other need the same epoch.
+    /// Returns clocks that show `epoch` and `wall`. All clocks whose times are compared with each other need
+    /// the same epoch.
     pub fn new(epoch: Instant, wall: SystemTime) -> Arc<HandClock> {
         let wall = wall.duration_since(UNIX_EPOCH).unwrap_or_default();
         Arc::new(HandClock {
@@ -108,35 +110,35 @@ impl HandClock {
         self.now_ns.load(Ordering::Relaxed)
     }
 
-    /// The monotonic time.
+    /// Returns the monotonic time.
     pub fn now(&self) -> Instant {
         self.epoch + self.elapsed()
     }
 
-    /// The monotonic time since the epoch.
+    /// Returns the monotonic time since the epoch.
     pub fn elapsed(&self) -> Duration {
         Duration::from_nanos(self.now_ns())
     }
 
-    /// The time of day.
+    /// Returns the time of day.
     pub fn wall(&self) -> SystemTime {
         UNIX_EPOCH + Duration::from_nanos(self.wall_ns.load(Ordering::Relaxed))
     }
 
-    /// Both clocks go on by this much; timers that are due then fire.
+    /// Advances both clocks by this time; timers that become due fire.
     pub fn advance(&self, by: Duration) {
         self.now_ns.fetch_add(nanoseconds(by), Ordering::Relaxed);
         self.wall_ns.fetch_add(nanoseconds(by), Ordering::Relaxed);
         self.fire();
     }
 
-    /// The time of day jumps, forwards or back. The monotonic time does not.
+    /// Sets the time of day, forwards or back. The monotonic time does not change.
     pub fn set_wall(&self, wall: SystemTime) {
         let wall = wall.duration_since(UNIX_EPOCH).unwrap_or_default();
         self.wall_ns.store(nanoseconds(wall), Ordering::Relaxed);
     }
 
-    /// How long until the next timer is due; `None` if none waits.
+    /// Returns the time until the next timer is due; `None` if no timer waits.
     pub fn next_timer(&self) -> Option<Duration> {
         let (due_ns, _) = *self.timers().waiting.first_key_value()?.0;
         Some(Duration::from_nanos(due_ns.saturating_sub(self.now_ns())))
@@ -150,14 +152,14 @@ impl HandClock {
                 return;
             };
             let waker = first.remove();
-            // A waker may lead back here.
+            // The lock is released first, because a waker may call this clock again.
             drop(timers);
             waker.wake();
         }
     }
 }
 
-/// A time to wait for.
+/// A future that resolves after a time.
 #[derive(Debug)]
 pub struct Sleep(Kind);
 
@@ -171,12 +173,12 @@ enum Kind {
 struct HandSleep {
     hand: Arc<HandClock>,
     due_ns: u64,
-    /// The number of the timer that waits.
+    /// Number of the registered timer; `None` if none is registered.
     timer: Option<u64>,
 }
 
 impl Sleep {
-    /// Begins anew: resolves after this time from now.
+    /// Restarts the wait: it resolves after this time from now.
     pub fn reset(&mut self, time: Duration) {
         match &mut self.0 {
             Kind::Real(sleep) => sleep.as_mut().reset(tokio::time::Instant::now() + time),
@@ -218,7 +220,7 @@ impl HandSleep {
     fn forget(&mut self) {
         if let Some(number) = self.timer.take() {
             let forgotten = self.hand.timers().waiting.remove(&(self.due_ns, number));
-            // Dropped after the lock: what a waker holds may lead back here.
+            // Dropped after the lock is released, because dropping a waker may call this clock again.
             drop(forgotten);
         }
     }

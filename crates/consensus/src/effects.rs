@@ -1,4 +1,4 @@
-//! What a node asks for, and how it stands.
+//! Actions that a node requests from its caller, and the node's standing.
 
 use api::raftpb;
 use numbers::{Index, MemberId, Term};
@@ -6,23 +6,24 @@ use numbers::{Index, MemberId, Term};
 use crate::entry::{Entry, HardState};
 use crate::event::Fetch;
 
-/// What a leader knows of the programs that the other members, learners among them, run.
+/// Knowledge of a leader about the programs that the other members run, learners included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Others {
-    /// All have answered this leader in its term, and none of them runs etcd; or there are no others.
+    /// All other members have answered this leader in its term, and none of them runs etcd; or no other
+    /// members exist.
     Mainstay,
-    /// Some have not answered it, and none of the rest runs etcd.
+    /// Some members have not answered the leader, and none of the rest runs etcd.
     Unheard,
-    /// One at least runs etcd.
+    /// At least one member runs etcd.
     SomeEtcd,
 }
 
-/// A node's part in its term.
+/// Role of a node in its term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Follows a leader, or waits for one.
     Follower,
-    /// Asks for votes, or whether it would get any.
+    /// Asks for votes, or for pre-votes.
     Candidate,
     /// Leads.
     Leader,
@@ -30,33 +31,34 @@ pub enum Role {
 
 /// The present standing of a node.
 ///
-/// What is applied is never beyond `commit`, and `commit` is never beyond `last`. What is synced here is in no order with
-/// `commit`: an entry is committed once a majority has synced it, and this member, leader or follower, need not be a part
-/// of that majority. What [`Effects::commit`] holds is always synced here.
+/// The applied index is never beyond `commit`, and `commit` is never beyond `last`. The synced index of this
+/// member has no fixed order with `commit`: an entry is committed once a majority has synced it, and this
+/// member, leader or follower, need not be part of that majority. Entries in [`Effects::commit`] are always
+/// synced here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
     /// Role of the node.
     pub role: Role,
-    /// The leader it knows of; 0 for none.
+    /// Id of the leader that the node knows; 0 for none.
     pub leader: MemberId,
-    /// The current term.
+    /// The current raft term.
     pub term: Term,
-    /// The newest committed index.
+    /// The commit index.
     pub commit: Index,
-    /// The newest index in its log, synced or not.
+    /// Index of the last entry in its log, synced or not.
     pub last: Index,
 }
 
 /// The way in which a leader sends entries to a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgressState {
-    /// One append at a time, to find out where the logs meet.
+    /// One append at a time, to find the last common entry of both logs.
     Probe,
-    /// One append after the other, without waiting.
+    /// One append after the other, without waiting for acknowledgements.
     Replicate,
     /// No entries are sent until the snapshot of this index has arrived.
     Snapshot {
-        /// The snapshot's position, at the least.
+        /// Minimum log index of the snapshot.
         index: Index,
     },
 }
@@ -64,70 +66,71 @@ pub enum ProgressState {
 /// A leader's knowledge of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// The member.
+    /// Id of the member.
     pub id: MemberId,
-    /// The newest index known to be on its disk.
+    /// Index of the newest entry known to be on the member's disk.
     pub matched: Index,
-    /// The next index to send to it.
+    /// Index of the next entry to send to the member.
     pub next: Index,
-    /// True if it has no vote.
+    /// True if the member has no vote.
     pub is_learner: bool,
-    /// True if it answered since the leader last looked, which it does every election timeout.
+    /// True if the member has answered since the leader's last check, which happens every election timeout.
     pub recently_active: bool,
-    /// The way in which entries are sent to it.
+    /// The way in which entries are sent to the member.
     pub state: ProgressState,
 }
 
-/// A snapshot was accepted: what the log and the applied state are replaced by.
+/// An accepted snapshot, which replaces the log and the applied state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Restore {
-    /// Index of the snapshot.
+    /// Log index of the snapshot.
     pub index: Index,
-    /// The term of the entry at that position.
+    /// Raft term of the entry at `index`.
     pub term: Term,
-    /// The members with a vote.
+    /// Ids of the members with a vote.
     pub voters: Vec<MemberId>,
-    /// The members without one.
+    /// Ids of the members without a vote.
     pub learners: Vec<MemberId>,
 }
 
-/// Entries and state for the log.
+/// Entries and hard state for the log.
 #[derive(Debug)]
 pub struct Append {
-    /// Number that [`Event::LogSynced`](crate::Event::LogSynced) has to name.
+    /// Number that [`Event::LogSynced`](crate::Event::LogSynced) has to contain.
     pub number: u64,
-    /// In order; the first may replace entries already in the log.
+    /// Entries in order; the first may replace entries already in the log.
     pub entries: Vec<Entry>,
     /// The new hard state, if it changed.
     pub hard_state: Option<HardState>,
 }
 
-/// A linearizable read that may be answered once this member has applied enough.
+/// A linearizable read that may be answered once this member has applied the entries up to `index`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConfirmedRead {
     /// The number given with [`Request::Read`](crate::Request::Read).
     pub number: u64,
-    /// Everything up to this index has to be applied before the read.
+    /// Log index up to which entries have to be applied before the read.
     pub index: Index,
 }
 
-/// What the caller has to do, in the imperative.
+/// Actions for the caller.
 #[derive(Debug, Default)]
 pub struct Effects {
-    /// To be carried out before `append`: the log restarts behind it. Persisted together with `append`, which is
-    /// then there, if only for its number.
+    /// Snapshot to install before `append`: the log restarts after it. It is persisted together with
+    /// `append`, which is then present, even if only for its number.
     pub restore: Option<Restore>,
-    /// For the log.
+    /// Entries and hard state for the log.
     pub append: Option<Append>,
-    /// To be sent now, in this order. Those that promise something come once what they promise is synced. A `MsgSnap`
-    /// has metadata only; the sender replaces them by those of the state that it sends.
+    /// Messages to be sent now, in this order. Messages that acknowledge something appear here once that is
+    /// synced. A `MsgSnap` has only metadata, which the sender replaces by the metadata of the state that it
+    /// sends.
     pub messages: Vec<raftpb::Message>,
-    /// Committed entries, to be applied in order, without a gap. None is beyond [`Standing::commit`], and none beyond
-    /// [`Node::synced_index`](crate::Node::synced_index).
+    /// Committed entries, to be applied in order, without a gap. None is beyond [`Standing::commit`], and
+    /// none beyond [`Node::synced_index`](crate::Node::synced_index).
     pub commit: Vec<Entry>,
     /// Answers to [`Request::Read`](crate::Request::Read).
     pub reads: Vec<ConfirmedRead>,
-    /// Entries to be read from the log, at most one per follower at a time. Each is answered by
+    /// Entries to be read from the log, at most one fetch per follower at a time. Each is answered by
     /// [`Event::Fetched`](crate::Event::Fetched).
     pub fetches: Vec<Fetch>,
     /// The node's new standing, if role or leader changed.

@@ -1,4 +1,4 @@
-//! Entries and states as the rest of the product sees them.
+//! Entries and states in the form in which all other crates see them.
 
 use std::fmt;
 
@@ -18,18 +18,18 @@ pub enum EntryKind {
 /// One entry of the raft log.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// The term in which it was proposed.
+    /// Raft term in which the entry was proposed.
     pub term: Term,
     /// Index of the entry, counted from 1.
     pub index: Index,
     /// Type of `data`.
     pub kind: EntryKind,
-    /// The payload, etcd's bytes.
+    /// The payload, in etcd's encoding.
     pub data: Bytes,
 }
 
 impl fmt::Debug for Entry {
-    /// The payload is told by its length: values, and hashes of passwords, are in it.
+    /// Shows only the length of the payload, because it may contain values and password hashes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Entry { term, index, kind, data } = self;
         f.debug_struct("Entry")
@@ -41,27 +41,27 @@ impl fmt::Debug for Entry {
     }
 }
 
-/// The state that a node must find again after a crash, besides entries.
+/// The state besides entries that a node needs after a crash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HardState {
     /// The newest term seen.
     pub term: Term,
     /// Member that this member voted for in that term; 0 for none.
     pub vote: MemberId,
-    /// The newest index known to be committed.
+    /// Commit index known to this member.
     pub commit: Index,
 }
 
 /// The effect of a membership change on the voters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfChangeKind {
-    /// Adds a voter, or makes one of a learner.
+    /// Adds a voter, or promotes a learner to one.
     AddVoter,
     /// Adds a member that receives the log and has no vote.
     AddLearner,
-    /// Removes a member of either kind.
+    /// Removes a voter or a learner.
     Remove,
-    /// Changes nothing about voting: a new address, say.
+    /// Changes nothing about voting, for example only an address.
     Update,
 }
 
@@ -75,8 +75,9 @@ pub struct ConfChange {
 }
 
 impl ConfChange {
-    /// The form that the raft crate understands. Its numbers for the kinds differ from etcd's, so this never goes to
-    /// a disk or a peer. An update is spelled as the removal of nobody, which changes nothing.
+    /// Returns the change in the raft crate's form. Its numbers for the kinds differ from etcd's, so this
+    /// form never goes to a disk or a peer. An update is encoded as the removal of the id 0, which changes
+    /// nothing.
     pub(crate) fn to_raft(self) -> eraftpb::ConfChange {
         let mut change = eraftpb::ConfChange::default();
         change.set_node_id(self.node.0);
@@ -94,7 +95,8 @@ impl ConfChange {
 }
 
 impl Entry {
-    /// The raft crate's form: a conf change carries etcd's bytes in `context`, for raft reads `data` itself.
+    /// Returns the entry in the raft crate's form. A conf change carries etcd's bytes in `context`, because
+    /// the raft crate reads `data` itself.
     pub(crate) fn to_raft(&self) -> eraftpb::Entry {
         let mut entry =
             eraftpb::Entry { term: self.term.0, index: self.index.0, ..eraftpb::Entry::default() };

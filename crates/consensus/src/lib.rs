@@ -1,24 +1,24 @@
 //! One member's raft node: events in, effects out.
 //!
-//! Wraps the `raft` crate (TiKV's port of etcd's raft) so that none of its types leave this crate; what members say
-//! to each other is etcd's `raftpb`. Knows no disk, no network, no clock and draws no randomness: time arrives as
-//! [`Event::Ticked`], and election timeouts are a function of the seed, the term and the ticks seen, so that a cluster
-//! of nodes runs deterministically in one thread.
+//! Wraps the `raft` crate (TiKV's port of etcd's raft) so that none of its types leave this crate; messages
+//! between members are etcd's `raftpb`. The crate knows no disk, no network, no clock and draws no
+//! randomness: time arrives as [`Event::Ticked`], and election timeouts are a function of the seed, the term
+//! and the ticks seen, so that a cluster of nodes runs deterministically in one thread.
 //!
-//! # The order of things (invariant I3)
+//! # Order of operations (invariant I3)
 //!
-//! 1. [`Node::step`] takes events; [`Node::effects`] says what follows from them.
-//! 2. `Effects::restore`, if there is one, is carried out first. `Effects::append` goes to the log. Only when that
-//!    batch is synced does the caller step [`Event::LogSynced`] with the batch's number, and only then do the entries
-//!    count for this member's vote on commitment, and only then do messages leave that promise them.
+//! 1. [`Node::step`] takes events; [`Node::effects`] returns the resulting actions.
+//! 2. `Effects::restore`, if present, is carried out first. `Effects::append` goes to the log. Only when that batch
+//!    is synced does the caller step [`Event::LogSynced`] with the batch's number, and only then do the entries
+//!    count for this member's vote on commitment, and only then are messages sent that acknowledge them.
 //! 3. `Effects::commit` holds entries that are committed *and* synced here: apply them in order, then step
 //!    [`Event::Applied`].
 //!
 //! Appending, syncing, applying and sending overlap: any number of batches may be on their way to the disk.
 //!
-//! # What comes from outside
+//! # Input from other members
 //!
-//! A peer's message that no sound peer sends is refused before the raft crate sees it, and changes nothing
+//! A peer's message that no correct peer sends is refused before the raft crate sees it, and changes nothing
 //! (`validate.rs`).
 //!
 //! Tests: `tests/it` (transcripts, a simulated cluster), and beside the small parts.

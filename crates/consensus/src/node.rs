@@ -1,5 +1,6 @@
-//! The node: raft's decisions, as effects for others to carry out. [`Node::step`] and [`Node::request`] take what happened and
-//! what is wanted, [`Node::effects`] returns what follows. It carries out nothing.
+//! The raft node: its decisions are returned as effects for the caller to carry out. [`Node::step`] and
+//! [`Node::request`] take events and requests, [`Node::effects`] returns the resulting actions. The node
+//! itself carries out nothing.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
 
@@ -22,43 +23,44 @@ use crate::validate;
 use crate::window::Window;
 use crate::wire::{self, BINDS_AND_NO_ETCD, BINDS_PROPOSALS, RUNS_MAINSTAY};
 
-/// Payload bytes of one append, and of what is read back from the log for a follower at a time.
+/// Maximum payload bytes of one append, and of entries read back from the log for a follower at a time.
 const APPEND_BYTES_MAX: u64 = 1024 * 1024;
-/// Appends under way to one follower.
+/// Maximum number of appends in flight to one follower.
 const APPENDS_IN_FLIGHT_MAX: usize = 512;
-/// Reads for which a leader seeks confirmation at the same time.
+/// Maximum number of reads for which a leader seeks confirmation at the same time.
 const PENDING_READS_MAX: usize = 4096;
-/// Membership changes that others forwarded and that wait for an earlier one.
+/// Maximum number of membership changes forwarded by other members that wait for an earlier one.
 const EARLY_CHANGES_MAX: usize = 64;
-/// Forwarded proposals that wait until it is settled who leads.
+/// Maximum number of forwarded proposals that wait until a leader is known.
 const LEADERLESS_MAX: usize = 1024;
-/// Bytes of forwarded proposals that wait until it is settled who leads: they are sent at once, and half of what may wait for
-/// a member is left to others.
+/// Maximum bytes of forwarded proposals that wait until a leader is known. They are sent all at once, so half
+/// of the send queue to a member is left to other messages.
 const LEADERLESS_BYTES_MAX: usize = 8 << 20;
 
-/// Memory of an entry besides its bytes.
+/// Memory of an entry in addition to its bytes.
 const ENTRY_BYTES: usize = 64;
 
-/// In the heartbeats by which a leader that was removed tells that its removal is committed, and in their answers.
+/// Context of the heartbeats with which a removed leader announces that its removal is committed, and of
+/// their answers.
 const FAREWELL: &[u8] = b"mainstay farewell";
 
-/// A leader whose own removal has been applied, until enough others know that it is committed.
+/// A leader whose own removal has been applied, until enough other members know that it is committed.
 ///
-/// Only a leader tells others what is committed, and those who do not know yet that the removal is go on counting the
-/// removed member: of two, the one that is left would wait for its vote for ever. So the removed leader goes on
-/// sending entries and heartbeats. To the raft crate the change is not applied yet, since its leader cannot be without
-/// a vote. That is safe: the leader takes no more proposals, and any majority of the voters before the change has a
-/// member in common with any majority after it.
+/// Only a leader announces the commit index, and members that do not know that the removal is committed still
+/// count the removed member: of two members, the remaining one would wait for its vote for ever. So the
+/// removed leader continues to send entries and heartbeats. To the raft crate the change is not applied yet,
+/// because its leader must have a vote. That is safe: the leader takes no more proposals, and any majority of
+/// the voters before the change has a member in common with any majority after it.
 ///
-/// Worked example: 1 leads {1, 2} and is removed by entry 7. 2 has acknowledged 7, but the message that says that it is
-/// committed was lost. 1 sends heartbeats with commit 7 and the context of a farewell; 2 applies entry 7, and its answer
-/// repeats the context: 1 steps down.
+/// Worked example: 1 leads {1, 2} and is removed by entry 7. 2 has acknowledged 7, but the message that
+/// announces its commit was lost. 1 sends heartbeats with commit 7 and the context of a farewell; 2 applies
+/// entry 7, and its answer repeats the context: 1 steps down.
 struct Leaving {
-    /// Known to be committed: the removal is at or before this index.
+    /// A commit index at or after the removal: a member that has it knows the removal.
     index: Index,
-    /// The members that know.
+    /// Ids of the members that know the removal.
     told: BTreeSet<u64>,
-    /// The tick at which each was told last.
+    /// Tick at which the removal was last announced to each member.
     said: BTreeMap<u64, u64>,
     change: ConfChange,
 }
@@ -68,75 +70,77 @@ pub struct Node {
     raw: RawNode<Tail>,
     config: Config,
     ticks: u64,
-    /// A hard state whose only news is the commit index: it goes to the log with the next thing that has to, for a
-    /// commit index that is lost in a crash is found again.
+    /// A hard state that differs only in the commit index: it goes to the log with the next write that is
+    /// needed, because a commit index that is lost in a crash is found again.
     unsaved: Option<HardState>,
-    /// The commit index up to which [`Node::effects`] has looked for changes of the members.
+    /// Commit index up to which [`Node::effects`] has searched for membership changes.
     looked_through: u64,
-    /// Committed entries that are given out once this batch is on disk.
+    /// Committed entries that are given out once the batch with this number is on disk.
     withheld: (u64, Vec<Entry>),
     /// Term and vote as last given out for the log.
     vote: (u64, u64),
-    /// The newest batch of raft's decisions, whether it had something for the log or not.
+    /// Number of the newest batch of raft's decisions, with or without data for the log.
     batch: u64,
     /// The batches given out for the log and not synced yet.
     unsynced: VecDeque<Unsynced>,
-    /// The last entry of the newest batch that is synced.
+    /// Index of the last entry of the newest synced batch.
     stored: Index,
     /// The snapshot that is being restored.
     restoring: Option<Restoring>,
-    /// Last entry that the caller has applied; raft is told once it is synced too.
+    /// Index of the last entry that the caller has applied; raft is notified once that entry is synced, too.
     applied: Index,
     outbox: Outbox,
-    /// By follower; only while leading.
+    /// Windows of appends, by follower; only while leading.
     windows: BTreeMap<u64, Window>,
-    /// The term in which `windows` and the fetches began.
+    /// Term to which `windows` and the fetches belong.
     windows_term: u64,
     /// Fetches without an answer, by follower.
     fetching: BTreeMap<u64, Fetch>,
-    /// Fetches not given out yet.
+    /// Fetches that are queued and not handed to the caller yet.
     fetches: Vec<Fetch>,
-    /// Reads that came before this leader had committed anything in its term.
+    /// Reads that arrived before this leader had committed an entry of its term.
     early_reads: Vec<eraftpb::Message>,
     disk_stalled: bool,
-    /// Forwarded proposals that wait until it is settled who leads, for two election timeouts at most: those of etcd's members.
-    /// In a node that speaks as etcd's, all proposals, for as long as it takes.
+    /// Forwarded proposals of etcd members that wait until a leader is known, for at most two election
+    /// timeouts. If `speaks_as_etcd` is set, all forwarded proposals, without a time limit.
     leaderless: Vec<eraftpb::Message>,
-    /// Bytes of `leaderless`.
+    /// Bytes of the proposals in `leaderless`.
     leaderless_bytes: usize,
-    /// The tick in which the first of them came.
+    /// Tick at which the first proposal in `leaderless` arrived.
     leaderless_since: u64,
-    /// Membership changes that others forwarded to this leader while an earlier one may not be applied yet.
+    /// Membership changes that other members forwarded to this leader while an earlier one may not be applied
+    /// yet.
     early_changes: Vec<eraftpb::Message>,
     leaving: Option<Leaving>,
-    /// True if the standing has changed in a way that the raft crate does not tell.
+    /// True if the standing has changed in a way that the raft crate does not report.
     stands_anew: bool,
-    /// The term whose leader has said that it binds proposals to their term.
+    /// Term whose leader has announced that it binds proposals to their term.
     bound_term: u64,
-    /// The term whose leader's last heartbeat has said that no voter runs etcd.
+    /// Term whose leader's last heartbeat has announced that no voter runs etcd.
     no_etcd_term: u64,
-    /// True if a leader that runs etcd was followed, see [`Node::take_followed_etcd`].
+    /// True if this node has followed a leader that runs etcd, see [`Node::take_followed_etcd`].
     followed_etcd: bool,
-    /// By member: whether its last answer has said that it does not run etcd. Only while leading.
+    /// For each member that has answered: true if its last answer shows that it does not run etcd. Only while
+    /// leading.
     runs_mainstay: BTreeMap<u64, bool>,
-    /// The term that these answers belong to.
+    /// Term to which the answers in `runs_mainstay` belong.
     answers_term: u64,
 }
 
 /// A snapshot that was given out to be restored and is not synced yet.
 struct Restoring {
-    /// Index of the entry.
+    /// Index of the last entry in the snapshot.
     index: Index,
-    /// The number of the batch that it comes with.
+    /// Number of the batch that the snapshot belongs to.
     batch: u64,
 }
 
 /// A batch that was given out for the log and is not synced yet.
 struct Unsynced {
     number: u64,
-    /// The last entry of the log once it is synced.
+    /// Index of the last entry of the log once the batch is synced.
     last: Index,
-    /// True if it replaces what is in the log.
+    /// True if the batch replaces entries in the log.
     replaces: bool,
 }
 
@@ -151,11 +155,11 @@ fn other(error: impl std::fmt::Display) -> Refused {
 }
 
 impl Node {
-    /// Starts a node from what was restored.
+    /// Starts a node from the restored state.
     ///
     /// # Errors
     ///
-    /// When configuration and restored state do not go together; the text says why.
+    /// Configuration and restored state contradict each other; the text gives the reason.
     pub fn new(config: Config, restored: Restored) -> Result<Node, Refused> {
         let (voters, learners) = (bare(restored.voters), bare(restored.learners));
         validate::check_members(&voters, &learners)?;
@@ -181,12 +185,12 @@ impl Node {
         tail.hard_state.term = restored.hard_state.term.0;
         tail.hard_state.vote = restored.hard_state.vote.0;
         if restored.applied_term > restored.hard_state.term {
-            // The checkpoint knows of a newer term than the log; in that term no vote was given.
+            // The checkpoint has a newer term than the log; in that term no vote was given.
             tail.hard_state.term = restored.applied_term.0;
             tail.hard_state.vote = 0;
         }
-        // A commit index is not synced for its own sake, so the checkpoint may know a newer one; and it may name
-        // entries beyond a log whose unsynced tail was lost.
+        // A commit index is not synced for its own sake, so the checkpoint may contain a newer one; and it
+        // may cover entries beyond a log whose unsynced end was lost.
         tail.hard_state.commit = restored.hard_state.commit.clamp(restored.applied, last_entry).0;
         let entries: Vec<eraftpb::Entry> = restored.entries.iter().map(Entry::to_raft).collect();
         for (at, entry) in entries.iter().enumerate() {
@@ -208,7 +212,7 @@ impl Node {
             max_inflight_msgs: APPENDS_IN_FLIGHT_MAX,
             check_quorum: true,
             pre_vote: config.pre_vote,
-            // Not `batch_append`: it joins appends into one without any limit on its bytes.
+            // `batch_append` stays off: it joins appends into one without any limit on its bytes.
             ..raft::Config::default()
         };
         if config.id == MemberId::NONE {
@@ -256,14 +260,14 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// The event contradicts what the node knows: a bug of this program.
+    /// The event contradicts the node's state: a bug of this program.
     pub fn step(&mut self, event: Event) -> Result<(), Broken> {
         let outcome = self.take(event);
         self.settle();
         outcome
     }
 
-    /// Does what a client or a peer wants.
+    /// Handles a request of a client or a peer.
     ///
     /// # Errors
     ///
@@ -299,7 +303,7 @@ impl Node {
                 if planted::is(Bug::RemovedVoterCounted) && change.kind == ConfChangeKind::Remove => {}
             Event::ConfChanged(change) if self.must_take_leave(change) => {
                 self.early_reads.clear();
-                // The members that are left need not hear from this one.
+                // The remaining members need not answer this node.
                 self.raw.raft.set_check_quorum(false);
                 self.stands_anew = true;
                 self.leaving = Some(Leaving {
@@ -386,7 +390,7 @@ impl Node {
     fn change_conf(&mut self, change: ConfChange) -> Result<(), Broken> {
         let state = self.raw.apply_conf_change(&change.to_raft()).map_err(|e| Broken(e.to_string()))?;
         self.raw.mut_store().conf_state = state;
-        // A leader without a vote must not count itself, and the raft crate cannot lead without doing so.
+        // A leader without a vote must not count itself, and the raft crate cannot lead without doing that.
         if !self.raw.raft.promotable() {
             self.stand_down();
         }
@@ -403,13 +407,15 @@ impl Node {
             && !planted::is(Bug::RemovedLeaderSilent)
     }
 
-    /// Returns true while this node, whose removal it has applied as a leader, makes sure that a majority of the
-    /// others knows of it. Its process should go on until then, for some election timeouts.
+    /// Returns true while this node, whose removal it has applied as a leader, makes sure that a majority of
+    /// the other members knows of the removal. Its process should continue until then, for some election
+    /// timeouts.
     pub fn is_leaving(&self) -> bool {
         self.leaving.is_some()
     }
 
-    /// Tells those who have the removal that it is committed; once enough know, it is applied here too.
+    /// Announces the committed removal to the members that have its entry; once enough know it, it is applied
+    /// here, too.
     fn settle_leaving(&mut self) {
         let Some(leaving) = &mut self.leaving else { return };
         let own = self.config.id.0;
@@ -421,7 +427,7 @@ impl Node {
             let change = leaving.change;
             self.leaving = None;
             self.raw.raft.set_check_quorum(true);
-            // It was checked when it was applied: the other voters are left.
+            // The removal was checked when it was applied: the other voters are left.
             let changed = self.change_conf(change);
             assert!(changed.is_ok(), "a committed removal with voters left can be applied: {changed:?}");
             return;
@@ -445,7 +451,7 @@ impl Node {
         }
     }
 
-    /// Becomes a follower of nobody in the same term, unless it follows already.
+    /// Becomes a follower without a leader in the same term, unless it is a follower already.
     fn stand_down(&mut self) {
         if self.raw.raft.state != StateRole::Follower {
             let term = self.raw.raft.term;
@@ -458,11 +464,11 @@ impl Node {
         let log = &self.raw.raft.raft_log;
         self.raw.raft.promotable()
             && !self.disk_stalled
-            // Raft looks for conf changes between what is applied and what is committed, and a snapshot that is not
-            // restored yet leaves a hole there.
+            // Raft searches for conf changes between the applied and the committed index, and a snapshot that
+            // is not restored yet leaves a gap there.
             && self.restoring.is_none()
-            // A candidate says that it has its log. A sole voter becomes leader at once, and the raft crate insists
-            // that its log is synced by then.
+            // A candidate states which entries its log has. A sole voter becomes leader at once, and the raft
+            // crate requires that its log is synced by then.
             && log.persisted == log.last_index()
     }
 
@@ -472,7 +478,7 @@ impl Node {
         let due = raft.state != StateRole::Leader
             && raft.election_elapsed + 1 >= raft.randomized_election_timeout();
         if due && !self.may_campaign() {
-            // Time goes on, so that it does not hold on to a leader that is gone.
+            // Time is counted all the same, so that the node does not stick to a leader that is gone.
             self.raw.raft.election_elapsed += 1;
         } else {
             self.raw.tick();
@@ -491,7 +497,7 @@ impl Node {
         message.from = self.config.id.0;
         message.entries = entries.into();
         if self.binds_proposals() && !self.config.speaks_as_etcd {
-            // For a leader of this term only, see `is_for_another_term`.
+            // Binds the proposal to the leader of this term, see `is_for_another_term`.
             message.context = Bytes::copy_from_slice(&self.raw.raft.term.to_be_bytes());
         }
         match self.raw.raft.step(message) {
@@ -501,10 +507,11 @@ impl Node {
         }
     }
 
-    /// Returns true if what is proposed now gets into the log in the present term or never, so that it may be proposed
-    /// again once an entry of a newer term is applied: where this node leads, or where the leader has said so. etcd's
-    /// members do not: a proposal that comes late is passed on to the leader of that time. A leader is not known to bind
-    /// proposals before its first message of the term has come.
+    /// Returns true if a proposal made now gets into the log in the present term or never, so that it may be
+    /// proposed again once an entry of a newer term is applied. This holds if this node leads, or if the
+    /// leader has announced it. It does not hold for etcd's members, which pass a late proposal on to the
+    /// leader of that time. A leader is not known to bind proposals before its first message of the term has
+    /// arrived.
     pub fn binds_proposals(&self) -> bool {
         let raft = &self.raw.raft;
         raft.state == StateRole::Leader
@@ -512,8 +519,8 @@ impl Node {
             || planted::is(Bug::ProposedAgainAfterEtcd)
     }
 
-    /// Returns what the other members run, as far as they have answered this leader in its term; a member that is down counts
-    /// by its last answer. [`Others::Unheard`] on other members.
+    /// Returns the programs that the other members run, by their answers to this leader in its term; a member
+    /// that is down counts by its last answer. [`Others::Unheard`] on members that do not lead.
     pub fn others(&self) -> Others {
         if self.raw.raft.state != StateRole::Leader || self.config.speaks_as_etcd {
             return Others::Unheard;
@@ -527,8 +534,9 @@ impl Node {
         })
     }
 
-    /// Returns true if every other voter is known not to run etcd, and no learner is known to: from their answers to this
-    /// leader in its term, or from the last heartbeat of the leader that this member follows.
+    /// Returns true if every other voter is known not to run etcd, and no learner is known to run it: by
+    /// their answers to this leader in its term, or by the last heartbeat of the leader that this member
+    /// follows.
     pub fn has_no_etcd(&self) -> bool {
         let raft = &self.raw.raft;
         if raft.state != StateRole::Leader {
@@ -536,24 +544,25 @@ impl Node {
         }
         let voters = raft.prs().conf().voters();
         raft.prs().iter().filter(|(id, _)| **id != self.config.id.0).all(|(id, _)| {
-            // A learner that was only just added may not have been started.
+            // A learner that was just added may not have been started.
             self.runs_mainstay(*id).unwrap_or(!voters.contains(*id))
         })
     }
 
-    /// Returns true if this member has followed a leader that runs etcd since it was started, or since the last call.
+    /// Returns true if this member has followed a leader that runs etcd since it was started, or since the
+    /// last call.
     pub fn take_followed_etcd(&mut self) -> bool {
         std::mem::take(&mut self.followed_etcd)
     }
 
-    /// Returns whether this member's last answer to this leader has said that it does not run etcd; `None` if none has come
-    /// in its term.
+    /// Returns `Some(true)` if this member's last answer to this leader shows that it does not run etcd;
+    /// `None` if it has not answered in this leader's term.
     fn runs_mainstay(&self, id: u64) -> Option<bool> {
         let answers = self.answers_term == self.raw.raft.term;
         self.runs_mainstay.get(&id).copied().filter(|_| answers)
     }
 
-    /// Remembers what a member's answer to this leader says of its program.
+    /// Records the program that a member runs, from its answer to this leader.
     fn note_answer(&mut self, from: u64, term: u64, hint: u64) {
         let raft = &self.raw.raft;
         if raft.state != StateRole::Leader || raft.term != term || raft.prs().get(from).is_none() {
@@ -567,7 +576,7 @@ impl Node {
     }
 
     fn propose_conf_change(&mut self, change: crate::ConfChange, data: Bytes) -> Result<(), Refused> {
-        // The raft crate would put an empty entry in its place, and nobody would hear of it.
+        // The raft crate would append an empty entry instead, and no caller would learn of it.
         if self.raw.raft.state == StateRole::Leader && self.raw.raft.has_pending_conf() {
             return Err(other("an earlier membership change may not be applied yet"));
         }
@@ -575,8 +584,8 @@ impl Node {
         self.propose(vec![entry])
     }
 
-    /// Takes a read, a client's or a follower's. The raft crate's leader drops those that come before it has
-    /// committed something in its term, for only then it knows what is committed; here they wait for that.
+    /// Takes a read of a client or a follower. The raft crate's leader drops reads that arrive before it has
+    /// committed an entry of its term, because it does not know the commit index before that; here they wait.
     fn read(&mut self, message: eraftpb::Message) -> Result<(), Refused> {
         let raft = &mut self.raw.raft;
         if raft.pending_read_count() + self.early_reads.len() >= PENDING_READS_MAX {
@@ -604,7 +613,7 @@ impl Node {
             self.early_changes.clear();
         } else if !self.raw.raft.has_pending_conf() && self.transferring().is_none() {
             let message = self.early_changes.remove(0);
-            // One that is dropped counts as lost on its way.
+            // A dropped change counts as lost by the network.
             let _ = self.raw.raft.step(message);
         }
     }
@@ -658,12 +667,13 @@ impl Node {
             }
         }
         match kind {
-            // The leader takes proposals again when nobody campaigns.
+            // The leader takes proposals again if no member campaigns.
             MessageType::MsgTimeoutNow if !self.may_campaign() => return Ok(()),
             MessageType::MsgTransferLeader if message.term == self.raw.raft.term => message.term = 0,
             MessageType::MsgReadIndex => return self.read(message),
-            // Who names a term hears of a new leader and proposes again. etcd's members do not: each client would wait in vain
-            // until its time is up, as it does where etcd leads.
+            // A member that binds its proposal to a term learns of a new leader and proposes again. etcd's
+            // members do not: without this, each of their clients would wait for its timeout, as it does
+            // where etcd leads.
             MessageType::MsgPropose if self.transferring().is_some() => {
                 let may_keep = !self.config.speaks_as_etcd && wire::bound_term(&message).is_none();
                 let is_kept = may_keep && self.wait_for_leader(message);
@@ -676,7 +686,7 @@ impl Node {
             MessageType::MsgPropose if self.raw.raft.leader_id == 0 => {
                 return if self.wait_for_leader(message) { Ok(()) } else { Err(Refused::NoLeader) };
             }
-            // The raft crate would put an empty entry in its place.
+            // The raft crate would append an empty entry instead.
             MessageType::MsgPropose if self.is_early_change(&message) => {
                 if self.early_changes.len() >= EARLY_CHANGES_MAX {
                     return Err(other("too many membership changes wait"));
@@ -684,7 +694,7 @@ impl Node {
                 self.early_changes.push(message);
                 return Ok(());
             }
-            // As etcd's members do: to the next it comes from the one who passed it on.
+            // As etcd's members do: the next receiver sees the forwarding member as the sender.
             MessageType::MsgPropose if self.raw.raft.state != StateRole::Leader => {
                 message.from = self.config.id.0;
             }
@@ -714,9 +724,10 @@ impl Node {
         Ok(())
     }
 
-    /// Returns true if a forwarded proposal names a term that this node does not lead in. Who forwarded it may then
-    /// conclude, from the first entry of a newer term, that it never got into the log, and propose it again: so it must
-    /// not get there by another way. etcd's members name no term; theirs are taken whenever they come.
+    /// Returns true if a forwarded proposal is bound to a term in which this node does not lead. The
+    /// forwarding member may then conclude, from the first entry of a newer term, that the proposal never got
+    /// into the log, and propose it again: so it must not get there in another way. Proposals of etcd's
+    /// members have no term; they are taken at any time.
     fn is_for_another_term(&self, message: &eraftpb::Message) -> bool {
         if planted::is(Bug::ForwardedInAnyTerm) {
             return false;
@@ -725,8 +736,8 @@ impl Node {
         wire::bound_term(message).is_some_and(|term| term != raft.term || raft.state != StateRole::Leader)
     }
 
-    /// Takes a forwarded proposal as etcd's members do: as if it were this member's own, by whatever way and in
-    /// whatever term it gets to a leader.
+    /// Takes a forwarded proposal as etcd's members do: like this member's own proposal, which may reach a
+    /// leader in any term.
     fn pass_on(&mut self, mut message: eraftpb::Message) -> Result<(), Refused> {
         message.context = Bytes::new();
         if self.raw.raft.leader_id == 0 {
@@ -737,7 +748,7 @@ impl Node {
         self.raw.raft.step(message).map_err(other)
     }
 
-    /// Keeps a forwarded proposal until it is settled who leads. Returns false if there is no room for it.
+    /// Keeps a forwarded proposal until a leader is known. Returns false if the limits are reached.
     fn wait_for_leader(&mut self, mut message: eraftpb::Message) -> bool {
         let bytes: usize =
             message.entries.iter().map(|entry| entry.data.len() + entry.context.len() + ENTRY_BYTES).sum();
@@ -769,7 +780,7 @@ impl Node {
                     self.early_changes.push(message);
                     continue;
                 }
-                // What is dropped now is lost, as in etcd.
+                // A proposal that is dropped now is lost, as in etcd.
                 let _ = self.raw.raft.step(message);
             }
         }
@@ -785,11 +796,12 @@ impl Node {
             self.stored = batch.last;
             self.unsynced.pop_front();
         }
-        // The raft crate knows what is synced by index and term, and takes an entry that was overwritten and written
-        // again for the one that is on disk, though the overwriting may yet reach the disk and the rest be lost. So
-        // it hears of no sync while an overwriting is under way.
+        // The raft crate identifies synced entries by index and term. If an entry was overwritten and written
+        // again, it would confuse the new entry with the one on disk, although the overwriting may still
+        // reach the disk and the rest be lost. So it is not notified of any sync while an overwriting batch
+        // is in flight.
         if self.unsynced.iter().all(|batch| !batch.replaces) || planted::is(Bug::OverwrittenCountsAsSynced) {
-            // Batches that had nothing for the log are as good as synced together with the one before them.
+            // Batches without data for the log count as synced together with the batch before them.
             self.raw.on_persist_ready(self.unsynced.front().map_or(self.batch, |next| next.number - 1));
         }
         if let Some(restored) = self.restoring.take_if(|restoring| restoring.batch <= number) {
@@ -800,7 +812,7 @@ impl Node {
         Ok(())
     }
 
-    /// Tells raft what is applied, as far as it is synced too.
+    /// Reports to raft the applied index, limited to synced entries.
     fn settle_applied(&mut self) {
         let log = &self.raw.raft.raft_log;
         let applied = self.applied.0.min(log.committed).min(log.persisted);
@@ -821,14 +833,14 @@ impl Node {
                 && entry.index < fetch.last
                 && tail.term_of(entry.index.0) == Some(entry.term.0)
         });
-        // What cannot be read is asked for again when the follower answers the next heartbeat.
+        // Entries that cannot be read are requested again when the follower answers the next heartbeat.
         if entries.is_empty() || !sound {
             return;
         }
         let entries = entries.iter().map(Entry::to_raft).collect();
         self.raw.mut_store().fetched.insert(fetch.to.0, entries);
-        // The first turn sends what was read; the second asks for what comes after it, so that the disk reads while
-        // the network sends.
+        // The first turn sends the entries that were read; the second requests the entries after them, so
+        // that the disk reads while the network sends.
         for turn in 0..2 {
             let before_index = self.raw.store().before_index;
             let ready = self.raw.raft.prs().get(fetch.to.0).is_some_and(|progress| {
@@ -840,7 +852,7 @@ impl Node {
         }
     }
 
-    /// Returns what follows from the events so far; `None` once there is nothing more to do.
+    /// Returns the actions that result from the events so far; `None` once nothing more is to be done.
     pub fn effects(&mut self) -> Option<Effects> {
         if !self.raw.has_ready() {
             let commit = self.given_out(Vec::new());
@@ -863,7 +875,7 @@ impl Node {
         if ready.ss().is_some() || std::mem::take(&mut self.stands_anew) {
             effects.standing = Some(self.standing());
         }
-        // Which messages wait for what is not the raft crate's to say: see `Outbox`.
+        // `Outbox` decides which messages wait for which batch, not the raft crate.
         let mut messages = ready.take_messages();
         messages.append(&mut ready.take_persisted_messages());
         let committed = ready.take_committed_entries();
@@ -909,7 +921,7 @@ impl Node {
             let entries = entries.into_iter().map(Entry::from_raft).collect();
             effects.append = Some(Append { number, entries, hard_state: self.unsaved.take() });
         } else if self.unsynced.is_empty() {
-            // The raft crate keeps a record of each batch until it hears that it is synced.
+            // The raft crate keeps a record of each batch until it is notified of the sync.
             self.raw.on_persist_ready(number);
         }
         self.post(messages);
@@ -934,8 +946,8 @@ impl Node {
         Vec::new()
     }
 
-    /// Asserts the order of positions that [`Standing`] and [`Effects::commit`] promise. An entry that is given out earlier
-    /// would be applied from a log that may still lose or replace it.
+    /// Asserts the order of positions that [`Standing`] and [`Effects::commit`] promise. An entry given out
+    /// earlier would be applied from a log that may still lose or replace it.
     fn assert_order(&self, given_out: &[Entry]) {
         let log = &self.raw.raft.raft_log;
         let (commit, last, synced) = (Index(log.committed), Index(log.last_index()), Index(log.persisted));
@@ -947,11 +959,12 @@ impl Node {
         assert_eq!(index - first.index + 1, given_out.len() as u64, "entries are given out without a gap");
     }
 
-    /// Returns true if the commit index has to be on disk before it is reported to any member, since it has come to the
-    /// removal of a member. The remaining members may need the removed one's vote until they know that the removal is
-    /// committed, but the removed one ends once it knows. So no member reports, confirms or applies the commit of a
-    /// removal while it might forget it itself. Other changes end no member, and the majorities before and after one of
-    /// them have a member in common: their commit may be forgotten and found again.
+    /// Returns true if the commit index has to be on disk before it is reported to any member, because it has
+    /// reached the removal of a member. The remaining members may need the removed member's vote until they
+    /// know that the removal is committed, but the removed member ends once it knows. So no member reports,
+    /// confirms or applies the commit of a removal while it might still forget it. Other changes end no
+    /// member, and the majorities before and after one of them have a member in common: their commit may be
+    /// forgotten and found again.
     fn notes_commit_first(&mut self) -> bool {
         let committed = self.raw.raft.raft_log.committed;
         let looked_through = std::mem::replace(&mut self.looked_through, committed);
@@ -981,10 +994,10 @@ impl Node {
             let of_this_term = leads && message.term == term;
             message.reject_hint = match message.get_msg_type() {
                 MessageType::MsgHeartbeat if no_etcd && of_this_term => BINDS_AND_NO_ETCD,
-                // Also one that leaves after this leader was deposed: members that have not heard of that would take it for
-                // one of etcd.
+                // Set also in a heartbeat that is sent after this leader was deposed: members that do not
+                // know that yet would take it for a leader that runs etcd.
                 MessageType::MsgHeartbeat => BINDS_PROPOSALS,
-                // The first of a term; later ones are many.
+                // Only the first append of a term carries it; later ones are many.
                 MessageType::MsgAppend if of_this_term && self.is_probed(message.to) => BINDS_PROPOSALS,
                 _ => continue,
             };
@@ -992,7 +1005,7 @@ impl Node {
         messages.into_iter().map(wire::message_from_raft).collect()
     }
 
-    /// Returns true if this leader does not know yet what the member has.
+    /// Returns true if this leader does not know yet which entries the member has.
     fn is_probed(&self, id: u64) -> bool {
         let progress = self.raw.raft.prs().get(id);
         progress.is_some_and(|progress| progress.state == raft::ProgressState::Probe)
@@ -1046,7 +1059,7 @@ impl Node {
         self.settle_fetches();
     }
 
-    /// Decides what to read back from the log, and drops what was read and is sent.
+    /// Decides which entries to read back from the log, and drops fetched entries that are sent.
     fn settle_fetches(&mut self) {
         let tail = self.raw.mut_store();
         if tail.wanted.get_mut().is_empty() && tail.fetched.is_empty() {
@@ -1099,7 +1112,7 @@ impl Node {
         }
     }
 
-    /// Returns a leader's knowledge of every member, itself included, by id; nothing on other members.
+    /// Returns a leader's knowledge of every member, itself included, by id; empty on other members.
     pub fn progress(&self) -> Vec<Progress> {
         let raft = &self.raw.raft;
         if raft.state != StateRole::Leader {
@@ -1136,12 +1149,13 @@ impl Node {
         }
     }
 
-    /// Returns true if forwarded proposals wait until it is settled who leads, or until this member's own vote is on disk.
+    /// Returns true if forwarded proposals wait until a leader is known, or until this member's own vote is
+    /// on disk.
     pub fn keeps_proposals(&self) -> bool {
         !self.leaderless.is_empty() || self.outbox.holds_proposals()
     }
 
-    /// The term of an entry that is in the log, or right before its first one.
+    /// Returns the term of an entry that is in the log, or right before its first one.
     pub fn term_of(&self, index: Index) -> Option<Term> {
         let log = &self.raw.raft.raft_log;
         if index.0 > log.last_index() || index.0 + 1 < log.first_index() {
@@ -1150,11 +1164,12 @@ impl Node {
         log.term(index.0).ok().map(Term)
     }
 
-    /// Returns index and data of the entries behind this one that are kept in memory, the newest included, whether they are on
-    /// disk or not. Every entry that is not applied is among them: only what is applied leaves memory ([`Event::Forgotten`]).
+    /// Returns index and data of the entries in memory after this index, including the newest, on disk or
+    /// not. Every entry that is not applied is among them: only applied entries leave memory
+    /// ([`Event::Forgotten`]).
     pub fn data_after(&self, index: Index) -> impl Iterator<Item = (Index, &[u8])> {
         let unstable = &self.raw.raft.raft_log.unstable;
-        // Entries that replace others may not have taken their places yet.
+        // Entries that replace others may not be in the stable part yet.
         let stable = self.raw.store().between(index.0, unstable.offset.saturating_sub(1));
         let unstable = unstable.entries.iter().filter(move |entry| entry.index > index.0);
         stable.chain(unstable).map(|entry| (Index(entry.index), &*entry.data))
@@ -1165,22 +1180,23 @@ impl Node {
         MemberId(self.raw.raft.vote)
     }
 
-    /// The newest index of which this member has told raft that it is on disk.
+    /// Returns the index of the newest entry that this member has reported to raft as synced.
     pub fn synced_index(&self) -> Index {
         Index(self.raw.raft.raft_log.persisted)
     }
 
-    /// Returns the bytes of the newest entries' payloads, which are kept in memory.
+    /// Returns the payload bytes of the newest entries, which are kept in memory.
     pub fn tail_bytes(&self) -> usize {
         self.raw.store().bytes
     }
 
-    /// Returns the last entry that is on disk. Raft is told of it later while entries on disk are being replaced.
+    /// Returns the index of the last entry that is on disk. While entries on disk are being replaced, raft is
+    /// notified of it later.
     pub fn stored_index(&self) -> Index {
         self.stored
     }
 
-    /// The first index that this node can still give to others, from memory or from the log.
+    /// Returns the first index that this node can still send to other members, from memory or from the log.
     pub fn first_index(&self) -> Index {
         Index(self.raw.raft.raft_log.first_index())
     }
@@ -1200,14 +1216,15 @@ impl Node {
         learners
     }
 
-    /// Entries and payload bytes kept in memory.
+    /// Returns the number of entries in memory, and their payload bytes.
     pub fn kept(&self) -> (usize, usize) {
         let tail = self.raw.store();
         (tail.entries.len(), tail.bytes)
     }
 
-    /// Replaces the raft crate's random election timeout by ours: a function of the seed, the term and how long the
-    /// node has run, so that a run repeats, and two members that collide once do not collide for ever.
+    /// Replaces the raft crate's random election timeout by a function of the seed, the term and the time for
+    /// which the node has run, so that a run can be repeated, and two members that collide once do not
+    /// collide for ever.
     fn settle_timeout(&mut self) {
         let ticks = self.config.election_ticks as u64;
         let mut x = self.config.seed
@@ -1224,7 +1241,7 @@ impl Node {
     }
 }
 
-/// The ids of members as the raft crate has them.
+/// Returns the ids of members as the raft crate uses them.
 fn bare(ids: Vec<MemberId>) -> Vec<u64> {
     ids.into_iter().map(|id| id.0).collect()
 }
@@ -1233,7 +1250,7 @@ fn named(ids: &[u64]) -> Vec<MemberId> {
     ids.iter().copied().map(MemberId).collect()
 }
 
-/// Returns true if an entry may remove a member. What cannot be read counts as a removal.
+/// Returns true if an entry may remove a member. An entry that cannot be decoded counts as a removal.
 fn may_remove(entry: &eraftpb::Entry) -> bool {
     match entry.entry_type {
         eraftpb::EntryType::EntryNormal => false,
@@ -1243,7 +1260,7 @@ fn may_remove(entry: &eraftpb::Entry) -> bool {
     }
 }
 
-/// A confirmed read as the caller knows it; `None` for a context that no read of ours has.
+/// Returns a confirmed read in the caller's form; `None` for a context that this program's reads do not have.
 fn read_of(state: raft::ReadState) -> Option<ConfirmedRead> {
     let context = <[u8; 8]>::try_from(&state.request_ctx[..]).ok()?;
     Some(ConfirmedRead { number: u64::from_be_bytes(context), index: Index(state.index) })

@@ -1,63 +1,66 @@
-//! Messages on their way out, and those that wait for the disk.
+//! Outgoing messages, including those that wait for the disk.
 
 use std::collections::VecDeque;
 
 use raft::eraftpb::{self, MessageType};
 
-/// The most messages that wait for the disk. Beyond it the oldest are dropped: raft bears the loss of any message,
-/// and the newest are those that still matter once a stalled disk moves again.
+/// Maximum number of messages that wait for the disk. Beyond it the oldest are dropped: raft tolerates the
+/// loss of any message, and only the newest matter once a stalled disk works again.
 const WAITING_MAX: usize = 4096;
 
-/// Holds back every message that promises something until the disk has what it promises.
+/// Holds back every message that promises something until the disk has the promised data.
 ///
-/// The raft crate wants all messages of a follower to wait for the ready that they came with. That is safe, for a
-/// message that leaves once everything up to its making is on disk is the same as one delayed by the network; and
-/// it is more than is needed. What a crash can undo is the log, the term and the vote, hence:
+/// The raft crate wants all messages of a follower to wait for the ready that contained them. That is safe,
+/// because a message that is sent once everything before its creation is on disk looks like a message delayed
+/// by the network; but it is stricter than necessary. A crash can lose the log, the term and the vote, hence:
 ///
-/// * **An accepted append** says that the log has everything up to its index. If some of that is not on disk yet, the
-///   message waits for the newest batch given out, its own or an earlier one, for it may promise entries of any of
-///   them. If all of it is on disk, nothing but the term is promised.
-/// * **A vote** rests on term and vote alone: it says that nobody else gets one in this term. A **request for votes** is
-///   a vote for oneself, and says what the log holds; but no node campaigns before its whole log is on disk.
-/// * **A granted pre-vote** promises nothing: the voter remembers nothing of it, and the one who gets it only starts
-///   an election in which real votes count.
-/// * **All others** rest on the term alone. That they wait for a change of term or vote is needed: a sole voter
-///   becomes leader before its vote for itself is on disk, and if it told its learners of entries in that term and
-///   crashed, it would lead the same term again with other entries. A heartbeat's answer acknowledges the leader's
-///   term, which must not be forgotten and given to an older leader; a rejection or a forwarded request tells at most
-///   the term. Entries do not matter to any of these, so a linearizable read never waits behind a write's sync. The
-///   commit index is not among the promises: it is only sent by leaders, who computed it from what is on disks. Only
-///   that the removal of a member is committed nobody may forget: all that is said from then on waits for it, reads and
-///   a hand-over included.
+/// * **An accepted append** promises that the log has everything up to its index. If part of that is not on
+///   disk yet, the message waits for the newest batch given out, its own or an earlier one, because it may
+///   promise entries of any of them. If all of it is on disk, only the term is promised.
+/// * **A vote** depends on term and vote alone: it promises that no other candidate gets one in this term. A
+///   **request for votes** is a vote for oneself, and states which entries the log has; but no node campaigns
+///   before its whole log is on disk.
+/// * **A granted pre-vote** promises nothing: the voter does not record it, and the receiver only starts an
+///   election in which real votes count.
+/// * **All others** depend on the term alone. They must wait for a change of term or vote: a sole voter
+///   becomes leader before its vote for itself is on disk, and if it sent its learners entries of that term
+///   and crashed, it would lead the same term again with other entries. The answer to a heartbeat
+///   acknowledges the leader's term, which must not be forgotten and given to an older leader; a rejection or
+///   a forwarded request contains at most the term. None of these messages depends on entries, so a
+///   linearizable read never waits behind a write's sync. The commit index is not among the promises: only
+///   leaders send it, and they computed it from acknowledged syncs. The exception is the commit of a member's
+///   removal, which no member may forget: all messages sent after it wait for it, reads and a hand-over
+///   included.
 ///
 /// # Example: a follower in term 3 whose log is on disk through entry 10
 ///
 /// ```text
 /// gets entries 11, 12       batch 7 goes to the log
 /// posts append ok 12        promises 12 > 10: waits for batch 7
-/// posts append ok 10        promises what is on disk: leaves at once
+/// posts append ok 10        promises entries that are on disk: leaves at once
 /// posts heartbeat answer    promises term 3, which is on disk: leaves at once
-/// hears of term 4           batch 8 goes to the log, with the new term: all that follows waits for it
+/// learns of term 4          batch 8 goes to the log, with the new term: all later messages wait for it
 /// posts heartbeat answer    waits for batch 8
 /// batch 7 synced            append ok 12 leaves
 /// batch 8 synced            the heartbeat answer leaves
 /// ```
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
-    /// The newest batch given out.
+    /// Number of the newest batch given out.
     newest: u64,
-    /// The newest batch given out that every message waits for: it changes term or vote, or with it the removal of a
-    /// member is committed.
+    /// Number of the newest batch given out that every message waits for: it changes term or vote, or is
+    /// needed to remember the committed removal of a member.
     newest_for_all: u64,
-    /// The newest batch on disk.
+    /// Number of the newest batch on disk.
     synced: u64,
-    /// With the batch each waits for.
+    /// Messages that wait, each with the number of the batch that it waits for.
     waiting: VecDeque<(u64, eraftpb::Message)>,
     ready: Vec<eraftpb::Message>,
 }
 
 impl Outbox {
-    /// A batch is given out for the log. Whether every message from now on waits for it: see [`Outbox::newest_for_all`].
+    /// Records that a batch is given out for the log. With `holds_all`, every message from now on waits for
+    /// it: see [`Outbox::newest_for_all`].
     pub fn appended(&mut self, number: u64, holds_all: bool) {
         self.newest = number;
         if holds_all {
@@ -65,7 +68,7 @@ impl Outbox {
         }
     }
 
-    /// A batch and all before it are on disk.
+    /// Records that a batch and all before it are on disk.
     pub fn synced(&mut self, number: u64) {
         self.synced = self.synced.max(number);
         if self.waiting.is_empty() {
@@ -84,7 +87,7 @@ impl Outbox {
         number <= self.synced
     }
 
-    /// Takes a message; `persisted` is the newest entry known to be on disk here.
+    /// Takes a message; `persisted` is the index of the newest entry known to be on disk here.
     pub fn post(&mut self, message: eraftpb::Message, persisted: u64) {
         let promises_log = !planted::is(planted::Bug::PromiseBeforeSync)
             && message.get_msg_type() == MessageType::MsgAppendResponse
@@ -101,7 +104,7 @@ impl Outbox {
         self.waiting.push_back((need, message));
     }
 
-    /// Returns true if a proposal for another member has not gone yet.
+    /// Returns true if a proposal for another member has not been sent yet.
     pub fn holds_proposals(&self) -> bool {
         let mut all = self.ready.iter().chain(self.waiting.iter().map(|(_, message)| message));
         all.any(|message| message.get_msg_type() == MessageType::MsgPropose)

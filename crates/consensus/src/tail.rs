@@ -1,4 +1,4 @@
-//! The newest entries of the log, kept in memory for raft to look at.
+//! The newest entries of the log, kept in memory for raft.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -9,39 +9,39 @@ use raft::{GetEntriesContext, RaftState, Storage, StorageError};
 
 use crate::terms::Terms;
 
-/// Entries after `before_index`, without a gap; the terms of those before; and what was fetched of them for followers
-/// that are behind. Implements the raft crate's view of a log.
+/// Entries after `before_index`, without a gap; the terms of earlier entries; and earlier entries that were
+/// fetched for followers that lag behind. Implements the raft crate's view of a log.
 #[derive(Debug, Default)]
 pub(crate) struct Tail {
-    /// The first entry that the log on disk still has, or `before_index + 1`.
+    /// Index of the first entry that the log on disk still has, or `before_index + 1`.
     pub first_index: u64,
-    /// The newest entry that is not kept in memory.
+    /// Index of the newest entry that is not kept in memory.
     pub before_index: u64,
-    /// The terms of entries from `first_index - 1` or earlier to `before_index`.
+    /// Terms of the entries from `first_index - 1` or earlier to `before_index`.
     pub terms: Terms,
     pub entries: VecDeque<eraftpb::Entry>,
     pub hard_state: eraftpb::HardState,
-    /// The members as of the last conf change that was applied.
+    /// The members as of the last applied conf change.
     pub conf_state: eraftpb::ConfState,
-    /// The newest applied entry: what a snapshot is made of.
+    /// Index of the newest applied entry, at which a snapshot is made.
     pub applied: u64,
-    /// Bytes of the payloads kept in `entries`.
+    /// Payload bytes of the entries in `entries`.
     pub bytes: usize,
-    /// By follower: entries read back from disk, not yet sent.
+    /// Entries that were read back from disk and are not sent yet, by follower.
     pub fetched: BTreeMap<u64, Vec<eraftpb::Entry>>,
-    /// Indexes from which raft asked for entries that only the disk has.
+    /// Indexes from which raft requested entries that only the disk has.
     pub wanted: RefCell<Vec<u64>>,
 }
 
-/// Entries that there may be space for beyond those that are kept. A member that starts reads 100,000 entries or more, and one
-/// that runs keeps a few thousand at most.
+/// Maximum spare capacity for entries beyond those kept. A starting member reads 100,000 entries or more, and
+/// a running one keeps at most a few thousand.
 const SPACE_MAX: usize = 4096;
 
 pub(crate) fn payload_bytes(entry: &eraftpb::Entry) -> usize {
     entry.data.len() + entry.context.len()
 }
 
-/// As many entries as fit, and at least one if there is one.
+/// Returns as many entries as fit, but at least one if any exists.
 fn limited<'a>(entries: impl Iterator<Item = &'a eraftpb::Entry>, bytes_max: u64) -> Vec<eraftpb::Entry> {
     let mut bytes = 0u64;
     let mut out = Vec::new();
@@ -60,7 +60,7 @@ impl Tail {
         self.before_index + self.entries.len() as u64
     }
 
-    /// The entries that are kept in memory, behind the first of these indexes and up to the second.
+    /// Returns the entries in memory after the index `behind`, up to and including `through`.
     pub fn between(&self, behind: u64, through: u64) -> impl Iterator<Item = &eraftpb::Entry> {
         let at = |index: u64| {
             let at = usize::try_from(index.saturating_sub(self.before_index)).unwrap_or(usize::MAX);
@@ -69,7 +69,7 @@ impl Tail {
         self.entries.range(at(behind)..at(through).max(at(behind)))
     }
 
-    /// Takes entries over, replacing what they contradict.
+    /// Appends entries, and replaces existing entries at their indexes and after them.
     pub fn append(&mut self, entries: &[eraftpb::Entry]) {
         let Some(first) = entries.first() else { return };
         assert!(first.index > self.before_index, "raft rewrites an entry that was applied and forgotten");
@@ -91,14 +91,14 @@ impl Tail {
             self.terms.push(EntryId { index: Index(gone.index), term: Term(gone.term) });
             self.bytes -= payload_bytes(&gone);
         }
-        // Rare enough that moving the entries that are left costs little for each that has gone.
+        // The capacity is reduced so rarely that moving the remaining entries costs little per dropped entry.
         let len = self.entries.len();
         if self.entries.capacity() > 8 * len + SPACE_MAX {
             self.entries.shrink_to(2 * len + SPACE_MAX / 2);
         }
     }
 
-    /// The log on disk has no entries below `first` any more; neither has memory.
+    /// Records that the log on disk has no entries below `first` any more, and drops them from memory, too.
     pub fn discard(&mut self, first: u64) {
         if first <= self.first_index {
             return;
@@ -150,7 +150,7 @@ impl Storage for Tail {
             let take = usize::try_from(high.saturating_sub(low)).unwrap_or(usize::MAX);
             return Ok(limited(self.entries.iter().skip(skip).take(take), bytes_max));
         }
-        // All that is not in memory is applied, and therefore the same for whichever follower it was read.
+        // All entries that are not in memory are applied, and therefore the same for every follower.
         for entries in self.fetched.values() {
             let found = entries.iter().skip_while(|e| e.index < low).take_while(|e| e.index < high);
             if entries.first().is_some_and(|e| e.index <= low) {
@@ -160,7 +160,8 @@ impl Storage for Tail {
                 }
             }
         }
-        // Only followers may be that far behind: what this node itself needs is not applied yet and hence in memory.
+        // Only for followers can raft need such old entries: entries that this node itself needs are not
+        // applied yet and hence in memory.
         assert!(context.can_async(), "raft needs entry {low}, which is applied and forgotten");
         self.wanted.borrow_mut().push(low);
         Err(StorageError::LogTemporarilyUnavailable.into())
@@ -181,7 +182,7 @@ impl Storage for Tail {
         Ok(self.last())
     }
 
-    /// Position and members only: the state itself is read when the snapshot is sent.
+    /// Returns position and members only: the state itself is read when the snapshot is sent.
     fn snapshot(&self, request_index: u64, _to: u64) -> raft::Result<eraftpb::Snapshot> {
         match self.term_of(self.applied) {
             Some(term) if self.applied > 0 && self.applied >= request_index => {

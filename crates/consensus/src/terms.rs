@@ -10,7 +10,7 @@ use crate::event::Refused;
 /// elections.
 #[derive(Debug, Default)]
 pub(crate) struct Terms {
-    /// The first entry of each run. Indexes and terms grow strictly.
+    /// The first entry of each run. Indexes and terms are strictly increasing.
     runs: VecDeque<EntryId>,
 }
 
@@ -40,26 +40,26 @@ impl Terms {
             )));
         }
         terms.push(last);
-        // Before the first entry of all stands nothing, in the term 0.
+        // Index 0, before the first entry of all, has the term 0.
         if terms.runs.front().is_some_and(|run| run.index == Index(1)) {
             terms.runs.push_front(EntryId::default());
         }
         Ok(terms)
     }
 
-    /// Takes the next entry, which follows all those known.
+    /// Adds the next entry, which follows all known entries.
     pub fn push(&mut self, entry: EntryId) {
         if self.runs.back().is_none_or(|run| run.term != entry.term) {
             self.runs.push_back(entry);
         }
     }
 
-    /// The first index whose term is known.
+    /// Returns the first index whose term is known.
     pub fn first(&self) -> Index {
         self.runs.front().map_or(Index(0), |run| run.index)
     }
 
-    /// The term at `index`, which must not be beyond the last entry pushed.
+    /// Returns the term at `index`, which must not be beyond the last added entry.
     pub fn at(&self, index: Index) -> Option<Term> {
         let after = self.runs.partition_point(|run| run.index <= index);
         self.runs.get(after.checked_sub(1)?).map(|run| run.term)

@@ -1,8 +1,8 @@
-//! What a peer may not say: everything that would make the raft crate panic or forget its term.
+//! Refuses messages of peers that would make the raft crate panic or corrupt its term.
 //!
-//! The raft crate trusts its peers: a heartbeat that commits what is not there, an append with a gap, a snapshot that
-//! names nobody end the process. A peer may be a broken build or another program; therefore such messages
-//! stop here, before the raft crate sees them, and the node stays as it was.
+//! The raft crate trusts its peers: a heartbeat that commits entries which do not exist, an append with a
+//! gap, or a snapshot without members ends the process. A peer may be a broken build or another program;
+//! therefore such messages are refused here, before the raft crate sees them, and the node does not change.
 
 use raft::eraftpb::{self, MessageType};
 use raft::{RawNode, StateRole, Storage};
@@ -10,7 +10,8 @@ use raft::{RawNode, StateRole, Storage};
 use crate::event::Refused;
 use crate::wire::{self, NUMBER_MAX};
 
-/// A snapshot or a restored checkpoint names at least one voter, nobody twice and nobody by the id 0.
+/// Checks that a snapshot or restored checkpoint has at least one voter, if any member, and neither duplicate
+/// ids nor the id 0.
 pub(crate) fn check_members(voters: &[u64], learners: &[u64]) -> Result<(), Refused> {
     let mut ids: Vec<u64> = voters.iter().chain(learners).copied().collect();
     ids.sort_unstable();
@@ -26,7 +27,7 @@ pub(crate) fn check_members(voters: &[u64], learners: &[u64]) -> Result<(), Refu
     Ok(())
 }
 
-/// Says what is wrong with a message, if anything is; `message` is as `message_to_raft` left it.
+/// Returns the reason if a message is invalid; `message` is the result of `message_to_raft`.
 pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -> Result<(), Refused> {
     use MessageType as M;
     let raft = &node.raft;
@@ -37,7 +38,7 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
     if message.from == 0 {
         return Err(Refused::because("a message from nobody"));
     }
-    // A transfer request names the transferee as its sender, which may be the leader that receives it.
+    // A transfer request has the transferee as its sender, which may be the leader that receives it.
     if message.from == raft.id && kind != M::MsgTransferLeader {
         return Err(Refused::because("a message from this member itself"));
     }
@@ -45,7 +46,7 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
     if numbers.iter().any(|n| *n > NUMBER_MAX) {
         return Err(Refused::because("a term or an index beyond all measure"));
     }
-    // A term of 0 marks what a node tells itself; a forwarded request has it because it has no term.
+    // A term of 0 marks messages of a node to itself; a forwarded request has it, because it has no term.
     match kind {
         M::MsgPropose | M::MsgReadIndex if message.term != 0 => {
             return Err(Refused::because(format!("{} with a term", wire::name(kind))));
@@ -56,7 +57,7 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
         }
         _ => {}
     }
-    // What an older term says is answered or dropped without a look at it.
+    // A message of an older term is answered or dropped without its content being used.
     if message.term != 0 && message.term < raft.term {
         return Ok(());
     }
@@ -76,7 +77,7 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
             message.commit
         ))),
         M::MsgSnapshot => check_snapshot(message, node),
-        // Forwarding one that has a term is what the raft crate cannot do; its sender asks again.
+        // The raft crate cannot forward a request that has a term; its sender asks again.
         M::MsgTransferLeader if raft.state != StateRole::Leader => {
             Err(Refused::because("a transfer request to a member that does not lead"))
         }
@@ -88,7 +89,7 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
     }
 }
 
-/// Entries follow each other and the one before them, in index and in term.
+/// Checks that entries are consecutive, and follow the entry before them, in index and in term.
 fn check_append(message: &eraftpb::Message) -> Result<(), Refused> {
     if (message.index == 0) != (message.log_term == 0) {
         return Err(Refused::because(format!(

@@ -1,4 +1,4 @@
-//! How many bytes may be on their way to one follower.
+//! Limits the bytes in flight to one follower.
 
 use std::collections::VecDeque;
 
@@ -6,14 +6,15 @@ use raft::eraftpb;
 
 use crate::tail::payload_bytes;
 
-/// The appends to one follower that it has not acknowledged, and those that wait for room.
+/// The appends to one follower that it has not acknowledged, and appends that wait until fewer bytes are in
+/// flight.
 ///
-/// The raft crate limits how many appends are under way, not how many bytes. This holds appends back beyond a number
-/// of bytes, in order. Nothing is lost by that: raft bounds how many there are, sees them as under way, and takes
-/// them back when it goes over to probing the follower, at which [`Window::clear`] forgets them here.
+/// The raft crate limits the number of appends in flight, not their bytes. This type holds appends back
+/// beyond a number of bytes, in order. Nothing is lost: raft bounds their number, counts them as in flight,
+/// and takes them back when it starts probing the follower; then [`Window::clear`] drops them here.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
-    /// The last index and the bytes of each append under way.
+    /// Last index and bytes of each append in flight.
     sent: VecDeque<(u64, usize)>,
     sent_bytes: usize,
     held: VecDeque<eraftpb::Message>,
@@ -22,11 +23,12 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Takes an append; returns it if it may go now.
+    /// Takes an append; returns it if it may be sent now.
     pub fn offer(&mut self, message: eraftpb::Message, bytes_max: usize) -> Option<eraftpb::Message> {
         if let Some(last) = self.held.back_mut() {
             if message.entries.is_empty() {
-                // It only tells the commit index, and would overtake what is held.
+                // An append without entries only carries the commit index, and would overtake the appends
+                // that are held back.
                 last.commit = last.commit.max(message.commit);
             } else {
                 self.held.push_back(message);
@@ -49,7 +51,8 @@ impl Window {
         }
     }
 
-    /// The follower has everything up to `matched`: returns what may go now.
+    /// Records that the follower has all entries up to `matched`, and returns the appends that may be sent
+    /// now.
     pub fn acknowledge(&mut self, matched: u64, bytes_max: usize) -> Vec<eraftpb::Message> {
         while let Some(&(last, bytes)) = self.sent.front()
             && last <= matched
@@ -67,9 +70,9 @@ impl Window {
         free
     }
 
-    /// The follower lives but acknowledges nothing, so appends may have been lost: lets one more go, by whose answer
-    /// raft learns of the loss. The raft crate does the same when its own limit is reached. Once a tick at the most,
-    /// for heartbeats also go out with every read.
+    /// Releases one more append, because the follower answers but acknowledges nothing, so appends may have
+    /// been lost; from the answer to this one raft learns of the loss. The raft crate does the same when its
+    /// own limit is reached. At most one per tick, because heartbeats are also sent with every read.
     pub fn nudge(&mut self, tick: u64) -> Option<eraftpb::Message> {
         if std::mem::replace(&mut self.nudged, tick) == tick {
             return None;
@@ -79,7 +82,7 @@ impl Window {
         Some(message)
     }
 
-    /// Raft starts over with this follower.
+    /// Drops all state, because raft starts over with this follower.
     pub fn clear(&mut self) {
         *self = Window::default();
     }

@@ -1,7 +1,7 @@
 //! Translation between etcd's raft messages and the raft crate's.
 //!
-//! The two protocols share their numbers up to field 12 and part ways after it, and a conf change entry carries
-//! different bytes; therefore nothing that the raft crate encodes ever leaves this crate.
+//! The two protocols share their field numbers up to field 12 and differ after it, and a conf change entry
+//! carries different bytes; therefore nothing that the raft crate encodes ever leaves this crate.
 
 use api::raftpb;
 use bytes::Bytes;
@@ -13,22 +13,23 @@ use raft::eraftpb;
 use crate::entry::{ConfChange, ConfChangeKind};
 use crate::event::Refused;
 
-/// Indexes and terms above this are refused: with it no sum of two of them overflows.
+/// Indexes and terms above this number are refused, so that no sum of two of them overflows.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
 
-/// In the field `rejectHint` of a leader's `MsgApp` or `MsgHeartbeat`: this leader takes a forwarded proposal in the term
-/// that it names or not at all, and never passes it on. etcd's members leave the field 0 there and do not read it.
+/// Value of the field `rejectHint` in a leader's `MsgApp` or `MsgHeartbeat`: this leader takes a forwarded
+/// proposal only in the term that it contains, and never passes it on. etcd's members leave the field 0 there
+/// and do not read it.
 pub(crate) const BINDS_PROPOSALS: u64 = 0x4d41_494e_5354;
 
-/// As [`BINDS_PROPOSALS`], in a leader's `MsgHeartbeat` only; and every other voter has answered this leader with
-/// [`RUNS_MAINSTAY`], and no member without it.
+/// Same as [`BINDS_PROPOSALS`], in a leader's `MsgHeartbeat` only; in addition every other voter has answered
+/// this leader with [`RUNS_MAINSTAY`], and no member has answered without it.
 pub(crate) const BINDS_AND_NO_ETCD: u64 = BINDS_PROPOSALS + 1;
 
-/// In the field `rejectHint` of a `MsgHeartbeatResp`, or of a `MsgAppResp` that rejects nothing: the sender is not etcd.
-/// etcd's members leave the field 0 there and do not read it.
+/// Value of the field `rejectHint` in a `MsgHeartbeatResp`, or in a `MsgAppResp` that rejects nothing: the
+/// sender does not run etcd. etcd's members leave the field 0 there and do not read it.
 pub(crate) const RUNS_MAINSTAY: u64 = BINDS_PROPOSALS;
 
-/// The raft crate's name of a message type; `None` for those that never come from a peer.
+/// Returns the raft crate's name of a message type; `None` for types that never come from a peer.
 fn to_raft_type(wire: raftpb::MessageType) -> Option<eraftpb::MessageType> {
     use eraftpb::MessageType as R;
     use raftpb::MessageType as W;
@@ -86,12 +87,12 @@ fn from_raft_type(raft: eraftpb::MessageType) -> raftpb::MessageType {
     }
 }
 
-/// etcd's name of a message type.
+/// Returns etcd's name of a message type.
 pub(crate) fn name(raft: eraftpb::MessageType) -> &'static str {
     from_raft_type(raft).as_str_name()
 }
 
-/// Reads etcd's `ConfChange`.
+/// Decodes etcd's `ConfChange`.
 pub(crate) fn decode_conf_change(data: &[u8]) -> Result<ConfChange, Refused> {
     use raftpb::ConfChangeType as W;
     let change = raftpb::ConfChange::decode(data)
@@ -107,7 +108,8 @@ pub(crate) fn decode_conf_change(data: &[u8]) -> Result<ConfChange, Refused> {
     Ok(ConfChange { kind, node: MemberId(change.node_id()) })
 }
 
-/// The entry by which the raft crate's leader knows a conf change: it reads `data`, all other code sees `context`.
+/// Returns the entry in which the raft crate stores a conf change: the raft crate reads `data`, all other
+/// code reads `context`.
 pub(crate) fn conf_change_entry(change: ConfChange, data: Bytes) -> Result<eraftpb::Entry, Refused> {
     let form = change.to_raft().write_to_bytes().map_err(|e| Refused::because(e.to_string()))?;
     Ok(eraftpb::Entry {
@@ -125,7 +127,7 @@ fn entry_to_raft(entry: raftpb::Entry) -> Result<eraftpb::Entry, Refused> {
     let entry = match raftpb::EntryType::try_from(kind) {
         Ok(raftpb::EntryType::EntryNormal) => eraftpb::Entry { data, ..eraftpb::Entry::default() },
         Ok(raftpb::EntryType::EntryConfChange) => conf_change_entry(decode_conf_change(&data)?, data)?,
-        // etcd never proposes the second form, and nothing here could apply it.
+        // etcd never proposes a conf change of the second form, and this program could not apply it.
         Ok(raftpb::EntryType::EntryConfChangeV2) => {
             return Err(Refused::because("a conf change of the second form"));
         }
@@ -149,8 +151,8 @@ fn entry_from_raft(entry: eraftpb::Entry) -> raftpb::Entry {
     }
 }
 
-/// A message from a peer. Fields 13 and 14 mean other things in the two protocols and are left alone; so is
-/// `commit` where etcd gives it no meaning.
+/// Translates a message from a peer. Fields 13 and 14 have different meanings in the two protocols and are
+/// ignored; so is `commit` where etcd gives it no meaning.
 pub(crate) fn message_to_raft(message: raftpb::Message) -> Result<eraftpb::Message, Refused> {
     use eraftpb::MessageType as R;
     let number = message.r#type.unwrap_or_default();
@@ -189,20 +191,20 @@ pub(crate) fn message_to_raft(message: raftpb::Message) -> Result<eraftpb::Messa
     Ok(out)
 }
 
-/// The term that a forwarded proposal is bound to, if to any. The raft crate allows no term in it, so there it is in
-/// the context.
+/// Returns the term that a forwarded proposal is bound to, if any. The raft crate allows no term in a
+/// proposal, so the term is in the context there.
 pub(crate) fn bound_term(message: &eraftpb::Message) -> Option<u64> {
     <[u8; 8]>::try_from(&message.context[..]).ok().map(u64::from_be_bytes)
 }
 
-/// A message to a peer, with the fields set that etcd sets.
+/// Translates a message to a peer, with the fields set that etcd sets.
 pub(crate) fn message_from_raft(mut message: eraftpb::Message) -> raftpb::Message {
     use eraftpb::MessageType as R;
     let kind = message.get_msg_type();
-    // The raft crate tells its commit index in votes and responses too. No etcd reads it there, nor do we: so there
-    // it can promise nothing.
+    // The raft crate puts its commit index into votes and responses, too. Neither etcd nor this program reads
+    // it there, so it is left out and cannot promise anything.
     let commit = matches!(kind, R::MsgAppend | R::MsgHeartbeat).then_some(message.commit);
-    // etcd's raft, too, passes over a message of an older term: should its process have taken the leader's place.
+    // If etcd runs on the leader's member in the meantime, its raft ignores a message of an older term, too.
     let bound = if kind == R::MsgPropose { bound_term(&message) } else { None };
     let term = bound.unwrap_or(message.term);
     let context = std::mem::take(&mut message.context);
@@ -259,7 +261,7 @@ mod tests {
         );
     }
 
-    /// Field 13 and 14 are etcd's vote and responses, the raft crate's snapshot request and priority.
+    /// Fields 13 and 14 are etcd's vote and responses, but the raft crate's snapshot request and priority.
     #[test]
     fn fields_that_differ_are_left_alone() {
         let mut ours =

@@ -1,5 +1,5 @@
-//! Comparison with other members: the pages on which a member returns its hashes, and the requests for those of others.
-//! What differences mean is decided in `corruption` and `divergence`.
+//! Comparison with other members: the HTTP handlers that return this member's hashes, and the requests for
+//! the hashes of others. `corruption` and `divergence` decide what a difference means.
 
 use std::fmt::{self, Write as _};
 use std::io;
@@ -23,36 +23,37 @@ use replica::shared::Shared;
 use storage::kv_hash::KvHash;
 use storage::values::LogValues;
 
-/// Path under which a member returns the hash of its store, as etcd's members do.
+/// HTTP path of the hash of a member's store, as on etcd's members.
 pub const HASH_KV: &str = "/members/hashkv";
-/// Path under which a member returns the hashes of its state after its last entries.
+/// HTTP path of the hashes of a member's state after its last entries.
 pub const STATE_HASHES: &str = "/mainstay/state-hashes";
 
-/// Version of the state hash: hashes of different versions are not compared. Times left of leases were in the first.
+/// Version of the state hash: hashes of different versions are not compared. Version 1 included remaining
+/// times of leases.
 const ALGORITHM: u64 = 2;
-/// Versions hashed at a time.
+/// Number of versions hashed at a time.
 const HASHED_PER_SLICE: usize = 4096;
 
 const CLUSTER_ID: &str = "x-etcd-cluster-id";
-/// etcd's words for why there is no hash at a revision, by which members know the reason.
+/// etcd's error texts for a revision without a hash, by which members recognize the reason.
 const COMPACTED: &str = "mvcc: required revision has been compacted";
 const FUTURE: &str = "mvcc: required revision is a future revision";
 const OTHER_CLUSTER: &str = "cluster ID mismatch";
 
-/// A hash of everything up to a revision, as HashKV gives it.
+/// A hash of all data up to a revision, as HashKV returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hashed {
     /// The hash.
     pub hash: u32,
-    /// The compact revision then.
+    /// Compact revision at the time of hashing.
     pub compact_revision: Revision,
-    /// The revision.
+    /// Revision up to which the data is hashed.
     pub revision: Revision,
-    /// The store's revision then.
+    /// Current revision of the store at the time of hashing.
     pub current_revision: Revision,
 }
 
-/// Why the state of this member cannot be hashed. The texts about revisions are etcd's.
+/// Error for which the state of this member cannot be hashed. The texts about revisions are etcd's.
 #[derive(Debug)]
 pub enum HashError {
     /// The revision was compacted, or is in the future.
@@ -63,9 +64,9 @@ pub enum HashError {
     Read(Status),
     /// The hashing was ended early.
     Stopped,
-    /// A thread to hash on cannot be started.
+    /// The thread for the hashing cannot be started.
     NoThread(io::Error),
-    /// The thread that hashed has ended without a result, which is a bug.
+    /// The hashing thread has ended without a result, which is a bug.
     ThreadEnded,
 }
 
@@ -106,7 +107,7 @@ pub enum HashAnswer {
     Future,
     /// The member belongs to another cluster.
     OtherCluster,
-    /// No usable answer, and the reason.
+    /// No usable answer; the text gives the reason.
     Nothing(String),
 }
 
@@ -114,12 +115,12 @@ fn cluster_id(shared: &Shared) -> String {
     format!("{:x}", shared.identity.cluster_id)
 }
 
-/// Hashes the present state up to a revision; 0 is the newest. Takes a while and must not run on a thread that others
-/// wait for; `stop` ends it early.
+/// Hashes the present state up to a revision; 0 is the newest. Takes long, so it must not run on a thread
+/// that serves others; `stop` ends it early.
 ///
 /// # Errors
 ///
-/// When the revision was compacted or is in the future, when a value cannot be read, or when it is ended early.
+/// The revision was compacted or is in the future, a value cannot be read, or `stop` was set.
 pub fn hash_of(shared: &Arc<Shared>, revision: Revision, stop: &AtomicBool) -> Result<Hashed, HashError> {
     let began = Instant::now();
     let (state, published) = shared.read_long(Reader::Hash);
@@ -151,13 +152,13 @@ pub fn hash_of(shared: &Arc<Shared>, revision: Revision, stop: &AtomicBool) -> R
     Ok(Hashed { hash: hash.finish(), compact_revision, revision, current_revision })
 }
 
-/// Returns true if who asks says that it belongs to another cluster than this one.
+/// Returns true if the request names another cluster than this one.
 fn is_of_another(cluster: &str, request: &Request<Bytes>) -> bool {
     let theirs = request.headers().get(CLUSTER_ID);
     theirs.is_some_and(|id| !id.is_empty() && id.as_bytes() != cluster.as_bytes())
 }
 
-/// Answers another member that wants to compare.
+/// Answers another member's request for a hash.
 pub async fn hash_kv(shared: &Arc<Shared>, request: &Request<Bytes>) -> Response<Bytes> {
     let cluster = cluster_id(shared);
     if is_of_another(&cluster, request) {
@@ -190,7 +191,7 @@ pub async fn hash_kv(shared: &Arc<Shared>, request: &Request<Bytes>) -> Response
     }
 }
 
-/// The hash of the compaction at exactly this revision, if it is one of the last.
+/// Returns the hash of the compaction at exactly this revision, if it is one of the last compactions.
 async fn hash_of_compaction(shared: &Shared, revision: Revision) -> Option<Hashed> {
     let cached = shared.compaction_hashes.at(revision)?;
     let compact_revision = cached.compact_revision;
@@ -199,7 +200,7 @@ async fn hash_of_compaction(shared: &Shared, revision: Revision) -> Option<Hashe
     Some(Hashed { hash, compact_revision, revision, current_revision })
 }
 
-/// Hashes on a thread of its own: others wait for this one.
+/// Hashes on a separate thread, because the calling thread serves others.
 async fn hash_elsewhere(shared: &Arc<Shared>, revision: Revision) -> Result<Hashed, HashError> {
     if !shared.threads {
         return hash_of(shared, revision, &AtomicBool::new(false));
@@ -209,14 +210,14 @@ async fn hash_elsewhere(shared: &Arc<Shared>, revision: Revision) -> Result<Hash
     std::thread::Builder::new()
         .name("hash".to_owned())
         .spawn(move || {
-            // The receiver may have been dropped.
+            // The receiver may have been dropped; then there is nobody to answer.
             let _ = sender.send(hash_of(&hashing, revision, &AtomicBool::new(false)));
         })
         .map_err(HashError::NoThread)?;
     receiver.await.unwrap_or(Err(HashError::ThreadEnded))
 }
 
-/// Asks all other members for their hash at a revision, all at once.
+/// Asks all other members for their hash at a revision, in parallel.
 pub async fn hashes_of_others(shared: &Shared, revision: Revision) -> Vec<(u64, HashAnswer)> {
     let cluster = cluster_id(shared);
     let body = Bytes::from(json!({ "revision": revision.0 }).to_string());
@@ -230,7 +231,7 @@ pub async fn hashes_of_others(shared: &Shared, revision: Revision) -> Vec<(u64, 
     answers.into_iter().map(|(id, answer)| (id, read_hash(answer))).collect()
 }
 
-/// Reads a member's answer, which may be an etcd's.
+/// Decodes a member's answer, which may come from etcd.
 pub fn read_hash(answer: Result<Response<Bytes>, RequestError>) -> HashAnswer {
     let response = match answer {
         Ok(response) => response,
@@ -247,7 +248,7 @@ pub fn read_hash(answer: Result<Response<Bytes>, RequestError>) -> HashAnswer {
     let Ok(told) = serde_json::from_str::<Value>(&text) else {
         return HashAnswer::Nothing("the answer is no JSON".to_owned());
     };
-    // Go leaves out what is 0.
+    // Go omits fields that are 0.
     let hash = told.get("hash").map_or(Some(0), Value::as_u64).and_then(|hash| u32::try_from(hash).ok());
     let number = |value: &Value| if value.is_null() { Some(0) } else { value.as_i64() };
     match (
@@ -268,7 +269,7 @@ pub fn read_hash(answer: Result<Response<Bytes>, RequestError>) -> HashAnswer {
     }
 }
 
-/// Asks all other members at once, and waits for their answers.
+/// Sends a request to all other members in parallel, and waits for their answers.
 async fn ask_others(
     shared: &Shared,
     timeout: Duration,
@@ -299,7 +300,7 @@ async fn ask_others(
     answers
 }
 
-/// Answers another member with the hashes of this one's state after its last entries.
+/// Answers another member with the hashes of this member's state after its last entries.
 pub async fn state_hashes(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
     if is_of_another(&cluster_id(shared), request) {
         return refused(StatusCode::PRECONDITION_FAILED, OTHER_CLUSTER);
@@ -316,11 +317,11 @@ pub async fn state_hashes(shared: &Shared, request: &Request<Bytes>) -> Response
     }
 }
 
-/// Writes the newest points of a trail down.
+/// Encodes the newest points of a trail.
 pub fn write_trail(trail: &StateTrail) -> String {
     let newest = &trail.points[trail.points.len().saturating_sub(STATE_TRAIL_POINTS_MAX)..];
     let mut body = String::with_capacity(64 + newest.len() * 48);
-    // Written by hand: it is asked for every other second. Writing to a string does not fail.
+    // Written by hand for speed: it is requested every two seconds. Writing to a string does not fail.
     let _ =
         write!(body, "{{\"algorithm\":{ALGORITHM},\"applied_index\":{},\"points\":[", trail.applied_index);
     for (point, at) in newest.iter().zip(0..) {
@@ -331,7 +332,7 @@ pub fn write_trail(trail: &StateTrail) -> String {
     body
 }
 
-/// Reads what [`write_trail`] wrote; `None` for anything else, and for what was hashed in another way.
+/// Decodes the output of [`write_trail`]; `None` for anything else, and for hashes of another version.
 pub fn read_trail(text: &[u8]) -> Option<StateTrail> {
     let told: Value = serde_json::from_slice(text).ok()?;
     if told["algorithm"].as_u64()? != ALGORITHM {
@@ -351,14 +352,14 @@ pub fn read_trail(text: &[u8]) -> Option<StateTrail> {
     trail.points.is_sorted_by(|a, b| a.index < b.index).then_some(trail)
 }
 
-/// Asks all other members for their hashes from the entries on that `from` says, all at once; those that tell none, as
-/// etcd's members do, are left out.
+/// Asks all other members, in parallel, for their hashes from the log index on that `from` returns for each.
+/// Members that return none, such as etcd's, are left out.
 pub async fn trails_of_others(
     shared: &Shared,
     timeout: Duration,
     from: impl Fn(u64) -> Index,
 ) -> Vec<(u64, StateTrail)> {
-    // The address of a member may be another cluster's by mistake: that one's state is no cause for alarm.
+    // The address of a member may by mistake belong to another cluster, whose state is no cause for alarm.
     let cluster = cluster_id(shared);
     let question = |id| {
         Request::get(format!("{STATE_HASHES}?from={}", from(id)))
@@ -385,7 +386,7 @@ mod tests {
             *response.status_mut() = StatusCode::from_u16(status).expect("is a status");
             read_hash(Ok(response))
         };
-        // As etcd 3.7.1 writes it.
+        // The text is that of etcd 3.7.1.
         let whole = r#"{"header":{"revision":1},"hash":1084519789,"compact_revision":-1,"hash_revision":1}"#;
         let hashed = Hashed {
             hash: 1_084_519_789,

@@ -1,5 +1,6 @@
-//! etcd's checks that all members hold the same, by the hash of HashKV: once when a member starts, and now and then on
-//! the leader. What is compared, and whom a difference is put down to, is etcd's.
+//! etcd's checks that all members hold the same data, by the hash of HashKV: once when a member starts, and
+//! regularly on the leader. The compared data and the member to which a difference is attributed are the same
+//! as in etcd.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,32 +18,32 @@ use storage::block_on::block_on;
 use storage::compaction_hash::KnownHash;
 use telemetry::logging::{Logger, Value};
 
-/// Why the hash of another member was found at fault when this one started.
+/// Result of comparing another member's hash with this member's hash at the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Initial {
-    /// The hash is equal.
+    /// The hashes are equal.
     Same,
-    /// The hash differs, with equal compact revisions: this is a corruption.
+    /// The hashes differ, with equal compact revisions: this is a corruption.
     Differs,
-    /// The hash differs, but so do the compact revisions.
+    /// The hashes differ, but so do the compact revisions.
     NotComparable,
-    /// There is no hash at this revision.
+    /// The other member has no hash at this revision.
     Unknown,
 }
 
-/// Why a member does not come up with the state that it has. The texts are etcd's.
+/// Error for which a member does not start with its state. The texts are etcd's.
 #[derive(Debug)]
 pub enum InitialCheckError {
     /// This member's state cannot be hashed.
     NoHash {
-        /// The member.
+        /// Id of this member.
         member_id: u64,
-        /// Why not.
+        /// Reason for which it cannot be hashed.
         error: HashError,
     },
     /// Another member has different data.
     Differs {
-        /// The member that does not come up.
+        /// Id of the member that does not start.
         member_id: u64,
     },
 }
@@ -69,12 +70,12 @@ impl std::error::Error for InitialCheckError {
     }
 }
 
-/// Why the leader could not compare the members' states.
+/// Error for which the leader could not compare the members' states.
 #[derive(Debug)]
 enum CheckError {
     /// This member's state cannot be hashed.
     Hash(HashError),
-    /// This member cannot read linearizably.
+    /// This member cannot do a linearizable read.
     Read(Status),
     /// The member is stopping.
     Stopping,
@@ -106,7 +107,7 @@ impl std::error::Error for CheckError {
     }
 }
 
-/// Compares another member's answer with this one's hash at the start.
+/// Compares another member's answer with this member's hash at the start.
 pub fn compare_initially(own: &Hashed, answer: &HashAnswer) -> Initial {
     match answer {
         HashAnswer::Hashed(theirs) if theirs.hash == own.hash => Initial::Same,
@@ -116,12 +117,12 @@ pub fn compare_initially(own: &Hashed, answer: &HashAnswer) -> Initial {
     }
 }
 
-/// Compares the state that this member comes up with to what all others have. Takes as long as reading all values,
-/// and as long as the slowest of the others, up to a request's timeout.
+/// Compares the state with which this member starts with the states of all others. Takes as long as reading
+/// all values and waiting for the slowest member, up to the request timeout.
 ///
 /// # Errors
 ///
-/// When a member has other data, or when the own cannot be read.
+/// Another member has different data, or this member's data cannot be read.
 pub fn check_initially(shared: &Arc<Shared>, logger: &Logger) -> Result<(), InitialCheckError> {
     let id = shared.identity.member_id;
     let timeout = shared.limits.request_timeout;
@@ -169,10 +170,11 @@ pub fn check_initially(shared: &Arc<Shared>, logger: &Logger) -> Result<(), Init
     Ok(())
 }
 
-/// Returns the findings of the leader's periodic check, in order: the member to name, and the reason. etcd names the
-/// first only.
+/// Returns the findings of the leader's periodic check, in order: the member to name in the alarm, and the
+/// reason. etcd names only the first.
 ///
-/// `first` was taken before the others were asked, `second` after a linearizable point behind their answers.
+/// `first` was computed before the other members were asked, `second` after a linearizable read that followed
+/// their answers.
 pub fn compare_periodically(
     leader: u64,
     first: &Hashed,
@@ -199,9 +201,9 @@ pub fn compare_periodically(
     found
 }
 
-/// Returns the members to name when members hold different data. Each group has members that hold the same. Named are
-/// those outside the majority of all members; 0, for an unknown member, if no group is a majority; none if there is one
-/// group only.
+/// Returns the members to name in the alarm when members hold different data. The members of each group hold
+/// the same data. Named are the members outside the majority of all members; 0, for an unknown member, if no
+/// group is a majority; none if only one group exists.
 pub fn minority(groups: &[Vec<u64>], members: usize) -> Vec<u64> {
     if groups.len() < 2 {
         return Vec::new();
@@ -216,13 +218,13 @@ pub fn minority(groups: &[Vec<u64>], members: usize) -> Vec<u64> {
 pub enum OfCompaction {
     /// All members have the same hash.
     Same,
-    /// The members that could be compared have the same hash; this is their number.
+    /// The members that could be compared have the same hash; the number counts them.
     Incomplete(usize),
-    /// The hashes differ; these members are to be named, see [`minority`].
+    /// The hashes differ; the alarm should name these members, see [`minority`].
     Differs(Vec<u64>),
 }
 
-/// Compares the leader's hash of a compaction with the other members'.
+/// Compares the leader's hash of a compaction with those of the other members.
 pub fn compare_compaction(leader: u64, ours: KnownHash, answers: &[(u64, HashAnswer)]) -> OfCompaction {
     let mut groups: Vec<(u32, Vec<u64>)> = vec![(ours.hash, vec![leader])];
     let mut compared = 0;
@@ -247,7 +249,7 @@ pub fn compare_compaction(leader: u64, ours: KnownHash, answers: &[(u64, HashAns
     }
 }
 
-/// One kind of check, and when it is next due.
+/// Timer of one kind of check.
 #[derive(Clone, Copy)]
 struct Timer {
     interval: Duration,
@@ -269,7 +271,7 @@ impl Timer {
     }
 }
 
-/// The leader's checks. Each runs on a thread of its own, one at a time, since it may read all there is.
+/// The leader's checks. Each runs on a separate thread, one at a time, because it may read all data.
 pub struct CorruptionChecks {
     checker: Arc<Checker>,
     periodic: Option<Timer>,
@@ -281,12 +283,12 @@ struct Checker {
     shared: Arc<Shared>,
     logger: Arc<Logger>,
     stop: AtomicBool,
-    /// Compactions up to this revision were found the same on all members.
+    /// Revision up to which compactions were found equal on all members.
     checked_through: AtomicI64,
 }
 
 impl CorruptionChecks {
-    /// Returns the checks that the configuration asks for.
+    /// Returns the checks that the configuration enables.
     pub fn new(
         shared: &Arc<Shared>,
         logger: &Arc<Logger>,
@@ -308,27 +310,27 @@ impl CorruptionChecks {
                 checked_through: AtomicI64::new(0),
             }),
             periodic,
-            // No pause between two checks is no way to check.
+            // An interval of zero disables the check.
             of_compactions: Timer::new(config.compact_hash_check_time, now).filter(|_| compactions),
             running: None,
         }
     }
 
-    /// Returns which checks are due, if this member leads: the periodic one, and that of compactions.
+    /// Returns which checks are due, if this member leads: the periodic check, and the check of compactions.
     fn due(&mut self, leads: bool, now: Instant) -> Option<(bool, bool)> {
         let periodic = self.periodic.as_mut().is_some_and(|timer| timer.is_due(now));
         let compactions = self.of_compactions.as_mut().is_some_and(|timer| timer.is_due(now));
         (leads && (periodic || compactions)).then_some((periodic, compactions))
     }
 
-    /// Does what is due, if this member leads, on the spot.
+    /// Does the checks that are due, if this member leads, on the calling thread.
     pub async fn turn_here(&mut self, leads: bool, now: Instant) {
         if let Some((periodic, compactions)) = self.due(leads, now) {
             self.checker.run(periodic, compactions).await;
         }
     }
 
-    /// Starts what is due, if this member leads. Does not block.
+    /// Starts the checks that are due, if this member leads. Does not block.
     pub fn turn(&mut self, leads: bool, now: Instant) {
         if self.running.as_ref().is_some_and(|running| !running.is_finished()) {
             return;
@@ -347,7 +349,7 @@ impl CorruptionChecks {
         }
     }
 
-    /// Ends a running check early, without waiting for it: other members may not answer it.
+    /// Ends a running check early, without waiting for it, because it may be waiting for other members.
     pub fn stop(&self) {
         self.checker.stop.store(true, Ordering::Relaxed);
     }
@@ -410,7 +412,7 @@ impl Checker {
         Ok(())
     }
 
-    /// Looks for a compaction, newest first, whose hash all members know.
+    /// Searches for a compaction, newest first, whose hash all members know.
     async fn check_compactions(&self) {
         let leader = self.shared.identity.member_id;
         let checked_through = self.checked_through.load(Ordering::Relaxed);
@@ -515,7 +517,7 @@ mod tests {
         let own = hashed(7, 3, 10);
         let same = [(2, told(7, 3, 10)), (3, HashAnswer::Future)];
         assert_eq!(named(own, own, &same), NOBODY);
-        // The leader's own hash changed, without a write: memory, or disk.
+        // The leader's own hash changed without a write: an error of its memory or disk.
         assert_eq!(named(own, hashed(8, 3, 10), &same), [1]);
         assert_eq!(named(own, hashed(8, 3, 11), &same), NOBODY, "a write came between");
         assert_eq!(named(own, hashed(8, 4, 10), &same), NOBODY, "a compaction came between");
@@ -551,7 +553,7 @@ mod tests {
         let compare = |answers: &[(u64, HashAnswer)]| compare_compaction(1, ours, answers);
         assert_eq!(compare(&[(2, told(7, 3, 10)), (3, told(7, 3, 10))]), OfCompaction::Same);
         assert_eq!(compare(&[(2, told(7, 3, 10)), (3, HashAnswer::Compacted)]), OfCompaction::Incomplete(1));
-        // Another compact revision before: it missed a compaction, and may differ.
+        // Another previous compact revision: the member missed a compaction, and may differ.
         assert_eq!(compare(&[(2, told(8, 2, 10)), (3, told(7, 3, 10))]), OfCompaction::Incomplete(1));
         assert_eq!(compare(&[(2, told(8, 3, 10)), (3, told(7, 3, 10))]), OfCompaction::Differs(vec![2]));
         assert_eq!(compare(&[(2, told(8, 3, 10)), (3, told(8, 3, 10))]), OfCompaction::Differs(vec![1]));

@@ -1,9 +1,10 @@
-//! The leader's continuous comparison: every other second it reads what the others' states hashed to after their last
-//! entries, and finds the first entry after which a member has come to hold something else.
+//! The leader's continuous comparison: every two seconds it requests the hashes of the other members' states
+//! after their last entries, and finds the first entry after which a member's state differs.
 //!
-//! It raises etcd's alarm, with etcd's meaning: while CORRUPT is raised, for whichever member, no member takes writes.
-//! That is more than would be needed, since the majority is known to be sound; but clients and operators know the
-//! alarm by it. Beyond etcd, the member that is named answers no reads any more (COMPAT-20), and does not lead.
+//! A difference raises etcd's CORRUPT alarm, with etcd's meaning: while it is raised, for whichever member,
+//! no member takes writes. That is stricter than necessary, because the majority is known to be correct; but
+//! clients and operators know the alarm in this form. Beyond etcd, the named member answers no reads any more
+//! (COMPAT-20), and does not lead.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,21 +23,22 @@ use telemetry::logging::{Logger, Value};
 pub const INTERVAL: Duration = Duration::from_secs(2);
 /// Time to wait for the other members' answers.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Number of rounds in which a member may reach the entry that decides which member differs.
+/// Number of rounds for which the alarm waits for a member to reach the entry that decides which member
+/// differs.
 const PATIENCE_ROUNDS: u32 = 5;
 
 /// The result of one round of comparisons.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// The comparison of each member that could be compared with this one.
+    /// Result of the comparison with each member that could be compared.
     pub compared: Vec<(u64, TrailComparison)>,
-    /// The members to name; 0 for a member that cannot be told from the others.
+    /// Ids of the members to name in the alarm; 0 if the differing member cannot be determined.
     pub named: Vec<u64>,
-    /// Members that will decide who it is once they have applied more.
+    /// True if members that lag behind will decide which member differs once they have applied more.
     pub awaited: bool,
 }
 
-/// Compares this member's trail with others'; `members` is how many there are in the cluster.
+/// Compares this member's trail with those of others; `members` is the number of members in the cluster.
 pub fn judge(own: u64, ours: &StateTrail, others: &[(u64, StateTrail)], members: usize) -> Verdict {
     let mut verdict = Verdict::default();
     let mut first: Option<Index> = None;
@@ -50,14 +52,14 @@ pub fn judge(own: u64, ours: &StateTrail, others: &[(u64, StateTrail)], members:
         }
     }
     let Some(first) = first else { return verdict };
-    // Who differs from this member may agree with each other.
+    // Members that differ from this member may agree with each other.
     let mut groups: Vec<(Option<&StateTrail>, Vec<u64>)> = vec![(None, vec![own])];
     for ((id, comparison), theirs) in verdict.compared.iter().filter_map(|(id, comparison)| {
         let (_, theirs) = others.iter().find(|(other, _)| other == id)?;
         Some(((*id, *comparison), theirs))
     }) {
         match comparison {
-            // It has not come to where the others part.
+            // The member has not reached the first differing entry.
             TrailComparison::Same { through } if through < first => verdict.awaited = true,
             TrailComparison::Same { .. } => groups[0].1.push(id),
             TrailComparison::Different { .. } => {
@@ -81,9 +83,9 @@ pub fn judge(own: u64, ours: &StateTrail, others: &[(u64, StateTrail)], members:
 pub struct Divergence {
     shared: Arc<Shared>,
     logger: Arc<Logger>,
-    /// The entry up to which each member was found the same.
+    /// Log index up to which each member was found equal.
     through: BTreeMap<u64, Index>,
-    /// First differing entry of each member that differs, so that it is logged once.
+    /// First differing entry of each member that differs, so that the difference is logged once.
     differing: BTreeMap<u64, Index>,
     rounds_awaited: u32,
 }
@@ -100,7 +102,7 @@ impl Divergence {
         }
     }
 
-    /// Compares once. Takes up to twice the timeout.
+    /// Runs one round of comparisons. Takes up to twice the timeout.
     pub async fn compare(&mut self) {
         let members = Arc::clone(&self.shared.state.load().members);
         self.through.retain(|id, _| members.by_id.contains_key(id));
@@ -109,8 +111,8 @@ impl Divergence {
             return;
         }
         let Some(mut verdict) = self.ask(members.by_id.len()).await else { return };
-        // A member that was found the same before and is not any more, such as one that was started again with other
-        // data: it is asked for all it knows, so that the place is found.
+        // A member that was found equal before and is not any more, for example because it was restarted with
+        // other data, is asked for all its hashes, to find the first difference.
         let lost = |(id, comparison): &(u64, TrailComparison)| {
             let known = self.through.get(id).is_some_and(|through| *through > Index(0));
             (known && matches!(comparison, TrailComparison::Different { at_first: true, .. })).then_some(*id)
@@ -127,7 +129,8 @@ impl Divergence {
 
     async fn ask(&self, members: usize) -> Option<Verdict> {
         let known = |id: u64| self.through.get(&id).copied().unwrap_or_default();
-        // The others first: what is asked last is the furthest, and this member has to know what they know.
+        // The other members are asked first: the member asked last has applied the most entries, and this
+        // member has to know the entries that the others know.
         let others = trails_of_others(&self.shared, TIMEOUT, known).await;
         let from = others.iter().map(|(id, _)| known(*id)).min()?;
         let reply = self.shared.ask(move |request_id| PeerRequest::StateTrail(request_id, from)).await;
@@ -199,7 +202,7 @@ mod tests {
         StateTrail { applied_index: Index(applied_index), points: points.iter().map(point).collect() }
     }
 
-    /// The member agrees with all that are sound, up to this entry.
+    /// Returns the trail of a correct member, up to this entry.
     fn sound(applied_index: u64) -> StateTrail {
         let all = [(3, 30), (5, 50), (8, 80)];
         let points: Vec<_> = all.into_iter().filter(|(index, _)| *index <= applied_index).collect();
@@ -220,7 +223,7 @@ mod tests {
         assert_eq!(named(&[(2, sound(9)), (3, sound(7))], 3), (vec![], false));
         assert_eq!(named(&[(2, wrong(9)), (3, sound(9))], 3), (vec![2], false));
         assert_eq!(named(&[(2, wrong(9)), (3, wrong(9))], 3), (vec![1], false), "the leader itself");
-        // The third is behind, and may go either way.
+        // The third member lags behind, and may agree with either.
         assert_eq!(named(&[(2, wrong(9)), (3, sound(4))], 3), (vec![0], true));
         assert_eq!(named(&[(2, wrong(9))], 3), (vec![0], false), "the third does not answer");
         assert_eq!(named(&[(2, wrong(9))], 2), (vec![0], false));
@@ -240,7 +243,7 @@ mod tests {
         assert_eq!(verdict.compared, [(2, different), (3, TrailComparison::Same { through: Index(9) })]);
     }
 
-    /// No value is read.
+    /// Values that must not be read.
     struct NoValues;
 
     impl Values for NoValues {
@@ -264,7 +267,7 @@ mod tests {
         let mut machines: Vec<Machine> = (0..3).map(|_| Machine::new(Rules { learners_max: 1 })).collect();
         for index in 1..=20 {
             for (machine, member) in machines.iter_mut().zip(1..) {
-                // One member's disk gives another value than was written.
+                // One member's disk returns another value than was written.
                 apply(machine, index, if (member, index) == (2, 12) { "x" } else { "v" });
             }
         }
@@ -279,7 +282,7 @@ mod tests {
         let different =
             TrailComparison::Different { index: Index(12), revision: Revision(13), at_first: false };
         assert_eq!(verdict.compared, [(2, different), (3, TrailComparison::Same { through: Index(20) })]);
-        // Only the end is told: it still differs, though where it began is lost.
+        // Only the end of the trail is sent: the difference is still found, but not its first entry.
         let verdict =
             judge(1, &ours, &[(2, told(&machines[1], Index(18))), (3, told(&machines[2], Index(18)))], 3);
         let different =

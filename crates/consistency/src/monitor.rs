@@ -1,5 +1,5 @@
-//! The leader's regular checks, on a thread of their own ([`Monitor`]): the versions of the members, whether a downgrade is over,
-//! and that all members hold the same data.
+//! The leader's regular checks, on a separate thread ([`Monitor`]): the versions of the members, the end of a
+//! downgrade, and that all members hold the same data.
 
 use std::io;
 use std::sync::Arc;
@@ -21,43 +21,45 @@ use replica::shared::Shared;
 use storage::block_on::block_on;
 use telemetry::logging::{Logger, Value};
 
-/// Interval at which the monitor looks at the clock.
+/// Interval at which the monitor checks what is due.
 pub const TURN: Duration = Duration::from_millis(200);
 /// Interval at which the members are asked for their versions, as in etcd.
 const VERSION_INTERVAL: Duration = Duration::from_secs(4);
-/// Least interval between two log lines about connections that were closed for the memory of clients.
+/// Minimum interval between two log lines about connections that were closed because of the memory limit for
+/// clients.
 const SHED_INTERVAL: Duration = Duration::from_secs(10);
-/// Time to wait for one member.
+/// Time to wait for the answer of one member.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The thread.
+/// The thread that runs the leader's checks.
 pub struct Monitor {
     stop: SyncSender<()>,
     thread: JoinHandle<()>,
 }
 
-/// The leader's regular checks, and when each is next due.
+/// The leader's regular checks, and the time at which each is next due.
 pub struct LeaderChecks {
     shared: Arc<Shared>,
     next_versions: Instant,
-    /// `None` if nobody looks whether a downgrade is over.
+    /// Time of the next check if a downgrade has ended; `None` if that check is off.
     next_downgrade: Option<Instant>,
     downgrade_interval: Duration,
     divergence: Divergence,
     next_comparison: Instant,
     checks: CorruptionChecks,
     logger: Arc<Logger>,
-    /// Connections closed for memory of which the log has told, and when it may tell of more.
+    /// Number of connections closed for memory that the log has reported. `next_shed` is the time from which
+    /// on more may be reported.
     shed: u64,
     next_shed: Instant,
 }
 
 impl Monitor {
-    /// Starts it.
+    /// Starts the thread.
     ///
     /// # Errors
     ///
-    /// When there is no thread to be had.
+    /// The thread cannot be started.
     pub fn start(shared: &Arc<Shared>, logger: &Arc<Logger>, config: &Config) -> io::Result<Monitor> {
         let (stop, stopped) = sync_channel::<()>(1);
         let mut leader_checks = LeaderChecks::new(shared, logger, config);
@@ -71,16 +73,16 @@ impl Monitor {
         Ok(Monitor { stop, thread })
     }
 
-    /// Ends it; waits for what it is doing.
+    /// Ends the thread, after waiting for its current work.
     pub fn stop(self) {
         drop(self.stop);
-        // A thread that panicked was reported where it did.
+        // A panic of the thread was reported when it happened.
         let _ = self.thread.join();
     }
 }
 
 impl LeaderChecks {
-    /// Everything is due.
+    /// Returns the checks, all of which are due at once.
     pub fn new(shared: &Arc<Shared>, logger: &Arc<Logger>, config: &Config) -> LeaderChecks {
         let now = shared.clock.now();
         LeaderChecks {
@@ -97,7 +99,8 @@ impl LeaderChecks {
         }
     }
 
-    /// Looks at what is due, if this member leads. To be called every [`TURN`]; waits for the other members' answers.
+    /// Does the checks that are due, if this member leads. Called every [`TURN`]; waits for the other
+    /// members' answers.
     pub async fn turn(&mut self, now: Instant) {
         self.tell_of_shed_connections(now);
         let (leads, undecided) = {
@@ -142,7 +145,7 @@ impl LeaderChecks {
         }
     }
 
-    /// The version that a member runs, if it tells.
+    /// Returns the version that a member runs, if it answers.
     async fn version_of(&self, id: u64) -> Option<Minor> {
         if id == self.shared.identity.member_id {
             return minor(self.shared.api_version);
@@ -153,7 +156,7 @@ impl LeaderChecks {
         minor(&read_versions(response.body()).ok()?.0)
     }
 
-    /// The lowest and the highest version that any member runs; `None` if one does not tell.
+    /// Returns the lowest and the highest version that any member runs; `None` if a member does not answer.
     async fn extremes(&self, members: &Members) -> Option<(Minor, Minor)> {
         let mut extremes: Option<(Minor, Minor)> = None;
         for id in members.by_id.keys() {
@@ -164,11 +167,11 @@ impl LeaderChecks {
         extremes
     }
 
-    /// Has the version of the cluster follow those of its members, and the downgrade that is under way.
+    /// Adapts the cluster version to the members' versions, and to a downgrade in progress.
     async fn versions(&self) {
         let members = Arc::clone(&self.shared.state.load().members);
         let lowest = self.extremes(&members).await.map(|(lowest, _)| lowest);
-        // A target that is no version is none that can be reached.
+        // A target that is not a version cannot be reached.
         let target = members.downgrade_target.as_deref().map(|target| minor(target).unwrap_or(Minor(0, 0)));
         match decide(minor(&members.cluster_version), lowest, target) {
             Ok(None) => {}
@@ -184,7 +187,7 @@ impl LeaderChecks {
         }
     }
 
-    /// Ends the downgrade that is under way, once all members run its target.
+    /// Ends the downgrade in progress, once all members run its target.
     async fn end_downgrade(&self) {
         let members = Arc::clone(&self.shared.state.load().members);
         let Some(target) = &members.downgrade_target else { return };
@@ -195,12 +198,13 @@ impl LeaderChecks {
     }
 }
 
-/// The version that a cluster is to have, if it is to change, as etcd decides: the lowest that any member runs, and while
-/// that is not known, the lowest there is, until it is known better. It falls only by a downgrade, and by one release at a time.
+/// Returns the version to which the cluster version should change, if it should, as etcd decides: the lowest
+/// version that any member runs; while that is not known and no version is set, the lowest possible version.
+/// It decreases only by a downgrade, and by one release at a time.
 ///
 /// # Errors
 ///
-/// The version from which a downgrade does not lead to the target, that of the cluster or that of a member.
+/// The version, of the cluster or of a member, from which a downgrade cannot reach the target.
 fn decide(
     cluster: Option<Minor>,
     lowest: Option<Minor>,

@@ -1,8 +1,9 @@
-//! Types for the numbers that a member lives by, so that none is taken for another: positions in the raft log, revisions
-//! of the store and the changes within them, and the names of members, clusters and leases.
+//! Types for the numbers of a member, so that none is confused with another: positions in the raft log,
+//! revisions of the store and the changes within them, and ids of members, clusters and leases.
 //!
-//! Each is one machine word, costs nothing over the bare number, and is written as that number. Messages of the wire have
-//! bare numbers; they are given their type where a message is taken in. Where a file or a metric has one, `.0` is it.
+//! Each type is one machine word, costs nothing over the bare number, and prints as that number. Wire
+//! messages have bare numbers, which get their type when a message is decoded. Files and metrics use the bare
+//! number `.0`.
 //!
 //! ```
 //! use mainstay_numbers::{Index, Revision};
@@ -14,9 +15,9 @@
 //! assert_eq!(format!("applied {applied}"), "applied 7");
 //! ```
 //!
-//! Spans of time are `std::time::Duration`, but for the times to live of leases, which are whole [`Seconds`] in entries of
-//! the log and on the wire. Numbers of bytes are `u64` or `usize` whose names end in `bytes`: what
-//! the standard library has needs no second type.
+//! Spans of time are `std::time::Duration`, except for times to live of leases, which are whole [`Seconds`]
+//! in log entries and on the wire. Numbers of bytes are `u64` or `usize` in variables whose names end in
+//! `bytes`; they need no type of their own.
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -25,7 +26,7 @@ use core::fmt;
 use core::ops::{Add, AddAssign, Sub};
 use core::time::Duration;
 
-/// What all the numbers have: written as the bare number, in decimal and in hexadecimal.
+/// Implements `Display`, `Debug` and `LowerHex`, which print the bare number.
 macro_rules! written_bare {
     ($name:ident) => {
         impl fmt::Display for $name {
@@ -48,29 +49,29 @@ macro_rules! written_bare {
     };
 }
 
-/// What the numbers have that count up: a successor, a predecessor, and distances.
+/// Implements a successor, a predecessor, and distances for numbers that count up.
 macro_rules! counts_up {
     ($name:ident, $number:ty) => {
         impl $name {
-            /// The one behind this one.
+            /// Returns the number after this one.
             #[must_use]
             pub const fn next(self) -> $name {
                 $name(self.0 + 1)
             }
 
-            /// The one before this one; zero has none and stays zero.
+            /// Returns the number before this one; zero stays zero.
             #[must_use]
             pub const fn previous(self) -> $name {
                 if self.0 > 0 { $name(self.0 - 1) } else { self }
             }
 
-            /// The one so many steps before this one; zero if there are not so many.
+            /// Returns the number `steps` before this one; zero if that would be negative.
             #[must_use]
             pub const fn saturating_sub(self, steps: $number) -> $name {
                 if self.0 > steps { $name(self.0 - steps) } else { $name(0) }
             }
 
-            /// How far this one is ahead of `other`; 0 if it is not.
+            /// Returns the distance by which this number is ahead of `other`; 0 if it is not ahead.
             #[must_use]
             pub const fn ahead_of(self, other: $name) -> $number {
                 if self.0 > other.0 { self.0 - other.0 } else { 0 }
@@ -113,47 +114,51 @@ written_bare!(Index);
 counts_up!(Index, u64);
 
 impl Index {
-    /// All from this one up to and including `last`, in order; none if `last` is before this one.
+    /// Returns all indexes from this one up to and including `last`, in order; none if `last` is before this
+    /// one.
     pub fn through(self, last: Index) -> impl DoubleEndedIterator<Item = Index> {
         (self.0..=last.0).map(Index)
     }
 }
 
-/// A term of raft: the time of one leader at most. The first election begins term 1; 0 is before all elections.
+/// A raft term, in which at most one member leads. The first election begins term 1; 0 is before all
+/// elections.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Term(pub u64);
 written_bare!(Term);
 counts_up!(Term, u64);
 
-/// An entry of the raft log by position and term. Two logs that have an entry of the same index and term are the same up to
-/// there (Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm", the log matching property).
+/// An entry of the raft log, identified by index and term. Two logs that have an entry with the same index
+/// and term are equal up to that entry (Ongaro and Ousterhout, "In Search of an Understandable Consensus
+/// Algorithm", the log matching property).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct EntryId {
-    /// Where the entry stands.
+    /// Log index of the entry.
     pub index: Index,
-    /// The term of the leader who wrote it.
+    /// Raft term of the leader that appended the entry.
     pub term: Term,
 }
 
-/// Where bytes lie in the log. For a raft entry it is the place of its data's first byte, so that a value's location is
-/// this plus the value's offset within the data.
+/// Location of bytes in the log. For a raft entry it is the location of the first byte of its data; the
+/// location of a value is this location plus the value's offset within the data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Location {
     /// Sequence number of the segment.
     pub segment: u32,
-    /// Bytes from the beginning of its file.
+    /// Offset from the beginning of the segment's file, in bytes.
     pub offset: u32,
 }
 
-/// A revision of the store, as etcd counts them: an empty store is at 1, and each transaction that changes something raises
-/// it by one. In requests 0 stands for the newest; negative ones are refused before they get here.
+/// A revision of the store, as etcd counts them: an empty store has revision 1, and each transaction that
+/// changes something increases it by one. In requests 0 stands for the newest revision; negative ones are
+/// refused earlier.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision(pub i64);
 written_bare!(Revision);
 counts_up!(Revision, i64);
 
 impl Revision {
-    /// The current revision, as a read asks for it.
+    /// The current revision, as requests name it.
     pub const CURRENT: Revision = Revision(0);
 
     /// The revision of an empty store.
@@ -162,14 +167,15 @@ impl Revision {
     /// The compact revision of a store that was never compacted.
     pub const NEVER_COMPACTED: Revision = Revision(-1);
 
-    /// Below all revisions.
+    /// Lower than all revisions.
     pub const MIN: Revision = Revision(i64::MIN);
 
-    /// Above all revisions.
+    /// Higher than all revisions.
     pub const MAX: Revision = Revision(i64::MAX);
 }
 
-/// One change of one key: etcd calls the two numbers main and sub revision. Changes are ordered as they were written.
+/// One change of one key: etcd calls the two numbers main and sub revision. Changes are ordered as they were
+/// written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChangeId {
     /// Revision of the transaction that made the change.
@@ -179,66 +185,67 @@ pub struct ChangeId {
 }
 
 impl ChangeId {
-    /// The first change of a transaction.
+    /// Returns the id of the first change of a transaction.
     #[must_use]
     pub const fn first_of(main: Revision) -> ChangeId {
         ChangeId { main, sub: 0 }
     }
 
-    /// Behind all changes of a transaction: what goes on behind this one begins with the next transaction.
+    /// Returns an id after all changes of a transaction: iteration that continues after it starts with the
+    /// next transaction.
     #[must_use]
     pub const fn end_of(main: Revision) -> ChangeId {
         ChangeId { main, sub: u32::MAX }
     }
 }
 
-/// As `main/sub`.
+/// Prints `main/sub`.
 impl fmt::Display for ChangeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.main, self.sub)
     }
 }
 
-/// The name of a lease. 0 stands for no lease. A client may choose it, so that it may be any other number; etcd's tools
-/// write it in hexadecimal.
+/// Id of a lease. 0 stands for no lease. Clients may choose it, so it may be any other number; etcd's tools
+/// print it in hexadecimal.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(pub i64);
 written_bare!(LeaseId);
 
 impl LeaseId {
-    /// The absence of a lease, as messages of the wire have it.
+    /// The absence of a lease, as in wire messages.
     pub const NONE: LeaseId = LeaseId(0);
 
-    /// Whether there is a lease.
+    /// Returns true if the id is not [`Self::NONE`].
     #[must_use]
     pub const fn is_some(self) -> bool {
         self.0 != 0
     }
 }
 
-/// The time to live of a lease, or what is left of it, in whole seconds. It may be negative where the wire says so: a lease
-/// that does not exist has -1 left.
+/// Time to live of a lease, or its remaining time, in whole seconds. It may be negative where the wire format
+/// says so: the remaining time of a lease that does not exist is -1.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Seconds(pub i64);
 written_bare!(Seconds);
 
 impl Seconds {
-    /// No time.
+    /// Zero seconds.
     pub const ZERO: Seconds = Seconds(0);
 
-    /// The same time as a duration; zero if it is negative.
+    /// Returns the same time as a duration; zero if it is negative.
     #[must_use]
     pub const fn duration(self) -> Duration {
         Duration::from_secs(if self.0 > 0 { self.0 as u64 } else { 0 })
     }
 
-    /// The whole seconds of a duration, rounded down.
+    /// Returns the whole seconds of a duration, rounded down.
     #[must_use]
     pub fn whole_of(duration: Duration) -> Seconds {
         Seconds(i64::try_from(duration.as_secs()).unwrap_or(i64::MAX))
     }
 
-    /// A duration in seconds, rounded up.
+    /// Returns a duration in seconds, rounded up.
     #[must_use]
     pub fn rounded_up(duration: Duration) -> Seconds {
         let seconds = duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0));
@@ -246,23 +253,23 @@ impl Seconds {
     }
 }
 
-/// The name of a member within its cluster. 0 stands for no member (no leader, no vote).
+/// Id of a member within its cluster. 0 stands for no member (no leader, no vote).
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u64);
 written_bare!(MemberId);
 
 impl MemberId {
-    /// The absence of a member, as raft and the messages of the wire have it.
+    /// The absence of a member, as in raft and in wire messages.
     pub const NONE: MemberId = MemberId(0);
 
-    /// Whether there is a member.
+    /// Returns true if the id is not [`Self::NONE`].
     #[must_use]
     pub const fn is_some(self) -> bool {
         self.0 != 0
     }
 }
 
-/// The name of a cluster: all its members have the same, and refuse messages that carry another.
+/// Id of a cluster: all its members have the same, and refuse messages with another one.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterId(pub u64);
 written_bare!(ClusterId);

@@ -1,7 +1,7 @@
-//! Room for what other members have sent and the core has not taken.
+//! Limits the memory of messages that other members have sent and the core has not taken yet.
 //!
-//! The core takes all of it in every turn. While it is held up, senders go on: what finds no room is dropped, as etcd
-//! drops it. To raft it is as good as lost on its way.
+//! The core takes all waiting messages in every turn. While the core is held up, senders continue: messages
+//! beyond the limit are dropped, as in etcd. Raft treats them like messages that the network lost.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use api::raftpb::Message;
 use peer::message_bytes;
 
-/// Bytes of one member's messages: four times what a leader has on its way to a follower.
+/// Maximum bytes of waiting messages of one member: four times the bytes that a leader has in flight to a
+/// follower.
 const MEMBER_BYTES_MAX: usize = 64 << 20;
-/// Bytes of the messages of all who are no members, as far as this one knows.
+/// Maximum bytes of waiting messages of all senders together that this member does not know as members.
 const STRANGERS_BYTES_MAX: usize = 16 << 20;
 
-/// A number of bytes, of which some are taken.
+/// A budget of bytes, part of which is taken.
 struct Room {
     bytes_max: usize,
     taken: AtomicUsize,
@@ -26,7 +27,8 @@ impl Room {
         Arc::new(Room { bytes_max, taken: AtomicUsize::new(0) })
     }
 
-    /// Takes room. What is larger than all of it passes when nothing else is there: otherwise it never would.
+    /// Takes bytes from the budget; returns false if they do not fit. A message larger than the whole budget
+    /// is accepted while nothing else is taken, because otherwise it could never pass.
     fn take(&self, bytes: usize) -> bool {
         let fits = |taken: usize| {
             let sum = taken.saturating_add(bytes);
@@ -36,14 +38,14 @@ impl Room {
     }
 }
 
-/// Room that is given back when this is dropped.
+/// Bytes taken from a budget; they are given back on drop.
 pub struct Charge {
     room: Arc<Room>,
     bytes: usize,
 }
 
 impl Charge {
-    /// The part of it that one of the messages has.
+    /// Splits off the bytes that belong to one of the messages, so that they can be released separately.
     pub fn part(&mut self, message: &Message) -> Charge {
         let bytes = message_bytes(message).min(self.bytes);
         self.bytes -= bytes;
@@ -59,7 +61,7 @@ impl Drop for Charge {
     }
 }
 
-/// The room that each member has, and that which all others share.
+/// Budgets of waiting bytes: one for each member, and one that all other senders share.
 pub struct Arrivals {
     members: Mutex<BTreeMap<u64, Arc<Room>>>,
     strangers: Arc<Room>,
@@ -76,7 +78,7 @@ impl Arrivals {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the ids of the other members.
+    /// Sets the ids of the other members. A member that stays keeps its budget with the bytes already taken.
     pub fn set_members(&self, ids: impl Iterator<Item = u64>) {
         let mut members = self.members();
         let mut before = std::mem::take(&mut *members);
@@ -84,15 +86,15 @@ impl Arrivals {
         *members = ids.map(room).collect();
     }
 
-    /// Bytes that are taken of all rooms.
+    /// Returns the bytes taken from all budgets together.
     pub fn taken(&self) -> usize {
         let members = self.members();
         let rooms = members.values().chain([&self.strangers]);
         rooms.map(|room| room.taken.load(Ordering::Relaxed)).sum()
     }
 
-    /// Takes what there is room for out of `messages`, which have come together from one sender. What it leaves is to be
-    /// dropped.
+    /// Admits those of `messages` that fit into the sender's budget; all of them must come from one sender.
+    /// Messages left in `messages` do not fit and are to be dropped.
     pub fn admit(&self, messages: &mut Vec<Message>) -> Option<(Vec<Message>, Charge)> {
         let from = messages.first()?.from.unwrap_or(0);
         let room = self.members().get(&from).map_or_else(|| Arc::clone(&self.strangers), Arc::clone);
@@ -142,7 +144,7 @@ mod tests {
         assert_eq!((admitted.len(), many.len()), (63, 37));
         assert!(arrivals.admit(&mut vec![message(1, 1 << 20)]).is_none());
         assert!(arrivals.admit(&mut vec![message(2, 1 << 20)]).is_some(), "it has a room of its own");
-        // A change of the members forgets nothing of what is held.
+        // A change of the membership keeps the bytes already taken.
         arrivals.set_members([1].into_iter());
         assert!(arrivals.admit(&mut vec![message(1, 1 << 20)]).is_none());
         drop(charge);

@@ -1,22 +1,23 @@
-//! Knows which shards serve watches, and what these have been told. So the core wakes no shard without need, and removes
-//! nothing that a watch has not seen.
+//! Records how many watches each shard serves, and up to which revision the watches were notified. The core
+//! uses the counts to wake only shards that serve watches, and the revisions to keep data that a watch has
+//! not seen yet.
 //!
-//! The `interleaving` crate runs this file under a model of the memory.
+//! The `interleaving` crate runs this file under a memory model.
 
 use numbers::Revision;
 
 use crate::sync::{AtomicI64, AtomicUsize, Ordering, fence};
 
-/// One entry for each shard.
+/// Watch counts and notified revisions, with one entry for each shard.
 pub struct Attendance {
     /// Number of watches that each shard serves.
     watches: Vec<AtomicUsize>,
-    /// The revision that they have been told of.
+    /// Newest revision that all watches of each shard were notified of.
     seen: Vec<AtomicI64>,
 }
 
 impl Attendance {
-    /// Shards that serve no watches yet.
+    /// Returns counters for this number of shards, none of which serves a watch yet.
     pub fn new(shards: usize) -> Attendance {
         Attendance {
             watches: (0..shards).map(|_| AtomicUsize::new(0)).collect(),
@@ -24,14 +25,14 @@ impl Attendance {
         }
     }
 
-    /// Counts a watch, before its shard looks at the state: then either the core sees the count and wakes this shard
-    /// for what it publishes next, or this shard sees what was published.
+    /// Counts a watch. The shard calls this before it reads the published state: then either the core sees
+    /// the count and wakes the shard for the next published state, or the shard already reads that state.
     pub fn watch_begins(&self, shard: usize) {
         self.watches[shard].fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Notes that a watch has ended, or that no change concerns it any more.
+    /// Uncounts a watch that has ended or that needs no further notification.
     pub fn watch_ends(&self, shard: usize) {
         self.watches[shard].fetch_sub(1, Ordering::SeqCst);
     }
@@ -43,17 +44,18 @@ impl Attendance {
 
     /// Returns true if a shard should be woken for the state just published.
     pub fn is_watched(&self, shard: usize) -> bool {
-        // The counterpart of the fence in `watch_begins`, whatever the state is published with.
+        // Pairs with the fence in `watch_begins`, independent of the memory ordering with which the state is
+        // published.
         fence(Ordering::SeqCst);
         self.watches[shard].load(Ordering::SeqCst) > 0
     }
 
-    /// A shard's watches have been told of everything up to this revision.
+    /// Records that the watches of a shard were notified of everything up to this revision.
     pub fn saw(&self, shard: usize, revision: Revision) {
         self.seen[shard].store(revision.0, Ordering::Release);
     }
 
-    /// Returns true if all watches, on whatever shard, have been told of everything up to this revision.
+    /// Returns true if the watches of all shards were notified of everything up to this revision.
     pub fn all_saw(&self, revision: Revision) -> bool {
         let told = |(watches, seen): (&AtomicUsize, &AtomicI64)| {
             watches.load(Ordering::SeqCst) == 0 || seen.load(Ordering::Acquire) >= revision.0

@@ -1,10 +1,13 @@
-//! The core: what decides, and the one writer of the state. One thread at a time does its work, as a rule its own.
+//! The core: it makes all decisions and is the only writer of the state. One thread at a time does its work,
+//! normally the core's own thread.
 //!
-//! It takes what shards ask and what the log tells, in batches: everything that gathered while it was busy. One turn
-//! proposes it all, hands the log one batch, applies what has become durable and committed, publishes one state, and
-//! only then answers (invariant I3). It waits for the disk only where `writing.rs` says.
+//! The core takes requests of shards and events of the log in batches: everything that arrived while it was
+//! busy. One turn proposes all requests, hands one batch to the log, applies entries that have become durable
+//! and committed, publishes one state, and only then answers (invariant I3). It waits for the disk only in
+//! the cases that `writing.rs` describes.
 //!
-//! `run.rs` is the loop. The other files are what it looks after, each with its own state: [`Core`] says how they go together.
+//! `run.rs` is the loop. The other files are its parts, each with its own state; the doc of [`Core`] says how
+//! they work together.
 
 mod alarms;
 mod answers;
@@ -73,17 +76,17 @@ pub struct RequestId {
     pub shard: u16,
     /// Slot of the request among the shard's open requests.
     pub slot: u32,
-    /// Number of times that the slot has been used before.
+    /// Generation of the slot; it differs for each request that uses the slot.
     pub generation: u32,
 }
 
-/// Maximum number of points of a state trail that the core returns; they are the newest.
+/// Maximum number of points of a state trail that the core returns: the newest points.
 pub const STATE_TRAIL_POINTS_MAX: usize = 1024;
 
-/// Shard number in the ids of requests that come from a thread which is no shard.
+/// Shard number in the ids of requests from threads that are not shards.
 const OUTSIDE: u16 = u16::MAX;
 
-/// A request to the core, or an event that it is told, sorted by its source.
+/// A request to the core, or an event for the core, sorted by its source.
 pub enum CoreRequest {
     /// A client's request, from a shard.
     Client(ClientRequest),
@@ -93,11 +96,12 @@ pub enum CoreRequest {
     Storage(StorageRequest),
     /// A request of this member's monitor, or of the process that stops the member.
     Control(ControlRequest),
-    /// A request from a thread that is no shard; the reply goes through the channel.
+    /// A request from a thread that is not a shard. The core calls the closure with a request id to get the
+    /// request, and sends the reply through the channel.
     Outside(oneshot::Sender<Reply>, Box<dyn FnOnce(RequestId) -> CoreRequest + Send>),
 }
 
-/// The connection that a command came over, more or less: the port of its client.
+/// Approximate identity of the client connection that sent a command: the client's port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writer {
     /// A command other than a login.
@@ -116,33 +120,36 @@ pub enum ClientRequest {
         id: u64,
         /// Bytes of an `InternalRaftRequest`.
         data: Bytes,
-        /// Who sent it, to estimate how many connections write and how many more commands will come.
+        /// Client connection of the command, used to estimate how many connections write and how many more
+        /// commands will arrive.
         writer: Writer,
-        /// For a compaction: reply only once everything that it made unreadable is removed.
+        /// For a compaction: reply only once all versions that it made unreadable are removed.
         wait_removed: bool,
     },
     /// Reply once the newest published state is new enough for a linearizable read.
     Read(RequestId),
-    /// Change the membership. With `true`, what is refused for the members that there are ([`MemberChange::is_of_members`]) is
-    /// asked once more when this member has heard of all changes before, so that it is neither counted nor logged.
+    /// Change the membership. With `true`, the shard will retry once this member has applied all earlier
+    /// changes, so a refusal because of the current members ([`MemberChange::is_of_members`]) is neither
+    /// counted nor logged.
     ChangeMembers(RequestId, MemberChange, bool),
     /// Hand leadership over to the member with this id.
     MoveLeader(RequestId, MemberId),
     /// Renew the lease with this id.
     KeepAlive(RequestId, LeaseId),
-    /// Return the time that the lease with this id has left and, with `true`, its keys.
+    /// Return the remaining time of the lease with this id and, with `true`, its keys.
     TimeToLive(RequestId, LeaseId, bool),
     /// Return the keys of the lease with this id, as this member has them.
     LeaseKeys(RequestId, LeaseId),
-    /// Return the keys that whoever renews the lease with this id must be allowed to write, amid an entry too.
+    /// Return the keys of the lease with this id, which a user who renews the lease must be allowed to write.
+    /// Answered even while an entry is applied in slices.
     KeysToRenew(RequestId, LeaseId),
     /// Return the ids of all leases, soonest to expire first.
     Leases(RequestId),
-    /// Return the times that these leases have left; a request has some hundred ids.
+    /// Return the remaining times of these leases; a request has some hundred ids.
     LeaseTimes(RequestId, Vec<LeaseId>),
     /// Return the whole present state, for a snapshot.
     Image(RequestId),
-    /// Raise the NOSPACE alarm, since a write would exceed the quota.
+    /// Raise the NOSPACE alarm, because a write would exceed the quota.
     RaiseNoSpace,
 }
 
@@ -152,54 +159,56 @@ impl From<ClientRequest> for CoreRequest {
     }
 }
 
-/// An attempt of another member to send its state.
+/// An attempt of another member to send a snapshot of its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnapshotAttempt {
-    /// Number of the attempt, as counted by the receiver.
+    /// Number of the attempt, assigned by the receiver.
     pub claim: u64,
     /// Id of the sending member.
     pub from: MemberId,
     /// Term in which the sending member leads.
     pub term: Term,
-    /// Bytes that the state takes on the log's disk as far as they are known, if all of it comes; `None` if only what this
-    /// member lacks does.
+    /// Bytes that the state takes on the log's disk, as far as they are known, if the sender sends all of it;
+    /// `None` if it sends only the data that this member lacks.
     pub whole_bytes: Option<u64>,
 }
 
-/// Too little room on the log's disk for another member's whole state.
+/// A shortage of space on the log's disk for another member's whole state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// Bytes that are free; 0 if the log itself has found a shortage.
+    /// Free bytes; 0 if the log itself has found a shortage.
     pub free_bytes: u64,
     /// Bytes that have to be free.
     pub wanted_bytes: u64,
 }
 
-/// Values of a state that is being received, for the log.
+/// Values of a snapshot that is being received, to be written to the log.
 pub struct Placement {
-    /// Number of the attempt in which they came.
+    /// Number of the attempt in which the values arrived.
     pub claim: u64,
     /// The values.
     pub values: Vec<log::Value>,
-    /// True if all of the state comes, not only what this member lacks.
+    /// True if the sender sends its whole state, not only the data that this member lacks.
     pub is_whole: bool,
-    /// Gets the locations of the values, or why there is no room for them; is dropped if they cannot be taken now.
+    /// Receives the locations of the values, or the shortage of space. The core drops the sender if it cannot
+    /// take the values now.
     pub done: oneshot::Sender<Result<Vec<(log::ValueId, log::Location)>, Shortage>>,
 }
 
-/// A message or request of another member, or an event on the way to or from one.
+/// A message or request of another member, or an event about the communication with another member.
 pub enum PeerRequest {
     /// Raft messages of other members, and the charge for their memory.
     Messages(Vec<raftpb::Message>, Charge),
     /// The member with this id could not be reached.
     Unreachable(MemberId),
-    /// The process of this member, which was the leader, has ended: its address refuses connections.
+    /// The process of the member with this id, which was the leader, has ended: its address refuses
+    /// connections.
     LeaderEnded(MemberId),
-    /// The state at this entry goes to a member as a database, since the member runs etcd.
+    /// The state at `index` is sent to a member in etcd's database format, because that member runs etcd.
     DatabaseOpened {
         /// Id of the receiving member.
         to: MemberId,
-        /// The last entry in the state.
+        /// Log index of the last entry in the state.
         index: Index,
     },
     /// A snapshot was delivered to a member, or its sending failed.
@@ -209,21 +218,24 @@ pub enum PeerRequest {
         /// True if the member has received all of it.
         delivered: bool,
     },
-    /// Return what this member already has of the state, so that the sender of a snapshot leaves it out.
+    /// Return which parts of the state this member already has, so that the sender of a snapshot can leave
+    /// them out.
     Holds(RequestId),
-    /// Another member offers all of its state, which does not build on the present one; tell if it would be taken now.
+    /// Another member offers its whole state, which does not build on this member's state; reply if it would
+    /// be accepted now.
     OfferSnapshot(RequestId, SnapshotAttempt),
-    /// Another member begins to send its state; return the present state, on which the received one builds.
+    /// Another member begins to send its state; return this member's present state, on which the received one
+    /// builds.
     ReceiveSnapshot(RequestId, SnapshotAttempt),
-    /// The stream of this attempt broke off; the attempt may be resumed.
+    /// The stream of the attempt with this number broke off; the attempt may be resumed.
     SnapshotBroken(u64, Forget),
-    /// The stream of this attempt goes on.
+    /// The attempt continues with a new stream.
     ResumeSnapshot(RequestId, SnapshotAttempt),
-    /// The whole state has arrived in this attempt.
+    /// The whole state has arrived in the attempt with this number.
     SnapshotReceived(u64, Box<Received>),
-    /// This attempt to receive a state is given up.
+    /// The attempt with this number to receive a state is given up.
     SnapshotGivenUp(u64),
-    /// Write these values of the state that this attempt receives to the log, and send back their locations.
+    /// Write these values of a snapshot that is being received to the log, and return their locations.
     Place(Placement),
     /// Return the hashes of the state after each entry from this index on.
     StateTrail(RequestId, Index),
@@ -241,14 +253,14 @@ impl From<PeerRequest> for CoreRequest {
 pub enum StorageRequest {
     /// The values that the next entry depends on were read, as far as possible.
     ValuesRead,
-    /// Entries that a follower needs and that were no longer in memory, or why they could not be read.
+    /// Entries that a follower needs and that are no longer in memory, or the error of reading them.
     Fetched(Fetch, Fetched),
     /// A checkpoint is durable, or failed.
     Checkpointed(Result<Checkpointed, CheckpointError>),
-    /// Write these live values to the log again, so that their segments can be deleted; signal the sender when that is
-    /// done.
+    /// Write these live values to the log again, so that their segments can be deleted; signal through the
+    /// sender when the values are written.
     Relocate(Vec<Relocation>, SyncSender<()>),
-    /// All values of an order to relocate have been moved, or could not be moved.
+    /// All values of a relocation order have been moved, or could not be moved.
     Relocated,
     /// The log reports an event, such as a sync.
     Log(LogEvent),
@@ -262,13 +274,14 @@ impl From<StorageRequest> for CoreRequest {
 
 /// A request of the monitor, of the corruption checks, or of the process that stops the member.
 pub enum ControlRequest {
-    /// Raise the CORRUPT alarm for the member with this id, whose state differs; 0 if it is not known whose does.
+    /// Raise the CORRUPT alarm for the member with this id, whose state differs; 0 if the member is not
+    /// known.
     Corrupt(u64),
-    /// Set the cluster version to this one, which all members support.
+    /// Set the cluster version to this version, which all members support.
     ClusterVersion(String),
     /// End the downgrade to this version: all members run it.
     Downgraded(String),
-    /// Stop cleanly: note the remaining time of leases and hand leadership over first.
+    /// Stop cleanly: first make lease checkpoints and hand leadership over.
     Stop,
 }
 
@@ -290,14 +303,14 @@ pub struct Reply {
     pub body: ReplyBody,
 }
 
-// Up to 128 bytes are moved without a call.
+// Moves of up to 128 bytes compile to inline instructions, without a call of memcpy.
 const _: () = assert!(size_of::<Reply>() <= 128);
 
-/// Content of a reply. Parts that are large and rare are boxed, since a reply is moved several times; those that many ask for
-/// are shared by all answers of a turn.
+/// Content of a reply. Large and rare parts are boxed, because a reply is moved several times; parts that
+/// many requests ask for are shared by all answers of a turn.
 #[derive(Debug)]
 pub enum ReplyBody {
-    /// Result of a proposal; with the state right behind its entry, if the answer holds keys and values.
+    /// Result of a proposal, and the state right after its entry if the answer holds keys and values.
     Outcome(Result<Outcome, Status>, Option<Box<AsOf>>),
     /// TTL of the renewed lease in seconds; 0 if the lease does not exist.
     KeptAlive(Seconds),
@@ -314,24 +327,24 @@ pub enum ReplyBody {
     LeaseKeys(Arc<SharedMap<Bytes, ()>>),
     /// Lease ids, soonest to expire first.
     Leases(Arc<[LeaseId]>),
-    /// All leases: there are too many for the core to sort at once.
+    /// All leases, if they are too many for the core to sort at once.
     ManyLeases(Arc<Leases>),
-    /// Times that the leases have left, in the order of the request.
+    /// Remaining times of the leases, in the order of the request.
     LeaseTimes(Vec<Duration>),
-    /// A linearizable read may be answered from the newest published state; with the times of the round of ReadIndex that
-    /// confirmed it, if it took one.
+    /// A linearizable read may be answered from the newest published state. Holds the times of the ReadIndex
+    /// round that confirmed the read, if a round was needed.
     Readable(Option<RoundTimes>),
     /// The membership change is applied.
     MembersChanged,
     /// The requested member leads now.
     LeaderMoved,
-    /// Parts of the state that this member has, and the index of the last entry it has applied.
+    /// The parts of the state that this member has, and the index of the last entry it has applied.
     Holds(Held, Index),
     /// Hashes of the state after the last entries.
     StateTrail(StateTrail),
-    /// The whole state: leases, alarms and members, and a moment of keys and values.
+    /// The whole state: leases, alarms and members, and a readable moment of keys and values.
     Image(Arc<Head>, Box<AsOf>),
-    /// There is too little room for the state that a member wants to send.
+    /// The log's disk has too little space for the state that another member wants to send.
     Shortage(Shortage),
 }
 

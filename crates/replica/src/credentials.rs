@@ -1,8 +1,8 @@
-//! How clients show who they are: tokens, and passwords that a few threads hash.
+//! Authentication of clients: tokens, and passwords that a few threads hash.
 //!
-//! Start reading at [`Credentials`]. The rules are `identity`'s; here are its clock, its threads and its randomness. The core
-//! tells it what entries did ([`Credentials::auth_changed`]); shards ask it for passwords and tokens. It does not know what a
-//! user may do (`machine::auth`).
+//! Start reading at [`Credentials`]. The rules are in `identity`; this module provides the clock, threads and
+//! randomness. The core reports changes of users and roles ([`Credentials::auth_changed`]); shards check
+//! passwords and tokens. The module does not know what a user may do (`machine::auth`).
 
 mod floors;
 mod recent;
@@ -28,19 +28,19 @@ use clock::Clock;
 use floors::Floors;
 use recent::{Grounds, Recent};
 
-/// How long a password that was verified is remembered after its last use: clients that authenticate for each call do so
-/// again and again.
+/// Time for which a verified password is remembered after its last use. Clients that authenticate for each
+/// call repeat the same password.
 const REMEMBERED: Duration = Duration::from_secs(10);
 
 /// Fills a slice with random bytes.
 type Random = Box<dyn FnMut(&mut [u8]) + Send>;
 
-/// What the threads do.
+/// Work for the threads.
 #[derive(Debug)]
 enum Job {
     /// Hash a password.
     Password(Task),
-    /// Sign a token for a user, as of this auth revision.
+    /// Sign a token for a user, at this auth revision.
     Sign { user: Box<str>, auth_revision: u64 },
     /// Verify the signature of a token.
     Verify(Secret),
@@ -56,16 +56,16 @@ impl Shareable for Job {
     }
 }
 
-/// What came of a job.
+/// The result of a job.
 #[derive(Clone)]
 enum Done {
     Password(Outcome),
     Signed(Result<String, IssueError>),
-    /// The token is remembered if it is valid.
+    /// The signature was checked; the token is remembered if it is valid.
     Verified,
 }
 
-/// The result of a job; `None` if there was no place for it.
+/// Sender for the result of a job; sends `None` if another job has displaced this one from the queue.
 type Answer = oneshot::Sender<Option<Done>>;
 
 type Jobs = WorkQueue<IpAddr, Answer, Job>;
@@ -88,16 +88,16 @@ pub struct Credentials {
     queue: Mutex<Queue>,
     arrived: Condvar,
     stopping: Condvar,
-    /// How many threads hash at most; with none, whoever asks does it, as in a simulation.
+    /// Maximum number of hashing threads. With 0, the calling thread does the work, as in a simulation.
     threads_max: usize,
 }
 
-/// What the options of a member say about passwords and tokens.
+/// Options of a member for passwords and tokens.
 #[derive(Clone, Debug)]
 pub struct CredentialOptions {
     /// The kind of tokens.
     pub tokens: TokenKind,
-    /// How long a simple token lives that is not used.
+    /// Time for which an unused simple token stays valid.
     pub token_ttl: Duration,
     /// The cost of new hashes.
     pub cost: Cost,
@@ -114,12 +114,12 @@ impl Default for CredentialOptions {
 }
 
 impl Credentials {
-    /// Begins without any token. `public` and `private` are the contents of the key files that the options name; `random`
-    /// fills slices with random bytes.
+    /// Returns credentials without any token. `public` and `private` are the contents of the key files that
+    /// the options name; `random` fills slices with random bytes.
     ///
     /// # Errors
     ///
-    /// When the keys do not fit the kind of tokens.
+    /// The keys do not match the kind of tokens.
     pub fn new(
         options: &CredentialOptions,
         (public, private): (Option<&[u8]>, Option<&[u8]>),
@@ -132,7 +132,8 @@ impl Credentials {
         Ok(Credentials::with(tokens, options.cost, clock, random, threads_max))
     }
 
-    /// Simple tokens and hashes of the lowest cost, made by whoever asks for one: for simulations and tests.
+    /// Returns credentials with simple tokens and hashes of the lowest cost, computed by the calling thread:
+    /// for simulations and tests.
     pub fn simple(clock: Clock, mut random: Random) -> Credentials {
         let tokens = Tokens::Simple(Box::new(simple::Store::new(
             simple::Settings::default(),
@@ -169,8 +170,9 @@ impl Credentials {
         Now { at: self.clock.now(), unix_seconds }
     }
 
-    /// An entry changed users or roles, or authenticated somebody; the auth revision is that behind it. Told before a view of it is
-    /// published, so that a token that a client has is known wherever its entry is.
+    /// Handles an entry that changed users or roles, or authenticated a user; `auth_revision` is the auth
+    /// revision after the entry. Called before a view with the entry is published, so that a token is known
+    /// on every member whose view has its entry.
     pub fn auth_changed(&self, change: &AuthChange, auth_revision: u64) {
         match change {
             AuthChange::Changed => {}
@@ -192,8 +194,9 @@ impl Credentials {
         }
     }
 
-    /// The state was read or received, not made by entries: authentication is on, or off, as of this auth revision. All tokens
-    /// are void, for the entries that would have voided some of them will not be seen here.
+    /// Handles a state that was read or received instead of being built from entries: authentication is on or
+    /// off, as of this auth revision. All tokens become invalid, because this process will not see the
+    /// entries that would have invalidated some of them.
     pub fn auth_restored(&self, is_enabled: bool, auth_revision: u64) {
         self.floors.raise_all(auth_revision);
         self.tokens.disable();
@@ -203,13 +206,14 @@ impl Credentials {
         }
     }
 
-    /// Returns true if the user's password was changed, or the user deleted, after the auth revision that a JSON Web Token of this
-    /// user names. Signatures cannot be withdrawn, so that the token stays valid until it expires.
+    /// Returns true if the user's password was changed, or the user deleted, after the auth revision in a
+    /// JSON Web Token of this user. Signatures cannot be revoked, so without this check the token would stay
+    /// valid until it expires.
     pub fn is_outdated(&self, user: &str, auth_revision: u64) -> bool {
         self.floors.is_below(user, auth_revision)
     }
 
-    /// Whose token this is. `applied` is the index that this member had published before.
+    /// Returns the session of this token. `applied` is the index that this member had published before.
     ///
     /// # Errors
     ///
@@ -218,28 +222,28 @@ impl Credentials {
         self.tokens.recall(token, applied, self.now())
     }
 
-    /// Looks at the signature of a token, for [`Refused::Unverified`]; whoever presents it asks [`Credentials::session`] again
-    /// then.
+    /// Checks the signature of a token, after [`Refused::Unverified`]; the caller then calls
+    /// [`Credentials::session`] again.
     ///
     /// # Errors
     ///
-    /// When too many wait already.
+    /// etcd's `too many requests` if too many checks wait, and `error::STOPPED` if the member is stopping.
     pub async fn verify(self: &Arc<Self>, address: IpAddr, token: &[u8]) -> Result<(), Status> {
         let proof = self.verified.of_token(token);
         self.run(address, proof, Job::Verify(Secret::new(token))).await.map(drop)
     }
 
-    /// A number that is raised when sessions are withdrawn, since the key of their tokens has gone
-    /// ([`Session::is_withdrawn`]).
+    /// Returns a counter that increases when sessions are withdrawn because the key of their tokens was
+    /// removed ([`Session::is_withdrawn`]).
     pub fn withdrawals(&self) -> u64 {
         self.tokens.withdrawals()
     }
 
-    /// Takes other keys for tokens, from the contents of the files that the options name.
+    /// Replaces the keys for tokens, from the contents of the files that the options name.
     ///
     /// # Errors
     ///
-    /// When they do not fit the kind of tokens. Those in use stay.
+    /// The keys do not match the kind of tokens. Then the present keys stay in use.
     pub fn replace_keys(
         &self,
         method: identity::jwt::Method,
@@ -248,12 +252,13 @@ impl Credentials {
         self.tokens.replace_keys(method, public, private).map(drop)
     }
 
-    /// Whether a session that was made before is that of this token, and the token still valid; renews it.
+    /// Renews a session, and returns its holder, if the session belongs to this token and the token is still
+    /// valid.
     pub fn renew<'s>(&self, session: &'s Session, token: &[u8]) -> Option<&'s identity::Holder> {
         session.renew(token, self.now())
     }
 
-    /// The first part of a new token.
+    /// Returns the random first part of a new token.
     pub fn draw_prefix(&self) -> String {
         let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
         self.tokens.draw_prefix(&mut **random)
@@ -263,23 +268,24 @@ impl Credentials {
         Grounds { auth_revision, withdrawals: self.tokens.withdrawals() }
     }
 
-    /// A token that this user was issued a moment ago, as of this auth revision, and that is valid still: who authenticates
-    /// again and again needs no entry of the log, and no signature, for each time. The user's password has to be checked
-    /// before. `applied` is the index that this member had published before.
+    /// Returns a token that was recently issued to this user at this auth revision and is still valid. So a
+    /// client that authenticates again and again needs neither a log entry nor a signature each time. The
+    /// caller must have checked the user's password. `applied` is the index that this member had published
+    /// before.
     pub fn issued_lately(&self, user: &str, auth_revision: u64, applied: Index) -> Option<String> {
         let token = self.recent.get(user, self.grounds(auth_revision), self.clock.now())?;
-        // A JSON Web Token that nobody has presented yet was signed here, for these grounds; that it has not expired is looked at
-        // all the same.
+        // A JSON Web Token that no client has presented yet was signed here, under the same conditions, so
+        // its signature need not be checked; its expiry is checked all the same.
         let is_valid = matches!(self.session(token.as_bytes(), applied), Ok(_) | Err(Refused::Unverified));
         is_valid.then_some(token)
     }
 
-    /// The token of a user who has authenticated, as of this auth revision; `number` is that of a simple one
-    /// ([`identity::simple::number`]).
+    /// Issues a token for a user who has authenticated, at this auth revision; `number` is the number of a
+    /// simple token ([`identity::simple::number`]).
     ///
     /// # Errors
     ///
-    /// When tokens cannot be made, or too many wait for it already.
+    /// The token cannot be made, too many requests wait, or the member is stopping.
     pub async fn issue(
         self: &Arc<Self>,
         address: IpAddr,
@@ -288,7 +294,8 @@ impl Credentials {
         number: Index,
         auth_revision: u64,
     ) -> Result<String, Status> {
-        // Before the token is made: if a key is withdrawn meanwhile, it is not issued again.
+        // Read before the token is made: if a key is withdrawn in the meantime, the token is not issued
+        // again.
         let grounds = self.grounds(auth_revision);
         let issued = if matches!(self.tokens, Tokens::Jwt(_)) {
             let proof = self.verified.of_user(user);
@@ -304,7 +311,7 @@ impl Credentials {
         Ok(token)
     }
 
-    /// Frees the memory of what is no longer valid. Once a second is enough.
+    /// Frees the memory of tokens and passwords that are no longer valid. Once a second is enough.
     pub fn expire(&self) {
         let now = self.clock.now();
         self.tokens.expire(now);
@@ -312,12 +319,12 @@ impl Credentials {
         self.recent.expire(now);
     }
 
-    /// Tells whether this is the user's password; `stored` is its hash, `None` if there is no such user, or it has no
-    /// password. What it costs does not tell that.
+    /// Returns true if this is the user's password; `stored` is its hash, `None` if the user does not exist
+    /// or has no password. The time that the check takes does not reveal which case applies.
     ///
     /// # Errors
     ///
-    /// When too many wait already.
+    /// etcd's `too many requests` if too many checks wait, and `error::STOPPED` if the member is stopping.
     pub async fn is_password(
         self: &Arc<Self>,
         address: IpAddr,
@@ -340,7 +347,7 @@ impl Credentials {
     ///
     /// # Errors
     ///
-    /// When it is too long, or too many wait already.
+    /// The password is too long, too many requests wait, or the member is stopping.
     pub async fn hash(
         self: &Arc<Self>,
         address: IpAddr,
@@ -357,7 +364,7 @@ impl Credentials {
 
     fn do_job(&self, job: &Job) -> Done {
         match job {
-            // The lock is held for as long as 16 bytes take, not for the hashing.
+            // The lock is held only while the random bytes are drawn, not for the hashing.
             Job::Password(task) => Done::Password(task.run(&self.hashing, &mut |bytes: &mut [u8]| {
                 let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
                 random(bytes);
@@ -393,7 +400,7 @@ impl Credentials {
                         self.wake(&mut queue);
                     }
                     if queue.threads == 0 {
-                        // None could be started.
+                        // No thread could be started.
                         queue.work.give_up(ticket);
                         return Err(error::TOO_MANY_REQUESTS);
                     }
@@ -418,7 +425,7 @@ impl Credentials {
         }
     }
 
-    /// What a thread does until the member stops.
+    /// The loop of a thread, until the member stops.
     fn work(&self) {
         let mut queue = self.queue();
         loop {
@@ -431,17 +438,18 @@ impl Credentials {
             };
             drop(queue);
             let done = self.do_job(&work.task);
-            // A password does so by itself: those who answer other calls need not wait for a row of tokens.
+            // Hashing yields by itself. Other jobs yield here, so that the threads which serve calls need not
+            // wait for a series of tokens.
             thread::yield_now();
             queue = self.queue();
             for asker in queue.work.finish(work) {
-                // Its client may have gone.
+                // The client may have gone; then there is nobody to answer.
                 drop(asker.send(Some(done.clone())));
             }
         }
     }
 
-    /// Ends the threads. Those who wait are answered that the member stops.
+    /// Ends the threads. Waiting callers get the error that the member is stopping.
     pub fn stop(&self) {
         let mut queue = self.queue();
         queue.is_stopping = true;
@@ -458,7 +466,7 @@ impl Credentials {
     }
 }
 
-/// A place in the queue, given up with the call that has it.
+/// A place in the queue, which is given up when its call ends.
 struct Place<'c> {
     credentials: &'c Credentials,
     ticket: Ticket,
@@ -486,7 +494,7 @@ mod tests {
         Arc::new(made.expect("simple tokens need no keys"))
     }
 
-    /// Who has one address of an IPv6 network has all of them: together they have the places of one.
+    /// A client that owns an IPv6 network counts as one address.
     #[test]
     fn the_addresses_of_a_network_have_the_places_of_one() {
         let options =
@@ -509,7 +517,7 @@ mod tests {
                 std::task::Poll::Pending => waiting.push(asking),
             }
         }
-        // A few may have had their answer meanwhile.
+        // A few may have been answered in the meantime.
         assert!(refused >= 50, "{refused} of {} were refused", waiting.len());
         drop(waiting);
         credentials.stop();
@@ -583,13 +591,13 @@ mod tests {
                 assert_eq!(session(token.as_bytes()), Err(Refused::Unverified));
                 credentials.verify(ADDRESS, token.as_bytes()).await.expect("there is a place");
                 assert_eq!(session(token.as_bytes()), Ok(()));
-                // A forged one is never let in, however often it is looked at.
+                // A forged token is never accepted, however often it is checked.
                 let forged = token.replace('.', ".x").replacen(".x", ".", 1);
                 for _ in 0..2 {
                     assert_eq!(session(forged.as_bytes()), Err(Refused::Unverified));
                     credentials.verify(ADDRESS, forged.as_bytes()).await.expect("there is a place");
                 }
-                // What is wrong without a signature is told at once.
+                // Errors that do not depend on the signature are returned at once.
                 let expired = "eyJhbGciOiJIUzI1NiJ9.eyJleHAiOjF9.AAAA";
                 for wrong in ["", "a.b", expired] {
                     assert!(matches!(session(wrong.as_bytes()), Err(Refused::Jwt(_))), "{wrong}");
@@ -608,7 +616,7 @@ mod tests {
             let options = CredentialOptions { tokens, ..CredentialOptions::default() };
             let keys = (None, Some(&b"a secret"[..]));
             let random = Box::new(identity::system_entropy());
-            // Tokens tell whole seconds, and this one is nearly over.
+            // Tokens contain whole seconds, and this second is nearly over.
             let wall = SystemTime::UNIX_EPOCH + Duration::from_millis(1_700_000_000_980);
             let hand = clock::HandClock::new(Instant::now(), wall);
             let made = Credentials::new(&options, keys, Clock::by_hand(&hand), random, 0);

@@ -1,4 +1,4 @@
-//! Bounds the number of expensive calls of each client.
+//! Limits the rate of expensive calls of each client.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -10,54 +10,58 @@ use std::time::{Duration, Instant};
 use api::{Code, Status};
 use stdx::client_network;
 
-/// Users that are remembered, and addresses. Beyond these, those that have their whole allowance make way; it is theirs anyway.
+/// Maximum number of remembered users, and of remembered addresses. Beyond it, clients whose whole allowance
+/// is available are forgotten, which changes nothing for them.
 const CLIENTS_MAX: usize = 4096;
 
-/// etcd's text for what it has no limit for. etcd's own such answers come with the code Unknown.
+/// Error for a client that exceeds its rate, with the text that etcd uses for other limits. etcd's own
+/// answers with this text carry the code Unknown.
 const TOO_MANY_CALLS: Status = Status::new(Code::ResourceExhausted, "etcdserver: too many requests");
 
-/// When the allowances of clients of one kind are whole again.
+/// Time at which the allowance of each client is whole again.
 type Allowances<Client> = Mutex<HashMap<Client, Instant>>;
 
-/// How many expensive calls each client may make in a second: those that may look at many keys, changes, leases or users. A
-/// client is a user, or an address for calls without a user. Each has an allowance of one second's calls, which fills up as
-/// time passes.
+/// Limits the number of expensive calls that each client may make per second. Expensive calls are those that
+/// may process many keys, changes, leases or users. A client is a user, or an address for calls without a
+/// user. Each client has an allowance of one second's calls, which fills up as time passes.
 ///
 /// ```text
 /// 10 calls a second    10 calls at once are allowed; the 11th is refused; 100 ms later another one is allowed
 /// ```
 #[derive(Debug, Default)]
 pub struct ExpensiveCalls {
-    /// Calls of a client in a second; 0: any number.
+    /// Calls per second that each client may make; 0 for no limit.
     per_second: u64,
     refused: AtomicU64,
-    /// Apart from addresses: those who have many of these displace no user.
+    /// Allowances of users. Kept apart from addresses, so that a client with many addresses displaces no
+    /// user.
     users: Allowances<Box<str>>,
-    /// An IPv6 network of 64 bits is one address.
+    /// Allowances of addresses. All addresses of an IPv6 network of 64 bits share one.
     addresses: Allowances<IpAddr>,
 }
 
 impl ExpensiveCalls {
-    /// Allows each client this many calls in a second; 0: any number.
+    /// Allows each client this many calls per second; 0 for no limit.
     pub fn new(per_second: u64) -> ExpensiveCalls {
         ExpensiveCalls { per_second, ..ExpensiveCalls::default() }
     }
 
-    /// Returns true if calls are counted.
+    /// Returns true if the number of calls is limited.
     pub fn is_bounded(&self) -> bool {
         self.per_second > 0
     }
 
-    /// Calls that were refused.
+    /// Returns the number of calls refused so far.
     pub fn refused(&self) -> u64 {
         self.refused.load(Relaxed)
     }
 
-    /// Counts a call of this user, or of this address if the user is empty, as so many; as one second's at most.
+    /// Charges a call to this user, or to this address if the user is empty. The call counts as `calls`
+    /// calls, but at most as the calls of one second.
     ///
     /// # Errors
     ///
-    /// etcd's `too many requests`: the client has made as many calls as it may.
+    /// etcd's `too many requests` if the client has used up its allowance.
     pub fn admit(&self, user: &str, address: IpAddr, calls: u64, now: Instant) -> Result<(), Status> {
         if !self.is_bounded() || calls == 0 {
             return Ok(());
@@ -82,14 +86,15 @@ fn admit<Client: Eq + Hash>(
     cost: Duration,
     now: Instant,
 ) -> bool {
-    // Nothing inside can panic half-way.
+    // No code under this lock panics half-way, so a poisoned lock still guards a consistent map.
     let mut allowances = allowances.lock().unwrap_or_else(PoisonError::into_inner);
     if allowances.len() >= CLIENTS_MAX && !allowances.contains_key(&client) {
         allowances.retain(|_, whole_at| *whole_at > now);
     }
     let is_full = allowances.len() >= CLIENTS_MAX;
     let next = allowances.get(&client).map_or(now, |at| (*at).max(now)) + cost;
-    // More clients than are remembered are all at it: a newcomer waits until one of them is not.
+    // All remembered clients are active and the table is full: a new client is refused until one of them is
+    // idle.
     if next > now + Duration::from_secs(1).max(cost) || (is_full && !allowances.contains_key(&client)) {
         return false;
     }

@@ -1,11 +1,12 @@
-//! When leases expire: deadlines, and an ordered queue of the places at which each lease is looked at.
+//! Expiry of leases: deadlines, and an ordered queue of the time slots in which each lease is checked.
 //!
-//! Renewing a lease only moves its deadline; its place in the queue is found out of date when its turn comes, and the
-//! lease goes where it belongs by then. So a renewal is one look-up, however many leases there are. Each lease has at
-//! most one place, which goes with it: what is held is in proportion to the leases that exist.
+//! Renewing a lease only moves its deadline. Its place in the queue becomes outdated; when the slot is due,
+//! the lease moves to the slot of its new deadline. So a renewal is one look-up, however many leases exist.
+//! Each lease has at most one place in the queue, which is removed with the lease: memory is proportional to
+//! the number of existing leases.
 //!
-//! A new leader has the clocks of all leases to start. It does so in slices; a lease whose turn has not come goes by the
-//! deadline that it will get.
+//! A new leader has to start the clocks of all leases. It does so in slices; until a lease is reached, its
+//! time is computed from the deadline that it will get.
 //!
 //! # Example: lease 7 with a TTL of 10 s; slots are 100 ms wide
 //!
@@ -13,11 +14,12 @@
 //!  0.00 s  granted            deadline 10.00 s, slot 100
 //!  6.03 s  renewed            deadline 16.03 s, still slot 100: the queue is not touched
 //! 10.00 s  slot 100 is due    the deadline has moved: the lease goes to slot 161 (16.03 s, rounded up)
-//! 16.10 s  slot 161 is due    the lease is given out as expired, and its revocation is proposed
+//! 16.10 s  slot 161 is due    the lease is returned as expired, and its revocation is proposed
 //! ```
 //!
-//! A renewal at 16.05 s comes too late: the deadline has passed, so the lease cannot be saved, and the client is answered TTL 0
-//! once the revocation is applied. A lease is given out up to 100 ms late and never early.
+//! A renewal at 16.05 s comes too late: the deadline has passed, so the lease cannot be saved, and the client
+//! gets TTL 0 once the revocation is applied. A lease is returned as expired up to 100 ms late and never
+//! early.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -26,32 +28,33 @@ use std::time::{Duration, Instant};
 use machine::{Lease, Leases};
 use numbers::{Index, LeaseId, Seconds};
 
-/// The width of one slot of the queue.
+/// Width of one slot of the queue, in nanoseconds.
 const SLOT_NS: u64 = 100_000_000;
 const NS_PER_SECOND: u64 = 1_000_000_000;
-/// Places looked at for each lease that may be given out at once: most may be out of date.
+/// Places checked per requested lease: most places may be outdated.
 const LOOKS_PER_LEASE: usize = 4;
 
-/// The deadline of one lease, and who may move it. There may be millions of leases: times are nanoseconds since [`Expiry::epoch`], each half as long
-/// as an `Instant`.
+/// The deadline of one lease, and whether shards may move it. There may be millions of leases, so times are
+/// nanoseconds since [`Expiry::epoch`], half as large as an `Instant`.
 #[derive(Clone, Copy, Debug)]
 struct Timer {
     deadline_ns: u64,
-    /// Time from a renewal to the deadline.
+    /// Time from a renewal to the deadline, in nanoseconds.
     ttl_ns: u64,
-    /// The slot it stands in; [`NO_SLOT`] once it was given out as expired.
+    /// Slot of the lease in the queue; [`NO_SLOT`] once the lease was returned as expired.
     slot: u64,
-    /// The last log entry that notes a time left of this lease, or takes such a note back.
+    /// Index of the last log entry that sets or clears a lease checkpoint (a recorded remaining time) of this
+    /// lease.
     noted_by: Index,
-    /// The lease does not expire before this time, if it is behind the deadline: a renewal came before that and waits for its
-    /// round. 0 if none waits.
+    /// Time before which the lease does not expire even if its deadline passes, because a renewal arrived in
+    /// time and waits for its round. 0 if no renewal waits.
     held_ns: u64,
-    /// [`Expiry::looks`] when the core said that a renewal needs nothing but a new deadline. It holds as long as that has not
-    /// changed; 0 if the core has not said so, or has taken it back.
+    /// Value of [`Expiry::looks`] when the core allowed renewals by shards alone. The permission is valid
+    /// while that value has not changed; 0 if the core has not given it, or has withdrawn it.
     alone_looks: u64,
 }
 
-/// The slot of a lease that was given out.
+/// Slot of a lease that was returned as expired.
 const NO_SLOT: u64 = u64::MAX;
 
 impl Timer {
@@ -72,8 +75,8 @@ impl Timer {
 /// The result of a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewed {
-    /// The lease has its whole TTL again. The number is the last log entry that notes a time left of it, or takes such
-    /// a note back; 0 if this leader has proposed none.
+    /// The lease has its whole TTL again. The number is the index of the last log entry that sets or clears a
+    /// lease checkpoint of it; 0 if this leader has proposed none.
     Noted(Index),
     /// The deadline has passed: the lease is about to be revoked, and cannot be renewed.
     Expired,
@@ -86,33 +89,34 @@ pub enum Renewed {
 pub struct Expiry {
     epoch: Instant,
     timers: BTreeMap<LeaseId, Timer>,
-    /// Slot and lease. A lease never stands behind the slot of its deadline.
+    /// Slot and lease. The slot of a lease is never later than the slot of its deadline.
     queue: BTreeSet<(u64, LeaseId)>,
     starting: Option<Starting>,
-    /// The latest time at which a lease was renewed. The core's time is that of the beginning of its turn, so its renewals would
-    /// otherwise take back a little of what a shard has just promised.
+    /// The latest time at which a lease was renewed. The core uses the time at which its turn began, so
+    /// without this its renewals could shorten a deadline that a shard has just promised.
     renewed_at_ns: u64,
-    /// Number of calls of [`Expiry::look_again`], and one.
+    /// Number of calls of [`Expiry::look_again`], plus one.
     looks: u64,
 }
 
 /// The leases whose clocks are still to be started.
 #[derive(Debug)]
 struct Starting {
-    /// The leases as they were when the leader settled.
+    /// The leases as they were when the leader started their clocks.
     leases: Leases,
-    /// The last lease that had its turn.
+    /// Id of the last lease that was reached.
     behind: Option<LeaseId>,
     since: Instant,
-    /// The shortest TTL that this leader grants, seconds.
+    /// Minimum TTL that this leader grants, in seconds.
     ttl_min: Seconds,
-    /// Time that each lease gets in addition to its noted remaining time or its TTL.
+    /// Time that each lease gets in addition to its checkpointed remaining time or its TTL.
     grace: Duration,
-    /// False if each lease gets its whole TTL, whatever is noted.
+    /// False if each lease gets its whole TTL, even if it has a lease checkpoint.
     by_notes: bool,
 }
 
-/// The time left of a lease as of the last note, or its whole TTL; no TTL is shorter than `ttl_min` seconds.
+/// Returns the remaining time of a lease by its lease checkpoint, or its whole TTL; no TTL counts as shorter
+/// than `ttl_min` seconds.
 pub fn noted_or_granted(lease: &Lease, ttl_min: Seconds) -> Duration {
     let ttl = lease.ttl.max(ttl_min);
     let time = if lease.remaining > Seconds::ZERO { lease.remaining.min(ttl) } else { ttl };
@@ -120,7 +124,7 @@ pub fn noted_or_granted(lease: &Lease, ttl_min: Seconds) -> Duration {
 }
 
 impl Starting {
-    /// The time that a lease gets whose turn has not come, and its TTL.
+    /// Returns the remaining time and the TTL of a lease whose clock is still to be started.
     fn left(&self, id: LeaseId) -> Option<(Duration, Duration)> {
         let lease = self.leases.get(id).filter(|_| self.behind.is_none_or(|behind| behind < id))?;
         let ttl = lease.ttl.max(self.ttl_min).duration();
@@ -130,7 +134,7 @@ impl Starting {
 }
 
 impl Expiry {
-    /// Begins with no leases.
+    /// Returns deadlines without leases.
     pub fn new(now: Instant) -> Expiry {
         Expiry {
             epoch: now,
@@ -142,31 +146,31 @@ impl Expiry {
         }
     }
 
-    /// Begins with these leases: each has the time left as of its last note, if it goes `by_notes`, or its whole TTL, and
-    /// `grace` on top. See [`Expiry::start_some`].
+    /// Returns deadlines for these leases: each has the remaining time of its lease checkpoint if `by_notes`
+    /// is true, or its whole TTL, plus `grace`. The clocks are started by [`Expiry::start_some`].
     pub fn of(leases: Leases, by_notes: bool, ttl_min: Seconds, grace: Duration, now: Instant) -> Expiry {
         let starting = Some(Starting { leases, behind: None, since: now, ttl_min, grace, by_notes });
         Expiry { starting, ..Expiry::new(now) }
     }
 
-    /// The number of leases whose clocks run.
+    /// Returns the number of leases whose clocks run.
     pub fn clocks(&self) -> usize {
         self.timers.len()
     }
 
-    /// Returns true if there are leases whose clocks are still to be started.
+    /// Returns true if clocks of leases are still to be started.
     pub fn is_starting(&self) -> bool {
         self.starting.is_some()
     }
 
-    /// Looks at up to `max` leases whose clocks are still to be started, and starts those of leases that `exists` knows.
+    /// Starts the clocks of up to `max` further leases, except those that `exists` does not know any more.
     pub fn start_some(&mut self, max: usize, exists: impl Fn(LeaseId) -> bool) {
         let Some(starting) = &self.starting else { return };
         let since = starting.since;
         let some: Vec<LeaseId> = starting.leases.after(starting.behind).take(max).map(|(id, _)| id).collect();
         planted::looked_at(planted::Measure::Leases, some.len());
         for id in &some {
-            // One that was granted again since has a clock; one that was revoked needs none.
+            // A lease that was granted again since then has a clock already; a revoked lease needs none.
             if !self.timers.contains_key(id)
                 && exists(*id)
                 && let Some((left, ttl)) = self.starting.as_ref().and_then(|starting| starting.left(*id))
@@ -180,8 +184,8 @@ impl Expiry {
         }
     }
 
-    /// Forgets up to `max` leases of a leader that leads no more; `false` once there are none. To be used instead of
-    /// dropping it, which takes time in proportion to the leases.
+    /// Drops up to `max` leases of a leader that leads no more; returns false once none are left. Used
+    /// instead of dropping the whole value, which takes time proportional to the number of leases.
     pub fn forget_some(&mut self, max: usize) -> bool {
         self.starting = None;
         for _ in 0..max {
@@ -193,22 +197,22 @@ impl Expiry {
         true
     }
 
-    /// The time since the epoch, in nanoseconds: at most some 580 years.
+    /// Returns the time since the epoch, in nanoseconds: at most some 580 years.
     fn ns(&self, at: Instant) -> u64 {
         nanoseconds(at.saturating_duration_since(self.epoch))
     }
 
     fn slot_of(deadline_ns: u64) -> u64 {
-        // Rounded up: a lease is never early.
+        // Rounded up, so that a lease never expires early.
         deadline_ns.div_ceil(SLOT_NS)
     }
 
-    /// The last slot whose time has come.
+    /// Returns the last slot whose time has come.
     fn due(&self, now: Instant) -> u64 {
         self.ns(now) / SLOT_NS
     }
 
-    /// Starts the clock of a lease: `left` from now, and `ttl` from each renewal.
+    /// Starts the clock of a lease: it has `left` from now, and `ttl` from each renewal.
     pub fn start(&mut self, id: LeaseId, left: Duration, ttl: Duration, now: Instant) {
         self.stop(id);
         let deadline_ns = self.ns(now).saturating_add(nanoseconds(left));
@@ -226,7 +230,7 @@ impl Expiry {
         }
     }
 
-    /// The timer of a lease; its clock is started if its turn has not come.
+    /// Returns the timer of a lease; starts its clock if that is still to be done.
     fn timer(&mut self, id: LeaseId) -> Option<&mut Timer> {
         if !self.timers.contains_key(&id)
             && let Some(starting) = &self.starting
@@ -238,7 +242,8 @@ impl Expiry {
         self.timers.get_mut(&id)
     }
 
-    /// A renewal has come and waits. Unless the time of the lease was up as of `as_of`, it does not expire before `until`.
+    /// Records a renewal that has arrived and waits. Unless the lease had expired as of `as_of`, it does not
+    /// expire before `until`.
     pub fn hold(&mut self, id: LeaseId, as_of: Instant, until: Instant) {
         let (as_of, until) = (self.ns(as_of), self.ns(until));
         if let Some(timer) = self.timer(id)
@@ -248,8 +253,8 @@ impl Expiry {
         }
     }
 
-    /// Renews a lease that exists, from `now` on, unless its time was up as of `as_of`. `held` is until when this renewal
-    /// has held it.
+    /// Renews a lease from `now` on, unless it had expired as of `as_of`. `held` is the time until which this
+    /// renewal has kept it from expiring.
     pub fn renew(&mut self, id: LeaseId, held: Instant, as_of: Instant, now: Instant) -> Renewed {
         let (held, as_of) = (self.ns(held), self.ns(as_of));
         self.renewed_at_ns = self.renewed_at_ns.max(self.ns(now));
@@ -258,7 +263,7 @@ impl Expiry {
             None => Renewed::Unknown,
             Some(timer) if timer.ends_ns() <= as_of => Renewed::Expired,
             Some(timer) => {
-                // One that came later may wait longer.
+                // A renewal that arrived later may keep the lease for longer.
                 if timer.held_ns <= held {
                     timer.held_ns = 0;
                 }
@@ -268,27 +273,27 @@ impl Expiry {
         }
     }
 
-    /// Renewals of this lease need nothing but a new deadline from now on, and are answered with the TTL `told`: until a time
-    /// left is noted of it, or [`Expiry::look_again`]. A lease whose clients are told another TTL than it has here, because a
-    /// member that runs etcd granted it, is left to the core: the timer has no room for both.
+    /// Allows renewals of this lease without the core, answered with the TTL `told`, until a lease checkpoint
+    /// of it is made, or until [`Expiry::look_again`]. Only the core renews a lease whose clients see another
+    /// TTL than its clock has, because a member that runs etcd granted it: the timer has no space for both.
     pub fn renews_alone(&mut self, id: LeaseId, told: Seconds) {
         let looks = self.looks;
         if let Some(timer) = self.timers.get_mut(&id) {
-            // 0 would say that the lease is gone.
+            // A TTL of 0 would tell the client that the lease is gone.
             let is_its_own = told > Seconds::ZERO && timer.ttl_ns == nanoseconds(told.duration());
             timer.alone_looks = if is_its_own { looks } else { 0 };
         }
     }
 
-    /// Renews a lease if nothing but a new deadline is needed for it, and its time is not up. Returns the TTL that the client
-    /// is told; `None` if the core has to look at the renewal.
+    /// Renews a lease without the core, if that is allowed and the lease has not expired. Returns the TTL for
+    /// the client; `None` if the core has to handle the renewal.
     pub fn renew_alone(&mut self, id: LeaseId, now: Instant) -> Option<Seconds> {
         let now = self.ns(now).max(self.renewed_at_ns);
         let timer = self.timers.get_mut(&id)?;
         if timer.alone_looks != self.looks {
             return None;
         }
-        // Stricter than the core, by whose time a lease may live on while apply is behind.
+        // This check is stricter than the core's: the core lets a lease live on while applying lags behind.
         if timer.ends_ns() <= now {
             return None;
         }
@@ -297,19 +302,20 @@ impl Expiry {
         Some(Seconds((timer.ttl_ns / NS_PER_SECOND) as i64))
     }
 
-    /// A time left of this lease is about to be noted: renewals have to take that back.
+    /// Withdraws renewals without the core for this lease, because a lease checkpoint of it is about to be
+    /// made: a renewal then has to clear the checkpoint.
     pub fn about_to_be_noted(&mut self, id: LeaseId) {
         if let Some(timer) = self.timers.get_mut(&id) {
             timer.alone_looks = 0;
         }
     }
 
-    /// Ends what [`Expiry::renews_alone`] began, for all leases: the core has to look at the next renewal of each.
+    /// Withdraws [`Expiry::renews_alone`] for all leases: the core has to handle the next renewal of each.
     pub fn look_again(&mut self) {
         self.looks += 1;
     }
 
-    /// The log entry `index` notes a time left of this lease, or takes such a note back.
+    /// Records that the log entry `index` sets or clears a lease checkpoint of this lease.
     pub fn noted(&mut self, id: LeaseId, index: Index) {
         if let Some(timer) = self.timers.get_mut(&id) {
             timer.noted_by = index;
@@ -317,7 +323,7 @@ impl Expiry {
         }
     }
 
-    /// The time that a lease which exists has left; zero once it has expired.
+    /// Returns the remaining time of a lease; zero once it has expired, `None` if it does not exist.
     pub fn left(&self, id: LeaseId, now: Instant) -> Option<Duration> {
         let deadline_ns = match self.timers.get(&id) {
             Some(timer) => timer.deadline_ns,
@@ -329,13 +335,13 @@ impl Expiry {
         Some(Duration::from_nanos(deadline_ns.saturating_sub(self.ns(now))))
     }
 
-    /// Returns true if [`Expiry::expired`] has something to do.
+    /// Returns true if a slot is due, so that [`Expiry::expired`] has work to do.
     pub fn is_due(&self, now: Instant) -> bool {
         self.queue.first().is_some_and(|(slot, _)| *slot <= self.due(now))
     }
 
-    /// Returns up to `max` leases whose deadline has passed, each once (see [`Expiry::retry`]). There may be more; the
-    /// next call goes on.
+    /// Returns up to `max` leases whose deadline has passed, each only once (see [`Expiry::retry`]). If there
+    /// may be more, the next call continues.
     pub fn expired(&mut self, now: Instant, max: usize) -> Vec<LeaseId> {
         let (due, now) = (self.due(now), self.ns(now));
         let mut out = Vec::new();
@@ -354,7 +360,8 @@ impl Expiry {
             if let Some(timer) = self.timers.get_mut(&id) {
                 timer.slot = slot.unwrap_or(NO_SLOT);
                 if slot.is_none() {
-                    // A shard's time may be of before the deadline, if it was held up since it looked at the clock.
+                    // A shard that was suspended since it read the clock may use a time before the deadline,
+                    // and must not renew the lease.
                     timer.alone_looks = 0;
                 }
             }
@@ -362,8 +369,8 @@ impl Expiry {
         out
     }
 
-    /// A revocation could not be proposed, or was refused: the lease is given out again after `pause`. It cannot be
-    /// renewed any more.
+    /// Handles a revocation that could not be proposed, or was refused: the lease is returned as expired
+    /// again after `pause`. It cannot be renewed any more.
     pub fn retry(&mut self, id: LeaseId, now: Instant, pause: Duration) {
         let slot = Expiry::slot_of(self.ns(now + pause));
         if let Some(timer) = self.timers.get_mut(&id)
@@ -374,7 +381,8 @@ impl Expiry {
         }
     }
 
-    /// The leases behind this id, or all, whose clocks run, with the time they have left, by id.
+    /// Returns the leases with running clocks after this id, or all of them, with their remaining times, in
+    /// the order of the ids.
     pub fn after(&self, id: Option<LeaseId>, now: Instant) -> impl Iterator<Item = (LeaseId, Duration)> {
         let behind = id.map_or(Bound::Unbounded, Bound::Excluded);
         let (timers, now) = (self.timers.range((behind, Bound::Unbounded)), self.ns(now));
@@ -382,7 +390,7 @@ impl Expiry {
     }
 }
 
-/// A time longer than some 580 years is as long as that.
+/// Returns the nanoseconds of a time, at most some 580 years.
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
@@ -397,7 +405,8 @@ mod tests {
 
     #[test]
     fn a_timer_is_small() {
-        // A node of the tree has eleven, with their ids: it is to fit into a piece of 640 bytes of the allocator.
+        // A node of the tree holds eleven timers with their ids: it should fit into a piece of 640 bytes of
+        // the allocator.
         assert!(size_of::<Timer>() <= 48, "a timer has {} bytes", size_of::<Timer>());
     }
 
@@ -462,7 +471,7 @@ mod tests {
         expiry.renews_alone(id, Seconds(10));
         assert_eq!(expiry.renew_alone(id, at(2)), ttl);
         assert_eq!(expiry.left(id, at(2)), Some(10 * SECOND));
-        // The core's time is that of its turn's beginning: what was promised since stays.
+        // The core uses the time at which its turn began: the later promise stays valid.
         assert_eq!(expiry.renew(id, at(1), at(1), at(1)), Renewed::Noted(Index(0)));
         assert_eq!(expiry.left(id, at(2)), Some(10 * SECOND));
         type End = fn(&mut Expiry);
@@ -538,7 +547,8 @@ mod tests {
         assert_eq!(expiry.expired(at(2), 10), [3].map(LeaseId));
         expiry.hold(LeaseId(3), at(2), at(9));
         assert_eq!(expiry.renew(LeaseId(3), at(9), at(3), at(3)), Renewed::Expired);
-        // Another of the same lease comes, and the first is carried out: the other still holds it.
+        // Another renewal of the same lease arrives, and the first one is carried out: the other still keeps
+        // the lease from expiring.
         expiry.hold(LeaseId(1), at(4), at(11));
         assert_eq!(expiry.renew(LeaseId(1), at(8), at(6), at(6)), Renewed::Noted(Index(0)));
         assert_eq!(expiry.expired(at(9), 10), [2].map(LeaseId), "its renewal was given up");
@@ -588,7 +598,7 @@ mod tests {
             assert_eq!(expiry.left(LeaseId(1001), now), None);
         };
         check(&expiry);
-        // Renewed, revoked, and granted again before their turn.
+        // Renewed, revoked, and granted again before their clocks are started.
         assert_eq!(expiry.renew(LeaseId(500), now, now, now), Renewed::Noted(Index(0)));
         expiry.stop(LeaseId(600));
         expiry.stop(LeaseId(700));

@@ -1,12 +1,14 @@
-//! Maps whose keys nobody outside chooses: numbers that this member draws, texts of the program.
+//! Hash maps for keys that no client or peer can choose: numbers that this member draws, and texts of the
+//! program.
 //!
-//! The standard library's hash withstands clients that choose keys to collide, and costs some 150 instructions each time.
-//! This one costs about ten, and is for the few maps that every put or range looks into.
+//! The standard library's hash withstands clients that choose colliding keys, and costs some 150 instructions
+//! per lookup. This hash costs about ten, and is meant for the few maps that every put or range accesses.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// A map by [`Fold`]. Never for keys that come from a client or a peer; looking up what came from there is fine.
+/// A hash map that uses [`Fold`]. Its keys must never come from a client or a peer; looking up a key that a
+/// client or peer sent is safe.
 pub type FoldMap<K, V> = HashMap<K, V, BuildHasherDefault<Fold>>;
 
 /// Multiplies each word into a state of 64 bits and folds the upper half of the product onto the lower one, so that all
@@ -60,7 +62,7 @@ mod tests {
 
     #[test]
     fn neighbours_spread_over_both_ends_of_the_hash() {
-        // A map takes its place from the lower bits and tells entries apart by the upper seven.
+        // A hash map picks the bucket by the lower bits and compares entries by the upper seven bits.
         for start in [0, 1 << 20, 0x1234_5678_0000_0000, u64::MAX - 4096] {
             let low: HashSet<u64> = (0..4096).map(|n| hash(start + n) % 4096).collect();
             let high: HashSet<u64> = (0..4096).map(|n| hash(start + n) >> 57).collect();

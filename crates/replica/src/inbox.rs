@@ -1,9 +1,10 @@
-//! The ways between threads: into the core, and from the core to the shards.
+//! Queues between threads: into the core, and from the core to the shards.
 //!
-//! Both are drained whole by their one receiver, so that whatever gathered while it was busy becomes one batch. Both
-//! are bounded by who fills them: a shard has at most [`OPEN_REQUESTS_PER_SHARD_MAX`] requests open, and each gets one reply.
+//! The single receiver of a queue takes all waiting items at once, so that items which arrived while it was
+//! busy become one batch. The senders bound both kinds of queue: a shard has at most
+//! [`OPEN_REQUESTS_PER_SHARD_MAX`] requests open, and each request gets one reply.
 //!
-//! The `interleaving` crate runs this file under a model of the memory.
+//! The `interleaving` crate runs this file under a memory model.
 
 use std::sync::PoisonError;
 use std::task::Waker;
@@ -11,15 +12,15 @@ use std::time::Duration;
 
 use crate::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, Thread, current, park_timeout};
 
-/// Maximum number of open requests of one shard; further ones are answered `too many requests`.
+/// Maximum number of open requests of one shard; further requests are answered with `too many requests`.
 pub const OPEN_REQUESTS_PER_SHARD_MAX: usize = 65_536;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that can panic runs under these locks, so a poisoned one holds a whole value all the same.
+    // No code under these locks panics half-way, so a poisoned lock still guards a consistent value.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A queue with many senders and one receiving thread, which sleeps while there is nothing to do.
+/// A queue with many senders and one receiving thread, which sleeps while the queue is empty.
 pub struct Inbox<T> {
     waiting: Mutex<Waiting<T>>,
     receiver: Mutex<Option<Thread>>,
@@ -30,7 +31,7 @@ pub struct Inbox<T> {
 
 struct Waiting<T> {
     items: Vec<T>,
-    /// One of the items wakes the receiver whatever it waits for.
+    /// True if one of the items wakes the receiver however many items it waits for.
     is_urgent: bool,
 }
 
@@ -57,11 +58,11 @@ impl<T> Inbox<T> {
         *lock(&self.receiver) = Some(current());
     }
 
-    /// Puts one item in and wakes the receiver for it.
+    /// Adds one item and wakes the receiver.
     pub fn send(&self, item: impl Into<T>) {
         let mut waiting = lock(&self.waiting);
         if self.closed.load(Ordering::SeqCst) {
-            // Dropped after the lock: what it holds may lead back here.
+            // The item is dropped after the lock is released, because its drop may call this queue again.
             drop(waiting);
             return;
         }
@@ -73,16 +74,17 @@ impl<T> Inbox<T> {
         }
     }
 
-    /// Puts many items in at once, and leaves `items` empty. Unless one is `urgent`, they may wait for more items, see
-    /// [`Inbox::drain`].
+    /// Adds all items and leaves `items` empty. Unless `urgent` is set, the items may wait for more items,
+    /// see [`Inbox::drain`].
     pub fn send_all(&self, items: &mut Vec<T>, urgent: bool) {
         if self.put_all(items, urgent) {
             self.wake_receiver();
         }
     }
 
-    /// Does the same as [`Inbox::send_all`], but wakes nobody. Returns true if the receiver sleeps and should be woken for them:
-    /// then it counts as woken, and the caller is to call [`Inbox::wake_receiver`], or to do its work.
+    /// Does the same as [`Inbox::send_all`], but does not wake the receiver. Returns true if the receiver
+    /// sleeps and these items should wake it: the receiver then counts as woken, and the caller has to call
+    /// [`Inbox::wake_receiver`] or do the receiver's work itself.
     #[must_use]
     pub fn put_all(&self, items: &mut Vec<T>, urgent: bool) -> bool {
         if items.is_empty() {
@@ -102,21 +104,21 @@ impl<T> Inbox<T> {
     }
 
     fn is_to_wake(&self, count: usize) -> bool {
-        // The receiver says what it wants before it looks a last time, and the thread that wakes it takes that back: one
-        // wake-up each.
+        // The receiver sets `asleep` before it checks the queue a last time, and the sender that wakes it
+        // resets `asleep`: each sleep gets exactly one wake-up.
         let wanted = self.asleep.load(Ordering::SeqCst);
         wanted != 0 && count >= wanted && self.asleep.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// Wakes the receiver if it is parked; otherwise it will not park the next time.
+    /// Wakes the receiver if it is parked; otherwise its next park returns at once.
     pub fn wake_receiver(&self) {
         if let Some(thread) = &*lock(&self.receiver) {
             thread.unpark();
         }
     }
 
-    /// Drops all waiting items, and from now on every item that is put in. A call that waits for a reply learns it from
-    /// the drop of its sender.
+    /// Drops all waiting items, and every item that is added later. A call that waits for a reply notices
+    /// this because the sender of its reply is dropped.
     pub fn close(&self) {
         let mut waiting = lock(&self.waiting);
         self.closed.store(true, Ordering::SeqCst);
@@ -126,11 +128,12 @@ impl<T> Inbox<T> {
         drop(dropped);
     }
 
-    /// Marks the receiver as asleep, unless as many items wait. [`Inbox::is_asleep`] says when it was woken, by the same rules as
-    /// [`Inbox::drain`].
+    /// Marks the receiver as asleep, unless `wanted` items already wait. [`Inbox::is_asleep`] turns false
+    /// when a sender would wake the receiver, by the same rules as for [`Inbox::drain`].
     pub fn fall_asleep(&self, wanted: usize) {
         let wanted = wanted.max(1);
-        // Swapped, not stored, which costs the same: so that the model, too, knows all changes in one order.
+        // A swap instead of a store: it costs the same, and in the memory model of the `interleaving` crate
+        // it puts all changes in one order.
         self.asleep.swap(wanted, Ordering::SeqCst);
         if lock(&self.waiting).is_enough(wanted) {
             self.wake_up();
@@ -152,14 +155,15 @@ impl<T> Inbox<T> {
         !lock(&self.waiting).is_enough(wanted.max(1))
     }
 
-    /// Moves all waiting items into `into`, which is empty. Sleeps up to `patience` until `wanted` items wait, or an
-    /// urgent one.
+    /// Moves all waiting items into `into`, which must be empty. First sleeps up to `patience` until `wanted`
+    /// items or an urgent item wait.
     pub fn drain(&self, into: &mut Vec<T>, patience: Duration, wanted: usize) {
         self.sleep(patience, wanted, park_timeout);
         self.take(into);
     }
 
-    /// Sleeps in `park`, up to `patience`, until `wanted` items wait, or an urgent one. Does not sleep if they wait already.
+    /// Sleeps by calling `park`, up to `patience`, until `wanted` items or an urgent item wait. Returns at
+    /// once if they already wait.
     pub fn sleep(&self, patience: Duration, wanted: usize, park: impl FnOnce(Duration)) {
         if patience.is_zero() || !self.is_short_of(wanted) {
             return;
@@ -171,12 +175,12 @@ impl<T> Inbox<T> {
         self.wake_up();
     }
 
-    /// Returns true if more items wait than this.
+    /// Returns true if more than `count` items wait.
     pub fn has_more_than(&self, count: usize) -> bool {
         lock(&self.waiting).items.len() > count
     }
 
-    /// Moves all waiting items into `into`, which is empty.
+    /// Moves all waiting items into `into`, which must be empty.
     pub fn take(&self, into: &mut Vec<T>) {
         debug_assert!(into.is_empty());
         let mut waiting = lock(&self.waiting);
@@ -185,7 +189,7 @@ impl<T> Inbox<T> {
     }
 }
 
-/// A queue from the core to one shard's loop, which is woken through its own waker.
+/// A queue from the core to the loop of one shard, which is woken through its task waker.
 pub struct Outbox<T> {
     waiting: Mutex<Vec<T>>,
     waker: Mutex<Option<Waker>>,
@@ -198,7 +202,7 @@ impl<T> Default for Outbox<T> {
 }
 
 impl<T> Outbox<T> {
-    /// Puts many items in at once, leaves `items` empty, and wakes the shard.
+    /// Adds all items, leaves `items` empty, and wakes the shard.
     pub fn send_all(&self, items: &mut Vec<T>) {
         if items.is_empty() {
             return;
@@ -207,21 +211,21 @@ impl<T> Outbox<T> {
         self.wake();
     }
 
-    /// Returns true if there is nothing for the shard.
+    /// Returns true if no item waits for the shard.
     pub fn is_empty(&self) -> bool {
         lock(&self.waiting).is_empty()
     }
 
-    /// Wakes the shard without a message.
+    /// Wakes the shard without an item.
     pub fn wake(&self) {
-        // Not under the lock, which the shard takes as soon as it is awake.
+        // The lock is released before the wake-up, because the shard takes the lock as soon as it runs.
         let waker = lock(&self.waker).take();
         if let Some(waker) = waker {
             waker.wake();
         }
     }
 
-    /// Moves all items into `into`, which is empty, and keeps the waker for the next item.
+    /// Moves all items into `into`, which must be empty, and registers the waker for the next item.
     pub fn poll(&self, waker: &Waker, into: &mut Vec<T>) {
         *lock(&self.waker) = Some(waker.clone());
         std::mem::swap(&mut *lock(&self.waiting), into);

@@ -1,4 +1,5 @@
-//! How a member without data finds out who it is: it forms a cluster with others, or joins one that knows of it.
+//! Determines the identity of a member without data: it forms a new cluster with others, or joins a cluster
+//! that has it as a member.
 //!
 //! Checks and texts are etcd's (`bootstrapNewClusterNoWAL`, `bootstrapExistingClusterNoWAL`).
 
@@ -21,19 +22,20 @@ use storage::beginning::{Beginning, texts};
 use telemetry::logging::{Logger, Value};
 use tls::ClientTls;
 
-/// Time to wait for the answer of each member.
+/// Time to wait for the answer of each member when joining.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(5);
-/// A member that is not started yet should not hold up others that form a cluster with it.
+/// Time to wait for the answer of each member when forming a cluster. It is short, because the other members
+/// may not be started yet.
 const BOOTSTRAPPED_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why a member without data cannot begin. The texts are etcd's where it has one.
+/// Error for which a member without data cannot begin. The texts are etcd's where etcd has one.
 #[derive(Debug)]
 pub enum JoinError {
-    /// The options do not fit together.
+    /// The options contradict each other.
     Options(Refusal),
-    /// The cluster says that this member has run before: with an empty directory it would vote twice.
+    /// The cluster reports that this member has run before: with an empty directory it would vote twice.
     Bootstrapped {
-        /// The member.
+        /// Id of this member.
         member_id: u64,
     },
     /// None of the other members answers.
@@ -43,7 +45,7 @@ pub enum JoinError {
         /// All peer URLs that the cluster knows.
         existing: Vec<String>,
     },
-    /// The cluster knows no member with these peer URLs.
+    /// The cluster has no member with these peer URLs.
     Unmatched {
         /// The peer URLs of the member that the options name.
         wanted: Vec<String>,
@@ -55,7 +57,7 @@ pub enum JoinError {
         /// The name of this member.
         name: String,
     },
-    /// The cluster runs at a version that this member does not have.
+    /// The cluster runs at a version that this member does not support.
     Incompatible {
         /// The version of the cluster.
         cluster_version: String,
@@ -94,26 +96,26 @@ impl fmt::Display for JoinError {
 
 impl std::error::Error for JoinError {}
 
-/// Why another member's list of members or version is not known.
+/// Error for which another member's list of members or its version is not known.
 #[derive(Debug)]
 pub enum AnswerError {
     /// The member does not answer.
     Request(RequestError),
     /// The member answers with another status than 200.
     Status {
-        /// The URL that was asked.
+        /// The URL that was requested.
         from: String,
-        /// The status.
+        /// The status of the answer.
         status: http::StatusCode,
     },
     /// The answer does not name a cluster.
     NoCluster {
-        /// The URL that was asked.
+        /// The URL that was requested.
         from: String,
     },
-    /// The answer cannot be understood.
+    /// The answer cannot be decoded.
     Body {
-        /// The URL that was asked.
+        /// The URL that was requested.
         from: String,
         /// Reason for which the answer cannot be used.
         error: BodyError,
@@ -147,14 +149,14 @@ impl std::error::Error for AnswerError {
     }
 }
 
-/// Reason for which a member's answer about its cluster or version cannot be used.
+/// Error for which a member's answer about its cluster or version cannot be used.
 #[derive(Debug)]
 pub enum BodyError {
-    /// The body is no JSON, or JSON of another form.
+    /// The body is not JSON, or has an unexpected structure.
     Json(serde_json::Error),
-    /// The body describes something that is no member.
+    /// The body contains an entry that is not a member.
     Member(MemberError),
-    /// The body states no version.
+    /// The body contains no version.
     NoVersion,
 }
 
@@ -178,11 +180,11 @@ impl std::error::Error for BodyError {
     }
 }
 
-/// Finds out who this member is. `tls` is for other members at `https` URLs.
+/// Determines the identity of this member. `tls` is used for other members at `https` URLs.
 ///
 /// # Errors
 ///
-/// When the options do not fit together, or the cluster does not know this member.
+/// The options contradict each other, or the cluster does not have this member.
 pub fn begin(config: &Config, tls: Option<&ClientTls>, logger: &Logger) -> Result<Beginning, JoinError> {
     let bootstrap = config.bootstrap().map_err(JoinError::Options)?;
     match config.initial_cluster_state {
@@ -191,18 +193,18 @@ pub fn begin(config: &Config, tls: Option<&ClientTls>, logger: &Logger) -> Resul
     }
 }
 
-/// The peer URLs of all members but this one.
+/// Returns the peer URLs of all members but this one.
 fn others(bootstrap: &Bootstrap) -> Vec<String> {
     let others = bootstrap.members.iter().filter(|member| member.id != bootstrap.local_id);
     others.flat_map(|member| texts(&member.peer_urls)).collect()
 }
 
 fn form(bootstrap: &Bootstrap, tls: Option<&ClientTls>, logger: &Logger) -> Result<Beginning, JoinError> {
-    // A member that was there before must not come back with an empty directory: it would vote twice.
+    // A member that ran before must not come back with an empty directory: it would vote twice.
     for url in others(bootstrap) {
         let members = match members_of(&url, BOOTSTRAPPED_TIMEOUT, tls) {
             Ok((_, members)) => members,
-            // As in etcd: where nobody knows better, the member is new.
+            // As in etcd: if no member can be asked, this member counts as new.
             Err(error) => {
                 let text = "cannot ask another member whether this one was there before";
                 logger.warn(text, &[("address", Value::Str(&url)), ("error", Value::Display(&error))]);
@@ -218,8 +220,8 @@ fn form(bootstrap: &Bootstrap, tls: Option<&ClientTls>, logger: &Logger) -> Resu
     Ok(first_of(bootstrap))
 }
 
-/// Returns the beginning of a member that forms a cluster with the members of its configuration, without asking any of
-/// them.
+/// Returns the identity and first entries of a member that forms a cluster with the members of its
+/// configuration, without asking any of them.
 ///
 /// # Errors
 ///
@@ -228,7 +230,7 @@ pub fn form_alone(config: &Config) -> Result<Beginning, JoinError> {
     Ok(first_of(&config.bootstrap().map_err(JoinError::Options)?))
 }
 
-/// The beginning of a cluster of these members.
+/// Returns the identity and first entries of a cluster of these members.
 fn first_of(bootstrap: &Bootstrap) -> Beginning {
     let entries = bootstrap
         .members
@@ -320,7 +322,8 @@ fn join(
     Ok(Beginning { identity: Identity { member_id, cluster_id }, entries: Vec::new(), remotes })
 }
 
-/// Returns true if two lists of URLs mean the same, in whatever order, by text or, where they name hosts, by address.
+/// Returns true if two lists of URLs are equal in any order, by text or, if they contain host names, by
+/// resolved address.
 pub fn same_places(a: &[String], b: &[String]) -> bool {
     let sorted = |urls: &[String]| urls.iter().cloned().collect::<BTreeSet<String>>();
     if sorted(a) == sorted(b) {
@@ -355,11 +358,11 @@ fn get(
     Ok(response)
 }
 
-/// The cluster that a member belongs to, and its members.
+/// Returns the id of the cluster that a member belongs to, and the cluster's members.
 ///
 /// # Errors
 ///
-/// When it does not answer, or with something else.
+/// The member does not answer, or the answer cannot be used.
 pub fn members_of(
     url: &str,
     timeout: Duration,
@@ -377,22 +380,22 @@ pub fn members_of(
     Ok((cluster_id, members))
 }
 
-/// Reads the list of members that a member answers with.
+/// Decodes the list of members in a member's answer.
 ///
 /// # Errors
 ///
-/// When it is none.
+/// The body is not a list of members.
 pub fn read_members(body: &[u8]) -> Result<Vec<Member>, BodyError> {
     let members: Vec<serde_json::Value> = serde_json::from_slice(body).map_err(BodyError::Json)?;
     let read = |member: &serde_json::Value| Member::from_json(member.to_string().as_bytes());
     members.iter().map(|member| read(member).map_err(BodyError::Member)).collect()
 }
 
-/// The versions that a member states: its own and its cluster's.
+/// Returns the version of a member and the version of its cluster, as the member reports them.
 ///
 /// # Errors
 ///
-/// When it does not answer, or with something else.
+/// The member does not answer, or the answer cannot be used.
 pub fn version_of(
     url: &str,
     timeout: Duration,
@@ -403,23 +406,23 @@ pub fn version_of(
         .map_err(|error| AnswerError::Body { from: format!("{url}/version"), error })
 }
 
-/// Reads the versions that a member answers with.
+/// Decodes the versions in a member's answer: its own and its cluster's.
 ///
 /// # Errors
 ///
-/// When it states none.
+/// The body is not JSON, or contains no versions.
 pub fn read_versions(body: &[u8]) -> Result<(String, String), BodyError> {
     let value: serde_json::Value = serde_json::from_slice(body).map_err(BodyError::Json)?;
     let text = |name: &str| value[name].as_str().map(str::to_owned);
     text("etcdserver").zip(text("etcdcluster")).ok_or(BodyError::NoVersion)
 }
 
-/// A version without its patch number; it prints as etcd writes the version of a cluster.
+/// A version without its patch number; it prints as etcd writes a cluster version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Minor(pub u32, pub u32);
 
 impl Minor {
-    /// The one to which a cluster at this one may be downgraded.
+    /// Returns the version to which a cluster at this version may be downgraded.
     pub fn before(self) -> Option<Minor> {
         Some(Minor(self.0, self.1.checked_sub(1)?))
     }
@@ -431,25 +434,25 @@ impl fmt::Display for Minor {
     }
 }
 
-/// The first two numbers of a version.
+/// Returns the first two numbers of a version.
 pub fn minor(version: &str) -> Option<Minor> {
     let mut parts = version.split('.');
     Some(Minor(parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// Returns true if a downgrade of the cluster is under way, as a member knows it.
+/// Returns true if a member reports that a downgrade of the cluster is in progress.
 fn is_downgraded(url: &str, tls: Option<&ClientTls>) -> bool {
     get(url, "/downgrade/enabled", FETCH_TIMEOUT, tls).is_ok_and(|response| response.body() == "true")
 }
 
-/// Refuses to join a cluster that runs at a version newer than this member's.
+/// Returns an error if the cluster runs at a version newer than this member's.
 fn check_version(
     url: &str,
     own: &'static str,
     tls: Option<&ClientTls>,
     logger: &Logger,
 ) -> Result<(), JoinError> {
-    // One that does not answer says nothing about the cluster.
+    // A member that does not answer gives no information about the cluster.
     let cluster = match version_of(url, FETCH_TIMEOUT, tls) {
         Ok((_, cluster)) => cluster,
         Err(error) => {
@@ -463,7 +466,7 @@ fn check_version(
     }
     match (minor(&cluster), minor(own)) {
         (Some(theirs), Some(this)) if Minor(3, 0) <= theirs && theirs <= this => Ok(()),
-        // A cluster that is being downgraded waits for members of the release before.
+        // A cluster that is being downgraded accepts members of the release before.
         (Some(theirs), Some(this)) if theirs.before() == Some(this) && is_downgraded(url, tls) => Ok(()),
         _ => Err(JoinError::Incompatible { cluster_version: cluster, own }),
     }
@@ -489,13 +492,13 @@ mod tests {
         }
     }
 
-    /// A member that might know that this one was there before is not passed over without a word.
+    /// Another member that might know of this member's earlier run is logged if it cannot be asked.
     #[test]
     fn a_member_that_cannot_be_asked_is_named_in_the_log() {
         use telemetry::logging::{Format, Level};
         let told = Told::default();
         let logger = Logger::to(Level::Info, Format::Json, vec![Box::new(told.clone())]);
-        // This member has no TLS settings, so that it cannot ask.
+        // This member has no TLS settings, so it cannot ask a member at an `https` URL.
         let cluster = "a=http://127.0.0.1:2380,b=https://127.0.0.1:2381";
         let own = [Url::parse("http://127.0.0.1:2380").expect("is a URL")];
         let bootstrap = Bootstrap::form("a", cluster, "token", &own).expect("it fits together");

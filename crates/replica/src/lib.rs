@@ -1,16 +1,20 @@
-//! One member of the cluster as a replica: the core thread, what all threads share with it, and the ways to it.
+//! One member of the cluster as a replica: the core thread, the state that all threads share with the core,
+//! and the queues to and from the core.
 //!
-//! * [`core`] is the one thread that decides and writes. [`inbox`] has the queues to and from it, [`shared`] the state that it
-//!   publishes, [`pending`] the open requests of a shard.
-//! * [`long_reads`] registers readers of an old state, and what must not be removed for them; `attendance` knows which
-//!   shards serve watches, and what these were told.
-//! * [`transfer`] sends and receives whole states; [`joining`] determines the identity of a member without data; `expiry` keeps
-//!   the deadlines of leases, which [`renewals`] shares with the shards; `arrivals` bounds messages of other members that wait for
-//!   the core.
-//! * [`browsers`] and [`expensive`] say which requests of clients are refused: by host and origin, and by how many there are.
-//! * [`peer_links`] are the connections with the other members: real ones, or those of a simulation.
+//! * [`core`] is the only thread that decides and writes. [`inbox`] has the queues to and from the core,
+//!   [`shared`] the state that the core publishes, [`pending`] the open requests of a shard.
+//! * [`long_reads`] registers readers of an old state and keeps compaction from removing the versions that
+//!   they need; `attendance` counts the watches of each shard and records up to which revision the watches
+//!   were notified.
+//! * [`transfer`] sends and receives snapshots; [`joining`] determines the identity of a member without data;
+//!   `expiry` keeps the deadlines of leases, which [`renewals`] shares with the shards; `arrivals` bounds the
+//!   memory of messages from other members that wait for the core.
+//! * [`browsers`] and [`expensive`] decide which client requests are refused: by host and origin, or by
+//!   request rate.
+//! * [`peer_links`] are the connections with the other members: real connections, or those of a simulation.
 //!
-//! What it does not know: gRPC, watches, HTTP pages. Invariants: I2 (only the core writes), I3 (it answers after the sync).
+//! What the crate does not know: gRPC, watches, HTTP pages. Invariants: I2 (only the core writes), I3 (the
+//! core answers a write after the sync).
 
 #![forbid(unsafe_code)]
 

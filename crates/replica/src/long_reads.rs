@@ -1,12 +1,13 @@
-//! Readers that take long, and what they keep from being removed.
+//! Long-running readers, and the versions that they keep from being removed.
 //!
-//! A client that takes a large range or a snapshot, a call that waits for the disk, the answer of a write, a hash, a
-//! checkpoint, a transfer to another member: each reads the state of one moment slice by slice from the newest view ([`machine::AsOf`]). Here each of them is written down with
-//! what it needs, for as long as it lives. The core asks before it physically removes versions. A reader that is in the
-//! way for longer than its patience allows is struck off: it finds at its next slice that it was overtaken.
+//! Large ranges and snapshots for clients, calls that wait for the disk, answers of writes, hashes,
+//! checkpoints and transfers to other members read the state of one moment slice by slice from the newest
+//! view ([`machine::AsOf`]). Each such reader is registered here with the versions that it needs, for as long
+//! as it lives. The core asks before it physically removes versions. A reader that delays the removal for
+//! longer than its patience is ended: at its next slice it finds that it was overtaken.
 //!
-//! What such a reader costs: the versions that a compaction made unreadable since it began are removed later. What it
-//! does not cost: memory for what is written meanwhile.
+//! Such a reader delays the removal of versions that compactions have made unreadable since it began. It does
+//! not cost memory for data written while it runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -21,25 +22,25 @@ use crate::shared::{Published, Shared};
 /// The kind of a reader that reads an old state slice by slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
-    /// A range on its way to a client, an answer of a write that holds previous values, or a call that waits for the
-    /// disk.
+    /// A range on its way to a client, an answer of a write that holds previous values, or a call that waits
+    /// for the disk.
     Range,
     /// HashKV, Hash, a comparison with another member, or the hash of a compaction.
     Hash,
-    /// A snapshot for a client, or the state on which one builds that this member receives.
+    /// A snapshot for a client, or the state of this member on which a received one builds.
     Snapshot,
-    /// The state on its way to another member. Its patience counts from its last slice: a database is sent whole each time, so
-    /// one that takes longer than any fixed time would never arrive.
+    /// The state on its way to another member. Its patience counts from its last slice: a database is sent
+    /// whole each time, so a transfer that takes longer than any fixed time would never arrive.
     Transfer,
     /// A checkpoint.
     Checkpoint,
-    /// A synced watch that could not be told everything at once.
+    /// A synced watch whose events could not be delivered all at once.
     Watch,
 }
 
 impl Reader {
-    /// Returns the time for which a reader of this kind may delay the removal of compacted versions, counted from its
-    /// beginning, or for [`Reader::Transfer`] from its last slice (COMPAT-79, COMPAT-80).
+    /// Returns the time for which a reader of this kind may delay the removal of compacted versions, counted
+    /// from its beginning, or for [`Reader::Transfer`] from its last slice (COMPAT-79, COMPAT-80).
     pub fn patience(self) -> Duration {
         Duration::from_secs(match self {
             Reader::Watch => 60,
@@ -50,7 +51,7 @@ impl Reader {
     }
 }
 
-/// The readers that read an old state slice by slice now, and what each keeps from removal.
+/// The open readers that read an old state slice by slice, and the versions that each keeps from removal.
 #[derive(Default)]
 pub struct LongReads {
     open: Mutex<Open>,
@@ -59,13 +60,14 @@ pub struct LongReads {
 #[derive(Default)]
 struct Open {
     readers: BTreeMap<u64, Entry>,
-    /// The same readers, ordered by what they keep: the core asks often, and must not look at readers that keep nothing
-    /// it wants to remove.
+    /// The same readers, ordered by the versions that they keep: the core asks often, and must not visit
+    /// readers that do not delay it.
     by_keeps: BTreeSet<(Revision, u64)>,
-    /// No reader exceeds its time before this.
+    /// Time before which no reader exceeds its patience.
     due: Option<Instant>,
     next: u64,
-    /// Number of times that [`LongReads::removable`] has looked at all readers for those that exceeded their time.
+    /// Number of times that [`LongReads::removable`] has searched all readers for those that exceeded their
+    /// patience.
     #[cfg(test)]
     looks: usize,
 }
@@ -81,25 +83,25 @@ impl Open {
 struct Entry {
     reader: Reader,
     since: Instant,
-    /// Time from which its patience counts.
+    /// Time from which the patience of the reader counts.
     patient_since: Instant,
-    /// The reader allows the removal of what a compaction at this revision removes.
+    /// Compact revision up to which the reader allows removal.
     keeps: Revision,
 }
 
 impl Entry {
-    /// Returns the time from which the reader may be ended.
+    /// Returns the time from which on the reader may be ended.
     fn due(&self) -> Instant {
         self.patient_since + self.reader.patience()
     }
 }
 
-/// How far removal may go, as [`LongReads::removable`] returns it.
+/// Limit of a removal, as [`LongReads::removable`] returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removable {
     /// Removal may go as far as a compaction at this revision would.
     pub through: Revision,
-    /// Number of readers that were ended to allow it.
+    /// Number of readers that were ended to allow the removal.
     pub overtaken: usize,
 }
 
@@ -108,7 +110,8 @@ impl LongReads {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a reader, and returns its number. Nothing is removed until it has said what it needs.
+    /// Registers a reader, and returns its number. Nothing is removed until the reader has set which versions
+    /// it needs.
     fn begin(&self, reader: Reader, since: Instant) -> u64 {
         let mut open = self.open();
         open.next += 1;
@@ -120,7 +123,7 @@ impl LongReads {
         number
     }
 
-    /// Sets what a reader needs. Returns false if the reader was ended.
+    /// Sets which versions a reader needs. Returns false if the reader was ended.
     fn needs(&self, number: u64, keeps: Revision) -> bool {
         let Open { readers, by_keeps, .. } = &mut *self.open();
         let Some(entry) = readers.get_mut(&number) else { return false };
@@ -130,7 +133,7 @@ impl LongReads {
         true
     }
 
-    /// Notes that a reader has come on by a slice.
+    /// Records that a reader has read another slice.
     fn came_on(&self, number: u64, now: Instant) {
         if let Some(entry) = self.open().readers.get_mut(&number)
             && entry.reader == Reader::Transfer
@@ -139,8 +142,8 @@ impl LongReads {
         }
     }
 
-    /// Registers a reader with the state that `load` returns and the moment that it needs. If all readers were ended
-    /// meanwhile, that state may have been replaced; then it registers again.
+    /// Registers a reader with the state that `load` returns and the compact revision that it needs. If all
+    /// readers were ended in the meantime, that state may have been replaced; then it registers again.
     fn begin_with<T>(
         &self,
         reader: Reader,
@@ -148,8 +151,8 @@ impl LongReads {
         mut load: impl FnMut() -> (T, Revision),
     ) -> (u64, T) {
         loop {
-            // Written down before it looks: whatever was removed before, the view that it finds had already been compacted
-            // for; and nothing is removed until it has said what it needs.
+            // Registered before the state is loaded: versions removed earlier are already compacted in the
+            // loaded view; and nothing is removed until the reader has set which versions it needs.
             let number = self.begin(reader, now());
             let (loaded, keeps) = load();
             if self.needs(number, keeps) {
@@ -162,14 +165,14 @@ impl LongReads {
         self.open().end(number);
     }
 
-    /// Returns how far a removal may go of what a compaction at `wanted` removes. Ends readers that delay it and have
-    /// exceeded their time.
+    /// Returns how far the removal of a compaction at `wanted` may go. Ends readers that delay it and have
+    /// exceeded their patience.
     pub fn removable(&self, wanted: Revision, now: Instant) -> Removable {
         let mut open = self.open();
         let mut overtaken = Vec::new();
         let is_blocked = open.by_keeps.first().is_some_and(|(keeps, _)| *keeps < wanted);
-        // The core asks often, and there may be many: most of the time none of them can be over its patience, or none is in
-        // the way.
+        // The core asks often, and many readers may be open. The search is skipped while no reader can have
+        // exceeded its patience, or none delays the removal.
         if is_blocked && open.due.is_some_and(|due| now >= due) {
             let is_over = |number: &u64| open.readers.get(number).is_some_and(|entry| now >= entry.due());
             let in_the_way = open.by_keeps.range(..(wanted, 0)).map(|(_, number)| *number);
@@ -185,7 +188,7 @@ impl LongReads {
         Removable { through, overtaken: overtaken.len() }
     }
 
-    /// Ends all readers, since the state they read is replaced by another. Returns how many there were.
+    /// Ends all readers, because the state that they read was replaced. Returns the number of readers ended.
     pub fn end_all(&self) -> usize {
         let mut open = self.open();
         open.by_keeps.clear();
@@ -193,17 +196,17 @@ impl LongReads {
         std::mem::take(&mut open.readers).len()
     }
 
-    /// Returns the number of open readers, and when the oldest of them began.
+    /// Returns the number of open readers, and the time at which the oldest of them began.
     pub fn figures(&self) -> (usize, Option<Instant>) {
         let open = self.open();
-        // They are numbered as they begin.
+        // Numbers are assigned in the order in which readers begin.
         (open.readers.len(), open.readers.values().next().map(|entry| entry.since))
     }
 }
 
-/// A reader's registration, which ends when this is dropped.
+/// A reader's registration, which ends on drop.
 struct Registered {
-    /// Weak, since a reader may outlive the member that it reads by a little.
+    /// Weak, because a reader may outlive the member for a short time.
     shared: Weak<Shared>,
     reads: Arc<LongReads>,
     number: u64,
@@ -217,7 +220,7 @@ impl Newest for Registered {
     }
 
     fn needs(&self, moment: &Moment) {
-        // Struck off, it finds out at its next slice.
+        // A reader that was ended notices it at its next slice.
         let _ = self.reads.needs(self.number, moment.keeps());
     }
 }
@@ -234,8 +237,9 @@ impl Shared {
         Registered { shared: Arc::downgrade(self), reads: Arc::clone(&self.long_reads), number }
     }
 
-    /// Returns the newest state for reading slice by slice, from any thread; and the published state of the same moment,
-    /// to be dropped soon: its view answers at once what would be a walk later, such as counting.
+    /// Returns a reader of the newest state, for reading slice by slice from any thread; and the published
+    /// state of the same moment, which the caller should drop soon: its view answers some questions directly,
+    /// such as counts, for which the reader would have to walk the index.
     pub fn read_long(self: &Arc<Shared>, reader: Reader) -> (AsOf, Arc<Published>) {
         let (number, (state, moment)) = self.long_reads.begin_with(
             reader,
@@ -251,9 +255,9 @@ impl Shared {
         (AsOf::new(moment, Arc::new(Registered { shared, reads, number })), state)
     }
 
-    /// Returns the state of a view just published for reading slice by slice: everything that is physically there, or
-    /// what can be read, as `moment` says. It is certain to be there only for the core, before its next removal; a shard
-    /// may find it removed.
+    /// Returns a reader of a view just published, for reading slice by slice; `moment` selects everything
+    /// that is physically present, or only what is readable. Only the core, before its next removal, can rely
+    /// on the versions being present; a shard may find them removed.
     pub fn read_long_at(self: &Arc<Shared>, reader: Reader, moment: Moment) -> AsOf {
         let registered = self.register(reader);
         registered.needs(&moment);
@@ -293,7 +297,7 @@ mod tests {
         reads.begin(Reader::Checkpoint, start);
         assert_eq!(reads.end_all(), 1);
         assert_eq!(removable(100, 0), (100, 0));
-        // It has ended: what it says it needs counts no more.
+        // What an ended reader needs does not count.
         let ended = reads.begin(Reader::Range, start);
         reads.end(ended);
         assert!(!reads.needs(ended, Revision(10)));
@@ -328,7 +332,7 @@ mod tests {
             reads.removable(Revision(100), minutes(110)),
             Removable { through: Revision(100), overtaken: 1 }
         );
-        // Nothing comes of one that was ended.
+        // An ended reader is not revived.
         reads.came_on(transfer, minutes(111));
         assert!(!reads.needs(transfer, Revision(50)));
     }
@@ -352,13 +356,13 @@ mod tests {
             assert_eq!(removable(100, after).overtaken, 0);
         }
         assert_eq!(reads.open().looks, 1);
-        // One that came later is over its patience sooner.
+        // A reader that began later exceeds its patience sooner.
         let watch = reads.begin(Reader::Watch, start + Duration::from_secs(500));
         assert!(reads.needs(watch, Revision(30)));
         assert_eq!(removable(100, 560).overtaken, 1);
         assert_eq!(removable(100, 600), Removable { through: Revision(100), overtaken: 1 });
         assert_eq!(reads.figures(), (0, None));
-        // One that is over its patience, but in nobody's way, has nobody looked at.
+        // A reader that has exceeded its patience but delays no removal causes no search.
         let looks = reads.open().looks;
         let beside = reads.begin(Reader::Range, start + Duration::from_secs(600));
         assert!(reads.needs(beside, Revision(100)));
@@ -375,7 +379,7 @@ mod tests {
         let mut loads = 0;
         let load = || {
             loads += 1;
-            // It has been written down, and finds the new state.
+            // The reader is registered, and finds the new state.
             if loads == 1 {
                 assert_eq!(reads.end_all(), 1);
             }

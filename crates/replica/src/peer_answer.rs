@@ -1,12 +1,12 @@
-//! Answers to other members over HTTP, in the forms that Go's `net/http` gives them.
+//! HTTP responses to other members, in the form in which Go's `net/http` writes them.
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode};
 
-/// The content type of plain text.
+/// Content type of plain text.
 pub const PLAIN: &str = "text/plain; charset=utf-8";
 
-/// An answer to another member.
+/// Builds a response to another member.
 pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response<Bytes> {
     let mut response = Response::new(body.into());
     *response.status_mut() = status;
@@ -14,7 +14,7 @@ pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<By
     response
 }
 
-/// An error as Go's `http.Error` writes it.
+/// Builds an error response as Go's `http.Error` writes it.
 pub fn refused(status: StatusCode, text: &str) -> Response<Bytes> {
     answer(status, PLAIN, format!("{text}\n"))
 }

@@ -1,4 +1,4 @@
-//! The ways to the other members, as the core and the services see them.
+//! Connections with the other members, as the core and the services use them.
 
 use std::pin::Pin;
 use std::time::{Duration, Instant};
@@ -7,39 +7,42 @@ use api::raftpb;
 use bytes::Bytes;
 use peer::{Figures, Peers, RequestError, SnapshotSource, Target};
 
-/// The answer to a request outside of raft; an error says why there is none.
+/// Future of the response to an HTTP request outside of raft, or of the error that prevented a response.
 pub type Answered = Pin<Box<dyn Future<Output = Result<http::Response<Bytes>, RequestError>> + Send>>;
 
-/// Carries messages, snapshots and requests to the other members. Nothing here blocks.
+/// Carries messages, snapshots and requests to the other members. No method blocks.
 ///
-/// In a running member this is [`peer::Peers`]; a member that is stepped by hand is given another. What the other
-/// members send comes in through [`peer::Handler`].
+/// In a running member this is [`peer::Peers`]; a member that tests step by hand has another implementation.
+/// Messages from the other members arrive through [`peer::Handler`].
 pub trait PeerLinks: Send + Sync + 'static {
-    /// Sends messages to the members they name. Those to one member arrive in order or not at all.
+    /// Sends messages to the members that the messages name. Messages to one member arrive in order or not at
+    /// all.
     fn send(&self, messages: Vec<raftpb::Message>);
 
-    /// The other members with their peer URLs from now on.
+    /// Replaces the list of the other members and their peer URLs.
     fn set_members(&self, members: Vec<(u64, Vec<String>)>);
 
-    /// Sends a snapshot: a MsgSnap with metadata, and what the source gives for what the receiver says it has
-    /// (`GET /mainstay/snapshot`). [`peer::Handler::snapshot_sent`] has to tell the outcome.
+    /// Sends a snapshot: a MsgSnap with metadata, and the data that `source` produces after the receiver has
+    /// reported which data it has (`GET /mainstay/snapshot`). The implementation has to report the outcome to
+    /// [`peer::Handler::snapshot_sent`].
     fn send_snapshot(&self, message: raftpb::Message, source: Box<dyn SnapshotSource>);
 
-    /// Returns the time since when a member has been heard of without a break, by this member's clock; `None` while it is
-    /// not.
+    /// Returns the time since which the member has been reachable without interruption, by this member's
+    /// clock; `None` while it is not reachable.
     fn active_since(&self, id: u64) -> Option<Instant>;
 
-    /// Returns the major and minor number of the release that a member told last, at latest before its first message; `None` if
-    /// it has told none.
+    /// Returns the major and minor number of the release that the member announced last. A member announces
+    /// its release before its first message at the latest; `None` before that.
     fn release(&self, id: u64) -> Option<(u32, u32)>;
 
-    /// Sends a request outside of raft. Any status is an answer; there is an error when `timeout` is over.
+    /// Sends a request outside of raft. A response with any status counts as success; a response that does
+    /// not arrive within `timeout` is an error.
     fn request(&self, target: Target, request: http::Request<Bytes>, timeout: Duration) -> Answered;
 
-    /// Returns the figures counted since the start.
+    /// Returns the counters since the start.
     fn figures(&self) -> Figures;
 
-    /// Stops sending and receiving. Does not wait.
+    /// Stops sending and receiving, without waiting for open transfers.
     fn close(&self);
 }
 

@@ -1,5 +1,5 @@
-//! The requests that one shard has made of the core, until they are answered: [`Pending::ask`] returns a future of the reply.
-//! They go to the core at the end of the shard's turn, all at once.
+//! Requests that one shard has sent to the core and that are not answered yet: [`Pending::ask`] returns a
+//! future of the reply. The requests go to the core together at the end of the shard's turn.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -29,11 +29,12 @@ struct Slot {
     generation: u32,
     state: State,
     deadline: Instant,
-    /// Time when the request was made, if it is for something to be replicated.
+    /// Time at which the request was made, if it is a proposal; otherwise `None`.
     proposed: Option<Instant>,
 }
 
-/// The open requests of one shard, and those that go to the core at the end of this turn of the shard's loop.
+/// The open requests of one shard, and the requests that go to the core at the end of this turn of the
+/// shard's loop.
 pub struct Pending {
     shared: Arc<Shared>,
     shard: u16,
@@ -41,22 +42,25 @@ pub struct Pending {
     free: RefCell<Vec<u32>>,
     outgoing: RefCell<Vec<CoreRequest>>,
     flusher: Cell<Option<Waker>>,
-    /// When a client of this shard had a lease granted or renewed last.
+    /// Time of the last lease grant or renewal by a client of this shard.
     leases_kept: Cell<Option<Instant>>,
-    /// Messages that the shard had taken at the last write, and bytes that it had given.
+    /// Messages that the shard had received and bytes that it had sent at the time of the last write.
     traffic: Cell<(u64, u64)>,
-    /// Number of writes, one after the other, beside which nothing came to the shard, and nothing but answers to such left it.
+    /// Number of consecutive writes between which the shard received nothing else and sent nothing but their
+    /// answers.
     writes_alone: Cell<u32>,
 }
 
-/// Bytes of answers between two writes that are no stream of a snapshot, whose pieces would wait for each sync.
+/// Maximum bytes sent between two writes of a lone writer. More bytes indicate a snapshot stream, whose
+/// pieces would have to wait for each sync.
 const GIVEN_ALONE: u64 = 16 << 10;
 
-/// So many writes have come one by one, with nothing between them, before a shard does the core's work: what it serves besides would have
-/// to wait for each sync.
+/// Number of consecutive lone writes after which a shard does the core's work on its own thread. Before that
+/// the shard may serve other traffic, which would have to wait for each sync.
 const WRITES_ALONE: u32 = 16;
-/// For so long behind a renewal a shard does none of the core's work: clients give up a lease of which they hear nothing for its TTL, so
-/// that a renewal must not wait for a disk that stalls. Of a TTL of up to three times as long there is a renewal within it.
+/// Time after a lease grant or renewal during which a shard does none of the core's work. A renewal must not
+/// wait for a stalled disk, because a client gives up a lease when it hears nothing for the TTL. Clients
+/// renew every third of the TTL, so leases with a TTL of up to three times this duration renew within it.
 const LEASES_KEPT: Duration = Duration::from_secs(60);
 
 impl Pending {
@@ -91,7 +95,7 @@ impl Pending {
     ///
     /// # Errors
     ///
-    /// As for [`Pending::ask`].
+    /// The errors of [`Pending::ask`].
     pub fn ask_at<R: Into<CoreRequest>>(
         self: &Rc<Self>,
         now: Instant,
@@ -118,7 +122,7 @@ impl Pending {
         Ok(PendingReply { pending: Rc::clone(self), slot })
     }
 
-    /// Sends the core a request that has no reply.
+    /// Sends a request without a reply to the core.
     pub fn tell(&self, request: impl Into<CoreRequest>) {
         self.outgoing.borrow_mut().push(request.into());
         if let Some(flusher) = self.flusher.take() {
@@ -126,11 +130,13 @@ impl Pending {
         }
     }
 
-    /// Sends the core the requests made since the last call. A task of its own polls this after the tasks that were ready
-    /// before it. For a client alone it does the core's work itself, which takes as long as a sync; `shard` has what this shard counts.
+    /// Sends the core the requests made since the last call. A separate task polls this after the tasks that
+    /// were ready before it. If the shard serves a single writing client, the core's work may run inside this
+    /// call, which then takes as long as a sync. `shard` has the counters of this shard.
     pub fn poll_flush(&self, context: &mut Context<'_>, shard: &ShardCounters) {
         let mut outgoing = self.outgoing.borrow_mut();
-        // A command may wait for more to share its way, and so may what needs a round while one is under way.
+        // A login may wait to share a batch with other commands, and a read or renewal may wait for the next
+        // round while a round is in flight.
         let urgent = outgoing.iter().any(|request| match request {
             CoreRequest::Client(ClientRequest::Propose { writer: Writer::Login(_), .. }) => false,
             CoreRequest::Client(ClientRequest::Propose { writer: Writer::Port(_), .. }) => {
@@ -158,7 +164,7 @@ impl Pending {
         }
     }
 
-    /// A client of this shard has a lease granted or renewed.
+    /// Records that a client of this shard has a lease granted or renewed.
     pub fn note_lease(&self, now: Instant) {
         self.leases_kept.set(Some(now));
     }
@@ -168,8 +174,8 @@ impl Pending {
         self.leases_kept.get().is_some_and(|at| now.saturating_duration_since(at) < LEASES_KEPT)
     }
 
-    /// Returns true if `outgoing` is a write on the only connection of this shard, on which lately nothing came but such, and if another
-    /// shard is there for new connections.
+    /// Returns true if `outgoing` is one write on the only connection of this shard, if the shard has
+    /// recently received nothing but such writes, and if another shard exists to serve new connections.
     fn is_of_one_writer(&self, outgoing: &[CoreRequest], shard: &ShardCounters) -> bool {
         if outgoing.is_empty() {
             return false;
@@ -189,7 +195,7 @@ impl Pending {
         self.writes_alone.get() > WRITES_ALONE
     }
 
-    /// Gives a reply to the call that waits for it; a reply that comes too late is dropped.
+    /// Delivers a reply to the call that waits for it; drops a reply that arrives after its call has ended.
     pub fn answered(&self, reply: Reply) {
         let mut slots = self.slots.borrow_mut();
         let Some(slot) = slots.get_mut(reply.request_id.slot as usize) else { return };
@@ -205,7 +211,7 @@ impl Pending {
         }
     }
 
-    /// Ends the requests that have waited too long with etcd's timeout.
+    /// Ends requests whose deadline has passed with etcd's timeout error.
     pub fn sweep(&self, now: Instant) {
         for slot in self.slots.borrow_mut().iter_mut() {
             if now >= slot.deadline
@@ -224,7 +230,7 @@ impl Pending {
     pub const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
 }
 
-/// A future of the reply to an open request: it resolves to the reply, or to etcd's timeout.
+/// A future of the reply to an open request. It resolves to the reply, or to etcd's timeout error.
 pub struct PendingReply {
     pending: Rc<Pending>,
     slot: u32,

@@ -1,22 +1,25 @@
-//! The deadlines of leases as the core and the shards share them: a shard renews a lease by itself where the core would do nothing
-//! but move the deadline. So most renewals of a member that is the only voter take no other thread.
+//! Lease deadlines shared between the core and the shards. A shard renews a lease by itself when the core
+//! would only move the deadline. On a member that is the only voter, most renewals therefore need no other
+//! thread.
 //!
-//! The core opens this while no other member can lead: a leader among several voters asks a quorum first, which takes the core.
-//! Even then the core sees the first renewal of each lease, and says that the next ones need nothing else. That ends when a
-//! time left of the lease is to be noted in the log, since a renewal has to take the note back, and when the lease is gone.
+//! The core allows this only while no other member can lead: among several voters, a leader has to ask a
+//! quorum first, which only the core can do. The first renewal of each lease always goes to the core, which
+//! then allows the shards to renew the lease alone. The permission ends when the lease is gone, or when a
+//! lease checkpoint (its remaining time, recorded in the log) is about to be made, because a renewal then has
+//! to clear the checkpoint.
 //!
-//! # Example: lease 7 with a TTL of 100 s, renewed each 30 s
+//! # Example: lease 7 with a TTL of 100 s, renewed every 30 s
 //!
 //! ```text
-//!   0 s  granted: the core starts its clock
-//!  30 s  the shard asks the core, which renews it and says that it renews alone
-//!  60 s  the shard renews it
-//!  90 s  the member is about to stop: the core notes that 70 s are left, and that it has to look at renewals again
-//!  91 s  the shard asks the core, which answers once an entry that takes the note back is applied
+//!   0 s  granted: the core starts the lease's clock
+//!  30 s  the shard asks the core, which renews the lease and allows shards to renew it
+//!  60 s  the shard renews the lease alone
+//!  90 s  the member is about to stop: the core checkpoints that 70 s are left, and withdraws the permission
+//!  91 s  the shard asks the core, which answers once an entry that clears the checkpoint is applied
 //! ```
 //!
-//! The deadline is read for the note and the lease taken from the shards under one lock. Otherwise a renewal between the two would
-//! be answered, and the note behind it would let the next leader end the lease too early.
+//! The core reads the deadline and withdraws the permission under one lock. Otherwise a shard could confirm a
+//! renewal between the two steps, and the checkpoint would let the next leader end the lease too early.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Instant;
@@ -25,26 +28,28 @@ use numbers::{LeaseId, Seconds};
 
 use crate::expiry::Expiry;
 
-/// How often a shard tries to get at the deadlines before it asks the core: for about a microsecond.
+/// Number of attempts to lock the deadlines before a shard asks the core instead: about a microsecond in
+/// total.
 const TRIES: usize = 64;
 
-/// The deadlines of leases, and whether shards may move them.
+/// Deadlines of leases, and a flag that says if shards may move them.
 struct Deadlines {
     expiry: Expiry,
     is_open: bool,
 }
 
-/// Renewals of leases by the shards.
+/// Renewals of leases by shards, without the core.
 pub struct Renewals(Mutex<Deadlines>);
 
 impl Renewals {
-    /// Returns renewals that are not open, without leases.
+    /// Returns renewals without leases, which shards may not use yet.
     pub fn new(now: Instant) -> Renewals {
         Renewals(Mutex::new(Deadlines { expiry: Expiry::new(now), is_open: false }))
     }
 
-    /// Renews a lease if no other thread is needed for it. Returns the TTL in seconds that the client is told; `None` if the core
-    /// is to be asked. Does not wait for the core, which may look at thousands of leases at once.
+    /// Renews a lease if that needs no other thread. Returns the TTL in seconds to report to the client;
+    /// `None` if the caller has to ask the core. Does not wait while the core holds the lock, because the
+    /// core may process thousands of leases under it.
     pub fn renew(&self, id: LeaseId, now: Instant) -> Option<Seconds> {
         let mut deadlines = self.try_lock()?;
         if deadlines.is_open { deadlines.expiry.renew_alone(id, now) } else { None }
@@ -55,7 +60,7 @@ impl Renewals {
             match self.0.try_lock() {
                 Ok(deadlines) => return Some(deadlines),
                 Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-                // Another shard renews a lease, which takes less than to ask the core.
+                // Another shard is renewing a lease, which takes less time than asking the core.
                 Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
             }
         }
@@ -63,16 +68,18 @@ impl Renewals {
     }
 
     fn lock(&self) -> MutexGuard<'_, Deadlines> {
-        // A panic under this lock stops the process, but for tests: what it holds is whole then.
+        // Outside of tests a panic under this lock stops the process. The data under the lock is consistent
+        // even after a panic.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says if shards may renew leases. When this returns after `false`, no shard renews one any more.
+    /// Allows or forbids renewals by shards. After this returns with `false`, no shard renews a lease any
+    /// more.
     pub(crate) fn set_open(&self, is_open: bool) {
         self.lock().is_open = is_open;
     }
 
-    /// Does something with the deadlines while no shard renews a lease.
+    /// Runs `work` on the deadlines while no shard renews a lease.
     pub(crate) fn with<T>(&self, work: impl FnOnce(&mut Expiry) -> T) -> T {
         work(&mut self.lock().expiry)
     }

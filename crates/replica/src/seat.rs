@@ -1,10 +1,11 @@
-//! On whose thread the core works: [`Seat`].
+//! Chooses the thread on which the core works: [`Seat`].
 //!
-//! As a rule on its own. But where one client waits for one write, the way there and back takes two threads to be woken, one after
-//! the other, which is half of what the write costs beside the disk. So a shard which serves nobody else does the work on its own thread,
-//! while the core's sleeps.
+//! As a rule the core works on its own thread. But when one client waits for one write, two threads have to
+//! be woken one after the other, for the request and for the answer, which is half of the write's cost apart
+//! from the disk. So a shard that serves nothing else does the core's work on the shard's thread while the
+//! core's thread sleeps.
 //!
-//! The `interleaving` crate runs this file under a model of the memory.
+//! The `interleaving` crate runs this file under a memory model.
 
 use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
@@ -12,41 +13,45 @@ use std::time::{Duration, Instant};
 use crate::inbox::Inbox;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, park_timeout};
 
-/// Turns that a borrower does at most. A write takes two: in one it is written to the log, in the next one it is answered.
+/// Maximum number of turns that a borrowing thread does. A write takes two: the first turn writes it to the
+/// log, the second answers it.
 const TURNS_MAX: usize = 4;
-/// By so much the owner may sleep too long after others have done its work: as much as one look at the clock differs from the next.
+/// Time by which the owner may oversleep after other threads have done its work: two readings of the clock
+/// for the same deadline differ by about this much.
 const OVERSLEEPS: Duration = Duration::from_micros(100);
 
-/// Work in turns, which one thread at a time does.
+/// Work that is done in turns, by one thread at a time.
 pub trait Work {
-    /// A request or an event, of which a turn takes any number.
+    /// A request or an event; a turn takes any number of them.
     type Item;
     /// The result with which the work ends.
     type End;
 
-    /// Does one turn with these items, and leaves `items` empty. Returns what the work has ended with, if it has.
+    /// Does one turn with these items, and leaves `items` empty. Returns the result if the work has ended.
     fn turn(&mut self, items: &mut Vec<Self::Item>) -> Option<Self::End>;
 
-    /// Returns the time that may pass before the next turn, and the number of items that are worth doing one sooner.
+    /// Returns the time that may pass before the next turn, and the number of waiting items that justify an
+    /// earlier turn.
     fn before_sleep(&mut self) -> (Duration, usize);
 
-    /// Returns true if, while it sleeps, threads that have something for it may do its next turns themselves.
+    /// Returns true if, while the owner sleeps, threads that send items may do the next turns themselves.
     fn is_for_others(&self) -> bool;
 }
 
-/// Where the work is: with its owner, who sleeps between turns, and lends it then.
+/// Holds the work. The owner thread does it, and lends it to other threads while it sleeps.
 pub struct Seat<W: Work> {
     place: Mutex<Option<Place<W>>>,
-    /// True if others may do the work: a hint, so that they need not look in vain.
+    /// True if other threads may do the work: a hint that spares them a useless attempt to lock.
     is_lent: AtomicBool,
 }
 
 struct Place<W: Work> {
     work: W,
     items: Vec<W::Item>,
-    /// When the owner, who sleeps, wakes by itself; `None` for never.
+    /// Time at which the sleeping owner wakes by itself; `None` for never.
     wakes_at: Option<Instant>,
-    /// The result of the work, if it ended in a turn of another thread and the owner has not heard of it.
+    /// Result of the work, if it ended in a turn of another thread and the owner has not taken the result
+    /// yet.
     end: Option<W::End>,
 }
 
@@ -61,23 +66,25 @@ impl<W: Work> Seat<W> {
         self.place.lock().expect("no turn has ended with a panic: there is no going on from half a one")
     }
 
-    /// Puts the work here. The calling thread owns it, and is the receiver of the items.
+    /// Puts the work here. The calling thread becomes its owner and the receiver of the items.
     pub fn sit_down(&self, work: W) -> Owner<'_, W> {
         let mut place = self.lock();
         *place = Some(Place { work, items: Vec::new(), wakes_at: None, end: None });
         Owner { seat: self, place: Some(place) }
     }
 
-    /// Returns true if a thread that has an item may try [`Seat::work_here`].
+    /// Returns true if a thread that has sent an item may try [`Seat::work_here`].
     pub fn is_lent(&self) -> bool {
         self.is_lent.load(Ordering::SeqCst)
     }
 
-    /// Does the next turns on the calling thread, until `is_done`, nothing is left to do, or others have brought something: their work
-    /// is not the caller's to wait for. The caller has put items into the inbox and was told to wake the receiver
-    /// ([`Inbox::put_all`]); that is done where the owner is to go on. Returns true if the owner sleeps on.
+    /// Does the next turns on the calling thread. Stops when `is_done` returns true, when nothing is left to
+    /// do, or when other threads have sent items, because the caller should not wait for their work. The
+    /// caller must have put items into the inbox and got true from [`Inbox::put_all`]; this function wakes
+    /// the receiver if the owner has to continue. Returns true if the owner sleeps on.
     pub fn work_here(&self, inbox: &Inbox<W::Item>, is_done: impl Fn() -> bool) -> bool {
-        // Who holds it is about to sleep, or to look for items.
+        // A thread that holds the lock is the owner, about to sleep or to check for items, or another
+        // borrower: the owner is woken for these items.
         if let Ok(mut place) = self.place.try_lock()
             && let Some(place) = &mut *place
             && self.works_off(place, inbox, is_done)
@@ -90,7 +97,7 @@ impl<W: Work> Seat<W> {
 
     /// Returns true if the owner may sleep on.
     fn works_off(&self, place: &mut Place<W>, inbox: &Inbox<W::Item>, is_done: impl Fn() -> bool) -> bool {
-        // Another borrower may have been here, and the owner, who is to hear of it, not yet.
+        // An earlier borrower's turn may have ended the work, and the owner has not taken the result yet.
         if place.end.is_some() {
             return false;
         }
@@ -111,7 +118,7 @@ impl<W: Work> Seat<W> {
                     return true;
                 }
             }
-            // What the work itself has brought in a turn is one item.
+            // Work that continues sends itself one item per turn; a second item is from another thread.
             if is_done() || inbox.has_more_than(1) {
                 return false;
             }
@@ -128,17 +135,17 @@ impl<W: Work> Seat<W> {
 }
 
 impl<W: Work> Place<W> {
-    /// Returns true if the owner, who sleeps, wakes in time for what is due after `patience`.
+    /// Returns true if the sleeping owner wakes in time for work that is due after `patience`.
     fn owner_wakes_within(&self, patience: Duration) -> bool {
         let Some(due) = Instant::now().checked_add(patience.saturating_add(OVERSLEEPS)) else { return true };
         self.wakes_at.is_some_and(|wakes_at| wakes_at <= due)
     }
 }
 
-/// The owner of work, awake: nobody else does a turn.
+/// The awake owner of the work: no other thread does a turn.
 pub struct Owner<'s, W: Work> {
     seat: &'s Seat<W>,
-    /// Absent only while it sleeps.
+    /// Lock on the work; `None` only while the owner sleeps.
     place: Option<MutexGuard<'s, Option<Place<W>>>>,
 }
 
@@ -148,21 +155,21 @@ impl<W: Work> Owner<'_, W> {
         place.expect("only leaving takes the work, and only a sleeper is without")
     }
 
-    /// Takes what waits in the inbox for the next turn, and returns it.
+    /// Takes the waiting items out of the inbox for the next turn, and returns them.
     pub fn take(&mut self, inbox: &Inbox<W::Item>) -> &[W::Item] {
         let place = self.place();
         inbox.take(&mut place.items);
         &place.items
     }
 
-    /// Does a turn with what was taken. Returns what the work has ended with, if it has.
+    /// Does a turn with the items taken. Returns the result if the work has ended.
     pub fn turn(&mut self) -> Option<W::End> {
         let place = self.place();
         place.work.turn(&mut place.items)
     }
 
-    /// Sleeps up to `patience` until `wanted` items wait, or an urgent one, and lends the work meanwhile. Returns what it has ended with,
-    /// if it has.
+    /// Sleeps up to `patience` until `wanted` items or an urgent item wait, and lends the work to other
+    /// threads while it sleeps. Returns the result if the work has ended in the meantime.
     pub fn sleep(&mut self, inbox: &Inbox<W::Item>, patience: Duration, wanted: usize) -> Option<W::End> {
         inbox.sleep(patience, wanted, |patience| {
             let seat = self.seat;
@@ -176,7 +183,7 @@ impl<W: Work> Owner<'_, W> {
         self.place().end.take()
     }
 
-    /// Takes the work away.
+    /// Takes the work out of the seat and returns it.
     pub fn leave(mut self) -> W {
         self.take_away().expect("only leaving takes the work, and only a sleeper is without")
     }
@@ -188,7 +195,8 @@ impl<W: Work> Owner<'_, W> {
     }
 }
 
-/// Work may lead back to its seat, and would keep it for ever.
+/// Takes the work out of the seat. The work may hold a reference to the structure that contains the seat, so
+/// that neither would ever be freed.
 impl<W: Work> Drop for Owner<'_, W> {
     fn drop(&mut self) {
         drop(self.take_away());

@@ -1,5 +1,5 @@
-//! State that all threads of a member share: its identity, the newest published state ([`Published`]), and the queues to and
-//! from the core ([`Shared`]). Only the core publishes.
+//! State that all threads of a member share: the member's identity, the newest published state
+//! ([`Published`]), and the queues to and from the core ([`Shared`]). Only the core publishes.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -37,13 +37,13 @@ use telemetry::heavy_hitters::HeavyHitters;
 use telemetry::slow_requests::SlowRequests;
 use telemetry::tracing::Tracer;
 
-/// The state of a member after one batch of entries. Every read is answered from one of these.
+/// The state of a member after one batch of entries. Every read is answered from one such state.
 ///
-/// `applied_index` is never beyond `commit_index`, `removed_through` never beyond the view's revision, and none of
-/// `applied_index`, `applied_term` and `commit_index` is smaller than in a state published before: a client that has seen
-/// one state never gets an answer from an older one. Both indexes are those of raft: entries up to `applied_index` are
-/// synced by this member, or are part of a state that it has taken over; those up to `commit_index` are synced by a
-/// majority, of which this member need not be a part.
+/// `applied_index` is never beyond `commit_index`, `removed_through` never beyond the view's revision, and
+/// none of `applied_index`, `applied_term` and `commit_index` is smaller than in a state published before: a
+/// client that has seen one state never gets an answer from an older one. Both indexes are raft log indexes:
+/// entries up to `applied_index` are synced by this member, or are part of a snapshot that it has installed;
+/// entries up to `commit_index` are synced by a majority, which need not include this member.
 pub struct Published {
     /// Keys and values.
     pub view: Arc<View>,
@@ -55,8 +55,9 @@ pub struct Published {
     pub commit_index: Index,
     /// Id of the leader; 0 if none is known.
     pub leader: u64,
-    /// True if this state answers linearizable reads without a round: this member is the only voter, leads, and has
-    /// applied an entry of its own term. Every acknowledged write is then in the newest published state.
+    /// True if this state answers linearizable reads without a ReadIndex round: this member is the only
+    /// voter, leads, and has applied an entry of its own term. Every acknowledged write is then in the newest
+    /// published state.
     pub reads_local: bool,
     /// Alarms that are raised.
     pub alarms: Arc<Alarms>,
@@ -66,8 +67,8 @@ pub struct Published {
     pub auth: Arc<Auth>,
     /// Bytes of all keys and values that are not compacted.
     pub in_use_bytes: u64,
-    /// All changes above this revision are physically present, even compacted ones: versions are removed only after this
-    /// was raised and published.
+    /// All versions above this revision are still present in memory, even compacted ones: versions are
+    /// removed only after this revision was raised and published.
     pub removed_through: Revision,
 }
 
@@ -89,8 +90,8 @@ impl Published {
         debug_assert!(self.removed_through <= self.view.snapshot().current_revision());
     }
 
-    /// Returns true if the CORRUPT alarm names this member. Its data differ from the other members', and clients must not
-    /// read them.
+    /// Returns true if the CORRUPT alarm names this member: its data differ from the other members' data, and
+    /// clients must not read them.
     pub fn is_quarantined(&self, member_id: u64) -> bool {
         self.alarms.is_raised(AlarmType::Corrupt as i32, member_id)
     }
@@ -102,7 +103,7 @@ const PROPOSAL_BYTES_MAX: usize = 512 << 20;
 /// Answer to a proposal that timed out while there was no leader.
 const NEVER_PROPOSED: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 
-/// The leader that is known, or 0, and when that changed.
+/// Id of the known leader, or 0, and the times of the last changes.
 #[derive(Clone, Copy, Default)]
 struct Leadership {
     leader: u64,
@@ -120,13 +121,13 @@ pub struct Shared {
     pub limits: Limits,
     /// Queue of requests to the core.
     pub core: Arc<Inbox<CoreRequest>>,
-    /// Where the core works, while it runs on a thread.
+    /// Lends the core's work to shards; in use while the core runs on a thread.
     pub seat: Seat<Core>,
     /// Queues of replies from the core, one for each shard.
     pub shards: Vec<Outbox<Reply>>,
     /// Reads values from the log.
     pub values: log::Values,
-    /// Reads values on threads of their own, for threads that must not wait for a disk.
+    /// Reads values on separate threads, for threads that must not wait for a disk.
     pub readers: Arc<Readers>,
     /// The member's clock.
     pub clock: Clock,
@@ -136,60 +137,60 @@ pub struct Shared {
     pub zone: String,
     /// True if clients have to show a certificate.
     pub clients_show_certificates: bool,
-    /// True if profiles are served.
+    /// True if profiles (pprof) are served.
     pub pprof: bool,
-    /// True if metrics tell which prefixes, users and clients take most.
+    /// True if the metrics include the heaviest prefixes, users and clients.
     pub heavy_hitters_in_metrics: bool,
-    /// True if threads may be started. Otherwise long work is done by the calling thread.
+    /// True if threads may be started. Otherwise the calling thread does long work itself.
     pub threads: bool,
     /// Tokens and passwords of users.
     pub credentials: Arc<Credentials>,
     /// All metrics.
     pub metrics: Arc<telemetry::metrics::Metrics>,
-    /// Bounds the memory of other members' messages that wait for the core.
+    /// Limits the memory of messages from other members that wait for the core.
     pub arrivals: Arrivals,
-    /// Says which shards serve watches, so that the core wakes no other shard for a change.
+    /// Records which shards serve watches, so that the core wakes no other shard for a change.
     pub attendance: Attendance,
     /// Hosts and origins of HTTP requests that are answered.
     pub browsers: Browsers,
     /// True if calls in JSON are served under `/v3/`.
     pub gateway: bool,
-    /// Bounds the number of expensive calls of each client.
+    /// Limits the rate of expensive calls of each client.
     pub expensive: ExpensiveCalls,
     /// Figures per client address.
     pub callers: Callers,
     /// Expensive requests, and who sent them.
     pub slow_requests: SlowRequests,
-    /// What the member is busy with.
+    /// Prefixes, users and clients that cause the most load.
     pub heavy_hitters: HeavyHitters,
-    /// Renewals of leases that need no other thread.
+    /// Renewals of leases by shards, without the core.
     pub renewals: Arc<Renewals>,
-    /// When the last entries passed each stage.
+    /// Times at which the newest log entries passed each stage.
     pub stages: Stages,
     /// Memory that the core holds.
     pub memory: CoreMemory,
     /// Decides which calls are traced, if any are.
     pub tracer: OnceLock<Arc<Tracer>>,
-    /// The audit log, if there is one, and whether calls that change nothing are in it.
+    /// The audit log, if configured, and a flag: true if it also records calls that change nothing.
     pub audit: OnceLock<(Arc<AuditLog>, bool)>,
     /// Time when the member was started.
     pub began: Instant,
     /// Hashes of the last compactions, for HashKV.
     pub compaction_hashes: CompactionHashes,
-    /// Readers that read a state slice by slice, and what they keep from removal.
+    /// Readers that read a state slice by slice, and the versions that compaction must keep for them.
     pub long_reads: Arc<LongReads>,
-    /// Bytes of commands on their way to the core, or waiting there for the log to take them.
+    /// Bytes of commands that are on the way to the core, or that wait in the core for the log.
     proposal_bytes: AtomicUsize,
-    /// The data directory's bytes on disk: log and checkpoints.
+    /// Bytes of the data directory on disk: log and checkpoints.
     disk_bytes: AtomicU64,
     /// Connections with the other members; set once they exist.
     peers: OnceLock<Arc<dyn PeerLinks>>,
     /// Budget of memory for all clients together; set once clients are served.
     client_memory: OnceLock<front::Budget>,
     leadership: Mutex<Leadership>,
-    /// True if a read that arrives should wake the core.
+    /// True if an arriving read should wake the core.
     wakes_for_reads: AtomicBool,
-    /// True if a write that arrives should wake the core.
+    /// True if an arriving write should wake the core.
     wakes_for_writes: AtomicBool,
     /// Counter of command ids.
     next_command: AtomicU64,
@@ -197,12 +198,14 @@ pub struct Shared {
     next_lease: AtomicI64,
 }
 
-/// Memory that the core holds, as it counts it. The core sets the figures in turns in which the log or the state went on.
+/// Memory that the core holds, as the core counts it. The core updates the figures in turns in which the log
+/// or the state has changed.
 #[derive(Debug, Default)]
 pub struct CoreMemory {
-    /// Number of records, nodes and separators of the index, those included that only held views still see.
+    /// Number of records, nodes and separators of the index, including those that are only reachable from
+    /// held views.
     pub index_objects: AtomicU64,
-    /// Bytes of the same.
+    /// Bytes of the records, nodes and separators that [`Self::index_objects`] counts.
     pub index_bytes: AtomicU64,
     /// Bytes of the newest entries of the log, which are kept in memory for followers.
     pub window_bytes: AtomicU64,
@@ -221,7 +224,7 @@ pub struct Limits {
     pub quota_bytes: Option<u64>,
     /// Time that a request may wait for its entry to be applied.
     pub request_timeout: std::time::Duration,
-    /// Least time that a follower waits for a leader before it starts an election.
+    /// Minimum time that a follower waits for a leader before it starts an election.
     pub election_timeout: std::time::Duration,
     /// The shortest TTL of a lease that this member grants, in seconds.
     pub lease_ttl_min: Seconds,
@@ -248,7 +251,8 @@ impl Shared {
         metrics: Arc<telemetry::metrics::Metrics>,
         seed: u64,
     ) -> Shared {
-        // As etcd's request ids: 16 bits of the member, 40 of the seed (in etcd, of the time), 8 to count from there.
+        // Same layout as etcd's request ids: 16 bits of the member id, 40 bits of the seed (in etcd, of the
+        // time), 8 bits of a counter.
         let request = ((identity.member_id & 0xffff) << 48) | ((seed & 0xff_ffff_ffff) << 8);
         let lease = i64::try_from(request & (i64::MAX as u64)).unwrap_or(1).max(1);
         Shared {
@@ -304,7 +308,7 @@ impl Shared {
 
     /// Sets the connections with the other members. Boot calls it once.
     pub fn set_peers(&self, peers: Arc<dyn PeerLinks>) {
-        // There is one call of this, before anything runs.
+        // Boot calls this once, before anything runs, so the value cannot be set already.
         let _ = self.peers.set(peers);
     }
 
@@ -315,11 +319,11 @@ impl Shared {
 
     /// Sets the memory budget of clients, who are served from now on.
     pub fn set_client_memory(&self, budget: front::Budget) {
-        // There is one call of this, before anything is served.
+        // Called once, before any client is served, so the value cannot be set already.
         let _ = self.client_memory.set(budget);
     }
 
-    /// Notes which member leads; 0 if none is known. The core calls it when the leader changes.
+    /// Records which member leads; 0 if none is known. The core calls it when the leader changes.
     pub fn leader_is(&self, leader: u64, now: Instant) {
         let mut leadership = self.leadership.lock().unwrap_or_else(PoisonError::into_inner);
         leadership.leader = leader;
@@ -330,8 +334,8 @@ impl Shared {
         }
     }
 
-    /// Returns true if a read that arrives should wake the core. It need not while others wait for the next round to
-    /// begin, or a round is in flight whose end wakes the core.
+    /// Returns true if an arriving read should wake the core. It need not while other reads wait for the next
+    /// ReadIndex round, or while a round is in flight whose end wakes the core.
     pub fn wakes_for_reads(&self) -> bool {
         self.wakes_for_reads.load(Ordering::SeqCst)
     }
@@ -341,7 +345,7 @@ impl Shared {
         self.wakes_for_reads.store(wakes, Ordering::SeqCst);
     }
 
-    /// Returns true if a write that arrives should wake the core, whatever the core waits for: it waits for logins.
+    /// Returns true if an arriving write should wake the core at once: the core sleeps only to gather logins.
     pub fn wakes_for_writes(&self) -> bool {
         self.wakes_for_writes.load(Ordering::SeqCst)
     }
@@ -353,8 +357,8 @@ impl Shared {
         }
     }
 
-    /// Returns true if members may be of etcd 3.4 or before, see [`Members::are_before_3_5`]: by the version of the cluster, or
-    /// while none is decided, by the releases that the members themselves have told.
+    /// Returns true if members may run etcd 3.4 or older, see [`Members::are_before_3_5`]. Decided by the
+    /// cluster version; while no version is decided, by the releases that the members have announced.
     pub fn may_be_before_3_5(&self, members: &Members) -> bool {
         match members.storage_version() {
             Some(_) => members.are_before_3_5(),
@@ -362,14 +366,14 @@ impl Shared {
         }
     }
 
-    /// Returns true if a member has told a release before 3.5.
+    /// Returns true if a member has announced a release before 3.5.
     pub fn has_told_before_3_5(&self, members: &Members) -> bool {
         let release = |id: &u64| self.peers().and_then(|peers| peers.release(*id));
         members.by_id.keys().any(|id| release(id).is_some_and(|release| release < (3, 5)))
     }
 
-    /// Returns etcd's error for a proposal that was not answered in time; the text depends on whether a leader was lost
-    /// meanwhile.
+    /// Returns etcd's error for a proposal made at `since` that was not answered in time. The text depends on
+    /// whether the leader or the connection to it was lost since then.
     pub fn timed_out(&self, since: Instant) -> Status {
         let Leadership { leader, elected, lost } =
             *self.leadership.lock().unwrap_or_else(PoisonError::into_inner);
@@ -397,11 +401,11 @@ impl Shared {
         if reached { error::TIMEOUT } else { error::TIMEOUT_DUE_TO_CONNECTION_LOST }
     }
 
-    /// Asks the core from a thread that is no shard, and returns its reply.
+    /// Sends a request to the core from a thread that is not a shard, and returns the reply.
     ///
     /// # Errors
     ///
-    /// An error if the core has ended.
+    /// Returns `error::STOPPED` if the core has ended.
     pub async fn ask<R: Into<CoreRequest>>(
         &self,
         ask: impl FnOnce(RequestId) -> R + Send + 'static,
@@ -418,12 +422,12 @@ impl Shared {
         }
     }
 
-    /// Notes that all watches of a shard have been told of everything up to this revision.
+    /// Records that all watches of a shard were notified of everything up to this revision.
     pub fn saw(&self, shard: usize, revision: Revision) {
         self.attendance.saw(shard, revision);
     }
 
-    /// Returns true if the watches of all shards have been told of everything up to this revision.
+    /// Returns true if the watches of all shards were notified of everything up to this revision.
     pub fn all_saw(&self, revision: Revision) -> bool {
         self.attendance.all_saw(revision)
     }
@@ -442,7 +446,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Uncounts a command that has gone to the log, or was refused.
+    /// Uncounts a command that the log has taken, or that was refused.
     pub fn proposal_taken(&self, bytes: usize) {
         self.proposal_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
@@ -457,8 +461,9 @@ impl Shared {
         self.disk_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the size of the database as clients are told it: the bytes on disk. Both numbers that they are told are counted
-    /// apart, and what was just written may not have reached the files; the whole is never less than `in_use_bytes`, its part.
+    /// Returns the database size that clients see: the bytes on disk, but at least `in_use_bytes`. The two
+    /// numbers are counted separately, and newly written data may not be in the files yet; clients must never
+    /// see a part that exceeds the whole.
     pub fn db_size(&self, in_use_bytes: u64) -> u64 {
         self.disk_bytes().max(in_use_bytes)
     }
@@ -468,7 +473,8 @@ impl Shared {
         self.disk_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Returns a new id, never 0: for a command, whose entry is recognized by it when it is applied, or for a round of reads.
+    /// Returns a new id, never 0, for a command or for a ReadIndex round. A command's entry is recognized by
+    /// this id when it is applied.
     pub fn command_id(&self) -> u64 {
         self.next_command.fetch_add(1, Ordering::Relaxed) + 1
     }

@@ -1,8 +1,8 @@
-//! When the last entries of the log passed each stage, so that a write can be told where its time went.
+//! Times at which the newest log entries passed each stage, from which the latency of a write is broken down.
 //!
-//! The core notes a few times for each batch that it appends, not for each write, and a shard looks them up only for writes that
-//! were slow, are traced or are samples: a write pays nothing. The times of a linearizable read are those of its round
-//! ([`RoundTimes`]), and come with the core's reply.
+//! The core records a few times per appended batch, not per write, and a shard looks them up only for writes
+//! that were slow, are traced or are sampled; other writes pay nothing. The times of a linearizable read are
+//! those of its ReadIndex round ([`RoundTimes`]) and arrive with the core's reply.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use numbers::{Index, Revision};
 use telemetry::stages::Stage;
 
-/// Batches that are remembered.
+/// Maximum number of batches that are remembered.
 const BATCHES_MAX: usize = 1024;
 
 /// Entries that were appended in one turn of the core.
@@ -25,7 +25,7 @@ struct Batch {
     published: Option<(Instant, Revision)>,
 }
 
-/// The times of the last batches.
+/// Stage times of the newest batches.
 #[derive(Debug, Default)]
 pub struct Stages(Mutex<VecDeque<Batch>>);
 
@@ -34,47 +34,50 @@ pub struct Stages(Mutex<VecDeque<Batch>>);
 pub struct Positions {
     /// Index of the newest entry in the log.
     pub last: Index,
-    /// Index of the newest entry that this member's disk has.
+    /// Index of the newest entry that this member has synced to its disk.
     pub synced: Index,
     /// Index of the newest entry that is committed.
     pub commit: Index,
-    /// Index and revision of what is published.
+    /// Index and revision of the published state.
     pub published: (Index, Revision),
-    /// Time when the log had written the entry at `synced`, and began to sync it; `None` before the first write.
+    /// Time at which the log had written the entry at `synced` and began to sync it; `None` before the first
+    /// write.
     pub written: Option<Instant>,
 }
 
 /// Times of the round of ReadIndex that confirmed a linearizable read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoundTimes {
-    /// Time when the core asked the leader.
+    /// Time at which the core asked the leader.
     pub began: Instant,
-    /// Time when the leader had confirmed that it leads, and said how far it had committed.
+    /// Time at which the leader confirmed its leadership and its commit index.
     pub confirmed: Instant,
 }
 
-/// When one write passed each stage.
+/// Times at which one write passed each stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Passed {
-    /// Time when the core handed the write's entry to the log, and to the other members.
+    /// Time at which the core passed the write's entry to the log and to the other members.
     pub appended: Instant,
-    /// Time when the log had written the entry to the file, and began to sync it.
+    /// Time at which the log had written the entry to the file and began to sync it.
     pub written: Instant,
-    /// Time when the core learned that this member's disk has the entry.
+    /// Time at which the core learned that this member's disk has the entry.
     pub synced: Instant,
-    /// Time when the core learned that a majority has the entry.
+    /// Time at which the core learned that a majority has the entry.
     pub committed: Instant,
-    /// Time when the entry was applied and the state with it was published.
+    /// Time at which the core published the state with the entry applied.
     pub published: Instant,
 }
 
 impl Passed {
-    /// The stages of a write that was asked for at one time and answered at another, in their order, with the duration of each.
-    /// The durations add up to the time between both.
+    /// Returns the stages, in order and with their durations, of a write that was requested at `asked` and
+    /// answered at `answered`. The durations add up to the time between the two.
     pub fn stages(&self, asked: Instant, answered: Instant) -> [(Stage, Duration); 6] {
-        // A majority may have had it before this member's own disk did: then nothing was left to wait for.
+        // A majority may have the entry before this member's own disk has it: then the replicate stage takes
+        // no time.
         let committed = self.committed.max(self.synced);
-        // The log's thread reads the clock by itself, while the core's times are those of its turns.
+        // The log thread reads the clock itself, while the core's times are those of its turns; so the order
+        // is enforced here.
         let written = self.written.max(self.appended).min(self.synced);
         let since = |later: Instant, earlier: Instant| later.saturating_duration_since(earlier);
         [
@@ -89,7 +92,8 @@ impl Passed {
 }
 
 impl Stages {
-    /// Notes where the core stands at the end of the turn that began at `now`; `clock` is asked if something was published.
+    /// Records the core's positions at the end of the turn that began at `now`. Calls `clock` only if
+    /// something was published.
     pub fn turn(&self, positions: Positions, now: Instant, clock: impl FnOnce() -> Instant) {
         let mut batches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if batches.back().is_none_or(|newest| newest.last < positions.last) {
@@ -120,13 +124,14 @@ impl Stages {
                 let at = *ended.get_or_insert_with(|| clock.take().map_or(now, |clock| clock()));
                 batch.published = Some((at, revision));
             } else if batch.published.is_some() && batch.synced.is_some() {
-                // All before have passed, too.
+                // All older batches have passed these stages, too.
                 break;
             }
         }
     }
 
-    /// When a write passed, which was asked for at this time and answered at this revision; `None` if that is no longer known.
+    /// Returns the times of a write that was requested at `asked` and answered at `revision`; `None` if they
+    /// are no longer remembered.
     pub fn of(&self, asked: Instant, revision: Revision) -> Option<Passed> {
         let batches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         batches.iter().find_map(|batch| {
@@ -135,7 +140,7 @@ impl Stages {
                 return None;
             }
             let committed = batch.committed?;
-            // A majority may have it, and this member's state, before its disk has told.
+            // The entry may be committed and applied before this member's disk has reported it as synced.
             let synced = batch.synced.unwrap_or(committed);
             let written = batch.written.unwrap_or(synced);
             Some(Passed { appended: batch.appended, written, synced, committed, published })

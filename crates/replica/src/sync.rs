@@ -1,4 +1,4 @@
-//! What threads share things with. The `interleaving` crate puts a model of the memory in its place.
+//! Synchronization primitives of this crate. The `interleaving` crate replaces this file with a memory model.
 
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering, fence};
 pub(crate) use std::sync::{Mutex, MutexGuard};

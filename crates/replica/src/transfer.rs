@@ -1,9 +1,9 @@
-//! A member's whole state on its way to another: the sender's source of bytes, and the receiver.
+//! A member's state on its way to another member: the sender's source of bytes, and the receiver.
 //!
-//! The receiver says what it has ([`Held`]), the sender sends what lies behind that. What breaks off is kept for a
-//! while, and the next stream goes on behind it.
+//! The receiver reports which part of the state it has ([`Held`]), and the sender sends the rest. If the
+//! stream breaks off, the received part is kept for a while, and the next stream continues after it.
 //!
-//! Members that run etcd send and take the whole state as a database file: [`database`].
+//! Members that run etcd send and receive the whole state as a database file: [`database`].
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -37,58 +37,61 @@ mod refusals;
 use database::{DatabaseError, Spool};
 use refusals::Refusals;
 
-/// Path under which a sender asks what the receiver already has.
+/// Path of the request with which a sender asks what the receiver already has.
 pub const PATH: &str = "/mainstay/snapshot";
 
-/// Query of that request that asks for a hash of the receiver's state; `peer` sends it.
+/// Query of the request for [`PATH`] that asks for a hash of the receiver's state; `peer` sends it.
 const HASHED: &str = "format=2";
 
-/// Bytes of values that go to the log at once.
+/// Bytes of values that are passed to the log at once.
 const PORTION_BYTES: usize = 1 << 20;
-/// Versions that are gathered at once, whatever their values weigh.
+/// Maximum number of versions that are gathered at once, whatever the size of their values.
 const PORTION_VERSIONS: usize = 16 << 10;
 
-/// A state that has arrived whole.
+/// A state that has arrived completely.
 pub struct Received {
-    /// The message it came with.
+    /// The MsgSnap message of the state.
     pub message: raftpb::Message,
-    /// The state.
+    /// The received state.
     pub machine: Box<Machine>,
-    /// Applied index of the receiver's own state on which this one was built; `None` if it was built from nothing.
+    /// Applied index of the receiver's own state on which this one was built; `None` if it was built from
+    /// nothing.
     pub base_applied: Option<Index>,
-    /// Is told once what becomes of the state, if somebody waits for that. Dropped without a word only with the core.
+    /// Sender for the outcome of the state, if its receiver waits for it. It is dropped without an outcome
+    /// only when the core ends.
     pub told: Option<oneshot::Sender<Outcome>>,
 }
 
-/// What becomes of a state that has arrived whole.
+/// Outcome of a state that has arrived completely.
 #[derive(Debug)]
 pub enum Outcome {
-    /// A checkpoint of the state is durable at this member.
+    /// A checkpoint of the state is durable on this member.
     Durable,
-    /// Raft has passed the state over, since this member has what it holds.
+    /// Raft has ignored the state, because this member already has its entries.
     NotWanted,
-    /// Raft refused the message that it came with, for this reason.
+    /// Raft refused the message of the state, for this reason.
     Refused(String),
-    /// The state is in place, and its first checkpoint failed for this reason. Another one is tried.
+    /// The state is installed, and its first checkpoint failed for this reason. Another one is tried.
     NotSaved(String),
-    /// The attempt was over when the state had arrived, or the member went out of service before it was durable.
+    /// The attempt was over when the state had arrived, or the member went out of service before the state
+    /// was durable.
     GivenUp(Status),
 }
 
-/// The state of a moment, to be sent.
+/// A source of the state of one moment, to be sent to a member.
 pub struct Source {
     to: MemberId,
     head: Option<Head>,
     state: Option<AsOf>,
-    /// The hashes of this member's state after its last entries.
+    /// Hashes of this member's state after its last entries.
     trail: StateTrail,
     values: log::Values,
     core: Arc<Inbox<CoreRequest>>,
 }
 
 impl Source {
-    /// Returns a source of this state for a member: everything that is physically there, its head, and the hashes of the
-    /// state after the last entries.
+    /// Returns a source of this state for a member: everything that is physically present, its head, and the
+    /// hashes of the state after the last entries.
     pub fn new(to: MemberId, head: Head, trail: StateTrail, state: AsOf, shared: &Shared) -> Source {
         let (values, core) = (shared.values.clone(), Arc::clone(&shared.core));
         Source { to, head: Some(head), state: Some(state), trail, values, core }
@@ -106,7 +109,7 @@ impl peer::SnapshotSource for Source {
         };
         let held = Held::from_bytes(&held).map_err(SourceError::Malformed)?;
         let from = head.transfer_from(Some(&held), &self.trail);
-        // Who has nothing needs no deletions.
+        // A receiver without data needs no deletions.
         let state = if from == Revision(0) { state.of_what_is_readable() } else { state };
         let mut writer = TransferWriter::new(state, head, from);
         let mut ended = false;
@@ -122,7 +125,7 @@ impl peer::SnapshotSource for Source {
     }
 }
 
-/// Why a state is not sent.
+/// Error for which a state is not sent.
 #[derive(Debug)]
 pub enum SourceError {
     /// The receiver's description of what it has cannot be decoded.
@@ -149,37 +152,37 @@ impl std::error::Error for SourceError {
     }
 }
 
-/// Why another member's state was not taken.
+/// Error for which another member's state was not taken.
 #[derive(Debug)]
 pub enum ReceiveError {
-    /// The stream broke, or holds what is never sent.
+    /// The stream broke, or contains invalid data.
     Read(RestoreError<io::Error>),
-    /// The head of the state or a version is none that a member can have.
+    /// The head of the state or a version is not valid.
     Malformed(Malformed),
-    /// The message and the state are not of the same entry.
+    /// The message and the state belong to different entries.
     OtherEntry,
     /// The core does not take a state now, for this reason; `None` if it is stopping.
     NotNow(Option<Status>),
     /// The log takes no values now.
     LogFull,
-    /// The log's disk has too little room for the whole state.
+    /// The log's disk has too little space for the whole state.
     NoRoom(Shortage),
-    /// An attempt shortly before was refused for a reason that lasts.
+    /// A recent attempt was refused for a reason that persists.
     RefusedBefore {
-        /// The reason of that attempt, in words.
+        /// Text of the error of that attempt.
         reason: String,
-        /// Time until another attempt is looked at.
+        /// Time until another attempt is accepted.
         left: Duration,
     },
-    /// The log did not say where a value lies, which is a bug.
+    /// The log did not report the location of a value, which is a bug.
     Lost,
-    /// Raft refused the message that the state came with, for this reason.
+    /// Raft refused the message of the state, for this reason.
     Refused(String),
-    /// The state is in place, but its first checkpoint failed for this reason.
+    /// The state is installed, but its first checkpoint failed for this reason.
     NotSaved(String),
-    /// The received parts make no state.
+    /// The received parts cannot be assembled to a state.
     Assemble(RestoreError<Overtaken>),
-    /// The database of a member that runs etcd cannot be taken.
+    /// The database of a member that runs etcd cannot be used.
     Database(Box<DatabaseError>),
 }
 
@@ -236,8 +239,8 @@ impl std::error::Error for ReceiveError {
 }
 
 impl ReceiveError {
-    /// Returns the kind of a reason that the next attempt most likely meets again, since it lies in the state that is sent or
-    /// in the disk here; `None` for what passes by itself.
+    /// Returns the kind of an error that the next attempt will probably meet again, because its cause is in
+    /// the sent state or in this member's disk; `None` for temporary errors.
     pub fn lasting_kind(&self) -> Option<&'static str> {
         match self {
             ReceiveError::NotNow(_)
@@ -254,7 +257,7 @@ impl ReceiveError {
     }
 }
 
-/// The part that has arrived of a state whose stream broke off.
+/// The part of a state that arrived before its stream broke off.
 struct Broken {
     assembly: Assembly,
     held: Held,
@@ -262,7 +265,7 @@ struct Broken {
     base_applied: Index,
 }
 
-/// Versions that go to the log and into an assembly together.
+/// Versions that are passed to the log and to an assembly together.
 #[derive(Default)]
 struct Portion {
     versions: Vec<ReceivedVersion>,
@@ -271,11 +274,11 @@ struct Portion {
 }
 
 impl Portion {
-    /// Takes a version that has arrived.
+    /// Adds a version that has arrived.
     ///
     /// # Errors
     ///
-    /// When its value is too long.
+    /// The value of the version is too long.
     fn take(&mut self, version: &SnapshotVersion<'_>) -> Result<(), Malformed> {
         let noted = ReceivedVersion::of(version)?;
         if noted.value_len() > 0 {
@@ -292,20 +295,20 @@ impl Portion {
     }
 }
 
-/// Returns the attempt that this message announces, under this number. `whole_bytes` are those that the state takes, as far as
-/// known, if all of it comes.
+/// Returns the attempt that this message announces, under the number `claim`. `whole_bytes` are the bytes
+/// that the state takes, as far as known, if the sender sends all of it.
 fn attempt(claim: u64, message: &raftpb::Message, whole_bytes: Option<u64>) -> SnapshotAttempt {
     SnapshotAttempt { claim, from: MemberId(message.from()), term: Term(message.term()), whole_bytes }
 }
 
-/// Takes states that other members send, one at a time.
+/// Receives states that other members send, one at a time.
 pub struct Receiver {
     shared: Arc<Shared>,
     rules: Rules,
     spool: Spool,
-    /// Refusals of states in this program's own form.
+    /// Refusals of states in Mainstay's own format.
     refusals: Refusals,
-    /// Refusals of databases.
+    /// Refusals of etcd databases.
     database_refusals: Refusals,
     broken: Arc<Mutex<Option<Broken>>>,
     claims: AtomicU64,
@@ -335,7 +338,8 @@ impl Receiver {
         self.broken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers a sender who asks what this member has, with the hash if its question says that it understands that.
+    /// Answers a sender that asks what this member has. The answer contains the hash if the request says that
+    /// the sender understands it.
     pub async fn holds(&self, question: &Request<Bytes>) -> Response<Bytes> {
         let hashed = question.uri().query().is_some_and(|query| query.split('&').any(|pair| pair == HASHED));
         let broken = self.broken().as_ref().map(|broken| (broken.held, broken.base_applied));
@@ -357,12 +361,12 @@ impl Receiver {
         }
     }
 
-    /// Takes a state; ends when raft has been asked whether it wants it. Blocks where `body` does, and waits for
-    /// nothing but the core.
+    /// Receives a state; returns when raft has been asked to install it. Blocks when `body` blocks, and waits
+    /// for nothing else but the core.
     ///
     /// # Errors
     ///
-    /// What was wrong with the stream, or why this member cannot take it now.
+    /// The stream is invalid, or this member cannot take the state now.
     pub async fn receive(
         &self,
         message: raftpb::Message,
@@ -386,7 +390,7 @@ impl Receiver {
         if let Err(why) = &filled
             && matches!(why, ReceiveError::NoRoom(_))
         {
-            // What is kept would keep the room that is lacking.
+            // Keeping the part would occupy the space that is lacking.
             self.shared.core.send(PeerRequest::SnapshotGivenUp(partial.claim));
             self.note(why);
             return filled;
@@ -415,14 +419,15 @@ impl Receiver {
         Ok(())
     }
 
-    /// Notes that the disk has no room for a state of this program's own form; other errors of it are those of one attempt.
+    /// Records that the disk has too little space for a state in Mainstay's own format; its other errors
+    /// concern one attempt only.
     fn note(&self, why: &ReceiveError) {
         if let ReceiveError::NoRoom(_) = why {
             self.refusals.note(Err(why), self.shared.clock.now());
         }
     }
 
-    /// Keeps what has arrived before a break, unless a part of a later attempt is there.
+    /// Keeps the part that arrived before a break, unless a part of a later attempt is kept already.
     fn keep(&self, partial: Broken) {
         let mut broken = self.broken();
         if broken.as_ref().is_none_or(|kept| kept.claim < partial.claim) {
@@ -432,8 +437,9 @@ impl Receiver {
         }
     }
 
-    /// Goes on behind what came before a break, if the stream does and the core still keeps it. Until the core has
-    /// agreed, the part stays where it is: it may be anybody who sends.
+    /// Continues the part that arrived before a break, if the new stream begins after it and the core still
+    /// keeps the attempt. Until the core has agreed, the part stays in place, because any peer may send this
+    /// request.
     async fn resume(&self, message: &raftpb::Message, behind: Revision) -> Option<Broken> {
         let kept = self.broken().as_ref().map(|broken| (broken.claim, broken.held.revision));
         let (claim, _) = kept.filter(|(_, revision)| *revision == behind)?;
@@ -450,7 +456,8 @@ impl Receiver {
         broken
     }
 
-    /// Begins an attempt. `whole_bytes` are those that the state takes, as far as known, if all of it comes.
+    /// Begins an attempt. `whole_bytes` are the bytes that the state takes, as far as known, if the sender
+    /// sends all of it.
     async fn begin(
         &self,
         message: &raftpb::Message,
@@ -486,7 +493,7 @@ impl Receiver {
             if let Ok(Some(version)) = &next {
                 portion.take(version).map_err(ReceiveError::Malformed)?;
             }
-            // What came before a break is good.
+            // Versions that arrived before a break are valid.
             let last = !matches!(next, Ok(Some(_)));
             if last || portion.is_full() {
                 self.place((claim, is_whole), assembly, &mut portion).await?;
@@ -499,7 +506,7 @@ impl Receiver {
         }
     }
 
-    /// Writes values to the log, and gives the versions on with their places.
+    /// Writes values to the log, and passes the versions with their locations to the assembly.
     async fn place(
         &self,
         (claim, is_whole): (u64, bool),

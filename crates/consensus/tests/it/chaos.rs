@@ -1,4 +1,4 @@
-//! Many seeds of a cluster to which everything happens that may happen.
+//! Random runs of a cluster, with all kinds of faults, for many seeds.
 
 use consensus::{ConfChangeKind, Event, Request};
 use mainstay_consensus as consensus;
@@ -8,12 +8,12 @@ use testkit::Random;
 
 use crate::sim::{Disk, Sim};
 
-/// Seeds of a normal run; `MAINSTAY_SEEDS` names another number and `MAINSTAY_SEED` a single one.
+/// Number of seeds in a normal run; `MAINSTAY_SEEDS` sets another number and `MAINSTAY_SEED` a single seed.
 const SEEDS: u64 = 500;
 const STEPS: usize = 2500;
 const MEMBERS_MAX: u64 = 6;
 
-/// Two members that do not hear each other campaign at the same time.
+/// Lets two members that do not reach each other campaign at the same time.
 fn duel(sim: &mut Sim, id: u64) {
     let other = sim.dice.pick(&sim.running());
     sim.heal();
@@ -134,7 +134,7 @@ fn network(sim: &mut Sim) {
     if sim.network.is_empty() {
         return;
     }
-    // Mostly the oldest first, sometimes any.
+    // Mostly one of the oldest, sometimes any message.
     let len = sim.network.len() as u64;
     let at = if sim.dice.one_in(4) { sim.dice.below(len) } else { sim.dice.below(len.min(3)) };
     let at = usize::try_from(at).expect("small");
@@ -182,7 +182,7 @@ fn run(seed: u64) -> (u64, u64, u64, u64) {
             weather(&mut sim);
         }
     }
-    // All is well again: then the cluster must do its work.
+    // All faults end: then the cluster must work again.
     sim.heal();
     let ids: Vec<u64> = sim.members.keys().copied().collect();
     for id in ids {
@@ -243,7 +243,7 @@ fn seeds() {
         sums.3
     );
     if seeds.len() > 100 {
-        // What never happens is not tested.
+        // Each kind of event has to happen, or it is not tested.
         let least = seeds.len() as u64;
         assert!(
             sums.0 > 20 * least && sums.1 > least / 4 && sums.2 > least && sums.3 > 5 * least,

@@ -1,4 +1,4 @@
-//! Transcripts of one node, what is refused, and a simulated cluster.
+//! Transcripts of one node, refused input, and a simulated cluster.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use threads and the environment")]
 

@@ -1,4 +1,4 @@
-//! What peers may not say, and that nothing they say ends the process.
+//! Invalid messages of peers: none of them ends the process.
 
 use api::raftpb::{self, EntryType, MessageType};
 use bytes::Bytes;
@@ -12,12 +12,12 @@ use testkit::Random;
 
 use crate::sim::conf_change;
 
-/// Where a run of equal terms begins.
+/// Returns the first entry of a run of equal terms.
 fn run(index: u64, term: u64) -> EntryId {
     EntryId { index: Index(index), term: Term(term) }
 }
 
-/// Member 1 of three, with entries 1 to 10 of term 2, of which 8 are committed and 6 applied.
+/// Returns member 1 of three, with entries 1 to 10 of term 2, of which 8 are committed and 6 applied.
 fn restored() -> Restored {
     let entry =
         |index| Entry { term: Term(2), index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
@@ -43,7 +43,7 @@ fn follower_with(config: Config) -> Node {
     node
 }
 
-/// Leader of term 4, with entries up to 11.
+/// Returns the leader of term 4, with entries up to 11.
 fn leader() -> Node {
     elected(follower())
 }
@@ -60,7 +60,7 @@ fn elected(mut node: Node) -> Node {
     node
 }
 
-/// Carries out everything at once.
+/// Carries out all effects at once, and returns the messages.
 fn drain(node: &mut Node) -> Vec<raftpb::Message> {
     let mut messages = Vec::new();
     while let Some(effects) = node.effects() {
@@ -152,7 +152,7 @@ fn heartbeats() {
     let commit = |index| raftpb::Message { commit: Some(index), ..message(MessageType::MsgHeartbeat, 3) };
     refused(follower(), commit(11), "a heartbeat that commits entry 11, the last one is 10");
     assert_eq!(taken(follower(), commit(10)).standing().commit, Index(10));
-    // An older term is told of the newer one, whatever it says.
+    // A message of an older term is answered with the newer term, whatever its content.
     let mut node = taken(follower(), raftpb::Message { term: Some(2), ..commit(99) });
     assert_eq!(drain(&mut node)[0].r#type(), MessageType::MsgAppResp);
 }
@@ -163,7 +163,7 @@ fn appends() {
     refused(follower(), append(0, 2, vec![]), "an append after entry 0 of term 2");
     refused(follower(), append(10, 2, vec![entry(12, 3)]), "entry 12 where 11 belongs");
     refused(follower(), append(10, 2, vec![entry(11, 3), entry(11, 3)]), "entry 11 where 12 belongs");
-    // This one would contradict what is committed.
+    // This entry would contradict a committed one.
     refused(follower(), append(8, 2, vec![entry(5, 3)]), "entry 5 where 9 belongs");
     refused(follower(), append(10, 2, vec![entry(11, 4)]), "entry 11 of term 4 after one of term 2");
     refused(follower(), append(10, 2, vec![entry(11, 1)]), "entry 11 of term 1 after one of term 2");
@@ -192,7 +192,7 @@ fn appends() {
 
     let replaced = taken(follower(), append(8, 2, vec![entry(9, 3)]));
     assert_eq!((replaced.standing().last, replaced.term_of(Index(9))), (Index(9), Some(Term(3))));
-    // A commit index beyond what the append brings is cut to it.
+    // A commit index beyond the entries of the append is reduced to them.
     let ahead = raftpb::Message { commit: Some(1000), ..append(10, 2, vec![entry(11, 3)]) };
     assert_eq!(taken(follower(), ahead).standing().commit, Index(11));
 }
@@ -227,7 +227,7 @@ fn snapshots() {
         (node.standing().last, node.standing().commit, node.term_of(Index(20))),
         (Index(20), Index(20), Some(Term(3)))
     );
-    // A campaign now would look for conf changes in entries that are no longer there.
+    // A campaign now would search for conf changes in entries that no longer exist.
     let mut timeout = message(MessageType::MsgTimeoutNow, 3);
     timeout.from = Some(2);
     let mut node = taken(node, timeout);
@@ -240,8 +240,9 @@ fn snapshots() {
     node.request(Request::Campaign).expect("taken");
 }
 
-/// The raft crate knows what is synced by index and term. A snapshot may name the index and term of an entry that was
-/// overwritten before it was synced; the late word of that sync then passes for the snapshot's.
+/// The raft crate identifies synced entries by index and term. A snapshot may have the index and term of an
+/// entry that was overwritten before it was synced; the late report of that sync must not count as the sync
+/// of the snapshot.
 #[test]
 fn a_late_sync_does_not_pass_for_a_snapshots() {
     let mut node = follower();
@@ -261,8 +262,8 @@ fn a_late_sync_does_not_pass_for_a_snapshots() {
     assert_eq!(node.standing().role, Role::Candidate);
 }
 
-/// Entries overwritten and written again while the disk hangs: the sync of the first writing says nothing about the
-/// last one, although index and term are the same.
+/// Entries are overwritten and written again while the disk hangs: the sync of the first write must not count
+/// as the sync of the last one, although index and term are the same.
 #[test]
 fn a_late_sync_does_not_pass_for_that_of_the_same_entries_written_again() {
     let mut node = follower();
@@ -270,7 +271,7 @@ fn a_late_sync_does_not_pass_for_that_of_the_same_entries_written_again() {
     let at = |term, entries| raftpb::Message { term: Some(term), ..append(10, 2, entries) };
     let first = || vec![entry(11, 3), entry(12, 3)];
     let again = vec![entry(11, 3), entry(12, 3), entry(13, 5)];
-    // The last term is on disk before its entries: nothing but these can make an acknowledgement wait.
+    // The last term is on disk before its entries, so that only the entries can make an acknowledgement wait.
     let beat = message(MessageType::MsgHeartbeat, 5);
     for message in [at(3, first()), at(4, vec![entry(11, 4)]), beat, at(5, again)] {
         node.request(Request::Receive(message)).expect("taken");
@@ -286,11 +287,11 @@ fn a_late_sync_does_not_pass_for_that_of_the_same_entries_written_again() {
             .collect()
     };
     node.step(Event::LogSynced(numbers[0])).expect("taken");
-    // This is the acknowledgement to the leader of then, who has long been deposed.
+    // This acknowledgement goes to the leader of term 3, which was deposed long ago.
     assert_eq!(acknowledged(&mut node), [(3, 12)]);
     node.step(Event::LogSynced(numbers[2])).expect("taken");
     assert_eq!(acknowledged(&mut node), [(4, 11)]);
-    // On disk is now entry 11 of term 4.
+    // The disk now has entry 11 of term 4.
     let mut node = taken(node, at(5, first()));
     assert_eq!(acknowledged(&mut node), []);
     node.step(Event::LogSynced(numbers[3])).expect("taken");
@@ -333,7 +334,7 @@ fn forwarded_requests() {
     assert_eq!(leader().request(Request::Receive(bound((term - 1).0))), Err(Refused::NoLeader));
     assert_eq!(leader().request(Request::Receive(bound(term.0))), Ok(()));
     assert_eq!(follower().request(Request::Receive(bound(3))), Err(Refused::NoLeader));
-    // The raft crate cannot forward what has a term, and this one has known a leader.
+    // The raft crate cannot forward a message that has a term, and this follower knows a leader.
     let follower = taken(follower(), message(MessageType::MsgHeartbeat, 3));
     let mut node = follower;
     drain(&mut node);
@@ -373,7 +374,7 @@ fn what_the_caller_says_wrongly() {
     assert_eq!(nobody.to_string(), "a member with the id 0");
 }
 
-/// A vote belongs to its term: a checkpoint that knows of a newer one leaves it open.
+/// A vote belongs to its term: a checkpoint with a newer term leaves the vote open.
 #[test]
 fn a_vote_of_an_older_term_binds_nobody() {
     let entries = Vec::new();
@@ -391,7 +392,7 @@ fn a_vote_of_an_older_term_binds_nobody() {
     assert_eq!((answer[0].r#type(), answer[0].reject()), (MessageType::MsgVoteResp, false));
 }
 
-/// What is read back from the log must be the log: whatever else the caller brings goes to nobody.
+/// Entries that the caller read back must match the log: others are not sent to any follower.
 #[test]
 fn only_the_entries_of_the_log_are_sent() {
     let mut node = leader();
@@ -428,7 +429,7 @@ fn only_the_entries_of_the_log_are_sent() {
         .expect("taken");
     let sent = drain(&mut node);
     assert_eq!(sent[0].entries.iter().map(|e| e.index()).collect::<Vec<_>>(), [5, 6]);
-    // Once the logs are known to meet, the next entries are read while these are sent.
+    // Once the common entry of both logs is known, the next entries are read while these are sent.
     let accept = raftpb::Message { index: Some(6), ..message(MessageType::MsgAppResp, 4) };
     node.request(Request::Receive(accept)).expect("taken");
     let fetch = node.effects().expect("a fetch").fetches[0];
@@ -447,7 +448,7 @@ fn proposals_wait_while_leadership_is_handed_over() {
     let command = || vec![Bytes::from_static(b"z")];
     assert_eq!(node.request(Request::Propose(command())), Err(Refused::Transferring));
     let last = node.standing().last;
-    // A member that names a term proposes again; one of etcd's does not.
+    // A member that binds its proposal to a term proposes again; an etcd member does not.
     let forwarded =
         |term| raftpb::Message { entries: vec![entry(0, 0)], ..message(MessageType::MsgProp, term) };
     assert_eq!(node.request(Request::Receive(forwarded(4))), Err(Refused::Transferring));
@@ -455,7 +456,7 @@ fn proposals_wait_while_leadership_is_handed_over() {
     assert_eq!(node.standing().last, last);
     for _ in 0..10 {
         node.step(Event::Ticked).expect("taken");
-        // Somebody else keeps it in office.
+        // Answers of another member keep the leader in office.
         let answer = raftpb::Message { from: Some(3), ..message(MessageType::MsgHeartbeatResp, 4) };
         node.request(Request::Receive(answer)).expect("taken");
     }
@@ -464,7 +465,7 @@ fn proposals_wait_while_leadership_is_handed_over() {
     node.request(Request::Propose(command())).expect("taken");
 }
 
-/// Member 2 asks for a vote, for term 5, since leadership is handed over to it.
+/// Returns member 2's request for a vote in term 5, to which leadership is being handed over.
 fn vote_of_transferee() -> raftpb::Message {
     raftpb::Message {
         from: Some(2),
@@ -487,7 +488,7 @@ fn what_members_of_etcd_forward_while_leadership_is_handed_over_goes_to_the_next
     let refused = node.request(Request::Receive(forwarded()));
     assert_eq!(refused, Err(Refused::Transferring), "8 MiB are kept at most");
     drain(&mut node);
-    // It votes for another, and does not yet know who leads.
+    // The node votes for another member, and does not know the leader yet.
     node.request(Request::Receive(vote_of_transferee())).expect("taken");
     assert!(node.transferring().is_none() && node.keeps_proposals());
     // The vote is not on disk yet, so nothing may be sent.
@@ -506,7 +507,8 @@ fn what_members_of_etcd_forward_while_leadership_is_handed_over_goes_to_the_next
     assert!(!node.keeps_proposals());
 }
 
-/// What members of Mainstay say in answers and heartbeats, and leaders in heartbeats if no member runs etcd.
+/// Values that Mainstay members send in answers and heartbeats, and that leaders send in heartbeats if no
+/// member runs etcd.
 const HINTS: [u64; 2] = [0x4d41_494e_5354, 0x4d41_494e_5355];
 
 #[test]
@@ -516,7 +518,7 @@ fn heartbeats_of_a_leader_that_was_deposed_are_not_taken_for_those_of_etcd() {
     let answer = raftpb::Message { index: Some(11), ..message(MessageType::MsgAppResp, 4) };
     node.request(Request::Receive(answer)).expect("taken");
     drain(&mut node);
-    // The heartbeats for a read are made, and have not left when another leads.
+    // The heartbeats for a read are created, but not sent, when another member becomes leader.
     let ask = raftpb::Message { entries: vec![read], ..message(MessageType::MsgReadIndex, 0) };
     node.request(Request::Receive(ask)).expect("taken");
     node.request(Request::Receive(message(MessageType::MsgHeartbeat, 5))).expect("taken");
@@ -538,7 +540,7 @@ fn a_learner_that_runs_etcd_counts_and_one_that_was_not_started_does_not() {
         reject_hint: Some(hint),
         ..message(MessageType::MsgHeartbeatResp, 4)
     };
-    // 4 is the learner.
+    // Member 4 is the learner.
     for (from, hint, expected) in [
         (2, HINTS[0], (false, Others::Unheard)),
         (3, HINTS[0], (true, Others::Unheard)),
@@ -578,7 +580,8 @@ fn a_membership_change_that_was_kept_waits_for_the_one_before_it() {
     let mut node = leader();
     let change = ConfChange { kind: ConfChangeKind::AddLearner, node: MemberId(9) };
     let data = conf_change(change);
-    // Its own first entry is not applied, so there might be a change among those before it.
+    // The leader's own first entry is not applied, so an unapplied change might be among the entries before
+    // it.
     let last = node.standing().last;
     node.request(Request::Transfer(MemberId(2))).expect("taken");
     let next =
@@ -608,7 +611,8 @@ fn what_members_of_etcd_forward_is_not_proposed_long_after() {
     assert!(!node.keeps_proposals(), "two election timeouts have passed");
 }
 
-/// Messages with every field at or next to a bound, in no sense: none ends the process, whatever it makes of the node.
+/// Random messages whose fields are at or next to a bound: none ends the process, whatever state they lead
+/// to.
 #[test]
 fn noise() {
     let mut leaders = 0;
@@ -730,7 +734,7 @@ fn noise_message(dice: &mut Random, node: &Node) -> raftpb::Message {
 fn what_is_not_applied_stays_in_memory_whatever_is_to_be_forgotten() {
     let mut node = leader();
     let known = |node: &Node, behind| node.data_after(Index(behind)).map(|(index, _)| index.0).collect();
-    // Entries that are not on disk yet are among them.
+    // Entries that are not on disk yet are included.
     node.request(Request::Propose(vec![Bytes::from_static(b"y")])).expect("taken");
     for asked in [8, 20, u64::MAX] {
         node.step(Event::Forgotten(Index(asked))).expect("taken");

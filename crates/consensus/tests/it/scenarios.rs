@@ -1,4 +1,4 @@
-//! What a cluster must be able to do, one thing at a time.
+//! Required behaviour of a cluster, one aspect per test.
 
 use api::raftpb::MessageType;
 use consensus::{ConfChangeKind, Event, Others, ProgressState, Refused, Request, Role};
@@ -7,7 +7,7 @@ use numbers::{Index, MemberId, Term};
 
 use crate::sim::{Disk, Sim, ids};
 
-/// A cluster at rest, led by member 1.
+/// Returns a cluster at rest, led by member 1.
 fn led(voters: u64) -> Sim {
     let mut sim = Sim::new(7, voters);
     sim.rest();
@@ -57,7 +57,7 @@ fn the_fastest_majority_commits_while_the_leader_still_syncs() {
     }
     assert_eq!(sim.member(1).unsynced(), 1);
     assert_eq!(sim.node(1).standing().commit, before + 1);
-    // What the leader itself has not synced it does not apply.
+    // The leader does not apply an entry that it has not synced itself.
     assert_eq!(sim.to_apply(1), 0);
     sim.sync(1, 1);
     assert_eq!(sim.to_apply(1), 1);
@@ -142,7 +142,7 @@ fn a_follower_catches_up_from_the_disk() {
     sim.forget(1, 0);
     assert_eq!(sim.node(1).kept(), (0, 0));
     sim.heal();
-    // An answer of nothing is asked for again later.
+    // A fetch answered with nothing is requested again later.
     sim.tick(1);
     for message in std::mem::take(&mut sim.network) {
         sim.deliver(message);
@@ -180,13 +180,13 @@ fn a_fetch_that_fails_is_repeated_and_one_is_under_way_at_a_time() {
     assert!(sim.member(1).fetches.is_empty(), "a disk that fails is not asked again at once");
     wait(&mut sim);
     assert_eq!(sim.member(1).fetches[0], first);
-    // Part of what was asked for is sent, and the rest asked for.
+    // The fetched part is sent, and the rest is requested.
     sim.fetch(1, 4);
     wait(&mut sim);
     assert_eq!(sim.member(1).fetches[0].first, first.first + 4);
     sim.ticks(3);
     same(&sim, &[1, 2, 3]);
-    // An answer that nobody waits for is none.
+    // An answer to an outdated fetch is ignored.
     sim.must(1, Event::Fetched { fetch: first, entries: Vec::new() });
 }
 
@@ -214,7 +214,7 @@ fn a_follower_gets_a_snapshot_of_what_is_discarded() {
     sim.rest();
     assert_eq!(sim.restores, 1);
     same(&sim, &[1, 2, 3]);
-    // Another one loses its snapshot with the crash, and gets one again.
+    // Another follower loses its snapshot in a crash, and gets one again.
     sim.isolate(&[2]);
     sim.propose(1, 30, 8).expect("a leader");
     sim.rest();
@@ -250,7 +250,7 @@ fn a_learner_joins_learns_and_gets_its_vote() {
     same(&sim, &[1, 2]);
     assert_eq!((ids(&sim.node(2).voters()), ids(&sim.node(2).learners())), (vec![1], vec![2]));
     assert!(sim.node(1).progress()[1].is_learner);
-    // It neither campaigns nor is needed.
+    // A learner neither campaigns nor is needed for a majority.
     sim.isolate(&[1]);
     sim.ticks(60);
     assert_eq!(sim.node(2).standing().role, Role::Follower);
@@ -277,11 +277,11 @@ fn leadership_is_handed_over() {
     sim.must_take(1, Request::Transfer(MemberId(3)));
     sim.rest();
     assert_eq!((sim.leader(), sim.node(1).transferring()), (Some(3), None));
-    // By way of a follower.
+    // Requested at a follower.
     sim.must_take(2, Request::Transfer(MemberId(2)));
     sim.rest();
     assert_eq!(sim.leader(), Some(2));
-    // To one that is behind: first it gets what it lacks.
+    // To a member that lags behind: it first gets the missing entries.
     sim.isolate(&[1]);
     sim.propose(2, 5, 8).expect("a leader");
     sim.rest();
@@ -310,7 +310,7 @@ fn a_removed_leader_steps_down_and_a_removed_follower_disturbs_nobody() {
     assert_ne!(leader, 1);
     assert_eq!(ids(&sim.node(leader).voters()), [2, 3, 4]);
     let victim = if leader == 2 { 3 } else { 2 };
-    // It does not learn of its removal, and campaigns.
+    // The removed member does not learn of its removal, and campaigns.
     sim.isolate(&[victim]);
     sim.propose_change(leader, ConfChangeKind::Remove, victim).expect("a leader");
     sim.rest();
@@ -322,8 +322,8 @@ fn a_removed_leader_steps_down_and_a_removed_follower_disturbs_nobody() {
     assert_eq!(sim.node(leader).standing().term, term);
 }
 
-/// Half of an even cluster and its leader commit the leader's removal. Those that are left count the leader until they
-/// hear of it: it goes on until they have.
+/// Half of an even cluster and its leader commit the leader's removal. The remaining members count the leader
+/// until they know of the removal: the leader continues until then.
 #[test]
 fn a_removed_leader_goes_on_until_the_others_know() {
     for members in 3..=6 {
@@ -376,8 +376,8 @@ fn a_removed_leader_whom_nobody_answers_follows_the_next() {
     same(&sim, &[2, 3]);
 }
 
-/// The commit of a removal is written down though nothing else is to be written: those that are left, three of four
-/// with one that is down, would wait after a restart for a member that is gone.
+/// The commit of a removal is written to disk even if nothing else has to be written. Otherwise the remaining
+/// members, three of four of which one is down, would wait after a restart for a member that is gone.
 #[test]
 fn who_is_left_knows_of_a_removal_after_a_crash() {
     for removed in [4, 1] {
@@ -394,8 +394,9 @@ fn who_is_left_knows_of_a_removal_after_a_crash() {
     }
 }
 
-/// The removed member ends once it knows. Those that are left have it on disk by then, though their disks are as late as can
-/// be: otherwise they would wait for ever for the vote of a member that is gone. One of four is down all the time.
+/// The removed member ends once it knows of its removal. By then the remaining members have the removal on
+/// disk, even if their disks are as late as possible: otherwise they would wait for ever for the vote of a
+/// member that is gone. One of four members is down all the time.
 #[test]
 fn who_is_left_knows_before_the_removed_member_ends() {
     for (members, removed) in [(2, 2), (2, 1), (4, 2)] {
@@ -432,8 +433,9 @@ fn who_is_left_knows_before_the_removed_member_ends() {
     }
 }
 
-/// Nobody ends because of a change that removes nobody, so its commit may be forgotten, and the leader's disk, which stands
-/// still, holds nothing up. A removal's commit is told and confirmed only once it is on the leader's disk.
+/// No member ends because of a change that removes no member, so the commit of such a change may be
+/// forgotten, and the leader's hanging disk delays nothing. The commit of a removal is announced and
+/// confirmed only once it is on the leader's disk.
 #[test]
 fn only_the_commit_of_a_removal_waits_for_the_disk_of_whoever_tells_it() {
     for (kind, node, tells) in [
@@ -473,7 +475,7 @@ fn a_leader_says_in_its_first_message_that_it_binds_proposals() {
     sim.rest();
     assert_eq!(sim.leader(), Some(2));
     assert!((1..=3).all(|id| sim.node(id).binds_proposals()), "without a tick");
-    // A member that is told nothing yet counts on nothing.
+    // A member that has received no message of the leader yet assumes nothing.
     sim.crash(3, 0);
     sim.start(3);
     assert!(!sim.node(3).binds_proposals());
@@ -489,7 +491,7 @@ fn members_say_that_they_do_not_run_etcd_and_hear_it_of_the_others() {
     sim.rest();
     assert!((1..=3).all(|id| sim.node(id).has_no_etcd()));
     assert_eq!(sim.node(2).others(), Others::Unheard, "it does not lead");
-    // What was said in an earlier term may be out of date.
+    // Answers of an earlier term may be outdated.
     sim.isolate(&[3]);
     sim.must_take(1, Request::Transfer(MemberId(2)));
     sim.rest();
@@ -512,7 +514,7 @@ fn reads_at_the_leader_at_followers_and_behind_a_partition() {
     sim.rest();
     sim.tick(2);
     sim.must(2, Event::StepDownRequested);
-    // The others elect one of them and write.
+    // The other members elect one of them and write.
     for _ in 0..60 {
         for id in [2, 3] {
             sim.tick(id);
@@ -547,7 +549,7 @@ fn reads_wait_until_the_leader_has_committed_in_its_term() {
             }
         }
     }
-    // Its first append is on its way; member 3 hears of it before it is on anybody's disk.
+    // The leader's first append is in flight; member 3 receives it before it is on any disk.
     let early = sim.read(2).expect("a leader");
     for message in std::mem::take(&mut sim.network) {
         sim.deliver(message);
@@ -562,7 +564,7 @@ fn reads_wait_until_the_leader_has_committed_in_its_term() {
     sim.rest();
     assert_eq!(sim.answered_reads[&early], sim.commit);
     assert_eq!(sim.answered_reads[&forwarded], sim.commit);
-    // They are forgotten with the leader that has them.
+    // Waiting reads are dropped with the leadership of the leader that holds them.
     sim.isolate(&[2]);
     sim.must(2, Event::StepDownRequested);
     assert_eq!(sim.read(2), Err(Refused::NoLeader));
@@ -649,7 +651,7 @@ fn a_member_with_a_stalled_disk_does_not_campaign() {
     sim.must(2, Event::DiskStalled(false));
     sim.ticks(60);
     assert_eq!(sim.leader(), Some(2));
-    // One that already asks for votes gives up.
+    // A member that already asks for votes gives up.
     sim.crash(2, 0);
     sim.must(3, Event::DiskStalled(false));
     sim.ticks(60);
@@ -669,7 +671,7 @@ fn bytes_in_flight_are_limited_and_lost_appends_found() {
         sim.propose(1, 1, 100).expect("a leader");
     }
     assert_eq!((under_way(&sim, 2), under_way(&sim, 3)), (500, 500));
-    // All that was under way is lost; the others still come, and member 3 knows better than to take them.
+    // All appends in flight are lost; later ones still arrive, and member 3 refuses them.
     let lost: Vec<_> = sim.network.drain(..).filter(|m| m.to() == 2).collect();
     sim.rest();
     for message in lost {
@@ -680,7 +682,7 @@ fn bytes_in_flight_are_limited_and_lost_appends_found() {
     assert_eq!(sim.member(1).state.index, sim.node(1).standing().last.0);
 }
 
-/// An idle leader's batches leave nothing behind, and a crash of all members loses nothing acknowledged.
+/// Batches of an idle leader leave nothing behind, and a crash of all members loses nothing acknowledged.
 #[test]
 fn everybody_crashes() {
     let mut sim = led(3);

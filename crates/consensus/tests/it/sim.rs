@@ -1,5 +1,5 @@
-//! A cluster of nodes in one thread: disks that sync late and forget what they have not synced, a network that only
-//! does what it is told, and the checks that must hold after every step.
+//! A cluster of nodes in one thread: disks that sync late and lose unsynced writes, a network that the test
+//! controls, and the checks that must hold after every step.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -14,12 +14,12 @@ use numbers::{EntryId, Index, MemberId, Term};
 use prost::Message as _;
 use testkit::Random;
 
-/// Ids of members as the simulation has them.
+/// Returns ids of members in the simulation's form.
 pub fn ids(members: &[MemberId]) -> Vec<u64> {
     members.iter().map(|id| id.0).collect()
 }
 
-/// What applying entries leads to.
+/// The state that results from applying entries.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct State {
     pub index: u64,
@@ -30,7 +30,8 @@ pub struct State {
 }
 
 impl State {
-    /// Applies a conf change the way etcd's member list does; `None` if it refuses, or so few voters would be left.
+    /// Applies a conf change like etcd's member list; `None` if the list refuses it, or if too few voters
+    /// would be left.
     fn change(&mut self, change: ConfChange, voters_min: usize) -> Option<ConfChange> {
         let id = change.node.0;
         if self.removed.contains(&id) {
@@ -59,12 +60,12 @@ impl State {
     }
 }
 
-/// What survives a crash.
+/// The data that survive a crash.
 #[derive(Clone, Debug, Default)]
 pub struct Disk {
     pub hard_state: HardState,
     pub checkpoint: State,
-    /// The entry before the first one.
+    /// Index and term of the entry before the first one.
     pub before: (u64, u64),
     pub entries: Vec<Entry>,
 }
@@ -140,7 +141,7 @@ pub struct Member {
     pub fetches: VecDeque<Fetch>,
     snapshot: Option<State>,
     starts: u64,
-    /// The commit index up to which a majority was checked while this node led.
+    /// Commit index up to which a majority was checked while this node led.
     checked: u64,
     pub role: Role,
 }
@@ -160,14 +161,14 @@ pub struct Sim {
     pub dice: Random,
     pub members: BTreeMap<u64, Member>,
     pub network: Vec<raftpb::Message>,
-    /// Directed pairs between which nothing passes.
+    /// Directed pairs of members between which no message passes.
     pub cut: BTreeSet<(u64, u64)>,
     snapshots: Vec<State>,
     leaders: BTreeMap<u64, u64>,
     pub committed: BTreeMap<u64, Entry>,
-    /// The newest index that any node knew to be committed.
+    /// The newest commit index known to any node.
     pub commit: u64,
-    /// By context: the commit index when the read began.
+    /// Commit index at the time when each read began, by context.
     reads: BTreeMap<u64, u64>,
     pub answered_reads: BTreeMap<u64, u64>,
     context: u64,
@@ -176,8 +177,9 @@ pub struct Sim {
     pub fetched: u64,
     pub bytes_in_flight_max: usize,
     pub pre_vote: bool,
-    /// As a rule none of the last two goes: if it led and ended before the other one heard that the removal is committed,
-    /// the other one would ask for its vote for ever.
+    /// Minimum number of voters that a removal must leave; normally neither of the last two is removed. If
+    /// one of them led and ended before the other knew that the removal is committed, the other would ask for
+    /// its vote for ever.
     pub voters_min: usize,
 }
 
@@ -211,7 +213,7 @@ fn read_conf_change(data: &[u8]) -> ConfChange {
 }
 
 impl Sim {
-    /// A cluster of voters that were bootstrapped together.
+    /// Returns a cluster of voters that were bootstrapped together.
     pub fn new(seed: u64, voters: u64) -> Sim {
         let mut sim = Sim {
             seed,
@@ -253,7 +255,7 @@ impl Sim {
         sim
     }
 
-    /// A member with this disk starts.
+    /// Adds a member with this disk, and starts it.
     pub fn add(&mut self, id: u64, disk: Disk) {
         let member = Member {
             id,
@@ -296,7 +298,7 @@ impl Sim {
         member.starts += 1;
         let config = Config {
             id: MemberId(id),
-            // Seeds are the server's to choose; here: one for each member and start.
+            // The server chooses seeds; here one for each member and start.
             seed: self.seed ^ (id << 32) ^ member.starts,
             bytes_in_flight_max: self.bytes_in_flight_max,
             pre_vote: self.pre_vote,
@@ -308,7 +310,7 @@ impl Sim {
         self.settle(id);
     }
 
-    /// The process ends; of the writes not synced a prefix of `kept` may have reached the disk.
+    /// Ends the process; the first `kept` of the unsynced writes have reached the disk.
     pub fn crash(&mut self, id: u64, kept: usize) {
         let member = self.members.get_mut(&id).expect("known");
         member.node = None;
@@ -322,7 +324,7 @@ impl Sim {
         member.checked = 0;
     }
 
-    /// Steps an event into a running node and carries out what follows at once.
+    /// Steps an event into a running node and carries out its effects at once.
     pub fn step(&mut self, id: u64, event: Event) -> Result<(), Broken> {
         let node = self.members.get_mut(&id).expect("known").node.as_mut().expect("runs");
         let outcome = node.step(event);
@@ -400,7 +402,7 @@ impl Sim {
             member.role = standing.role;
         }
         for mut message in effects.messages {
-            // A proposal may be bound to a term.
+            // A proposal may have a term, because it may be bound to one.
             if message.r#type() != MessageType::MsgProp {
                 assert_eq!(message.term() == 0, message.r#type() == MessageType::MsgReadIndex);
             }
@@ -426,20 +428,20 @@ impl Sim {
         }
     }
 
-    /// What must hold at all times.
+    /// Checks the invariants that hold at all times.
     fn check(&mut self, id: u64) {
         let node = self.node(id);
         let standing = node.standing();
         let voters = node.voters();
         self.commit = self.commit.max(standing.commit.0);
         if standing.role != Role::Leader {
-            // What it learned from others was committed by the members of then.
+            // A commit index learned from other members was committed by the members at that time.
             self.members.get_mut(&id).expect("known").checked = standing.commit.0;
             return;
         }
         let leader = *self.leaders.entry(standing.term.0).or_insert(id);
         assert_eq!(leader, id, "two leaders in term {}", standing.term);
-        // A leader that was deposed may lack what the newer one commits.
+        // A deposed leader may lack entries that the newer one commits.
         if self.leaders.last_key_value().is_some_and(|(term, _)| *term == standing.term.0) {
             for (index, entry) in self.committed.iter().rev().take(20) {
                 let term = self.node(id).term_of(Index(*index));
@@ -475,7 +477,7 @@ impl Sim {
         self.must(id, Event::Ticked);
     }
 
-    /// The oldest `count` writes of a member reach its disk.
+    /// Lets the oldest `count` writes of a member reach its disk.
     pub fn sync(&mut self, id: u64, count: usize) {
         let member = self.members.get_mut(&id).expect("known");
         let mut number = None;
@@ -501,7 +503,7 @@ impl Sim {
             {
                 self.must(id, Event::ConfChanged(change));
             }
-            // A snapshot may have come in between.
+            // A snapshot may have been installed in between.
             if self.members[&id].state.index == entry.index.0 {
                 self.must(id, Event::Applied(entry.index));
             }
@@ -512,10 +514,10 @@ impl Sim {
         self.members[&id].to_apply.len()
     }
 
-    /// Saves the applied state; the log keeps what it has.
+    /// Saves the applied state; the log keeps its entries.
     pub fn checkpoint(&mut self, id: u64) {
         let member = self.members.get_mut(&id).expect("known");
-        // While a snapshot is being written, that is the checkpoint.
+        // While a snapshot is being written, the snapshot is the checkpoint.
         if member.writes.iter().all(|w| w.restore.is_none()) && member.state.index <= member.disk.last() {
             member.disk.checkpoint = member.state.clone();
         }
@@ -526,7 +528,7 @@ impl Sim {
         self.must(id, Event::Forgotten(Index(index)));
     }
 
-    /// The log drops all but the last `keep` entries of those in the checkpoint.
+    /// Makes the log drop all but the last `keep` of the entries in the checkpoint.
     pub fn discard(&mut self, id: u64, keep: u64) {
         let member = self.members.get_mut(&id).expect("known");
         let index = member.disk.checkpoint.index.saturating_sub(keep);
@@ -559,7 +561,7 @@ impl Sim {
         self.must(id, Event::Fetched { fetch, entries });
     }
 
-    /// Proposes commands of this many bytes each.
+    /// Proposes commands of `bytes` bytes each.
     pub fn propose(&mut self, id: u64, count: usize, bytes: usize) -> Result<(), Refused> {
         let commands = (0..count)
             .map(|_| {
@@ -584,7 +586,7 @@ impl Sim {
         self.request(id, Request::Read(self.context)).map(|()| self.context)
     }
 
-    /// A message arrives, or is lost if its way is cut or its receiver down.
+    /// Delivers a message, or loses it if the connection is cut or the receiver is down.
     pub fn deliver(&mut self, message: raftpb::Message) {
         let (from, to) = (message.from(), message.to());
         let snapshot = message.snapshot.clone().filter(|_| message.r#type() == MessageType::MsgSnap);
@@ -616,7 +618,7 @@ impl Sim {
         }
     }
 
-    /// A message does not arrive; whoever sends a snapshot learns of it.
+    /// Loses a message; the sender of a snapshot is notified.
     pub fn lose(&mut self, message: &raftpb::Message) {
         let (from, to) = (message.from(), message.to());
         if message.r#type() == MessageType::MsgSnap
@@ -626,12 +628,12 @@ impl Sim {
         }
     }
 
-    /// Everything happens that can happen without time.
+    /// Lets everything happen that can happen without ticks.
     pub fn rest(&mut self) {
         self.rest_losing(|_| false);
     }
 
-    /// As [`Sim::rest`], but that some messages are lost.
+    /// Does the same as [`Sim::rest`], but loses some messages.
     pub fn rest_losing(&mut self, loses: impl Fn(&raftpb::Message) -> bool) {
         for _ in 0..10_000 {
             let messages = std::mem::take(&mut self.network);
@@ -660,7 +662,7 @@ impl Sim {
         panic!("the cluster does not come to rest");
     }
 
-    /// Where everybody stands, for a test that failed.
+    /// Returns the standing of all members, for the output of a failed test.
     pub fn describe(&self) -> String {
         let line = |m: &Member| {
             let node = m
@@ -672,7 +674,7 @@ impl Sim {
         self.members.values().map(line).collect::<Vec<_>>().join("\n")
     }
 
-    /// Time passes at all running members, with rest after each tick.
+    /// Ticks all running members, with a rest after each tick.
     pub fn ticks(&mut self, count: usize) {
         for _ in 0..count {
             for id in self.running() {
@@ -682,7 +684,7 @@ impl Sim {
         }
     }
 
-    /// Cuts members off from all others, both ways.
+    /// Cuts members off from all others, in both directions.
     pub fn isolate(&mut self, ids: &[u64]) {
         let all: Vec<u64> = self.members.keys().copied().collect();
         for a in ids {

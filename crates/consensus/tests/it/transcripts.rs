@@ -1,4 +1,4 @@
-//! Transcripts: events in, the whole of the effects out.
+//! Transcripts: events in, all effects out.
 
 use std::fmt::Write as _;
 
@@ -132,7 +132,7 @@ fn a_restart_commits_what_was_acknowledged_under_a_new_term() {
         })
         .collect();
     let restored = Restored {
-        // The commit index lags: it is not synced for its own sake.
+        // The commit index lags behind: it is not synced for its own sake.
         hard_state: HardState { term: Term(2), vote: MemberId(7), commit: Index(3) },
         voters: vec![MemberId(7)],
         learners: vec![],

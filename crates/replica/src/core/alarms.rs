@@ -1,5 +1,5 @@
-//! This member's NOSPACE alarm: when it is raised, by which cause, and when it is cleared. [`NospaceAlarm`] decides and
-//! proposes nothing itself.
+//! This member's NOSPACE alarm: when and for which cause it is raised, and when it is cleared.
+//! [`NospaceAlarm`] only decides; the core makes the proposals.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use storage::nospace::Cause;
 const ALARM_PAUSE: Duration = Duration::from_secs(5);
 const NOSPACE: i32 = AlarmType::Nospace as i32;
 
-/// Facts about this member that decide about the alarm.
+/// Facts about this member from which the alarm is decided.
 #[derive(Clone, Copy)]
 pub(super) struct Present<'a> {
     /// The alarms that are raised.
@@ -22,25 +22,26 @@ pub(super) struct Present<'a> {
     pub has_leader: bool,
 }
 
-/// What the loop has to do about the alarm.
+/// Actions that the core has to take for the alarm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
-    /// True if the cause of the alarm should be noted beside the log.
+    /// True if the cause of the alarm should be written to the note beside the log.
     pub note: bool,
-    /// The alarm is to be proposed to be raised or cleared.
+    /// Proposal to raise or clear the alarm, if one should be made.
     pub propose: Option<AlarmAction>,
 }
 
 /// The NOSPACE alarm of this member.
 ///
-/// It remembers what raised it, which no entry of etcd's says: an alarm that the disk raised is cleared once there is room
-/// again; one that the quota raised stays until a client disarms it, as in etcd; so does one of which nothing is noted.
+/// It remembers the cause of the alarm, which etcd's entries do not contain. An alarm raised by the disk is
+/// cleared once the disk has space again; an alarm raised by the quota stays until a client disarms it, as in
+/// etcd; an alarm of unknown cause stays, too.
 pub(super) struct NospaceAlarm {
     own: u64,
     cause: Cause,
-    /// The cause as it is noted beside the log.
+    /// Cause in the note beside the log.
     noted: Cause,
-    /// Time when raising or clearing it was last proposed; that proposal may be lost.
+    /// Time of the last proposal to raise or clear the alarm; the proposal may be lost.
     proposed: Option<Instant>,
 }
 
@@ -50,27 +51,28 @@ impl NospaceAlarm {
         NospaceAlarm { own, cause: noted, noted, proposed: None }
     }
 
-    /// Returns the cause for which it is raised, or about to be.
+    /// Returns the cause for which the alarm is raised, or is about to be raised.
     pub fn cause(&self) -> Cause {
         self.cause
     }
 
-    /// Returns the cause if it still has to be noted beside the log for the next process.
+    /// Returns the cause if it is not yet in the note beside the log, which the next process reads.
     pub fn unnoted(&self) -> Option<Cause> {
         (self.noted != self.cause).then_some(self.cause)
     }
 
-    /// Notes that the checkpointer was told to write the note; it does so before any later order.
+    /// Records that the checkpointer was ordered to write the note; it executes orders in sequence.
     pub fn was_noted(&mut self) {
         self.noted = self.cause;
     }
 
-    /// The disk has no room, or a client's write would go over the quota.
+    /// Handles a shortage: the disk has no space, or a client's write would exceed the quota.
     pub fn raise(&mut self, cause: Cause, present: Present<'_>, now: Instant) -> Wanted {
-        // An alarm that the quota has raised stays its own. Of one of which nothing is known, what is short now is the
-        // cause.
+        // An alarm that the quota has raised keeps that cause. If the cause is unknown, the present shortage
+        // is the cause.
         let raised = present.alarms.is_raised(NOSPACE, self.own);
-        // Of two that come before the alarm is raised, the quota is the one that needs a client.
+        // If both shortages occur before the alarm is raised, the quota is the cause, because only a client
+        // can end it.
         let known = match self.cause {
             Cause::Nothing => false,
             Cause::Disk => raised,
@@ -85,14 +87,16 @@ impl NospaceAlarm {
         Wanted { note, propose }
     }
 
-    /// An alarm was raised or cleared, so none is under way. The entry that raises this member's NOSPACE says what has
-    /// raised it: a member that was restarted before it had noted that reads it there, since no checkpoint has the entry
+    /// Handles an alarm that was raised or cleared; a proposal of this member is then no longer in flight.
+    /// The entry that raises this member's NOSPACE alarm contains the cause. A member that was restarted
+    /// before it had written the note reads the cause from there, because no checkpoint covers the entry
     /// before the note is written.
     pub fn changed(&mut self, raised: Option<Raised>, alarms: &Alarms) {
         let proposed = self.proposed.take().is_some();
         let raised = raised.filter(|raised| (raised.alarm, raised.member_id) == (NOSPACE, self.own));
         let said = raised.and_then(|raised| Cause::of_entry(raised.cause));
-        // Of two that come before the alarm is raised, the quota is the one that needs a client.
+        // If both shortages occur before the alarm is raised, the quota is the cause, because only a client
+        // can end it.
         if let Some(cause) = said
             && !(proposed && self.cause == Cause::Quota)
             && !planted::is(planted::Bug::AlarmCauseForgotten)
@@ -103,8 +107,9 @@ impl NospaceAlarm {
         }
     }
 
-    /// Decides, at each look at the disk, if the alarm that the disk had raised should be cleared. `ample` says that the
-    /// log finds no shortage, `may_clear` that the disk has space again and the quota is not reached.
+    /// Decides, at each check of the disk, if an alarm that the disk had raised should be cleared. `ample`
+    /// says that the log finds no shortage, `may_clear` that the disk has space again and the quota is not
+    /// reached.
     pub fn look(
         &mut self,
         ample: bool,
@@ -161,7 +166,7 @@ mod tests {
         assert_eq!(wanted, Wanted { note: true, propose: Some(AlarmAction::Activate) });
         assert_eq!(alarm.unnoted(), Some(Cause::Disk));
         alarm.was_noted();
-        // It is under way.
+        // The proposal is in flight.
         assert_eq!(alarm.raise(Cause::Disk, present(&none), now), Wanted::default());
         alarm.changed(None, &some);
         assert_eq!(alarm.look(true, false, present(&some), now), None);
@@ -177,7 +182,7 @@ mod tests {
         let (none, some, now) = (Alarms::default(), raised(), Instant::now());
         let mut alarm = NospaceAlarm::new(OWN, Cause::Nothing);
         assert!(alarm.raise(Cause::Quota, present(&none), now).note);
-        // The disk comes second.
+        // A shortage of the disk does not replace the cause.
         assert_eq!(alarm.raise(Cause::Disk, present(&none), now), Wanted::default());
         alarm.changed(None, &some);
         assert_eq!((alarm.cause(), alarm.look(true, true, present(&some), now)), (Cause::Quota, None));

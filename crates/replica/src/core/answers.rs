@@ -1,5 +1,5 @@
-//! Replies on their way back: outcomes wait here until the state behind them is published, and each shard gets all its
-//! replies at once. [`Answers`] is the entry point.
+//! Replies on their way back to shards: outcomes wait here until the state that contains them is published,
+//! and each shard gets all its replies at once. [`Answers`] is the entry point.
 
 use api::Status;
 use machine::{AsOf, Outcome};
@@ -11,10 +11,10 @@ use tokio::sync::oneshot;
 use super::proposals::Waiter;
 use super::{OUTSIDE, Reply, ReplyBody, RequestId};
 
-/// Outcomes of one batch for which memory is kept between batches.
+/// Capacity for outcomes that is kept from one batch to the next.
 const OUTCOMES_KEPT_MAX: usize = 4096;
 
-/// The result of an entry that a request waits for, to be answered once its state is published.
+/// The result of an entry that a request waits for; answered once the state with the entry is published.
 pub(super) struct Answerable {
     /// The request that waits for the outcome.
     pub waiter: Waiter,
@@ -22,30 +22,30 @@ pub(super) struct Answerable {
     pub outcome: Result<Outcome, Status>,
     /// State in which the answer's keys and values are read.
     pub state: Option<Box<AsOf>>,
-    /// The revision right behind the entry.
+    /// Revision of the store right after the entry.
     pub revision: Revision,
-    /// The entry's term.
+    /// Raft term of the entry.
     pub raft_term: Term,
 }
 
 const _: () = assert!(size_of::<Answerable>() <= 128);
 
-/// The answers of a turn. What follows from an entry waits until its state is published (invariant I3); then all that goes to
-/// a shard goes in one list, with one wake-up.
+/// The answers of a turn. The result of an entry waits until the state with the entry is published (invariant
+/// I3); then all replies for a shard go in one list, with one wake-up.
 pub(super) struct Answers {
     /// Replies by shard; the last list is for requests from other threads.
     replies: Vec<Vec<Reply>>,
-    /// Reply channels of requests from threads that are no shards.
+    /// Reply channels of requests from threads that are not shards.
     outside: Slab<oneshot::Sender<Reply>>,
     outcomes: Vec<Answerable>,
-    /// Keeps readable what these name: one reader for all of a turn.
+    /// Reader that keeps the states of all outcomes of a turn readable.
     reads: Option<AsOf>,
-    /// The task that is about to receive a snapshot, which gets the state once it is published.
+    /// Requests for the whole state, which get it once it is published.
     images: Vec<RequestId>,
 }
 
 impl Answers {
-    /// Returns an empty table for this many shards.
+    /// Returns an empty table for this number of shards.
     pub fn new(shards: usize) -> Answers {
         Answers {
             replies: (0..=shards).map(|_| Vec::new()).collect(),
@@ -56,25 +56,27 @@ impl Answers {
         }
     }
 
-    /// Keeps the way back to a thread that is no shard. Returns the id that a reply to it needs.
+    /// Registers the reply channel of a thread that is not a shard. Returns the request id under which a
+    /// reply reaches it.
     pub fn id_for(&mut self, sender: oneshot::Sender<Reply>) -> RequestId {
         let slot = u32::try_from(self.outside.insert(sender)).unwrap_or(u32::MAX);
         RequestId { shard: OUTSIDE, slot, generation: 0 }
     }
 
-    /// Answers at the end of the turn.
+    /// Adds a reply that is sent at the end of the turn.
     pub fn push(&mut self, reply: Reply) {
         let queue = usize::from(reply.request_id.shard).min(self.replies.len() - 1);
         self.replies[queue].push(reply);
     }
 
-    /// Answers once what was applied is published.
+    /// Adds an outcome that is answered once the state with its entry is published.
     pub fn once_published(&mut self, answerable: Answerable) {
         self.outcomes.push(answerable);
     }
 
-    /// The state as of this moment, which stays readable until the outcomes are answered: what comes later in the turn may
-    /// compact it away. `open` makes a reader of a moment.
+    /// Returns a reader of the state as of this moment. It keeps the state readable until the outcomes are
+    /// answered, although a compaction later in the turn may remove versions. `open` creates a reader for a
+    /// moment.
     pub fn state(&mut self, moment: Moment, open: impl FnOnce(Moment) -> AsOf) -> AsOf {
         match &self.reads {
             Some(first) => first.at(moment),
@@ -82,23 +84,24 @@ impl Answers {
         }
     }
 
-    /// The state was replaced: nothing of the one before stays readable.
+    /// Drops the reader of the earlier state, because a snapshot has replaced that state.
     pub fn replaced(&mut self) {
         self.reads = None;
     }
 
-    /// Gives the state to this one once it is published.
+    /// Adds a request for the whole state, which gets it once it is published.
     pub fn want_image(&mut self, request_id: RequestId) {
         self.images.push(request_id);
     }
 
-    /// Takes out those who are given the state that was just published.
+    /// Takes out the requests for the whole state, which has just been published.
     pub fn take_images(&mut self) -> Vec<RequestId> {
         std::mem::take(&mut self.images)
     }
 
-    /// Replies with the outcomes of applied entries, whose state is published now. `is_removing` says if a compaction is
-    /// still removing; `wait` gets the replies that must wait for its end.
+    /// Replies with the outcomes of applied entries, whose state is published now. `is_removing` says if a
+    /// compaction is still removing versions; `wait` receives the replies that have to wait for the end of
+    /// the removal.
     pub fn published(&mut self, is_removing: bool, mut wait: impl FnMut(Reply)) {
         let mut outcomes = std::mem::take(&mut self.outcomes);
         self.reads = None;
@@ -118,17 +121,18 @@ impl Answers {
                 self.push(reply);
             }
         }
-        // Kept for the next batch, unless this one was unusually large.
+        // The buffer is kept for the next batch, but shrunk if this batch was unusually large.
         outcomes.shrink_to(OUTCOMES_KEPT_MAX);
         self.outcomes = outcomes;
     }
 
-    /// Sends all answers off: to those outside the shards, and `give` gets what each shard has, nothing included.
+    /// Sends all replies. Requests from outside the shards get theirs through their channels; `give` is
+    /// called for each shard with its list, even if the list is empty.
     pub fn deliver(&mut self, mut give: impl FnMut(usize, &mut Vec<Reply>)) {
         let outside = self.replies.last_mut().map(std::mem::take).unwrap_or_default();
         for reply in outside {
             if let Some(sender) = self.outside.try_remove(reply.request_id.slot as usize) {
-                // The receiver may have been dropped.
+                // The receiver may have been dropped; then there is nobody to answer.
                 let _ = sender.send(reply);
             }
         }

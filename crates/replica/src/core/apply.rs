@@ -1,11 +1,12 @@
-//! Applying committed entries, and what follows from them.
+//! Bookkeeping for applying committed entries.
 //!
-//! A turn applies so much and no more (`Thresholds::applied_per_turn`): the rest waits, and the core goes on with
-//! everything that is not about the state. An entry that takes more than that is applied by itself, slice by slice. It
-//! begins once all before it is published, and nothing is published before it is whole, so that nobody sees a part of it:
-//! not in the views, and where the machine itself is asked, [`machine::Machine::is_whole`] says what has to wait.
+//! A turn applies entries up to a fixed cost (`Thresholds::applied_per_turn`); the rest waits for the next
+//! turns, between which the core does its other work. An entry that costs more than a turn is applied slice
+//! by slice. It begins once all entries before it are published, and nothing is published before the entry is
+//! complete, so that no client sees part of it: views never contain a part, and for requests that read the
+//! machine directly, [`machine::Machine::is_whole`] tells which have to wait.
 //!
-//! An entry that depends on a value which is not in memory waits for the readers in the same way.
+//! An entry that depends on a value which is not in memory waits for the reader threads in the same way.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -20,39 +21,42 @@ use super::{CoreRequest, StorageRequest};
 use crate::inbox::Inbox;
 use storage::readers::{Arrived, Reading};
 
-/// Bytes of entries that are committed and not applied; with more, further ones are not taken from a leader for now.
+/// Maximum bytes of committed entries that are not applied; above it, further entries from a leader are not
+/// accepted.
 const BEHIND_BYTES_MAX: usize = 128 << 20;
 
-/// Memory of a waiting entry beside its bytes: its slot here, its location, and the allocation.
+/// Memory of a waiting entry in addition to its data: its slot in the queue, its location, and the
+/// allocation.
 const ENTRY_BYTES: usize = size_of::<Entry>() + size_of::<(u64, log::Location)>() + 32;
 
 fn held_bytes(entry: &Entry) -> usize {
     ENTRY_BYTES + entry.data.len()
 }
 
-/// Committed entries that are not applied yet, and how much of them this turn may still apply.
+/// Committed entries that are not applied yet, and the cost that this turn may still spend on applying them.
 ///
-/// It keeps the entries, and the values that one of them waits for. The machine applies them.
+/// This type keeps the entries, and the values that the next entry waits for. The machine applies the
+/// entries.
 pub(super) struct Applying {
     entries: VecDeque<Entry>,
     bytes: usize,
-    /// Cost that this turn may still spend on applying.
+    /// Cost that this turn may still spend on applying entries.
     left: u64,
-    /// The entry that the machine is to go on with.
+    /// The entry that the machine has begun and will continue.
     begun: Option<Begun>,
     /// True if an entry was applied since the last view was published.
     unpublished: bool,
-    /// Values on their way that this entry depends on.
+    /// Read in progress of values that the current entry depends on.
     reading: Option<Reading>,
     /// Values that have been read, by location.
     arrived: Vec<Arrived>,
-    /// Charges those.
+    /// Memory charges of the values in `arrived`.
     charges: Vec<front::Charge>,
-    /// Tells the core that they have.
+    /// Waker that notifies the core when the values have been read.
     waker: Waker,
 }
 
-/// An entry that is being applied.
+/// An entry that is being applied in slices.
 pub(super) struct Begun {
     pub index: Index,
     pub term: Term,
@@ -89,17 +93,17 @@ impl Applying {
         self.entries.extend(entries);
     }
 
-    /// Bytes of what waits, with what its places take.
+    /// Returns the bytes of the waiting entries, including the overhead per entry.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Returns true if so many entries wait that the log should not bring more.
+    /// Returns true if so many entries wait that no more should be accepted from a leader.
     pub fn is_far_behind(&self) -> bool {
         self.bytes > BEHIND_BYTES_MAX
     }
 
-    /// Forgets all that waits.
+    /// Drops all waiting entries.
     pub fn clear(&mut self) {
         self.entries.clear();
         (self.bytes, self.begun, self.reading) = (0, None, None);
@@ -107,7 +111,7 @@ impl Applying {
         self.charges.clear();
     }
 
-    /// Returns true if the values that the entry depends on have come, as far as they were asked for.
+    /// Returns true if all values that were requested for the entry have been read, or none were requested.
     fn has_values(&mut self) -> bool {
         let Some(reading) = &mut self.reading else { return true };
         let Poll::Ready(mut arrived) = Pin::new(&mut *reading).poll(&mut Context::from_waker(&self.waker))
@@ -121,7 +125,7 @@ impl Applying {
         true
     }
 
-    /// Begins a turn, which may spend this cost on applying.
+    /// Begins a turn that may spend this cost on applying entries.
     pub fn begin_turn(&mut self, left: u64) {
         self.left = left;
     }
@@ -141,41 +145,43 @@ impl Applying {
         (self.begun.is_some() || !self.entries.is_empty()) && self.reading.is_none()
     }
 
-    /// Returns true if an entry was begun and is not whole.
+    /// Returns true if an entry was begun and is not complete.
     pub fn is_amid(&self) -> bool {
         self.begun.is_some()
     }
 
-    /// Returns true if the machine can go on with it now: what was applied before it is published first.
+    /// Returns true if the machine can continue the begun entry now. Entries applied before it must be
+    /// published first.
     pub fn can_go_on(&mut self) -> bool {
         !self.unpublished && self.left > 0 && self.has_values()
     }
 
-    /// An entry was begun that takes longer than this turn.
+    /// Records that an entry was begun that takes longer than this turn.
     pub fn begun(&mut self, begun: Begun) {
         self.begun = Some(begun);
     }
 
-    /// Values that it depends on, by place, as far as they were asked for and have come.
+    /// Returns the values that were read for the current entry, by location.
     pub fn arrived(&self) -> &[Arrived] {
         &self.arrived
     }
 
-    /// Makes the present entry wait for the values of this reading.
+    /// Makes the current entry wait for the values of this read.
     pub fn wait_for(&mut self, reading: Option<Reading>) {
         self.reading = reading;
-        // It begins once it is looked at.
+        // Polled once, because the read starts with the first poll.
         self.has_values();
     }
 
-    /// Ends the present entry, which is applied as a whole now. Returns it if it had been begun in an earlier turn.
+    /// Ends the current entry, which is applied completely now. Returns it if it had been begun in an earlier
+    /// turn.
     pub fn ended(&mut self) -> Option<Begun> {
         self.arrived.clear();
         self.charges.clear();
         self.begun.take()
     }
 
-    /// An entry is being applied whole, or was.
+    /// Records that an entry is being applied, or was.
     pub fn applied(&mut self) {
         self.unpublished = true;
     }
@@ -185,12 +191,12 @@ impl Applying {
         self.unpublished
     }
 
-    /// A view was published.
+    /// Records that a view was published.
     pub fn published(&mut self) {
         self.unpublished = false;
     }
 
-    /// The next entry, if this turn may still begin one.
+    /// Returns the next entry if this turn may still begin one.
     pub fn next(&mut self) -> Option<Entry> {
         if self.left == 0 {
             return None;

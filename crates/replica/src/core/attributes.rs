@@ -1,23 +1,23 @@
-//! This member's own name and client URLs, and how the cluster hears of them.
+//! This member's own name and client URLs, and their publication in the cluster.
 
 use std::time::{Duration, Instant};
 
 use api::etcdserverpb::{InternalRaftRequest, LeaseCheckpointRequest};
 use api::membershippb;
 
-/// Makes this member's name and client URLs known, once after each start.
+/// Publishes this member's name and client URLs, once after each start.
 pub(super) struct Attributes {
     own: u64,
     name: String,
     client_urls: Vec<String>,
     /// Time after which a proposal of the attributes counts as lost.
     pause: Duration,
-    /// The member has caught up with what the cluster knew when it was started.
+    /// True if the member has caught up with the entries that were committed when it was started.
     caught_up: bool,
-    /// The cluster has heard of them.
+    /// True if the cluster knows the attributes.
     known: bool,
     proposed: Option<Instant>,
-    /// What was proposed last does not say them.
+    /// True if the last proposal did not contain the attributes.
     says_nothing: bool,
 }
 
@@ -36,16 +36,18 @@ impl Attributes {
         }
     }
 
-    /// Returns true if a proposal of this member has been applied since it was started: it has caught up that far.
+    /// Returns true if a proposal of this member has been applied since its start, which proves that the
+    /// member has caught up to that entry.
     pub fn have_caught_up(&self) -> bool {
         self.caught_up
     }
 
-    /// Returns the proposal to make now, if any. `has_leader` says if there is a leader, and this member is in its
-    /// configuration. A second proposal does no harm: it changes nothing.
+    /// Returns the proposal to make now, if any. `has_leader` says if there is a leader and this member is in
+    /// its configuration. A second proposal is harmless: it changes nothing.
     ///
-    /// Members of etcd 3.4 end at a request that sets attributes. While there may be some (`are_old`), a request that changes
-    /// nothing is proposed, by which this member catches up; its attributes, should they have changed, follow later.
+    /// Members that run etcd 3.4 exit when they apply a request that sets attributes. While such members may
+    /// exist (`are_old`), a request that changes nothing is proposed instead, by which this member catches
+    /// up; changed attributes are published later.
     pub fn propose(
         &mut self,
         has_leader: impl FnOnce() -> bool,
@@ -76,8 +78,8 @@ impl Attributes {
         Some(InternalRaftRequest { cluster_member_attr_set: Some(set), ..InternalRaftRequest::default() })
     }
 
-    /// Notes that the proposal is applied; `known` are the name and the client URLs that the cluster knows now, if this member
-    /// is one of its own.
+    /// Records that the proposal is applied. `known` holds the name and the client URLs of this member as the
+    /// cluster knows them now; `None` if the cluster has no such member.
     pub fn applied(&mut self, known: Option<(&str, &[String])>) {
         let unchanged = known.is_none_or(|known| known == (self.name.as_str(), self.client_urls.as_slice()));
         self.caught_up = true;
@@ -85,7 +87,7 @@ impl Attributes {
         self.proposed = None;
     }
 
-    /// Notes that the proposal is lost.
+    /// Records that the proposal is lost.
     pub fn were_lost(&mut self) {
         self.proposed = None;
     }
@@ -122,7 +124,7 @@ mod tests {
             attributes.applied(Some((if unchanged { "seven" } else { "six" }, &[])));
             assert!(attributes.have_caught_up(), "it may serve");
             assert_eq!(attributes.propose(|| true, true, now + 9 * pause), None);
-            // The cluster has left 3.4 behind.
+            // The cluster has no members of etcd 3.4 any more.
             let request = attributes.propose(|| true, false, now + 9 * pause);
             assert_eq!(request.is_none(), unchanged);
             attributes.applied(Some(("seven", &[])));

@@ -1,74 +1,77 @@
-//! How long proposals wait for others, to share a sync of the log with them.
+//! Decides how long proposals wait for others, to share a sync of the log with them.
 //!
-//! Not at all, as a rule: whatever arrives while the log syncs joins the next batch anyhow, and a fixed window would
-//! only add its own length. But a sync costs processor time whatever it carries, some 60 to 150 us, and a server whose
-//! processors are busy spends it better on requests. So, once syncs carry [`LARGE_BATCH`] proposals by themselves, the
-//! next batch waits until half of the connections that write have put something in, for [`FAST_WINDOW`] at the most, and no longer than
-//! `--batch-fsync-window` says.
+//! Normally they do not wait at all: whatever arrives while the log syncs joins the next batch anyhow, and a
+//! fixed window would only add its own length. But a sync costs processor time whatever its size, some 60 to
+//! 150 us, and a server whose processors are busy spends that time better on requests. So, once syncs carry
+//! [`LARGE_BATCH`] proposals by themselves, the next batch waits until half of the writing connections have
+//! sent a proposal, but at most for [`FAST_WINDOW`] and no longer than `--batch-fsync-window`.
 //!
-//! For a member without others, on a device of which a sync takes long, whatever arrives while the log syncs is worth waiting
-//! for the end of it, and then for those whose writes were just synced: a client that is answered writes again, but later than the log would begin its next
-//! sync. Otherwise the clients fall into two halves, of which each waits for the syncs of both. So there a batch goes when
-//! as many as were under way and waiting have come back, or half of a sync's time has passed, and no more than the window. Where those
-//! that are waited for do not come, as with clients that write at times of their own, it is not tried again for a while.
+//! A member without others on a slow device first waits for the end of the current sync, and then for the
+//! clients whose writes were just synced: an answered client writes again, but later than the log would begin
+//! its next sync. Without this wait the clients split into two halves, and each half waits for the syncs of
+//! both. So a batch goes when as many proposals have come back as were in flight and waiting, or when half of
+//! a sync's time has passed, but no longer than the window. If the expected clients do not write again, for
+//! example because they write at independent times, the wait is skipped for a while.
 //!
-//! In a cluster a batch costs every member a sync, and each pair of members several messages. There a batch goes at once
-//! when nothing is under way, and else waits until that is done: the members' disks and the network between them set
-//! the pace. Again no longer than the window, so that a distant member slows nobody down.
+//! In a cluster a batch costs every member a sync, and each pair of members several messages. There a batch
+//! goes at once when no proposals are in flight, and otherwise waits until they are done: the members' disks
+//! and the network between them set the pace. The window bounds this wait, too, so that a distant member
+//! slows no client down.
 
 use std::time::{Duration, Instant};
 
-/// Proposals in a batch from which on gathering is worth it.
+/// Minimum average number of proposals in a batch for which gathering is worth its delay.
 const LARGE_BATCH: usize = 8;
-/// Proposals in a batch from which on keeping batches apart is worth it.
+/// Minimum average number of proposals in a batch for which a pause between batches is worth its delay.
 const SHARED_BATCH: usize = 3;
-/// Proposals that are enough for a batch in a cluster, whatever is under way.
+/// Number of proposals that complete a batch in a cluster, whether or not others are in flight.
 const ENOUGH_IN_CLUSTER: usize = 512;
-/// The longest wait on a device that is not slow.
+/// Maximum wait on a device that is not slow.
 const FAST_WINDOW: Duration = Duration::from_millis(2);
-/// Time of a sync from which on the device is slow.
+/// Duration of a sync from which on the device counts as slow.
 const SLOW_SYNC: Duration = Duration::from_millis(1);
-/// No sync counts for more: one that stalls says nothing of the next.
+/// Maximum duration that one sync contributes to the average: a stall says nothing about the next sync.
 const SYNC_MAX: Duration = Duration::from_millis(50);
-/// Bytes of proposals that are enough for a batch on a slow device.
+/// Bytes of proposals that complete a batch on a slow device.
 const ENOUGH_BYTES: usize = 1 << 20;
-/// Batches for which nobody is waited for, where those that were waited for did not come.
+/// Number of batches without a wait after the expected clients did not write again.
 const SKIPPED: u32 = 16;
 /// Time for which a connection counts as writing after a write.
 const ACTIVE: Duration = Duration::from_millis(50);
 
-/// Knows who writes and how large batches are.
+/// Tracks which connections write and how large batches are.
 #[derive(Debug)]
 pub struct Batching {
-    /// Connections seen in this period and the one before, as bits of their hash.
+    /// Connections that wrote in this period and in the one before, as bits of their hash.
     writers: [Box<[u64; 64]>; 2],
     counts: [usize; 2],
     period_began: Instant,
-    /// Proposals in recent batches, on average, in sixteenths.
+    /// Average number of proposals in recent batches, in sixteenths.
     batch16: usize,
     began: Option<Instant>,
     went_at: Instant,
-    /// The longest wait.
+    /// Maximum wait.
     window: Duration,
-    /// Bytes that wait.
+    /// Bytes of the proposals that wait.
     bytes: usize,
     device: Device,
 }
 
-/// What is known of the time that a sync takes, and of those who write again after one.
+/// The average duration of a sync, and the number of clients expected to write again after it.
 #[derive(Debug)]
 struct Device {
-    /// A sync's time, on average.
+    /// Average duration of a sync.
     sync: Duration,
-    /// Proposals are on their way to the disk.
+    /// True while proposals are on their way to the disk.
     is_busy: bool,
-    /// Proposals that went since they all were synced the last time.
+    /// Number of proposals passed on since all earlier ones were synced.
     going: usize,
-    /// When they all were the last time, how many waited then, and how many will if all of those write again.
+    /// Time at which all proposals were synced last. `here` is the number of proposals that waited then,
+    /// `expected` the number if all clients whose writes were synced write again.
     settled: Instant,
     here: usize,
     expected: usize,
-    /// Batches for which nobody is waited for.
+    /// Number of batches for which the wait is skipped.
     skips: u32,
 }
 
@@ -91,10 +94,11 @@ impl Device {
         self.is_busy = is_busy;
     }
 
-    /// Returns how many proposals are enough for a batch, and how long to wait for them at most since `began`.
+    /// Returns the number of proposals that complete a batch, and the maximum time to wait for them since
+    /// `began`.
     fn wait(&self, began: Instant, window: Duration, now: Instant) -> (usize, Duration) {
         if self.is_busy {
-            // Its end wakes the core.
+            // The end of the sync wakes the core.
             let left = (2 * self.sync).saturating_sub(now.saturating_duration_since(began));
             return (ENOUGH_IN_CLUSTER, left);
         }
@@ -103,7 +107,7 @@ impl Device {
         }
         let since = self.settled.max(began);
         let left = window.min(self.sync / 2).saturating_sub(now.saturating_duration_since(since));
-        // The last few may think for longer.
+        // One eighth is subtracted, because the slowest clients may take longer to write again.
         (self.expected - self.expected / 8, left)
     }
 
@@ -118,13 +122,13 @@ impl Device {
         }
         self.going += proposals;
         self.expected = 0;
-        // The next look may come behind its sync.
+        // Set here already, because the next call of `look` may come after this batch is synced.
         self.is_busy = true;
     }
 }
 
 impl Batching {
-    /// Returns the state without writing connections.
+    /// Returns the initial state, without writing connections.
     pub fn new(now: Instant, window: Duration) -> Batching {
         Batching {
             writers: [Box::new([0; 64]), Box::new([0; 64])],
@@ -139,17 +143,17 @@ impl Batching {
         }
     }
 
-    /// A sync of the log took so long.
+    /// Records the duration of a sync of the log.
     pub fn synced(&mut self, took: Duration) {
         self.device.sync = (self.device.sync * 7 + took.min(SYNC_MAX)) / 8;
     }
 
-    /// Takes note whether proposals are on their way to the disks, while so many wait.
+    /// Records whether proposals are on their way to the disks, and how many wait.
     pub fn look(&mut self, under_way: bool, waiting: usize, now: Instant) {
         self.device.look(under_way, waiting, now);
     }
 
-    /// A proposal of so many bytes came over this connection.
+    /// Records a proposal of `bytes` bytes from this connection.
     pub fn wrote(&mut self, writer: u16, bytes: usize, now: Instant) {
         self.bytes += bytes;
         if now.saturating_duration_since(self.period_began) >= ACTIVE {
@@ -167,7 +171,8 @@ impl Batching {
         self.began.get_or_insert(now);
     }
 
-    /// Returns how many more proposals to wait for, and how long, when `waiting` have arrived; `None` to propose now.
+    /// Returns how many more proposals to wait for, and how long, when `waiting` have arrived; `None` to
+    /// propose now.
     pub fn wait(&self, waiting: usize, now: Instant) -> Option<(usize, Duration)> {
         let began = self.began?;
         if self.device.is_slow() {
@@ -183,7 +188,7 @@ impl Batching {
         (!left.is_zero()).then_some((enough - waiting, left))
     }
 
-    /// Returns how many proposals are enough on a slow device, and how long to wait for them.
+    /// Returns the number of proposals that complete a batch on a slow device, and the time to wait for them.
     fn wait_for_device(&self, began: Instant, now: Instant) -> (usize, Duration) {
         if self.bytes >= ENOUGH_BYTES || self.window.is_zero() {
             return (0, Duration::ZERO);
@@ -191,8 +196,8 @@ impl Batching {
         self.device.wait(began, self.window, now)
     }
 
-    /// Returns the same as [`Self::wait`], for a cluster. `under_way` says if earlier proposals are not applied yet;
-    /// `pace` is the least time between two batches.
+    /// Returns the same as [`Self::wait`], for a cluster. `under_way` says if earlier proposals are not
+    /// applied yet; `pace` is the minimum time between two batches.
     pub fn wait_in_cluster(
         &self,
         waiting: usize,
@@ -203,7 +208,7 @@ impl Batching {
         if waiting >= ENOUGH_IN_CLUSTER {
             return None;
         }
-        // Batches that stay small say that there is nothing to gather.
+        // Batches that stay small show that there is nothing to gather.
         let pace = if self.batch16 < 16 * SHARED_BATCH { Duration::ZERO } else { pace };
         let paced = pace.saturating_sub(now.saturating_duration_since(self.went_at));
         let began = self.began?;
@@ -212,12 +217,12 @@ impl Batching {
         (!left.is_zero()).then_some((ENOUGH_IN_CLUSTER - waiting, left))
     }
 
-    /// Notes proposals that another member has forwarded.
+    /// Records that another member has forwarded proposals.
     pub fn came(&mut self, now: Instant) {
         self.began.get_or_insert(now);
     }
 
-    /// Notes that a batch of this many proposals goes to the log.
+    /// Records that a batch of this many proposals goes to the log.
     pub fn went(&mut self, proposals: usize, now: Instant) {
         self.went_at = now;
         self.bytes = 0;
@@ -259,7 +264,7 @@ mod tests {
         assert_eq!(batching.wait(1, now), Some((49, WINDOW)));
         assert_eq!(batching.wait(50, now), None);
         assert_eq!(batching.wait(10, now + WINDOW), None);
-        // In a cluster, what is under way is waited for.
+        // In a cluster, proposals wait while others are in flight.
         batching.wrote(1, 1, now);
         let cluster = |batching: &Batching, waiting, under_way, pace_ms, later_ms| {
             let (pace, later) = (Duration::from_millis(pace_ms), Duration::from_millis(later_ms));
@@ -270,10 +275,10 @@ mod tests {
         assert_eq!(cluster(&batching, 3, true, 0, 0), Some((more, WINDOW)));
         assert_eq!(cluster(&batching, ENOUGH_IN_CLUSTER, true, 9, 0), None);
         assert_eq!(cluster(&batching, 3, true, 0, 2), None);
-        // And batches that several share keep their distance.
+        // Batches that several connections share keep the minimum distance.
         assert_eq!(cluster(&batching, 3, false, 5, 1), Some((more, Duration::from_millis(4))));
         assert_eq!(cluster(&batching, 3, false, 5, 5), None);
-        // Batches that stay small say that there is nothing to wait for.
+        // Batches that stay small show that there is nothing to wait for.
         for _ in 0..40 {
             batching.went(2, now);
         }
@@ -294,14 +299,14 @@ mod tests {
         assert_eq!(batching.wait_in_cluster(3, true, Duration::ZERO, now), None);
     }
 
-    /// A device of which each sync takes 16 ms.
+    /// Returns the state on a device on which each sync takes 16 ms.
     fn slow(now: Instant) -> Batching {
         let mut batching = Batching::new(now, WINDOW);
         (0..100).for_each(|_| batching.synced(Duration::from_millis(16)));
         batching
     }
 
-    /// A batch of ten goes, and so many more come while it is synced.
+    /// Sends a batch of ten; `meanwhile` proposals arrive while it is synced.
     fn goes_and_is_synced(batching: &mut Batching, meanwhile: u16, now: Instant) {
         batching.went(10, now);
         (0..meanwhile).for_each(|writer| batching.wrote(writer, 100, now));
@@ -320,14 +325,14 @@ mod tests {
         assert_eq!(batching.wait(7, now), Some((7, WINDOW)));
         assert_eq!(batching.wait(14, now), None, "the last few are not");
         assert_eq!(batching.wait(7, now + WINDOW), None);
-        // A sync that takes longer than two holds nobody up, nor does a large batch.
+        // A sync that takes longer than two average ones delays no proposal, and a large batch does not wait.
         batching.look(true, 6, now);
         assert_eq!(batching.wait(6, now).map(|(_, left)| left.as_millis()), Some(31));
         assert_eq!(batching.wait(6, now + Duration::from_millis(32)), None);
         assert_eq!(batching.wait(ENOUGH_IN_CLUSTER, now), None);
         batching.wrote(7, ENOUGH_BYTES, now);
         assert_eq!(batching.wait(7, now), None);
-        // One alone never waits.
+        // A single client never waits.
         let mut batching = slow(now);
         batching.wrote(1, 100, now);
         assert_eq!(batching.wait(1, now), None);

@@ -1,4 +1,5 @@
-//! Decides when a checkpoint is due, and what becomes free by it: [`Checkpoints`]. The checkpointer writes them.
+//! Decides when a checkpoint is due, and which segments become free by it: [`Checkpoints`]. The checkpointer
+//! writes the checkpoints.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -7,45 +8,48 @@ use numbers::Index;
 use planted::Bug;
 use storage::checkpointer::Checkpointed;
 
-/// Pause before a checkpoint that failed is tried again, if it would have freed segments or found no room.
+/// Pause before a failed checkpoint is tried again, if it would have freed segments or found no space.
 const FREE_PAUSE: Duration = Duration::from_secs(5);
-/// One that nobody waits for is due this many times as long after the order of the last one as work was done for that: so bursts
-/// with pauses between them keep the disk busy a quarter of the time at most.
+/// A checkpoint that is due only because the member is quiet waits, from the order of the last one, for this
+/// many times the working time of that one. So bursts of writes with pauses in between keep the disk busy
+/// with checkpoints at most a quarter of the time.
 const QUIET_WORK_FACTOR: u32 = 4;
-/// With few entries, a checkpoint is due after this many times the usual bytes.
+/// With fewer entries than `--snapshot-count`, a checkpoint is due after this many times the usual bytes.
 const FEW_ENTRIES_FACTOR: u64 = 4;
 
-/// Limits from which checkpoints are due and space is reclaimed, and the work allowed in one turn.
+/// Limits from which on checkpoints are due and space is reclaimed, and the work allowed in one turn.
 #[derive(Clone, Copy, Debug)]
 pub struct Thresholds {
-    /// Log bytes after which a checkpoint is due, and four times as many if they are fewer entries than
-    /// `--snapshot-count`: what a restart has to read at most, more or less.
+    /// Log bytes after which a checkpoint is due, or four times as many if they contain fewer entries than
+    /// `--snapshot-count`. This is roughly the maximum that a restart has to read.
     pub checkpoint_log_bytes: u64,
-    /// Entries after which one is due, whatever they weigh.
+    /// Number of entries after which a checkpoint is due, whatever their size.
     pub checkpoint_entries: u64,
-    /// The age at which one is due, if there was anything to save.
+    /// Time after which a checkpoint is due, if there is anything to save.
     pub checkpoint_age: Duration,
-    /// Time without an applied entry after which one is due: what is behind it is read at a start, and now nobody else wants the
-    /// disk. Not sooner than the work that was done for the last one allows.
+    /// Time without an applied entry after which a checkpoint is due: the disk is idle, and a restart would
+    /// have to read the unsaved entries. The checkpoint may be later if the last one took much work.
     pub checkpoint_quiet: Duration,
-    /// Least bytes of dead records in sealed segments that are worth moving the live ones away.
+    /// Minimum bytes of dead records in sealed segments that are worth moving the live ones away.
     pub reclaim_dead_bytes: u64,
-    /// Maximum cost of the entries that one turn applies, in keys, operations and KiB; each takes about a microsecond. A
-    /// longer entry is applied over several turns.
+    /// Maximum cost of the entries that one turn applies, in keys, operations and KiB; each takes about a
+    /// microsecond. A longer entry is applied over several turns.
     pub applied_per_turn: u64,
-    /// The same while no leader is known, as at a start: nobody is served then, and each turn costs a view.
+    /// Maximum cost of the entries that one turn applies while no leader is known, as at a start: no client
+    /// is served then, and each turn costs a view.
     pub applied_per_turn_unled: u64,
-    /// Maximum cost of the questions that one turn answers, in answers, leases looked at and pointers copied; each takes about a
-    /// microsecond. One more may be answered, whatever it costs.
+    /// Maximum cost of the questions that one turn answers, in answers, leases visited and pointers copied;
+    /// each takes about a microsecond. The last question of a turn may exceed the budget.
     pub questions_per_turn: u64,
-    /// Interval at which a leader notes the remaining time of leases that have used up as much, so that it survives a
-    /// restart.
+    /// Interval at which a leader makes lease checkpoints of leases that have used up at least this much of
+    /// their TTL, so that their remaining time survives a restart.
     pub note_interval: Duration,
 }
 
 impl Thresholds {
-    /// Returns the thresholds for this `--snapshot-count`. Checkpoints cost less than etcd's snapshots and free no
-    /// memory, so ten times as many entries go between them. Segments are smaller on small disks, and so are the bytes.
+    /// Returns the thresholds for this `--snapshot-count`. Checkpoints cost less than etcd's snapshots and
+    /// free no memory, so ten times as many entries go between them. Segments are smaller on small disks, and
+    /// so are the byte limits.
     pub fn of(snapshot_count: u64, segment_bytes: u32) -> Thresholds {
         let bytes = (64 << 20).min(2 * u64::from(segment_bytes));
         Thresholds {
@@ -62,42 +66,46 @@ impl Thresholds {
     }
 }
 
-/// When checkpoints are due: what has been written since the last one, which segments hold nothing any more, and which
-/// checkpoint is in progress.
+/// Decides when checkpoints are due: tracks what has been written since the last one, which segments hold
+/// nothing any more, and which checkpoint is in progress.
 ///
-/// This type is told what is applied, moved, ordered and saved, and says if another checkpoint is due. When one is saved,
-/// it returns the segments that nothing durable needs any more.
+/// The core reports what is applied, moved, ordered and saved, and this type says if another checkpoint is
+/// due. When a checkpoint is saved, it returns the segments that nothing durable needs any more.
 pub(super) struct Checkpoints {
     thresholds: Thresholds,
-    /// Entries after which one is due if they are worth it (`--snapshot-count`).
+    /// Number of entries after which a checkpoint is due if it is worthwhile (`--snapshot-count`).
     snapshot_count: u64,
     busy: bool,
-    /// Segments without a live value when the one under way was ordered.
+    /// Segments without a live value when the checkpoint in progress was ordered.
     empty_segments: Vec<u32>,
-    /// Segments that values were moved out of since the last whole checkpoint was ordered: runs from before name the old
-    /// places.
+    /// Segments that values were moved out of since the last whole checkpoint was ordered: earlier checkpoint
+    /// runs refer to the old locations.
     emptied: BTreeSet<u32>,
-    /// Emptied segments whose old locations no run names once the whole checkpoint in progress is durable.
+    /// Emptied segments whose old locations no run refers to once the whole checkpoint in progress is
+    /// durable.
     emptying: BTreeSet<u32>,
     whole_wanted: bool,
-    /// Time when a checkpoint is taken because it frees segments, however little was written since the last one.
+    /// Time at which a checkpoint is taken because it frees segments, however little was written since the
+    /// last one.
     frees_at: Option<Instant>,
     /// True if the checkpoint in progress was taken to free segments.
     frees: bool,
     applied_index: Index,
     entries_since: u64,
-    /// Their number as [`Checkpoints::due`] saw it last, and since when it is that.
+    /// Value of `entries_since` at the last call of [`Checkpoints::due`], and the time since when it has that
+    /// value.
     seen: (u64, Instant),
     log_bytes_at: u64,
-    /// When the last one was ordered, or done.
+    /// Time at which the last checkpoint was ordered, or was done.
     at: Instant,
-    /// Time before which none is due because it is quiet.
+    /// Time before which no checkpoint is due because the member is quiet.
     quiet_after: Instant,
     bytes: u64,
 }
 
 impl Checkpoints {
-    /// Returns the state after a start. The pair is the applied index of the newest checkpoint, and its bytes.
+    /// Returns the state after a start. The pair is the applied index of the newest checkpoint, and its
+    /// bytes.
     pub fn new(
         thresholds: Thresholds,
         snapshot_count: u64,
@@ -124,40 +132,41 @@ impl Checkpoints {
         }
     }
 
-    /// Returns true if one is under way.
+    /// Returns true if a checkpoint is in progress.
     pub fn is_busy(&self) -> bool {
         self.busy
     }
 
-    /// The last entry in the newest durable one.
+    /// Returns the index of the last entry in the newest durable checkpoint.
     pub fn applied_index(&self) -> Index {
         self.applied_index
     }
 
-    /// Bytes of its files.
+    /// Returns the bytes of the files of the newest durable checkpoint.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// An entry was applied.
+    /// Counts an applied entry.
     pub fn entry_applied(&mut self) {
         self.entries_since += 1;
     }
 
-    /// Returns the bytes of log written since the newest checkpoint was ordered, of all bytes ever written, and the bytes
-    /// from which another one is due however few entries they are.
+    /// Returns two byte counts: the log bytes written since the newest checkpoint was ordered, and the limit
+    /// from which on another one is due however few entries they contain. `written_bytes` are all log bytes
+    /// ever written.
     pub fn unsaved_bytes(&self, written_bytes: u64) -> (u64, u64) {
         let since = written_bytes.saturating_sub(self.log_bytes_at);
         (since, FEW_ENTRIES_FACTOR * self.thresholds.checkpoint_log_bytes)
     }
 
-    /// A value was moved out of this segment.
+    /// Records that a value was moved out of this segment.
     pub fn moved_out_of(&mut self, segment: u32) {
         self.emptied.insert(segment);
     }
 
-    /// Returns true if values were moved out of segments that hold nothing any more, and only a whole checkpoint frees
-    /// those.
+    /// Returns true if values were moved out of segments that are now empty; only a whole checkpoint frees
+    /// these segments.
     pub fn has_emptied(&self, is_empty: impl Fn(u32) -> bool) -> bool {
         self.emptied.iter().any(|segment| is_empty(*segment))
     }
@@ -167,17 +176,18 @@ impl Checkpoints {
         self.whole_wanted = true;
     }
 
-    /// One that is taken now would free segments.
+    /// Records that a checkpoint taken now would free segments.
     pub fn would_free(&mut self, now: Instant) {
         self.frees_at = Some(now);
     }
 
-    /// Returns true if one is to be taken since it would free segments, sooner or later.
+    /// Returns true if a checkpoint is to be taken now or later because it would free segments.
     pub fn is_to_free(&self) -> bool {
         self.frees_at.is_some()
     }
 
-    /// Returns `Some` if a checkpoint is due, and in it whether as a whole. `is_empty` says whether a segment holds no value.
+    /// Returns `Some` if a checkpoint is due; the flag is true if it should be a whole one. `is_empty` says
+    /// if a segment holds no live value.
     pub fn due(&mut self, written_bytes: u64, is_empty: impl Fn(u32) -> bool, now: Instant) -> Option<bool> {
         let (since, enough_bytes) = self.unsaved_bytes(written_bytes);
         let due = &self.thresholds;
@@ -194,18 +204,18 @@ impl Checkpoints {
                 || age >= due.checkpoint_age
                 || (quiet >= due.checkpoint_quiet && now >= self.quiet_after));
         let frees = self.frees_at.is_some_and(|at| now >= at);
-        // One that is to free emptied segments, and failed, is wanted whole again.
+        // A failed checkpoint that was to free emptied segments must be a whole one again.
         let whole = self.whole_wanted || (frees && self.has_emptied(is_empty));
         (by_bytes || by_entries || whole || frees).then_some(whole)
     }
 
-    /// Returns true if a segment that holds no value is free once a checkpoint is saved: what a whole one has no place in
-    /// any more.
+    /// Returns true if an empty segment becomes free once a checkpoint is saved. A segment that values were
+    /// moved out of needs a whole checkpoint, which no longer refers to the old locations.
     pub fn frees(&self, segment: u32, whole: bool) -> bool {
         whole || !self.emptied.contains(&segment)
     }
 
-    /// One is under way; `empty_segments` hold nothing that it needs.
+    /// Records that a checkpoint was ordered, which needs nothing in `empty_segments`.
     pub fn ordered(&mut self, empty_segments: Vec<u32>, whole: bool, written_bytes: u64, now: Instant) {
         self.begun(written_bytes, now);
         self.empty_segments = empty_segments;
@@ -213,11 +223,11 @@ impl Checkpoints {
             self.emptying = std::mem::take(&mut self.emptied);
         }
         self.whole_wanted = false;
-        // What becomes garbage while this one is under way is for the next.
+        // Garbage that appears while this checkpoint is in progress is left to the next one.
         self.frees = self.frees_at.take().is_some() || whole;
     }
 
-    /// One of a state that was taken over is under way.
+    /// Records that the checkpoint of an installed snapshot is in progress.
     pub fn begun(&mut self, written_bytes: u64, now: Instant) {
         self.busy = true;
         self.empty_segments.clear();
@@ -227,24 +237,27 @@ impl Checkpoints {
         self.at = now;
     }
 
-    /// The segments that nothing needs once the one under way is saved: takes them out.
+    /// Takes out the segments that nothing needs once the checkpoint in progress is saved.
     pub fn take_empty(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.empty_segments)
     }
 
-    /// The one under way is durable. Returns the segments that nothing durable needs any more.
+    /// Records that the checkpoint in progress is durable. Returns the segments that nothing durable needs
+    /// any more.
     pub fn saved(&mut self, done: &Checkpointed, now: Instant) -> Vec<u32> {
         let (before, saved) = (self.applied_index, done.applied_index);
         assert!(before <= saved, "a checkpoint through entry {saved} follows one through entry {before}");
         self.ended(done.paused, now);
         self.applied_index = saved;
         self.bytes = done.bytes;
-        // What is still in one of them cannot be moved, and another whole checkpoint would not change that.
+        // Values still in one of these segments cannot be moved, and another whole checkpoint would not
+        // change that.
         self.emptying.clear();
         self.take_empty()
     }
 
-    /// The one under way could not be written. Nothing is lost: the log has it all. It is tried again when the next is due.
+    /// Records that the checkpoint in progress could not be written. No data is lost, because the log has all
+    /// entries. It is tried again when the next checkpoint is due.
     pub fn failed(&mut self, now: Instant) {
         self.ended(Duration::ZERO, now);
         self.empty_segments.clear();
@@ -255,16 +268,17 @@ impl Checkpoints {
         }
     }
 
-    /// `paused` is the part of its time in which no work was done for it; after a failure all of it counts as work, since what stands
-    /// in its way may stay. While the member is loaded that is most of it, many
-    /// seconds: if the next one waited for as long, a restart soon after a load would read everything behind this one.
+    /// Records the end of a checkpoint. `paused` is the part of its duration without work; after a failure
+    /// the whole duration counts as work, because the cause may persist. On a loaded member the pauses are
+    /// most of the duration, many seconds: if the next checkpoint waited in proportion to them, a restart
+    /// soon after a load would have to read all entries since this checkpoint.
     fn ended(&mut self, paused: Duration, now: Instant) {
         let worked = now.saturating_duration_since(self.at).saturating_sub(paused);
         self.quiet_after = self.at + worked * QUIET_WORK_FACTOR;
         (self.busy, self.at) = (false, now);
     }
 
-    /// Has one that failed tried again soon, though nothing may have been written since.
+    /// Lets a failed checkpoint be tried again soon, even if nothing is written in the meantime.
     pub fn retry(&mut self, now: Instant) {
         self.frees_at = Some(now + FREE_PAUSE);
     }
@@ -317,7 +331,8 @@ mod tests {
         assert_eq!(under_way.unsaved_bytes(600), (100, 4000));
     }
 
-    /// Seconds at which each of these many entries is applied, then looked, and the seconds at which one is due.
+    /// Returns the seconds at which a checkpoint is due. In each second, `applied` entries are applied before
+    /// the check.
     fn due_at(applied: impl Fn(u64) -> usize) -> Vec<u64> {
         let begin = Instant::now();
         let mut checkpoints = checkpoints(begin);
@@ -338,7 +353,7 @@ mod tests {
             [60],
             "it is never quiet"
         );
-        // What was applied while nobody could look counts from when somebody looks.
+        // Entries applied while no check was made count from the time of the check.
         let begin = Instant::now();
         let mut late = applied(20, begin);
         late.thresholds.checkpoint_quiet = Duration::from_secs(5);
@@ -346,14 +361,15 @@ mod tests {
         assert_eq!(due(&mut late, 0, after(30)), None);
         assert_eq!(due(&mut late, 0, after(34)), None);
         assert_eq!(due(&mut late, 0, after(35)), Some(false));
-        // One that is saved leaves nothing to save.
+        // A saved checkpoint leaves nothing to save.
         late.ordered(vec![], false, 0, after(35));
         late.saved(&DONE, after(45));
         assert_eq!(due(&mut late, 0, after(85)), None);
     }
 
-    /// Orders one that takes ten seconds, with pauses of so many, then applies entries: seconds from the order until it is due
-    /// because nothing is applied any more. Nothing is for five seconds.
+    /// Orders a checkpoint that takes ten seconds, with pauses of `seconds`, and applies entries while it
+    /// runs. Returns the seconds from the order until another checkpoint is due because the member has been
+    /// quiet for five seconds.
     fn due_after_one_that_paused(seconds: u64) -> Option<u64> {
         let begin = Instant::now();
         let after = |seconds: u64| begin + Duration::from_secs(seconds);
@@ -410,7 +426,7 @@ mod tests {
         assert_eq!(due(&mut checkpoints, 0, now), Some(true));
         checkpoints.ordered(vec![5], true, 0, now);
         assert!(!checkpoints.is_to_free());
-        // One that failed is tried again after a while.
+        // A failed checkpoint is tried again after a while.
         checkpoints.failed(now);
         assert_eq!(due(&mut checkpoints, 0, now), None);
         let later = now + FREE_PAUSE;

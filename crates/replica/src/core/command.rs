@@ -1,14 +1,14 @@
-//! The bytes of a command.
+//! Encoding of commands.
 
 use api::wire::{bytes_tag, number_tag, put_varint, varint_len, wide_tag};
 use bytes::{BufMut as _, Bytes, BytesMut};
 use machine::auth::Caller;
 
-/// Bytes of a command that carries a client's request unchanged: the header with its id and its user, and the request as
-/// field `number` of the `InternalRaftRequest`.
+/// Encodes a command that carries a client's request unchanged: the header with the command's id and user,
+/// and the request as field `number` of the `InternalRaftRequest`.
 pub fn command(id: u64, number: u32, request: &[u8], caller: Caller<'_>) -> Bytes {
     const HEADER: u64 = wide_tag(100);
-    // Also an id of 0 is written.
+    // The id is written even if it is 0.
     let mut header_len = 1 + varint_len(id);
     if !caller.user.is_empty() {
         header_len += 1 + varint_len(caller.user.len() as u64) + caller.user.len();

@@ -1,16 +1,16 @@
-//! Compaction without being asked: by age, or by number of revisions, as etcd's two modes do.
+//! Automatic compaction: by age, or by number of revisions, like etcd's two modes.
 //!
 //! # Example: a retention of 10 hours
 //!
 //! ```text
-//!  0:00  the revision is noted, and again every 6 minutes (a tenth of an hour); the last 101 notes are kept
+//!  0:00  the revision is recorded, and again every 6 minutes (a tenth of an hour); the last 101 records are kept
 //! 10:00  the first compaction, to the revision of 0:00
-//! 11:00  the next one, to that of 0:54: the oldest note is from one period and one tenth before
+//! 11:00  the next one, to the revision of 0:54: the oldest record is one period and one tenth of an hour old
 //! ```
 //!
-//! With a retention of less than an hour, all of it is shorter: with 5 minutes, a note is taken every 30 seconds, and a
-//! compaction made every 5 minutes. Every member takes notes, and the leader compacts; one that failed is tried again at the
-//! next note.
+//! With a retention of less than an hour all intervals are shorter: with 5 minutes, the revision is recorded
+//! every 30 seconds, and a compaction is made every 5 minutes. Every member records revisions, and the leader
+//! compacts; a failed compaction is tried again at the next record.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -18,29 +18,29 @@ use std::time::{Duration, Instant};
 use config::AutoCompaction;
 use numbers::Revision;
 
-/// Interval at which the revision mode looks.
+/// Interval at which the revision mode checks the number of revisions.
 const REVISION_INTERVAL: Duration = Duration::from_secs(5 * 60);
-/// The longest time between two compactions of the periodic mode.
+/// Maximum time between two compactions of the periodic mode.
 const PERIODIC_INTERVAL_MAX: Duration = Duration::from_secs(60 * 60);
-/// The periodic mode notes the revision this often within one interval.
+/// Number of times that the periodic mode records the revision within one interval.
 const NOTES_PER_INTERVAL: u32 = 10;
 
-/// Decides when to compact to which revision.
+/// Decides when to compact, and to which revision.
 #[derive(Debug)]
 pub struct Compactor {
     mode: AutoCompaction,
-    /// Revisions noted, the oldest first.
+    /// Recorded revisions, the oldest first.
     notes: VecDeque<Revision>,
     next: Instant,
-    /// Time of the last compaction, or of the beginning, and the time from there to the next one.
+    /// Time of the last compaction, or of the start. `interval` is the time from then to the next compaction.
     since: Instant,
     interval: Duration,
-    /// The compaction that was asked for at the last look, and when.
+    /// Compaction that the last check requested, and the time of that check.
     asked: Option<(Revision, Instant)>,
 }
 
 impl Compactor {
-    /// Begins now.
+    /// Returns a compactor that starts at `now`.
     pub fn new(mode: AutoCompaction, now: Instant) -> Compactor {
         let interval = match mode {
             AutoCompaction::Periodic(period) => period,
@@ -54,7 +54,7 @@ impl Compactor {
         compactor
     }
 
-    /// The time between two looks; `None` when compaction is left to clients.
+    /// Returns the time between two checks; `None` when compaction is left to clients.
     fn pause(&self) -> Option<Duration> {
         match self.mode {
             AutoCompaction::Off => None,
@@ -63,8 +63,8 @@ impl Compactor {
         }
     }
 
-    /// The revision to compact to now, if it is time; to be asked on every member. `compacted` is the revision that the state
-    /// is compacted to, and `leads` says if this member may compact.
+    /// Returns the revision to compact to if a compaction is due. Called on every member. `compacted` is the
+    /// revision that the state is compacted to, and `leads` says if this member may compact.
     pub fn due(
         &mut self,
         revision: Revision,
@@ -82,7 +82,7 @@ impl Compactor {
             AutoCompaction::Revision(keep) => revision - i64::try_from(keep).unwrap_or(i64::MAX),
             AutoCompaction::Periodic(period) => {
                 if let Some((_, at)) = self.asked.take_if(|(to, _)| *to <= compacted) {
-                    // It was carried out, by whomever.
+                    // The compaction was carried out, by this member or another leader.
                     (self.since, self.interval) = (at, period.min(PERIODIC_INTERVAL_MAX));
                 }
                 let oldest = self.notes.front().copied();
@@ -124,8 +124,8 @@ mod tests {
         assert_eq!(due(50, 0, true, 6), None);
     }
 
-    /// Minutes and revisions of the compactions within so many minutes, with ten changes a minute; each is carried out unless
-    /// it is due in one of the minutes that `fails` names.
+    /// Returns minutes and revisions of the compactions within `minutes` minutes, with ten changes a minute.
+    /// Each compaction succeeds, except those that are due in one of the minutes in `fails`.
     fn compactions(period: Duration, minutes: u32, fails: &[u32], leads_from: u32) -> Vec<(u32, i64)> {
         let start = Instant::now();
         let mut compactor = Compactor::new(AutoCompaction::Periodic(period), start);
@@ -146,13 +146,14 @@ mod tests {
 
     #[test]
     fn periodic_mode_compacts_when_etcd_does() {
-        // To the state of an hour before; then every hour, to that of an hour and six minutes before.
+        // To the state of an hour before; then every hour, to the state of an hour and six minutes before.
         assert_eq!(compactions(60 * MINUTE, 200, &[], 0), [(60, 2), (120, 542), (180, 1142)]);
-        // A long period is waited for once; then every hour, too.
+        // A long period delays only the first compaction; then one is due every hour, too.
         assert_eq!(compactions(180 * MINUTE, 310, &[], 0), [(180, 2), (240, 542), (300, 1142)]);
-        // A short one: every ten minutes.
+        // A short period: every ten minutes.
         assert_eq!(compactions(10 * MINUTE, 40, &[], 0), [(10, 2), (20, 92), (30, 192), (40, 292)]);
-        // One that failed is tried at the next look, and whoever comes to lead does what is due.
+        // A failed compaction is tried again at the next check, and a new leader makes the compaction that is
+        // due.
         assert_eq!(compactions(60 * MINUTE, 130, &[60, 66], 0), [(60, 2), (66, 2), (72, 62)]);
         assert_eq!(compactions(60 * MINUTE, 160, &[], 100), [(102, 362)]);
     }

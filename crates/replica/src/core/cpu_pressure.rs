@@ -1,45 +1,47 @@
-//! How short of processors the machine is, as the core's own thread feels it.
+//! Measures how busy the machine's processors are, from the view of the core's own thread.
 //!
-//! A round of messages and a sync cost about the same whatever they carry. While processors are idle, the sooner they
-//! begin the better. When they are not, each takes time from requests, and what waits a few milliseconds for others to
-//! share its way is answered sooner for it. What the kernel counts tells the two apart, which neither the number of
-//! clients nor the size of batches can: how long it lets this runnable thread wait (`/proc/<tid>/schedstat`), and
-//! whether any processor was idle meanwhile (`/proc/stat`). It takes both: threads that wake one another in turn wait
-//! for a processor now and then even where most of the time is idle.
+//! A round of messages and a sync cost about the same whatever they carry. While processors are idle,
+//! starting them as early as possible is best. When processors are busy, each of them takes time from
+//! requests, and requests that wait a few milliseconds to share one are answered earlier. Neither the number
+//! of clients nor the size of batches tells the two cases apart, but the kernel's counters do: how long the
+//! kernel lets this runnable thread wait (`/proc/<tid>/schedstat`), and whether any processor was idle at the
+//! same time (`/proc/stat`). Both are needed: threads that wake one another in turn wait for a processor now
+//! and then even when most processor time is idle.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::time::{Duration, Instant};
 
-/// Interval between two looks.
+/// Interval between two measurements.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// The share of all processors' time that has to be idle for nothing to be slowed down.
+/// Share of all processors' time that must be idle so that nothing is slowed down.
 const IDLE_ENOUGH: f64 = 0.15;
-/// The share of its time that a thread has to wait before anything is slowed down.
+/// Share of its time that the thread must wait before anything is slowed down.
 const WAITS_MIN: f64 = 0.15;
-/// The share from which on the pace is the slowest.
+/// Share of waiting time from which on the pace is the slowest.
 const WAITS_MAX: f64 = 0.45;
 /// The slowest pace.
 const PACE_MAX: Duration = Duration::from_millis(10);
 
-/// Knows how short processors are.
+/// Tracks how busy the processors are.
 pub(super) struct CpuPressure {
-    /// Absent where the kernel does not tell.
+    /// `None` if the kernel does not provide the file.
     schedstat: Option<File>,
     stat: Option<File>,
-    /// Nanoseconds run and waited, as last seen.
+    /// Nanoseconds that the thread ran and waited, at the last measurement.
     seen: (u64, u64),
-    /// Ticks of all processors, and the idle ones among them, at the last look.
+    /// Ticks of all processors, and the idle ones among them, at the last measurement.
     ticks: (u64, u64),
-    /// Nanoseconds since the last look in which the thread let others go first: it waited because it wanted to.
+    /// Nanoseconds since the last measurement in which the thread yielded the processor. This waiting was
+    /// voluntary and does not count.
     gave_way: u64,
     next_look: Instant,
-    /// The share of the time that the thread had to wait for a processor, smoothed.
+    /// Share of the time that the thread had to wait for a processor, smoothed.
     waits: f64,
 }
 
 impl CpuPressure {
-    /// Measures the pressure on the calling thread.
+    /// Returns a measurement of the calling thread.
     pub fn here(now: Instant) -> CpuPressure {
         CpuPressure {
             schedstat: File::open("/proc/thread-self/schedstat").ok(),
@@ -52,7 +54,7 @@ impl CpuPressure {
         }
     }
 
-    /// Measures nothing: there is never any pressure.
+    /// Returns a value that measures nothing and never reports pressure.
     pub fn none(now: Instant) -> CpuPressure {
         let (gave_way, waits) = (0, 0.0);
         CpuPressure {
@@ -66,13 +68,13 @@ impl CpuPressure {
         }
     }
 
-    /// Takes note that the thread let others go first, for this time.
+    /// Records that the thread yielded the processor for this time.
     pub fn gave_way(&mut self, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.gave_way = self.gave_way.saturating_add(nanos);
     }
 
-    /// Looks, if it is time.
+    /// Measures, if the interval has passed.
     pub fn look(&mut self, now: Instant) {
         if now < self.next_look {
             return;
@@ -95,20 +97,20 @@ impl CpuPressure {
 
     fn felt(&mut self, ran: u64, stood: u64, idle: f64) {
         let stood = stood.saturating_sub(std::mem::take(&mut self.gave_way));
-        // A thread with next to nothing to do says nothing about the machine.
+        // A nearly idle thread gives no information about the machine.
         let free = ran + stood < 1_000_000 || idle >= IDLE_ENOUGH;
         let share = if free { 0.0 } else { stood as f64 / (ran + stood) as f64 };
         self.waits += (share - self.waits) / 2.0;
     }
 
-    /// The shortest time between two beginnings of what costs the same whatever it carries.
+    /// Returns the minimum time between two starts of operations that cost the same whatever they carry.
     pub fn pace(&self) -> Duration {
         let pressing = ((self.waits - WAITS_MIN) / (WAITS_MAX - WAITS_MIN)).clamp(0.0, 1.0);
         PACE_MAX.mul_f64(pressing)
     }
 }
 
-/// Returns the first numbers of a file's first line, after skipping this many words.
+/// Returns the first `N` numbers of the file's first line, after skipping this many words.
 fn numbers<const N: usize>(file: &mut File, words: usize) -> Option<[u64; N]> {
     let mut text = [0; 256];
     file.seek(SeekFrom::Start(0)).ok()?;
@@ -130,7 +132,7 @@ mod tests {
     fn the_kernel_tells() {
         let mut cpu_pressure = CpuPressure::here(Instant::now());
         cpu_pressure.look(Instant::now());
-        // A thread that has just begun may not have been counted yet; the machine has.
+        // The kernel may not have counted a thread that has just started, but it has counted the machine.
         assert!(cpu_pressure.stat.is_none() || cpu_pressure.ticks.0 > cpu_pressure.ticks.1);
     }
 

@@ -1,31 +1,32 @@
-//! Why the core of a member ends.
+//! Errors that end the core of a member.
 
 use std::fmt;
 
 use numbers::Index;
 
-/// Why a member cannot go on: the error that ends the loop of the core, and with it the process.
+/// An error that ends the loop of the core, and with it the process.
 ///
-/// A failed disk and a log that takes no more are the machine's; an entry that cannot be applied is in the log of every
-/// member; all else is a bug of this program. Nothing was acknowledged that is not on disk.
+/// A failed disk and a log that accepts no more entries are problems of the machine; an entry that cannot be
+/// applied is in the log of every member; all other variants are bugs of this program. In every case only
+/// data on disk was acknowledged.
 #[derive(Debug)]
 pub enum Fatal {
     /// A write or sync of the log failed.
     Log(log::Fatal),
-    /// The log refuses a batch for another reason than want of room.
+    /// The log refuses a batch for another reason than lack of space.
     LogRefused(log::Refusal),
     /// A committed entry cannot be applied.
     Apply(Box<machine::Fatal>),
-    /// The raft node was told what contradicts what it knows.
+    /// The core's input to the raft node contradicts the node's state.
     Raft(consensus::Broken),
-    /// An entry was committed whose place in the log is not known, so that it is not on disk.
+    /// An entry was committed before the log reported its location, so it is not on disk.
     Unlocated {
         /// The index of the entry.
         index: Index,
     },
-    /// Raft accepted a snapshot, and no state was received.
+    /// Raft accepted a snapshot, but no state was received.
     NoSnapshot,
-    /// Raft accepted another snapshot than the state that was received.
+    /// Raft accepted a snapshot that differs from the state that was received.
     OtherSnapshot {
         /// The index of the last entry in the snapshot.
         accepted: Index,

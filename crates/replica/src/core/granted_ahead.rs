@@ -1,41 +1,44 @@
-//! Leases that entries of a leader's log revoke and then grant again, as long as these entries are not applied.
+//! Leases that not yet applied entries of a leader's log revoke and then grant again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use machine::request::{LeaseChange, lease_change};
 use numbers::{Index, LeaseId};
 
-/// Which leases are revoked and granted again by entries of this leader's log that are not applied (COMPAT-460).
+/// Tracks which leases are revoked and granted again by entries of this leader's log that are not applied
+/// (COMPAT-460).
 ///
-/// It is told of every such entry once, in the order of the log, and forgets the entries as they are applied. So it costs a step for
-/// each entry that changes a lease, however often it is asked. A grant alone changes nothing about a lease that exists: were it to
-/// spare one, a client that asks for the same lease again and again would keep it alive.
+/// The core reports each such entry once, in log order, and reports applied entries, which are then
+/// forgotten. So the cost is one step per entry that changes a lease, however often [`Self::has`] is called.
+/// A grant alone does not count for a lease that exists: otherwise a client that requests the same lease id
+/// again and again would keep the lease alive.
 ///
 /// # Example: lease 7 is granted again twice while the disk stalls
 ///
 /// ```text
 /// entry  5 revokes 7    6 grants 7    7 revokes 7    8 grants 7
-/// applied 4: the lease in the state is not to be revoked: entry 6 is behind 5
-/// applied 6: nor is the one that entry 6 has granted: entry 8 is behind 7
-/// applied 7: there is no lease, and nothing ahead
+/// applied 4: the lease in the state must not be revoked, because entry 6 follows entry 5
+/// applied 6: the lease that entry 6 has granted must not be revoked, because entry 8 follows entry 7
+/// applied 7: the lease does not exist, and no revocation is ahead
 /// ```
 ///
-/// Of each lease it is enough to know the last revocation, and the last one that a grant follows: as long as an earlier one is not
-/// applied, these are not either.
+/// For each lease, the last revocation and the last revocation followed by a grant suffice: as long as an
+/// earlier one is not applied, these are not applied either.
 #[derive(Default)]
 pub(super) struct GrantedAhead {
-    /// The entries that revoke leases and are not applied, in the order of the log.
+    /// Entries that revoke leases and are not applied, in log order.
     revocations: VecDeque<(Index, LeaseId)>,
-    /// The last entry that revokes each lease.
+    /// Log index of the last entry that revokes each lease.
     revoked: BTreeMap<LeaseId, Index>,
-    /// The last entry that revokes each lease and that an entry follows which grants it.
+    /// Log index of the last entry that revokes each lease and is followed by an entry that grants it.
     granted: BTreeMap<LeaseId, Index>,
-    /// Index of the last entry that was looked at.
+    /// Log index of the last entry that was reported.
     looked_through: Index,
 }
 
 impl GrantedAhead {
-    /// Forgets the entries up to `applied`. Returns the index behind which entries are still to be looked at.
+    /// Forgets the entries up to `applied`. Returns the log index after which entries are still to be
+    /// reported.
     pub fn applied(&mut self, applied: Index) -> Index {
         while let Some((index, id)) = self.revocations.front().copied().filter(|(index, _)| *index <= applied)
         {
@@ -49,7 +52,7 @@ impl GrantedAhead {
         self.looked_through.max(applied)
     }
 
-    /// Takes what the next entry does to leases.
+    /// Records the lease change of the next entry, if it has one.
     pub fn look(&mut self, index: Index, change: Option<LeaseChange>) {
         debug_assert!(index > self.looked_through, "entry {index} is looked at again");
         self.looked_through = index;
@@ -65,14 +68,14 @@ impl GrantedAhead {
         }
     }
 
-    /// Returns true if entries that were looked at and are not applied revoke this lease and grant it again.
+    /// Returns true if reported entries that are not applied revoke this lease and grant it again.
     pub fn has(&self, id: LeaseId) -> bool {
         self.granted.contains_key(&id)
     }
 }
 
-/// The leases that these entries revoke and then grant again, found without anything that is kept: what [`GrantedAhead`] says is compared
-/// with it in builds that measure.
+/// Computes the leases that these entries revoke and then grant again, without any kept state. Builds that
+/// measure compare the answers of [`GrantedAhead`] with it.
 pub(super) fn looked_up<'a>(entries: impl Iterator<Item = &'a [u8]>) -> BTreeSet<LeaseId> {
     let (mut revoked, mut again) = (BTreeSet::new(), BTreeSet::new());
     for change in entries.filter_map(lease_change) {
@@ -103,12 +106,12 @@ mod tests {
         let (revoked, granted) = (LeaseChange::Revoked(ID), LeaseChange::Granted(ID));
         let mut ahead = looked_at(&[revoked, granted, revoked]);
         assert!(ahead.has(ID));
-        // What is applied meanwhile is only the first grant; the second one comes later.
+        // Only the first grant is applied so far; the second one comes later.
         assert_eq!(ahead.applied(Index(6)), Index(7));
         assert!(!ahead.has(ID), "the last thing in the log is that it is revoked");
         ahead.look(Index(8), Some(granted));
         assert!(ahead.has(ID), "entry 7 revokes it, and 8 grants it again");
-        // Once the lease is revoked in the state there is no old one left to expire.
+        // Once the revocation is applied, no old lease is left to expire.
         assert_eq!(ahead.applied(Index(7)), Index(8));
         assert!(!ahead.has(ID) && ahead.revocations.is_empty() && ahead.revoked.is_empty());
     }
@@ -122,7 +125,7 @@ mod tests {
         ahead.look(Index(8), Some(granted));
         assert!(!ahead.has(ID), "another lease is revoked");
         ahead.look(Index(9), Some(revoked));
-        // Entries that do nothing to leases, and those that were applied before they were looked at.
+        // Entries without a lease change, and entries that were applied before they were reported.
         ahead.look(Index(10), None);
         assert_eq!(ahead.applied(Index(20)), Index(20));
         ahead.look(Index(21), Some(granted));

@@ -1,5 +1,5 @@
-//! Facts about the entries of the log: their locations, their terms, and the first that is still there. [`History`] is the
-//! entry point.
+//! Facts about the entries of the log: their locations, their terms, and the first entry that the log still
+//! has. [`History`] is the entry point.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,17 +12,17 @@ use super::Fatal;
 
 /// Interval at which the log is asked for its first entry.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Locations that there may be space for beyond those that are there: a start brings 100,000 or more.
+/// Maximum spare capacity for locations beyond those in use. A start brings 100,000 locations or more.
 const SPACE_MAX: usize = 4096;
 
 /// Locations of the entries that are not applied yet, and the terms of those that are.
 pub(super) struct History {
     entries: log::Entries,
-    /// The oldest first.
+    /// Locations in log order, the oldest first.
     locations: VecDeque<EntryPlace>,
-    /// The terms of the entries applied, as far back as the log goes.
+    /// Terms of the applied entries, as far back as the log reaches.
     terms: Terms,
-    /// Entries up to here were in the log at start.
+    /// Index of the last entry that was in the log at the start.
     replayed_through: Index,
     next_look: Instant,
 }
@@ -45,10 +45,11 @@ impl History {
         index <= self.replayed_through
     }
 
-    /// Notes the locations of entries that are on disk now.
+    /// Records the locations of entries that are on disk now.
     pub fn located(&mut self, locations: Vec<EntryPlace>) {
         for located in locations {
-            // An entry that replaces others takes their places in this list too.
+            // A new entry at an index replaces the old entry at that index and all later ones, here as in the
+            // log.
             while self.locations.back().is_some_and(|last| last.index >= located.index) {
                 self.locations.pop_back();
             }
@@ -56,11 +57,11 @@ impl History {
         }
     }
 
-    /// Takes out where this entry lies, and forgets those before.
+    /// Removes and returns the location of this entry, and forgets the locations of earlier entries.
     ///
     /// # Errors
     ///
-    /// It is not on disk: our own bug.
+    /// [`Fatal::Unlocated`] if the entry is not on disk, which is a bug of this program.
     pub fn take_location(&mut self, index: Index) -> Result<Location, Fatal> {
         while let Some(&EntryPlace { index: at, location }) = self.locations.front() {
             if at > index {
@@ -77,37 +78,40 @@ impl History {
 
     fn give_space_back(&mut self) {
         let len = self.locations.len();
-        // Rare enough that moving what is left costs little for each location that was taken.
+        // The capacity is reduced so rarely that moving the remaining locations costs little per location
+        // taken.
         if self.locations.capacity() > 8 * len + SPACE_MAX {
             self.locations.shrink_to(2 * len + SPACE_MAX / 2);
         }
     }
 
-    /// An entry of this term is applied. Returns true if the term is newer than those before.
+    /// Records that an entry was applied. Returns true if its term is newer than all terms before.
     pub fn applied(&mut self, index: Index, term: Term) -> bool {
         let newer = self.terms.newest().is_some_and(|newest| newest < term);
         self.terms.push(EntryId { index, term });
         newer
     }
 
-    /// Notes that another member's state, as of this entry, has replaced the present one.
+    /// Records that another member's state, as of this entry, has replaced the present one.
     pub fn restored(&mut self, index: Index, term: Term) {
         self.locations.clear();
         self.terms = Terms::starting_at(EntryId { index, term });
     }
 
-    /// The terms of the entries applied, as far back as the log goes now.
+    /// Returns the terms of the applied entries, as far back as the log reaches now.
     pub fn terms(&mut self) -> Terms {
         self.terms.forget(self.entries.first_index());
         self.terms.clone()
     }
 
-    /// Returns the terms of the applied entries, as far back as was known at the last look at the log.
+    /// Returns the terms of the applied entries, as far back as the log reached when the log's first entry
+    /// was last read for them.
     pub fn known_terms(&self) -> Terms {
         self.terms.clone()
     }
 
-    /// Now and then: the first entry that the log still has.
+    /// Returns the index of the first entry that the log still has, at most once per interval; otherwise
+    /// `None`.
     pub fn first_index(&mut self, now: Instant) -> Option<Index> {
         if now < self.next_look {
             return None;

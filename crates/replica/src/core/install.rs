@@ -1,12 +1,15 @@
 //! Installing another member's whole state.
 //!
-//! A follower that is too far behind for the log gets a snapshot. It is received on a thread of its own while this core
-//! serves: values are written to the log as they arrive, and a second state is built beside the present one. Once raft
-//! has accepted the snapshot, the new state replaces the present one atomically. From then on nothing goes to the log until a
-//! checkpoint of the new state is durable; then the log restarts behind it, and only then is the sender told that
-//! this member has it. After a crash before the checkpoint the member has the old state, after a later one the new.
-//! Raft's answer goes to the leader then; to a sender that runs etcd the answer to its request does, or an error when the first
-//! checkpoint fails: it keeps its log until it is answered.
+//! A follower that is too far behind for the log gets a snapshot. A separate thread receives it while the
+//! core serves requests: values are written to the log as they arrive, and a second state is built beside the
+//! present one. Once raft has accepted the snapshot, the new state replaces the present one atomically. From
+//! then on nothing goes to the log until a checkpoint of the new state is durable; then the log restarts
+//! after the snapshot, and only then is the snapshot acknowledged. After a crash before the checkpoint the
+//! member has the old state, after a later crash the new one.
+//!
+//! The acknowledgement to the leader is a raft message. A sender that runs etcd additionally gets the
+//! response to its request, or an error response when the first checkpoint fails: it keeps its log until the
+//! request is answered.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -26,14 +29,15 @@ use crate::transfer::{Outcome, Received};
 /// Time for which the received part of a state is kept after its stream broke off.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Pause before a checkpoint of an installed state that failed is tried again.
+/// Pause before a failed checkpoint of an installed state is tried again.
 const SAVE_PAUSE: Duration = Duration::from_secs(1);
-/// The longest time that the offer of another state waits for the installed one to be saved. A leader that runs etcd makes its
-/// whole snapshot again at the next heartbeat after it was refused.
+/// Maximum time that the offer of another state waits until the installed one is saved. After a refusal, a
+/// leader that runs etcd builds its whole snapshot again at the next heartbeat.
 const OFFER_PATIENCE: Duration = Duration::from_secs(10);
-/// Offers that wait at once; further ones are refused.
+/// Maximum number of waiting offers; further ones are refused.
 const OFFERS_MAX: usize = 4;
-/// States, and parts of some, that wait to be dropped by the checkpointer while another may be received.
+/// Maximum number of states, complete or partial, that may wait to be dropped by the checkpointer when a new
+/// attempt begins.
 const DISCARDED_MAX: usize = 2;
 
 #[derive(Default)]
@@ -41,7 +45,8 @@ enum Stage {
     /// No state is being received.
     #[default]
     Idle,
-    /// A snapshot is being received, in this attempt. What has arrived is kept until then if it broke off.
+    /// A snapshot is being received, in the attempt `claim`. If its stream broke off, `until` is the time
+    /// until which the received part is kept.
     Receiving { claim: u64, until: Option<Instant> },
     /// The new state is in place; a checkpoint of it has to be ordered.
     Installed(Reset),
@@ -52,48 +57,51 @@ enum Stage {
 /// Locations of values in the log.
 type Places = Vec<(ValueId, Location)>;
 
-/// The receiver of where values lie.
+/// Sender for the locations of values that were written to the log.
 type Placed = oneshot::Sender<Result<Places, Shortage>>;
 
-/// Values on their way to the log: its ticket, where they lie as far as known, and who waits.
+/// Values on their way to the log: the log's number of their batch, their locations as far as known, and the
+/// sender for the locations.
 type Placing = (u64, Places, Placed);
 
 /// Progress of installing another member's state.
 ///
-/// This type is told what arrives, what is synced and what is saved, and returns which batches the log must wait with and
-/// what can be dropped. It hands the state over once raft has accepted it.
+/// The core reports what arrives, what is synced and what is saved. This type returns the batches that have
+/// to wait and the objects that can be dropped, and hands the state over once raft has accepted it.
 #[derive(Default)]
 pub(super) struct Install {
     stage: Stage,
-    /// The received state, until raft accepts or passes it over.
+    /// The received state, until raft accepts or ignores it.
     received: Option<Box<Received>>,
-    /// Is told what becomes of the received state.
+    /// Sender for the outcome of the received state.
     told: Option<oneshot::Sender<Outcome>>,
-    /// Time from which a checkpoint of the installed state is tried again after one that failed.
+    /// Time from which on a checkpoint of the installed state is tried again after a failure.
     save_at: Option<Instant>,
-    /// Offers of other states that wait for the installed one to be saved, and until when.
+    /// Offers of other states that wait until the installed state is saved, with the time until which each
+    /// waits.
     offers: Vec<(RequestId, Instant)>,
     /// Batches that go to the log once the checkpoint of the installed state is durable.
     held: Vec<Append>,
     placing: Option<Placing>,
-    /// Forgets what has arrived in the attempt that broke off.
+    /// Drops the received part of the attempt whose stream broke off.
     kept: Option<Forget>,
     /// Objects to be dropped that are not yet given to the checkpointer.
     discarded: VecDeque<Discarded>,
 }
 
-/// Makes a receiver give up the part that it keeps of a state whose stream broke off; returns the part if there is one.
+/// Makes a receiver give up the received part of a state whose stream broke off; returns the part if it
+/// exists.
 pub type Forget = Box<dyn FnOnce() -> Option<Box<dyn Any + Send>> + Send>;
 
 /// An object whose drop takes long.
 pub(super) type Droppable = Box<dyn Any + Send>;
 
-/// An object whose drop takes long; the checkpointer's thread does it.
+/// An object whose drop takes long, so that the checkpointer's thread drops it.
 enum Discarded {
-    /// A replaced state. Dropping the last view of a state frees it, so it goes only once no other thread holds a view of
-    /// it.
+    /// A replaced state. Dropping the last view of a state frees the state, so it is given away only once no
+    /// other thread holds a view of it.
     State(Box<Machine>),
-    /// A part of one that nobody reads.
+    /// A part of a state that no thread reads.
     Part(Box<dyn Any + Send>),
 }
 
@@ -111,7 +119,7 @@ impl Install {
         matches!(self.stage, Stage::Receiving { .. })
     }
 
-    /// Returns true if a stream is coming in, or a state takes its place.
+    /// Returns true if a stream is arriving, or a received state is being installed.
     pub fn is_under_way(&self) -> bool {
         !matches!(self.stage, Stage::Idle | Stage::Receiving { until: Some(_), .. })
     }
@@ -120,17 +128,19 @@ impl Install {
         !matches!(self.stage, Stage::Idle)
     }
 
-    /// Returns true if a state is installed of which no checkpoint is durable or being written.
+    /// Returns true if a state is installed and no checkpoint of it is durable or being written.
     pub fn is_unsaved(&self) -> bool {
         matches!(self.stage, Stage::Installed(_))
     }
 
-    /// Returns true if a checkpoint of the installed state is to be ordered. After one that failed this takes a while.
+    /// Returns true if a checkpoint of the installed state should be ordered now. After a failure it is
+    /// delayed.
     pub fn wants_checkpoint(&self, now: Instant) -> bool {
         self.is_unsaved() && self.save_at.is_none_or(|at| now >= at)
     }
 
-    /// Makes the offer of another state wait while the installed one is saved, for a while. Returns false if it does not wait.
+    /// Makes the offer of another state wait while the installed one is being saved. Returns false if the
+    /// offer cannot wait.
     pub fn hold_offer(&mut self, request_id: RequestId, now: Instant) -> bool {
         let waits = self.is_being_saved() && self.offers.len() < OFFERS_MAX;
         if waits {
@@ -139,13 +149,13 @@ impl Install {
         waits
     }
 
-    /// Takes out the offers that wait no longer: all once the installed state is saved.
+    /// Takes out the offers whose wait has ended: all of them once the installed state is saved.
     pub fn offers_over(&mut self, now: Instant) -> Vec<RequestId> {
         let waits = self.is_being_saved();
         self.offers.extract_if(.., |(_, until)| !waits || now >= *until).map(|(id, _)| id).collect()
     }
 
-    /// Takes out all offers that wait.
+    /// Takes out all waiting offers.
     pub fn take_offers(&mut self) -> Vec<RequestId> {
         self.offers.drain(..).map(|(id, _)| id).collect()
     }
@@ -154,7 +164,7 @@ impl Install {
         matches!(self.stage, Stage::Installed(_) | Stage::Saving(_))
     }
 
-    /// Gives an append back, unless the log has to wait.
+    /// Keeps the append if the log has to wait; otherwise returns it.
     pub fn hold(&mut self, append: Append) -> Option<Append> {
         if !self.is_being_saved() {
             return Some(append);
@@ -163,7 +173,7 @@ impl Install {
         None
     }
 
-    /// The sender broke off, or what it sent could not be used.
+    /// Gives up the attempt: the sender stopped, or its data could not be used.
     pub fn give_up(&mut self) {
         if let Stage::Receiving { .. } = self.stage {
             self.stage = Stage::Idle;
@@ -176,16 +186,16 @@ impl Install {
         }
     }
 
-    /// Tells who waits for the received state what has become of it, unless that was told before.
+    /// Reports the outcome of the received state to its receiver, unless an outcome was already reported.
     pub fn tell(&mut self, outcome: Outcome) {
         if let Some(told) = self.told.take() {
-            // Whoever sent the state may have gone.
+            // The sending side may have gone; then there is nobody to answer.
             let _ = told.send(outcome);
         }
     }
 
-    /// Forgets the part that an attempt has received before its stream broke off; the part keeps versions and segments
-    /// from being freed.
+    /// Drops the part that an attempt has received before its stream broke off; the part keeps versions and
+    /// segments from being freed.
     fn forget_part(&mut self) {
         if let Some(forget) = self.kept.take()
             && !planted::is(Bug::BrokenPartKept)
@@ -199,18 +209,19 @@ impl Install {
         self.discarded.extend(forget().map(Discarded::Part));
     }
 
-    /// Discards a state that is of no use any more.
+    /// Discards a state that is not needed any more.
     fn discard(&mut self, machine: Box<Machine>) {
         self.discarded.push_back(Discarded::State(machine));
     }
 
-    /// Returns the number of states, whole and parts, that wait to be dropped.
+    /// Returns the number of states, complete and partial, that wait to be dropped.
     pub fn discarded(&self) -> usize {
         self.discarded.len()
     }
 
-    /// A new attempt begins, unless another one is under way or `busy` says that the present state is being moved about.
-    /// One that broke off and was not resumed is given up. Returns true if the new attempt has begun.
+    /// Begins a new attempt, unless another one is in progress or `busy` says that values of the present
+    /// state are being moved. An attempt that broke off and was not resumed is given up. Returns true if the
+    /// new attempt has begun.
     pub fn begin(&mut self, claim: u64, busy: bool) -> bool {
         let idle = matches!(self.stage, Stage::Idle | Stage::Receiving { until: Some(_), .. });
         if !idle || busy || self.discarded.len() > DISCARDED_MAX {
@@ -221,12 +232,12 @@ impl Install {
         true
     }
 
-    /// An attempt that broke off goes on. Returns true if it may.
+    /// Resumes the attempt `of` that broke off. Returns true if it may continue.
     pub fn resume(&mut self, of: u64) -> bool {
         match &mut self.stage {
             Stage::Receiving { claim, until } if *claim == of && until.is_some() => {
                 *until = None;
-                // The receiver has it again.
+                // The receiver owns the received part again.
                 self.kept = None;
                 true
             }
@@ -234,48 +245,50 @@ impl Install {
         }
     }
 
-    /// Returns true if values of this attempt may be written to the log: some at a time.
+    /// Returns true if values of the attempt `of` may be written to the log. Only one batch is in flight at a
+    /// time.
     pub fn may_place(&self, of: u64) -> bool {
         self.takes(of) && self.placing.is_none()
     }
 
-    /// Values of the attempt go to the log as the batch with this number; `done` gets their locations.
+    /// Records that values of the attempt go to the log as the batch `ticket`; `done` gets their locations.
     pub fn place(&mut self, ticket: u64, done: Placed) {
         self.placing = Some((ticket, Vec::new(), done));
     }
 
-    /// Values were synced, perhaps those of a snapshot.
+    /// Records that values were synced; they may belong to a snapshot.
     pub fn placed(&mut self, ticket: u64, values: &[(ValueId, Location)]) {
         let Some((wanted, places, _)) = &mut self.placing else { return };
         places.extend_from_slice(values);
         if *wanted <= ticket
             && let Some((_, places, done)) = self.placing.take()
         {
-            // The receiver may have given up.
+            // The receiver may have given up; then there is nobody to answer.
             let _ = done.send(Ok(places));
         }
     }
 
-    /// A whole state has arrived, for raft to accept or pass over. Returns true if it is of the attempt that is under
-    /// way; otherwise it is dropped.
+    /// Keeps a state that has arrived completely, for raft to accept or ignore. Returns true if it belongs to
+    /// the attempt in progress; otherwise the state is dropped.
     pub fn receive(&mut self, of: u64, mut received: Box<Received>) -> bool {
         let takes = self.takes(of);
         if takes {
             self.told = received.told.take();
             self.received = Some(received);
         } else {
-            // Only another leader or term cuts an attempt off whose stream has not broken.
+            // An attempt whose stream has not broken is cut off only by another leader or term.
             self.turn_away(received, error::LEADER_CHANGED);
         }
         takes
     }
 
-    /// A whole state has arrived that is of no use, for this reason.
+    /// Discards a state that has arrived completely but cannot be used, and reports the reason to its
+    /// receiver.
     pub fn turn_away(&mut self, received: Box<Received>, why: Status) {
         let Received { machine, told, .. } = *received;
         self.discard(machine);
         if let Some(told) = told {
-            // Whoever sent the state may have gone.
+            // The sending side may have gone; then there is nobody to answer.
             let _ = told.send(Outcome::GivenUp(why));
         }
     }
@@ -285,22 +298,23 @@ impl Install {
         self.received.take()
     }
 
-    /// Notes that the received state has replaced the present one. The log restarts behind it once it is saved.
+    /// Records that the received state has replaced the present one. The log restarts after it once it is
+    /// saved.
     pub fn installed(&mut self, reset: Reset, replaced: Machine) {
         self.discard(Box::new(replaced));
         self.stage = Stage::Installed(reset);
         self.save_at = None;
     }
 
-    /// The checkpoint of the new state is being written.
+    /// Records that the checkpoint of the new state is being written.
     pub fn saving(&mut self) {
         if let Stage::Installed(reset) = self.stage {
             self.stage = Stage::Saving(reset);
         }
     }
 
-    /// Notes that a checkpoint through this index is durable. If it is that of the installed state, returns the position
-    /// behind which the log restarts, and the batches that waited for it.
+    /// Records that a checkpoint up to this index is durable. If it covers the installed state, returns the
+    /// position after which the log restarts, and the batches that waited for the checkpoint.
     pub fn saved(&mut self, applied_index: Index) -> Option<(Reset, Vec<Append>)> {
         let Stage::Saving(reset) = self.stage else { return None };
         if applied_index < reset.index {
@@ -312,7 +326,7 @@ impl Install {
         Some((reset, std::mem::take(&mut self.held)))
     }
 
-    /// Gives away what takes long to drop and nobody reads any more, until `give` gives one back.
+    /// Passes discarded objects that no thread reads any more to `give`, until `give` returns one.
     pub fn release(&mut self, mut give: impl FnMut(Droppable) -> Result<(), Droppable>) {
         for _ in 0..self.discarded.len() {
             let Some(one) = self.discarded.pop_front() else { return };
@@ -331,18 +345,19 @@ impl Install {
         }
     }
 
-    /// Returns true if this is the attempt that is under way, or that may go on. What comes late of another one changes
-    /// nothing.
+    /// Returns true if `of` is the attempt that is in progress or may be resumed. Late events of other
+    /// attempts are ignored.
     pub fn is_of(&self, of: u64) -> bool {
         matches!(self.stage, Stage::Receiving { claim, .. } if claim == of)
     }
 
-    /// Returns true if this attempt may go on: none of it is cut off while the stream still runs.
+    /// Returns true if `of` is the attempt in progress and its stream has neither broken nor been cut off.
     fn takes(&self, of: u64) -> bool {
         matches!(self.stage, Stage::Receiving { claim, until: None } if claim == of)
     }
 
-    /// Gives up a stream from a replaced leader, since there is another leader or term: it is as good as broken.
+    /// Treats the stream of the attempt as broken, because it comes from a replaced leader: there is another
+    /// leader or term.
     pub fn cut_off(&mut self, now: Instant) {
         if let Stage::Receiving { until, .. } = &mut self.stage
             && until.is_none()
@@ -352,25 +367,26 @@ impl Install {
         }
     }
 
-    /// The stream broke off; what has arrived is kept for a while.
+    /// Records that the stream of the attempt broke off; the received part is kept for a while.
     pub fn pause(&mut self, of: u64, forget: Forget, now: Instant) {
         match &mut self.stage {
             Stage::Receiving { claim, until } if *claim == of => {
                 *until = Some(now + RESUME_TIMEOUT);
                 self.kept = Some(forget);
             }
-            // Another attempt is under way, or none.
+            // Another attempt is in progress, or none.
             _ => self.discard_part(forget),
         }
     }
 
-    /// Returns true if nobody has gone on with what has arrived, for as long as it is kept.
+    /// Returns true if no stream has resumed the attempt in the time for which its part is kept.
     pub fn is_over(&self, now: Instant) -> bool {
         matches!(self.stage, Stage::Receiving { until: Some(until), .. } if now >= until)
     }
 
-    /// The checkpoint could not be written, for this reason; it is ordered again after a pause, since the whole state is
-    /// written each time. Whoever sent the state is told: it would keep its log, and wait, for as long as checkpoints fail here.
+    /// Records that the checkpoint could not be written, for the reason `why`. It is ordered again after a
+    /// pause, because the whole state is written each time. The sender gets an error now: otherwise it would
+    /// keep its log and wait for as long as checkpoints fail here.
     pub fn failed(&mut self, why: &str, now: Instant) {
         if let Stage::Saving(_) = self.stage {
             self.retry();
@@ -379,7 +395,7 @@ impl Install {
         }
     }
 
-    /// A checkpoint of the installed state is ordered again.
+    /// Lets a checkpoint of the installed state be ordered again.
     fn retry(&mut self) {
         if let Stage::Saving(reset) = self.stage {
             self.stage = Stage::Installed(reset);
@@ -453,7 +469,7 @@ mod tests {
         assert!(install.may_place(1));
     }
 
-    /// A state that has arrived, and what its receiver is told.
+    /// Returns a state that has arrived, and the receiver of its outcome.
     fn arrived() -> (Box<Received>, oneshot::Receiver<Outcome>) {
         let (told, outcome) = oneshot::channel();
         let machine = Box::new(Machine::new(machine::Rules { learners_max: 1 }));
@@ -498,7 +514,7 @@ mod tests {
         install.failed("the disk is full", now);
         assert!(!install.wants_checkpoint(now) && install.wants_checkpoint(now + SAVE_PAUSE));
         assert!(matches!(outcome.try_recv(), Ok(Outcome::NotSaved(why)) if why == "the disk is full"));
-        // One that comes when its attempt is over.
+        // The state arrives after its attempt has ended.
         for ends in [|install: &mut Install| install.cut_off(Instant::now()), Install::give_up] {
             let mut install = Install::default();
             install.begin(1, false);

@@ -1,14 +1,15 @@
-//! Leadership: who leads, if this member may act as the leader, and when it should give leadership away. [`Leadership`] is
-//! told the raft node's standing and the disk's; it does not talk to raft.
+//! Leadership: which member leads, if this member may act as the leader, and when it should give leadership
+//! away. The core reports the standing of the raft node and of the disk to [`Leadership`], which does not
+//! talk to raft.
 //!
 //! # Example: when a leader has settled
 //!
 //! ```text
 //! entries 90, 91 of term 4   member 1 led; 91 is on two of three members, its client was answered
 //! term 5                     member 2 is elected: it has 91, but does not know that 91 is committed
-//!                            `leads` is true, `has_settled` false: no read round begins, no clock of a lease runs
+//!                            `leads` is true, `has_settled` false: no read round begins, no lease clock runs
 //! entry 92 of term 5         the empty entry that member 2 appends; committed, it commits 91 with it
-//! entry 92 applied           `has_settled` is true: the state has all that any leader before acknowledged
+//! entry 92 applied           `has_settled` is true: the state has everything that earlier leaders acknowledged
 //! term 6                     a newer term ends it in the same turn: `is_leading` is false at once
 //! ```
 
@@ -25,20 +26,21 @@ const ADVANCE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Consequences of a new standing of the raft node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stood {
-    /// This member leads no more, or in another term, or has only begun to: no clock of a lease runs.
+    /// True if this member stopped leading, leads in another term, or has just begun to lead: no lease clock
+    /// runs.
     pub stops_leases: bool,
-    /// There is another leader or another term: a stream from the leader before is as good as broken.
+    /// True if the leader or the term changed: a snapshot stream from the previous leader counts as broken.
     pub cuts_off: bool,
-    /// The leader has changed; this is the one before, or 0.
+    /// The previous leader, or 0, if the leader has changed.
     pub was: Option<MemberId>,
 }
 
-/// Consequences of a look at the disk.
+/// Consequences of a check of the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DiskStep {
-    /// The disk has begun to stand still, or goes on.
+    /// `Some(true)` if the disk has stalled just now, `Some(false)` if it works again.
     pub stalled: Option<bool>,
-    /// Leadership has to be handed over, or given up.
+    /// The way in which leadership has to be given away now, if it has to.
     pub leaves: Option<Leaves>,
 }
 
@@ -51,26 +53,27 @@ pub(super) enum Leaves {
     GivesUp,
 }
 
-/// A client that waits for another member to lead: the request, the member, and the time when the request times out.
+/// A client that waits for another member to lead: the request, the member, and the time when the request
+/// times out.
 type Move = (RequestId, MemberId, Instant);
 
-/// Knows the leader, and if this member may act as the leader.
+/// Tracks the leader, and if this member may act as the leader.
 ///
-/// Consequences of a turn's messages take effect at the end of the turn: until then `leads` and `settled` stay as they
-/// were.
+/// Consequences of a turn's messages take effect at the end of the turn: until then `leads` and `settled`
+/// keep their values.
 pub(super) struct Leadership {
     leads: bool,
-    /// The newest term; if this member leads, the one that it leads in.
+    /// The newest term. If this member leads, the term in which it leads.
     term: Term,
     /// True if an entry of the member's own term has been applied while it leads.
     settled: bool,
-    /// True until somebody has taken note that it has settled.
+    /// True from the time at which this member settles until [`Leadership::take_settled`] is called.
     settled_unnoted: bool,
     leader: MemberId,
     disk_stalled: bool,
     gives_up_at: Option<Instant>,
     advance_until: Option<Instant>,
-    /// The term whose leader's process has ended.
+    /// Term of the leader whose process has ended.
     ended_term: Term,
     moves: Vec<Move>,
 }
@@ -97,24 +100,24 @@ impl Leadership {
         self.leads
     }
 
-    /// Returns true if it leads, with all of its predecessors' entries applied.
+    /// Returns true if this member leads and has applied all entries of earlier leaders.
     pub fn has_settled(&self) -> bool {
         self.settled
     }
 
-    /// The leader; 0 for none.
+    /// Returns the id of the leader; 0 for none.
     pub fn leader(&self) -> MemberId {
         self.leader
     }
 
-    /// Returns true if this member leads, with all of its predecessors' entries applied, in this very moment. What a
-    /// message that came in this turn has deposed no longer does, though [`Leadership::leads`] says so until the turn's
-    /// end.
+    /// Returns true if this member leads at this moment and has applied all entries of earlier leaders. A
+    /// message of this turn may have deposed it: then this is false at once, while [`Leadership::leads`]
+    /// stays true until the end of the turn.
     pub fn is_leading(&self, standing: Standing) -> bool {
         self.settled && standing.role == Role::Leader && standing.term == self.term
     }
 
-    /// The raft node stands so.
+    /// Takes over the standing of the raft node, and returns the consequences.
     pub fn stands(&mut self, standing: Standing) -> Stood {
         let leads = standing.role == Role::Leader;
         let mut stood = Stood::default();
@@ -133,7 +136,8 @@ impl Leadership {
         stood
     }
 
-    /// An entry of this term was applied. Returns true if this member, which leads in it, has just settled by that.
+    /// Records that an entry of this term was applied. Returns true if this member, which leads in that term,
+    /// has settled by it.
     pub fn applied(&mut self, term: Term, standing: Standing) -> bool {
         let settles = self.leads && !self.settled && term == standing.term;
         self.settled |= settles;
@@ -141,13 +145,14 @@ impl Leadership {
         settles
     }
 
-    /// Returns true, once for each term that it leads in, when it has settled.
+    /// Returns true once for each term in which this member leads, when it has settled.
     pub fn take_settled(&mut self) -> bool {
         std::mem::take(&mut self.settled_unnoted)
     }
 
-    /// Notices that the disk hangs in a sync, since such a member must not lead; called at each tick. `oldest` is the
-    /// time since when a batch has waited for its sync; `has_others` says if another member could lead.
+    /// Checks if the disk hangs in a sync, because a member with such a disk must not lead. Called at each
+    /// tick. `oldest` is the time since when a batch has waited for its sync; `has_others` says if another
+    /// member could lead.
     pub fn watch_disk(
         &mut self,
         oldest: Option<Instant>,
@@ -177,12 +182,12 @@ impl Leadership {
         step
     }
 
-    /// A client waits until then for this member to lead.
+    /// Registers a client that waits until the time `until` for a member to lead.
     pub fn wait_for(&mut self, request_id: RequestId, member: MemberId, until: Instant) {
         self.moves.push((request_id, member, until));
     }
 
-    /// Takes out those who waited for this leader (`true`), or for too long (`false`).
+    /// Takes out the clients that waited for this leader (`true`), or for too long (`false`).
     pub fn take_moved(&mut self, leader: MemberId, now: Instant) -> Vec<(RequestId, bool)> {
         let mut taken = Vec::new();
         self.moves.retain(|&(request_id, member, until)| {
@@ -195,8 +200,8 @@ impl Leadership {
         taken
     }
 
-    /// Returns true if the first election after the start should come at once: no leader is known, and another member is
-    /// heard of. It says so once.
+    /// Returns true if the first election after the start should begin at once: no leader is known, and
+    /// messages from another member arrive. Returns true only once.
     pub fn advances(&mut self, standing: Standing, hears: impl FnOnce() -> bool, now: Instant) -> bool {
         let Some(until) = self.advance_until else { return false };
         if standing.leader.is_some() || standing.role != Role::Follower || now >= until {
@@ -210,7 +215,8 @@ impl Leadership {
         advances
     }
 
-    /// A member's process has ended. Returns true if it is the leader that this member follows; once a term.
+    /// Handles the end of a member's process. Returns true if it was the leader that this member follows; at
+    /// most once per term.
     pub fn has_ended(&mut self, member: MemberId, standing: Standing) -> bool {
         if self.leads || standing.leader != member || self.ended_term == standing.term {
             return false;
@@ -242,7 +248,7 @@ mod tests {
         assert!(!leadership.applied(Term(1), leads));
         assert!(leadership.applied(Term(2), leads) && !leadership.applied(Term(2), leads));
         assert!(leadership.is_leading(leads));
-        // A message has deposed it in this turn.
+        // A message has deposed the member in this turn.
         assert!(leadership.has_settled() && !leadership.is_leading(standing(Role::Follower, 0, 3)));
         let stood = leadership.stands(standing(Role::Follower, 0, 3));
         assert_eq!(stood, Stood { stops_leases: true, cuts_off: true, was: Some(MemberId(1)) });

@@ -1,5 +1,9 @@
-//! The leader's work on leases: renewing, expiring, and noting remaining times. [`LeaseClocks`] decides; deadlines are kept
-//! in `expiry`, the leases themselves in the state.
+//! The leader's work on leases: renewing, expiring, and lease checkpoints. [`LeaseClocks`] decides; deadlines
+//! are kept in `expiry`, the leases themselves in the state.
+//!
+//! A *lease checkpoint* is a log entry that records a lease's remaining time (etcd's `LeaseCheckpoint`); the
+//! code calls it a note. An entry with a remaining time of 0 clears the checkpoint; the code calls that
+//! taking the note back.
 //!
 //! # Example: a lease across a change of leaders
 //!
@@ -8,33 +12,36 @@
 //! ```text
 //!  0 s  member 1, the leader, grants lease 7; its clock runs out at 10 s
 //!  3 s  member 1 is cut off from the others
-//!  5 s  member 2 leads and has settled: its clock for lease 7 runs out at 5 + 10 + 1 = 16 s
+//!  5 s  member 2 leads and has applied an entry of its term: its clock for lease 7 runs out at 5 + 10 + 1 = 16 s
 //!  6 s  a client asks member 1 to renew: no quorum confirms that it leads, so it is not renewed
 //! 10 s  the clock of member 1 runs out: it cannot commit a revocation
 //! 16 s  member 2 proposes the revocation; every member deletes the keys when it applies that entry
 //! ```
 //!
-//! So only committed revocations end a lease, and a new leader never shortens what an old one promised. Long leases would be
-//! extended by a whole TTL at each change; therefore the leader notes the time left in the log from time to time, and the
-//! next leader begins with that instead of the TTL. A renewal takes the note back.
+//! So only committed revocations end a lease, and a new leader never shortens what an old one promised. Long
+//! leases would be extended by a whole TTL at each change of leaders; therefore the leader checkpoints the
+//! remaining times now and then, and the next leader starts with them instead of the TTL. A renewal clears
+//! the lease's checkpoint.
 //!
-//! # Where members run etcd
+//! # Clusters with etcd members
 //!
-//! etcd's members keep such notes, too, but by default no renewal takes them back when one of them leads: from then on each
-//! renewal gives the lease no more than the time noted. So nothing is noted before all other members have told this leader
-//! that they do not run etcd, and where one does, all notes are taken back:
+//! etcd's members make lease checkpoints, too, but by default no renewal clears them while an etcd member
+//! leads: from then on each renewal extends the lease only by the checkpointed time. So nothing is
+//! checkpointed until all other members have announced that they do not run etcd, and if one does run etcd,
+//! all checkpoints are cleared:
 //!
 //! ```text
-//! lease 7, TTL 60 s, renewed each 40 s
-//! 35 s  member 1, which runs Mainstay, notes 25 s and hands over to member 2, which runs etcd
+//! lease 7, TTL 60 s, renewed every 40 s
+//! 35 s  member 1, which runs Mainstay, checkpoints 25 s and hands over to member 2, which runs etcd
 //! 40 s  the renewal is answered with a TTL of 60 s; it lets the lease live until 40 + 25 = 65 s
 //! 65 s  member 2 revokes the lease, 15 s before the next renewal
 //! ```
 //!
-//! A leader that has followed one that runs etcd, or hears of a member that does, is in doubt about all notes: by no note it
-//! can tell what renewals have promised since. It takes back those of all leases, not only those that it has itself: members'
-//! notes may differ, since none goes to etcd and none comes back from there. The doubt ends when all of that is applied, and
-//! outlives the loss of leadership until then.
+//! A leader that follows an etcd leader, or learns of an etcd member, distrusts all lease checkpoints (the
+//! code calls this doubt): no checkpoint shows what renewals have promised since. It clears the checkpoints
+//! of all leases, not only those in its own state: they may differ between members, because an etcd member
+//! neither gets them in a snapshot nor sends them in one. The distrust ends when all clearing entries are
+//! applied, and outlives the loss of leadership until then.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -53,34 +60,37 @@ use crate::expiry::{Expiry, Renewed, noted_or_granted};
 use crate::renewals::Renewals;
 use telemetry::metrics::Metrics;
 
-/// Leases revoked between two ticks.
+/// Maximum number of leases revoked between two ticks.
 const REVOKES_PER_TICK: usize = 1000;
-/// Revocations on their way at once.
+/// Maximum number of revocations in flight.
 const REVOKES_OPEN_MAX: usize = 10_000;
-/// Leases in one entry that notes times left.
+/// Maximum number of leases in one lease-checkpoint entry.
 const NOTES_PER_ENTRY: usize = 1000;
-/// Entries that take notes back and are not applied yet, at most: a pass over all leases waits for the disks.
+/// Maximum number of unapplied entries that clear lease checkpoints: a pass over all leases waits for the
+/// disks.
 const TAKEN_BACK_AHEAD: usize = 4;
-/// Leases looked at in one turn, whatever for: their clocks are started, notes are due, or they are forgotten.
+/// Maximum number of leases processed in one turn for one purpose: starting clocks, checkpointing, or
+/// dropping clocks.
 const LEASES_PER_TURN: usize = 4096;
-/// Pause before a revocation that failed is tried again.
+/// Pause before a failed revocation is tried again.
 const REVOKE_PAUSE: Duration = Duration::from_secs(1);
-/// A leader that stops notes the time left of every lease that has used up this much of its TTL.
+/// Used-up part of the TTL from which on a leader that stops checkpoints a lease.
 const STOP_NOTES_USED: Duration = Duration::from_secs(1);
-/// Time after a start when remaining times are first noted.
+/// Time after a start at which leases are first checkpointed.
 const FIRST_NOTE: Duration = Duration::from_secs(60);
-/// Entries of the log that are not applied and that a note may be proposed behind: they are all looked at.
+/// Maximum number of unapplied entries behind which a lease checkpoint may be proposed: all of them are
+/// searched for grants.
 const NOTED_BEHIND_MAX: u64 = 1 << 16;
-/// Leases that are listed in one answer of the core; a longer list is gone through in pieces.
+/// Maximum number of leases listed in one answer of the core; a longer list is read in pieces.
 pub const LISTED_AT_ONCE: usize = 1024;
 
-/// The time by which leases expire: not the present time, but the latest time as of which everything that was committed
-/// is applied. While apply is behind, a renewal that came in time may still wait for it, and a client may send its next
-/// one late for the same reason.
+/// The time by which leases expire: not the present time, but the latest time for which all entries committed
+/// by then are applied. While apply lags behind, a renewal that arrived in time may still wait to be applied,
+/// and its client may send the next one late for the same reason.
 struct LeaseTime {
-    /// Everything that was committed at this time is applied.
+    /// Time at which every entry committed by then is applied.
     as_of: Instant,
-    /// A later time and the commit index then, as long as that entry is not applied.
+    /// A later time and the commit index at that time, until the entry at that index is applied.
     behind: Option<(Instant, Index)>,
 }
 
@@ -105,37 +115,37 @@ impl LeaseTime {
     }
 }
 
-/// Notes being proposed, slice by slice.
+/// A pass that checkpoints leases, slice by slice.
 struct Noting {
-    /// The lease that was looked at last.
+    /// Id of the last lease that was checked.
     behind: Option<LeaseId>,
-    /// Only leases that have used up at least this much of their TTL are noted.
+    /// Minimum used-up part of the TTL for which a lease is checkpointed.
     used: Duration,
-    /// The leases that entries grant which were not applied when they were looked at.
+    /// Leases granted by entries that were not applied when they were searched.
     granted: BTreeSet<LeaseId>,
-    /// Index of the last entry that was looked at for grants.
+    /// Index of the last entry that was searched for grants.
     looked_through: Index,
 }
 
-/// Notes being taken back, slice by slice.
+/// A pass that clears lease checkpoints, slice by slice.
 #[derive(Clone, Copy)]
 struct TakingBack {
-    /// The lease that was looked at last.
+    /// Id of the last lease that was checked.
     behind: Option<LeaseId>,
-    /// True if they are taken back for every lease; otherwise for those with a note in this member's state.
+    /// True if the checkpoints of all leases are cleared; otherwise only those in this member's state.
     of_all: bool,
 }
 
-/// The options that concern leases.
+/// Options that concern leases.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeaseRules {
-    /// The shortest TTL by which this member, as a leader, lets a lease expire, in seconds.
+    /// Minimum TTL after which this member, as a leader, lets a lease expire, in seconds.
     pub ttl_min: Seconds,
     /// Time that a client waits for the answer to a renewal.
     pub request_timeout: Duration,
     /// Time that every lease gets in addition when a new leader starts its clock.
     pub grace: Duration,
-    /// Interval at which remaining times are noted; a lease is noted if it has used up this much of its TTL.
+    /// Interval at which leases are checkpointed; a lease is included if it has used up this much of its TTL.
     pub note_interval: Duration,
 }
 
@@ -144,52 +154,54 @@ pub(super) struct LeaseRules {
 pub(super) enum Renewal {
     /// Answer with this TTL in seconds; 0 if the lease does not exist.
     Answered(Seconds),
-    /// Answer with this TTL in seconds once an entry that takes back a noted remaining time is applied.
+    /// Answer with this TTL in seconds once an entry that clears the lease's checkpoint is applied.
     TakesBack(Seconds),
-    /// The lease has expired: the client is answered when its revocation is applied.
+    /// The lease has expired: the client is answered when the revocation is applied.
     Waits,
 }
 
-/// The clocks of leases: when each expires, which are being revoked, whose remaining time is to be noted, and which
-/// clients wait for a revocation. They run on the leader only.
+/// The clocks of leases: when each lease expires, which leases are being revoked, whose remaining time is to
+/// be checkpointed, and which clients wait for a revocation. The clocks run only on the leader.
 ///
-/// This type is told what happens to leases and returns what to propose and answer. It does not keep the leases: the
-/// state does.
+/// The core reports what happens to leases, and this type returns what to propose and answer. The leases
+/// themselves are in the state.
 pub(super) struct LeaseClocks {
     rules: LeaseRules,
     metrics: Arc<Metrics>,
-    /// The clocks, which shards share.
+    /// The clocks, shared with the shards.
     renewals: Arc<Renewals>,
     /// True if shards may renew leases.
     open_to_shards: bool,
     time: LeaseTime,
-    /// Clocks that run no more, to be forgotten in slices.
+    /// Stopped clocks, to be dropped in slices.
     forgotten: Vec<Expiry>,
     revokes_open: usize,
     /// Number of leases that may still be revoked before the next tick.
     revokes_allowed: usize,
-    /// What the other members run, as of the last tick.
+    /// Programs that the other members run, as of the last tick.
     others: Others,
-    /// Times left that are being noted.
+    /// The pass that checkpoints leases, if one is in progress.
     noting: Option<Noting>,
-    /// Notes that are being taken back.
+    /// The pass that clears lease checkpoints, if one is in progress.
     taking_back: Option<TakingBack>,
-    /// The pass of taking back as it was before its last slice, until that slice is in the log.
+    /// The pass that clears lease checkpoints as it was before its last slice, until that slice is in the
+    /// log.
     slice_began: Option<TakingBack>,
-    /// True if a slice was refused since the last tick.
+    /// True if a slice of clearing entries was refused since the last tick.
     slice_refused: bool,
-    /// The entries of slices that take notes back, as long as they are not applied.
+    /// Log indexes of entries that clear lease checkpoints and are not applied yet.
     slices: VecDeque<Index>,
-    /// True if notes may be in some member's state that do not know of renewals at a leader that ran etcd. Stays, whoever
-    /// leads, until this member as a leader has taken all notes back.
+    /// True if some member's state may have lease checkpoints that miss renewals by a leader that ran etcd.
+    /// Stays true across changes of leaders, until this member as a leader has cleared all checkpoints.
     doubt: bool,
-    /// The entry with which the notes of all leases are taken back, once all of that is in the log.
+    /// Log index with which the checkpoints of all leases are cleared, once all clearing entries are in the
+    /// log.
     doubt_ends: Option<Index>,
-    /// True if this leader has taken all notes back and begun to make none since.
+    /// True if this leader has cleared all lease checkpoints and has not begun to make new ones since.
     none_noted: bool,
     next_note: Instant,
     granted_ahead: GrantedAhead,
-    /// Renewals of expired leases, which wait for the revocation, by lease id, with the time when each came.
+    /// Renewals of expired leases, which wait for the revocation, by lease id, with the time of arrival.
     renewals_of_expired: BTreeMap<LeaseId, Vec<(RequestId, Instant)>>,
 }
 
@@ -232,7 +244,7 @@ impl LeaseClocks {
         self.renewals.with(|expiry| expiry.clocks())
     }
 
-    /// Says if shards may renew leases by themselves: only while no other member can lead.
+    /// Allows or forbids renewals by shards alone; allowed only while no other member can lead.
     pub fn open_to_shards(&mut self, open: bool) {
         if self.open_to_shards != open {
             self.open_to_shards = open;
@@ -240,15 +252,16 @@ impl LeaseClocks {
         }
     }
 
-    /// Starts the clocks of a leader that has just settled: every lease gets its noted remaining time, or its whole TTL,
-    /// from now on. Notes are `doubted` where a leader that runs etcd may have renewed leases since: then, and while such a
-    /// doubt of before lasts, every lease gets its whole TTL, and all notes are taken back.
+    /// Starts the clocks of a leader that has just applied the first entry of its term: from now on every
+    /// lease has its checkpointed remaining time, or its whole TTL. `doubted` says that an etcd leader may
+    /// have renewed leases after their checkpoints: then, and while earlier checkpoints are distrusted, every
+    /// lease gets its whole TTL, and all checkpoints are cleared.
     pub fn start(&mut self, leases: &Leases, doubted: bool, now: Instant) {
         if planted::is(Bug::OldLeaseDeadlines) && self.running() > 0 {
             return;
         }
         self.doubt |= doubted;
-        // The time it took to elect this leader is not held against anybody.
+        // The grace makes up for the time that the election took, in which clients could not renew.
         let expiry = Expiry::of(leases.clone(), !self.doubt, self.rules.ttl_min, self.rules.grace, now);
         self.replace(expiry);
         if self.doubt {
@@ -260,36 +273,36 @@ impl LeaseClocks {
         self.forgotten.push(self.renewals.with(|clocks| std::mem::replace(clocks, expiry)));
     }
 
-    /// Stops all clocks, since this member leads no longer, or in another term. Returns the requests whose renewals are
-    /// to be refused.
+    /// Stops all clocks, because this member no longer leads, or leads in another term. Returns the requests
+    /// whose renewals are to be refused.
     pub fn stop(&mut self, now: Instant) -> Vec<RequestId> {
         if !planted::is(Bug::OldLeaseDeadlines) {
             self.replace(Expiry::new(now));
         }
         self.open_to_shards(false);
         self.end_noting();
-        // Another leader may have replaced what was looked at.
+        // Another leader may have replaced the entries that were searched.
         self.granted_ahead = GrantedAhead::default();
         (self.others, self.doubt_ends, self.none_noted) = (Others::Unheard, None, false);
         let waiting = std::mem::take(&mut self.renewals_of_expired);
         waiting.into_values().flatten().map(|(request_id, _)| request_id).collect()
     }
 
-    /// The TTL in seconds by which this member, as a leader, lets a lease expire, as every leader of etcd's does. It is
-    /// never shorter than what the lease's client was told.
+    /// Returns the TTL in seconds after which this member, as a leader, lets a lease expire, by the same rule
+    /// as etcd's leaders. It is never shorter than the TTL reported to the lease's client.
     fn ttl_granted(&self, ttl: Seconds) -> Seconds {
         ttl.max(self.rules.ttl_min)
     }
 
-    /// The TTL that clients are told: the one that every member knows, though this leader may let the lease live longer,
-    /// since another may lead before it is over. A lease that a member running etcd granted may have none: each raises that
-    /// for itself.
+    /// Returns the TTL that clients see: the granted TTL, which every member knows. This leader may let the
+    /// lease live longer, but another member may lead before that time has passed. A lease granted by an etcd
+    /// member may have a TTL of 0; each leader raises that by its own rule.
     fn ttl_told(&self, ttl: Seconds) -> Seconds {
         if ttl > Seconds::ZERO { ttl } else { self.ttl_granted(ttl) }
     }
 
-    /// A lease was granted. `runs` says whether its clock runs here: not on other members, and a leader that has not settled
-    /// yet starts all clocks when it has.
+    /// Records that a lease was granted. `runs` says if its clock runs here: it does not on members that do
+    /// not lead, and a new leader starts all clocks when it applies the first entry of its term.
     pub fn granted(&mut self, id: LeaseId, ttl: Seconds, runs: bool, now: Instant) {
         let ttl = self.ttl_granted(ttl);
         if runs || planted::is(Bug::LeaseClocksKept) {
@@ -299,26 +312,28 @@ impl LeaseClocks {
         self.metrics.lease.ttl.observe(ttl.0 as f64);
     }
 
-    /// A lease is gone. Returns who is to be told so.
+    /// Records that a lease is gone. Returns the renewals that waited for it, with their times of arrival.
     pub fn revoked(&mut self, id: LeaseId) -> Vec<(RequestId, Instant)> {
         self.renewals.with(|expiry| expiry.stop(id));
         self.metrics.lease.revoked.inc();
         self.renewals_of_expired.remove(&id).unwrap_or_default()
     }
 
-    /// A renewal of this lease has come and is confirmed later: the lease does not expire until then.
+    /// Keeps a lease from expiring until a renewal that has arrived is confirmed.
     pub fn hold(&mut self, id: LeaseId, now: Instant) {
         if !planted::is(Bug::LeasesExpireBehind) {
             self.renewals.with(|expiry| expiry.hold(id, self.time.as_of, self.held_until(now)));
         }
     }
 
-    /// Returns until when a renewal that came at `since` keeps its lease from expiring: its client has timed out by then.
+    /// Returns the time until which a renewal that arrived at `since` keeps its lease from expiring: then its
+    /// client has timed out.
     fn held_until(&self, since: Instant) -> Instant {
         since + self.rules.request_timeout
     }
 
-    /// Updates the time by which leases expire; called after every turn with the applied and the commit index.
+    /// Updates the time by which leases expire; called after every turn with the applied index and the commit
+    /// index.
     pub fn look(&mut self, applied: Index, commit: Index, now: Instant) {
         if self.doubt_ends.take_if(|index| *index <= applied).is_some() {
             (self.doubt, self.none_noted) = (false, true);
@@ -329,10 +344,12 @@ impl LeaseClocks {
         self.time.look(applied, commit, now);
     }
 
-    /// Renews a lease, which the state has as `lease`, for a request that came at `since`. A noted remaining time has to
-    /// be taken back first, or the next leader would use it; the same holds for a note that is still on its way into the
-    /// log, for an entry that takes one back, and for one that another member may have as long as there is doubt: unless
-    /// this leader has had an entry for the lease applied, behind which all members have what this one has.
+    /// Renews a lease, which the state has as `lease`, for a request that arrived at `since`. A lease
+    /// checkpoint has to be cleared first, or the next leader would use it. The same holds for a checkpoint
+    /// whose entry is not applied yet, for an unapplied entry that clears one, and, while checkpoints are
+    /// distrusted, for a checkpoint that another member may have. The last case ends for a lease once an
+    /// entry of this leader that sets or clears its checkpoint is applied, because after that entry all
+    /// members have the same.
     ///
     /// As in etcd, a renewal of an expired lease waits until its revocation is committed.
     pub fn renew(
@@ -368,19 +385,20 @@ impl LeaseClocks {
         Renewal::Answered(ttl)
     }
 
-    /// The entry at this index notes these times left of leases, or takes notes back.
+    /// Records that the entry at this index checkpoints leases, or clears their checkpoints.
     pub fn noted(&mut self, checkpoints: &[LeaseCheckpoint], index: Index) {
         self.renewals.with(|expiry| {
             checkpoints.iter().for_each(|checkpoint| expiry.noted(LeaseId(checkpoint.id), index));
         });
     }
 
-    /// An entry that this leader has not proposed, or waits for no more, notes times left of leases.
+    /// Records a lease-checkpoint entry that this leader has not proposed, or does not wait for any more. The
+    /// next renewal of each lease has to go through the core.
     pub fn noted_by_another(&mut self) {
         self.renewals.with(Expiry::look_again);
     }
 
-    /// Gives up renewals whose clients were told that they took too long; returns them.
+    /// Gives up renewals whose clients have already received a timeout error, and returns them.
     pub fn sweep(&mut self, now: Instant) -> Vec<RequestId> {
         let timeout = self.rules.request_timeout;
         let mut late = Vec::new();
@@ -397,29 +415,32 @@ impl LeaseClocks {
         late
     }
 
-    /// The time left of a lease, which the state has as `lease`, and its TTL; -1 and 0 if it does not exist.
+    /// Returns the remaining time and the TTL of a lease, which the state has as `lease`; -1 and 0 if the
+    /// lease does not exist.
     pub fn time_to_live(&self, id: LeaseId, lease: Option<&Lease>, now: Instant) -> (Seconds, Seconds) {
         let (Some(lease), Some(left)) = (lease, self.left(id, now)) else {
             return (Seconds(-1), Seconds::ZERO);
         };
         let granted = self.ttl_told(lease.ttl);
         let left = Seconds::whole_of(left);
-        // What this leader lets it live beyond that, the next one may not.
+        // This leader may let the lease live longer than that, but the next leader may not.
         let ttl = if self.ttl_granted(lease.ttl) > granted { left.min(granted) } else { left };
         (ttl, granted)
     }
 
-    /// The time that the clock of a lease has left, if it runs.
+    /// Returns the time that the clock of a lease has left, if the clock runs.
     fn left(&self, id: LeaseId, now: Instant) -> Option<Duration> {
         self.renewals.with(|expiry| expiry.left(id, now))
     }
 
-    /// Returns the remaining time by which leases are listed. A member that does not lead uses the noted or granted time.
+    /// Returns the remaining time by which leases are listed. A member that does not lead uses the
+    /// checkpointed or granted time.
     fn listed_by(&self, id: LeaseId, lease: &Lease, now: Instant) -> Duration {
         self.left(id, now).unwrap_or_else(|| noted_or_granted(lease, self.rules.ttl_min))
     }
 
-    /// Returns the ids of all leases of the state, soonest to expire first; `None` if there are too many to be sorted at once.
+    /// Returns the ids of all leases of the state, soonest to expire first; `None` if they are too many to be
+    /// sorted at once.
     pub fn list(&self, all: &Leases, now: Instant) -> Option<Vec<LeaseId>> {
         if all.len() > LISTED_AT_ONCE {
             return None;
@@ -430,7 +451,7 @@ impl LeaseClocks {
         Some(leases.into_iter().map(|(_, id)| id).collect())
     }
 
-    /// The times that these leases have left; none for those that are gone.
+    /// Returns the remaining times of these leases; zero for leases that do not exist.
     pub fn times(&self, ids: &[LeaseId], all: &Leases, now: Instant) -> ReplyBody {
         debug_assert!(ids.len() <= LISTED_AT_ONCE, "many leases are asked for in pieces");
         let time =
@@ -438,7 +459,7 @@ impl LeaseClocks {
         ReplyBody::LeaseTimes(ids.iter().map(time).collect())
     }
 
-    /// Forgets the next slice of clocks that run no more.
+    /// Drops the next slice of stopped clocks.
     pub fn forget_some(&mut self) {
         while let Some(forgotten) = self.forgotten.last_mut() {
             if forgotten.forget_some(LEASES_PER_TURN) {
@@ -448,7 +469,7 @@ impl LeaseClocks {
         }
     }
 
-    /// Starts the next slice of the clocks of a leader that has settled.
+    /// Starts the next slice of the clocks of a new leader.
     pub fn start_some(&mut self, leases: &Leases) {
         self.renewals.with(|expiry| {
             if expiry.is_starting() {
@@ -458,13 +479,13 @@ impl LeaseClocks {
         });
     }
 
-    /// Returns true if another slice of clocks can be forgotten at once.
+    /// Returns true if another slice of stopped clocks can be dropped at once.
     pub fn has_to_forget(&self) -> bool {
         !self.forgotten.is_empty()
     }
 
-    /// Returns true if the leader can do something at once: start clocks, revoke if it may, or note, where `has_room` says that
-    /// the log takes more behind its last entry, `last`.
+    /// Returns true if the leader can do something at once: start clocks, revoke leases if `may_revoke`, or
+    /// checkpoint leases, where `has_room` says if the log takes more after its last entry, `last`.
     pub fn has_to_do(
         &self,
         may_revoke: bool,
@@ -481,8 +502,8 @@ impl LeaseClocks {
         starts || is_due || note && has_room()
     }
 
-    /// Returns true if the next notes may be taken back: none were refused since the last tick, and few are under way. More
-    /// would only wait for the disk in a row, and be what makes it seem to stall.
+    /// Returns true if more lease checkpoints may be cleared now: no slice was refused since the last tick,
+    /// and few are in flight. More slices would only queue for the disk, and could make it look stalled.
     fn may_take_back(&self) -> bool {
         !self.slice_refused && self.slices.len() < TAKEN_BACK_AHEAD
     }
@@ -497,7 +518,8 @@ impl LeaseClocks {
         self.revokes_allowed = REVOKES_PER_TICK;
     }
 
-    /// The leases that are to be revoked now, their time being up. What had come by then was taken before.
+    /// Returns expired leases to be revoked now. Renewals that had arrived by the time of expiry are already
+    /// taken into account.
     pub fn take_expired(&mut self) -> Vec<LeaseId> {
         let (room, as_of) = (self.revokes_room(), self.time.as_of);
         if room == 0 {
@@ -512,9 +534,10 @@ impl LeaseClocks {
         expired
     }
 
-    /// Returns those of these expired leases that may be revoked now. One that entries behind the applied ones revoke and grant again
-    /// is not: another revocation would end the new lease by the time of the old one.
-    /// Such a lease (COMPAT-460) is looked at again later, and so are all of them if many entries are to be looked at first.
+    /// Returns those of these expired leases that may be revoked now. Not among them is a lease that
+    /// unapplied entries revoke and grant again: another revocation would end the new lease by the old
+    /// deadline. Such a lease (COMPAT-460) is checked again later; so are all of them if too many entries
+    /// have to be searched first.
     pub fn not_granted_again(
         &mut self,
         mut expired: Vec<LeaseId>,
@@ -545,7 +568,7 @@ impl LeaseClocks {
         expired
     }
 
-    /// A revocation came to its end. It is tried again after a while if it failed.
+    /// Records the end of a revocation. A failed one is tried again after a pause.
     pub fn revocation_ended(&mut self, id: LeaseId, failed: bool, now: Instant) {
         self.revokes_open = self.revokes_open.saturating_sub(1);
         if failed {
@@ -553,23 +576,25 @@ impl LeaseClocks {
         }
     }
 
-    /// This is what the other members of the present leader run; called at each tick and before it stops. Once a member is
-    /// known to run etcd, all notes are taken back at once.
+    /// Records which programs the other members run. Called at each tick while this member leads, and before
+    /// it stops. Once a member is known to run etcd, all lease checkpoints are cleared.
     pub fn others_are(&mut self, others: Others) {
         self.slice_refused = false;
         let before = std::mem::replace(&mut self.others, others);
         if others != Others::Mainstay {
             self.noting = None;
         }
-        // In doubt they are being taken back already, and no leader makes new ones.
+        // While lease checkpoints are distrusted, they are being cleared already, and no leader makes new
+        // ones.
         if others == Others::SomeEtcd && before != others && !self.doubt && !self.none_noted {
             self.doubt = true;
             self.take_back(true);
         }
     }
 
-    /// Now and then: begins to note the time left of leases that have not been renewed lately, so that it survives a
-    /// restart. Where a member runs etcd, takes back what is noted all the same, say by a leader that runs etcd.
+    /// Begins, once per interval, to checkpoint leases that have not been renewed for that interval, so that
+    /// their remaining time survives a restart. If a member runs etcd, clears existing checkpoints instead,
+    /// for example those that an etcd leader has made.
     pub fn note_if_due(&mut self, now: Instant) {
         if now < self.next_note {
             return;
@@ -580,14 +605,15 @@ impl LeaseClocks {
         }
     }
 
-    /// The member stops: begins to note the time left of all leases, so that it goes on where they stand now.
+    /// Begins to checkpoint all leases before the member stops, so that they continue with their remaining
+    /// time after the restart.
     pub fn note_before_stop(&mut self) {
         self.note_below(STOP_NOTES_USED);
     }
 
-    /// Begins to note the time left of every lease that has used up at least `used` of its TTL; or, where a member runs etcd,
-    /// to take notes back. While some members have not told what they run, it does neither; in doubt, all notes are being taken
-    /// back already.
+    /// Begins to checkpoint every lease that has used up at least `used` of its TTL; if a member runs etcd,
+    /// begins to clear checkpoints instead. Does nothing while some members have not announced their program,
+    /// or while all checkpoints are being cleared already.
     fn note_below(&mut self, used: Duration) {
         if self.doubt {
             return;
@@ -603,30 +629,31 @@ impl LeaseClocks {
         }
     }
 
-    /// Begins to take back the notes of all leases, or of those that have one in this member's state.
+    /// Begins to clear the checkpoints of all leases, or only of those that have one in this member's state.
     fn take_back(&mut self, of_all: bool) {
         if of_all {
-            // As long as there is doubt, a renewal may have to take a note back that another member has.
+            // While lease checkpoints are distrusted, a renewal may have to clear one that another member
+            // has.
             self.renewals.with(Expiry::look_again);
         }
         self.noting = None;
         self.taking_back = Some(TakingBack { behind: None, of_all });
     }
 
-    /// Returns true if times left are being noted, or taken back.
+    /// Returns true if a pass that sets or clears lease checkpoints is in progress.
     pub fn is_noting(&self) -> bool {
         self.noting.is_some() || self.taking_back.is_some()
     }
 
-    /// Ends the notes: this member leads no more.
+    /// Ends the passes that set or clear lease checkpoints, because this member no longer leads.
     pub fn end_noting(&mut self) {
         (self.noting, self.taking_back, self.slice_began) = (None, None, None);
         self.slice_refused = false;
         self.slices.clear();
     }
 
-    /// The slice that [`LeaseClocks::note_some`] gave out last has got into the log, with this index, or not: notes that are not
-    /// taken back are tried again at the next tick.
+    /// Records that the last slice of [`LeaseClocks::note_some`] is in the log at this index, or was refused.
+    /// A refused slice that clears checkpoints is tried again at the next tick.
     pub fn proposed(&mut self, taken: Option<Index>) {
         let Some(began) = self.slice_began.take() else { return };
         match taken {
@@ -635,13 +662,14 @@ impl LeaseClocks {
         }
     }
 
-    /// Returns true if so few entries of this log are not applied that they can be looked at before times left are noted.
+    /// Returns true if so few entries of the log are unapplied that they can be searched before leases are
+    /// checkpointed.
     fn can_note(last: Index, applied: Index) -> bool {
         last - applied <= NOTED_BEHIND_MAX
     }
 
-    /// The next times left to be noted, or notes to be taken back, for one entry at most; `None` if there are none now.
-    /// `has_room` says whether the log takes more.
+    /// Returns the next lease checkpoints to be set or cleared, for at most one entry; `None` if nothing is
+    /// to be done now. `has_room` says if the log takes more.
     pub fn note_some(
         &mut self,
         node: &Node,
@@ -651,7 +679,8 @@ impl LeaseClocks {
     ) -> Option<Vec<LeaseCheckpoint>> {
         let last = node.standing().last;
         if !has_room || self.renewals.with(|expiry| expiry.is_starting()) {
-            // A lease whose clock is still to be started would go by the note, as if it was from before.
+            // A lease whose clock is not started yet would start with the new checkpoint, as if an earlier
+            // leader had made it.
             return None;
         }
         if self.taking_back.is_some() {
@@ -661,8 +690,8 @@ impl LeaseClocks {
             return None;
         }
         let noting = self.noting.as_mut()?;
-        // What is noted behind an entry that grants a lease is taken for the time left of that one; if another with its id
-        // exists now, that is revoked before.
+        // A checkpoint after an entry that grants a lease applies to the newly granted lease. If another
+        // lease with that id exists now, it is revoked before that entry.
         if !planted::is(Bug::NoteOverGrant) {
             let behind = noting.looked_through.max(applied);
             noting.granted.extend(node.data_after(behind).filter_map(|(_, data)| granted_lease(data)));
@@ -687,7 +716,8 @@ impl LeaseClocks {
                     }
                 }
             }
-            // Under the lock: a shard must not renew a lease between the look and the note.
+            // Done under the lock, so that no shard renews a lease between the reading of its time and the
+            // checkpoint.
             notes.iter().for_each(|note| expiry.about_to_be_noted(LeaseId(note.id)));
         });
         if looked < LEASES_PER_TURN && notes.len() < NOTES_PER_ENTRY {
@@ -696,9 +726,9 @@ impl LeaseClocks {
         (!notes.is_empty()).then_some(notes)
     }
 
-    /// The next notes to be taken back, for one entry at most; `last` is the last entry of the log. No note is under way that
-    /// they would miss: a pass over all leases comes behind every note in the log, and one over those noted in the state is
-    /// begun where no leader of Mainstay makes any.
+    /// Returns the next lease checkpoints to be cleared, for at most one entry; `last` is the last entry of
+    /// the log. No checkpoint in flight is missed: a pass over all leases comes after every checkpoint in the
+    /// log, and a pass over the checkpoints in the state only begins while no Mainstay leader makes any.
     fn take_some_back(&mut self, leases: &Leases, last: Index) -> Option<Vec<LeaseCheckpoint>> {
         let began = self.taking_back.filter(|_| self.may_take_back())?;
         let mut taking = began;
@@ -715,7 +745,7 @@ impl LeaseClocks {
             }
         }
         if !notes.is_empty() {
-            // The slice behind the last one is empty and ends the pass.
+            // The slice after the last one is empty and ends the pass.
             (self.taking_back, self.slice_began) = (Some(taking), Some(began));
             return Some(notes);
         }
@@ -743,7 +773,7 @@ mod tests {
         note_interval: Duration::from_secs(60),
     };
     const REQUEST: RequestId = RequestId { shard: 0, slot: 1, generation: 0 };
-    /// The last entry of a log, and the last one that is applied.
+    /// Index of the last entry of a log, and of the last applied entry.
     const REACH: (Index, Index) = (Index(0), Index(0));
 
     fn lease(ttl: Seconds, remaining: Seconds) -> Lease {
@@ -821,7 +851,7 @@ mod tests {
         assert_eq!(renew(&mut clocks, Seconds(0), Index(9)), Renewal::Answered(Seconds(10)));
     }
 
-    /// A node whose log has so many entries, none of which can be read.
+    /// Returns a node whose log ends at `last`, and whose entries cannot be read.
     fn node(last: Index) -> Node {
         let config = consensus::Config { id: MemberId(1), ..consensus::Config::default() };
         let restored = consensus::Restored {
@@ -836,7 +866,7 @@ mod tests {
         node
     }
 
-    /// So many leases of 60 s, of which those with the ids that `noted` says have 25 s left by their notes.
+    /// Returns `count` leases of 60 s. The leases whose ids `noted` selects have a checkpoint of 25 s.
     fn leases(count: i64, noted: impl Fn(i64) -> bool) -> Leases {
         let granted = (1..=count).map(|id| GrantedLease {
             id: LeaseId(id),
@@ -846,7 +876,7 @@ mod tests {
         Leases::granted(granted).expect("are sound")
     }
 
-    /// Starts the clocks of a leader, all of them.
+    /// Starts all clocks of a new leader.
     fn lead(clocks: &mut LeaseClocks, leases: &Leases, doubted: bool, now: Instant) {
         clocks.start(leases, doubted, now);
         while clocks.renewals.with(|expiry| expiry.is_starting()) {
@@ -854,7 +884,8 @@ mod tests {
         }
     }
 
-    /// Takes the next slice of notes as if it got into the log, or was refused; gives the leases that it takes back.
+    /// Takes the next slice as if it got into the log, or was refused; returns the ids of the leases whose
+    /// checkpoints it clears.
     fn slice(clocks: &mut LeaseClocks, leases: &Leases, is_taken: bool, now: Instant) -> Vec<i64> {
         let notes = clocks.note_some(&node(Index(0)), (leases, Index(0)), true, now).unwrap_or_default();
         clocks.proposed(is_taken.then_some(Index(0)));
@@ -862,7 +893,8 @@ mod tests {
         notes.iter().map(|note| note.id).collect()
     }
 
-    /// What is left of the lease with the id 1, in seconds, with the grace of a new leader.
+    /// Returns the remaining time of the lease with the id 1, in seconds, including the grace of a new
+    /// leader.
     fn left(clocks: &LeaseClocks, now: Instant) -> u64 {
         clocks.left(LeaseId(1), now).expect("has a clock").as_secs()
     }
@@ -870,7 +902,7 @@ mod tests {
     #[test]
     fn in_doubt_the_notes_of_all_leases_are_taken_back() {
         let start = Instant::now();
-        // Another member may have notes that this one has not.
+        // Another member may have lease checkpoints that this member does not have.
         let leases = leases(2_500, |id| id == 7);
         for heard in [false, true] {
             let mut clocks = clocks(start);
@@ -886,7 +918,7 @@ mod tests {
             }
             assert!(all.iter().copied().eq(1..=2_500));
             assert!(!clocks.has_to_do(false, || true, REACH));
-            // From time to time after that, only what is noted all the same.
+            // Later passes clear only lease checkpoints that are in the state.
             clocks.look(Index(0), Index(0), start);
             clocks.others_are(Others::SomeEtcd);
             clocks.note_if_due(start + seconds(61));
@@ -916,7 +948,7 @@ mod tests {
         clocks.look(Index(0), Index(0), start);
         lead(&mut clocks, &leases, false, start);
         assert_eq!(left(&clocks, start), 61, "it was in the log of a leader that is none any more");
-        // Nothing is noted in doubt.
+        // No lease is checkpointed while lease checkpoints are distrusted.
         clocks.others_are(Others::Mainstay);
         clocks.note_before_stop();
         assert_eq!(slice(&mut clocks, &leases, true, start + seconds(2)).len(), 10);
@@ -948,7 +980,7 @@ mod tests {
         assert!(!clocks.is_noting());
     }
 
-    /// Renews the lease with the id 1 as a shard does without the core; `None` if the core has to be asked.
+    /// Renews the lease with the id 1 like a shard, without the core; `None` if the core has to be asked.
     fn by_shard(clocks: &LeaseClocks, now: Instant) -> Option<Seconds> {
         clocks.renewals.renew(LeaseId(1), now)
     }
@@ -971,7 +1003,7 @@ mod tests {
         clocks.note_before_stop();
         let notes = clocks.note_some(&node(Index(0)), (&leases, Index(0)), true, start + seconds(15));
         assert_eq!(notes, Some(vec![LeaseCheckpoint { id: 1, remaining_ttl: 50 }]));
-        // The note is not even proposed.
+        // The lease checkpoint is not even proposed yet.
         assert_eq!(by_shard(&clocks, start + seconds(15)), None);
         clocks.noted(&notes.expect("is noted"), Index(9));
         assert_eq!(by_shard(&clocks, start + seconds(16)), None);
@@ -980,7 +1012,7 @@ mod tests {
         clocks.noted(&[LeaseCheckpoint { id: 1, remaining_ttl: 0 }], Index(10));
         assert_eq!(renew(&mut clocks, 10, start + seconds(19)), answered);
         assert_eq!(by_shard(&clocks, start + seconds(20)), Some(Seconds(60)));
-        // Whatever somebody else notes, a renewal may have to take it back.
+        // Another proposer may have made any lease checkpoint, so a renewal may have to clear it.
         clocks.noted_by_another();
         assert_eq!(by_shard(&clocks, start + seconds(20)), None);
         assert_eq!(renew(&mut clocks, 10, start + seconds(20)), answered);
@@ -1020,7 +1052,7 @@ mod tests {
         let leases = leases(6_500, |_| false);
         let mut clocks = clocks(start);
         lead(&mut clocks, &leases, true, start);
-        // As many entries as nothing is noted behind.
+        // More unapplied entries than the limit for proposing a lease checkpoint.
         let mut last = Index(NOTED_BEHIND_MAX + 1);
         let mut applied = Index(0);
         let mut next = |clocks: &mut LeaseClocks, applied: Index| {
@@ -1042,7 +1074,7 @@ mod tests {
             assert!(clocks.has_to_do(false, || true, (Index(1 << 20), applied)));
             assert_eq!(next(&mut clocks, applied).map(|(count, _)| count), Some(count));
         }
-        // What was in the log of this leader is not waited for by the next one.
+        // A new leadership does not wait for slices in the log of the earlier one.
         clocks.stop(start);
         lead(&mut clocks, &leases, true, start);
         assert_eq!(next(&mut clocks, applied).map(|(count, _)| count), Some(NOTES_PER_ENTRY));
@@ -1064,7 +1096,7 @@ mod tests {
         assert_eq!(renew(&mut clocks, 1, Index(8)), behind, "its entry is under way");
         assert_eq!(renew(&mut clocks, 1, Index(9)), own, "its note is taken back");
         assert_eq!(renew(&mut clocks, 2, Index(9)), behind, "another member may have one of it");
-        // Both are taken back by entry 10, and there is one more behind it.
+        // Entry 10 clears both lease checkpoints, and entry 11 follows it.
         assert_eq!(
             clocks.note_some(&node(Index(9)), (&leases, Index(9)), true, start).map(|notes| notes.len()),
             Some(2)
@@ -1102,7 +1134,7 @@ mod tests {
         assert_eq!(slice(&mut clocks, &leases, true, start), [0; 0]);
         assert_eq!(all_taken_back(&mut clocks), 10);
         assert_eq!(all_taken_back(&mut clocks), 0);
-        // Others may have led and noted.
+        // Other members may have led and made lease checkpoints.
         clocks.stop(start);
         lead(&mut clocks, &leases, false, start);
         assert_eq!(all_taken_back(&mut clocks), 10);

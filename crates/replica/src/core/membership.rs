@@ -1,5 +1,5 @@
-//! Membership changes: what is refused, one change at a time, and what follows from a change. [`Membership`] decides; the
-//! rules that also hold when a change is applied are in `machine::validate`.
+//! Membership changes: checks, their order (one change at a time), and their consequences. [`Membership`]
+//! decides; the rules that also hold when a change is applied are in `machine::validate`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,34 +15,37 @@ use prost::Message as _;
 
 use super::RequestId;
 
-/// Time that members must have been connected for a change to be safe, as in etcd.
+/// Time for which members must have been connected for a change to be safe, as in etcd.
 const HEALTHY_FOR: Duration = Duration::from_secs(5);
-/// Time that a removed member goes on, so that others learn that it knows of its removal.
+/// Time for which a removed member continues, so that other members learn that it knows of its removal.
 const REMOVED_PAUSE: Duration = Duration::from_secs(1);
-/// Election timeouts that a removed leader goes on until enough others know of the removal.
+/// Maximum number of election timeouts for which a removed leader waits until enough other members know of
+/// the removal.
 const LEAVING_TIMEOUTS: u32 = 10;
-/// Election timeouts that a leader tries to hand over before its own removal is proposed anyway.
+/// Number of election timeouts for which a leader tries to hand over before its own removal is proposed
+/// anyway.
 const DEPARTURE_TIMEOUTS: u32 = 2;
-/// The most learners that every etcd allows.
+/// Number of learners that every release of etcd allows.
 const ETCD_LEARNERS_MAX: u64 = 1;
-/// Changes that may wait for the one under way.
+/// Maximum number of changes that wait for the one in progress.
 const CHANGES_MAX: usize = 64;
 
-/// A change of the members.
+/// A membership change.
 #[derive(Clone, Debug)]
 pub enum MemberChange {
     /// Adds a member, with its id and peer URLs.
     Add(Member),
-    /// Removes this one.
+    /// Removes the member with this id.
     Remove(u64),
     /// Gives a member other peer URLs.
     Update(Member),
-    /// Makes a voter of a learner.
+    /// Promotes the learner with this id to a voter.
     Promote(u64),
 }
 
 impl MemberChange {
-    /// Returns true if a change is refused so for the members that there are: by one who has heard of more it may be taken.
+    /// Returns true if the refusal `status` depends on the members that exist: a member that has applied more
+    /// entries may accept the change.
     pub fn is_of_members(status: &Status) -> bool {
         [
             error::MEMBER_EXIST,
@@ -54,13 +57,13 @@ impl MemberChange {
         .contains(status)
     }
 
-    /// Returns true if it removes this member.
+    /// Returns true if the change removes this member.
     pub(super) fn removes(&self, member: u64) -> bool {
         matches!(self, MemberChange::Remove(id) if *id == member)
     }
 
-    /// Returns the change in the forms of raft and of the log. A learner is judged by `learners_max` wherever the entry
-    /// is applied.
+    /// Returns the change in the forms of raft and of the log. Every member that applies the entry of a
+    /// learner checks it against `learners_max`.
     fn to_raft(&self, id: u64, learners_max: u64) -> (ConfChange, raftpb::ConfChange) {
         use raftpb::ConfChangeType as Type;
         let (kind, wire, node, context) = match self {
@@ -94,104 +97,106 @@ impl MemberChange {
     }
 }
 
-/// The options that concern membership changes.
+/// Options that concern membership changes.
 #[derive(Clone, Debug)]
 pub(super) struct MemberRules {
     /// This member's id.
     pub own: u64,
     /// True if a change that endangers the quorum is refused (`--strict-reconfig-check`).
     pub strict: bool,
-    /// The most learners, where no member runs etcd.
+    /// Maximum number of learners if no member runs etcd.
     pub learners_max: u64,
     /// The election timeout.
     pub election_timeout: Duration,
-    /// The time after which a client is answered that its request timed out.
+    /// Time after which a client gets a timeout error.
     pub request_timeout: Duration,
 }
 
-/// Facts about this member by which a change is judged.
+/// Facts about this member by which a change is checked.
 #[derive(Clone, Copy)]
 pub(super) struct Present<'a> {
     /// The members as applied.
     pub members: &'a Members,
-    /// Raft's view.
+    /// The raft node.
     pub node: &'a Node,
     /// True if this member leads.
     pub leads: bool,
-    /// The term of the last entry applied.
+    /// Raft term of the last applied entry.
     pub applied_term: Term,
     /// Returns the time since when another member has been connected.
     pub active_since: &'a dyn Fn(u64) -> Option<Instant>,
-    /// The voter that could lead at once.
+    /// Returns the voter that could lead at once.
     pub successor: &'a dyn Fn() -> Option<MemberId>,
 }
 
-/// What a leader that is to be removed does first.
+/// The step of a leader before its own removal is proposed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Departure {
-    /// Its removal is proposed: it need not hand over, or no longer.
+    /// The removal is proposed: the leader need not hand over, or has stopped trying.
     Goes,
-    /// It waits: it is handing over, or there is no member to take over.
+    /// The removal waits: the leader is handing over, or no member can take over.
     Waits,
-    /// It begins to hand over to this member.
+    /// The leader begins to hand over to this member.
     HandsOver(MemberId),
 }
 
-/// The next thing that the loop has to do about membership changes.
+/// The next action of the loop for membership changes.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// There is nothing to do now.
+    /// Nothing is to be done now.
     Nothing,
-    /// Leadership is to be handed to this member, before this one is removed.
+    /// Hand leadership over to this member, before the own member is removed.
     HandOver(MemberId),
-    /// The next change is to be proposed: [`Membership::encode_next`] and [`Membership::take_next`].
+    /// Propose the next change: [`Membership::encode_next`] and [`Membership::take_next`].
     ProposeNext,
-    /// The next change was taken out: this request is to be refused.
+    /// Refuse this request; its change was taken out of the queue.
     Refuse(RequestId, Status),
-    /// This proposal of another member to remove this one is to be taken now.
+    /// Pass on to raft this proposal of another member to remove this member.
     Take(Box<raftpb::Message>),
     /// Forward these proposals, which remove this member, to the new leader.
     PassOn(Vec<Bytes>),
 }
 
-/// A change that a client waits for: the request, the change, and when it arrived.
+/// A change that a client waits for: the request, the change, and its time of arrival.
 pub(super) type Wanted = (RequestId, MemberChange, Instant);
 
 /// The answer to a request for a change.
 #[derive(Debug, PartialEq)]
 pub(super) struct Told {
-    /// The request.
+    /// The request that is answered.
     pub request_id: RequestId,
     /// Result of the change.
     pub outcome: Result<(), Status>,
-    /// The term that the reply carries.
+    /// Raft term that the reply carries.
     pub raft_term: Term,
 }
 
-/// The changes of the members that clients want, one after the other, and what a member does that is removed.
+/// The membership changes that clients request, one after the other, and the steps of a member that is
+/// removed.
 ///
-/// It judges and keeps; what it wants proposed, handed over or answered it returns.
+/// This type checks and queues; it returns what to propose, hand over or answer.
 pub(super) struct Membership {
     rules: MemberRules,
     /// Changes that wait.
     changes: VecDeque<Wanted>,
-    /// The id in the entry of the one under way.
+    /// Id in the entry of the change in progress.
     open: Option<u64>,
-    /// Proposals of other members to remove this one, which leads, and since when they wait.
+    /// Proposals of other members to remove this member, which leads, with their times of arrival.
     departures: VecDeque<(raftpb::Message, Instant)>,
-    /// Time when this leader, which is to be removed, last began to hand over.
+    /// Time at which this leader, which is to be removed, last began to hand over.
     departure_tried: Option<Instant>,
     outcomes: Vec<Told>,
-    /// Time when this member ends, since it was removed from the cluster.
+    /// Time at which this member ends, because it was removed from the cluster.
     removed_at: Option<Instant>,
-    /// Members that are there already, as far as this member's own log does not say so.
+    /// Existing members that are not yet in this member's log.
     remotes: Vec<(u64, Vec<String>)>,
-    /// The members as they were last told.
+    /// The members as last published.
     members: Arc<Members>,
 }
 
 impl Membership {
-    /// Returns a table without requests. `remotes` are members that exist already but are not yet in this member's log.
+    /// Returns a table without requests. `remotes` are members that exist already but are not yet in this
+    /// member's log.
     pub fn new(rules: MemberRules, members: &Members, remotes: Vec<(u64, Vec<String>)>) -> Membership {
         Membership {
             rules,
@@ -206,11 +211,11 @@ impl Membership {
         }
     }
 
-    /// A client wants the members changed.
+    /// Checks and queues a membership change of a client.
     ///
     /// # Errors
     ///
-    /// What cannot or should not be is refused, in etcd's words.
+    /// etcd's error if the change is invalid or unsafe, or if too many changes wait.
     pub fn want(
         &mut self,
         request_id: RequestId,
@@ -229,7 +234,7 @@ impl Membership {
         Ok(())
     }
 
-    /// Checks whether a change may be proposed, by the members as they are and who of them is there.
+    /// Checks if a change may be proposed, given the current members and their connections.
     fn may_be(&self, change: &MemberChange, present: Present<'_>, now: Instant) -> Result<(), Status> {
         if self.rules.strict {
             self.is_safe(change, present, now)?;
@@ -240,9 +245,9 @@ impl Membership {
         machine::validate(present.members, &wire, learners_max)
     }
 
-    /// The most learners that a change proposed now may lead to. Where a member may run etcd, one (COMPAT-177): members of etcd
-    /// 3.5 allow no more, and later ones do not by default. They would refuse the entry that this member carries out, and end
-    /// when that learner tells its name.
+    /// Returns the maximum number of learners after a change proposed now. If a member may run etcd, it is
+    /// one (COMPAT-177): members that run etcd 3.5 allow no more, and later releases do not by default. They
+    /// would refuse the entry that this member applies, and exit when that learner publishes its name.
     fn learners_max(&self, node: &Node) -> u64 {
         if node.has_no_etcd() {
             self.rules.learners_max
@@ -260,7 +265,7 @@ impl Membership {
         voters.filter(|id| self.connected_since(*id, since, present)).count()
     }
 
-    /// etcd's `--strict-reconfig-check`: the cluster must not lose its quorum by the change.
+    /// Applies etcd's `--strict-reconfig-check`: the cluster must not lose its quorum by the change.
     fn is_safe(&self, change: &MemberChange, present: Present<'_>, now: Instant) -> Result<(), Status> {
         let enough = |all: usize, started: usize| started > all / 2;
         let healthy_since = now.checked_sub(HEALTHY_FOR).unwrap_or(now);
@@ -273,7 +278,8 @@ impl Membership {
                 if !member.is_learner && !restores && !enough(all + 1, started) {
                     return Err(error::MEMBER_NOT_ENOUGH_STARTED);
                 }
-                // Those that are there have to be a quorum without the new one, also of a learner's, which may be promoted.
+                // The connected members must be a quorum of the voters with the new member. This holds for a
+                // learner, too, because it may be promoted.
                 let voters = members.voters().len();
                 if voters > 1 && !enough(voters + 1, self.connected(healthy_since, present)) {
                     return Err(error::UNHEALTHY);
@@ -287,7 +293,7 @@ impl Membership {
                 if !enough(all, started) {
                     return Err(error::MEMBER_NOT_ENOUGH_STARTED);
                 }
-                // One that is down is no part of the quorum in use.
+                // A member that is down is not part of the current quorum.
                 let own = *id == self.rules.own;
                 if !own && (present.active_since)(*id).is_none() {
                     return Ok(());
@@ -309,10 +315,11 @@ impl Membership {
         Ok(())
     }
 
-    /// Decides if a leader that is to be removed hands over first. Otherwise the remaining members may not learn that the
-    /// removal is committed. A leader that finds no member to hand over to proposes its removal after a while, see
-    /// [`consensus::Node::is_leaving`]; but one of two members never does. If it ended before the other learned of the
-    /// removal, the other would wait for its vote for ever; and without the other nothing is committed anyway.
+    /// Decides if a leader that is to be removed hands over first. Without that, the remaining members may
+    /// not learn that the removal is committed. A leader that finds no member to hand over to proposes its
+    /// removal after a while, see [`consensus::Node::is_leaving`]; but one of two members never does. If it
+    /// ended before the other learned of the removal, the other would wait for its vote for ever; and without
+    /// the other nothing is committed anyway.
     fn departs(&mut self, since: Instant, present: Present<'_>, now: Instant) -> Departure {
         let attempt = self.rules.election_timeout;
         let voters = present.node.voters().len();
@@ -320,7 +327,8 @@ impl Membership {
         if !present.leads || late || voters < 2 || planted::is(Bug::RemovedLeading) {
             return Departure::Goes;
         }
-        // No leader takes writes while it hands over. One of two, which goes on trying, does for as long in between.
+        // A leader takes no writes while it hands over. One of two members, which keeps trying, pauses
+        // between two attempts.
         let paused = voters == 2 && self.departure_tried.is_some_and(|at| now < at + 2 * attempt);
         if !paused
             && present.node.transferring().is_none()
@@ -332,7 +340,7 @@ impl Membership {
         Departure::Waits
     }
 
-    /// Returns true if another member forwards a proposal to remove this one.
+    /// Returns true if another member forwards a proposal to remove this member.
     pub fn asks_to_remove_this(&self, message: &raftpb::Message) -> bool {
         message.r#type == Some(raftpb::MessageType::MsgProp as i32)
             && message.entries.iter().any(|entry| self.removal_of_this(entry).is_some())
@@ -348,27 +356,27 @@ impl Membership {
         (removes && change.node_id == Some(self.rules.own)).then(|| data.clone())
     }
 
-    /// Keeps another member's proposal to remove this one, which leads and hands over first.
+    /// Queues another member's proposal to remove this member, which leads and hands over first.
     pub fn depart(&mut self, message: raftpb::Message, now: Instant) {
-        // What finds no room counts as lost on its way.
+        // A proposal that finds the queue full counts as lost by the network.
         if self.departures.len() < CHANGES_MAX {
             self.departures.push_back((message, now));
         }
     }
 
-    /// Returns true if another member's proposal to remove this one waits.
+    /// Returns true if another member's proposal to remove this member waits.
     pub fn has_departures(&self) -> bool {
         !self.departures.is_empty()
     }
 
-    /// Returns what to do about proposals to remove this member.
+    /// Returns the next action for proposals to remove this member.
     pub fn next_departure(&mut self, present: Present<'_>, now: Instant) -> Step {
         let Some(since) = self.departures.front().map(|(_, since)| *since) else { return Step::Nothing };
         let late = now.saturating_duration_since(since) >= self.rules.request_timeout;
         let departure = self.departs(since, present, now);
         if departure != Departure::Goes {
             if late {
-                // Lost, as far as its sender knows.
+                // The proposal is dropped, because its sender has timed out.
                 self.departures.pop_front();
             }
             return match departure {
@@ -386,20 +394,20 @@ impl Membership {
         if present.leads {
             return Step::Take(Box::new(message));
         }
-        // A member that bound its proposal to the term proposes it again itself; the others count on its being
-        // passed on.
+        // A member that bound its proposal to the term proposes it again itself; other members rely on its
+        // being forwarded.
         if message.term.unwrap_or(0) != 0 || message.context.is_some() {
             return Step::Nothing;
         }
         Step::PassOn(message.entries.iter().filter_map(|entry| self.removal_of_this(entry)).collect())
     }
 
-    /// Returns true if a change waits, and none is under way: raft takes one at a time.
+    /// Returns true if a change waits and none is in progress: raft takes one at a time.
     pub fn has_next(&self) -> bool {
         self.open.is_none() && !self.changes.is_empty()
     }
 
-    /// Returns what to do about the next change.
+    /// Returns the next action for the next change.
     pub fn next_change(&mut self, present: Present<'_>, now: Instant) -> Step {
         let Some((_, change, since)) = self.changes.front().filter(|_| self.open.is_none()) else {
             return Step::Nothing;
@@ -412,12 +420,14 @@ impl Membership {
                 Departure::HandsOver(to) => return Step::HandOver(to),
             }
         }
-        // A new leader makes an empty entry of a change that comes before it has applied its first entry.
+        // A new leader turns a change into an empty entry if it arrives before the leader has applied its
+        // first entry.
         if !present.leads && present.applied_term != present.node.standing().term {
             return Step::Nothing;
         }
-        // Others may have gone into the log since it was wanted. Members judge an entry by the members that there are, not by
-        // who of them is there; and those that run etcd judge learners by their own limits, not by the one in it.
+        // Other changes may have been applied since the request. When an entry is applied, members check it
+        // against the membership but not against connections; and members that run etcd check learners by
+        // their own limit, not by the limit in the entry. So everything is checked again here.
         let Some((request_id, change, _)) = self.changes.front() else { return Step::Nothing };
         let request_id = *request_id;
         match self.may_be(change, present, now) {
@@ -429,12 +439,13 @@ impl Membership {
         }
     }
 
-    /// The next change as raft has it and as the log has it, with this id in it.
+    /// Returns the next change as raft takes it and as the log has it, with this id.
     pub fn encode_next(&self, id: u64, node: &Node) -> Option<(ConfChange, Bytes)> {
         let (_, change, _) = self.changes.front()?;
         let mut change = change.clone();
         if let MemberChange::Update(member) = &mut change {
-            // Members that run older etcd take from the change of a URL whether the member is a learner; others ignore it.
+            // Members that run older etcd set the learner flag from a change of URLs; other members ignore it
+            // there.
             let known = self.members.by_id.get(&member.id);
             member.is_learner = known.is_some_and(|known| known.is_learner);
         }
@@ -442,12 +453,12 @@ impl Membership {
         Some((raft, Bytes::from(wire.encode_to_vec())))
     }
 
-    /// Returns true if this member's own option would allow more learners than it may let be added now (COMPAT-177).
+    /// Returns true if this member's own option allows more learners than may be added now (COMPAT-177).
     pub fn is_held_back(&self, node: &Node) -> bool {
         self.learners_max(node) < self.rules.learners_max
     }
 
-    /// Takes the next change out: it was proposed with this id, or refused.
+    /// Takes out the next change: it was proposed with this id, or refused.
     pub fn take_next(&mut self, proposed: Option<u64>) -> Option<Wanted> {
         self.open = proposed;
         self.changes.pop_front()
@@ -459,8 +470,8 @@ impl Membership {
         self.changes.push_front(change);
     }
 
-    /// Forgets changes that nobody waits for any more: those that were not proposed in time, and one whose proposal
-    /// was lost, as `waits` says of its id.
+    /// Forgets changes that no request waits for any more: changes that were not proposed in time, and a
+    /// change whose proposal was lost, which `waits` tells by its id.
     pub fn sweep(&mut self, waits: impl FnOnce(u64) -> bool, now: Instant) {
         let timeout = self.rules.request_timeout;
         self.changes.retain(|(_, _, since)| now.saturating_duration_since(*since) < timeout);
@@ -469,24 +480,25 @@ impl Membership {
         }
     }
 
-    /// The change with this id was applied.
+    /// Records that the change with this id was applied.
     pub fn applied(&mut self, id: u64) {
         if self.open == Some(id) {
             self.open = None;
         }
     }
 
-    /// Tells a client what became of its change, once that is published.
+    /// Queues the result of a change for its client, to be sent once the change is published.
     pub fn tell(&mut self, told: Told) {
         self.outcomes.push(told);
     }
 
-    /// Takes out what clients are to be told.
+    /// Takes out the queued results of membership changes, to be sent to clients.
     pub fn take_told(&mut self) -> Vec<Told> {
         std::mem::take(&mut self.outcomes)
     }
 
-    /// Notes that this member is no longer part of the cluster; it ends after a while. Returns true if that is news.
+    /// Records that this member is no longer part of the cluster; it ends after a pause. Returns true if this
+    /// was not known before.
     pub fn was_removed(&mut self, now: Instant) -> bool {
         let news = self.removed_at.is_none();
         self.removed_at.get_or_insert(now + REMOVED_PAUSE);
@@ -498,8 +510,8 @@ impl Membership {
         self.removed_at.is_some()
     }
 
-    /// Answers the client that wanted this member removed, though the entry may never be applied here. Returns the id in
-    /// the entry of the change in progress, if there is one.
+    /// Answers the clients that requested this member's removal with success, though the entry may never be
+    /// applied here. Returns the id in the entry of the change in progress, if there is one.
     pub fn tell_of_removal(&mut self, term: Term) -> Option<u64> {
         let own = self.rules.own;
         let (queued, rest): (VecDeque<_>, VecDeque<_>) =
@@ -510,26 +522,27 @@ impl Membership {
         self.open
     }
 
-    /// Returns true if this member has come to its end since it was removed. `is_leaving` says whether it still makes
-    /// sure that enough others know.
+    /// Returns true if this member, which was removed, may end now. `is_leaving` says if it still makes sure
+    /// that enough other members know of the removal.
     pub fn has_left(&self, is_leaving: bool, now: Instant) -> bool {
         let timeout = self.rules.election_timeout * LEAVING_TIMEOUTS;
         self.removed_at.is_some_and(|at| now >= at && (!is_leaving || now >= at + timeout))
     }
 
-    /// The members as they were last told.
+    /// Returns the members as last published.
     pub fn members(&self) -> &Arc<Members> {
         &self.members
     }
 
-    /// The members are these now. Returns the others, with their peer URLs.
+    /// Takes over the current members. Returns the others, with their peer URLs.
     pub fn changed(&mut self, members: &Members) -> Vec<(u64, Vec<String>)> {
         self.members = Arc::new(members.clone());
         let own = self.rules.own;
         let known = members.by_id.values().map(|member| (member.id, member.peer_urls.clone()));
         let mut others: Vec<(u64, Vec<String>)> = known.filter(|(id, _)| *id != own).collect();
-        // A member that joins reads in the log how the cluster was formed. Until it finds itself there, it uses
-        // what it was told, or it would lose sight of those who send it the log.
+        // A joining member reads in the log how the cluster was formed. Until it finds itself in the
+        // membership, it uses the members from its start, or it would lose the connection to the members that
+        // send it the log.
         if !members.by_id.contains_key(&own) {
             let known = |id: &u64| members.by_id.contains_key(id) || members.removed.contains(id);
             others.extend(self.remotes.iter().filter(|(id, _)| !known(id)).cloned());
@@ -538,7 +551,8 @@ impl Membership {
     }
 }
 
-/// Members other than learners and `but`, and how many of them have made themselves known.
+/// Returns the number of members other than learners and `but`, and how many of them have published their
+/// names.
 fn voting(members: &Members, but: u64) -> (usize, usize) {
     let voting = members.by_id.values().filter(|m| !m.is_learner && m.id != but);
     voting.fold((0, 0), |(all, started), m| (all + 1, started + usize::from(!m.name.is_empty())))
@@ -548,7 +562,8 @@ fn voting(members: &Members, but: u64) -> (usize, usize) {
 ///
 /// # Errors
 ///
-/// etcd's errors: this member does not lead, there is no such learner, or it is not in sync with the leader.
+/// etcd's errors: this member does not lead, the id is not the id of a learner, or the learner is not in sync
+/// with the leader.
 fn is_caught_up(id: u64, present: Present<'_>) -> Result<(), Status> {
     if !present.leads {
         return Err(error::NOT_LEADER);
@@ -626,7 +641,7 @@ mod tests {
 
     #[test]
     fn a_member_is_added_where_those_that_are_there_are_a_quorum_without_it() {
-        // As the newest releases of etcd have it. Older ones want all of them to be there.
+        // As in the newest releases of etcd. Older releases require all members to be connected.
         for (voters, away, taken) in [
             (1, 0, true),
             (2, 0, true),
@@ -679,7 +694,7 @@ mod tests {
             membership.next_change(present(true), start + 2 * TIMEOUT),
             Step::HandOver(MemberId(2))
         ));
-        // Now another one leads.
+        // Another member leads now.
         assert!(matches!(membership.next_change(present(false), start + 3 * TIMEOUT), Step::ProposeNext));
         let (change, _) = membership.encode_next(5, &node).expect("one waits");
         assert_eq!(change, ConfChange { kind: ConfChangeKind::Remove, node: MemberId(1) });
@@ -726,7 +741,7 @@ mod tests {
         let node = node(&[1]);
         let start = Instant::now();
         let later = start + HEALTHY_FOR;
-        // Four voters of which one is down can take one more, and one voter one learner; not two of them.
+        // Four voters of which one is down can take one more voter or one learner, but not two learners.
         for (voters, is_learner, refused) in
             [(4, false, error::UNHEALTHY), (1, true, error::TOO_MANY_LEARNERS)]
         {

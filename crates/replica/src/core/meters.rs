@@ -1,4 +1,4 @@
-//! What the core counts of the entries it applies.
+//! Metrics of the entries that the core applies.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,19 +10,19 @@ use machine::txn::{OpOutcome, TxnOutcome};
 use crate::fold::FoldMap;
 use telemetry::metrics::{Histogram, Metrics};
 
-/// Counters by what was asked for.
+/// Counters and durations by kind of request.
 pub struct Meters {
     metrics: Arc<Metrics>,
     durations: FoldMap<(&'static str, bool), Histogram>,
 }
 
 impl Meters {
-    /// Counts into these metrics.
+    /// Returns meters that count into these metrics.
     pub fn new(metrics: Arc<Metrics>) -> Meters {
         Meters { metrics, durations: FoldMap::default() }
     }
 
-    /// An entry of `bytes` bytes was applied.
+    /// Counts an applied entry: `op` is the kind of request, `bytes` the size of the entry.
     pub fn applied(
         &mut self,
         op: &'static str,

@@ -1,39 +1,42 @@
-//! Databases on their way to members that run etcd, and how far the log has to reach back for their receivers.
+//! Snapshots in etcd's database format that are being sent to members that run etcd, and the log entries that
+//! have to be kept for their receivers.
 //!
-//! Such a snapshot is always whole and may take long. If the entries behind it were gone when it has arrived, another would have
-//! to follow, and so on without an end while there are writes. A snapshot of this program's own form needs nothing of it: the
-//! next one holds only what the receiver lacks.
+//! Such a snapshot always holds the whole state and may take long. If the log no longer had the entries after
+//! it when it arrives, another snapshot would have to follow, and so on without end while there are writes. A
+//! snapshot in Mainstay's own format does not need this: the next one holds only the data that the receiver
+//! lacks.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use numbers::{Index, MemberId};
 
-/// Time for which the entries behind a database are kept after it was delivered, as by etcd.
+/// Time for which the log keeps the entries after a delivered database, as in etcd.
 const KEPT_AFTER: Duration = Duration::from_secs(30);
 
-/// The databases that this member sends or has sent just now, by receiver.
+/// The databases that this member is sending or has sent recently, by receiver.
 ///
-/// It is told when one begins and ends and what time it is, and says which entries are kept.
+/// The core reports the start and the end of each transfer and the time; this type says which entries the log
+/// has to keep.
 #[derive(Default)]
 pub(super) struct Outgoing {
     databases: BTreeMap<MemberId, Database>,
 }
 
 struct Database {
-    /// The entry whose state it holds.
+    /// Log index of the last entry whose changes the database holds.
     index: Index,
-    /// Time when the receiver should have the entries behind it; `None` while it is on its way.
+    /// Time until which the log keeps the entries after the database; `None` while the transfer is in flight.
     until: Option<Instant>,
 }
 
 impl Outgoing {
-    /// A database of the state at this entry begins to go to a member.
+    /// Records that a database of the state at log index `index` is being sent to a member.
     pub fn begun(&mut self, to: MemberId, index: Index) {
         self.databases.insert(to, Database { index, until: None });
     }
 
-    /// A snapshot has arrived at a member, or will not.
+    /// Records that the transfer to a member has ended, delivered or not.
     pub fn ended(&mut self, to: MemberId, delivered: bool, now: Instant) {
         if !delivered {
             self.databases.remove(&to);
@@ -42,14 +45,15 @@ impl Outgoing {
         }
     }
 
-    /// Forgets those whose receivers had their time.
+    /// Forgets delivered databases whose time has passed.
     pub fn look(&mut self, now: Instant) {
         if !self.databases.is_empty() {
             self.databases.retain(|_, database| database.until.is_none_or(|until| now < until));
         }
     }
 
-    /// The entry behind which all are kept; `None` if none has to be.
+    /// Returns the log index after which the log must keep all entries; `None` if there is no such
+    /// requirement.
     pub fn kept_behind(&self) -> Option<Index> {
         self.databases.values().map(|database| database.index).min()
     }

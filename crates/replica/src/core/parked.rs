@@ -1,9 +1,11 @@
-//! A member out of service: the next committed entry depends on a value that this member's disk does not give back.
+//! A member out of service: the next committed entry depends on a value that cannot be read from this
+//! member's disk.
 //!
-//! The other members apply the entry, and what follows from it must not differ here, so this member applies nothing from
-//! then on. It does not exit either: it would come to the same entry after every start. It takes no part in raft any
-//! more, so that the others elect a leader without it; it answers stale reads, and says why it answers nothing else.
-//! It stays so until it is stopped. See `docs/damage.md`.
+//! The other members apply the entry, and its result must not differ here, so this member applies nothing
+//! from then on. It does not exit either, because it would reach the same entry after every start. It takes
+//! no part in raft any more, so that the other members elect a leader without it; it answers serializable
+//! reads, and refuses other requests with the reason. This lasts until the member is stopped. See
+//! `docs/damage.md`.
 
 use std::time::Duration;
 
@@ -17,44 +19,46 @@ use super::{
 };
 use crate::transfer::Received;
 
-/// Pause between two turns that nothing asks for.
+/// Pause between two turns without requests.
 pub(super) const IDLE: Duration = Duration::from_secs(1);
 
-/// Makes a request of its id.
+/// Closure that builds a request from its id.
 pub(super) type Asks = Box<dyn FnOnce(RequestId) -> CoreRequest + Send>;
 
-/// What a member out of service does with a request.
+/// Reaction of a member out of service to a request.
 pub(super) enum Response {
-    /// It ignores the request.
+    /// The member ignores the request.
     Nothing,
-    /// It stops.
+    /// The member stops.
     Stop,
-    /// The newest published state answers it.
+    /// The newest published state answers the request.
     Readable(RequestId),
-    /// The published state is given out.
+    /// The request gets the whole published state.
     Image(RequestId),
-    /// It refuses the request with the reason; the number is the bytes of a proposal, to be uncounted.
+    /// The member refuses the request with the reason. The number holds the bytes of a proposal, to be
+    /// uncounted.
     Refuse(RequestId, Option<usize>),
-    /// The asker is outside the shards: this makes the request of the id that it is given.
+    /// The request comes from a thread that is not a shard; the closure builds it from the id that it is
+    /// given.
     Outside(oneshot::Sender<Reply>, Asks),
-    /// It discards the received part of a snapshot.
+    /// The member discards the received part of a snapshot.
     Discard(Forget),
-    /// It turns away a snapshot that has arrived whole.
+    /// The member rejects a snapshot that has arrived completely.
     TurnAway(Box<Received>),
     /// The log has failed, so the member ends.
     Failed(log::Fatal),
 }
 
-/// Why a member is out of service, and what it still does.
+/// The reason why a member is out of service, and the rules for the requests that it still answers.
 pub(super) struct Parked {
     why: Status,
-    /// True if the published state has everything that was ever acknowledged: this is the only voter, and it has applied
-    /// all that was in the log at its start.
+    /// True if the published state contains everything that was ever acknowledged: this is the only voter,
+    /// and it has applied all entries that were in the log at its start.
     is_complete: bool,
 }
 
 impl Parked {
-    /// Out of service for this reason.
+    /// Returns the state of a member out of service for this reason.
     pub fn new(fatal: &Fatal, is_complete: bool) -> Parked {
         let text = format!("mainstay: this member is out of service: {fatal}");
         Parked { why: Status::with(Code::Unavailable, text), is_complete }
@@ -70,7 +74,7 @@ impl Parked {
         self.is_complete
     }
 
-    /// Returns what to do with this request.
+    /// Returns the reaction to this request.
     pub fn respond(&self, request: CoreRequest) -> Response {
         match request {
             CoreRequest::Client(request) => self.respond_to_client(request),

@@ -1,10 +1,11 @@
-//! Proposals: clients' commands and the core's own, and the requests that wait for their entries. [`Proposals`] gathers them,
-//! hands out batches, and decides what is proposed again. It does not talk to raft: the loop does.
+//! Proposals: commands of clients and of the core itself, and the requests that wait for their entries.
+//! [`Proposals`] gathers them, forms batches, and decides which proposals are repeated. It does not talk to
+//! raft: the loop does.
 //!
 //! # Example: a forwarded proposal and a new leader
 //!
-//! Member 2 follows member 1, the leader of term 4. Two puts of its clients are forwarded in one message that names term 4;
-//! they wait here under the ids 71 and 72, `Given { term: 4, bound: true }`.
+//! Member 2 follows member 1, the leader of term 4. Two puts of its clients are forwarded in one message that
+//! names term 4; they wait here under the ids 71 and 72, `Given { term: 4, bound: true }`.
 //!
 //! ```text
 //! log    entry 100, term 4   put, id 71        member 1 appends it, and stops before it takes id 72
@@ -16,10 +17,10 @@
 //!        applies 102, term 5 id 72: answers its client
 //! ```
 //!
-//! Id 72 cannot be applied twice. Behind an entry of term 5 the log has no entry of term 4, so the first attempt is not in the
-//! log; and if its message is still on its way, member 1 or 3 refuses it, since it names term 4. A leader that does not
-//! announce this rule (etcd) may append the message later: then `bound` is false, nothing is proposed again, and the client gets
-//! etcd's timeout.
+//! Id 72 cannot be applied twice. After an entry of term 5 the log has no entry of term 4, so the first
+//! attempt is not in the log; and if its message is still in flight, member 1 or 3 refuses it, because it
+//! names term 4. A leader that does not announce this rule (etcd) may append the message later: then `bound`
+//! is false, nothing is proposed again, and the client gets etcd's timeout.
 
 use std::time::{Duration, Instant};
 
@@ -33,42 +34,43 @@ use super::{MemberChange, RequestId, Writer};
 use crate::arrivals::Charge;
 use crate::fold::FoldMap;
 
-/// Bytes of commands that a follower forwards before some of them are applied.
+/// Maximum bytes of unapplied commands that a follower has forwarded.
 const FORWARDED_BYTES_MAX: usize = 8 << 20;
 
 /// The request that waits for an entry to be applied.
 #[derive(Debug)]
 pub(super) enum Waiter {
-    /// A client, through its shard. `true`: until everything a compaction made unreadable is removed.
+    /// A client, through its shard. With `true`, the reply waits until all versions that a compaction made
+    /// unreadable are removed.
     Client(RequestId, bool),
-    /// A client whose keepalive had to go through the log, and the TTL to answer.
+    /// A client whose keepalive had to go through the log, and the TTL to report.
     KeepAlive(RequestId, Seconds),
     /// The expiry of this lease.
     Expiry(LeaseId),
-    /// A client who changes the members, and the change.
+    /// A client that changes the membership, and the change.
     Members(RequestId, Box<MemberChange>),
-    /// This member's own name and client URLs, to be published to the cluster.
+    /// The publication of this member's own name and client URLs.
     Attributes,
-    /// No request: the entry is the core's own business.
+    /// No request: the core itself proposed the entry.
     Nobody,
 }
 
-/// A proposal whose entry is waited for.
+/// A proposal whose entry is awaited.
 struct Open {
     waiter: Waiter,
     since: Instant,
     given: Given,
-    /// A client's command, to be proposed again if the leader did not get it into the log.
+    /// A client's command, kept so that it can be proposed again if the leader did not append it.
     data: Option<Bytes>,
 }
 
-/// The leader that a proposal was given to.
+/// The leadership under which a proposal was made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Given {
-    /// The leader's term.
+    /// Term of the leader that the proposal was given to.
     pub term: Term,
-    /// True if the entry gets into the log in that term or never. Otherwise it may be applied at any later time and must
-    /// not be proposed again; the waiting request times out, as in etcd.
+    /// True if the entry gets into the log in that term or never. Otherwise it may be applied at any later
+    /// time and must not be proposed again; the waiting request times out, as in etcd.
     pub bound: bool,
 }
 
@@ -81,10 +83,11 @@ pub(super) struct Proposal {
     pub since: Instant,
 }
 
-/// How much can be proposed now.
+/// Limits for the proposals that can be made now.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ground {
-    /// True if this member leads, so that its own log takes the proposals. Otherwise they are forwarded to the leader.
+    /// True if this member leads, so that its own log takes the proposals. Otherwise they are forwarded to
+    /// the leader.
     pub leads: bool,
     /// Bytes that wait to be synced or applied.
     pub queued_bytes: usize,
@@ -92,10 +95,10 @@ pub(super) struct Ground {
     pub queued_bytes_max: usize,
 }
 
-/// Clients' commands and the core's own, from their arrival until they are applied or given up.
+/// Commands of clients and of the core itself, from their arrival until they are applied or given up.
 ///
-/// Commands gather here until a batch of them is proposed; from then on the waiting request is found by the id in its
-/// entry. This type proposes nothing itself: the loop does.
+/// Commands gather here until a batch of them is proposed; from then on the waiting request is found by the
+/// id in its entry. This type proposes nothing itself: the loop does.
 pub(super) struct Proposals {
     /// Clients' commands that are not proposed yet.
     gathered: Vec<Proposal>,
@@ -103,22 +106,23 @@ pub(super) struct Proposals {
     forwarded: Vec<(raftpb::Message, Charge)>,
     /// True if some commands wait for space in the log's queue, or for a leader.
     held_back: bool,
-    /// True if they wait for space, and not for a leader.
+    /// True if the commands that are held back wait for space, and not for a leader.
     held_for_room: bool,
     batching: Batching,
-    /// The same for logins, apart: they gather among themselves, and no write waits for them.
+    /// Batching of logins, kept apart from other commands: logins gather among themselves, and no write waits
+    /// for them.
     login_batching: Batching,
-    /// Logins that have come since the last batch.
+    /// Number of logins that arrived since the last batch.
     logins: usize,
-    /// Proposals whose entries are waited for, by the id in the entry.
+    /// Proposals whose entries are awaited, by the id in the entry.
     waiting: FoldMap<u64, Open>,
-    /// Bytes of the clients' commands among them.
+    /// Bytes of the clients' commands in `waiting`.
     open_bytes: usize,
     next_sweep: Instant,
 }
 
 impl Proposals {
-    /// Returns a table without any proposals, whose batches are gathered for this long at most.
+    /// Returns a table without proposals. Batches are gathered for at most `window`.
     pub fn new(now: Instant, window: Duration) -> Proposals {
         Proposals {
             gathered: Vec::new(),
@@ -134,20 +138,20 @@ impl Proposals {
         }
     }
 
-    /// A sync of the log took so long.
+    /// Records the duration of a sync of the log.
     pub fn synced(&mut self, took: Duration) {
         self.batching.synced(took);
         self.login_batching.synced(took);
     }
 
-    /// Takes note whether proposals are under way.
+    /// Records whether proposals are in flight.
     pub fn look(&mut self, under_way: bool, now: Instant) {
         let (writes, logins) = self.writes_and_logins();
         self.batching.look(under_way, writes, now);
         self.login_batching.look(under_way, logins, now);
     }
 
-    /// A client's command has come, from this writer.
+    /// Adds a command of a client, sent over the connection of `writer`.
     pub fn push(&mut self, proposal: Proposal, writer: Writer, now: Instant) {
         let bytes = proposal.data.len();
         match writer {
@@ -160,7 +164,7 @@ impl Proposals {
         self.gathered.push(proposal);
     }
 
-    /// Takes a message with commands that another member forwards to this one, which leads.
+    /// Adds a message with commands that another member forwards to this member, which leads.
     pub fn forward(&mut self, message: raftpb::Message, charge: Charge, now: Instant) {
         self.batching.came(now);
         self.forwarded.push((message, charge));
@@ -171,36 +175,36 @@ impl Proposals {
         !self.gathered.is_empty() || !self.forwarded.is_empty()
     }
 
-    /// Returns true if a client's command is to be proposed.
+    /// Returns true if a command of this member's clients waits to be proposed.
     pub fn has_own(&self) -> bool {
         !self.gathered.is_empty()
     }
 
-    /// Returns true if some of it waits for the log to have room, or for a leader.
+    /// Returns true if some commands wait for space in the log, or for a leader.
     pub fn is_held_back(&self) -> bool {
         self.held_back
     }
 
-    /// Returns true if it waits for want of room.
+    /// Returns true if commands are held back for lack of space.
     pub fn is_held_for_room(&self) -> bool {
         self.held_for_room
     }
 
-    /// Returns how many of the commands that wait are no logins, and how many are. What was held back counts among the
-    /// former.
+    /// Returns the number of waiting commands that are not logins, and the number of waiting logins. Commands
+    /// that were held back count as the former.
     fn writes_and_logins(&self) -> (usize, usize) {
         let logins = self.logins.min(self.gathered.len());
         (self.gathered.len() - logins + self.forwarded.len(), logins)
     }
 
-    /// Returns true if logins wait for others to share a batch with, and nothing else waits. Then a write is not to wait
-    /// with them.
+    /// Returns true if only logins wait, to share a batch with other logins. Then an arriving write must not
+    /// wait with them.
     pub fn gathers_logins_only(&self) -> bool {
         matches!(self.writes_and_logins(), (0, 1..))
     }
 
-    /// Returns how many more proposals to wait for, and how long, where this is the only member; `None` to propose now.
-    /// Logins that are here go with the first write.
+    /// Returns how many more proposals to wait for, and how long, on a member that is the only one of its
+    /// cluster; `None` to propose now. Waiting logins go with the first write.
     pub fn wait(&self, now: Instant) -> Option<(usize, Duration)> {
         match self.writes_and_logins() {
             (0, logins @ 1..) => self.login_batching.wait(logins, now),
@@ -221,14 +225,14 @@ impl Proposals {
         }
     }
 
-    /// Returns true if clients' commands are proposed and not applied.
+    /// Returns true if commands of clients are proposed and not applied.
     pub fn is_under_way(&self) -> bool {
         self.open_bytes > 0
     }
 
-    /// A batch goes: takes out what other members have forwarded, as far as the log has room for it; the rest waits for its
-    /// next sync. `thin_out` leaves what the disk has room for, `take` is given each message that goes. Returns the bytes
-    /// of their entries.
+    /// Starts a batch: takes out the commands that other members have forwarded, as far as the log has space
+    /// for them; the rest waits for the next sync. `thin_out` removes the entries that the disk has no space
+    /// for, and `take` receives each message of the batch. Returns the bytes of the entries taken.
     pub fn go(
         &mut self,
         ground: Ground,
@@ -240,7 +244,7 @@ impl Proposals {
         self.logins = 0;
         let (went, went_bytes) = self.go_forwarded(ground, thin_out, take);
         let writes = self.gathered.len() - logins + went;
-        // A batch of logins alone tells nothing about writes.
+        // A batch of logins alone says nothing about writes.
         if writes > 0 || logins == 0 {
             self.batching.went(writes, now);
         }
@@ -261,17 +265,17 @@ impl Proposals {
         if self.forwarded.is_empty() {
             return (0, 0);
         }
-        // Raft refuses what a member that does not lead any more is left with.
+        // A member that does not lead any more passes the rest to raft, which refuses it.
         let Ground { leads: bounded, mut queued_bytes, queued_bytes_max: bytes_max } = ground;
         let (mut went, mut went_bytes, mut waits) = (0, 0, Vec::new());
         for (mut message, charge) in std::mem::take(&mut self.forwarded) {
             if bounded && queued_bytes >= bytes_max && !planted::is(Bug::HandedOnWithoutRoom) {
-                // Its turn has not come: it is not even looked at.
+                // The message waits; its entries are not examined yet.
                 waits.push((message, charge));
                 continue;
             }
             if bounded {
-                // The disk may have come to be short of room since they came.
+                // The disk may have become short of space since the entries arrived.
                 thin_out(&mut message);
                 let fits = |entry: &&raftpb::Entry| {
                     let room = queued_bytes < bytes_max || planted::is(Bug::HandedOnWithoutRoom);
@@ -304,11 +308,11 @@ impl Proposals {
         (went, went_bytes)
     }
 
-    /// Returns the clients' commands to propose now, the oldest first, as far as the log has space for them or, on a
-    /// follower, as [`FORWARDED_BYTES_MAX`] allows. They stay here until [`Proposals::proposed`].
+    /// Returns the commands of clients to propose now, the oldest first, as far as the log has space for them
+    /// or, on a follower, as [`FORWARDED_BYTES_MAX`] allows. They stay here until [`Proposals::proposed`].
     pub fn next_batch(&mut self, ground: Ground) -> Vec<Bytes> {
         let mut queued_bytes = ground.queued_bytes;
-        // What the log cannot take yet waits here for its next sync.
+        // Commands that the log cannot take yet wait here for its next sync.
         let mut fits = |proposal: &Proposal| {
             let room = queued_bytes < ground.queued_bytes_max;
             queued_bytes += proposal.data.len();
@@ -323,8 +327,8 @@ impl Proposals {
         self.gathered[..count].iter().map(|proposal| proposal.data.clone()).collect()
     }
 
-    /// Returns how many of the gathered proposals a follower may forward now. They share the leader's connection with
-    /// heartbeats, which must not wait long.
+    /// Returns how many of the gathered proposals a follower may forward now. They share the connection to
+    /// the leader with heartbeats, which must not wait long.
     fn forwardable(&self) -> usize {
         let mut room = FORWARDED_BYTES_MAX.saturating_sub(self.open_bytes);
         let fits = |proposal: &&Proposal| {
@@ -335,13 +339,14 @@ impl Proposals {
         self.gathered.iter().take_while(fits).count()
     }
 
-    /// Notes that the raft node refused the batch, since there is no leader, or one that is handing over. The commands
-    /// wait for the next leader.
+    /// Records that the raft node refused the batch, because there is no leader, or the leader is handing
+    /// over. The commands wait for the next leader.
     pub fn refused(&mut self) {
         (self.held_back, self.held_for_room) = (true, false);
     }
 
-    /// The oldest `count` of the gathered commands were given to this leader. `taken` is called with the bytes of each.
+    /// Records that the oldest `count` of the gathered commands were given to a leader. `taken` is called
+    /// with the bytes of each.
     pub fn proposed(&mut self, count: usize, given: Given, mut taken: impl FnMut(usize)) {
         for proposal in self.gathered.drain(..count) {
             taken(proposal.data.len());
@@ -352,7 +357,7 @@ impl Proposals {
         }
     }
 
-    /// Takes out the gathered commands that do not stay.
+    /// Takes out the gathered commands for which `stays` returns false.
     pub fn take_out(&mut self, mut stays: impl FnMut(&Proposal) -> bool) -> Vec<Proposal> {
         let mut out = Vec::new();
         for proposal in std::mem::take(&mut self.gathered) {
@@ -370,7 +375,8 @@ impl Proposals {
         std::mem::take(&mut self.gathered)
     }
 
-    /// Takes out all requests that wait for an entry, in the order of the ids, since this member is out of service.
+    /// Takes out all requests that wait for an entry, in the order of the ids, because this member is out of
+    /// service.
     pub fn end(&mut self) -> Vec<Waiter> {
         self.forwarded.clear();
         self.held_back = false;
@@ -379,12 +385,12 @@ impl Proposals {
         ids.into_iter().filter_map(|id| self.take(id)).collect()
     }
 
-    /// A request waits for the entry with this id, which was given to this leader.
+    /// Registers a request that waits for the entry with this id, which was given to a leader.
     pub fn await_entry(&mut self, id: u64, waiter: Waiter, since: Instant, given: Given) {
         self.waiting.insert(id, Open { waiter, since, given, data: None });
     }
 
-    /// Returns the number of entries that are waited for.
+    /// Returns the number of awaited entries.
     pub fn open(&self) -> usize {
         self.waiting.len()
     }
@@ -399,17 +405,18 @@ impl Proposals {
         self.waiting.get(&id).map(|open| &open.waiter)
     }
 
-    /// Takes out who waits for the entry with this id.
+    /// Takes out the request that waits for the entry with this id.
     pub fn take(&mut self, id: u64) -> Option<Waiter> {
         let open = self.waiting.remove(&id)?;
         self.open_bytes = self.open_bytes.saturating_sub(open.data.map_or(0, |data| data.len()));
         Some(open.waiter)
     }
 
-    /// An entry of a newer term than those before has been applied: what was given to a leader of an older term, and
-    /// has not been applied by now, never will be, if that leader takes forwarded proposals only for its own term: for
-    /// in the log no entry of an older term follows. Then clients' commands are proposed again, `again` is called with the bytes of
-    /// each, and the other requests that waited are returned.
+    /// Handles the first applied entry of a newer `term`. A proposal that was given to a leader of an older
+    /// term and is not applied by now is lost, if that leader takes forwarded proposals only for its own
+    /// term: after an entry of the newer term the log has no entry of an older term. Lost commands of clients
+    /// are gathered to be proposed again, and `again` is called with the bytes of each. The other requests
+    /// that waited for lost entries are returned.
     pub fn lost(&mut self, term: Term, mut again: impl FnMut(usize)) -> Vec<(Waiter, Instant)> {
         let is_lost = |open: &Open| open.given.bound && open.given.term < term;
         let mut lost: Vec<u64> =
@@ -428,7 +435,7 @@ impl Proposals {
             }
         }
         if !commands.is_empty() {
-            // In the order in which they came, before those that came later.
+            // In order of arrival, before commands that arrived later.
             commands.sort_unstable_by_key(|proposal| (proposal.since, proposal.id));
             commands.append(&mut self.gathered);
             self.gathered = commands;
@@ -436,8 +443,9 @@ impl Proposals {
         others
     }
 
-    /// Forgets the data of all proposals, since the state was replaced by another member's. Entries were passed over, and
-    /// these proposals may be among them: proposed again, they could take effect twice. The waiting requests time out.
+    /// Forgets the data of all proposals, because another member's state has replaced the present one. The
+    /// snapshot covers entries that were not applied here, and these proposals may be among them: proposed
+    /// again, they could take effect twice. The waiting requests time out.
     pub fn forget_commands(&mut self) {
         for open in self.waiting.values_mut() {
             open.data = None;
@@ -446,12 +454,12 @@ impl Proposals {
         self.open_bytes = 0;
     }
 
-    /// Forgets what has waited longer than `timeout`; called at each tick. The clients have timed out, and a proposal
-    /// that was lost on its way to the leader never comes back. `taken` is called with the bytes of each command that was
-    /// not proposed. Returns the requests that waited for entries.
+    /// Gives up proposals that have waited longer than `timeout`; called at each tick. Their clients have
+    /// timed out, and a proposal that was lost on its way to the leader never comes back. `taken` is called
+    /// with the bytes of each command that was not proposed. Returns the requests that waited for entries.
     pub fn sweep(&mut self, timeout: Duration, now: Instant, mut taken: impl FnMut(usize)) -> Vec<Waiter> {
         let late = |since: &Instant| now.saturating_duration_since(*since) >= timeout;
-        // In the order of their arrival, the oldest first.
+        // The commands are in order of arrival, the oldest first.
         let expired = self.gathered.iter().take_while(|proposal| late(&proposal.since)).count();
         for proposal in self.gathered.drain(..expired) {
             taken(proposal.data.len());
@@ -460,8 +468,8 @@ impl Proposals {
             return Vec::new();
         }
         self.next_sweep = now + timeout / 4;
-        // A leader's own entries are lost only with its term. A lease must not be revoked a second time while its first
-        // revocation is under way: its id may be granted again in between.
+        // A leader's own entries are lost only with its term. A lease must not be revoked a second time while
+        // its first revocation is in flight: its id may be granted again in between.
         let lost = |open: &Open| late(&open.since) && !matches!(open.waiter, Waiter::Expiry(_));
         let mut lost: Vec<u64> =
             self.waiting.iter().filter(|(_, open)| lost(open)).map(|(id, _)| *id).collect();
@@ -523,16 +531,16 @@ mod tests {
             (0..100).for_each(|port| push(&mut proposals, Writer::Login(port)));
             assert_eq!(went(&mut proposals, ground, now), 100);
         }
-        // Logins wait for half of those who log in.
+        // Logins wait for half of the connections that log in.
         push(&mut proposals, Writer::Login(1));
         assert_eq!(proposals.wait(now).map(|(more, _)| more), Some(49));
         assert!(proposals.gathers_logins_only());
-        // A write goes at once, and takes with it what is there.
+        // A write goes at once, and takes the waiting logins with it.
         push(&mut proposals, Writer::Port(200));
         assert!(!proposals.gathers_logins_only());
         assert_eq!(proposals.wait(now), None);
         assert_eq!(went(&mut proposals, ground, now), 2);
-        // Logins do not break up the batches of those who write.
+        // Logins do not split the batches of other writers.
         for _ in 0..20 {
             (0..100).for_each(|port| push(&mut proposals, Writer::Port(port)));
             assert_eq!(went(&mut proposals, ground, now), 100);

@@ -1,9 +1,9 @@
-//! Questions of clients that the core answers from its own state, and whose answers take more than a look at one entry of a
-//! table. [`Questions`] holds those that wait, and says which one is answered next.
+//! Questions of clients that the core answers from its own state, and whose answers cost more than one table
+//! lookup. [`Questions`] queues them and decides which one is answered next.
 //!
-//! Each shard may have tens of thousands of them open, and all may come in one turn. So a turn answers as many as its budget
-//! allows (`Thresholds::questions_per_turn`) and leaves the rest to the next turns, between which the core takes messages of
-//! other members, writes and renewals.
+//! Each shard may have tens of thousands of questions open, and all may arrive in one turn. So a turn answers
+//! as many as its budget allows (`Thresholds::questions_per_turn`) and leaves the rest to the next turns,
+//! between which the core handles raft messages, writes and renewals.
 //!
 //! # Example: a budget of 2048, 1000 leases
 //!
@@ -24,22 +24,24 @@ use super::RequestId;
 /// A question that waits for its answer.
 #[derive(Debug)]
 pub(super) enum Question {
-    /// The keys of this lease, which its caller must be allowed to write to renew it. Also asked while an entry is applied in
-    /// slices.
+    /// The keys of this lease, which a caller that renews the lease must be allowed to write. Also answered
+    /// while an entry is applied in slices.
     KeysToRenew(RequestId, LeaseId),
-    /// The time left of this lease and, with `true`, its keys. A round has confirmed that this member leads.
+    /// The remaining time of this lease and, with `true`, its keys. A ReadIndex round has confirmed that this
+    /// member leads.
     TimeToLive(RequestId, LeaseId, bool),
     /// The keys of this lease, as this member has them.
     LeaseKeys(RequestId, LeaseId),
     /// The ids of all leases.
     Leases(RequestId),
-    /// The times left of these leases.
+    /// The remaining times of these leases.
     LeaseTimes(RequestId, Vec<LeaseId>),
     /// The whole present state.
     Image(RequestId),
 }
 
-/// Number of kinds of questions. Each has its own queue, so that a crowd that asks one kind does not delay the others.
+/// Number of kinds of questions. Each kind has its own queue, so that many questions of one kind do not delay
+/// the others.
 const KINDS: usize = 6;
 
 impl Question {
@@ -67,32 +69,34 @@ impl Question {
     }
 }
 
-/// The kind of [`Question::Image`].
+/// Kind number of [`Question::Image`].
 const IMAGES: usize = 5;
-/// Kinds from this one on are not answered while an entry is half applied.
+/// First of the kinds that are not answered while an entry is partly applied.
 const FROM_WHOLE_STATE: usize = 4;
 
-/// The questions that wait, and how much this turn may still look at for them.
+/// The waiting questions, and the cost that this turn may still spend on them.
 ///
-/// It is told what is asked ([`Questions::push`]) and what an answer has cost ([`Questions::spent`]). It does not know the
-/// state. One queue in the order of arrival was rejected: a renewal would wait behind thousands of lists.
+/// The core adds questions ([`Questions::push`]) and reports the cost of each answer ([`Questions::spent`]).
+/// This type does not know the state. A single queue in order of arrival was rejected: a renewal would wait
+/// behind thousands of lists.
 #[derive(Default)]
 pub(super) struct Questions {
     waiting: [VecDeque<(Question, Instant)>; KINDS],
-    /// The kind that is answered next, if one waits.
+    /// Kind that is answered next, if a question of that kind waits.
     next: usize,
     budget: u64,
     spent: u64,
 }
 
 impl Questions {
-    /// Returns true if nothing waits.
+    /// Returns true if no question waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.iter().all(VecDeque::is_empty)
     }
 
-    /// Adds a question that came at `since`. If `max` of its kind wait, it is returned: the caller refuses it. Callers that have
-    /// gone may have left theirs here, so that the number of open calls is no bound.
+    /// Adds a question that arrived at `since`. If `max` questions of its kind already wait, the question is
+    /// returned and the caller refuses it. The limit is needed because calls that have ended leave their
+    /// questions here, so that the number of open calls is no bound.
     pub fn push(&mut self, question: Question, since: Instant, max: usize) -> Option<Question> {
         if self.waiting[question.kind()].len() >= max {
             return Some(question);
@@ -101,18 +105,20 @@ impl Questions {
         None
     }
 
-    /// Begins a turn, which may look at this much.
+    /// Begins a turn with this budget.
     pub fn begin_turn(&mut self, budget: u64) {
         (self.budget, self.spent) = (budget, 0);
     }
 
-    /// The question that was given last took this much: leases looked at, or copied pointers to hundreds of them.
+    /// Records the cost of the last answered question: leases visited, or pointers copied, each of which
+    /// stands for hundreds of entries.
     pub fn spent(&mut self, cost: u64) {
         self.spent = self.spent.saturating_add(cost);
     }
 
-    /// Takes out the next question of this turn, with the time when it came; the kinds take turns. `None` if the budget is
-    /// spent, or if those that wait need a whole state and it is not.
+    /// Takes out the next question of this turn, with its time of arrival; the kinds take turns. Returns
+    /// `None` if the budget is spent, or if the waiting questions need a complete state and `is_whole` is
+    /// false.
     pub fn next(&mut self, is_whole: bool) -> Option<(Question, Instant)> {
         if self.spent >= self.budget && !planted::is(Bug::QuestionsAllAtOnce) {
             return None;
@@ -137,7 +143,7 @@ impl Questions {
         self.waiting[..kinds].iter().any(|waiting| !waiting.is_empty())
     }
 
-    /// Takes out all questions but those for the whole state: this member goes out of service.
+    /// Takes out all questions except those for the whole state, because this member goes out of service.
     pub fn take_refused(&mut self) -> Vec<RequestId> {
         let mut refused = Vec::new();
         for waiting in &mut self.waiting[..IMAGES] {
@@ -146,7 +152,8 @@ impl Questions {
         refused
     }
 
-    /// Returns true if a question came so long before that its client was told that it took too long.
+    /// Returns true if a question has waited for the timeout, so that its client has already received a
+    /// timeout error.
     pub fn is_late(since: Instant, now: Instant, timeout: Duration) -> bool {
         now.saturating_duration_since(since) >= timeout
     }
@@ -203,7 +210,7 @@ mod tests {
         questions.push(Question::Leases(request_id(0)), now, 1);
         let refused = questions.push(Question::Leases(request_id(2)), now, 1);
         assert_eq!(refused.map(|question| question.request_id()), Some(request_id(2)));
-        // A crowd of one kind has no other refused.
+        // A full queue of one kind does not cause questions of another kind to be refused.
         assert!(questions.push(Question::Image(request_id(1)), now, 1).is_none());
         assert_eq!(questions.take_refused(), [request_id(0)]);
         assert_eq!(turn(&mut questions, true, 1), [1]);

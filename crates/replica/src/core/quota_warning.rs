@@ -1,20 +1,21 @@
-//! Warnings before the data reaches its quota. etcd gives none: the first that its operator hears of it is that writes are
-//! refused.
+//! Warnings before the data reaches its quota. etcd gives none: its operator first notices a full quota when
+//! writes are refused.
 
-/// Parts of the quota, in percent, that are warned of.
+/// Shares of the quota, in percent, at which a warning is logged.
 const LEVELS: [u64; 3] = [80, 90, 95];
-/// A level is warned of again once the data was this much below it, in percent of the quota.
+/// Distance in percent of the quota by which the data must fall below a level before that level is warned of
+/// again.
 const REARMED_BELOW: u64 = 5;
 
-/// Knows which levels were warned of.
+/// Records which levels were warned of.
 #[derive(Debug, Default)]
 pub(super) struct QuotaWarning {
-    /// Levels that were warned of, the lowest first.
+    /// Number of levels that were warned of, counted from the lowest.
     said: usize,
 }
 
 impl QuotaWarning {
-    /// Returns the percent in use if that is to be warned of now.
+    /// Returns the used percentage of the quota if a warning is due now.
     pub fn look(&mut self, in_use_bytes: u64, quota_bytes: u64) -> Option<u64> {
         let percent = u64::try_from(u128::from(in_use_bytes) * 100 / u128::from(quota_bytes.max(1)));
         let percent = percent.unwrap_or(u64::MAX);

@@ -1,8 +1,9 @@
-//! Linearizable reads, by the ReadIndex of Ongaro's thesis (6.4): before a state answers a read, the leader makes sure
-//! that it still leads by hearing from a quorum, and says how far it had committed when it was asked.
+//! Linearizable reads, by the ReadIndex algorithm of Ongaro's thesis (6.4): before a state answers a read,
+//! the leader confirms with a quorum that it still leads, and reports the commit index that it had when it
+//! was asked.
 //!
-//! All reads that wait share a round, and a few rounds are under way at once: a read waits for one quorum's round trip,
-//! never for a write or for another read's round to end.
+//! All waiting reads share a round, and a few rounds are in flight at once: a read waits for one round trip
+//! to a quorum, never for a write or for the end of another read's round.
 //!
 //! # Example: rounds that are shared and overlap
 //!
@@ -19,8 +20,8 @@
 //! 14   read d arrives     no round is under way: round 3 begins at once
 //! ```
 //!
-//! A read never sees a state from before it began: the leader's commit index is taken after the round began, and so after
-//! the read arrived, and a quorum confirms afterwards that there was no newer leader.
+//! A read never sees a state from before it began: the leader's commit index is taken after the round began,
+//! and so after the read arrived, and a quorum confirms afterwards that there was no newer leader.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -31,21 +32,22 @@ use planted::Bug;
 use super::RequestId;
 use crate::stages::RoundTimes;
 
-/// Rounds under way at once.
+/// Maximum number of rounds in flight.
 const ROUNDS_MAX: usize = 16;
-/// Groups of confirmed rounds that wait for this member to have applied different entries.
+/// Maximum number of groups of confirmed rounds that wait for different log indexes to be applied.
 const CONFIRMED_MAX: usize = 16;
-/// While a round is in flight, later reads share the next round. It begins when the first one ends, or after this time if
-/// the other members are far away.
+/// Minimum time between two rounds while one is in flight. Reads that arrive in between share the next round,
+/// which begins when the round in flight ends, or after this time if the other members are far away.
 const ROUND_PACE: Duration = Duration::from_millis(2);
-/// Reads in a round from which on keeping rounds apart is worth it.
+/// Minimum average number of reads in a round for which a pause between rounds is worth its delay.
 const SHARED_ROUND: usize = 3;
-/// A round that nobody confirmed is asked for again: a message may be lost, or the leader be too new to know.
+/// Time after which an unconfirmed round is repeated: a message may be lost, or the leader may be too new to
+/// know its commit index.
 pub(super) const RETRY: Duration = Duration::from_millis(500);
 
-/// Pause before a raft node that took no read is asked again.
+/// Pause before the raft node is asked again after it has refused a read.
 const REFUSED_PAUSE: Duration = Duration::from_millis(10);
-/// Pause between two warnings of rounds that nobody confirms.
+/// Pause between two warnings about unconfirmed rounds.
 const WARN_PAUSE: Duration = Duration::from_secs(5);
 
 /// A request that waits for a round.
@@ -53,10 +55,10 @@ const WARN_PAUSE: Duration = Duration::from_secs(5);
 pub(super) enum Want {
     /// A read.
     Read(RequestId),
-    /// A renewal of this lease: only a leader that is known to lead may promise a client more time.
+    /// A renewal of this lease: only a leader whose leadership is confirmed may promise a client more time.
     Renewal(RequestId, LeaseId),
-    /// The time that this lease has, and with `true` its keys: a leader that was replaced, or has not applied all that
-    /// is committed, would tell of a lease that is gone.
+    /// A request for the remaining time of this lease and, with `true`, its keys. A replaced leader, or one
+    /// that has not applied all committed entries, could report a lease that no longer exists.
     TimeToLive(RequestId, LeaseId, bool),
 }
 
@@ -69,63 +71,66 @@ impl Want {
     }
 }
 
-/// A round that is under way.
+/// A round that is in flight.
 struct Round {
     context: u64,
     wants: Vec<(Want, Instant)>,
     began: Instant,
 }
 
-/// Rounds that the leader has confirmed, until this member has applied what had been committed by then.
+/// Confirmed rounds that wait until this member has applied the entries up to `index`.
 struct Confirmed {
     /// The leader's commit index when it was asked.
     index: Index,
     wants: Vec<(Want, Instant)>,
-    /// When the first of the rounds began, and the last was confirmed.
+    /// Time at which the first of the rounds began, and time at which the last was confirmed.
     times: RoundTimes,
 }
 
-/// A want, and when it came.
+/// A waiting request, and the time at which it arrived.
 pub(super) type Waiting = (Want, Instant);
 
 /// Facts about this member that decide if a round can begin.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Footing {
-    /// True if there is a leader that knows its commit index: a known leader that, if it is this member, has committed an
-    /// entry in its term. Before that it does not know what earlier leaders have committed.
+    /// True if a leader is known that knows the commit index. If this member leads, it must have committed an
+    /// entry of its term: before that it does not know what earlier leaders have committed.
     pub can_ask: bool,
-    /// The shortest time between two rounds of ReadIndex, so that several reads share one.
+    /// Minimum time between two ReadIndex rounds, so that several reads share one.
     pub pace: Duration,
 }
 
-/// What the loop has to do about rounds that are not confirmed in time.
+/// Actions that the core has to take for rounds that are not confirmed in time.
 #[derive(Debug, Default)]
 pub(super) struct Retried {
-    /// True if rounds are repeated, after having waited for [`RETRY`].
+    /// True if rounds are repeated after having waited for [`RETRY`].
     pub late: bool,
-    /// True if a warning should be logged; there was none for a while.
+    /// True if a warning should be logged, because the last one is long enough ago.
     pub warns: bool,
-    /// Requests that have waited for the request timeout; their clients have timed out.
+    /// Requests that have waited for the request timeout; their clients have already received a timeout
+    /// error.
     pub expired: Vec<Want>,
 }
 
-/// The linearizable reads, and the requests that share their rounds, from their arrival until they may be answered.
+/// Linearizable reads, and the requests that share their rounds, from arrival until they may be answered.
 ///
-/// This type is told what arrives (`push`), what the leader confirms (`confirm`) and what is applied (`finish`), and
-/// returns what to ask the raft node and which requests may be answered. It knows neither raft nor the state.
+/// The core reports arriving requests (`push`), confirmations by the leader (`confirm`) and applied entries
+/// (`finish`). This type returns the rounds to ask the raft node for and the requests that may be answered.
+/// It knows neither raft nor the state.
 #[derive(Default)]
 pub(super) struct Reads {
     waiting: Vec<(Want, Instant)>,
     rounds: VecDeque<Round>,
     confirmed: VecDeque<Confirmed>,
-    /// Reads whose round is confirmed and whose state is applied: answered once it is published.
+    /// Reads whose round is confirmed and whose entries are applied; they are answered once that state is
+    /// published.
     readable: Vec<(RequestId, Option<RoundTimes>)>,
     slow_until: Option<Instant>,
-    /// The raft node took no read: it is not asked again before this time.
+    /// Time before which the raft node is not asked again, because it refused a read.
     refused_until: Option<Instant>,
-    /// Time when the last round began.
+    /// Time at which the last round began.
     began: Option<Instant>,
-    /// Reads in recent rounds, on average, in sixteenths.
+    /// Average number of reads in recent rounds, in sixteenths.
     shared16: usize,
 }
 
@@ -135,7 +140,8 @@ impl Reads {
         self.waiting.push((want, now));
     }
 
-    /// The rounds that were begun and are not answered yet, and all that waits, in whatever state.
+    /// Returns the number of rounds that were begun and are not answered yet, and the number of requests that
+    /// wait, before, in or after a round.
     pub fn figures(&self) -> (usize, usize) {
         let waiting = self.waiting.len()
             + self.rounds.iter().map(|round| round.wants.len()).sum::<usize>()
@@ -143,8 +149,9 @@ impl Reads {
         (self.rounds.len() + self.confirmed.len(), waiting)
     }
 
-    /// Notes that the leader has confirmed a round with its commit index then. Only a few groups that wait for different
-    /// entries are kept apart; beyond that, a round joins the newest group and is answered a little later than necessary.
+    /// Records that the leader has confirmed the round `context` with the commit index that it had when it
+    /// was asked. Only a few groups that wait for different entries are kept apart; beyond that, a round
+    /// joins the newest group and is answered a little later than necessary.
     pub fn confirm(&mut self, context: u64, index: Index, now: Instant) {
         let Some(at) = self.rounds.iter().position(|round| round.context == context) else { return };
         let Some(mut round) = self.rounds.remove(at).filter(|round| !round.wants.is_empty()) else { return };
@@ -162,7 +169,8 @@ impl Reads {
         }
     }
 
-    /// Takes out what has waited for so long, wherever it waits. Their callers were told.
+    /// Takes out requests that have waited for `timeout`, in whatever stage. Their callers have already
+    /// received a timeout error.
     fn expired(&mut self, timeout: Duration, now: Instant) -> Vec<Want> {
         let mut expired = Vec::new();
         let mut sweep = |wants: &mut Vec<(Want, Instant)>| {
@@ -183,14 +191,14 @@ impl Reads {
         expired
     }
 
-    /// Takes out all that waits for a round: this member's newest state answers it without one.
+    /// Takes out all requests that wait for a round; the newest state answers them without one.
     pub fn take_waiting(&mut self) -> Vec<Waiting> {
         std::mem::take(&mut self.waiting)
     }
 
-    /// Begins a round for the waiting requests, if there is a leader to ask and it is time; `number` yields the round's
-    /// number. Returns that number if the raft node should be asked now. If the node refuses, the caller calls
-    /// [`Reads::refused`].
+    /// Begins a round for the waiting requests, if a leader can be asked and the pause has passed; `number`
+    /// yields the round's number. Returns that number if the raft node should be asked now. If the node
+    /// refuses, the caller calls [`Reads::refused`].
     pub fn begin(&mut self, footing: Footing, number: impl FnOnce() -> u64, now: Instant) -> Option<u64> {
         if self.wait(footing, now).is_none_or(|left| !left.is_zero()) {
             return None;
@@ -203,8 +211,8 @@ impl Reads {
         Some(context)
     }
 
-    /// The raft node took no read: the leader was lost just now, or too many reads wait for it to be confirmed. What was in
-    /// the newest round waits with them, until its clients are told that it took too long.
+    /// Handles a refusal by the raft node: the leader was lost just now, or too many reads wait for a new
+    /// leader to be confirmed. The requests of the newest round wait again, until their clients' timeout.
     pub fn refused(&mut self, now: Instant) {
         if let Some(mut round) = self.rounds.pop_back() {
             round.wants.append(&mut self.waiting);
@@ -213,8 +221,8 @@ impl Reads {
         self.refused_until = Some(now + REFUSED_PAUSE);
     }
 
-    /// Returns the time until the next round may begin for the reads that wait. `None` if nothing waits, or if only something that
-    /// happens, such as the election of a leader, lets a round begin.
+    /// Returns the time until the next round may begin for the waiting reads. `None` if no read waits, or if
+    /// a round can only begin after an event, such as the election of a leader.
     pub fn wait(&self, footing: Footing, now: Instant) -> Option<Duration> {
         if self.waiting.is_empty() || !footing.can_ask || self.rounds.len() >= ROUNDS_MAX {
             return None;
@@ -224,14 +232,14 @@ impl Reads {
             return Some(left);
         }
         let since = |began: Instant| now.saturating_duration_since(began);
-        // Rounds that nobody shares are not worth keeping apart.
+        // Rounds that are hardly shared are not worth a pause.
         let pace = if self.shared16 < 16 * SHARED_ROUND { Duration::ZERO } else { footing.pace };
         let paced = self.began.map(|began| pace.saturating_sub(since(began)));
         let shared = self.rounds.back().map(|newest| ROUND_PACE.saturating_sub(since(newest.began)));
         Some(paced.max(shared).unwrap_or(Duration::ZERO))
     }
 
-    /// Returns true if anything waits for a round to begin.
+    /// Returns true if any request waits for a round to begin.
     pub fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
@@ -241,25 +249,28 @@ impl Reads {
         self.waiting.is_empty() && self.rounds.is_empty()
     }
 
-    /// Takes out one group of wants whose round is confirmed and whose entries are applied, the oldest first, with the times of
-    /// its round; `None` if there is no further one. What it returns may be pushed again.
+    /// Takes out one group of requests whose round is confirmed and whose entries are applied, the oldest
+    /// first, with the times of its round; `None` if no such group is left. The caller may push the requests
+    /// again.
     pub fn finish(&mut self, applied: Index) -> Option<(Vec<Waiting>, RoundTimes)> {
         let done = |confirmed: &Confirmed| confirmed.index <= applied || planted::is(Bug::ReadBeforeApplied);
         let at = self.confirmed.iter().position(done)?;
         self.confirmed.remove(at).map(|confirmed| (confirmed.wants, confirmed.times))
     }
 
-    /// Notes a read that may be answered once the present state is published, and the times of its round if it took one.
+    /// Records a read that may be answered once the current state is published, and the times of its round if
+    /// it needed one.
     pub fn readable(&mut self, request_id: RequestId, times: Option<RoundTimes>) {
         self.readable.push((request_id, times));
     }
 
-    /// Takes out the reads that the state just published is new enough for.
+    /// Takes out the reads that the state just published may answer.
     pub fn take_readable(&mut self) -> Vec<(RequestId, Option<RoundTimes>)> {
         std::mem::take(&mut self.readable)
     }
 
-    /// The leader is another now, or unknown: what it was asked is asked again of the next.
+    /// Puts the requests of all rounds in flight back into the queue, because the leader has changed or is
+    /// unknown: the next leader is asked again.
     pub fn ask_again(&mut self) {
         let mut again: Vec<Waiting> = Vec::new();
         for mut round in self.rounds.drain(..) {
@@ -271,8 +282,8 @@ impl Reads {
         }
     }
 
-    /// Repeats rounds that are not confirmed in time, and takes out requests that have waited for `timeout`; called at
-    /// each tick.
+    /// Repeats rounds that are not confirmed in time, and takes out requests that have waited for `timeout`.
+    /// Called at each tick.
     pub fn retry(&mut self, timeout: Duration, now: Instant) -> Retried {
         let late = |round: &Round| now.saturating_duration_since(round.began) >= RETRY;
         let mut retried = Retried { late: self.rounds.iter().any(late), ..Retried::default() };
@@ -310,7 +321,7 @@ mod tests {
         reads.push(read(2), now);
         assert_eq!(reads.begin(Footing { can_ask: false, ..FOOTING }, || 7, now), None);
         assert_eq!(reads.begin(FOOTING, || 7, now), Some(7));
-        // The next round begins a little later, unless this one ends.
+        // The next round begins a little later, unless the round in flight ends first.
         reads.push(read(3), now);
         assert_eq!(reads.wait(FOOTING, now), Some(ROUND_PACE));
         assert_eq!(reads.figures(), (1, 3));
@@ -353,7 +364,7 @@ mod tests {
         assert!(!retried.late && retried.expired.is_empty());
         let retried = reads.retry(timeout, start + RETRY);
         assert!(retried.late && retried.warns && reads.is_waiting());
-        // The answer to the round that was given up means nothing any more.
+        // The answer to a round that was given up is ignored.
         reads.confirm(1, Index(1), start);
         assert!(reads.finish(Index(1)).is_none());
         assert_eq!(reads.begin(FOOTING, || 2, start + RETRY), Some(2));

@@ -1,5 +1,5 @@
-//! Removing the versions that compactions made unreadable: when it begins, how it continues, and which requests wait for its
-//! end. [`Removal`] decides; the machine removes, and `long_reads` says how far it may go.
+//! Removal of versions that compactions made unreadable: when it begins, how it continues, and which requests
+//! wait for its end. [`Removal`] decides; the machine removes the versions, and `long_reads` limits how far.
 
 use std::time::{Duration, Instant};
 
@@ -7,66 +7,69 @@ use numbers::Revision;
 
 use super::Reply;
 
-/// Pause before a removal looks again whether readers that it waits for have ended.
+/// Pause before a removal checks again if the readers that it waits for have ended.
 const READERS_PAUSE: Duration = Duration::from_millis(200);
-/// Time that a removal waits for watches that are behind; after it they are canceled as compacted.
+/// Time that a removal waits for watches that lag behind; after it they are canceled as compacted.
 const WATCHES_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The next step of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// There is nothing to do now.
+    /// Nothing is to be done now.
     Nothing,
     /// Publish a view: [`Removal::through`] has changed, and a removal begins.
     Publish,
-    /// A slice is to be removed.
+    /// Remove a slice of versions.
     Remove,
 }
 
-/// The result of a slice.
+/// The result of removing a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sliced {
-    /// It has removed some versions, and there are more.
+    /// The slice has removed some versions, and more are left.
     Some,
-    /// Everything is gone that nobody reads.
+    /// All versions are removed, except those that readers still need.
     Waits,
-    /// Everything is gone.
+    /// All versions are removed.
     All,
 }
 
 /// A compaction that was applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Compaction {
-    /// The compact revision before it.
+    /// Compact revision before this compaction.
     pub previous: Revision,
-    /// The compact revision that it set.
+    /// Compact revision that this compaction set.
     pub revision: Revision,
 }
 
-/// The removal of what compactions made unreadable. It goes on in slices, with pauses between them, once all watches have
-/// come as far as the compaction's publication and what it will remove is published.
+/// The removal of versions that compactions made unreadable. It begins once all watches have seen everything
+/// up to the publication of the compaction and the new [`Removal::through`] is published, and then continues
+/// in slices with pauses in between.
 ///
-/// It removes nothing itself: it says when.
+/// This type only decides when to remove; it removes nothing itself.
 pub(super) struct Removal {
-    /// Between two slices.
+    /// Pause between two slices.
     pause: Duration,
-    /// The compact revision.
+    /// Compact revision of the state.
     compacted: Revision,
     /// Compactions that are not published yet.
     unpublished: Vec<Compaction>,
     is_open: bool,
     next: Instant,
-    /// Changes above this revision are all still there.
+    /// Revision above which all versions are still present.
     through: Revision,
-    /// The revision of the last compaction's publication: its removal begins once all watches have come so far.
+    /// Current revision when the last compaction was applied; its removal begins once all watches have seen
+    /// everything up to here.
     after: Revision,
     asked: Instant,
-    /// Answers to compactions that wait for the removal.
+    /// Answers to compaction requests that wait for the removal.
     waiters: Vec<Reply>,
 }
 
 impl Removal {
-    /// Returns the state after a start, with this compact revision. A removal that a crash cut short goes on.
+    /// Returns the state after a start with this compact revision. It continues a removal that a crash
+    /// interrupted.
     pub fn new(compacted: Revision, pause: Duration, now: Instant) -> Removal {
         Removal {
             pause,
@@ -81,8 +84,8 @@ impl Removal {
         }
     }
 
-    /// The state at the revision `current` is compacted to this one now. `is_hashed` says whether its hash is to be computed
-    /// once it is published.
+    /// Records that the state, whose current revision is `current`, was compacted to `revision`. `is_hashed`
+    /// says if the hash of the compaction is to be computed once it is published.
     pub fn compacted(&mut self, revision: Revision, current: Revision, is_hashed: bool, now: Instant) {
         let previous = std::mem::replace(&mut self.compacted, revision);
         if is_hashed {
@@ -91,16 +94,17 @@ impl Removal {
         (self.is_open, self.next, self.after, self.asked) = (true, now, current, now);
     }
 
-    /// Notes that another member's state replaced the present one, with these compact and current revisions. The sender
-    /// may have removed anything compacted: watches that need it are canceled instead of being told a part.
+    /// Records that another member's state, with these compact and current revisions, replaced the present
+    /// one. The sender may have removed any compacted version: watches that need one are canceled, because
+    /// they would miss events.
     pub fn restored(&mut self, compacted: Revision, current: Revision, now: Instant) {
         (self.compacted, self.through) = (compacted, compacted);
         (self.is_open, self.next, self.after, self.asked) = (true, now, current, now);
-        // They were compactions of a state that is no longer there.
+        // These compactions belong to the replaced state.
         self.unpublished.clear();
     }
 
-    /// Changes above this revision are all still there.
+    /// Returns the revision above which all versions are still present.
     pub fn through(&self) -> Revision {
         self.through
     }
@@ -110,12 +114,12 @@ impl Removal {
         self.is_open.then(|| self.next.saturating_duration_since(now))
     }
 
-    /// Takes out the compactions that are not published yet, in their order.
+    /// Takes out the compactions that are not published yet, in order.
     pub fn take_unpublished(&mut self) -> Vec<Compaction> {
         std::mem::take(&mut self.unpublished)
     }
 
-    /// Returns the next step. `all_saw` says if all watches have been told of everything up to a revision.
+    /// Returns the next step. `all_saw` says if all watches were notified of everything up to a revision.
     pub fn step(
         &mut self,
         compacted: Revision,
@@ -133,13 +137,13 @@ impl Removal {
         if !all_saw(self.after) && !waited {
             return Step::Nothing;
         }
-        // Published before anything is removed.
+        // The revision is published before anything is removed.
         self.through = compacted;
         Step::Publish
     }
 
-    /// A slice was removed. Returns the answers that waited for this, and how long the whole removal took, if it is at its
-    /// end. The request for the removal does not wait for readers, as in etcd.
+    /// Records the result of a slice. Returns the answers that waited for it, and the duration of the whole
+    /// removal if it has ended. A compaction request does not wait for readers, as in etcd.
     pub fn sliced(&mut self, sliced: Sliced, now: Instant) -> (Vec<Reply>, Option<Duration>) {
         let took = match sliced {
             Sliced::Some => return (Vec::new(), None),
@@ -160,12 +164,12 @@ impl Removal {
         self.is_open
     }
 
-    /// Keeps an answer until the removal under way is at its end.
+    /// Keeps an answer until the current removal has ended.
     pub fn keep(&mut self, reply: Reply) {
         self.waiters.push(reply);
     }
 
-    /// Ends it: the state changes no more.
+    /// Ends the removal, because the state does not change any more.
     pub fn stop(&mut self) {
         self.is_open = false;
     }
@@ -197,7 +201,7 @@ mod tests {
         assert_eq!(removal.step(Revision(5), |revision| revision <= Revision(9), now + PAUSE), Step::Publish);
         assert_eq!(removal.through(), Revision(5));
         assert_eq!(removal.step(Revision(5), |_| false, now + 2 * PAUSE), Step::Remove);
-        // Watches that lag behind too long are overtaken.
+        // Watches that lag behind for too long are not waited for.
         removal.compacted(Revision(7), Revision(12), false, now);
         assert!(removal.take_unpublished().is_empty());
         assert_eq!(removal.step(Revision(7), |_| false, now + WATCHES_TIMEOUT), Step::Publish);

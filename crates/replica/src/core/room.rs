@@ -1,15 +1,16 @@
-//! A disk that is full or nearly so: what still goes to the log, and what waits. The NOSPACE alarm that comes and goes with
-//! the room is in `alarms.rs`.
+//! A disk that is full or nearly full: which batches still go to the log, and which wait. The NOSPACE alarm
+//! that follows the free space is in `alarms.rs`.
 //!
-//! Room comes back by deletes, compactions, checkpoints and moving values, and each of them needs some first. So what is
-//! left is given out in steps. With a segment of 2 MiB and `log.room()` as what is left:
+//! Deletes, compactions, checkpoints and moving values free space, and each of them needs some space first.
+//! So the remaining space is given out in steps. With a segment of 2 MiB and `log.room()` as the remaining
+//! space:
 //!
 //! ```text
 //! puts and lease grants           as long as the log has its spare file, and 2.6 MiB stay
 //! deletes, revocations            as long as 1.1 MiB stay
 //! moving live values              as long as 320 KiB stay
 //! compactions, alarms, members    as long as 64 KiB stay
-//! the member's own entries        to the last byte; what finds no room waits in `parked`
+//! the member's own entries        to the last byte; a batch without space waits in `parked`
 //! ```
 
 use std::collections::VecDeque;
@@ -25,26 +26,27 @@ use prost::Message as _;
 
 use super::{Fatal, Shortage};
 
-/// Pause before a shortage has another checkpoint made.
+/// Minimum time between two checkpoints that are made because of a shortage.
 const FREE_PAUSE: Duration = Duration::from_secs(5);
-/// Interval at which the disk's free space is looked at.
+/// Interval at which the free space of the disk is checked.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// With this many bytes free nothing is counted: it is more than ever waits for the log.
+/// With this many bytes free, no space is accounted: it is more than ever waits for the log.
 const PLENTY_BYTES: u64 = 1 << 30;
-/// Bytes of values that are moved at once, at most.
+/// Maximum bytes of values that are moved at once.
 const PORTION_BYTES: usize = 1 << 20;
-/// Segments for which the disk has room behind another member's whole state. The log raises the alarm when it cannot prepare
-/// one; two may be in preparation when the disk is looked at.
+/// Number of segments that must fit on the disk in addition to another member's whole state. The log raises
+/// the alarm when it cannot prepare a segment; two may be in preparation when the disk is checked.
 const STATE_SEGMENTS_FREE: u64 = 4;
 /// Bytes that may wait in the log to be synced before the core holds proposals back.
 const LOG_QUEUE_BYTES: usize = 64 << 20;
-/// Bytes waiting for the log beyond which entries of other members are dropped, as if lost on the way.
+/// Bytes waiting for the log above which entries from other members are dropped, as if the network had lost
+/// them.
 const RECEIVED_QUEUE_BYTES: usize = 128 << 20;
-/// Bytes that a record takes in the log beside its data, at most: a head, the hard state behind it, and what is left where a segment
-/// cannot hold all of it.
+/// Maximum bytes that a record takes in the log in addition to its data: a header, the hard state after it,
+/// and the unused rest of a segment that cannot hold the whole record.
 const RECORD_BYTES: usize = 128;
 
-/// What a command needs disk space for; when space runs out, they are refused in this order.
+/// Purpose for which a command needs disk space; when space runs out, commands are refused in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Purpose {
     /// The command adds data: puts, also in a transaction, and lease grants.
@@ -55,32 +57,32 @@ pub(super) enum Purpose {
     Moves,
     /// The command ends the shortage, or concerns members: compactions, alarms, membership changes.
     Mends,
-    /// The entry is the member's own.
+    /// The entry is one of the member's own entries.
     Own,
 }
 
-/// A batch that the log had no room for. Raft takes it for one whose sync takes long.
+/// A batch that the log had no space for. To raft it looks like a batch whose sync takes long.
 struct Parked {
     batch: Batch,
-    /// Raft's number of it.
+    /// Raft's number of the batch.
     raft: u64,
     since: Instant,
 }
 
 /// A batch on its way to the disk.
 struct Syncing {
-    /// The log's number of it.
+    /// The log's number of the batch.
     ticket: u64,
-    /// Raft's, or 0.
+    /// Raft's number of the batch, or 0 if raft does not know it.
     raft: u64,
     since: Instant,
 }
 
-/// The result of a look at the disk.
+/// The result of a check of the disk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Look {
-    /// True if the checkpointer should keep space for the next checkpoint. The loop calls [`Room::reserved`] once it has
-    /// told it.
+    /// True if the checkpointer should reserve space for the next checkpoint. The core calls
+    /// [`Room::reserved`] once it has given the order.
     pub wants_reserve: bool,
     /// True if the log or the last checkpoint has found its disk short of space.
     pub is_short: bool,
@@ -88,28 +90,28 @@ pub(super) struct Look {
 
 /// Batches on their way to the log, and the space that the disk has for more.
 ///
-/// Batches go to the log in order. Those that find no space wait here until the log takes them. A caller that wants to
-/// put more into the log asks first, see [`Purpose`].
+/// Batches go to the log in order. Those that find no space wait here until the log takes them. A caller that
+/// wants to put more into the log asks first, see [`Purpose`].
 pub(super) struct Room {
     parked: VecDeque<Parked>,
-    /// The oldest first.
+    /// Batches that the log is syncing, the oldest first.
     syncing: VecDeque<Syncing>,
-    /// Bytes the file system gave when it was last looked at.
+    /// Free bytes of the file system at the last check.
     free_bytes: u64,
     next_look: Instant,
-    /// True if the checkpointer was told to keep space for the next checkpoint.
+    /// True if the checkpointer was ordered to reserve space for the next checkpoint.
     reserve_asked: bool,
-    /// Lives as long as such an order is queued.
+    /// Token that is alive while an order to reserve space is queued.
     reserve_queued: Weak<()>,
-    /// True if the last checkpoint found no room. The data directory may be on another disk than the log (`--wal-dir`),
-    /// and without checkpoints the log only grows.
+    /// True if the last checkpoint found no space. The data directory may be on another disk than the log
+    /// (`--wal-dir`), and without checkpoints the log only grows.
     lacks_checkpoint: bool,
     /// Earliest time for the next checkpoint that is made because of a shortage.
     next_free: Instant,
 }
 
 impl Room {
-    /// Returns the state of a log without batches on their way.
+    /// Returns the initial state, without batches on their way.
     pub fn new(now: Instant, log: &Log) -> Room {
         Room {
             parked: VecDeque::new(),
@@ -123,26 +125,28 @@ impl Room {
         }
     }
 
-    /// Returns true if a batch waits for room.
+    /// Returns true if a batch waits for space.
     pub fn is_full(&self) -> bool {
         !self.parked.is_empty()
     }
 
-    /// Returns the time since when the oldest batch has waited for its sync, or for space (another process may have used
-    /// it up).
+    /// Returns the time since when the oldest batch has waited for its sync, or for space, which another
+    /// process may have used up.
     pub fn oldest(&self) -> Option<Instant> {
         let syncing = self.syncing.front().map(|open| open.since);
         syncing.into_iter().chain(self.parked.front().map(|parked| parked.since)).min()
     }
 
-    /// Hands the log a batch, or keeps it until the log takes it: batches stay in their order. `raft` is raft's number of it.
+    /// Hands a batch to the log, or keeps it until the log takes it: batches stay in order. `raft` is raft's
+    /// number of the batch.
     ///
     /// # Errors
     ///
-    /// When the log takes nothing more.
+    /// [`Fatal::LogRefused`] if the log takes no more batches.
     pub fn hand(&mut self, log: &mut Log, mut batch: Batch, raft: u64, now: Instant) -> Result<(), Fatal> {
         if batch.reset.is_some() {
-            // It voids what was to be written before, and may be what makes room. Raft's numbers count those before too.
+            // A reset makes all earlier batches void, and may free the missing space. Raft's number of the
+            // reset covers the earlier batches.
             let parked = std::mem::take(&mut self.parked);
             let hard_state = parked.into_iter().rev().find_map(|parked| parked.batch.hard_state);
             batch.hard_state = batch.hard_state.or(hard_state);
@@ -163,18 +167,18 @@ impl Room {
                 Refusal::NoSpace | Refusal::QueueFull if !planted::is(planted::Bug::FullLogFatal) => {
                     self.parked.push_front(Parked { batch: refused.batch, raft, since });
                 }
-                // The disk has failed, which the log tells by itself, or our own bug.
+                // The disk has failed, which the log reports as an event, or this is a bug of this program.
                 reason => return Err(Fatal::LogRefused(reason)),
             },
         }
         Ok(())
     }
 
-    /// Gives the log the waiting batches, as far as there is space.
+    /// Hands the waiting batches to the log, as far as there is space.
     ///
     /// # Errors
     ///
-    /// The log has failed and takes nothing more.
+    /// [`Fatal::LogRefused`] if the log has failed and takes no more batches.
     pub fn retry(&mut self, log: &mut Log) -> Result<(), Fatal> {
         while let Some(parked) = self.parked.pop_front() {
             let waiting = self.parked.len();
@@ -186,15 +190,16 @@ impl Room {
         Ok(())
     }
 
-    /// Hands the log values, of which raft knows nothing. Returns the log's number of the batch, or `None` if the log does
-    /// not take it now: then it is gone.
+    /// Hands values to the log in a batch that raft does not know. Returns the log's number of the batch, or
+    /// `None` if the log does not take it now: then the batch is dropped.
     pub fn hand_values(&mut self, log: &mut Log, values: Vec<log::Value>, now: Instant) -> Option<u64> {
         let ticket = log.append(Batch { values, ..Batch::default() }).ok()?;
         self.syncing.push_back(Syncing { ticket, raft: 0, since: now });
         Some(ticket)
     }
 
-    /// The batches up to this number of the log's are on disk. Returns raft's number of the newest of raft's among them.
+    /// Records that the batches up to this number of the log are on disk. Returns raft's number of the newest
+    /// of them that raft knows.
     pub fn synced(&mut self, ticket: u64) -> Option<u64> {
         let mut raft = None;
         while let Some(front) = self.syncing.front()
@@ -208,7 +213,7 @@ impl Room {
         raft
     }
 
-    /// Bytes that must stay in the log when something goes into it.
+    /// Returns the bytes that must stay free in the log after a write for this purpose.
     fn kept_for_others(log: &Log, purpose: Purpose) -> u64 {
         let segment = log.segment_room();
         let own = (segment / 8).min(64 << 10);
@@ -221,7 +226,7 @@ impl Room {
         }
     }
 
-    /// A checkpoint was saved, or found no room.
+    /// Records that a checkpoint was saved, or found no space.
     pub fn checkpointed(&mut self, found_room: bool) {
         self.lacks_checkpoint = !found_room;
     }
@@ -231,13 +236,14 @@ impl Room {
         log.space() == Space::Ample && !self.lacks_checkpoint
     }
 
-    /// Returns true if the disk is so large that nothing has to be counted.
+    /// Returns true if the disk has so much free space that none has to be accounted.
     pub fn has_plenty(&self, log: &Log) -> bool {
         self.is_ample(log) && self.free_bytes >= PLENTY_BYTES
     }
 
-    /// Bytes that the log takes beside what waits for it. What the file system is said to give counts where the log has
-    /// found no shortage, but not for values that are moved: they must never be what the log waits with.
+    /// Returns the bytes that the log can take in addition to those that wait for it. Free bytes of the file
+    /// system count only if the log has found no shortage. They never count for values that are moved,
+    /// because the log must never have to wait with such a batch.
     fn left(&self, log: &Log, purpose: Purpose) -> u64 {
         let counts = log.space() == Space::Ample && purpose != Purpose::Moves;
         let free = if counts { self.free_bytes } else { 0 };
@@ -245,7 +251,8 @@ impl Room {
         (log.room() + free).saturating_sub((log.queued_bytes() + parked) as u64)
     }
 
-    /// Returns true if the disk has space for this many bytes more. On a large disk this costs next to nothing.
+    /// Returns true if the disk has space for this many more bytes. On a large disk this costs next to
+    /// nothing.
     pub fn has(&self, log: &Log, bytes: usize, purpose: Purpose) -> bool {
         if self.has_plenty(log) {
             return true;
@@ -256,29 +263,32 @@ impl Room {
         self.left(log, purpose) >= (bytes + RECORD_BYTES) as u64 + Room::kept_for_others(log, purpose)
     }
 
-    /// Returns the bytes that values take in the log, given those of each.
+    /// Returns the bytes that values take in the log, given the size of each.
     pub fn bytes_of(values: impl Iterator<Item = usize>) -> usize {
         values.map(|bytes| bytes + RECORD_BYTES).sum()
     }
 
-    /// Looks if the disk has room for this many bytes of another member's whole state, and how much is lacking. A state takes
-    /// nothing of what is kept for shortages, and leaves so much free that the log finds none: the state comes beside the
-    /// present one, so it is not what clients have written that would raise the alarm, and refuse the whole cluster's writes.
+    /// Checks if the disk has space for this many bytes of another member's whole state, and returns the
+    /// shortage if not. A state uses no space that is reserved for shortages, and leaves so much free that
+    /// the log finds no shortage: the state is stored in addition to the present one, so an alarm would not
+    /// be due to client data, yet it would refuse the writes of the whole cluster.
     pub fn shortage_of_state(&mut self, log: &Log, bytes: u64) -> Option<Shortage> {
-        // Gigabytes may come between two looks.
+        // Gigabytes may be written between two periodic checks.
         self.free_bytes = log.free_bytes().unwrap_or(u64::MAX / 2);
         let free_bytes = if self.is_ample(log) { self.free_bytes } else { 0 };
         let wanted_bytes = bytes.saturating_add(STATE_SEGMENTS_FREE * u64::from(log.segment_bytes()));
         (free_bytes < wanted_bytes).then_some(Shortage { free_bytes, wanted_bytes })
     }
 
-    /// Bytes of values that are moved at once: where room is short, few, so that each portion is held against it.
+    /// Returns the maximum bytes of values that are moved at once: few when space is short, so that each
+    /// portion is checked against it.
     pub fn portion_bytes(&self, log: &Log) -> usize {
         let all = if self.has_plenty(log) { u64::MAX } else { log.segment_room() / 4 };
         usize::try_from(all).unwrap_or(usize::MAX).min(PORTION_BYTES)
     }
 
-    /// Returns true if there is space for entries that a leader sent. Otherwise they count as lost on the way, and are sent again.
+    /// Returns true if there is space for entries that a leader sent. Otherwise they are treated as lost by
+    /// the network, and the leader sends them again.
     pub fn takes_entries(&self, log: &Log, entries: &[raftpb::Entry]) -> bool {
         if planted::is(planted::Bug::FullLogFatal) {
             return true;
@@ -289,8 +299,8 @@ impl Room {
         let bytes_of = |entry: &raftpb::Entry| 64 + entry.data.as_ref().map_or(0, Bytes::len);
         let bytes: usize = entries.iter().map(bytes_of).sum();
         let largest = entries.iter().map(bytes_of).max().unwrap_or(0);
-        // A record that no segment holds makes a fresh one larger, in place of the spare files: what is left of the segment
-        // in use does not help it.
+        // A record larger than a segment gets a new, larger segment instead of the spare files: the rest of
+        // the segment in use does not help it.
         let segment = usize::try_from(log.segment_room()).unwrap_or(usize::MAX);
         let wasted = if largest > segment { segment } else { 0 };
         self.parked.is_empty()
@@ -298,7 +308,7 @@ impl Room {
             && self.has(log, bytes.saturating_add(wasted), Purpose::Frees)
     }
 
-    /// Leaves those of the proposals forwarded by another member that the disk has room for.
+    /// Keeps only those proposals forwarded by another member that the disk has space for.
     pub fn thin_out(&self, log: &Log, message: &mut raftpb::Message) {
         if self.has_plenty(log) {
             return;
@@ -320,7 +330,7 @@ impl Room {
         log.queued_bytes() < LOG_QUEUE_BYTES
     }
 
-    /// Returns the maximum number of bytes that may wait for the log; it is less where the disk is short of space.
+    /// Returns the maximum number of bytes that may wait for the log; less when the disk is short of space.
     pub fn queued_bytes_max(&self, log: &Log) -> usize {
         if self.has_plenty(log) {
             LOG_QUEUE_BYTES
@@ -329,23 +339,24 @@ impl Room {
         }
     }
 
-    /// Looks at the disk now and then; `None` if it is not time to.
+    /// Checks the disk, at most once per interval; `None` if the interval has not passed.
     pub fn look(&mut self, log: &Log, now: Instant) -> Option<Look> {
         if now < self.next_look {
             return None;
         }
         self.next_look = now + LOOK_INTERVAL;
-        // A file system that does not say counts as one with plenty.
+        // A file system that does not report its free space counts as one with plenty.
         self.free_bytes = log.free_bytes().unwrap_or(u64::MAX / 2);
-        // As long as there is some room that can be kept for checkpoints.
+        // The reserve is requested as soon as free space is no longer plentiful, while some of it can still
+        // be reserved for checkpoints.
         let has_plenty = self.has_plenty(log);
         self.reserve_asked &= !has_plenty;
         let wants_reserve = !has_plenty && !self.reserve_asked || log.holds_room();
         Some(Look { wants_reserve, is_short: !self.is_ample(log) })
     }
 
-    /// Returns what goes with an order to keep room for the next checkpoint, unless one is queued already: others must find a place
-    /// in the queue.
+    /// Returns a token that belongs to an order to reserve space for the next checkpoint; `None` if such an
+    /// order is already queued, so that other orders find space in the queue.
     pub fn order_of_reserve(&mut self) -> Option<Arc<()>> {
         if self.reserve_queued.strong_count() > 0 {
             return None;
@@ -355,36 +366,37 @@ impl Room {
         Some(queued)
     }
 
-    /// The checkpointer was told to keep room for the next one.
+    /// Records that the checkpointer was ordered to reserve space for the next checkpoint.
     pub fn reserved(&mut self) {
         self.reserve_asked = true;
     }
 
-    /// Returns true if there is more room than what would bring the NOSPACE alarm back at once.
+    /// Returns true if there is more free space than the amount at which the NOSPACE alarm would be raised
+    /// again at once.
     pub fn is_roomy(&self, log: &Log) -> bool {
         let is_short = !self.is_ample(log) || log.holds_room();
         !is_short && self.free_bytes >= 2 * u64::from(log.segment_bytes())
     }
 
-    /// Returns true if garbage is worth winning back however little it is.
+    /// Returns true if even small amounts of garbage should be reclaimed.
     pub fn is_tight(&self, log: &Log) -> bool {
         log.space() != Space::Ample || self.free_bytes < 4 * u64::from(log.segment_bytes())
     }
 
-    /// Returns true if a shortage may have a checkpoint made now that frees something.
+    /// Returns true if, because of a shortage, a checkpoint that frees space may be made now.
     pub fn may_free(&self, log: &Log, now: Instant) -> bool {
         self.is_tight(log) && now >= self.next_free
     }
 
-    /// A shortage has had one made.
+    /// Records that a checkpoint was made because of a shortage.
     pub fn freed(&mut self, now: Instant) {
         self.next_free = now + FREE_PAUSE;
     }
 }
 
-/// Returns what a command needs disk space for.
+/// Returns the purpose for which a command needs disk space.
 pub(super) fn purpose_of(data: &Bytes) -> Purpose {
-    // What does not decode is refused elsewhere.
+    // A command that does not decode is refused later.
     let Ok(request) = InternalRaftRequest::decode(data.clone()) else { return Purpose::Adds };
     if request.put.is_some() || request.lease_grant.is_some() {
         return Purpose::Adds;
@@ -446,7 +458,8 @@ mod tests {
         assert!(Purpose::Adds < Purpose::Frees && Purpose::Frees < Purpose::Mends);
     }
 
-    /// A log that is driven by hand, on a disk in memory, whose queue holds one batch of `entry` and no second.
+    /// Returns a log that is driven by hand, on a disk in memory, whose queue holds one batch of `entry` and
+    /// no second.
     fn log() -> Log {
         let options = log::Options {
             segment_bytes: 16 << 10,
@@ -489,7 +502,7 @@ mod tests {
         }
         assert!(!room.is_full());
         log.turn();
-        // Raft knows nothing of values.
+        // Raft does not know batches of values.
         let value = log::Value { id: log::ValueId { main: 5, sub: 0 }, data: Bytes::from_static(b"v") };
         assert_eq!(room.hand_values(&mut log, vec![value], start), Some(4));
         assert_eq!((room.synced(4), room.oldest()), (None, None));

@@ -1,5 +1,6 @@
-//! The core's loop: [`Core::turn`] is one turn, in which each machine has its place in order. What a turn carries out for
-//! clients, peers, the disk and control is in the files of `run/`; decisions are in the machines beside this file.
+//! The core's loop: [`Core::turn`] is one turn, which calls each part in a fixed order. The work of a turn
+//! for clients, peers, the disk and control requests is in the files of `run/`; the decisions are in the
+//! files beside this one.
 
 mod clients;
 mod control;
@@ -59,8 +60,8 @@ use storage::terms::Terms;
 use storage::values::LogValues;
 use telemetry::logging::Logger;
 
-/// Clients' requests in a turn, on average, from which on other threads go first before the core sleeps. A client that waits for
-/// each answer makes one.
+/// Average number of client requests per turn from which on the core yields to other threads before it
+/// sleeps. A single client that waits for each answer makes one request per turn.
 const GATHERED: u64 = 2;
 
 /// Time after which a stop no longer waits for open requests.
@@ -74,11 +75,11 @@ pub struct Parts {
     pub logger: Arc<Logger>,
     /// The configuration.
     pub config: Config,
-    /// The raft node, restored.
+    /// The restored raft node.
     pub node: Node,
-    /// The state, restored.
+    /// The restored state.
     pub machine: Machine,
-    /// The log, open.
+    /// The opened log.
     pub log: Log,
     /// Index and location of each entry that was read at the start.
     pub locations: VecDeque<EntryPlace>,
@@ -90,13 +91,13 @@ pub struct Parts {
     pub attributes: (String, Vec<String>),
     /// Bytes of the checkpoint's files.
     pub checkpoint_bytes: u64,
-    /// Queue to the thread that reads entries which are no longer in memory, for followers that lag.
+    /// Queue to the thread that reads entries which are no longer in memory, for followers that lag behind.
     pub fetches: SyncSender<Fetch>,
     /// Ids and peer URLs of members that exist already but are not yet in this member's log.
     pub remotes: Vec<(u64, Vec<String>)>,
     /// Terms of the entries that the checkpoint covers.
     pub terms: Terms,
-    /// Limits from which a checkpoint is due.
+    /// Limits from which on a checkpoint is due.
     pub thresholds: Thresholds,
     /// The cause of this member's NOSPACE alarm, if it is raised and the cause is known.
     pub cause: Cause,
@@ -104,34 +105,37 @@ pub struct Parts {
     pub ready: SyncSender<()>,
 }
 
-/// The core: one loop, which owns the raft node, the log, the state and the machines of this crate. It has a thread of its own; while
-/// that sleeps, a shard may do a turn on its thread instead (`seat.rs`).
+/// The core: one loop, which owns the raft node, the log, the state and the parts of this module. It has its
+/// own thread; while that thread sleeps, a shard may do a turn on the shard's thread instead (`seat.rs`).
 ///
-/// **What it is.** A turn takes all requests that have arrived, lets each machine do what is due, carries out raft's
-/// effects, applies what is committed, publishes one view, and only then replies (invariant I3). It never waits for a
-/// peer, and for the disk only where `writing.rs` says: their results come back as requests. Each machine (`Reads`,
-/// `Proposals`, `Membership` and so on) owns its fields, is told what happened and what time it is, and returns what is to
-/// be done; it is tested without a core.
-/// The loop does it, in `run/clients.rs`, `peers.rs`, `durability.rs` and `control.rs`, by the source of the request.
+/// **What it is.** A turn takes all requests that have arrived, lets each part do what is due, carries out
+/// raft's effects, applies committed entries, publishes one view, and only then replies (invariant I3). It
+/// never waits for a peer, and for the disk only in the cases that `writing.rs` describes: the results of
+/// peers and disks arrive as requests. Each part (`Reads`, `Proposals`, `Membership` and so on) owns its
+/// fields, gets events and the time as arguments, and returns actions; it is tested without a core. The loop
+/// carries out the actions, in `run/clients.rs`, `peers.rs`, `durability.rs` and `control.rs`, by the source
+/// of the request.
 ///
-/// **What it trades.** All writes go through one processor core, and what arrives during a turn waits for its end.
-/// Therefore a turn is bounded: it applies a limited number of entries, looks at a limited number of leases, answers a limited
-/// number of questions, removes a limited number of versions, and leaves the rest to the next turn. In return a write takes no lock, the order between
-/// mechanisms is only the one written in `turn`, and the same seed gives the same run, since time and messages come in by
-/// arguments alone.
+/// **What it trades.** All writes go through one processor core, and requests that arrive during a turn wait
+/// for its end. Therefore a turn is bounded: it applies a limited number of entries, checks a limited number
+/// of leases, answers a limited number of questions, removes a limited number of versions, and leaves the
+/// rest to the next turn. In return a write takes no lock, the order between the parts is only the one
+/// written in `turn`, and the same seed gives the same run, because time and messages enter only as
+/// arguments.
 ///
-/// **What was rejected.** *A thread for each mechanism*: a write would be handed from one to the next several times, and
-/// publishing before replying would take a handshake. *Tasks on one thread*: their order would be the executor's, and
-/// what they share would have to be borrowed at run time. *One trait for all machines*, with one type of event and one of
-/// effect: each would have to take events that it does not know, and the compiler could not tell what a machine may want.
+/// **What was rejected.** *A thread for each part*: a write would be handed from thread to thread several
+/// times, and publishing before replying would need a handshake. *Tasks on one thread*: the executor would
+/// decide their order, and shared data would have to be borrowed at run time. *One trait for all parts*, with
+/// one type of event and one of effect: each part would have to accept events that it does not know, and the
+/// compiler could not tell which effects a part may return.
 pub struct Core {
     shared: Arc<Shared>,
     logger: Arc<Logger>,
     machine: Machine,
     leases: LeaseClocks,
-    /// True if this member, which is to stop, has handed leadership over or has nobody to hand it to.
+    /// True if this member is stopping and has handed leadership over, or has no member to hand it to.
     handed_over: bool,
-    /// True if it led when it was to stop.
+    /// True if this member led when it was asked to stop.
     resigned: bool,
     config: Config,
     node: Node,
@@ -143,7 +147,7 @@ pub struct Core {
     hash_jobs: SyncSender<Job>,
     attributes: Attributes,
     proposals: Proposals,
-    /// The last entry of the last batch of clients' commands.
+    /// Index of the last entry of the last batch of client commands.
     gathered_through: Index,
     writing: Writing,
     meters: Meters,
@@ -167,9 +171,9 @@ pub struct Core {
     next_tick: Instant,
     /// Index of the newest entry that this member's disk has.
     synced: Index,
-    /// Time when the log had written what it synced last.
+    /// Time at which the log had written the entries that it synced last.
     written: Option<Instant>,
-    /// The positions that the stages of writes were noted for last.
+    /// Positions for which the stages of writes were recorded last.
     noted: Option<Positions>,
     applied_since: bool,
     thresholds: Thresholds,
@@ -177,7 +181,7 @@ pub struct Core {
     segments: Segments,
     moves: Moves,
     alarms: Arc<Alarms>,
-    /// Users and roles, as they were when one of them changed last.
+    /// Users and roles as of their last change.
     auth: Arc<Auth>,
     stopping: Option<Instant>,
     /// The reason why this member is out of service, if it is.
@@ -271,12 +275,12 @@ impl Core {
         }
     }
 
-    /// Runs turns until the core is told to stop.
+    /// Runs turns until the core is asked to stop.
     ///
     /// # Errors
     ///
-    /// The member cannot go on: the disk failed, or an entry cannot be applied. Nothing was acknowledged that is not on
-    /// disk.
+    /// The member cannot continue: the disk failed, or an entry cannot be applied. Only data on disk was
+    /// acknowledged.
     pub fn run(mut self) -> Result<(), Fatal> {
         let shared = Arc::clone(&self.shared);
         shared.core.receive_here();
@@ -311,13 +315,13 @@ impl Core {
         outcome
     }
 
-    /// Prepares the first turn: tells the connections who the members are.
+    /// Prepares the first turn: passes the list of members to the connections.
     pub fn begin(&mut self) {
         self.tell_members();
     }
 
-    /// Returns the time that the core may sleep before its next turn, and the number of requests that are worth waking it
-    /// for.
+    /// Returns the time that the core may sleep before its next turn, and the number of waiting requests that
+    /// justify waking it.
     pub fn before_sleep(&self) -> (Duration, usize) {
         self.shared.set_wakes_for_reads(self.reads.is_idle());
         self.shared.set_wakes_for_writes(self.proposals.gathers_logins_only());
@@ -329,7 +333,7 @@ impl Core {
         self.log.wants_turn()
     }
 
-    /// Returns true if the log has found less space than it keeps.
+    /// Returns true if the log has found less space than it reserves.
     pub fn log_lacks_space(&self) -> bool {
         self.log.space() != log::Space::Ample
     }
@@ -339,12 +343,12 @@ impl Core {
         self.log.turn_of(batches_max);
     }
 
-    /// Does one turn: takes `requests`, and does all that follows from them or is due. Returns true if the core has
-    /// ended.
+    /// Does one turn: takes `requests`, and does everything that follows from them or is due. Returns true if
+    /// the core has ended.
     ///
     /// # Errors
     ///
-    /// The member cannot go on: the disk failed, or an entry cannot be applied.
+    /// The member cannot continue: the disk failed, or an entry cannot be applied.
     pub fn turn(&mut self, requests: &mut Vec<CoreRequest>, now: Instant) -> Result<bool, Fatal> {
         if self.parked.is_some() {
             return self.parked_turn(requests, now);
@@ -374,7 +378,7 @@ impl Core {
         let leases_as_of = self.writing.leases_as_of(now);
         self.leases.look(self.machine.applied_index, self.node.standing().commit, leases_as_of);
         self.remove_slice(now);
-        // From here on the newest view and the state are of one moment, but for an entry that is half-way.
+        // From here on the newest view and the state match, except for an entry that is partly applied.
         self.publish();
         self.note_stages(now);
         self.answer_questions(now);
@@ -385,7 +389,7 @@ impl Core {
         if self.parked.is_some() {
             return Ok(false);
         }
-        // A state that was replaced goes before the checkpointer begins with the new one's checkpoint.
+        // A replaced state is released before the checkpointer begins the checkpoint of the new one.
         self.release_discarded();
         self.order_checkpoint(now);
         self.delete_pending();
@@ -393,7 +397,8 @@ impl Core {
             return Ok(true);
         }
         Ok(self.stopping.is_some_and(|since| {
-            // Who has handed over passes on what members of etcd go on sending, until there is another leader.
+            // A member that has handed leadership over keeps forwarding proposals from members that run etcd,
+            // until another leader is known.
             let waited = now.saturating_duration_since(since);
             let succeeded = !self.resigned
                 || self.node.standing().leader != MemberId::NONE
@@ -408,10 +413,11 @@ impl Core {
         }))
     }
 
-    /// Returns true if a turn with so many open proposals writes to the log by itself what it appends. What was written comes back
-    /// as a request, as from the log's thread.
+    /// Returns true if a turn with this many open proposals should write the appended batch to the log by
+    /// itself. The result arrives as a request, like that of the log's thread.
     fn writes_here(&self, proposals: usize, now: Instant) -> bool {
-        // The state alone does not say it: that of a member that catches up may be of a time when there was only one.
+        // The member list of the state does not suffice: a member that catches up may have a state from when
+        // the cluster had one member.
         let is_alone = self.shared.threads
             && self.stopping.is_none()
             && self.machine.members.by_id.len() == 1
@@ -420,7 +426,7 @@ impl Core {
         self.writing.is_for_core(occasion, now)
     }
 
-    /// Notes which entries have passed which stage, before the writes among them are answered.
+    /// Records which entries have passed which stage, before the writes among them are answered.
     fn note_stages(&mut self, now: Instant) {
         let standing = self.node.standing();
         let published = match self.machine.is_whole() {
@@ -441,7 +447,7 @@ impl Core {
         }
     }
 
-    /// Says how much memory the core holds.
+    /// Publishes how much memory the core holds.
     fn count_memory(&self) {
         let set = |figure: &AtomicU64, value: u64| figure.store(value, Ordering::Relaxed);
         let (memory, index) = (&self.shared.memory, self.machine.store.allocated());
@@ -451,7 +457,7 @@ impl Core {
         set(&memory.queued_bytes, self.queued_bytes() as u64);
     }
 
-    /// Returns the time that the core may sleep, and the number of requests that are worth waking it for.
+    /// Returns the time that the core may sleep, and the number of waiting requests that justify waking it.
     fn patience(&self) -> (Duration, usize) {
         let now = self.shared.clock.now();
         let mut patience = self.next_tick.saturating_duration_since(now);
@@ -465,7 +471,7 @@ impl Core {
             patience = Duration::ZERO;
         }
         match self.batching_wait(now) {
-            // A sync of the log wakes the core whatever it waits for.
+            // A sync of the log wakes the core in any case.
             _ if self.proposals.is_held_back() && !self.has_room_again() => (patience, usize::MAX),
             Some((more, left)) if self.proposals.has_gathered() => (patience.min(left), more),
             _ if self.proposals.has_gathered() => (Duration::ZERO, 1),
@@ -491,7 +497,8 @@ impl Work for Core {
         Core::before_sleep(self)
     }
 
-    /// A write that comes now would be written by the core itself, and nothing else is under way.
+    /// Returns true if the core would write a write that arrives now by itself, and no other work is in
+    /// flight.
     fn is_for_others(&self) -> bool {
         self.parked.is_none()
             && self.machine.is_whole()

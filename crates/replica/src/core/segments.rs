@@ -1,17 +1,17 @@
-//! Segments that are deleted once no view can name them ([`Segments`]), and values that are being moved out of others
-//! ([`Moves`]). Which segments are worth it is decided in `space`.
+//! Segments that are deleted once no view can refer to them ([`Segments`]), and values that are being moved
+//! out of other segments ([`Moves`]). `space` decides which segments are worth it.
 //!
 //! # Example: when segment 3 is deleted
 //!
-//! Views 7 and 9 are held: 7 by a slow reader, 9 as the published state. A durable checkpoint needs nothing in segment 3
-//! any more.
+//! Views 7 and 9 are held: 7 by a slow reader, 9 as the published state. A durable checkpoint needs nothing
+//! in segment 3 any more.
 //!
 //! ```text
-//! delete_later(3)      noted with view 9, the newest that may name a location in segment 3
-//! release              the oldest held view is 7 <= 9: it stays
+//! delete_later(3)      recorded with view 9, the newest that may refer to a location in segment 3
+//! release              the oldest held view is 7 <= 9: segment 3 stays
 //! the reader drops 7
 //! release              the oldest held view is 9 <= 9: it stays; 9 is the newest, so `true`: publish another view
-//! view 10 published    it names nothing in segment 3
+//! view 10 published    it refers to nothing in segment 3
 //! the shards drop 9
 //! release              the oldest held view is 10 > 9: segment 3 is deleted
 //! ```
@@ -25,23 +25,24 @@ use numbers::ChangeId;
 use planted::Bug;
 use storage::checkpointer::Order;
 
-/// Views of which is kept whether they are still there, before those that are gone are looked for.
+/// Maximum number of tracked views before dropped views are removed from the whole list, not only from its
+/// front.
 const VIEWS_MAX: usize = 4096;
 
-/// The views that were published and are still held, and the segments that nothing durable needs: each is deleted once the
-/// views that were published before that are gone.
+/// Published views that are still held, and segments that nothing durable needs: each segment is deleted once
+/// all views that were published before it became unneeded are dropped.
 #[derive(Default)]
 pub(super) struct Segments {
-    /// Views that were published, with their numbers, in order.
+    /// Published views with their numbers, in order.
     views: VecDeque<(u64, Weak<View>)>,
-    /// The number of the newest view.
+    /// Number of the newest published view.
     published: u64,
-    /// Segments to be deleted, each with the number of the newest view that may name a location in it.
+    /// Segments to be deleted, each with the number of the newest view that may refer to a location in it.
     pending_delete: Vec<(u64, u32)>,
 }
 
 impl Segments {
-    /// A view was published.
+    /// Registers a view that was published.
     pub fn published(&mut self, view: &Arc<View>) {
         self.published += 1;
         self.views.push_back((self.published, Arc::downgrade(view)));
@@ -62,12 +63,12 @@ impl Segments {
         self.views.len()
     }
 
-    /// Notes that nothing durable needs this segment any more.
+    /// Records that nothing durable needs this segment any more.
     pub fn delete_later(&mut self, segment: u32) {
         self.pending_delete.push((self.published, segment));
     }
 
-    /// Returns true if nothing durable needs this segment.
+    /// Returns true if nothing durable needs this segment and it waits to be deleted.
     pub fn is_pending_delete(&self, segment: u32) -> bool {
         self.pending_delete.iter().any(|(_, pending_delete)| *pending_delete == segment)
     }
@@ -77,9 +78,9 @@ impl Segments {
         self.pending_delete.len()
     }
 
-    /// Calls `delete` for the segments that no held view can name. Returns true if another view should be published for
-    /// the rest: then only the published state itself holds a view from before. A reader may hold that view too, so the
-    /// segment is not deleted before.
+    /// Calls `delete` for the segments that no held view can refer to. Returns true if publishing another
+    /// view would help the rest: then only the newest published view is left of the views that may refer to
+    /// them. The segments are not deleted at once, because a reader may hold that view, too.
     pub fn release(&mut self, mut delete: impl FnMut(u32)) -> bool {
         if self.pending_delete.is_empty() {
             return false;
@@ -106,7 +107,7 @@ pub(super) struct Moves {
 }
 
 impl Moves {
-    /// Returns true if any are.
+    /// Returns true if values are being moved.
     pub fn are_under_way(&self) -> bool {
         !self.moving.is_empty()
     }
@@ -117,23 +118,24 @@ impl Moves {
         self.mover = Some(mover);
     }
 
-    /// A value has a new place. Returns its old one, if it was moved.
+    /// Records that a value has a new location. Returns its old location if the value was being moved.
     pub fn arrived(&mut self, key: ChangeId) -> Option<Location> {
         self.moving.remove(&key)
     }
 
-    /// Tells who moves them that all have arrived, if so.
+    /// Signals the mover if all values have arrived.
     pub fn tell(&mut self) {
         if self.moving.is_empty()
             && let Some(mover) = self.mover.take()
         {
-            // The mover may have given up; that is its business.
+            // The mover may have stopped waiting; then there is nobody to signal.
             let _ = mover.try_send(());
         }
     }
 
-    /// Has the checkpointer end, which may wait for values that do not arrive any more, with a full queue of orders behind that:
-    /// so nothing here waits for it. Where the queue is full, its end tells the same, once the core is gone.
+    /// Orders the checkpointer to stop. It may be waiting for values that do not arrive any more, with a full
+    /// queue of orders, so this does not wait for space in the queue: if the queue is full, the checkpointer
+    /// stops when the core drops its end of the queue.
     pub fn end(&mut self, orders: &SyncSender<Order>) {
         *self = Moves::default();
         let _ = orders.try_send(Order::Stop);
@@ -180,7 +182,7 @@ mod tests {
             drop(orders);
             ended.send(()).expect("the test waits");
         });
-        // As the checkpointer does: it takes no order while values are on their way.
+        // Like the checkpointer, which takes no order while values are being moved.
         assert!(hears.recv().is_err(), "they do not arrive");
         core_ended.recv().expect("it has ended");
         core.join().expect("did not panic");

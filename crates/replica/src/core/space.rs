@@ -1,13 +1,14 @@
-//! What segments hold that nobody needs, and which of them are worth emptying.
+//! Garbage in the log's segments, and the choice of segments that are worth emptying.
 //!
 //! # Example
 //!
-//! Four sealed segments of 64 MiB, bytes of live values: 0, 10, 20 and 60 MiB; room is not short. The first is empty: it is
-//! deleted once a checkpoint covers its entries. The others hold 90 MiB of 192 MiB, so 102 MiB are dead. That is worth a
-//! checkpoint, since it is more than `dead_bytes_min` (here 64 MiB) and half of what lives (45 MiB). Emptied are those that are
-//! less than half full: the second and third. Their 30 MiB are appended to the log again, and 128 MiB become free. The
-//! fourth stays until more of it is dead. (With an index so large that a whole checkpoint, which must follow, would write
-//! more than half of the dead bytes, nothing is emptied yet.)
+//! Four sealed segments of 64 MiB, bytes of live values: 0, 10, 20 and 60 MiB; space is not short. The first
+//! is empty: it is deleted once a checkpoint covers its entries. The others hold 90 MiB of 192 MiB, so 102
+//! MiB are dead. That is worth a checkpoint, because it is more than `dead_bytes_min` (here 64 MiB) and more
+//! than half of the live bytes (45 MiB). Segments that are less than half full are emptied: the second and
+//! third. Their 30 MiB are appended to the log again, and 128 MiB become free. The fourth stays until more of
+//! it is dead. (Moved values require a whole checkpoint. With an index so large that this checkpoint would
+//! write more than half of the dead bytes, nothing is emptied yet.)
 
 use log::{Log, SegmentState};
 use machine::Machine;
@@ -16,33 +17,34 @@ use numbers::Index;
 use super::room::{Purpose, Room};
 use super::segments::Segments;
 
-/// From this size on, values are moved only if that frees twice what the whole checkpoint, which must follow, writes.
+/// Size of a whole checkpoint in bytes from which on values are moved only if that frees twice as many bytes
+/// as the checkpoint writes; moved values require a whole checkpoint.
 const WHOLE_BYTES_LARGE: u64 = 16 << 20;
-/// Bytes a version is taken to need in a checkpoint.
+/// Bytes that one version needs in a checkpoint, estimated.
 const VERSION_BYTES: u64 = 64;
-/// Segments emptied at once.
+/// Maximum number of segments emptied at once.
 const RECLAIM_SEGMENTS: usize = 16;
 
-/// Bytes that a segment's live values need in another one. A small value's record is more than the value: were that taken
-/// for garbage, small values would be moved without end.
+/// Returns the bytes that a segment's live values need in another segment, including the overhead of their
+/// records. If the overhead counted as garbage, small values would be moved without end.
 fn moved_bytes(usage: &machine::SegmentUse) -> u64 {
     Log::moved_bytes(usage.values, usage.bytes)
 }
 
-/// A look at what the segments hold. It decides and keeps nothing.
+/// A survey of the garbage in the segments. It decides, and keeps no state.
 #[derive(Clone, Copy)]
 pub(super) struct Survey<'a> {
     /// The log, with its segments.
     pub log: &'a Log,
     /// The state, which knows which values are live.
     pub machine: &'a Machine,
-    /// The room on the disk: where it is short, little garbage is worth much.
+    /// The space on the disk: if it is short, even little garbage is worth reclaiming.
     pub room: &'a Room,
-    /// The segments that go anyway.
+    /// Segments that wait to be deleted anyway.
     pub segments: &'a Segments,
-    /// The entry up to which nothing is kept for followers that lag.
+    /// Log index up to which no entries are kept for followers that lag behind.
     pub kept_behind: Index,
-    /// Least bytes of dead records that are worth moving the live ones away.
+    /// Minimum bytes of dead records that are worth moving the live ones away.
     pub dead_bytes_min: u64,
 }
 
@@ -52,7 +54,7 @@ impl Survey<'_> {
         self.machine.usage().get(&segment).is_none_or(|usage| usage.values == 0)
     }
 
-    /// The sealed segments that hold nothing that is needed once this state is saved.
+    /// Returns the sealed segments that hold nothing that is needed once the current state is saved.
     pub fn empty_segments(&self) -> Vec<u32> {
         let segments = self.log.segments();
         let empty = segments
@@ -61,7 +63,8 @@ impl Survey<'_> {
         empty.map(|s| s.seq).filter(|seq| !self.segments.is_pending_delete(*seq)).collect()
     }
 
-    /// Bytes of garbage that are worth a checkpoint: on a disk that is short of room, any that fill half a segment.
+    /// Returns the bytes of garbage that are worth a checkpoint: on a disk that is short of space, half a
+    /// segment.
     fn worth_bytes(&self, live: u64) -> u64 {
         if self.room.is_tight(self.log) {
             u64::from(self.log.segment_bytes()) / 2
@@ -70,18 +73,19 @@ impl Survey<'_> {
         }
     }
 
-    /// Returns true if sealed segments hold so little that a checkpoint would free some, or have some emptied.
+    /// Returns true if sealed segments hold so much garbage that a checkpoint would free some segments, or
+    /// lead to some being emptied.
     pub fn has_garbage(&self) -> bool {
         let usage = self.machine.usage();
         let (mut live, mut dead) = (0, 0);
         let segments = self.log.segments();
-        // One that is to be deleted goes as soon as nobody reads it any more.
+        // A segment that waits to be deleted is deleted as soon as no view refers to it.
         let goes = |segment: &SegmentState| segment.releasing || self.segments.is_pending_delete(segment.seq);
         for segment in segments.iter().filter(|s| s.sealed && s.last_index <= self.kept_behind && !goes(s)) {
             let in_use = usage.get(&segment.seq).map_or(0, moved_bytes);
             let used = self.winnable_bytes(segment);
             let unused = used.saturating_sub(in_use);
-            // Short of room, only what emptying would free counts.
+            // When space is short, only garbage that emptying would free counts.
             if !self.room.is_tight(self.log) || self.is_worth_emptying(in_use, used) {
                 dead += unused;
             }
@@ -90,8 +94,9 @@ impl Survey<'_> {
         dead >= self.worth_bytes(live)
     }
 
-    /// Bytes of a segment that count as garbage if nobody needs them. Short of room all of it does, header and all; a
-    /// segment is no smaller than 512 KiB then, and what is moved out of it never fills another one as badly.
+    /// Returns the bytes of a segment that count as garbage if no value in it is live. When space is short,
+    /// the whole segment counts, including its header; a segment is at least 512 KiB then, and values that
+    /// are moved out of it fill another segment with less overhead.
     fn winnable_bytes(&self, segment: &SegmentState) -> u64 {
         if self.room.is_tight(self.log) { segment.used_bytes } else { Log::record_bytes(segment) }
     }
@@ -101,7 +106,7 @@ impl Survey<'_> {
         if self.room.is_tight(self.log) { live < used - used / 4 } else { live < used / 2 }
     }
 
-    /// The segments that hold so little that their live values are to be moved; a durable checkpoint has the entries up to
+    /// Returns the segments whose few live values should be moved; a durable checkpoint has the entries up to
     /// `saved_through`.
     pub fn worth_emptying(&self, saved_through: Index) -> Vec<u32> {
         let usage = self.machine.usage();
@@ -119,14 +124,15 @@ impl Survey<'_> {
         if dead < self.worth_bytes(all_live) {
             return Vec::new();
         }
-        // Moved values make the next checkpoint a whole one: what it writes must be little beside what becomes free.
+        // Moved values make the next checkpoint a whole one: it must write little compared with the bytes
+        // that become free.
         let whole_bytes = self.machine.store.stats().versions * VERSION_BYTES;
         if !self.room.is_tight(self.log) && whole_bytes >= WHOLE_BYTES_LARGE && dead < 2 * whole_bytes {
             return Vec::new();
         }
         sealed.retain(|(live, used, _)| self.is_worth_emptying(*live, *used));
         sealed.sort_unstable();
-        // Values go to new places before the old ones are free.
+        // The values need space at their new locations before the old segments are free.
         let mut moved = 0;
         sealed
             .into_iter()

@@ -1,60 +1,66 @@
-//! Who writes a batch to the log: the log's own thread, or the core.
+//! Chooses the thread that writes a batch to the log: the log's own thread, or the core's.
 //!
-//! As a rule the log's thread does, so that the core never waits for a disk. But where one client writes alone, each write is
-//! handed to that thread and back, and the two hand-overs take as much time as the sync, and half of the processor time. So a
-//! member without others, whose core has nothing to do meanwhile, writes a batch of very few proposals by itself.
+//! As a rule the log's thread writes, so that the core never waits for a disk. But when one client writes
+//! alone, each write is handed to that thread and back; the two hand-overs take as much time as the sync, and
+//! half of the processor time. So on a member that is the only one of its cluster, a core with nothing else
+//! to do writes a batch of very few proposals itself.
 //!
-//! If a shard serves nobody else, it lends its thread to the core for it (`seat.rs`), which spares both hand-overs to the core, too.
+//! If a shard serves no other connection, it lends its thread to the core for this (`seat.rs`), which also
+//! spares both hand-overs between the shard and the core.
 //!
-//! The price is a disk that stalls: until it comes back the core answers nothing, so that no write that waits too long is refused,
-//! and the one connection of a shard that lent its thread waits with it: one on which nothing came but writes (`pending.rs`).
-//! Reads and nearly all renewals go on, which shards answer. (A member of a cluster, where others wait for its heartbeats, never writes by itself.) So a sync that
-//! took long sends the next ones to the log's thread, for a time that goes by how long it took: a disk of which one sync in
-//! thousands takes a few milliseconds, as nearly all have, is written to by the core nearly always.
+//! The price appears when the disk stalls: until the sync ends the core answers nothing, not even with a
+//! timeout error, and the one connection of a shard that lent its thread waits, too; nothing but writes came
+//! on that connection (`pending.rs`). Reads and nearly all renewals continue, because shards answer them. (A
+//! member of a cluster never writes on the core's thread, because the other members wait for its heartbeats.)
+//! After a long sync, the log's thread therefore writes the next batches, for a time proportional to the
+//! length of that sync. Most disks take a few milliseconds for one sync in thousands; on them the core still
+//! writes nearly all batches.
 
 use std::time::{Duration, Instant};
 
-/// Proposals that a batch of the core's may have: more of them share what the hand-overs cost.
+/// Maximum number of proposals in a batch that the core writes itself; larger batches share the cost of the
+/// hand-overs.
 const FEW: usize = 2;
-/// Bytes that such a batch may have.
+/// Maximum bytes of a batch that the core writes itself.
 pub(super) const FEW_BYTES: usize = 64 << 10;
-/// A sync that takes so long is one during which the core might have had other things to do.
+/// Duration from which on a sync is long: the core might have had other work during it.
 const LONG: Duration = Duration::from_millis(2);
-/// After a long sync the log's thread writes for so many times its length: the core then stands still for syncs of up to 0.6 s for
-/// a hundredth of the time, however often they come.
+/// After a long sync, the log's thread writes for this many times the sync's length. For syncs of up to 0.6 s
+/// the core is thus blocked for at most a hundredth of the time, however often they occur.
 const PAUSE_FACTOR: u32 = 100;
-/// A disk that stalled for long is tried again after this time.
+/// Maximum pause after a long sync, before the core writes again.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// Time that a shard has for what waits behind a long sync, renewals of leases among it, before leases expire again.
+/// Time that a shard gets after a long sync to process waiting requests, such as lease renewals, before
+/// leases expire again.
 const SHARDS_CATCH_UP: Duration = Duration::from_millis(100);
 
-/// Knows when the core should not write by itself.
+/// Decides when the core may write by itself.
 #[derive(Debug)]
 pub(super) struct Writing {
     not_before: Instant,
-    /// When the last long sync began, and until when leases expire as of then.
+    /// Time at which the last long sync began, and the time until which leases expire as of that time.
     held_up: Option<(Instant, Instant)>,
 }
 
-/// What is to be written, and by whom it is awaited.
+/// Facts about a batch from which [`Writing`] decides which thread writes it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Occasion {
-    /// True if the member leads and has no others, runs with threads, and does not stop.
+    /// True if this member leads, is the only member, runs with threads, and is not stopping.
     pub is_alone: bool,
-    /// Proposals that are not applied.
+    /// Number of proposals that are not applied yet.
     pub proposals: usize,
-    /// Bytes that the log was given before and has not written.
+    /// Bytes that the log was given earlier and has not written yet.
     pub queued_bytes: usize,
 }
 
 impl Writing {
-    /// Returns the state in which no sync took long.
+    /// Returns the initial state, without any long sync.
     pub fn new(now: Instant) -> Writing {
         Writing { not_before: now, held_up: None }
     }
 
-    /// Returns true if the core should write by itself what it is about to append.
+    /// Returns true if the core should write the batch that it is about to append.
     pub fn is_for_core(&self, occasion: Occasion, now: Instant) -> bool {
         occasion.is_alone
             && (1..=FEW).contains(&occasion.proposals)
@@ -62,13 +68,13 @@ impl Writing {
             && now >= self.not_before
     }
 
-    /// Returns the time as of which leases expire. During a long sync a shard may have stood still, too, so that what was renewed in
-    /// time is heard of late.
+    /// Returns the time as of which leases expire. A shard may have been blocked during a long sync, so the
+    /// core may learn of timely renewals late.
     pub fn leases_as_of(&self, now: Instant) -> Instant {
         self.held_up.filter(|(_, until)| now < *until).map_or(now, |(began, _)| began)
     }
 
-    /// Notes how long a write of the core's took, with its sync, that began at `now`.
+    /// Records the duration of a write with its sync that the core did itself and that began at `now`.
     pub fn took(&mut self, time: Duration, now: Instant) {
         if time > LONG {
             self.held_up = Some((now, now + time + SHARDS_CATCH_UP));

@@ -1,17 +1,17 @@
-//! From which auth revision on a token counts that names one: JSON Web Tokens, which nothing withdraws.
+//! Minimum auth revisions of valid tokens that contain one: JSON Web Tokens, which cannot be revoked.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Users of whom a revision is kept; with more the newest revision counts for all users.
+/// Maximum number of users for which a revision is kept; with more, the newest revision counts for all users.
 const USERS_MAX: usize = 10_000;
 
-/// The auth revisions at which passwords were changed and users deleted, as far as this process has seen it: for what came
-/// before, the revision of the state that it began with.
+/// Auth revisions at which passwords were changed and users deleted, as far as this process has seen the
+/// changes. For earlier changes, the auth revision of the state that the process began with.
 #[derive(Debug, Default)]
 pub(super) struct Floors {
-    /// No revision below is newer, so that almost always nobody has to ask the map.
+    /// Upper bound of all revisions in the map; it spares most calls the lock.
     newest: AtomicU64,
     floors: Mutex<OfUsers>,
 }
@@ -24,11 +24,11 @@ struct OfUsers {
 
 impl Floors {
     fn lock(&self) -> MutexGuard<'_, OfUsers> {
-        // Nothing inside can panic half-way.
+        // No code under this lock panics half-way, so a poisoned lock still guards consistent data.
         self.floors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tokens of this user count from this revision on.
+    /// Makes tokens of this user valid only from this auth revision on.
     pub fn raise(&self, user: &str, auth_revision: u64) {
         let mut floors = self.lock();
         if floors.of_user.len() >= USERS_MAX && !floors.of_user.contains_key(user) {
@@ -41,7 +41,8 @@ impl Floors {
         self.newest.fetch_max(auth_revision, Ordering::Release);
     }
 
-    /// Refuses the tokens of all users of before this revision, for a state whose past is not known.
+    /// Makes tokens of all users valid only from this auth revision on, for a state whose history is not
+    /// known.
     pub fn raise_all(&self, auth_revision: u64) {
         *self.lock() = OfUsers { of_all: auth_revision, of_user: HashMap::new() };
         self.newest.store(auth_revision, Ordering::Release);
@@ -68,7 +69,7 @@ mod tests {
         let below = |user, revisions: [u64; 4]| revisions.map(|revision| floors.is_below(user, revision));
         assert_eq!(below("root", [4, 5, 8, 9]), [true, true, true, false]);
         assert_eq!(below("bob", [4, 5, 8, 9]), [true, false, false, false]);
-        // A state that was received may be an older one.
+        // A received state may be older.
         floors.raise_all(7);
         assert_eq!(below("root", [6, 7, 8, 9]), [true, false, false, false]);
     }

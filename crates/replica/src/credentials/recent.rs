@@ -1,4 +1,4 @@
-//! Tokens that were issued a moment ago, for those who authenticate as the same user again.
+//! Recently issued tokens, for clients that authenticate as the same user again.
 
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
@@ -7,19 +7,19 @@ use std::time::{Duration, Instant};
 
 use identity::Secret;
 
-/// How long a token is issued again. Short, because a client that got one which another member does not know (it was
-/// restarted, or got a snapshot) asks for another one at once, and has to get it.
+/// Time for which a token is issued again. It is short, because a client whose token another member does not
+/// know (after a restart or a snapshot) authenticates again at once, and must get a new token.
 const ISSUED_AGAIN: Duration = Duration::from_millis(100);
 
-/// How many tokens are remembered at most.
+/// Maximum number of remembered tokens.
 const PLACES: usize = 256;
 
-/// What a token was issued for. It is issued again only for the same.
+/// Conditions under which a token was issued. It is issued again only under the same conditions.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Grounds {
-    /// The revision of users and roles that the user's password was checked at.
+    /// Auth revision at which the user's password was checked.
     pub(super) auth_revision: u64,
-    /// How often keys of tokens had been withdrawn.
+    /// Number of times that keys of tokens had been withdrawn.
     pub(super) withdrawals: u64,
 }
 
@@ -30,7 +30,8 @@ struct Issued {
     at: Instant,
 }
 
-/// Tokens by user. Each user has one place, which users share by chance: whoever comes later has it.
+/// Recently issued tokens by user. The hash of the user name selects one place; users that share a place
+/// overwrite each other's tokens.
 pub(super) struct Recent {
     hasher: RandomState,
     places: Box<[Mutex<Option<Issued>>]>,
@@ -46,7 +47,7 @@ impl Recent {
         lock(&self.places[usize::try_from(place).expect("is small")])
     }
 
-    /// The token that was issued to this user on these grounds a moment ago.
+    /// Returns the token that was recently issued to this user under these conditions.
     pub(super) fn get(&self, user: &str, grounds: Grounds, now: Instant) -> Option<String> {
         let place = self.place(user);
         let issued = place.as_ref()?;
@@ -63,7 +64,7 @@ impl Recent {
         *self.place(user) = Some(issued);
     }
 
-    /// Forgets those that are not issued again.
+    /// Drops the tokens that are too old to be issued again.
     pub(super) fn expire(&self, now: Instant) {
         for place in &self.places {
             lock(place).take_if(|issued| now.duration_since(issued.at) >= ISSUED_AGAIN);
@@ -100,7 +101,7 @@ mod tests {
         assert!(recent.get("bob", grounds(3, 0), soon).is_some());
         recent.expire(now + ISSUED_AGAIN);
         assert!(recent.place("bob").is_none());
-        // More users than places: each finds its own token, or none.
+        // More users than places: each user finds its own token, or none.
         for user in 0..10 * PLACES {
             recent.put(&user.to_string(), &format!("t.{user}"), grounds(3, 0), now);
         }

@@ -1,8 +1,8 @@
-//! The state as a database file of etcd's, on its way between a member of this program and one that runs etcd.
+//! The state as an etcd database file, on its way between a Mainstay member and a member that runs etcd.
 //!
-//! What arrives is written to a file, checked as a whole, and then goes the way that a state of ours goes: values into the log,
-//! the rest into an [`Assembly`]. The file's name is removed as soon as it is open, so that nothing is left of it whatever
-//! happens to the process.
+//! A received database is written to a file, checked as a whole, and then handled like a state in Mainstay's
+//! own format: values go into the log, the rest into an [`Assembly`]. The file's name is removed as soon as
+//! the file is open, so that nothing is left of it whatever happens to the process.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -29,37 +29,38 @@ use tokio::sync::oneshot;
 use super::{Outcome, Portion, ReceiveError, Received, Receiver, attempt};
 use crate::core::{PeerRequest, ReplyBody};
 
-/// Name of the file in the member's directory, which it has for a moment only.
+/// Name of the file in the member's directory, which exists only for a moment.
 const SPOOL_NAME: &str = "received.db";
-/// Bytes written between two looks at how much room the disk has left.
+/// Bytes written between two checks of the free space.
 const LOOK_BYTES: u64 = 8 << 20;
 /// Bytes that stay free on the disk for the member's own log, unless an eighth of the disk is less.
 const FREE_BYTES_MIN: u64 = 256 << 20;
-/// Bytes that a change takes in the log and in a checkpoint beside its key and value.
+/// Bytes that a change takes in the log and in a checkpoint in addition to its key and value.
 const CHANGE_BYTES: u64 = 192;
-/// Versions measured, and bytes of values written, from one view.
+/// Versions that are measured from one view, and bytes of values (`WRITTEN_AT_ONCE`) that are written from
+/// one view.
 const MEASURED_AT_ONCE: usize = 2048;
 const WRITTEN_AT_ONCE: usize = 256 << 10;
-/// Room is left for revisions to come.
+/// Maximum revision of a received database, which leaves space for further revisions.
 const REVISION_MAX: Revision = Revision(i64::MAX / 2);
 
-/// Why the database of a member that runs etcd was not taken.
+/// Error for which the database of a member that runs etcd was not taken.
 #[derive(Debug)]
 pub enum DatabaseError {
     /// The stream broke off.
     Stream(io::Error),
-    /// Another member leads by now than the one that sends.
+    /// The sender no longer leads: another member does.
     OtherLeader,
-    /// The file for it could not be made or written.
+    /// The file for the database could not be created or written.
     Spool {
         /// The operation that failed.
         doing: &'static str,
         /// The path of the file.
         path: PathBuf,
-        /// The answer of the operating system.
+        /// The error of the operating system.
         error: io::Error,
     },
-    /// The disk has too little room for it.
+    /// The disk has too little space for the database.
     NoSpace {
         /// Bytes of the database that were written.
         written: u64,
@@ -68,34 +69,34 @@ pub enum DatabaseError {
     },
     /// The file cannot be read or is damaged.
     Read(interchange::Error),
-    /// The database holds the state of another entry than the message says.
+    /// The database holds the state of another entry than the message names.
     OtherEntry {
-        /// The entry by the database.
+        /// Log index in the database.
         file: u64,
-        /// The entry by the message.
+        /// Log index in the message.
         message: u64,
     },
-    /// The members in the database are not those that the message names.
+    /// The database and the message contain different members.
     OtherMembers {
-        /// Ids by the database.
+        /// Ids of the members in the database.
         file: BTreeSet<u64>,
-        /// Ids by the message.
+        /// Ids of the members in the message.
         message: BTreeSet<u64>,
     },
-    /// This member, whose id this is, is not among the members.
+    /// The member with this id, which is this member, is not among the members.
     NotAMember(u64),
-    /// The state is of a version that is not known here.
+    /// The state has a version that this member does not know.
     Version(UnknownVersion),
     /// A revision has too many changes.
     Changes(TooManyChanges),
-    /// A change came in the wrong order, or its revision is too high.
+    /// A change is in the wrong order, or its revision is too high.
     OutOfOrder {
         /// Main and sub revision of the change.
         at: ChangeId,
         /// Main and sub revision of the change before it.
         last: ChangeId,
     },
-    /// No state was compacted at this revision.
+    /// The compact revision is invalid.
     CompactRevision(Revision),
 }
 
@@ -153,7 +154,8 @@ impl fmt::Display for DatabaseError {
 }
 
 impl DatabaseError {
-    /// Returns the kind of a reason that the next attempt most likely meets again; `None` for what passes by itself.
+    /// Returns the kind of an error that the next attempt will probably meet again; `None` for temporary
+    /// errors.
     pub fn lasting_kind(&self) -> Option<&'static str> {
         match self {
             DatabaseError::Stream(_) | DatabaseError::Spool { .. } | DatabaseError::OtherLeader => None,
@@ -180,14 +182,14 @@ impl std::error::Error for DatabaseError {
     }
 }
 
-/// The place of a database that is being received: one at a time, since each may fill the disk.
+/// The place for a database that is being received: one at a time, because each may fill the disk.
 pub(super) struct Spool {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
     is_taken: AtomicBool,
 }
 
-/// The right to use the spool; it ends when this is dropped.
+/// The right to use the spool, which ends on drop.
 struct Turn<'a>(&'a Spool);
 
 impl Drop for Turn<'_> {
@@ -197,10 +199,10 @@ impl Drop for Turn<'_> {
 }
 
 impl Spool {
-    /// Returns the place in this directory. A file that was left there by a power cut is removed, if it can be.
+    /// Returns the place in this directory. Removes a file that a power cut has left there, if possible.
     pub(super) fn new(disk: Arc<dyn Disk>, dir: &Path) -> Spool {
         let spool = Spool { disk, dir: dir.to_path_buf(), is_taken: AtomicBool::new(false) };
-        // What is in its way then is said when a database comes.
+        // If this fails, the next received database reports the error.
         let _ = spool.clear();
         spool
     }
@@ -210,7 +212,7 @@ impl Spool {
         if self.disk.exists(&path)? { self.disk.remove(&path) } else { Ok(()) }
     }
 
-    /// Returns the right to use the spool, unless another has it.
+    /// Returns the right to use the spool; `None` if it is in use.
     fn turn(&self) -> Option<Turn<'_>> {
         let is_free =
             self.is_taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
@@ -219,7 +221,7 @@ impl Spool {
 }
 
 impl Turn<'_> {
-    /// Writes what comes to a file, which has no name, as long as `is_wanted`.
+    /// Writes the body to a file without a name, while `is_wanted` returns true.
     fn take(
         &self,
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
@@ -252,14 +254,15 @@ impl Turn<'_> {
             sink.write_all(&piece).map_err(failed("write"))?;
             written += piece.len() as u64;
         }
-        // Nothing needs it after a crash, so it is not synced.
+        // The file is useless after a crash, so it is not synced.
         sink.flush().map_err(failed("write"))?;
         Ok(file)
     }
 }
 
-/// The members of a state: those of the database, except that 3.4 keeps them in the old store, whose image is in the message.
-/// Who of them votes, the message says, by which raft goes: the databases of some releases do not.
+/// Returns the members of a state: those of the database, except for etcd 3.4, which keeps them in the old
+/// store, whose image is in the message. The message tells which of them vote, because raft uses it: the
+/// databases of some releases do not contain it.
 fn members(
     file: Membership,
     meta: &Meta,
@@ -283,13 +286,14 @@ fn members(
 }
 
 impl Receiver {
-    /// Takes a state that a member sends which runs etcd; ends when it is durable here, or raft does not want it. From the
-    /// answer on, the sender keeps the entries behind the state for half a minute only, and until then for as long as it
-    /// takes. Blocks where `body` and the disk do.
+    /// Receives a state from a member that runs etcd; returns when the state is durable here, or raft does
+    /// not need it. The sender keeps the entries after the state until it gets the answer, and only half a
+    /// minute longer. Blocks when `body` and the disk block.
     ///
     /// # Errors
     ///
-    /// What was wrong with the database, why this member cannot take it now, or why it is not durable at the first attempt.
+    /// The database is invalid, this member cannot take it now, or the first attempt to make it durable
+    /// failed.
     pub async fn receive_database(
         &self,
         mut message: raftpb::Message,
@@ -302,8 +306,9 @@ impl Receiver {
         taken
     }
 
-    /// Takes a state that is looked at. Until the database is there and sound, this member goes on as without it: only then an
-    /// attempt begins, during which it takes no checkpoints and gives no disk space back.
+    /// Receives a state whose pause after a refusal is over. Until the database has arrived and is checked,
+    /// this member continues normally: only then an attempt begins, during which it takes no checkpoints and
+    /// frees no disk space.
     async fn take_database(
         &self,
         message: raftpb::Message,
@@ -325,7 +330,7 @@ impl Receiver {
         let received = Received { message, machine: Box::new(machine), base_applied: None, told: Some(told) };
         self.shared.core.send(PeerRequest::SnapshotReceived(claim, Box::new(received)));
         match outcome.await {
-            // Who sends what this member has is behind, and answered as by etcd.
+            // A sender whose entries this member already has is behind; it gets the same answer as from etcd.
             Ok(Outcome::Durable | Outcome::NotWanted) => Ok(()),
             Ok(Outcome::Refused(reason)) => Err(ReceiveError::Refused(reason)),
             Ok(Outcome::NotSaved(reason)) => Err(ReceiveError::NotSaved(reason)),
@@ -335,7 +340,8 @@ impl Receiver {
         }
     }
 
-    /// Makes a machine of a database, in the attempt that this returns. The file and the image are gone at the end.
+    /// Builds a machine from a database, in the attempt whose number this returns. The file and the image are
+    /// dropped at the end.
     async fn read_database(
         &self,
         message: &raftpb::Message,
@@ -345,12 +351,12 @@ impl Receiver {
         let Some(turn) = self.spool.turn() else {
             return Err(ReceiveError::NotNow(Some(error::TOO_MANY_REQUESTS)));
         };
-        // Without a leader this member may hear of the same one again.
+        // Continues while no leader is known, because the sender may become known as the leader again.
         let from = message.from();
         let is_wanted = || [0, from].contains(&self.shared.state.load().leader);
         let database = opened(turn.take(body, is_wanted)?)?;
         let (head, database) = self.judge(message, &image, database)?;
-        // It builds on nothing that is here.
+        // The attempt builds on no state of this member.
         let bound = database.bound_bytes;
         let claim = match self.begin(message, Some(bound)).await {
             Err(ReceiveError::NoRoom(_)) => {
@@ -368,7 +374,7 @@ impl Receiver {
         }
     }
 
-    /// Judges what is there before the body: the members, and the version in the image of the old store.
+    /// Checks what is known before the body: the members, and the version in the image of the old store.
     fn check_front(&self, message: &raftpb::Message, image: &[u8]) -> Result<(), DatabaseError> {
         let metadata = message.snapshot.as_ref().and_then(|snapshot| snapshot.metadata.as_ref());
         let conf = metadata.and_then(|metadata| metadata.conf_state.as_ref());
@@ -376,7 +382,8 @@ impl Receiver {
         if conf.is_none_or(|conf| !conf.voters.contains(&own) && !conf.learners.contains(&own)) {
             return Err(DatabaseError::NotAMember(own));
         }
-        // An image that says nothing, or cannot be read, is judged with the database, which may need none.
+        // An image that is empty, or cannot be read, is checked later with the database, which may not need
+        // it.
         match interchange::members_of_image(image) {
             Ok(membership) => {
                 etcd_database::check_versions(None, &membership).map_err(DatabaseError::Version)
@@ -385,7 +392,7 @@ impl Receiver {
         }
     }
 
-    /// Judges all of a database but its history, of which the head that this returns knows nothing yet.
+    /// Checks everything in a database except its history. The returned head therefore has no revision yet.
     fn judge(
         &self,
         message: &raftpb::Message,
@@ -398,7 +405,7 @@ impl Receiver {
         let (index, term) = (metadata.index.unwrap_or(0), metadata.term.unwrap_or(0));
         let backend = &database.backend;
         let meta = backend.meta().map_err(DatabaseError::Read)?;
-        // etcd before 3.5 does not count entries that change members only.
+        // etcd before 3.5 does not count entries that change only members.
         let fits = match meta.term {
             Some(_) => meta.consistent_index == index,
             None => meta.consistent_index <= index,
@@ -417,7 +424,7 @@ impl Receiver {
         let leases = etcd_database::leases(backend).map_err(DatabaseError::Read)?;
         let head = TransferHead {
             from: Revision(0),
-            // Known at the end.
+            // The revision is known once the history was read.
             revision: Revision::FIRST,
             compact_revision,
             applied_index: Index(index),
@@ -432,7 +439,7 @@ impl Receiver {
         Ok((head, database))
     }
 
-    /// Makes a machine of a database.
+    /// Builds a machine from a database.
     async fn convert(
         &self,
         claim: u64,
@@ -446,7 +453,7 @@ impl Receiver {
         assembly.finish(TransferEnd { head, entries }).map_err(ReceiveError::Assemble)
     }
 
-    /// Takes all changes over. Returns how many versions they are, and the last revision.
+    /// Reads all changes into the assembly. Returns the number of versions, and the last revision.
     async fn take_history(
         &self,
         claim: u64,
@@ -477,7 +484,7 @@ impl Receiver {
 /// A database that has arrived.
 struct Opened {
     backend: Backend<Arc<dyn File>>,
-    /// Bytes that its history takes in the log and in a checkpoint at most.
+    /// Maximum bytes that its history takes in the log and in a checkpoint.
     bound_bytes: u64,
 }
 
@@ -500,18 +507,18 @@ fn needed_bytes(database: &Backend<Arc<dyn File>>) -> Result<u64, DatabaseError>
     Ok(bytes)
 }
 
-/// Opens the state as the database that a member running etcd takes, in the form of the release that the cluster has agreed on.
-/// Memory holds a piece of it.
+/// Opens the state as a database for a member that runs etcd, in the format of the release that the cluster
+/// has agreed on. Only one piece of it is in memory at a time.
 ///
 /// # Errors
 ///
-/// The state holds what no database of etcd's can, or was compacted meanwhile.
+/// The state contains something that an etcd database cannot hold, or was overtaken by a compaction.
 pub(super) fn open(
     head: Head,
     state: AsOf,
     values: LogValues,
 ) -> Result<OpenedSnapshot<'static>, EtcdDatabaseError> {
-    // Every release from 3.6 on brings what an older one wrote into its own form.
+    // Every release from 3.6 on converts the format of an older one into its own.
     let release = Release::of_cluster_version(&head.members.cluster_version).unwrap_or(Release::V3_5);
     let index = head.applied_index;
     let database = EtcdDatabase::of_cluster(state.of_what_is_readable(), &head, release);
@@ -537,7 +544,7 @@ pub(super) fn open(
         }
         Ok(None)
     };
-    // An error takes the writer along, so it is the end.
+    // An error drops the writer, so it ends the stream.
     let pieces = std::iter::from_fn(move || next().map_err(io::Error::other).transpose());
     let pieces = Box::new(pieces.map(|piece| piece.map(Bytes::from)));
     Ok(OpenedSnapshot { form: SnapshotForm::Etcd, data, pieces })

@@ -1,20 +1,20 @@
-//! Refusals that the next attempt would meet again: [`Refusals`].
+//! Refusals that the next attempt would probably meet again: [`Refusals`].
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::ReceiveError;
 
-/// Pause after the first refusal for a reason; it doubles with each further one for the same reason.
+/// Pause after the first refusal for a reason; it doubles with each further refusal for the same reason.
 const PAUSE_FIRST: Duration = Duration::from_secs(1);
-/// The longest pause.
+/// Maximum pause.
 const PAUSE_MAX: Duration = Duration::from_secs(5 * 60);
 
-/// The last refusal for a reason that lies in the state that was sent, or in the disk here.
+/// The last refusal for a reason that lies in the received state or in this member's disk.
 ///
-/// A leader sends its whole state again at its next heartbeat, whatever the answer was. To write gigabytes to the disk each time
-/// only to refuse them again would cost both members, so attempts within a pause are refused before their body is read. The
-/// pause grows, and a state that is taken ends it.
+/// A leader sends its whole state again at its next heartbeat, whatever the answer was. Writing gigabytes to
+/// the disk each time only to refuse them again would be expensive for both members, so attempts within a
+/// pause are refused before their body is read. The pause grows, and an accepted state ends it.
 #[derive(Default)]
 pub(super) struct Refusals {
     last: Mutex<Option<Refused>>,
@@ -22,7 +22,7 @@ pub(super) struct Refusals {
 
 struct Refused {
     kind: &'static str,
-    /// What was wrong, in words.
+    /// Text of the error.
     reason: String,
     pause: Duration,
     until: Instant,
@@ -37,7 +37,7 @@ impl Refusals {
     ///
     /// # Errors
     ///
-    /// The reason of the last refusal, and the time that is left.
+    /// [`ReceiveError::RefusedBefore`] with the reason of the last refusal, and the time that is left.
     pub fn check(&self, now: Instant) -> Result<(), ReceiveError> {
         match &*self.last() {
             Some(refused) if now < refused.until => {
@@ -47,7 +47,7 @@ impl Refusals {
         }
     }
 
-    /// Notes how an attempt ended.
+    /// Records the result of an attempt.
     pub fn note(&self, ended: Result<(), &ReceiveError>, now: Instant) {
         let mut last = self.last();
         let Err(error) = ended else {
@@ -74,7 +74,7 @@ mod tests {
             assert!(refusals.check(now).is_ok());
             refusals.note(Err(&shortage), now);
             assert!(refusals.check(now + Duration::from_secs(seconds) - Duration::from_millis(1)).is_err());
-            // What passes by itself is no reason to wait, and changes nothing.
+            // A refusal for a temporary reason starts no pause, and changes nothing.
             refusals.note(Err(&ReceiveError::NotNow(None)), now);
             now += Duration::from_secs(seconds);
         }

@@ -1,4 +1,4 @@
-//! What clients get: reads, leases, writes, and the answers to all of them.
+//! Work for clients: reads, leases, writes, and all their answers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,12 +37,13 @@ impl Core {
         Footing { can_ask, pace: self.cpu_pressure.pace() }
     }
 
-    /// Returns the time until the next round may begin for the reads that wait, see [`crate::core::reads::Reads::wait`].
+    /// Returns the time until the next round may begin for the waiting reads, see
+    /// [`crate::core::reads::Reads::wait`].
     pub(super) fn round_waits(&self, now: Instant) -> Option<Duration> {
         if self.reads.is_waiting() { self.reads.wait(self.footing(), now) } else { None }
     }
 
-    /// Begins a round of ReadIndex for the waiting reads, if there is a leader to ask and it is time.
+    /// Begins a ReadIndex round for the waiting reads, if a leader can be asked and the pause has passed.
     pub(super) fn start_round(&mut self, now: Instant) {
         if !self.reads.is_waiting() {
             return;
@@ -73,9 +74,10 @@ impl Core {
         for (want, since) in wants {
             match want {
                 Want::Read(request_id) => self.reads.readable(request_id, times),
-                // Leadership was lost while it waited, and the clocks of leases are the next leader's.
+                // Leadership was lost while the request waited, and the lease clocks run on the next leader.
                 want if !self.leadership.leads() => self.refuse(want.request_id(), error::NOT_PRIMARY_LESSOR),
-                // The round was confirmed to a member that has become the leader since. Its clocks do not run yet.
+                // The round was confirmed to this member as a follower, which has become the leader since.
+                // Its lease clocks do not run yet.
                 want if !self.leadership.has_settled() => self.reads.push(want, since),
                 Want::Renewal(request_id, id) => self.renew(request_id, id, since, now),
                 Want::TimeToLive(request_id, id, keys) => {
@@ -85,7 +87,7 @@ impl Core {
         }
     }
 
-    /// Replies to the reads that the state just published is new enough for.
+    /// Replies to the reads that the state just published may answer.
     fn answer_reads(&mut self) {
         for (request_id, times) in self.reads.take_readable() {
             self.reply(request_id, ReplyBody::Readable(times));
@@ -113,18 +115,19 @@ impl Core {
 
 /// Leases.
 impl Core {
-    /// Returns true if this member leads, with all entries of earlier leaders applied, at this moment of the turn.
+    /// Returns true if this member leads at this moment of the turn and has applied all entries of earlier
+    /// leaders.
     pub(super) fn leads_now(&self) -> bool {
         self.leadership.is_leading(self.node.standing())
     }
 
-    /// Renews a lease for a client, once a round has confirmed that this member still leads. A leader that was stopped or
-    /// cut off for a while may have been replaced, and its successor may have let the lease expire. Renewals share rounds
-    /// of ReadIndex with linearizable reads; where one member is all voters, they are answered at once, and most do not come here
-    /// (see [`crate::renewals`]).
+    /// Renews a lease for a client, once a ReadIndex round has confirmed that this member still leads. A
+    /// leader that was suspended or cut off for a while may have been replaced, and its successor may have
+    /// let the lease expire. Renewals share rounds with linearizable reads. If this member is the only voter,
+    /// they are answered at once, and most do not come here (see [`crate::renewals`]).
     ///
-    /// A round also waits for this member's own apply: the others may have committed the grant, and told its owner, while
-    /// this member's disk is still busy with the entry.
+    /// A round also waits until this member has applied the committed entries: the other members may have
+    /// committed the grant, and its client may know, while this member's disk is still busy with the entry.
     pub(super) fn keep_alive(&mut self, request_id: RequestId, id: LeaseId, now: Instant) {
         if !self.leadership.leads() {
             self.refuse(request_id, error::NOT_PRIMARY_LESSOR);
@@ -136,7 +139,7 @@ impl Core {
         }
     }
 
-    /// Renews a lease for a request that came at `since` and whose round is confirmed.
+    /// Renews a lease for a request that arrived at `since` and whose round is confirmed.
     fn renew(&mut self, request_id: RequestId, id: LeaseId, since: Instant, now: Instant) {
         let (lease, applied) = (self.machine.leases.get(id), self.machine.applied_index);
         match self.leases.renew((request_id, id), lease, applied, since, now) {
@@ -149,8 +152,8 @@ impl Core {
         }
     }
 
-    /// Proposes an entry that notes the times left of leases, and remembers its index for each lease. Returns `None` if it has
-    /// not got into the log, where it may take the space that there is for this `purpose`.
+    /// Proposes an entry with lease checkpoints, and remembers its index for each lease. Returns `None` if
+    /// the entry did not get into the log, where it may use the space available for this `purpose`.
     fn propose_note(
         &mut self,
         checkpoints: Vec<LeaseCheckpoint>,
@@ -158,7 +161,7 @@ impl Core {
         waiter: Waiter,
     ) -> Option<Index> {
         if !self.leads_now() {
-            // Another leader would take what is forwarded to it for its own.
+            // Forwarded, the entry would count as another leader's own.
             self.give_up(waiter, error::NOT_PRIMARY_LESSOR);
             return None;
         }
@@ -174,7 +177,7 @@ impl Core {
         Some(index)
     }
 
-    /// Stops all clocks of leases, since this member leads no longer or in another term.
+    /// Stops all lease clocks, because this member no longer leads, or leads in another term.
     pub(super) fn stop_leases(&mut self, now: Instant) {
         for request_id in self.leases.stop(now) {
             self.refuse(request_id, error::NOT_PRIMARY_LESSOR);
@@ -194,7 +197,7 @@ impl Core {
         }
     }
 
-    /// Does the next slice of the work on leases: starting and forgetting clocks, revoking, noting times left.
+    /// Does the next slice of the work on leases: starting and dropping clocks, revoking, checkpointing.
     pub(super) fn lease_slices(&mut self, now: Instant) {
         self.leases.forget_some();
         if self.leads_now() {
@@ -239,7 +242,7 @@ impl Core {
         }
     }
 
-    /// Goes on with noting the times left, by one entry at most.
+    /// Continues to set or clear lease checkpoints, by at most one entry.
     fn note_some(&mut self, now: Instant) {
         if !self.leases.is_noting() {
             return;
@@ -247,14 +250,15 @@ impl Core {
         let leases = (&self.machine.leases, self.machine.applied_index);
         let has_room = Room::takes_more(&self.log);
         if let Some(notes) = self.leases.note_some(&self.node, leases, has_room, now) {
-            // They can be megabytes, which must not take what is kept for that which mends a shortage.
+            // Lease checkpoints can be megabytes, which must not use the space that is reserved for ending a
+            // shortage.
             let taken = self.propose_note(notes, Purpose::Frees, Waiter::Nobody);
             self.leases.proposed(taken);
         }
     }
 }
 
-/// Interval at which is looked whether all is applied, where batches go one after the other.
+/// Interval at which a leader without pipelining checks if its last batch is applied.
 const ONE_BY_ONE_LOOK: Duration = Duration::from_micros(200);
 
 /// Proposals, and the requests that wait for their entries.
@@ -263,11 +267,13 @@ impl Core {
     pub(super) fn batching_wait(&self, now: Instant) -> Option<(usize, Duration)> {
         let one_by_one = !self.config.raft_pipeline && self.leadership.leads();
         if one_by_one && self.node.standing().last > self.machine.applied_index {
-            // The end of a sync wakes the core; the answers of other members may come without that.
+            // The end of a sync wakes the core, but a commit by acknowledgements of other members may come
+            // without one, so the wait is short.
             return Some((usize::MAX, ONE_BY_ONE_LOOK));
         }
         if self.machine.members.by_id.len() <= 1 {
-            // With what the core has proposed by itself, which the log's next sync takes, a write goes at once.
+            // A write goes at once if the log's next sync is due anyway, for an entry that the core itself
+            // has proposed.
             let standing = self.node.standing();
             let own = standing.last > standing.commit && standing.last != self.gathered_through;
             return if own { None } else { self.proposals.wait(now) };
@@ -275,7 +281,8 @@ impl Core {
         self.proposals.wait_in_cluster(self.is_proposing(), self.cpu_pressure.pace(), now)
     }
 
-    /// Returns true if proposals are not committed yet, or of a member that does not lead not applied.
+    /// Returns true if proposals are in flight: on a leader until they are committed, on a follower until
+    /// they are applied.
     fn is_proposing(&self) -> bool {
         let standing = self.node.standing();
         match self.leadership.leads() {
@@ -284,7 +291,8 @@ impl Core {
         }
     }
 
-    /// Proposes the gathered commands, unless it is better to wait: for more, for the log, or for a leader.
+    /// Proposes the gathered commands, unless it is better to wait: for more commands, for the log, or for a
+    /// leader.
     pub(super) fn propose_gathered(&mut self, now: Instant) {
         self.proposals.look(self.is_proposing(), now);
         if !self.proposals.has_gathered() || self.batching_wait(now).is_some() {
@@ -308,7 +316,7 @@ impl Core {
         if !self.room.has_plenty(&self.log) {
             self.refuse_without_room();
         }
-        // What was just proposed is not in the log yet.
+        // The forwarded commands were just proposed and are not in the log's figures yet.
         ground.queued_bytes += forwarded_bytes;
         let batch = self.proposals.next_batch(ground);
         let count = batch.len();
@@ -332,8 +340,8 @@ impl Core {
         }
     }
 
-    /// Returns true if commands that were held back for lack of space in the queue can be proposed now, because entries
-    /// were applied; a sync of the log does not announce that.
+    /// Returns true if commands that were held back for lack of space in the queue can be proposed now,
+    /// because entries were applied. Unlike the end of a sync, applying does not wake the core.
     pub(super) fn has_room_again(&self) -> bool {
         self.proposals.is_held_for_room() && self.queued_bytes() < self.room.queued_bytes_max(&self.log)
     }
@@ -343,7 +351,7 @@ impl Core {
         self.log.queued_bytes() + self.applying.bytes()
     }
 
-    /// Returns the leader that a proposal made now goes to.
+    /// Returns the leadership under which a proposal made now is given.
     pub(super) fn given(&self) -> Given {
         Given { term: self.node.standing().term, bound: self.node.binds_proposals() }
     }
@@ -351,7 +359,8 @@ impl Core {
     /// Refuses the gathered commands that the disk has no space for.
     fn refuse_without_room(&mut self) {
         let (room, log) = (&self.room, &self.log);
-        // While something is being written its room counts as taken, and may be there again: that is waited for.
+        // While a batch is being written, its space counts as used twice and may become free again: the
+        // commands wait for that.
         let waits = log.queued_bytes() != 0 && log.space() == Space::Ample;
         let stays =
             |proposal: &Proposal| waits || room.has(log, proposal.data.len(), purpose_of(&proposal.data));
@@ -361,8 +370,8 @@ impl Core {
         }
     }
 
-    /// Proposes commands again that a lost leader did not append, once an entry of the newer `term` is applied. See
-    /// [`crate::core::proposals::Proposals::lost`].
+    /// Proposes commands again that a lost leader did not append, once an entry of the newer `term` is
+    /// applied. See [`crate::core::proposals::Proposals::lost`].
     pub(super) fn propose_again(&mut self, term: Term) {
         for (waiter, since) in self.proposals.lost(term, |bytes| self.shared.proposal_again(bytes)) {
             match waiter {
@@ -377,18 +386,19 @@ impl Core {
         self.propose_own_for(Purpose::Own, request, waiter);
     }
 
-    /// Proposes a request of the core itself, which may take the space that there is for this `purpose`.
+    /// Proposes a request of the core itself, which may use the space available for this `purpose`.
     fn propose_own_for(&mut self, purpose: Purpose, mut request: InternalRaftRequest, waiter: Waiter) {
         let id = self.shared.command_id();
         let (mut username, mut auth_revision) = (String::new(), 0);
         if self.machine.auth.is_enabled() {
-            // What a member does by itself is permitted.
+            // The core's own requests are always permitted.
             (username, auth_revision) = (machine::auth::ROOT.to_owned(), self.machine.auth.revision());
         }
         request.header = Some(RequestHeader { id, username, auth_revision });
         let data = Bytes::from(request.encode_to_vec());
-        // A follower's own disk has nothing to do with what it forwards.
-        // The rest of a segment that cannot hold it is lost; what the last byte may go to is small.
+        // On a follower the own disk does not matter for a forwarded entry. On a leader, the rest of a
+        // segment that cannot hold the entry is lost, so its bytes count twice; an entry that may use the
+        // last byte is small.
         let wasted = if purpose == Purpose::Own { 0 } else { data.len() };
         let full = self.leadership.leads() && !self.room.has(&self.log, data.len() + wasted, purpose);
         let refused = full || self.node.request(Request::Propose(vec![data])).is_err();
@@ -403,7 +413,7 @@ impl Core {
     pub(super) fn give_up(&mut self, waiter: Waiter, status: Status) {
         match waiter {
             Waiter::Client(request_id, _) | Waiter::Members(request_id, _) => self.refuse(request_id, status),
-            // The next leader is asked.
+            // The client then asks the next leader.
             Waiter::KeepAlive(request_id, _) => self.refuse(request_id, error::NOT_PRIMARY_LESSOR),
             Waiter::Expiry(id) => self.leases.revocation_ended(id, true, self.shared.clock.now()),
             Waiter::Attributes => self.attributes.were_lost(),
@@ -413,7 +423,7 @@ impl Core {
 
     /// Ends requests that have waited too long for their entries.
     pub(super) fn sweep_waiting(&mut self, now: Instant) {
-        // The shards tell the clients; this is for what remains.
+        // The shards have already answered the clients; this cleans up the remaining entries.
         let timeout = self.shared.limits.request_timeout + Duration::from_secs(1);
         let failed = &self.shared.metrics.server.proposals_failed;
         let given_up = self.proposals.sweep(timeout, now, |bytes| {
@@ -434,7 +444,7 @@ impl Core {
         self.leadership.has_settled() && self.node.voters() == [MemberId(self.shared.identity.member_id)]
     }
 
-    /// Returns true if this member leads and no other one can.
+    /// Returns true if this member leads and no other member can lead.
     pub(super) fn leads_alone(&self) -> bool {
         self.reads_local() && self.leads_now()
     }
@@ -447,7 +457,7 @@ impl Core {
     }
 
     pub(super) fn publish(&mut self) {
-        // Also where nothing is applied: a leader without a majority is to show what waits.
+        // Updated even if nothing is applied: a leader without a quorum should show the pending proposals.
         self.shared.metrics.server.proposals_pending.set_u64(self.proposals.open() as u64);
         if !self.applied_since && !self.applying.is_unpublished() {
             return;
@@ -455,11 +465,11 @@ impl Core {
         self.applied_since = false;
         let view = match self.machine.is_whole() {
             true => self.publish_view(),
-            // Only what is beside the state has changed: who leads, for example.
+            // Only data outside the view has changed, for example the leader.
             false => Arc::clone(&self.shared.state.load().view),
         };
         let (moment, removed_through) = (view.moment(), self.removal.through());
-        // Watches rely on it: what they may still have to read is there.
+        // Watches rely on this: versions that they may still have to read are present.
         assert!(
             view.removed_through() <= removed_through,
             "removed through {}, published {removed_through}",
@@ -484,7 +494,7 @@ impl Core {
         published.assert_follows(&self.shared.state.load());
         self.shared.state.store(Arc::new(published));
         for Compaction { previous, revision } in self.removal.take_unpublished() {
-            // It covers what the compaction removes.
+            // The reader keeps the versions that the compaction removes, because the hash covers them.
             let state = self.shared.read_long_at(Reader::Hash, moment.keeping_from(previous));
             let hashes = &self.shared.compaction_hashes;
             if !hashes.order(&self.hash_jobs, state, previous, revision) {
@@ -494,7 +504,8 @@ impl Core {
                 );
             }
         }
-        // As in etcd, a member serves once its first proposal is applied: it has caught up that far.
+        // As in etcd, a member serves clients once its first proposal is applied, which proves that it has
+        // caught up.
         if self.attributes.have_caught_up() {
             self.serve();
         }
@@ -503,7 +514,7 @@ impl Core {
     /// Signals that clients may be served, once.
     pub(super) fn serve(&mut self) {
         if let Some(ready) = self.ready.take() {
-            // Boot waits for it; if it has given up, the member is about to stop.
+            // Boot waits for the signal; if boot has given up, the member is about to stop.
             let _ = ready.try_send(());
         }
     }
@@ -546,22 +557,22 @@ impl Core {
             if !replies.is_empty() {
                 shared.shards[shard].send_all(replies);
             } else if is_whole {
-                // Amid an entry nothing new is published.
+                // While an entry is partly applied, nothing new is published.
                 shared.wake_watches(shard);
             }
         });
     }
 }
 
-/// Gives the raft node a received message. What it refuses is logged and dropped, as if it had been lost on the way; the
-/// sender repeats it if it matters.
+/// Passes a received message to the raft node. A refused message is logged and dropped, as if the network had
+/// lost it; the sender repeats it if it matters.
 pub(super) fn step_received(node: &mut Node, logger: &Logger, message: raftpb::Message) {
     let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
     let commit = message.commit.unwrap_or(0);
     if let Err(why) = node.request(Request::Receive(message)) {
         let last = node.standing().last;
         if kind == raftpb::MessageType::MsgHeartbeat as i32 && commit > last.0 {
-            // Only what this member has acknowledged is committed to it by a heartbeat.
+            // A heartbeat contains only a commit index up to which this member has acknowledged its log.
             logger.error(
                 "this member's log has lost entries that it had acknowledged: rebuild it from the others with \
                  `mainstay rebuild`",

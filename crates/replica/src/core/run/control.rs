@@ -1,4 +1,4 @@
-//! What the core is asked and told, what is due by time, and a member out of service.
+//! Dispatch of requests, timed work, and turns of a member out of service.
 
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ use crate::transfer::Outcome;
 
 /// Dispatch of requests to the core.
 impl Core {
-    /// Takes what the core is asked or told.
+    /// Takes one request or event.
     pub(super) fn take(&mut self, request: CoreRequest, now: Instant) -> Result<(), Fatal> {
         match request {
             CoreRequest::Client(request) => {
@@ -37,7 +37,7 @@ impl Core {
         }
     }
 
-    /// A client wants something.
+    /// Takes a request of a client.
     fn take_from_client(&mut self, request: ClientRequest, now: Instant) {
         match request {
             ClientRequest::Propose { request_id, id, data, writer, wait_removed } => {
@@ -55,7 +55,7 @@ impl Core {
                 self.reads.push(Want::TimeToLive(request_id, id, keys), now);
             }
             ClientRequest::LeaseKeys(request_id, id) => self.ask(Question::LeaseKeys(request_id, id), now),
-            // Not behind the end of an entry: the lease may expire before.
+            // Answered even while an entry is partly applied: until its end the lease may expire.
             ClientRequest::KeysToRenew(request_id, id) => {
                 self.ask(Question::KeysToRenew(request_id, id), now)
             }
@@ -98,15 +98,15 @@ impl Core {
         Ok(())
     }
 
-    /// The log or the disk has something to tell.
+    /// Takes an event of the log, the disk or the checkpointer.
     fn take_from_storage(&mut self, request: StorageRequest, now: Instant) -> Result<(), Fatal> {
         match request {
             StorageRequest::Fetched(fetch, read) => self.fetched(fetch, read)?,
-            // The turn looks for them.
+            // The turn checks for the values anyway.
             StorageRequest::ValuesRead => {}
             StorageRequest::Checkpointed(result) => self.checkpointed(result, now)?,
             StorageRequest::Relocate(values, done) => self.relocate(values, done, now),
-            // The old places are free once no checkpoint names them any more.
+            // The old locations become free once no checkpoint refers to them.
             StorageRequest::Relocated => {
                 if self.has_emptied() {
                     self.checkpoints.want_whole();
@@ -125,7 +125,7 @@ impl Core {
             ControlRequest::Downgraded(version) => self.end_downgrade(&version),
             ControlRequest::Stop => {
                 if self.stopping.is_none() {
-                    // So that a restart goes on where the leases stand now.
+                    // After a restart the leases continue with the time that they have left now.
                     if self.leads_now() {
                         self.leases.others_are(self.node.others());
                         self.leases.note_before_stop();
@@ -140,13 +140,13 @@ impl Core {
     }
 }
 
-/// Time.
+/// Timed work.
 impl Core {
     pub(super) fn tick(&mut self, now: Instant) -> Result<(), Fatal> {
         if now < self.next_tick {
             return Ok(());
         }
-        // Ticks that were missed are not made up for: a node that was stopped should not campaign at once.
+        // Missed ticks are not made up for: a process that was suspended should not campaign at once.
         self.note_late_tick(now);
         self.next_tick = now + self.config.heartbeat_interval;
         self.cpu_pressure.look(now);
@@ -219,26 +219,27 @@ impl Core {
             }
         }
         self.applying.clear();
-        // Nobody would notice any more that it does not go on, nor that it is saved.
+        // The core no longer checks if a received state can continue or is saved, so its receiver gets the
+        // error now.
         self.install.tell(Outcome::GivenUp(parked.why()));
         for request_id in self.install.take_offers() {
             self.refuse(request_id, parked.why());
         }
         self.end_install();
         self.removal.stop();
-        // So that what was applied before is published, and that there is no leader to be told of.
+        // Makes this turn publish the entries applied before, and a state without a leader.
         self.applied_since = true;
         self.next_tick = now + IDLE;
         self.parked = Some(parked);
         self.serve();
     }
 
-    /// Returns true if the published state of a member out of service answers linearizable reads.
+    /// Returns true if this member is out of service and its published state answers linearizable reads.
     pub(super) fn is_parked_complete(&self) -> bool {
         self.parked.as_ref().is_some_and(Parked::is_complete)
     }
 
-    /// Does one turn of a member out of service. Returns true if it was told to stop.
+    /// Does one turn of a member out of service. Returns true if it was asked to stop.
     ///
     /// # Errors
     ///

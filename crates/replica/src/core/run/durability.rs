@@ -1,4 +1,4 @@
-//! What is done with the log and the disk: applying, checkpoints, and room.
+//! Work with the log and the disk: applying entries, checkpoints, and disk space.
 
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
@@ -39,7 +39,8 @@ impl Core {
                 self.logger.info("the disk has room for the log again", &[]);
                 Ok(())
             }
-            // What fills the disk goes again if the state is not taken; otherwise the next look raises the alarm.
+            // The space becomes free again if the received state is not installed; otherwise the next check
+            // of the disk raises the alarm.
             LogEvent::SpaceChanged(_) if self.install.is_receiving() => Ok(()),
             LogEvent::SpaceChanged(space) => {
                 self.logger.warn(
@@ -47,7 +48,7 @@ impl Core {
                     &[("space", Value::Str(&format!("{space:?}")))],
                 );
                 self.raise_no_space(Cause::Disk, now);
-                // At once: what is left is used up by what ends the shortage.
+                // Done at once, because the operations that end the shortage use up the remaining space.
                 self.have_room_kept(true);
                 Ok(())
             }
@@ -80,9 +81,9 @@ impl Core {
     }
 }
 
-/// Room on the disk, and the alarm that tells of it.
+/// Space on the disk, and the NOSPACE alarm.
 impl Core {
-    /// Looks at the disk now and then: raises and clears the alarm, and has room won back where it is short.
+    /// Checks the disk at intervals: raises and clears the alarm, and starts freeing space when it is short.
     pub(super) fn look_at_disk(&mut self, now: Instant) {
         let Some(look) = self.room.look(&self.log, now) else { return };
         if look.wants_reserve {
@@ -107,7 +108,7 @@ impl Core {
         }
     }
 
-    /// Tells the checkpointer to keep room for the next checkpoint.
+    /// Orders the checkpointer to reserve space for the next checkpoint.
     fn have_room_kept(&mut self, is_short: bool) {
         let Some(queued) = self.room.order_of_reserve() else { return };
         if self.orders.try_send(Order::Reserve { is_short, queued }).is_ok() {
@@ -128,7 +129,7 @@ impl Core {
         }
     }
 
-    /// An alarm was raised or cleared.
+    /// Handles an alarm that was raised or cleared.
     fn alarms_changed(&mut self, raised: Option<Raised>) {
         self.nospace.changed(raised, &self.machine.alarms);
         self.note_cause();
@@ -149,8 +150,8 @@ impl Core {
         self.propose_own(request, Waiter::Nobody);
     }
 
-    /// Orders the cause of the NOSPACE alarm to be noted beside the log. Returns true if the checkpointer took the order;
-    /// it carries it out before any later one.
+    /// Orders the cause of the NOSPACE alarm to be written to the note beside the log. Returns true if the
+    /// checkpointer took the order; it carries it out before any later order.
     fn note_cause(&mut self) -> bool {
         let Some(cause) = self.nospace.unnoted() else { return true };
         if self.orders.try_send(Order::Note(cause)).is_err() {
@@ -162,14 +163,14 @@ impl Core {
     }
 }
 
-/// Applying what is committed, and what follows from it.
+/// Applying committed entries, and their consequences.
 impl Core {
-    /// Returns true if the next turn has something to apply.
+    /// Returns true if the next turn has an entry to apply.
     pub(super) fn has_to_apply(&self) -> bool {
         self.parked.is_none() && self.applying.has_to_apply()
     }
 
-    /// Applies what is committed, as far as this turn goes.
+    /// Applies committed entries, up to the limit of this turn.
     pub(super) fn apply_some(&mut self, now: Instant) -> Result<(), Fatal> {
         let before = self.machine.applied_index;
         while self.parked.is_none() {
@@ -198,7 +199,7 @@ impl Core {
         };
         let data = todays.as_ref().unwrap_or(&entry.data);
         let command = Command { index: entry.index, term: entry.term, data, location };
-        // Its bytes count beside what it does.
+        // The entry's bytes count in addition to the cost of its changes.
         let bytes = 1 + entry.data.len() as u64 / 1024;
         match entry.kind {
             EntryKind::Normal => {
@@ -224,7 +225,7 @@ impl Core {
         Ok(())
     }
 
-    /// Goes on with the entry that was begun.
+    /// Continues the entry that was begun.
     fn go_on(&mut self, now: Instant) -> Result<(), Fatal> {
         let values = AtHand::new(&self.values, self.applying.arrived());
         let mut left = self.applying.left();
@@ -235,7 +236,7 @@ impl Core {
             Ok(Progress::More) => {}
             Ok(Progress::Waits) => self.fetch_values(&missing),
             Ok(Progress::Whole(applied)) => {
-                // What it left of the turn is for those behind it.
+                // The rest of the turn's budget is left to the entries after this entry.
                 self.applying.set_left(left);
                 if let Some(begun) = self.applying.ended() {
                     self.applied(&begun, *applied, now);
@@ -258,7 +259,7 @@ impl Core {
         Ok(())
     }
 
-    /// An entry is being applied whole, or was.
+    /// Records that an entry is being applied completely, or was.
     fn passed(&mut self, index: Index, term: Term) {
         if self.history.applied(index, term) {
             self.propose_again(term);
@@ -268,7 +269,7 @@ impl Core {
         self.checkpoints.entry_applied();
     }
 
-    /// An entry was applied.
+    /// Handles an entry that was applied.
     fn applied(&mut self, begun: &Begun, applied: Applied, now: Instant) {
         self.passed(begun.index, begun.term);
         let took = self.shared.clock.now().saturating_duration_since(begun.since);
@@ -320,13 +321,14 @@ impl Core {
             }
         }
         if self.leadership.applied(begun.term, self.node.standing()) {
-            // Times left that were noted in earlier terms are all known only now.
+            // Started only now, because all lease checkpoints of earlier terms are applied by now.
             let doubted = self.node.take_followed_etcd() || self.node.others() == Others::SomeEtcd;
             self.leases.start(&self.machine.leases, doubted, now);
         }
     }
 
-    /// The state as it is now, which stays readable: what comes later in this turn may compact it away.
+    /// Returns the present state, which stays readable although a compaction later in this turn may remove
+    /// versions.
     fn as_applied(&mut self) -> AsOf {
         let moment = self.machine.store.moment();
         self.answers.state(moment, |moment| self.shared.read_long_at(Reader::Range, moment))
@@ -339,7 +341,7 @@ impl Core {
             }
             Change::LeaseRevoked(id) => self.lease_revoked(id),
             Change::Compacted(revision) => {
-                // etcd has no hashes of compactions from before it was started.
+                // Like etcd, a member has no hashes of compactions from before its start.
                 let is_hashed = !self.history.was_replayed(self.machine.applied_index);
                 self.removal.compacted(revision, self.machine.store.current_revision(), is_hashed, now);
             }
@@ -352,16 +354,16 @@ impl Core {
         }
     }
 
-    /// Users or roles changed, or a user has authenticated.
+    /// Handles a change of users or roles, or an authentication.
     fn auth_changed(&mut self, change: &AuthChange) {
-        // A token of before the last stop is not begun anew: it may have expired long ago.
+        // A token from before the last stop is not created again: it may have expired long ago.
         let is_old = matches!(change, AuthChange::Authenticated { .. })
             && self.history.was_replayed(self.machine.applied_index);
         if !is_old {
             self.shared.credentials.auth_changed(change, self.machine.auth.revision());
         }
         match change {
-            // It is no change of the state.
+            // An authentication does not change the state.
             AuthChange::Authenticated { .. } => {}
             AuthChange::Changed | AuthChange::Forget(_) | AuthChange::Enabled | AuthChange::Disabled => {
                 self.auth = Arc::new(self.machine.auth.clone());
@@ -370,9 +372,9 @@ impl Core {
     }
 }
 
-/// Winning back what nobody needs: removals, checkpoints, and segments that are emptied.
+/// Reclaiming space: removals, checkpoints, and emptied segments.
 impl Core {
-    /// Removes a slice of what compactions made unreadable.
+    /// Removes a slice of the versions that compactions made unreadable.
     pub(super) fn remove_slice(&mut self, now: Instant) {
         if !self.machine.is_whole() {
             return;
@@ -411,7 +413,7 @@ impl Core {
             metrics.db_compaction_keys.add(removed);
             let pause = self.shared.clock.now().saturating_duration_since(now);
             metrics.db_compaction_pause.observe_milliseconds(pause);
-            // What was removed leaves memory with the next publications.
+            // The removed versions leave memory with the next publications.
             self.applied_since = true;
         }
         if let Some(took) = took {
@@ -438,36 +440,39 @@ impl Core {
         }
     }
 
-    /// Returns true if sealed segments hold so little that a checkpoint would free some, or have some emptied.
+    /// Returns true if sealed segments hold so much garbage that a checkpoint would free some segments, or
+    /// lead to some being emptied.
     fn has_garbage(&self) -> bool {
         self.survey().has_garbage()
     }
 
-    /// Returns true if values were moved out of segments that hold nothing any more, and only a whole checkpoint frees
-    /// those.
+    /// Returns true if values were moved out of segments that are now empty; only a whole checkpoint frees
+    /// these segments.
     pub(super) fn has_emptied(&self) -> bool {
         self.checkpoints.has_emptied(|segment| self.survey().is_empty(segment))
     }
 
     /// Orders a checkpoint if one is due and may be taken.
     pub(super) fn order_checkpoint(&mut self, now: Instant) {
-        // A member that stops makes no new files: the next start replays what is not saved.
+        // A stopping member makes no new files: the next start replays the unsaved entries.
         if self.stopping.is_some() {
             return;
         }
-        // While a snapshot is being received, nothing may go that it counts on.
+        // While a snapshot is being received, nothing that it refers to may be freed.
         if self.checkpoints.is_busy() || self.install.is_receiving() || !self.machine.is_whole() {
             return;
         }
-        // An installed state is saved whole: the runs on disk know nothing of the places of its values. Until it is, also
-        // between two attempts, no other checkpoint is taken, which would build on those runs and free what they name.
+        // An installed state is saved by a whole checkpoint, because the runs on disk do not know the
+        // locations of its values. Until then no other checkpoint is taken, not even between two attempts: it
+        // would build on those runs and free segments that they refer to.
         if self.install.is_unsaved() {
             if self.install.wants_checkpoint(now) {
                 self.order_install(now);
             }
             return;
         }
-        // On a full disk the entry that settles a leader may wait for what this checkpoint frees.
+        // On a full disk, the first entry of a leader's term may wait for the space that this checkpoint
+        // frees.
         let leadership = &self.leadership;
         let unsettled =
             leadership.leader() == MemberId::NONE || (leadership.leads() && !leadership.has_settled());
@@ -477,7 +482,7 @@ impl Core {
         let log_bytes = self.log.figures().written_bytes();
         let usage = |segment| self.machine.usage().get(&segment).is_none_or(|usage| usage.values == 0);
         let Some(whole) = self.checkpoints.due(log_bytes, usage, now) else { return };
-        // The entry that raised an alarm may leave the log with it.
+        // The entry that raised an alarm may leave the log after the checkpoint, so its cause is noted first.
         if !self.note_cause() {
             return;
         }
@@ -501,11 +506,11 @@ impl Core {
         }
     }
 
-    /// The entry up to which nothing is kept for followers that lag.
+    /// Returns the log index up to which no entries are kept for followers that lag behind.
     fn kept_behind(&self, applied_index: Index) -> Index {
         match self.machine.members.by_id.len() {
             0 | 1 => applied_index,
-            // A follower that lags gets the whole state then.
+            // A follower that lags behind then gets the whole state.
             _ if self.room.is_tight(&self.log) => applied_index,
             _ => {
                 let kept = applied_index.saturating_sub(self.config.snapshot_catchup_entries);
@@ -514,7 +519,7 @@ impl Core {
         }
     }
 
-    /// A checkpoint was made, or failed.
+    /// Handles a checkpoint that was saved, or failed.
     pub(super) fn checkpointed(
         &mut self,
         result: Result<Checkpointed, CheckpointError>,
@@ -540,7 +545,7 @@ impl Core {
                 self.install.failed(&why, now);
                 self.logger.warn("could not save a checkpoint", &[("error", Value::Str(&why))]);
                 if error.is_full() {
-                    // `look_at_disk` raises the alarm; the next one that is saved ends the shortage.
+                    // `look_at_disk` raises the alarm; the next checkpoint that is saved ends the shortage.
                     self.room.checkpointed(false);
                     self.checkpoints.retry(now);
                 }
@@ -554,13 +559,13 @@ impl Core {
     fn reclaim(&mut self) {
         let segments = self.survey().worth_emptying(self.checkpoints.applied_index());
         if !segments.is_empty() {
-            // If the checkpointer is busy, the next checkpoint asks again.
+            // If the checkpointer is busy, the next checkpoint tries again.
             let portion_bytes = self.room.portion_bytes(&self.log);
             let _ = self.orders.try_send(Order::Relocate { segments, portion_bytes });
         }
     }
 
-    /// Tells the others how much of the disk is in use.
+    /// Publishes the bytes on disk to the other threads.
     pub(super) fn measure_disk(&self) {
         let log_bytes: u64 = self.log.segments().iter().map(|s| s.used_bytes).sum();
         self.shared.set_disk_bytes(log_bytes + self.checkpoints.bytes());
@@ -588,7 +593,7 @@ impl Core {
             moving.push((value.id, value.from));
             batch.push(log::Value { id, data: value.data });
         }
-        // What the log does not take now stays where it is: the next checkpoint asks again.
+        // Values that the log does not take now stay at their locations: the next checkpoint tries again.
         if self.room.hand_values(&mut self.log, batch, now).is_none() {
             let _ = done.try_send(());
             return;
@@ -596,7 +601,7 @@ impl Core {
         self.moves.begin(moving, done);
     }
 
-    /// Deletes the segments that nothing durable needs and nobody reads any more.
+    /// Deletes the segments that nothing durable needs and no view refers to.
     pub(super) fn delete_pending(&mut self) {
         if self.install.is_receiving() {
             return;

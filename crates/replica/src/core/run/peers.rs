@@ -1,4 +1,4 @@
-//! What is done with the other members: raft, leadership, changes of the members, and whole states.
+//! Work with the other members: raft, leadership, membership changes, and snapshots.
 
 use std::sync::Arc;
 use std::sync::mpsc::TrySendError;
@@ -33,32 +33,32 @@ use crate::long_reads::Reader;
 use crate::shared::Shared;
 use crate::transfer::{Outcome, Received};
 
-/// Bytes of entries kept in memory for followers at most; older ones are read from the log.
+/// Maximum bytes of entries kept in memory for followers; older entries are read from the log.
 const TAIL_BYTES: usize = 64 << 20;
 
 const CORRUPT: i32 = AlarmType::Corrupt as i32;
 
-/// Messages, and entries for followers that lag.
+/// Messages, and entries for followers that lag behind.
 impl Core {
-    /// Gives the raft node a received message. What it refuses is dropped, as if it had been lost on the way; the sender
-    /// repeats it if it matters.
+    /// Passes a received message to the raft node. A refused message is dropped, as if the network had lost
+    /// it; the sender repeats it if it matters.
     fn step_received(&mut self, message: raftpb::Message) {
         step_received(&mut self.node, &self.logger, message);
     }
 
-    /// Takes what other members sent.
+    /// Handles messages that other members have sent.
     pub(super) fn received(&mut self, messages: Vec<raftpb::Message>, mut charge: Charge, now: Instant) {
         for mut message in messages {
             let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
-            // A snapshot comes with its state, another way.
+            // A snapshot message takes another way, together with its state.
             let snapshot = kind == MessageType::MsgSnap as i32;
             let proposed = kind == MessageType::MsgProp as i32;
             let entries = !message.entries.is_empty() && kind != MessageType::MsgReadIndex as i32;
             if proposed && self.leadership.leads() {
                 self.room.thin_out(&self.log, &mut message);
             }
-            // What the log could not take, for a full disk or one that hangs, counts as lost on the way: it
-            // comes again.
+            // Entries that the log cannot take, because the disk is full or hangs, are treated as lost by the
+            // network: they are sent again.
             let full = entries
                 && if proposed {
                     message.entries.is_empty()
@@ -81,7 +81,7 @@ impl Core {
         }
     }
 
-    /// Sends what raft wants sent. A snapshot goes its own way, with the state as it is now.
+    /// Sends raft's messages. A snapshot message is set aside, to be sent with the published state.
     fn send(&mut self, messages: Vec<raftpb::Message>) {
         if messages.is_empty() {
             return;
@@ -109,8 +109,8 @@ impl Core {
         }
     }
 
-    /// Entries were read for a follower, or could not be. Damaged entries count as released: from here on
-    /// followers that need it get a snapshot.
+    /// Handles entries that were read for a follower, or could not be read. Damaged entries count as released
+    /// from the log: followers that need them get a snapshot instead.
     pub(super) fn fetched(&mut self, fetch: Fetch, read: Fetched) -> Result<(), Fatal> {
         let entries = match read {
             Ok(entries) => entries,
@@ -128,7 +128,8 @@ impl Core {
         self.step(Event::Fetched { fetch, entries })
     }
 
-    /// Lets entries leave memory: a single member needs none, others keep the newest for followers that lag.
+    /// Lets entries leave memory: a single member needs none, other members keep the newest for followers
+    /// that lag behind.
     pub(super) fn forget(&mut self) -> Result<(), Fatal> {
         let applied = self.machine.applied_index;
         if self.machine.members.by_id.len() <= 1 {
@@ -138,7 +139,7 @@ impl Core {
         let last = self.node.standing().last;
         let keep = self.config.snapshot_catchup_entries;
         let entries = entries as u64;
-        // An eighth more than is kept, so that it is not done for every entry.
+        // The limit is exceeded by an eighth first, so that this is not done for every entry.
         if entries > keep + keep / 8 {
             self.step(Event::Forgotten(applied.min(last.saturating_sub(keep))))?;
         } else if bytes > TAIL_BYTES {
@@ -147,7 +148,7 @@ impl Core {
         Ok(())
     }
 
-    /// Tells raft which entries the log has let go.
+    /// Reports to raft which entries the log has released.
     pub(super) fn look_at_log(&mut self, now: Instant) -> Result<(), Fatal> {
         match self.history.first_index(now) {
             Some(first) => self.step(Event::Discarded(first)),
@@ -158,8 +159,8 @@ impl Core {
 
 /// Carrying out the raft node's effects.
 impl Core {
-    /// Tells the raft node what this member did. There is no such way for what clients and peers want: that is a
-    /// [`consensus::Request`], and refused without an end of the member.
+    /// Reports an event of this member to the raft node. Input of clients and peers must not go this way: it
+    /// is a [`consensus::Request`], whose refusal does not end the member.
     pub(super) fn step(&mut self, event: Event) -> Result<(), Fatal> {
         Ok(self.node.step(event)?)
     }
@@ -173,7 +174,8 @@ impl Core {
                 self.follow(effects, now)?;
                 self.campaign_alone();
             }
-            // What follows from these is not left for the next turn, which may come with the next tick only.
+            // Their effects are carried out in this turn, because the next turn may come only with the next
+            // tick.
             if !self.campaign_alone() && !self.begin_to_lead(now) {
                 return Ok(());
             }
@@ -182,10 +184,10 @@ impl Core {
 
     fn follow(&mut self, effects: Effects, now: Instant) -> Result<(), Fatal> {
         if !self.leads_now() {
-            // Before a vote for another member goes out.
+            // Done before a vote for another member is sent.
             self.leases.open_to_shards(false);
         }
-        // First of all: sending and the own disk work at the same time.
+        // Messages go first: sending and the member's own disk then work in parallel.
         self.send(effects.messages);
         if let Some(standing) = effects.standing {
             self.stands(standing, now);
@@ -206,7 +208,8 @@ impl Core {
         self.apply_some(now)
     }
 
-    /// The only voter does not wait for a timeout: nobody else could win. Returns true if it has campaigned.
+    /// Campaigns at once if this member is the only voter, because no other member could win. Returns true if
+    /// it has campaigned.
     fn campaign_alone(&mut self) -> bool {
         if self.parked.is_some() {
             return false;
@@ -216,18 +219,19 @@ impl Core {
         if standing.role != Role::Follower || !alone || self.machine.applied_index < standing.commit {
             return false;
         }
-        // Refused while its log is not synced: once it is, there is another turn.
+        // Refused while the log is not synced; the end of the sync causes another turn.
         let taken = self.node.request(Request::Campaign);
         assert!(taken.is_ok() || !planted::is(Bug::RefusalFatal), "a campaign was refused");
         taken.is_ok()
     }
 
-    /// Proposes what a leader that has just settled has to tell, which a start waits for. Returns false if it has not.
+    /// Makes the first proposals of a leader that has just applied the first entry of its term; a start waits
+    /// for them. Returns false if that has not just happened.
     fn begin_to_lead(&mut self, now: Instant) -> bool {
         if self.parked.is_some() || !self.leadership.take_settled() {
             return false;
         }
-        // In this order: a member that is ready to serve knows the version.
+        // In this order: a member that is ready to serve knows the cluster version.
         self.decide_version_alone();
         self.propose_attributes(now);
         true
@@ -238,7 +242,7 @@ impl Core {
         self.append_behind(None, append, now)
     }
 
-    /// Hands the log a batch; with `reset` the log restarts behind a snapshot.
+    /// Hands a batch to the log; with `reset` the log restarts after a snapshot.
     fn append_behind(
         &mut self,
         reset: Option<log::Reset>,
@@ -271,12 +275,12 @@ impl Core {
 
 /// Leadership.
 impl Core {
-    /// The voter that could lead at once: connected, and furthest of all.
+    /// Returns the voter that could lead at once: the connected voter with the most entries.
     fn successor(&self) -> Option<MemberId> {
         successor(&self.node, &self.machine, &self.shared)
     }
 
-    /// Notices when the disk does not come back from a sync: such a member must not lead.
+    /// Checks if the disk hangs in a sync: a member with such a disk must not lead.
     pub(super) fn watch_disk(&mut self, now: Instant) -> Result<(), Fatal> {
         let oldest = self.room.oldest();
         let members = &self.machine.members;
@@ -307,7 +311,8 @@ impl Core {
         Ok(())
     }
 
-    /// Hands leadership over before this member stops, so that the cluster need not wait for an election timeout.
+    /// Hands leadership over before this member stops, so that the cluster need not wait for an election
+    /// timeout.
     pub(super) fn hand_over(&mut self) {
         if !self.leadership.leads() {
             return;
@@ -318,8 +323,8 @@ impl Core {
         self.transfer_to(to);
     }
 
-    /// Asks raft to hand leadership to another member. A leader that was deposed in this very turn cannot; the next
-    /// tick looks again where it matters.
+    /// Asks raft to hand leadership to another member. A leader that was deposed in this turn cannot; the
+    /// callers for which it matters try again at the next tick.
     fn transfer_to(&mut self, to: MemberId) {
         if let Err(why) = self.node.request(Request::Transfer(to)) {
             let why = why.to_string();
@@ -331,7 +336,7 @@ impl Core {
     }
 
     pub(super) fn move_leader(&mut self, request_id: RequestId, to: MemberId, now: Instant) {
-        // It may have been deposed in this turn, which `leads` shows only after it.
+        // The member may have been deposed in this turn, which `leads` shows only at the end of the turn.
         if !self.leadership.leads() || self.node.standing().role != Role::Leader {
             self.refuse(request_id, error::NOT_LEADER);
             return;
@@ -354,7 +359,7 @@ impl Core {
         }
     }
 
-    /// Answers those who wait for a leader to lead.
+    /// Answers the clients that wait for a member to lead.
     pub(super) fn look_at_moves(&mut self, now: Instant) {
         for (request_id, leads) in self.leadership.take_moved(self.node.standing().leader, now) {
             if leads {
@@ -365,7 +370,7 @@ impl Core {
         }
     }
 
-    /// The first election after a start need not wait a whole timeout, once the others are heard of.
+    /// Shortens the first election timeout after a start, once messages from other members arrive.
     pub(super) fn advance_ticks(&mut self, now: Instant) -> Result<(), Fatal> {
         let own = self.shared.identity.member_id;
         let (members, peers) = (&self.machine.members, self.shared.peers());
@@ -374,16 +379,16 @@ impl Core {
         if !self.leadership.advances(self.node.standing(), hears, now) {
             return Ok(());
         }
-        // A slow leader's first message may still be on its way: two ticks are left to it.
+        // The first message of a slow leader may still be in flight: two ticks are left for it.
         for _ in 2..self.election_ticks() {
             self.step(Event::Ticked)?;
         }
         Ok(())
     }
 
-    /// The leader's process has ended, as its host says by refusing connections, so there is no point in waiting for
-    /// its heartbeats. The election timeout counts as over, but for the part that keeps members from campaigning
-    /// together. If it is a mistake, the leader's next heartbeat undoes it.
+    /// Handles the end of the leader's process: its host refuses connections, so waiting for its heartbeats
+    /// is useless. The election timeout counts as over, except for the random part that keeps members from
+    /// campaigning at the same time. If this is a mistake, the leader's next heartbeat corrects it.
     pub(super) fn leader_ended(&mut self, id: MemberId) -> Result<(), Fatal> {
         if !self.leadership.has_ended(id, self.node.standing()) {
             return Ok(());
@@ -428,14 +433,14 @@ impl Core {
             );
         }
         self.look_at_moves(now);
-        // A start waits for it.
+        // A start waits for this proposal.
         self.propose_attributes(now);
     }
 }
 
-/// Changes of the members.
+/// Membership changes.
 impl Core {
-    /// Asks the changes of the members, with what they have to know.
+    /// Calls `ask` with the state of membership changes and the facts that it needs.
     fn ask_membership<R>(&mut self, ask: impl FnOnce(&mut Membership, membership::Present<'_>) -> R) -> R {
         let Core { membership, node, machine, leadership, shared, .. } = self;
         let peers = shared.peers();
@@ -452,8 +457,9 @@ impl Core {
         ask(membership, present)
     }
 
-    /// A client wants the members changed: refuses what cannot or should not be, and queues the rest.
-    /// `asks_again` is as in [`ClientRequest::ChangeMembers`](super::super::ClientRequest::ChangeMembers).
+    /// Handles a membership change of a client: refuses it if it is invalid or unsafe, and queues it
+    /// otherwise. `asks_again` is the flag of
+    /// [`ClientRequest::ChangeMembers`](super::super::ClientRequest::ChangeMembers).
     pub(super) fn change_members(
         &mut self,
         request_id: RequestId,
@@ -476,8 +482,8 @@ impl Core {
         }
     }
 
-    /// Refuses a change of the members. Why there may be fewer learners than the option says is in the log: etcd's text does not
-    /// tell.
+    /// Refuses a membership change. If fewer learners are allowed than the option says, the reason is logged,
+    /// because etcd's error text does not contain it.
     fn refuse_change(&mut self, request_id: RequestId, status: Status) {
         if status == error::TOO_MANY_LEARNERS && self.membership.is_held_back(&self.node) {
             let reason = "a voter runs etcd or has not been heard of, or a learner runs etcd: --max-learners does not count";
@@ -486,7 +492,7 @@ impl Core {
         self.refuse(request_id, status);
     }
 
-    /// Does what is due about proposals of other members to remove this one.
+    /// Handles proposals of other members to remove this member.
     pub(super) fn hold_departures(&mut self, now: Instant) {
         if self.membership.has_departures() {
             let step = self.ask_membership(|membership, present| membership.next_departure(present, now));
@@ -494,7 +500,7 @@ impl Core {
         }
     }
 
-    /// Proposes the next change, when the one before is applied.
+    /// Proposes the next membership change, once the one before is applied.
     pub(super) fn propose_change(&mut self, now: Instant) {
         if self.membership.has_next() && self.stopping.is_none() {
             let step = self.ask_membership(|membership, present| membership.next_change(present, now));
@@ -518,7 +524,7 @@ impl Core {
                     node: MemberId(self.shared.identity.member_id),
                 };
                 for data in removals {
-                    // Without a leader it is lost, as in etcd.
+                    // Without a leader the proposal is lost, as in etcd.
                     let _ = self.node.request(Request::ProposeConfChange(own, data));
                 }
             }
@@ -528,14 +534,14 @@ impl Core {
     fn propose_next_change(&mut self) {
         let id = self.shared.command_id();
         let Some((raft, data)) = self.membership.encode_next(id, &self.node) else { return };
-        // A follower's own disk has nothing to do with what it forwards.
+        // On a follower the own disk does not matter for a forwarded entry.
         if self.leadership.leads() && !self.room.has(&self.log, data.len(), Purpose::Mends) {
             if let Some((request_id, ..)) = self.membership.take_next(None) {
                 self.refuse(request_id, error::NO_SPACE);
             }
             return;
         }
-        // Without a leader it waits here.
+        // Without a leader the change waits here.
         if self.node.request(Request::ProposeConfChange(raft, data)).is_ok()
             && let Some((request_id, change, since)) = self.membership.take_next(Some(id))
         {
@@ -545,7 +551,7 @@ impl Core {
         }
     }
 
-    /// Forgets changes that nobody waits for any more.
+    /// Forgets changes that no request waits for any more.
     pub(super) fn sweep_changes(&mut self, now: Instant) {
         let proposals = &self.proposals;
         self.membership.sweep(|id| proposals.is_awaited(id), now);
@@ -558,7 +564,7 @@ impl Core {
             Ok(VoterChange::AddVoter(node)) => ConfChange { kind: ConfChangeKind::AddVoter, node: *node },
             Ok(VoterChange::AddLearner(node)) => ConfChange { kind: ConfChangeKind::AddLearner, node: *node },
             Ok(VoterChange::Remove(node)) => ConfChange { kind: ConfChangeKind::Remove, node: *node },
-            // Raft has to be told anyway: until then it takes no other change.
+            // Raft has to be told even of an update: until then it takes no other change.
             Ok(VoterChange::Update(node)) => ConfChange { kind: ConfChangeKind::Update, node: *node },
             Err(_) => ConfChange { kind: ConfChangeKind::Update, node: MemberId::NONE },
         };
@@ -593,7 +599,7 @@ impl Core {
         }
     }
 
-    /// Tells the links to other members, and all readers of the published state.
+    /// Passes the members to the connections with other members, and publishes them.
     pub(super) fn tell_members(&mut self) {
         let others = self.membership.changed(&self.machine.members);
         self.applied_since = true;
@@ -603,9 +609,10 @@ impl Core {
         }
     }
 
-    /// Ends this member, which is no longer part of the cluster. If its log says so, it does not start again. If only a peer has said
-    /// so, nothing is noted: the peer may have been made a cluster of its own, or be another cluster with the same ids, and this
-    /// member's data may be the last.
+    /// Ends this member, which is no longer part of the cluster. If its own log contains the removal, it does
+    /// not start again. If only a peer reports it, nothing is recorded: the peer may have been turned into a
+    /// separate cluster, or belong to another cluster with the same ids, and this member may have the only
+    /// copy of the data.
     pub(super) fn end_removed(&mut self, now: Instant) {
         if !self.membership.was_removed(now) {
             return;
@@ -627,7 +634,7 @@ impl Core {
         }
     }
 
-    /// Makes this member's name and client URLs known, once after each start.
+    /// Publishes this member's name and client URLs, once after each start.
     pub(super) fn propose_attributes(&mut self, now: Instant) {
         if self.leadership.leads() && !self.leadership.has_settled() {
             return;
@@ -641,8 +648,8 @@ impl Core {
         }
     }
 
-    /// The only member of a new cluster has nobody to ask which version that one is to have. The entries from before its last stop, one of
-    /// which may have decided it, are all applied.
+    /// Sets the cluster version if this is the only member of a new cluster, which has no other member to
+    /// agree with. All entries from before its last stop, one of which may have set the version, are applied.
     fn decide_version_alone(&mut self) {
         let members = &self.machine.members;
         let own = self.shared.identity.member_id;
@@ -655,12 +662,13 @@ impl Core {
         }
     }
 
-    /// Agrees on the version that all members have.
+    /// Sets the cluster version to the version that all members support.
     pub(super) fn set_cluster_version(&mut self, version: String) {
         if !self.leadership.leads()
             || !self.leadership.has_settled()
             || self.machine.members.cluster_version == version
-            // The entry would end them. COMPAT-195: the version stays undecided until one of them leads.
+            // The entry would make members before 3.5 exit. COMPAT-195: the version stays undecided until one
+            // of them leads.
             || self.shared.has_told_before_3_5(&self.machine.members)
         {
             return;
@@ -679,7 +687,7 @@ impl Core {
         self.propose_own(request, Waiter::Nobody);
     }
 
-    /// Ends the downgrade to this version, if that is the one under way.
+    /// Ends the downgrade to this version, if it is in progress.
     pub(super) fn end_downgrade(&mut self, version: &str) {
         if !self.leadership.leads()
             || !self.leadership.has_settled()
@@ -696,10 +704,11 @@ impl Core {
 
 /// A member whose state differs.
 impl Core {
-    /// A member's state differs from that of most others: all are told. 0 stands for a member that is not known.
+    /// Raises the CORRUPT alarm for a member whose state differs from that of most others, so that all
+    /// members know it. The id 0 stands for an unknown member.
     pub(super) fn raise_corrupt(&mut self, member_id: u64) {
         let raised = if member_id == 0 {
-            // Whom it is about may be known by now.
+            // The alarm may have been raised for a known member by now.
             self.machine.alarms.any(CORRUPT)
         } else {
             self.machine.alarms.is_raised(CORRUPT, member_id)
@@ -717,7 +726,8 @@ impl Core {
         self.propose_own(request, Waiter::Nobody);
     }
 
-    /// A leader that the alarm names hands over to a member that it does not name, if there is one to be reached.
+    /// Hands leadership over if the CORRUPT alarm names this member, to a reachable member that it does not
+    /// name.
     pub(super) fn resign_if_corrupt(&mut self) {
         let own = self.shared.identity.member_id;
         if !self.leadership.leads()
@@ -734,10 +744,11 @@ impl Core {
         self.transfer_to(to);
     }
 
-    /// Counts what a leader was too slow for: others must not think that it is gone.
+    /// Counts and logs heartbeats that a leader sent late, because other members may conclude that it is
+    /// gone.
     pub(super) fn note_late_tick(&mut self, now: Instant) {
         let late = now.saturating_duration_since(self.next_tick);
-        // The tick itself is due an interval after the last.
+        // The tick itself is due one interval after the last.
         if !self.leadership.leads()
             || late <= self.config.heartbeat_interval
             || self.machine.members.by_id.len() < 2
@@ -756,16 +767,16 @@ impl Core {
     }
 }
 
-/// Taking over another member's state, and giving this one's.
+/// Installing another member's state, and sending this member's state.
 impl Core {
-    /// Tells if a whole state that is offered would be taken now: its sender leads, and no other one is being received. While
-    /// the one before is being saved, the answer waits.
+    /// Answers if a whole state that is offered would be taken now: its sender leads, and no other one is
+    /// being received. While an earlier one is being saved, the answer waits.
     pub(super) fn look_at_offer(&mut self, request_id: RequestId, attempt: SnapshotAttempt, now: Instant) {
         let standing = self.node.standing();
         if (standing.leader, standing.term) != (attempt.from, attempt.term) {
             self.refuse(request_id, error::NOT_LEADER);
         } else if self.stopping.is_none() && self.install.hold_offer(request_id, now) {
-            // It is answered by a later tick.
+            // A later tick answers the offer.
         } else if self.install.is_under_way() || self.stopping.is_some() {
             self.refuse(request_id, error::TOO_MANY_REQUESTS);
         } else {
@@ -773,9 +784,9 @@ impl Core {
         }
     }
 
-    /// Begins to receive another member's state. Refused while values of the present one are being moved.
+    /// Begins to receive another member's state. Refused while values of the present state are being moved.
     pub(super) fn begin_install(&mut self, request_id: RequestId, attempt: SnapshotAttempt) {
-        // Nothing is held for who does not lead. A leader that this member has not heard of yet tries again.
+        // Only the current leader may send. A leader that this member does not know yet tries again.
         let standing = self.node.standing();
         if (standing.leader, standing.term) != (attempt.from, attempt.term) {
             self.refuse(request_id, error::NOT_LEADER);
@@ -795,7 +806,7 @@ impl Core {
         self.answers.want_image(request_id);
     }
 
-    /// A snapshot that broke off goes on, if its sender leads.
+    /// Resumes a snapshot whose stream broke off, if its sender leads.
     pub(super) fn resume_install(&mut self, request_id: RequestId, attempt: SnapshotAttempt) {
         let standing = self.node.standing();
         if (standing.leader, standing.term) != (attempt.from, attempt.term) {
@@ -812,14 +823,15 @@ impl Core {
     /// Writes values of a snapshot to the log.
     pub(super) fn place(&mut self, placement: Placement, now: Instant) {
         let Placement { claim, values, is_whole, done } = placement;
-        // Dropping the sender tells who receives that it cannot go on.
+        // Dropping the sender tells the receiving thread that it cannot continue.
         if !self.install.may_place(claim) || values.is_empty() {
             return;
         }
-        // What a full disk cannot take must not stand in the log's queue before the member's own entries.
+        // Values that a full disk cannot take must not wait in the log's queue before the member's own
+        // entries.
         let bytes = Room::bytes_of(values.iter().map(|value| value.data.len()));
         if is_whole && let Some(shortage) = self.room.shortage_of_state(&self.log, bytes as u64) {
-            // The receiver may have given up.
+            // The receiver may have given up; then there is nobody to answer.
             let _ = done.send(Err(shortage));
             return;
         }
@@ -831,14 +843,14 @@ impl Core {
         }
     }
 
-    /// A whole state has arrived: raft is asked whether it still wants it.
+    /// Handles a state that has arrived completely: raft decides if it is still needed.
     pub(super) fn snapshot_received(
         &mut self,
         claim: u64,
         received: Box<Received>,
         now: Instant,
     ) -> Result<(), Fatal> {
-        // What was built on the present state is worth nothing if that has moved on.
+        // A state that was built on the present one is useless if that one has changed.
         let current = received.base_applied.is_none_or(|applied| applied == self.machine.applied_index);
         let message = received.message.clone();
         let is_past = self.node.standing().term.0 > message.term();
@@ -847,7 +859,7 @@ impl Core {
             return Ok(());
         }
         if is_past {
-            // Raft would drop it without a word, whatever it holds.
+            // Raft would drop the message of an older term silently.
             self.install.tell(Outcome::GivenUp(error::LEADER_CHANGED));
         } else if current && let Err(why) = self.node.request(Request::Receive(message)) {
             let why = why.to_string();
@@ -866,18 +878,19 @@ impl Core {
         }
     }
 
-    /// Gives up what broke off and was not gone on with in time, and answers offers that have waited.
+    /// Gives up an attempt that broke off and was not resumed in time, and answers offers that have waited.
     pub(super) fn look_at_install(&mut self, now: Instant) {
         if self.install.is_over(now) {
             self.end_install();
         }
-        // Even if the state has been saved meanwhile: the leader most likely has what follows it.
+        // Refused even if the state has been saved in the meantime: the leader most likely still has the
+        // entries after it.
         for request_id in self.install.offers_over(now) {
             self.refuse(request_id, error::TOO_MANY_REQUESTS);
         }
     }
 
-    /// Gives up receiving, unless raft has accepted what was received.
+    /// Gives up receiving, unless raft has accepted the received state.
     pub(super) fn end_install(&mut self) {
         self.install.give_up();
         if !self.install.is_busy() {
@@ -885,7 +898,7 @@ impl Core {
         }
     }
 
-    /// Raft has accepted a snapshot: the received state takes the place of the present one.
+    /// Replaces the present state with the received one, because raft has accepted its snapshot.
     fn restore(&mut self, restore: &Restore, now: Instant) -> Result<(), Fatal> {
         let Some(received) = self.install.take_received() else {
             return Err(Fatal::NoSnapshot);
@@ -906,7 +919,7 @@ impl Core {
         self.answers.replaced();
         self.shared.metrics.long_reads.overtaken.add(overtaken as u64);
         let replaced = std::mem::replace(&mut self.machine, *machine);
-        // An entry that was half-way, and those behind it, are in it.
+        // The new state contains the partly applied entry, and the entries that waited after it.
         self.applying.clear();
         self.applying.applied();
         if !planted::is(Bug::ProposedAgainAfterSnapshot) {
@@ -932,13 +945,13 @@ impl Core {
             self.install.saving();
             self.checkpoints.begun(self.log.figures().written_bytes(), now);
             if planted::is(Bug::SnapshotAcknowledgedEarly) {
-                // What was held is ours to append: it cannot be refused.
+                // The held batches are this member's own entries and cannot be refused.
                 let _ = self.install_saved(self.machine.applied_index, now);
             }
         }
     }
 
-    /// Notes that a checkpoint is durable. If it is the one of an installed state, the log restarts behind it.
+    /// Handles a durable checkpoint. If it covers an installed state, the log restarts after that state.
     pub(super) fn install_saved(&mut self, applied_index: Index, now: Instant) -> Result<(), Fatal> {
         let Some((reset, held)) = self.install.saved(applied_index) else { return Ok(()) };
         self.shared.metrics.server.snapshot_apply_in_progress.set_u64(0);
@@ -949,7 +962,7 @@ impl Core {
         Ok(())
     }
 
-    /// Hands the checkpointer what takes long to drop.
+    /// Passes objects whose drop takes long to the checkpointer.
     pub(super) fn release_discarded(&mut self) {
         let orders = &self.orders;
         self.install.release(|what| match orders.try_send(Order::Drop(what)) {
@@ -960,10 +973,10 @@ impl Core {
         });
     }
 
-    /// Sends the state just published to the members that need all of it.
+    /// Sends the state just published to the members that need a snapshot.
     pub(super) fn send_snapshots(&mut self, view: &mvcc::View) {
         for mut message in std::mem::take(&mut self.snapshots_wanted) {
-            // It may have waited for an entry to be whole, and its term be over.
+            // The message may have waited until an entry was complete, and its term may be over.
             if message.term != Some(self.node.standing().term.0) {
                 continue;
             }
@@ -992,7 +1005,7 @@ impl Core {
     }
 }
 
-/// The voter that could lead at once: connected, and furthest of all.
+/// Returns the voter that could lead at once: the connected voter with the most entries.
 fn successor(node: &Node, machine: &Machine, shared: &Shared) -> Option<MemberId> {
     let peers = shared.peers()?;
     let corrupt = AlarmType::Corrupt as i32;

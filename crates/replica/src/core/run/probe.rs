@@ -1,4 +1,4 @@
-//! What a test that checks a member from outside looks at.
+//! State of a member's core for tests that check a member from outside.
 
 use consensus::Role;
 use machine::StateTrail;
@@ -15,9 +15,9 @@ pub struct Probe {
     pub role: Role,
     /// Present raft term.
     pub term: Term,
-    /// Member that it voted for in that term; 0 for none.
+    /// Id of the member that it voted for in that term; 0 for none.
     pub vote: u64,
-    /// Leader that it knows; 0 for none.
+    /// Id of the leader that it knows; 0 for none.
     pub leader: u64,
     /// True if it leads and has applied an entry of its own term.
     pub settled: bool,
@@ -47,26 +47,28 @@ pub struct Probe {
     pub state_hash: Option<u64>,
     /// Applied index of the newest durable checkpoint that this run knows of.
     pub checkpoint: Index,
-    /// True if it is receiving another member's state, or has not saved one that it installed.
+    /// True if it is receiving another member's state, or has not yet saved a checkpoint of one that it
+    /// installed.
     pub installing: bool,
-    /// Bytes of log written since the newest checkpoint was ordered, and the bytes from which the next one is due however
-    /// few entries they are.
+    /// Log bytes written since the newest checkpoint was ordered, and the limit from which on the next
+    /// checkpoint is due however few entries they contain.
     pub unsaved_bytes: (u64, u64),
     /// Number of readers that read a state slice by slice and have not ended.
     pub long_readers: usize,
-    /// Number of segments that nothing durable needs and that wait to be deleted, since views or a state being received
-    /// may need them.
+    /// Number of segments that nothing durable needs and that wait to be deleted, because views or a state
+    /// being received may need them.
     pub pending_delete: usize,
-    /// Number of replaced or useless states, whole or parts, that are not yet given to the checkpointer to be dropped.
+    /// Number of replaced or useless states, complete or partial, that are not yet given to the checkpointer
+    /// to be dropped.
     pub discarded: usize,
     /// Number of leases.
     pub leases: usize,
     /// Number of leases whose clocks run on this member.
     pub lease_clocks: usize,
-    /// Number of rounds of linearizable reads that are begun and not answered, and of all reads and renewals that wait,
-    /// in a round or for one.
+    /// Number of ReadIndex rounds that are begun and not answered, and number of all reads and renewals that
+    /// wait, in a round or for one.
     pub reads: (usize, usize),
-    /// Bytes of the index, with those that wait to be freed.
+    /// Bytes of the index, including those that wait to be freed.
     pub index_bytes: u64,
     /// Number of versions that are superseded or tombstones, and not removed yet.
     pub removable: usize,
@@ -117,7 +119,7 @@ impl Core {
         self.node.term_of(index)
     }
 
-    /// Returns the hashes of the state after the entries from this index on, as far as they are kept.
+    /// Returns the hashes of the state after each entry from this index on, as far as they are kept.
     pub fn state_trail(&self, from: Index) -> StateTrail {
         self.machine.state_trail(from)
     }

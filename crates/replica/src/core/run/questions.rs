@@ -16,13 +16,13 @@ use crate::core::{ReplyBody, RequestId};
 use crate::inbox::OPEN_REQUESTS_PER_SHARD_MAX;
 use crate::long_reads::Reader;
 
-/// Entries of a shared table for which a copy takes a pointer, at the least.
+/// Minimum number of entries of a shared table for which copying the table copies one pointer.
 const ENTRIES_PER_POINTER: usize = 128;
 
-/// Puts of an unfinished transaction that are looked at in the time of one unit.
+/// Puts of an unfinished transaction that can be searched at the cost of one unit.
 const PUTS_PER_UNIT: u64 = 64;
 
-/// What answers of one turn share. Nothing is applied between two of them.
+/// Parts that answers of one turn share. No entry is applied between two of these answers.
 #[derive(Default)]
 struct Common {
     list: Option<List>,
@@ -33,30 +33,31 @@ struct Common {
 
 type Keys = Arc<SharedMap<Bytes, ()>>;
 
-/// All leases.
+/// A list of all leases.
 #[derive(Clone)]
 enum List {
-    /// Their ids, soonest to expire first.
+    /// Ids of the leases, soonest to expire first.
     Few(Arc<[LeaseId]>),
     Many(Arc<Leases>),
 }
 
-/// Returns what a copy of a shared table of so many entries costs.
+/// Returns the cost of copying a shared table with this many entries.
 fn copied(entries: usize) -> u64 {
     (entries / ENTRIES_PER_POINTER) as u64
 }
 
 impl Core {
-    /// Keeps a question until its turn comes.
+    /// Queues a question until a turn answers it.
     pub(super) fn ask(&mut self, question: Question, since: Instant) {
-        // Those of other members come besides.
+        // One more than the number of shards, because questions of other members arrive in addition.
         let max = (self.shared.shards.len() + 1) * OPEN_REQUESTS_PER_SHARD_MAX;
         if let Some(refused) = self.questions.push(question, since, max) {
             self.refuse(refused.request_id(), error::TOO_MANY_REQUESTS);
         }
     }
 
-    /// Answers the next questions, right behind a publication: the newest view and the state are of one moment.
+    /// Answers the next questions. Called right after a publication, so that the newest view and the state
+    /// match.
     pub(super) fn answer_questions(&mut self, now: Instant) {
         if self.questions.is_empty() {
             return;
@@ -72,7 +73,7 @@ impl Core {
             } else if let Question::TimeToLive(request_id, id, keys) = question
                 && !(self.leadership.leads() && self.leadership.has_settled())
             {
-                // Leadership was lost while it waited here, and with it the clocks of leases.
+                // Leadership was lost while the question waited here, and with it the lease clocks.
                 if self.leadership.leads() {
                     self.reads.push(Want::TimeToLive(request_id, id, keys), since);
                 } else {
@@ -86,7 +87,7 @@ impl Core {
         }
     }
 
-    /// Answers a question. Returns how much was looked at for it.
+    /// Answers a question. Returns the cost of the answer.
     fn answer_question(&mut self, question: Question, common: &mut Common, now: Instant) -> u64 {
         let (body, cost) = match question {
             Question::KeysToRenew(_, id) => {
@@ -132,7 +133,7 @@ impl Core {
         cost
     }
 
-    /// The keys of a lease, and what it cost to copy them.
+    /// Returns the keys of a lease, and the cost of copying them.
     fn keys_of(&self, id: LeaseId, common: &mut Common) -> (Keys, u64) {
         if let Some((_, keys)) = common.keys.as_ref().filter(|(of, _)| *of == id) {
             return (Arc::clone(keys), 0);
@@ -143,7 +144,7 @@ impl Core {
         (keys, cost)
     }
 
-    /// All leases, and what it cost to list them.
+    /// Returns all leases, and the cost of listing them.
     fn list_of_leases(&self, common: &mut Common, now: Instant) -> (List, u64) {
         if let Some(list) = &common.list {
             return (list.clone(), 0);
@@ -157,8 +158,8 @@ impl Core {
         (list, cost)
     }
 
-    /// Replies with the state as it is now, right behind its publication and between two entries. Returns what was looked at
-    /// for it. `known` is the head, if it was made in this turn.
+    /// Replies with the present state. Called right after its publication and between two entries. Returns
+    /// the cost. `known` is the head of the state, if it was already built in this turn.
     pub(super) fn image(&mut self, request_id: RequestId, known: &mut Option<Arc<Head>>) -> u64 {
         let (head, cost) = match known {
             Some(head) => (Arc::clone(head), 0),
