@@ -11,19 +11,19 @@
 //! ```text
 //! head   01 | format (varint, 4) | from | revision | compact revision (zigzag) | applied index | applied term
 //!        | versions (a hint, for reserving memory)
-//!        | leases:  count, each id (zigzag), ttl (zigzag), time left (zigzag); ids ascending
+//!        | leases:  count, each id (zigzag), TTL (zigzag), remaining TTL (zigzag); ids ascending
 //!        | alarms:  count, each type (zigzag), member
 //!        | members: count, each its JSON with its length; count of removed ids, each id;
 //!                   cluster version with its length; downgrading (0 or 1), its target with its length
 //!        | state hash: known (0 or 1), if so 8 bytes, little-endian; format 1 ends before it. In formats 2 and 3 it
-//!          is of another function, and counts as unknown
+//!          is of another hash function, and is treated as unknown
 //!        | auth: required (0 or 1), auth revision; count of users, each an authpb.User with its length; count of
 //!          roles, each an authpb.Role with its length; format 2 ends before it
 //! keys   02 | entries until the end of the block
 //! end    03 | entries in all key blocks of this run
 //!
 //! entry  flags (1 byte)
-//!        | unless SAME_KEY: shared (bytes taken over from the key before it in this block), length of the rest, rest
+//!        | unless SAME_KEY: shared (bytes shared with the key before it in this block), length of the rest, rest
 //!        | main revision: as it is; with SAME_KEY the difference to the version before it
 //!        | sub, if SUB
 //!        | unless TOMBSTONE, FIRST or FOLLOWS: main revision - create revision, version

@@ -43,7 +43,7 @@ pub struct Rules {
     pub learners_max: usize,
 }
 
-/// A committed entry.
+/// A committed log entry, as input of [`Machine::apply`].
 #[derive(Clone, Copy)]
 pub struct Command<'a> {
     /// Index of the entry in the log.
@@ -93,16 +93,16 @@ impl std::error::Error for Fatal {}
 /// parts are boxed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// A put.
+    /// Result of a put.
     Put {
         /// Revision of the put.
         revision: Revision,
         /// Previous key-value pair, if the request asked for it.
         previous: Option<Box<StoredKeyValue>>,
     },
-    /// A delete.
+    /// Result of a delete.
     DeleteRange(Deleted),
-    /// A transaction.
+    /// Result of a transaction.
     Txn(TxnOutcome),
     /// A compaction was accepted; the compacted versions are removed in the background.
     Compacted,
@@ -235,15 +235,15 @@ pub struct SegmentUse {
 /// The replicated state of one member.
 pub struct Machine {
     rules: Rules,
-    /// Keys and values.
+    /// All versions of all keys.
     pub store: Store,
-    /// Leases.
+    /// All granted leases.
     pub leases: Leases,
-    /// Alarms.
+    /// All raised alarms.
     pub alarms: Alarms,
-    /// Members.
+    /// Members of the cluster, and the cluster version.
     pub members: Members,
-    /// Users and roles.
+    /// Users, roles, and whether authentication is enabled.
     pub auth: Auth,
     pub(crate) rights: RightsCache,
     /// Log index of the last applied entry.
@@ -252,7 +252,7 @@ pub struct Machine {
     pub applied_term: Term,
     pub(crate) usage: BTreeMap<u32, SegmentUse>,
     pub(crate) in_use_bytes: u64,
-    /// The highest main revision of a deletion that compaction has physically removed; see [`crate::image::Head`].
+    /// Highest main revision of a deletion that compaction has physically removed; see [`crate::image::Head`].
     pub(crate) delta_from_min: Revision,
     pub(crate) hash: StateHash,
     /// The entry after `applied_index`, while it is applied in slices.

@@ -185,7 +185,7 @@ pub fn passes(version: Version<'_>, request: &RangeRequest) -> bool {
 
 /// Returns the number of keys, in key order, that a request reads before it filters and sorts; `None` for all
 /// keys. etcd applies the limit before it sorts if the request has a sort target without an order and no
-/// filter. The caller handles requests for which [`is_natural`] is true elsewhere.
+/// filter. Called only for requests for which [`is_natural`] is false.
 pub fn keys_before_sort(request: &RangeRequest) -> Option<usize> {
     let cut_first =
         request.sort_order == SortOrder::None as i32 && !is_filtered(request) && request.limit > 0;

@@ -16,7 +16,7 @@
 //! entry 49      revision 70                      49             70
 //! slice 1       tombstones 71.0 .. 71.9999       49             70   a range sees all keys
 //! slice 2       tombstones up to 71.19999        49             70   a put that arrives is entry 51: it waits
-//!  ...          ...                              49             70   the core sends heartbeats, takes requests
+//!  ...          ...                              49             70   the core sends heartbeats and accepts requests
 //! last slice    tombstones up to 71.999999       50             71   a range sees none of them
 //! ```
 //!
@@ -221,9 +221,9 @@ fn txn_cost(snapshot: &Snapshot<'_>, txn: &TxnRequest, left: u64) -> u64 {
 }
 
 impl Machine {
-    /// Returns true unless an entry is partly applied. Reads, published views, the applied index and the
-    /// state hash do not show a partly applied entry. But meanwhile no view may be published, no head taken,
-    /// and the key sets of leases must not be read.
+    /// Returns true unless an entry is partly applied. Reads, published views, the applied index and the state
+    /// hash do not show a partly applied entry. But until the entry is complete, no view may be published, no
+    /// head taken, and the key sets of leases must not be read.
     pub fn is_whole(&self) -> bool {
         self.unfinished.as_ref().is_none_or(|unfinished| unfinished.before.is_none())
     }

@@ -4,8 +4,9 @@
 //! stream  "MAINSNAP" | format (4 bytes, 1) | 0 (4 bytes) | blocks
 //! block   length (4 bytes) | CRC-32C of the four bytes before and of the block (4 bytes) | the block
 //! blocks  one head, any number with keys, one end: as in checkpoints (see `image`), with these differences:
-//!         the head's `from` and `versions` are 0; of an entry's value there is its length and itself, no place and no checksum;
-//!         the end is filled up with zero bytes so that the stream's length is a multiple of 512
+//!         the head's `from` and `versions` are 0;
+//!         an entry contains the length and the bytes of its value, instead of location and checksum;
+//!         the end block is padded with zero bytes, so that the length of the stream is a multiple of 512
 //! ```
 //!
 //! All fixed-size numbers are little-endian. The caller appends the SHA-256 of the stream, 32 bytes: `etcdctl
@@ -206,11 +207,11 @@ pub struct SnapshotHead {
     pub state_hash: Option<u64>,
     /// Leases without their keys. A key is attached to its lease when its versions are loaded.
     pub leases: Leases,
-    /// Alarms.
+    /// All raised alarms.
     pub alarms: Alarms,
-    /// Members.
+    /// Members of the cluster, and the cluster version.
     pub members: Members,
-    /// Users and roles.
+    /// Users, roles, and whether authentication is enabled.
     pub auth: Auth,
 }
 

@@ -5,9 +5,9 @@
 //! stream  "MAINXFER" | format (4 bytes, 1) | 0 (4 bytes) | blocks
 //! block   as in `frame`
 //! blocks  one head, any number with keys, one end: as in checkpoints (see `image`), with these differences:
-//!         the head's `from` is the revision behind which the stream begins, its `versions` a bound of what comes;
-//!         entries come in the order of their writing, by main and sub revision, whatever their keys;
-//!         of an entry's value there is its length and itself, no place and no checksum
+//!         the head's `from` is the revision after which the stream starts, its `versions` is an upper bound;
+//!         entries are in the order in which they were written, by main and sub-revision, not by key;
+//!         an entry contains the length and the bytes of its value, instead of location and checksum
 //! end     03 | entries in all key blocks | checksum over the frames of all blocks before (8 bytes)
 //! ```
 //!
@@ -234,11 +234,11 @@ pub struct TransferHead {
     pub state_hash: Option<u64>,
     /// Leases without their keys. A key is attached to its lease when its versions are loaded.
     pub leases: Leases,
-    /// Alarms.
+    /// All raised alarms.
     pub alarms: Alarms,
-    /// Members.
+    /// Members of the cluster, and the cluster version.
     pub members: Members,
-    /// Users and roles.
+    /// Users, roles, and whether authentication is enabled.
     pub auth: Auth,
 }
 

@@ -11,12 +11,12 @@
 //!
 //! ```text
 //! revision 1,000,000   (0, 1,000,000] 40 MB                                the base
-//! revision 1,100,000   base + (1,000,000, 1,100,000] 4 MB                  only what is new is written
-//! revision 1,200,000   base + (1,000,000, 1,200,000] 8 MB                  4 MB is no more than what is new: the run is
-//!                                                                          written again with it
+//! revision 1,100,000   base + (1,000,000, 1,100,000] 4 MB                  only new versions are written
+//! revision 1,200,000   base + (1,000,000, 1,200,000] 8 MB                  the new versions take 4 MB, as much as the last
+//!                                                                          run: it is rewritten together with them
 //! revision 1,300,000   base + (1,000,000, 1,200,000] + (1,200,000, 1,300,000] 4 MB
-//! revision 2,100,000   (0, 2,100,000] 84 MB                                4, 8 and then 40 MB are no more than what is to be
-//!                                                                          written: a new base
+//! revision 2,100,000   (0, 2,100,000] 84 MB                                the runs of 4, 8 and 40 MB are each no larger than
+//!                                                                          what is to be written: a new base is written
 //! ```
 //!
 //! A run is reused only if it starts above the last compaction that removed one of its versions (`from_min`);

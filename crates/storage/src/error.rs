@@ -21,21 +21,21 @@ pub enum DataDirError {
     Files(log::OpenError),
     /// The operating system did not say whether this path exists.
     Lookup {
-        /// The path.
+        /// Path that was looked up.
         path: PathBuf,
         /// Error of the operating system.
         error: io::Error,
     },
     /// Another process holds the lock of the directory.
     Locked {
-        /// The lock file.
+        /// Path of the lock file.
         path: PathBuf,
     },
     /// The directory is a data directory of etcd.
     WrittenByEtcd {
         /// The file or directory that only etcd writes.
         path: PathBuf,
-        /// The data directory.
+        /// Path of the data directory.
         data_dir: PathBuf,
         /// Description of keys of API version 2, if the directory contains any.
         old_store: Option<String>,
@@ -49,11 +49,11 @@ pub enum DataDirError {
     EtcdBeside(Box<EtcdBeside>),
     /// etcd has run again on its old files after this member was taken over.
     EtcdRanAgain {
-        /// The data directory.
+        /// Path of the data directory.
         data_dir: PathBuf,
-        /// The directory of etcd's log.
+        /// Path of the directory of etcd's log.
         wal_dir: PathBuf,
-        /// The directory of Mainstay's log.
+        /// Path of the directory of Mainstay's log.
         log_dir: PathBuf,
     },
     /// The member was exported to a data directory of etcd.
@@ -81,12 +81,12 @@ pub enum DataDirError {
     Removed {
         /// Id of the member.
         member_id: u64,
-        /// The data directory.
+        /// Path of the data directory.
         data_dir: PathBuf,
     },
     /// The options describe another member than the one in the directory.
     OtherMember {
-        /// The directory `<data-dir>/member`.
+        /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
         /// Identity of the member in the directory.
         made_for: Identity,
@@ -95,7 +95,7 @@ pub enum DataDirError {
     },
     /// A file of the checkpoint belongs to another member.
     OtherCheckpoint {
-        /// The file.
+        /// Path of the run.
         path: PathBuf,
         /// Identity of the member that owns the directory.
         identity: Identity,
@@ -125,9 +125,9 @@ pub enum DataDirError {
 pub enum Misplaced {
     /// The log is in another directory.
     Elsewhere {
-        /// The directory of the log.
+        /// Path of the log's directory.
         log_dir: PathBuf,
-        /// The directory that the options name.
+        /// Directory that the options name.
         chosen: PathBuf,
         /// Directory `<data-dir>/member/log`.
         own: PathBuf,
@@ -136,14 +136,14 @@ pub enum Misplaced {
     Missing {
         /// Directory that contained the log.
         log_dir: PathBuf,
-        /// The directory that the options name.
+        /// Directory that the options name.
         chosen: PathBuf,
     },
     /// The data directory notes a directory that contains no log.
     NotThere {
         /// The directory that is noted.
         log_dir: PathBuf,
-        /// The directory `<data-dir>/member`.
+        /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
     },
     /// The log, or a copy of it, is in another directory, and its end is not recorded, because the member was
@@ -151,14 +151,14 @@ pub enum Misplaced {
     MovedInUse {
         /// Directory that contained the log.
         log_dir: PathBuf,
-        /// The directory that the options name.
+        /// Directory that the options name.
         chosen: PathBuf,
     },
     /// The directory contains a log, but the data directory contains no data of its member.
     OfAnother {
-        /// The directory of the log.
+        /// Path of the log's directory.
         log_dir: PathBuf,
-        /// The directory `<data-dir>/member`.
+        /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
     },
     /// The directory contains files that do not belong to a log.
@@ -172,7 +172,7 @@ pub enum Misplaced {
     Overlaps {
         /// Directory that the options name.
         chosen: PathBuf,
-        /// The directory `<data-dir>/member`.
+        /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
     },
 }
@@ -182,26 +182,26 @@ pub enum Misplaced {
 pub enum Inconsistency {
     /// The log is missing, but other files of the member exist.
     LogMissing {
-        /// The directory of the log.
+        /// Path of the log's directory.
         log_dir: PathBuf,
     },
     /// The checkpoint cannot be used, and the log does not contain every entry since the first.
     LogNotWhole {
         /// Error of the checkpoint.
         checkpoint: DataDirError,
-        /// The entries that the log lacks.
+        /// Entries that are missing in the log.
         lacking: Lacking,
     },
     /// The checkpoint is missing, and the log does not contain every entry since the first.
     NoCheckpoint {
-        /// The directory `<data-dir>/member`.
+        /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
-        /// The entries that the log lacks.
+        /// Entries that are missing in the log.
         lacking: Lacking,
     },
     /// The state of the checkpoint has another applied index than its manifest states.
     CheckpointIndex {
-        /// The directory `<data-dir>/member`.
+        /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
         /// Index that the manifest states.
         stated: Index,
@@ -210,7 +210,7 @@ pub enum Inconsistency {
     },
     /// The log ends before entries that are in the checkpoint.
     LogEndsEarly {
-        /// The directory of the log.
+        /// Path of the log's directory.
         log_dir: PathBuf,
         /// Index of the last entry in the log.
         last: Index,
@@ -226,26 +226,26 @@ pub enum Inconsistency {
     },
     /// Raft refuses the combination of log and checkpoint.
     Raft {
-        /// The directory `<data-dir>/member`.
+        /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
         /// Error of raft.
         refused: consensus::Refused,
     },
     /// The manifest names a file that cannot be a run of the checkpoint.
     UnknownRun {
-        /// The name of the file.
+        /// Name of the file.
         name: String,
     },
     /// The runs of the checkpoint have content that this program never writes.
     Checkpoint {
         /// The directory of the checkpoint.
         dir: PathBuf,
-        /// The cause.
+        /// Error of restoring the runs.
         error: RestoreError<log::OpenError>,
     },
     /// An entry of the type membership change does not decode as one.
     NotAChange {
-        /// The index of the entry.
+        /// Log index of the entry.
         index: Index,
         /// Decoding error.
         error: prost::DecodeError,

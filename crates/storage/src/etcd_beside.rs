@@ -12,7 +12,7 @@
 //! ```text
 //! <data-dir>/THIS-IS-DATA-OF-MAINSTAY.…      text
 //! <data-dir>/member/snap                     the same text
-//! <data-dir>/member/snap.left-by-etcd-<n>    a directory that was there before, and in which nothing is
+//! <data-dir>/member/snap.left-by-etcd-<n>    an empty directory that existed at the path `snap` before
 //! ```
 //!
 //! If etcd has created a store anyway, the operator must decide which of the two to keep: a start is refused,

@@ -55,11 +55,11 @@ pub struct RestoredHead {
     /// Id, TTL in seconds, and remaining TTL in seconds of the last lease checkpoint (0 for none) of each
     /// lease.
     pub leases: Vec<GrantedLease>,
-    /// Alarms.
+    /// All raised alarms.
     pub alarms: Vec<AlarmMember>,
-    /// Members.
+    /// Members of the cluster, and the cluster version.
     pub members: Members,
-    /// Users and roles.
+    /// Users, roles, and whether authentication is enabled.
     pub auth: Auth,
     /// True if all members of the cluster are created from this same state: then their rolling hash starts
     /// with a hash of the state. Otherwise the hash is unknown, and is not compared.
@@ -91,7 +91,7 @@ pub enum RestorationError {
     },
     /// A file or directory exists at the path of the new directory.
     Exists {
-        /// The path.
+        /// Path of the existing file or directory.
         path: PathBuf,
     },
     /// The disk is full.

@@ -25,9 +25,9 @@ use crate::log_dir;
 /// ```text
 /// 0   magic        8   "MNSTETC\n"
 /// 8   version      4   1
-/// 12  state        4   0 etcd's files are kept, 1 they are being dropped, 2 they were dropped
+/// 12  state        4   0: etcd's files are kept, 1: they are being dropped, 2: they were dropped
 /// 16  names        4   CRC-32C of the names of the files of etcd's log, see `interchange::Fingerprint`
-/// 20  tail         4   CRC-32C of what is behind the end of etcd's log
+/// 20  tail         4   CRC-32C of the bytes after the end of etcd's log
 /// 24  offset       8   end of etcd's log in its last file
 /// 32  name length  4   of that file, in bytes
 /// 36  name         …

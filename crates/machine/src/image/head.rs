@@ -33,13 +33,13 @@ pub struct Head {
     pub state_hash: Option<u64>,
     /// Number of versions in the index, including those not yet removed by compaction.
     pub(crate) versions: u64,
-    /// Leases.
+    /// All granted leases.
     pub leases: Leases,
-    /// Alarms.
+    /// All raised alarms.
     pub alarms: Alarms,
-    /// Members.
+    /// Members of the cluster, and the cluster version.
     pub members: Members,
-    /// Users and roles.
+    /// Users, roles, and whether authentication is enabled.
     pub auth: Auth,
 }
 

@@ -167,7 +167,7 @@ mod tests {
         let hashed = Some((Index(7), 70));
         let held =
             |revision, compacted_min, compacted_max| Held { revision, compacted_min, compacted_max, hashed };
-        // Nothing was ever compacted.
+        // Neither state was ever compacted.
         assert!(head(Revision(100), Revision(-1), Revision(0)).can_follow(&held(
             Revision(0),
             Revision(-1),
@@ -186,7 +186,7 @@ mod tests {
             )),
             "it is ahead"
         );
-        // Compacted at 50 here, the last deletion removed is that of 40.
+        // Compacted at 50; the highest removed deletion is at revision 40.
         let now = head(Revision(100), Revision(50), Revision(40));
         assert!(now.can_follow(&held(Revision(40), Revision(-1), Revision(-1))));
         assert!(now.can_follow(&held(Revision(70), Revision(30), Revision(50))));
