@@ -282,7 +282,7 @@ pub fn txn_expense(request: &TxnRequest, current: Revision) -> u64 {
             match &op.request {
                 Some(Request::RequestRange(range)) if range_is_expensive(range, current) => calls += 1,
                 Some(Request::RequestRange(range)) if !range.range_end.is_empty() => {
-                    // Counting keys is cheap, whatever the limit.
+                    // A range that only counts is cheap even with a large limit.
                     keys += u64::try_from(range.limit.clamp(1, FEW_KEYS)).unwrap_or(1);
                 }
                 Some(Request::RequestDeleteRange(delete)) if !delete.range_end.is_empty() => calls += 1,

@@ -366,7 +366,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// Same as [`Machine::apply_for`].
+    /// Returns the same errors as [`Machine::apply_for`].
     pub fn apply(
         &mut self,
         command: Command<'_>,
@@ -409,7 +409,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// Same as [`Machine::apply_for`].
+    /// Returns the same errors as [`Machine::apply_for`].
     pub fn begin(
         &mut self,
         command: Command<'_>,

@@ -120,7 +120,7 @@ pub fn select<'a>(
 ///
 /// # Errors
 ///
-/// Same as [`select`].
+/// Returns the same errors as [`select`].
 pub fn select_counted<'a>(
     snapshot: &Snapshot<'a>,
     request: &RangeRequest,

@@ -158,7 +158,7 @@ pub const ELEMENT_BYTES: usize = 2 * {
 
 /// Decodes a client's transaction, unless it has more than `elements_max` comparisons and operations in all
 /// branches. They are counted before memory is allocated: an element takes as little as two bytes on the wire
-/// and up to [`ELEMENT_BYTES`] in memory. Returns also the number of elements.
+/// and up to [`ELEMENT_BYTES`] in memory. Also returns the number of elements.
 ///
 /// # Errors
 ///

@@ -231,7 +231,7 @@ impl Machine {
     /// Returns the keys that the user who renews a lease must be allowed to write. Also valid during a partly
     /// applied entry: the result contains the keys that are attached now and those that the rest of the entry
     /// may attach. After the entry the lease has no other keys, so a user who may write these may renew the
-    /// lease then. Returns also the number of puts of the entry that were visited.
+    /// lease then. Also returns the number of puts of the entry that were visited.
     pub fn keys_to_renew(&self, id: LeaseId) -> (SharedMap<Bytes, ()>, u64) {
         let mut keys = self.leases.get(id).map(|lease| lease.keys.clone()).unwrap_or_default();
         let mut puts = 0;

@@ -107,7 +107,7 @@ impl Past {
     ///
     /// # Errors
     ///
-    /// Same as [`Past::walk`], or a value cannot be read.
+    /// Returns the same errors as [`Past::walk`], or an error if a value cannot be read.
     pub fn select<'a>(&self, snapshot: &Snapshot<'a>, values: &dyn Values) -> Result<Selection<'a>, Failure> {
         let request = &self.request;
         let mut versions: Vec<Version<'a>> = self.walk(snapshot, None)?.collect();

@@ -126,13 +126,13 @@ pub struct Range<'a> {
 
 #[derive(Clone, Copy)]
 enum Mode {
-    /// At the current revision: the number of remaining live keys. The newest version of each key is the
-    /// result.
+    /// Reads at the current revision, where the newest version of each key is the result. The number is that
+    /// of the remaining live keys.
     Current(u64),
-    /// At an older revision: each key's history is searched, until the two cursors meet.
+    /// Reads at this older revision: each key's history is searched, until the two cursors meet.
     Historic(Revision),
-    /// Before this change; each key's history is searched, until the cursors meet. The revision is the
-    /// compact revision.
+    /// Reads the state before this change: each key's history is searched, until the two cursors meet. The
+    /// second field is the compact revision.
     Before(ChangeId, Revision),
     Done,
 }

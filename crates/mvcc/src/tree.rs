@@ -321,7 +321,7 @@ unsafe fn split_inner<K: Order>(parent: *mut Inner<K>, at: usize, fences: Fences
 /// insertions in random order, instead of two thirds, and fuller after ascending insertions in many places.
 ///
 /// # Safety
-/// Same as for `split_inner`; `fences` are those of the parent.
+/// The requirements of `split_inner`; `fences` are those of the parent.
 unsafe fn spill<K: Order>(
     parent: *mut Inner<K>,
     at: usize,
@@ -395,7 +395,7 @@ unsafe fn even_out_leaves<K: Order>(
 /// `append` is true, that is, if `query` is after all entries.
 ///
 /// # Safety
-/// Same as for `split_inner`.
+/// The requirements of `split_inner`.
 unsafe fn split_leaf<K: Order>(
     parent: *mut Inner<K>,
     at: usize,

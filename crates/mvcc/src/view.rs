@@ -326,7 +326,7 @@ impl<'a> Snapshot<'a> {
 pub struct Changes<'a> {
     cursor: Cursor<'a, ByRevision>,
     through: Revision,
-    /// Compact revision: versions that a compaction there removes are skipped even while they still exist.
+    /// Compact revision. Versions that a compaction at this revision removes are skipped even while they exist.
     compacted: Revision,
 }
 
@@ -442,7 +442,8 @@ impl View {
     }
 
     /// Returns the compact revision up to which versions have been physically removed: a compaction at this
-    /// revision removes all removed versions. It is not above the compact revision.
+    /// revision would remove every version that has been removed so far. The result is never above the compact
+    /// revision of the store.
     pub fn removed_through(&self) -> Revision {
         self.removed.through
     }

@@ -165,8 +165,8 @@ impl Computing {
         Computing { job, walk: None, hash: KvHash::default() }
     }
 
-    /// Continues for one slice. Returns true if the hash is computed and was sent to the waiting calls, or if
-    /// the state was removed because it took too long, and no hash will be sent.
+    /// Computes one slice. Returns true if the computation has ended: either the hash was sent to the waiting
+    /// calls, or the state was removed before the hash was complete, and no hash will be sent.
     pub fn step(&mut self) -> bool {
         let Computing { job, walk, hash } = self;
         let Ok(slice) = job.state.slice() else { return true };

@@ -56,9 +56,9 @@ To go back to etcd: stop the member, make a directory for etcd of this one, and 
 pub enum KeptOut {
     /// The directory contains etcd's files of a member that was taken over, which have their own guards.
     TakenOver,
-    /// The protective file exists.
+    /// The file that keeps etcd from starting exists.
     Guarded,
-    /// The protective file exists, and an empty directory of etcd was moved to this path.
+    /// The file that keeps etcd from starting exists, and an empty directory of etcd was moved to this path.
     Moved(PathBuf),
 }
 
@@ -336,11 +336,11 @@ pub struct EtcdBeside {
 /// Content of a store that etcd has created.
 #[derive(Debug)]
 pub enum Holds {
-    /// No client has written to it.
+    /// No client has written to etcd's store.
     Nothing,
-    /// Clients have written to it.
+    /// Clients have written to etcd's store.
     Something,
-    /// The store cannot be read.
+    /// etcd's store cannot be read, for this reason.
     Unreadable(String),
 }
 

@@ -404,8 +404,8 @@ impl EtcdDatabase {
         Ok(())
     }
 
-    /// Returns the visited version if it belongs in the database. A deletion that a compaction made
-    /// unreadable may still exist, and does not.
+    /// Returns the visited version if it belongs in the database. A deletion that a compaction made unreadable
+    /// may still exist in the index, but does not belong in the database.
     fn wants<'a>(&self, looked: Looked<'a>) -> Option<Version<'a>> {
         looked.version.filter(|version| !version.is_tombstone() || version.main() >= self.compact_revision)
     }
@@ -482,6 +482,7 @@ impl<W: Write> Writing<W> {
     /// counts some bytes. Returns true if all are written.
     ///
     /// # Errors
+    ///
     /// Returns an error if a value cannot be read, the state was compacted during the pass, or the output
     /// fails.
     pub fn step(

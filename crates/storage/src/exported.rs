@@ -45,6 +45,7 @@ pub fn mark(disk: &dyn Disk, member_dir: &Path, to: &Path) -> Result<(), OpenErr
 /// file of a failed [`mark`]. Either may be missing.
 ///
 /// # Errors
+///
 /// Returns an error if the operating system refuses an operation.
 pub fn unmark(disk: &dyn Disk, member_dir: &Path) -> Result<(), OpenError> {
     let path = member_dir.join(MARK_NAME);

@@ -63,7 +63,7 @@ pub struct Note {
 
 impl Note {
     /// Opens the file in this directory, and creates it if it is missing and the disk has space for it.
-    /// Returns also the recorded cause.
+    /// Also returns the recorded cause.
     pub fn open(disk: &Arc<dyn Disk>, member_dir: &Path) -> (Note, Cause) {
         let note = Note { disk: Arc::clone(disk), path: member_dir.join(FILE_NAME) };
         let cause = note.read();

@@ -257,7 +257,7 @@ impl Restoration {
     ///
     /// # Errors
     ///
-    /// Same as [`Restoration::begin`].
+    /// Returns the same errors as [`Restoration::begin`].
     pub fn begin_apart(
         disk: &Arc<dyn Disk>,
         data_dir: &Path,
@@ -275,7 +275,7 @@ impl Restoration {
     ///
     /// # Errors
     ///
-    /// Same as [`Restoration::begin`].
+    /// Returns the same errors as [`Restoration::begin`].
     pub fn begin_sized(
         disk: &Arc<dyn Disk>,
         data_dir: &Path,
@@ -466,7 +466,7 @@ impl Restoration {
     ///
     /// # Errors
     ///
-    /// Same as [`Restoration::follow`].
+    /// Returns the same errors as [`Restoration::follow`].
     pub fn follow_on(
         &mut self,
         machine: &mut Machine,

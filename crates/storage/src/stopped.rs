@@ -60,7 +60,7 @@ impl Stopped {
     ///
     /// # Errors
     ///
-    /// Same as [`Stopped::open`].
+    /// Returns the same errors as [`Stopped::open`].
     pub fn open_with(
         disk: &Arc<dyn Disk>,
         data_dir: &Path,

@@ -139,7 +139,7 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// Same as [`Gate::read`].
+    /// Returns the same errors as [`Gate::read`].
     pub fn write(&self, key: &[u8], range_end: &[u8]) -> Result<(), Status> {
         match self.limits()? {
             Some(rights) if !rights.write().covers(key, range_end) => Err(error::PERMISSION_DENIED),
@@ -152,7 +152,7 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// Same as [`Gate::read`].
+    /// Returns the same errors as [`Gate::read`].
     pub fn put(&self, put: &PutRequest, leases: &Leases) -> Result<(), Status> {
         self.put_with(put, leases, &mut BTreeSet::new())
     }
@@ -182,7 +182,7 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// Same as [`Gate::read`].
+    /// Returns the same errors as [`Gate::read`].
     pub fn delete_range(&self, delete: &DeleteRangeRequest) -> Result<(), Status> {
         self.write(&delete.key, &delete.range_end)?;
         if delete.prev_kv { self.read(&delete.key, &delete.range_end) } else { Ok(()) }
@@ -193,7 +193,7 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// Same as [`Gate::read`].
+    /// Returns the same errors as [`Gate::read`].
     pub fn txn(&self, txn: &TxnRequest, leases: &Leases) -> Result<(), Status> {
         if self.is_open() {
             return Ok(());
@@ -240,7 +240,7 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// Same as [`Gate::read`].
+    /// Returns the same errors as [`Gate::read`].
     pub fn write_all(&self, keys: &LeaseKeys) -> Result<(), Status> {
         self.all(keys, Rights::write)
     }
@@ -249,7 +249,7 @@ impl Gate {
     ///
     /// # Errors
     ///
-    /// Same as [`Gate::read`].
+    /// Returns the same errors as [`Gate::read`].
     pub fn read_all(&self, keys: &LeaseKeys) -> Result<(), Status> {
         self.all(keys, Rights::read)
     }
@@ -333,7 +333,7 @@ impl<'k, L: Iterator<Item = &'k LeaseKeys>> LeaseRights<'k, L> {
     ///
     /// # Errors
     ///
-    /// Same as [`Gate::read`]. As in etcd, root may at any auth revision, and any caller may if the leases
+    /// Returns the same errors as [`Gate::read`]. As in etcd, root may at any auth revision, and any caller may if the leases
     /// have no keys.
     pub fn step(&mut self, gate: &Gate, work_max: usize) -> Result<Option<usize>, Status> {
         let mut left = work_max;

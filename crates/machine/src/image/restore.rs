@@ -70,7 +70,7 @@ where
 ///
 /// # Errors
 ///
-/// Same as [`restore`]; here only errors in the heads of the runs.
+/// Returns the same errors as [`restore`]; here only errors in the heads of the runs.
 pub fn begin<I, B, E>(runs: Vec<I>) -> Result<(Reading<I, B>, Building), RestoreError<E>>
 where
     I: Iterator<Item = Result<B, E>>,
