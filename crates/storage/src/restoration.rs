@@ -546,7 +546,7 @@ impl Restoration {
         drop(log);
         let failed = |error| RestorationError::Io { doing: "sync", path: log_dir.clone(), error };
         for name in disk.list(&log_dir).map_err(failed)? {
-            // Syncs only files: a directory under construction may contain its own mark.
+            // All plain files are synced: those of the log, and the mark of a directory under construction.
             disk.open(&log_dir.join(name)).and_then(|file| file.sync_all()).map_err(failed)?;
         }
         disk.sync_dir(&log_dir).map_err(failed)?;
