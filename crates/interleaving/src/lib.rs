@@ -1,14 +1,15 @@
-//! What threads share, run in every order that the memory model allows.
+//! Code that threads share, run in every order that the memory model allows.
 //!
-//! What it is: the files of the product that threads meet in, compiled a second time with the types of `loom` in
-//! place of the standard library's (that is what their `crate::sync` is here), and small programs over them, which
-//! `tests/it` runs in every interleaving with up to a few preemptions.
+//! The crate compiles the product's files with shared state a second time, with the types of `loom` in place
+//! of the standard library's (`crate::sync` of this crate exports them). It contains small programs over
+//! these files, which `tests/it` runs in every interleaving with a small number of preemptions.
 //!
-//! What it does not know: everything else. A file can be taken in if all it needs from outside is `crate::sync`.
+//! The crate does not depend on the rest of the product. A file can be included if its only outside
+//! dependency is `crate::sync`.
 //!
-//! What `loom` cannot show: it has no time, so that a sleep here is without end (which is what shows a lost wake-up),
-//! and it treats sequentially consistent loads and stores as acquiring and releasing, so that what relies on their
-//! order needs a fence.
+//! Limits of `loom`: it has no time, so a sleep here never ends by itself, which reveals a lost wake-up. And
+//! it treats sequentially consistent loads and stores as acquire and release, so that code that relies on
+//! their order needs a fence.
 
 #![allow(dead_code, reason = "each file is taken whole, and only what threads meet in is used")]
 

@@ -1,4 +1,4 @@
-//! The inbox of a thread that sleeps, and the outbox of a loop that is woken.
+//! Programs for the inbox of a thread that sleeps, and the outbox of a loop that is woken.
 
 use std::task::Wake;
 use std::time::Duration;
@@ -8,10 +8,11 @@ use loom::thread;
 use crate::inbox::{Inbox, Outbox};
 use crate::sync::{Arc, AtomicBool, Ordering};
 
-/// Without end: what is not woken by a sender is never woken.
+/// Never ends: a receiver that no sender wakes sleeps forever.
 const PATIENCE: Duration = Duration::MAX;
 
-/// Two senders and a receiver that sleeps between: nothing is lost, and nobody sleeps on with something waiting.
+/// Two senders and a receiver that sleeps in between: no message is lost, and the receiver does not sleep
+/// while a message waits.
 pub fn every_send_is_received() {
     let inbox = Arc::new(Inbox::<u8>::default());
     inbox.receive_here();
@@ -33,7 +34,7 @@ pub fn every_send_is_received() {
     }
 }
 
-/// A receiver that wants two things at once is woken by the second, or by one that is urgent.
+/// A receiver that wants two messages at once is woken by the second one, or by an urgent one.
 pub fn who_wants_two_is_woken_by_the_second() {
     let inbox = Arc::new(Inbox::default());
     inbox.receive_here();
@@ -53,7 +54,7 @@ pub fn who_wants_two_is_woken_by_the_second() {
     }
 }
 
-/// A receiver that wants more than will ever come does not sleep on with one that is urgent, whenever that came.
+/// A receiver that wants more messages than are ever sent is woken by an urgent one, whenever that is sent.
 pub fn who_waits_for_more_is_woken_by_what_is_urgent() {
     let inbox = Arc::new(Inbox::default());
     inbox.receive_here();
@@ -72,7 +73,7 @@ pub fn who_waits_for_more_is_woken_by_what_is_urgent() {
     sender.join().expect("sends");
 }
 
-/// What is put into an inbox that closes meanwhile is received or dropped, and nothing stays in it.
+/// A message that is sent to an inbox while it closes is received or dropped, and does not stay in the inbox.
 pub fn nothing_stays_in_a_closed_inbox() {
     let inbox = Arc::new(Inbox::<Arc<()>>::default());
     let alive = Arc::new(());
@@ -85,12 +86,12 @@ pub fn nothing_stays_in_a_closed_inbox() {
     assert_eq!(Arc::strong_count(&alive), 1);
 }
 
-/// A loop's task: whether it was woken.
+/// The task of a loop, which records whether it was woken.
 struct Task {
     woken: AtomicBool,
 }
 
-/// What the standard library's waker needs to hold; the flag inside is the model's.
+/// A waker of the standard library; the flag in its task is a type of the model.
 struct Bell(Arc<Task>);
 
 impl Wake for Bell {
@@ -99,7 +100,7 @@ impl Wake for Bell {
     }
 }
 
-/// A loop polls its outbox while the core sends: it has the message, or it was woken since it looked.
+/// A loop polls its outbox while the core sends: it gets the message, or it is woken after the poll.
 pub fn a_loop_that_found_nothing_is_woken() {
     let outbox = Arc::new(Outbox::default());
     let task = Arc::new(Task { woken: AtomicBool::new(false) });

@@ -1,4 +1,4 @@
-//! A writer that takes things out and frees them, and readers whose views may still see them.
+//! Programs for a writer that retires and frees objects, and readers whose views may still see them.
 
 use loom::cell::UnsafeCell;
 use loom::thread;
@@ -6,7 +6,8 @@ use loom::thread;
 use crate::epochs::{Epochs, Garbage};
 use crate::sync::Arc;
 
-/// Something a view may see. Freeing writes to it, so that the model finds a thread that reads it then.
+/// An object that a view may see. Freeing writes to it, so that the model detects a thread that reads it at
+/// the same time.
 #[derive(Clone, Copy)]
 struct Record(&'static UnsafeCell<u64>);
 
@@ -14,12 +15,12 @@ const FREED: u64 = u64::MAX;
 
 impl Record {
     fn new(value: u64) -> Record {
-        // The model runs each order anew; what is left over is small.
+        // The model runs the program once per order; the leaked memory is small.
         Record(Box::leak(Box::new(UnsafeCell::new(value))))
     }
 
     fn read(self) -> u64 {
-        // SAFETY: the model checks that nobody writes meanwhile.
+        // SAFETY: the model checks that no thread writes at the same time.
         self.0.with(|value| unsafe { *value })
     }
 }
@@ -28,7 +29,7 @@ impl Garbage for Record {
     type Ledger = ();
 
     unsafe fn free(self, (): &()) {
-        // SAFETY: the model checks that nobody reads or writes meanwhile.
+        // SAFETY: the model checks that no thread reads or writes at the same time.
         self.0.with_mut(|value| unsafe {
             assert_ne!(*value, FREED, "freed twice");
             *value = FREED;
@@ -36,10 +37,11 @@ impl Garbage for Record {
     }
 }
 
-// SAFETY: it is a reference to a cell whose every access the model checks.
+// SAFETY: a record is a reference to a cell whose every access the model checks.
 unsafe impl Send for Record {}
 
-/// A reader holds the first view while the writer retires what it sees, publishes again and again, and frees.
+/// A reader holds the first view while the writer retires an object that it sees, publishes repeatedly, and
+/// frees.
 pub fn what_a_view_sees_is_not_freed() {
     let record = Record::new(7);
     let mut epochs = Epochs::new(());
@@ -54,13 +56,13 @@ pub fn what_a_view_sees_is_not_freed() {
     let left = epochs.reclaim(10);
     assert_eq!(left, 0);
     reader.join().expect("reads");
-    // Nobody is left: now it goes, if it has not.
+    // No view is left, so the object can be freed now at the latest.
     epochs.reclaim(10);
     assert_eq!(epochs.pending(), 0);
     assert_eq!(record.read(), FREED);
 }
 
-/// Two readers with views of different moments, each let go on its own thread; a third thing nobody sees.
+/// Two readers with views of different moments, each dropped on its own thread; no view sees later garbage.
 pub fn the_oldest_view_decides() {
     let (old, new) = (Record::new(1), Record::new(2));
     let mut epochs = Epochs::new(());
@@ -84,7 +86,7 @@ pub fn the_oldest_view_decides() {
     assert_eq!((epochs.pending(), old.read(), new.read()), (0, FREED, FREED));
 }
 
-/// A view that is cloned to another thread and let go by both in any order.
+/// A view that two threads share and drop in any order.
 pub fn a_shared_view_holds_until_both_let_go() {
     let record = Record::new(5);
     let mut epochs = Epochs::new(());

@@ -1,4 +1,4 @@
-//! Work that its owner lends while it sleeps.
+//! Programs for work that its owner lends to other threads while the owner sleeps.
 
 use std::time::Duration;
 
@@ -8,29 +8,29 @@ use crate::inbox::Inbox;
 use crate::seat::{Seat, Work};
 use crate::sync::Arc;
 
-/// Time after which a timer of [`Adding`] is due.
+/// Time after which a timer of [`Adding`] expires.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Adds up what comes, until that is all: then the work has ended. Each number comes back once, as the core's log tells it of what it
-/// wrote, and counts then.
+/// Adds up the numbers that arrive until their sum is `all`; then the work has ended. Each number counts only
+/// after it was sent back once, as the core's log reports written entries back to the core.
 struct Adding {
     inbox: Arc<Inbox<Number>>,
     sum: u8,
     all: u8,
     has_ended: bool,
-    /// Turns after which it is no longer for others.
+    /// Number of turns after which the work is no longer lent to other threads.
     lent_for: u8,
     timer: Timer,
 }
 
-/// Something that is due by itself.
+/// Timer of the work.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Timer {
-    /// There is nothing.
+    /// The work has no timer.
     None,
-    /// It is set by the first number that comes.
+    /// The first number that arrives sets the timer.
     Unset,
-    /// The work ends only once its owner has woken for it.
+    /// The timer is set; the work ends only after its owner has woken for it.
     Set,
 }
 
@@ -66,7 +66,8 @@ impl Work for Adding {
         self.has_ended.then_some(self.sum)
     }
 
-    /// Without a timer nothing is due by itself: a sleeper that no thread wakes sleeps for ever, which the model finds.
+    /// Without a timer the owner sleeps without limit: if no thread wakes it, it sleeps forever, which the
+    /// model detects.
     fn before_sleep(&mut self) -> (Duration, usize) {
         (if self.timer == Timer::Set { SOON } else { Duration::MAX }, 1)
     }
@@ -83,7 +84,7 @@ fn own(seat: &Seat<Adding>, inbox: &Arc<Inbox<Number>>, all: u8, lent_for: u8, t
     let sum = loop {
         let (patience, wanted) = adding.before_sleep();
         if patience == SOON {
-            // There is no time here: it has passed.
+            // The model has no time: the timer counts as expired.
             adding.timer = Timer::None;
         } else if let Some(sum) = adding.sleep(inbox, patience, wanted) {
             break sum;
@@ -96,7 +97,7 @@ fn own(seat: &Seat<Adding>, inbox: &Arc<Inbox<Number>>, all: u8, lent_for: u8, t
     assert_eq!((sum, adding.leave().sum), (all, all));
 }
 
-/// Puts a number in, and does turns for it until it is done, if the owner sleeps and lends.
+/// Sends a number. If the owner sleeps and lends its work, does turns until the number is processed.
 fn borrow(seat: &Seat<Adding>, inbox: &Inbox<Number>, number: u8, is_done: bool) {
     if inbox.put_all(&mut vec![Number::New(number)], true) {
         if seat.is_lent() {
@@ -122,17 +123,18 @@ fn with_a_borrower_and_a_sender(lent_for: u8, is_done: bool, timer: Timer) {
     sender.join().expect("sends");
 }
 
-/// A thread that borrows, and one that only sends: all is added up, by whomever, and the owner hears of the end.
+/// One thread borrows the work, another one only sends: all numbers are added up, by either thread, and the
+/// owner learns that the work has ended.
 pub fn what_comes_while_the_work_is_lent_is_done() {
     with_a_borrower_and_a_sender(u8::MAX, false, Timer::None);
 }
 
-/// A borrower that has what it wanted after its first turn: the rest is done by the owner, who is woken for it.
+/// A borrower stops after its first turn: the owner is woken and does the rest.
 pub fn what_a_borrower_leaves_is_done_by_the_owner() {
     with_a_borrower_and_a_sender(u8::MAX, true, Timer::None);
 }
 
-/// In a turn of a borrower something becomes due that the owner, who sleeps, does not know of: the owner is woken.
+/// A turn of a borrower sets a timer while the owner sleeps: the owner is woken.
 pub fn what_becomes_due_in_a_borrowed_turn_wakes_the_owner() {
     with_a_borrower_and_a_sender(u8::MAX, false, Timer::Unset);
 }
@@ -142,7 +144,7 @@ pub fn what_is_no_longer_lent_is_done_by_its_owner() {
     with_a_borrower_and_a_sender(1, false, Timer::None);
 }
 
-/// Two threads that borrow: only one works at a time, and nothing is left over.
+/// Two threads borrow the work: only one works at a time, and no number is left over.
 pub fn two_that_borrow_leave_nothing() {
     let (seat, inbox) = (Arc::new(Seat::default()), Arc::new(Inbox::default()));
     let borrowers: Vec<_> = [1_u8, 2]

@@ -1,4 +1,4 @@
-//! The modelled types, under the names that the files taken in use.
+//! The types of the model, with the names that the included files use.
 
 use std::time::Duration;
 
@@ -6,7 +6,8 @@ use loom::sync::Notify;
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering, fence};
 pub(crate) use loom::sync::{Arc, Mutex, MutexGuard};
 
-/// A thread that can be woken. `loom` has its own, whose wake-up may also end a `join`; this one only ends a sleep.
+/// A thread that can be woken. A wake-up of `loom`'s own thread type may also end a `join`; this one only
+/// ends a sleep.
 #[derive(Clone)]
 pub(crate) struct Thread(Arc<Notify>);
 
@@ -14,7 +15,7 @@ loom::thread_local! {
     static SLEEP: Arc<Notify> = Arc::new(Notify::new());
 }
 
-/// The calling thread.
+/// Returns the calling thread.
 pub(crate) fn current() -> Thread {
     Thread(SLEEP.with(Arc::clone))
 }
@@ -25,7 +26,7 @@ impl Thread {
     }
 }
 
-/// There is no time: a thread that is not woken sleeps for ever, and the model says so.
+/// Sleeps. The model has no time: a thread that is not woken sleeps forever, and the model reports it.
 pub(crate) fn park_timeout(_: Duration) {
     let Thread(sleep) = current();
     sleep.wait();

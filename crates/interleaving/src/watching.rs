@@ -1,4 +1,4 @@
-//! Watches that begin while the core publishes, and the removal that waits for all of them.
+//! Programs for watches that start while the core publishes, and for removal that waits for all watches.
 
 use loom::thread;
 use numbers::Revision;
@@ -6,10 +6,12 @@ use numbers::Revision;
 use crate::attendance::Attendance;
 use crate::sync::{Arc, AtomicI64, Ordering};
 
-/// The newest state: its revision. The product's has more to it, and is published just as.
+/// The newest state, represented by its revision. The product's state contains more, and is published in the
+/// same way.
 struct State(AtomicI64);
 
-/// A watch is counted and then looks; the core publishes and then looks for watches: one sees the other.
+/// A watch is counted before it reads the state, and the core publishes before it counts watches: at least
+/// one sees the other.
 pub fn a_watch_sees_what_was_published_or_is_woken() {
     let attendance = Arc::new(Attendance::new(1));
     let state = Arc::new(State(AtomicI64::new(1)));
@@ -26,7 +28,7 @@ pub fn a_watch_sees_what_was_published_or_is_woken() {
     assert!(woken || seen == 2, "the watch never hears of revision 2");
 }
 
-/// The core removes what all watches were told of: never while one that counts has not been.
+/// The core removes only versions that all watches have seen: never while a counted watch has not seen them.
 pub fn nothing_is_removed_before_all_were_told() {
     let attendance = Arc::new(Attendance::new(1));
     attendance.watch_begins(0);

@@ -1,10 +1,10 @@
-//! Alarms: what makes the cluster refuse writes until an operator has looked.
+//! Alarms: conditions under which the cluster refuses writes until an operator acts.
 
 use std::collections::BTreeSet;
 
 use crate::codec::{Input, Malformed, put_i64, put_u64};
 
-/// The alarms raised, each by its type and the member that raised it.
+/// The raised alarms, each with its type and the id of the member that raised it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Alarms(BTreeSet<(i32, u64)>);
 
@@ -14,12 +14,13 @@ impl Alarms {
         self.0.iter().any(|(kind, _)| *kind == alarm)
     }
 
-    /// Returns true if this alarm is raised for this very member; 0 is none, but what stands for all.
+    /// Returns true if this alarm is raised for exactly this member. Unlike in [`Alarms::list`], `member` 0
+    /// does not mean all members.
     pub fn is_raised(&self, alarm: i32, member: u64) -> bool {
         self.0.contains(&(alarm, member))
     }
 
-    /// Returns the raised alarms by type and member; `alarm` 0 and `member` 0 stand for all.
+    /// Returns the raised alarms sorted by type and member; `alarm` 0 and `member` 0 mean all.
     pub fn list(&self, alarm: i32, member: u64) -> Vec<api::etcdserverpb::AlarmMember> {
         self.0
             .iter()
@@ -28,12 +29,12 @@ impl Alarms {
             .collect()
     }
 
-    /// Alarms that were raised elsewhere.
+    /// Creates the state from alarms that are raised already, such as those of an imported database.
     pub fn raised(alarms: impl IntoIterator<Item = api::etcdserverpb::AlarmMember>) -> Alarms {
         Alarms(alarms.into_iter().map(|one| (one.alarm, one.member_id)).collect())
     }
 
-    /// Says whether it was not raised before.
+    /// Raises an alarm. Returns true if it was not raised before.
     pub(crate) fn raise(&mut self, alarm: i32, member: u64) -> bool {
         self.0.insert((alarm, member))
     }

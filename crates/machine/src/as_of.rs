@@ -1,17 +1,18 @@
-//! Reading the state of one moment for a long time without holding a view of it.
+//! Reads the state at one moment for a long time without holding a view of it.
 //!
-//! While a view is held, every path of the index that later writes replace stays in memory for it: some kilobytes for
-//! each put. So a reader that takes long (a client that takes a snapshot or a large range piece by piece, a checkpoint, a hash)
-//! holds [`AsOf`]: it reads slice by slice, each from the newest view, as of a moment that stays the same. Versions that
-//! the moment needs must not be physically removed meanwhile; who removes them learns of it from the [`Newest`] that the
-//! reader holds, and may put an end to the reading: it is [`Overtaken`] then.
+//! While a view is held, every path of the index that later writes replace stays in memory: some kilobytes
+//! per put. So a long reader (a client that reads a snapshot or a large range piece by piece, a checkpoint, a
+//! hash) holds [`AsOf`]: it reads slice by slice, each slice from the newest view, but as of a fixed moment.
+//! Versions that the moment needs must not be physically removed in the meantime. The remover learns about
+//! the reader from the [`Newest`] that the reader holds, and may stop the reader; the reader then fails with
+//! [`Overtaken`].
 
 use std::sync::Arc;
 
 use mvcc::{Moment, Snapshot, View};
 use planted::Bug;
 
-/// The error of a reader that has taken too long: the state is no longer there.
+/// Error of a reader that took too long: the state that it reads has been removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overtaken;
 
@@ -23,16 +24,18 @@ impl std::fmt::Display for Overtaken {
 
 impl std::error::Error for Overtaken {}
 
-/// Gives the newest view of a store, and keeps what a reader needs from being removed until it is dropped.
+/// Source of the newest view of a store. Until it is dropped, it keeps the versions that a reader needs from
+/// being removed.
 pub trait Newest: Send + Sync {
-    /// Returns the newest published view; `None` when there will be none any more, or the reader was ended.
+    /// Returns the newest published view; `None` if no more views will be published, or the reader was
+    /// stopped.
     fn view(&self) -> Option<Arc<View>>;
 
-    /// The reader needs no more than this moment does from now on.
+    /// Reports that from now on the reader needs only the versions of this moment.
     fn needs(&self, moment: &Moment);
 }
 
-/// A view that is held: for tests, and for stores that nobody writes.
+/// A view that is held: for tests, and for stores that are not written.
 struct Held(Arc<View>);
 
 impl Newest for Held {
@@ -43,7 +46,7 @@ impl Newest for Held {
     fn needs(&self, _moment: &Moment) {}
 }
 
-/// The state as of one moment, for a reader that takes long.
+/// The state at one moment, for a reader that takes long.
 #[derive(Clone)]
 pub struct AsOf {
     moment: Moment,
@@ -57,31 +60,31 @@ impl std::fmt::Debug for AsOf {
 }
 
 impl From<Arc<View>> for AsOf {
-    /// The state of this view, which is held.
+    /// Reads the state of this view, which is held.
     fn from(view: Arc<View>) -> AsOf {
         AsOf { moment: view.moment(), newest: Arc::new(Held(view)) }
     }
 }
 
 impl AsOf {
-    /// The state as of `moment`, read in the views that `newest` gives.
+    /// Reads the state at `moment` from the views that `newest` returns.
     pub fn new(moment: Moment, newest: Arc<dyn Newest>) -> AsOf {
         AsOf { moment, newest }
     }
 
-    /// The moment.
+    /// Returns the moment that is read.
     pub fn moment(&self) -> &Moment {
         &self.moment
     }
 
-    /// The state as of another moment of which nothing is removed as long as nothing of this one's is: a later one, or one
-    /// of the same compact revision.
+    /// Returns a reader of another moment that is protected from removal by the protection of this one: a
+    /// later moment, or one with the same compact revision.
     #[must_use]
     pub fn at(&self, moment: Moment) -> AsOf {
         AsOf { moment, newest: Arc::clone(&self.newest) }
     }
 
-    /// Gives up tombstones that cannot be read any more, so that they may be removed from now on.
+    /// Stops protecting tombstones that can no longer be read, so that they may be removed from now on.
     #[must_use]
     pub fn of_what_is_readable(self) -> AsOf {
         let moment = self.moment.keeping_readable();
@@ -89,16 +92,16 @@ impl AsOf {
         AsOf { moment, ..self }
     }
 
-    /// Returns true if it was overtaken by another state that took this one's place: nothing of it was compacted.
+    /// Returns true if the whole store was replaced by another state, as opposed to being compacted.
     pub fn is_replaced(&self) -> bool {
         self.newest.view().is_some_and(|view| !view.has_moment(&self.moment))
     }
 
-    /// The newest view, to be read as of the moment. To be dropped soon: it is a view that is held.
+    /// Returns the newest view, read as of the moment. The caller drops it soon, because it holds a view.
     ///
     /// # Errors
     ///
-    /// When something that the moment needs was removed.
+    /// Returns an error if a version that the moment needs was removed.
     pub fn slice(&self) -> Result<Slice, Overtaken> {
         let view = self.newest.view().ok_or(Overtaken)?;
         view.snapshot_at(&self.moment).map_err(|_| Overtaken)?;
@@ -107,14 +110,14 @@ impl AsOf {
     }
 }
 
-/// A piece of a long reading; see [`AsOf::slice`].
+/// One slice of a long read; see [`AsOf::slice`].
 pub struct Slice {
     view: Arc<View>,
     moment: Moment,
 }
 
 impl Slice {
-    /// The state as of the moment.
+    /// Returns the state at the moment.
     pub fn snapshot(&self) -> Snapshot<'_> {
         self.view.snapshot_at(&self.moment).expect("a view that had everything has everything")
     }

@@ -1,18 +1,19 @@
-//! Users, roles and what they may do: replicated state like keys and leases.
+//! Users, roles and their permissions: replicated state like keys and leases.
 //!
-//! [`Auth`] is the state. Entries change it as etcd's do, refusal for refusal, since members that run etcd may apply the
-//! same entries. [`Rights`] are what one user may do, all roles together; [`Gate`] asks them for a request. Passwords are
-//! here as bcrypt hashes that were made before the entry was proposed; whoever checks one does so outside. Tokens are no
-//! state: who holds them is told by [`AuthChange`].
+//! [`Auth`] is the state. Entries change it exactly as in etcd, including refusals, since members that run
+//! etcd may apply the same entries. [`Rights`] is the union of the permissions of one user; [`Gate`] checks a
+//! request against them. Passwords are stored as bcrypt hashes, which are computed before the entry is
+//! proposed; callers check passwords outside of this module. Tokens are not part of the state: [`AuthChange`]
+//! tells the token store about changes.
 //!
-//! The auth revision counts changes. A caller whose token was issued at an older one is refused at apply, so that a write
-//! that was allowed before a change is not done after it:
+//! The auth revision counts changes. A caller whose token was issued at an older auth revision is refused at
+//! apply, so that a write that was allowed before a change is not applied after it:
 //!
 //! ```text
 //! auth revision 7   bob may write [a, b)
-//! 7   bob's put of "ax" is allowed where it is asked for, and proposed with (bob, 7)
-//! 8   an entry takes the permission from bob's role
-//! 8   bob's put is applied: 7 < 8, "revision of auth store is old"; bob's client asks again, and is denied
+//! 7   bob's put of "ax" passes the check at arrival, and is proposed with (bob, 7)
+//! 8   an entry revokes the permission of bob's role
+//! 8   bob's put is applied: 7 < 8, "revision of auth store is old"; bob's client retries, and is denied
 //! ```
 
 mod entries;
@@ -44,37 +45,38 @@ pub use gate::{Caller, Gate, LeaseRights, Right};
 pub use key_ranges::KeyRanges;
 pub use rights::{Rights, RightsCache};
 
-/// The user who must exist for authentication to be enabled, and the role that may do everything.
+/// Name of the user that must exist before authentication can be enabled, and of the role that may do
+/// everything.
 pub const ROOT: &str = "root";
 
-/// The largest auth revision of a state from elsewhere. Changes count from there, one by one: none of them reaches the end of
-/// the number, where the revision would begin again, and tokens of old revisions be honoured.
+/// Largest auth revision of an imported state. Each change adds 1, so the revision cannot reach `u64::MAX`
+/// and overflow; after an overflow tokens of old revisions would be valid again.
 pub const REVISION_MAX: u64 = i64::MAX as u64;
 
-/// What holders of tokens have to know of an entry.
+/// Effect of an entry on issued tokens.
 #[derive(Clone, PartialEq, Eq)]
 pub enum AuthChange {
-    /// Users, roles or permissions are others than before.
+    /// Users, roles or permissions changed.
     Changed,
-    /// The same, and this user's tokens are void: the password changed, or the user is gone.
+    /// A user's password changed, or the user was deleted; the tokens of this user become invalid.
     Forget(Box<str>),
-    /// Authentication is required now.
+    /// Authentication was enabled.
     Enabled,
-    /// Authentication is not required any more, and all tokens are void.
+    /// Authentication was disabled, and all tokens become invalid.
     Disabled,
-    /// This user has authenticated, and a token is theirs on every member that issues simple ones.
+    /// A user has authenticated: every member that issues simple tokens now accepts this token of the user.
     Authenticated {
-        /// The user.
+        /// Name of the user.
         user: Box<str>,
-        /// The first part of the token, drawn by the member that was asked.
+        /// First part of the token, a random text from the member that received the request.
         token_prefix: Box<str>,
-        /// The entry, whose index is the other part.
+        /// Log index of the entry, which is the second part of the token.
         index: Index,
     },
 }
 
 impl fmt::Debug for AuthChange {
-    /// Nothing of a token is told.
+    /// Leaves out the token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             AuthChange::Changed => f.write_str("Changed"),
@@ -90,8 +92,8 @@ impl fmt::Debug for AuthChange {
     }
 }
 
-/// The users and roles, and whether they count. A copy costs a pointer for some 200 of them, and stays as it is when the
-/// original changes.
+/// Users and roles, and whether authentication is enabled. A copy costs one pointer per about 200 users or
+/// roles, and does not change when the original does.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Auth {
     is_enabled: bool,
@@ -101,13 +103,13 @@ pub struct Auth {
 }
 
 impl Default for Auth {
-    /// Nobody, and authentication is not required.
+    /// Returns no users and roles, with authentication disabled.
     fn default() -> Auth {
         Auth { is_enabled: false, revision: 1, users: SharedMap::default(), roles: SharedMap::default() }
     }
 }
 
-/// A copy that does not keep the entry alive which it is a part of.
+/// Copies bytes, so that the copy does not keep the whole entry in memory.
 fn own(bytes: &[u8]) -> Bytes {
     Bytes::copy_from_slice(bytes)
 }
@@ -120,8 +122,9 @@ fn own_permission(permission: &Permission) -> Permission {
     }
 }
 
-/// The hash that a request brings, as bytes. etcd before 3.5 put the password itself into the entry and hashed it at apply,
-/// with a salt of each member's own: that cannot be done alike on all members, and is refused.
+/// Returns the decoded password hash of a request. etcd before 3.5 put the plain password into the entry, and
+/// each member hashed it at apply with its own salt. That would differ between members, so such an entry is
+/// refused.
 fn hashed_password(password: &str, hashed: &str) -> Result<Bytes, Status> {
     if !password.is_empty() && hashed.is_empty() {
         return Err(error::INVALID_AUTH_MGMT);
@@ -131,11 +134,12 @@ fn hashed_password(password: &str, hashed: &str) -> Result<Bytes, Status> {
 }
 
 impl Auth {
-    /// Users, roles and the auth revision as they are elsewhere. `users` and `roles` with the same name replace each other.
+    /// Creates the state from users, roles and an auth revision that come from outside, such as an imported
+    /// database. A later user or role replaces an earlier one with the same name.
     ///
     /// # Panics
     ///
-    /// If the revision is above [`REVISION_MAX`]: who reads one from outside refuses it.
+    /// Panics if the revision is above [`REVISION_MAX`]: callers refuse such a revision when they read it.
     pub fn of(
         is_enabled: bool,
         revision: u64,
@@ -153,51 +157,53 @@ impl Auth {
         auth
     }
 
-    /// Whether requests need a user.
+    /// Returns true if authentication is enabled, so that requests need a user.
     pub fn is_enabled(&self) -> bool {
         self.is_enabled
     }
 
-    /// The auth revision: 1 at first, one more with each change of users or roles, and when authentication is disabled.
+    /// Returns the auth revision: 1 at first. Each change of users or roles adds 1, and so does disabling
+    /// authentication.
     pub fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// The user of this name.
+    /// Returns the user of this name.
     pub fn user(&self, name: &str) -> Option<&User> {
         self.users.get(name.as_bytes()).map(|user| &**user)
     }
 
-    /// All users, by name.
+    /// Returns all users, sorted by name.
     pub fn users(&self) -> impl Iterator<Item = &User> {
         self.users.iter().map(|(_, user)| &**user)
     }
 
-    /// The users behind this name, or all, by name.
+    /// Returns the users after this name, or all users, sorted by name.
     pub fn users_after(&self, name: Option<&[u8]>) -> impl Iterator<Item = &User> {
         self.users.after(name).map(|(_, user)| &**user)
     }
 
-    /// The roles behind this name, or all, by name.
+    /// Returns the roles after this name, or all roles, sorted by name.
     pub fn roles_after(&self, name: Option<&[u8]>) -> impl Iterator<Item = &Role> {
         self.roles.after(name).map(|(_, role)| &**role)
     }
 
-    /// The role of this name.
+    /// Returns the role of this name.
     pub fn role(&self, name: &str) -> Option<&Role> {
         self.roles.get(name.as_bytes()).map(|role| &**role)
     }
 
-    /// All roles, by name.
+    /// Returns all roles, sorted by name.
     pub fn roles(&self) -> impl Iterator<Item = &Role> {
         self.roles.iter().map(|(_, role)| &**role)
     }
 
-    /// What a client is told of this role: of root's that it may do everything, whatever was granted to it.
+    /// Returns the permissions of this role as shown to a client. The role root has access to all keys,
+    /// whatever was granted to it.
     ///
     /// # Errors
     ///
-    /// When there is no such role.
+    /// Returns an error if no role has this name.
     pub fn permissions(&self, role: &str) -> Result<Vec<Permission>, Status> {
         let role = self.role(role).ok_or(error::ROLE_NOT_FOUND)?;
         if role.name == ROOT.as_bytes() {
@@ -211,16 +217,16 @@ impl Auth {
         Ok(role.key_permission.clone())
     }
 
-    /// Whether this user exists and has this role.
+    /// Returns true if this user exists and has this role.
     pub fn has_role(&self, user: &str, role: &str) -> bool {
         self.user(user).is_some_and(|user| user.roles.iter().any(|granted| granted == role))
     }
 
-    /// Whether a password may be tried for this user at all.
+    /// Returns the hash of this user's password, to check a password against.
     ///
     /// # Errors
     ///
-    /// Those of etcd: authentication is not enabled, there is no such user, or it has no password.
+    /// Returns etcd's error if authentication is not enabled, the user does not exist, or it has no password.
     pub fn password_hash(&self, user: &str) -> Result<&Bytes, Status> {
         if !self.is_enabled {
             return Err(error::AUTH_NOT_ENABLED);
@@ -232,7 +238,7 @@ impl Auth {
         Ok(&user.password)
     }
 
-    /// Words that tell users and roles from others; none if there never were any.
+    /// Returns words that differ if users or roles differ; empty if no users or roles were ever created.
     pub fn digest(&self) -> Vec<u64> {
         if *self == Auth::default() {
             return Vec::new();
@@ -251,17 +257,17 @@ impl Auth {
         self.roles.insert(role.name.clone(), Arc::new(role));
     }
 
-    /// The user of this name, to be changed.
+    /// Returns a mutable reference to the user of this name.
     fn user_mut(&mut self, name: &str) -> Result<&mut User, Status> {
         self.users.get_mut(name.as_bytes()).map(Arc::make_mut).ok_or(error::USER_NOT_FOUND)
     }
 
-    /// The role of this name, to be changed.
+    /// Returns a mutable reference to the role of this name.
     fn role_mut(&mut self, name: &str) -> Result<&mut Role, Status> {
         self.roles.get_mut(name.as_bytes()).map(Arc::make_mut).ok_or(error::ROLE_NOT_FOUND)
     }
 
-    /// Requires a user of every request from now on; `None` if it was so already. The auth revision stays.
+    /// Enables authentication. Returns `None` if it was enabled already. The auth revision does not change.
     pub(crate) fn enable(&mut self) -> Result<Option<AuthChange>, Status> {
         if self.is_enabled {
             return Ok(None);
@@ -274,7 +280,7 @@ impl Auth {
         Ok(Some(AuthChange::Enabled))
     }
 
-    /// Requires no user any more; `None` if it was so already.
+    /// Disables authentication. Returns `None` if it was disabled already.
     pub(crate) fn disable(&mut self) -> Option<AuthChange> {
         if !self.is_enabled {
             return None;
@@ -324,7 +330,8 @@ impl Auth {
         Ok(AuthChange::Forget(request.name.as_str().into()))
     }
 
-    /// `None` if the user has the role already: then nothing changes, the auth revision included.
+    /// Grants a role to a user. Returns `None` if the user has the role already; then nothing changes, not
+    /// even the auth revision.
     pub(crate) fn grant_role(
         &mut self,
         request: &AuthUserGrantRoleRequest,
@@ -389,8 +396,9 @@ impl Auth {
         Ok(AuthChange::Changed)
     }
 
-    /// A permission whose key and range end the role has already gets the new type. As in etcd only the first of those with
-    /// the same key is looked at; a second one that is the same adds to what the first allows.
+    /// Grants a permission to a role. If the role has a permission with the same key and range end, its type
+    /// is replaced. As in etcd only the first permission with the same key is compared; otherwise a duplicate
+    /// may be added, which extends what the first allows.
     pub(crate) fn grant_permission(
         &mut self,
         request: &AuthRoleGrantPermissionRequest,
@@ -428,7 +436,8 @@ impl Auth {
         Ok(AuthChange::Changed)
     }
 
-    /// That a user has shown a password elsewhere, or anything else that stands for it.
+    /// Returns the change for a user that has proved its identity before the entry was proposed, such as by
+    /// its password.
     pub(crate) fn authenticated(
         &self,
         user: &str,

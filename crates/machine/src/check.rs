@@ -1,6 +1,7 @@
-//! What can be said of a request before it is proposed: whether it is well-formed, and what it would cost.
+//! Checks of a request before it is proposed: whether it is valid, and how much it would cost.
 //!
-//! The order of the checks is etcd's, since a request with two faults gets the error of the first.
+//! The checks are in etcd's order, since a request with two faults gets the error of the first check that
+//! fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Included};
@@ -13,16 +14,17 @@ use api::etcdserverpb::{DeleteRangeRequest, PutRequest, RangeRequest, RequestOp,
 use mvcc::{KeyRange, Snapshot};
 use numbers::Revision;
 
-/// Maximum depth of nested transactions. etcd is bounded only by max-txn-ops and the message size; here the depth is
-/// bounded for the sake of the stack (COMPAT-1).
+/// Maximum depth of nested transactions. etcd limits it only by max-txn-ops and the message size; here it is
+/// limited to protect the stack (COMPAT-1).
 const TXN_DEPTH_MAX: usize = 64;
 
-/// Times that a transaction may have the elements of its longest list, in all lists and branches together.
+/// Maximum number of elements of a transaction in all lists and branches together, as a multiple of
+/// max-txn-ops.
 const TXN_LISTS_MAX: usize = 64;
 
-/// Maximum number of comparisons and operations of a transaction, in all branches and nested transactions together (COMPAT-420).
-/// etcd has a bound for each path only, which allows for 74,088 puts in three levels with its default of 128; here that default
-/// allows for 8,192 elements.
+/// Returns the maximum number of comparisons and operations of a transaction, in all branches and nested
+/// transactions together (COMPAT-420). etcd limits only each path, which allows 74,088 puts in three levels
+/// with its default of 128; here that default allows 8,192 elements.
 pub fn txn_elements_max(ops_max: usize) -> usize {
     ops_max.saturating_mul(TXN_LISTS_MAX)
 }
@@ -87,11 +89,11 @@ fn txn_ops(request: &TxnRequest, ops_max: usize, depth: usize) -> Result<(), Sta
     Ok(())
 }
 
-/// Ranges of keys, united.
+/// A union of key ranges.
 #[derive(Default)]
 struct Ranges<'a> {
     keys: BTreeSet<&'a [u8]>,
-    /// Ends by starts; they neither overlap nor touch.
+    /// Ends of the spans by their starts. Spans neither overlap nor touch.
     spans: BTreeMap<&'a [u8], &'a [u8]>,
 }
 
@@ -100,7 +102,7 @@ impl<'a> Ranges<'a> {
         self.keys.len() + self.spans.len()
     }
 
-    /// The end is compared as it stands: etcd does not read "\0" as "everything after" here.
+    /// Adds a range. The end is compared as bytes: etcd does not treat "\0" as "no upper bound" here.
     fn add(&mut self, mut start: &'a [u8], mut end: &'a [u8]) {
         if end.is_empty() {
             self.keys.insert(start);
@@ -127,7 +129,7 @@ impl<'a> Ranges<'a> {
     }
 }
 
-/// The keys that one branch puts and the ranges that it deletes, nested transactions included.
+/// Keys that one branch puts and ranges that it deletes, including nested transactions.
 #[derive(Default)]
 struct Written<'a> {
     puts: BTreeSet<&'a [u8]>,
@@ -135,11 +137,12 @@ struct Written<'a> {
 }
 
 impl<'a> Written<'a> {
-    /// etcd's rule: this level's deletes stand first, then the nested transactions in order, then this level's puts.
-    /// The branches of one nested transaction exclude each other, so both may put the same key.
+    /// Collects the writes of a branch by etcd's rule: the deletes of this level come first, then the nested
+    /// transactions in order, then the puts of this level. Only one branch of a nested transaction runs, so
+    /// both may put the same key.
     ///
-    /// Of two sets that are compared or united the smaller one is walked, so that n operations take O(n log² n) steps,
-    /// however they are nested. `steps` counts them.
+    /// When two sets are compared or merged, the smaller one is walked, so that n operations take O(n log² n)
+    /// steps, however they are nested. `steps` counts the steps.
     fn collect(ops: &'a [RequestOp], steps: &mut u64) -> Result<Written<'a>, Status> {
         let mut written = Written::default();
         for op in ops {
@@ -168,7 +171,7 @@ impl<'a> Written<'a> {
         Ok(written)
     }
 
-    /// Returns true if a key that a nested branch puts is put or deleted here already.
+    /// Returns true if a key that the nested branch puts is already put or deleted in this branch.
     fn conflicts(&self, nested: &Written<'a>, steps: &mut u64) -> bool {
         let (few, many) = smaller_first(&self.puts, &nested.puts, BTreeSet::len);
         *steps += few.len() as u64;
@@ -209,8 +212,9 @@ where
     if len(one) <= len(other) { (one, other) } else { (other, one) }
 }
 
-/// The keys that the comparisons of a transaction may look at, those of nested ones included; counting ends above `max`.
-/// A comparison of a range looks at all of it, and takes some bytes of request.
+/// Returns the number of keys that the comparisons of a transaction and its nested ones may visit. Counting
+/// stops once the number exceeds `max`. A comparison of a range visits all keys of the range, although its
+/// request is small.
 pub fn compared_keys(request: &TxnRequest, snapshot: &Snapshot<'_>, max: u64) -> u64 {
     let mut keys = 0;
     for compare in &request.compare {
@@ -229,7 +233,8 @@ pub fn compared_keys(request: &TxnRequest, snapshot: &Snapshot<'_>, max: u64) ->
     keys
 }
 
-/// Returns true if a transaction goes without the log: every operation at the top of both branches is a range.
+/// Returns true if a transaction needs no log entry: every operation at the top level of both branches is a
+/// range.
 pub fn txn_is_read_only(request: &TxnRequest) -> bool {
     request
         .success
@@ -238,7 +243,7 @@ pub fn txn_is_read_only(request: &TxnRequest) -> bool {
         .all(|op| matches!(op.request, Some(Request::RequestRange(_))))
 }
 
-/// Returns true if a read-only transaction may be answered without asking the cluster.
+/// Returns true if a read-only transaction may be answered from local state, without asking the cluster.
 pub fn txn_is_serializable(request: &TxnRequest) -> bool {
     request
         .success
@@ -247,24 +252,27 @@ pub fn txn_is_serializable(request: &TxnRequest) -> bool {
         .all(|op| matches!(&op.request, Some(Request::RequestRange(range)) if range.serializable))
 }
 
-/// Keys up to which a range is not expensive, and changes up to which a watch is not. Kubernetes lists 500 at a time.
+/// Number of keys up to which a range is cheap, and of changes up to which a watch is. Kubernetes lists 500
+/// keys at a time.
 const FEW_KEYS: i64 = 1000;
 
-/// Returns true for so many keys of a lease, permissions of a role or roles of a user that a call about all of them is expensive.
+/// Returns true if a lease has so many keys, a role so many permissions or a user so many roles that a call
+/// about all of them is expensive.
 pub fn is_many(count: usize) -> bool {
     count > FEW_KEYS as usize
 }
 
-/// Returns true if a range may look at many keys, asked for when this is the current revision: a limit does not help if all keys
-/// are looked at before any is chosen, nor at an older revision, where the keys behind the limit are counted one by one.
+/// Returns true if a range may visit many keys; `current` is the current revision. A limit does not help if
+/// all keys are visited before any is selected, nor at an older revision, where the keys after the limit are
+/// counted one by one.
 pub fn range_is_expensive(request: &RangeRequest, current: Revision) -> bool {
     let is_old = request.revision > 0 && request.revision != current.0;
     let is_limited = (1..=FEW_KEYS).contains(&request.limit) && crate::range::is_natural(request);
     !request.range_end.is_empty() && (is_old || !(is_limited || request.count_only))
 }
 
-/// Returns how many expensive ranges, comparisons and deletions a transaction may make in all its branches; so many ranges that
-/// are not expensive that they may look at many keys together count, too.
+/// Returns the number of expensive ranges, comparisons and deletions that a transaction may run in all its
+/// branches. Cheap ranges count as one expensive range for every 1,000 keys that they may visit together.
 pub fn txn_expense(request: &TxnRequest, current: Revision) -> u64 {
     let (mut calls, mut keys) = (0, 0);
     let mut open = vec![request];
@@ -274,7 +282,7 @@ pub fn txn_expense(request: &TxnRequest, current: Revision) -> u64 {
             match &op.request {
                 Some(Request::RequestRange(range)) if range_is_expensive(range, current) => calls += 1,
                 Some(Request::RequestRange(range)) if !range.range_end.is_empty() => {
-                    // A count is not expensive, whatever its limit.
+                    // A range that only counts is cheap even with a large limit.
                     keys += u64::try_from(range.limit.clamp(1, FEW_KEYS)).unwrap_or(1);
                 }
                 Some(Request::RequestDeleteRange(delete)) if !delete.range_end.is_empty() => calls += 1,
@@ -286,17 +294,18 @@ pub fn txn_expense(request: &TxnRequest, current: Revision) -> u64 {
     calls + keys.saturating_sub(1) / FEW_KEYS.unsigned_abs()
 }
 
-/// Returns true if a watch that begins at this revision looks at many changes first, made when `current` is the current one.
+/// Returns true if a watch that starts at revision `start` must first read many old changes; `current` is the
+/// current revision.
 pub fn watch_is_expensive(start: Revision, current: Revision) -> bool {
     start.0 > 0 && current.0.saturating_sub(start.0) >= FEW_KEYS
 }
 
-/// The bytes a put counts against the quota.
+/// Returns the bytes that a put counts against the quota.
 pub fn put_cost(request: &PutRequest) -> u64 {
     256 + request.key.len() as u64 + request.value.len() as u64
 }
 
-/// The bytes a transaction counts against the quota: the dearer of its branches.
+/// Returns the bytes that a transaction counts against the quota: those of the more expensive branch.
 pub fn txn_cost(request: &TxnRequest) -> u64 {
     let branch = |ops: &[RequestOp]| -> u64 {
         ops.iter()
@@ -310,9 +319,9 @@ pub fn txn_cost(request: &TxnRequest) -> u64 {
     branch(&request.success).max(branch(&request.failure))
 }
 
-/// The bytes a lease counts against the quota: what it takes in memory, on the leader with its deadline.
+/// Bytes that a lease counts against the quota: its memory, including its deadline on the leader.
 pub const LEASE_COST: u64 = 128;
-/// The bytes that a key attached to a lease counts, beside the key itself.
+/// Bytes that a key attached to a lease counts against the quota, in addition to the length of the key.
 pub const ATTACHED_COST: u64 = 64;
 
 #[cfg(test)]
@@ -409,11 +418,11 @@ mod tests {
             check(vec![txn_op(vec![delete_op("a", "")], vec![]), put_op("a")]),
             Err(error::DUPLICATE_KEY)
         );
-        // Within one branch of the nested transaction the rule holds as well.
+        // The rule also applies within one branch of a nested transaction.
         assert_eq!(check(vec![txn_op(vec![put_op("a"), put_op("a")], vec![])]), Err(error::DUPLICATE_KEY));
     }
 
-    /// etcd's way, key by key and delete by delete.
+    /// etcd's algorithm, key by key and delete by delete.
     struct Naive {
         puts: BTreeSet<Vec<u8>>,
         deletes: Vec<(Vec<u8>, Vec<u8>)>,
@@ -521,8 +530,8 @@ mod tests {
         let puts = |from: u64, n: u64| (0..n).map(|at| put(from + 3 * at)).collect::<Vec<_>>();
         let deletes = |from: u64, n: u64| (0..n).map(move |at| delete(from + 3 * at, from + 3 * at + 1));
         const N: u64 = 20_000;
-        // As many deletes as puts, beside each other; in a nested transaction, in either order; and everything at the
-        // innermost of many levels, each of which deletes something, too.
+        // As many deletes as puts: beside each other; in a nested transaction, in either order; and
+        // everything in the innermost of many levels, each of which also deletes something.
         let beside = puts(0, N).into_iter().chain(deletes(1, N)).collect::<Vec<_>>();
         let below = vec![txn_op(puts(0, N), puts(0, N)), txn_op(deletes(1, N).collect(), vec![])];
         let above: Vec<RequestOp> = deletes(1, N).chain([txn_op(puts(0, N), vec![])]).collect();

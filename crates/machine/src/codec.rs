@@ -1,10 +1,12 @@
-//! The primitive encodings of checkpoints: LEB128 varints, zigzag for signed numbers, length-prefixed bytes.
+//! The primitive encodings of checkpoints: LEB128 varints, zigzag encoding for signed numbers, bytes with a
+//! length prefix.
 //!
-//! Reading never panics and never allocates more than the input holds: what is read came from a disk.
+//! Decoding never panics, and never allocates more than the input contains, since the input comes from a
+//! disk.
 
 use api::wire::put_varint;
 
-/// The input ended early, or holds what no writer writes.
+/// Error of an input that ends early, or contains bytes that no writer produces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed(pub &'static str);
 
@@ -29,7 +31,7 @@ pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Takes a block apart from its front.
+/// Decodes a block from its front.
 pub(crate) struct Input<'a>(pub &'a [u8]);
 
 impl<'a> Input<'a> {
@@ -43,12 +45,13 @@ impl<'a> Input<'a> {
             self.0 = rest;
             return Ok(u64::from(*byte));
         }
-        // Most longer ones end within eight bytes, of which seven bits each belong together.
+        // Most longer numbers end within eight bytes; the loop-free code below joins the seven bits of each
+        // byte.
         if let Some(eight) = self.0.first_chunk::<8>() {
             let eight = u64::from_le_bytes(*eight);
             let ends = !eight & 0x8080_8080_8080_8080;
             if ends != 0 {
-                // All bits up to the end of the number's last byte.
+                // Mask of all bits up to the end of the number's last byte.
                 let n = eight & (ends ^ (ends - 1)) & 0x7f7f_7f7f_7f7f_7f7f;
                 let n = (n & 0x007f_007f_007f_007f) | (n & 0x7f00_7f00_7f00_7f00) >> 1;
                 let n = (n & 0x0000_3fff_0000_3fff) | (n & 0x3fff_0000_3fff_0000) >> 2;
@@ -121,7 +124,7 @@ mod tests {
     fn numbers_are_read_the_same_whatever_comes_behind_them() {
         let mut out = Vec::new();
         for bits in 0..=64_u32 {
-            // All ones, one alone, and a mixture, as long as that.
+            // All bits set, only the highest bit set, and a mixture, each of this length.
             let ones = u64::MAX.checked_shr(64 - bits).unwrap_or(0);
             for n in [ones, ones ^ (ones >> 1), ones & 0xa5c3_96f0_5a3c_690f] {
                 for behind in 0..10 {
@@ -136,7 +139,7 @@ mod tests {
                 }
             }
         }
-        // Ten bytes may say little, but not more than 64 bits.
+        // Ten bytes are valid if the number fits in 64 bits.
         let ten = |last: u8| [[0x80; 9].as_slice(), &[last]].concat();
         assert_eq!(Input(&ten(0)).u64(), Ok(0));
         assert_eq!(Input(&ten(1)).u64(), Ok(1 << 63));

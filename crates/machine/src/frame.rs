@@ -1,16 +1,17 @@
-//! Blocks on their way: each with its length and a checksum, out of chunks that may be cut anywhere.
+//! Framing of blocks in streams: each block has a length and a checksum, and the chunks of the stream may be
+//! cut anywhere.
 //!
 //! ```text
 //! block   length (4 bytes) | CRC-32C of the four bytes before and of the block (4 bytes) | the block
 //! ```
 //!
-//! Numbers in bytes are little-endian.
+//! All fixed-size numbers are little-endian.
 
 use crate::codec::Malformed;
 use crate::image::RestoreError;
 use crate::state_hash::mix;
 
-/// Bytes in front of each block.
+/// Length in bytes of the frame in front of each block.
 pub(crate) const FRAME_BYTES: usize = 8;
 
 /// Appends a block with its frame.
@@ -23,7 +24,7 @@ pub(crate) fn append_block(block: &[u8], out: &mut Vec<u8>) {
     out.append(&mut framed);
 }
 
-/// Fills in the frame in front of a block.
+/// Fills in the frame at the start of `framed`, in front of the block.
 pub(crate) fn seal(framed: &mut [u8]) {
     let len = framed.len() - FRAME_BYTES;
     let len = u32::try_from(len).expect("blocks are a little longer than their longest entry");
@@ -34,7 +35,7 @@ pub(crate) fn seal(framed: &mut [u8]) {
     checksum.copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Takes the frame of a block into a checksum over all blocks in their order.
+/// Adds the frame of a block to a checksum over all blocks in their order.
 pub(crate) fn chain(checksum: u64, framed: &[u8]) -> u64 {
     let frame = framed.first_chunk::<FRAME_BYTES>();
     mix(checksum, frame.map_or(0, |frame| u64::from_le_bytes(*frame)))
@@ -43,12 +44,13 @@ pub(crate) fn chain(checksum: u64, framed: &[u8]) -> u64 {
 /// A reader of blocks from a stream of chunks.
 pub(crate) struct BlockStream<I> {
     chunks: I,
-    /// Bytes that have arrived; the part before `at` is used up.
+    /// Bytes that have arrived; those before `at` are consumed.
     buffer: Vec<u8>,
     at: usize,
-    /// Bytes used up in all.
+    /// Total number of consumed bytes.
     taken: u64,
-    /// [`chain`] over the blocks before the last one taken, and over that one too.
+    /// `before` is the [`chain`] checksum over all blocks except the last one taken, `checksum` is the one
+    /// over all blocks.
     before: u64,
     checksum: u64,
 }
@@ -62,23 +64,23 @@ where
         BlockStream { chunks, buffer: Vec::new(), at: 0, taken: 0, before: 0, checksum: 0 }
     }
 
-    /// Bytes used up in all.
+    /// Returns the total number of consumed bytes.
     pub fn taken(&self) -> u64 {
         self.taken
     }
 
-    /// The checksum over all blocks but the one taken last.
+    /// Returns the checksum over all blocks except the last one taken.
     pub fn checksum_before(&self) -> u64 {
         self.before
     }
 
-    /// Returns the bytes that [`BlockStream::take`] or [`BlockStream::take_block`] found; valid until one of them is
-    /// called again.
+    /// Returns the bytes at a position that [`BlockStream::take`] or [`BlockStream::take_block`] returned;
+    /// valid until one of them is called again.
     pub fn bytes(&self, place: (usize, usize)) -> &[u8] {
         self.buffer.get(place.0..place.1).unwrap_or_default()
     }
 
-    /// A whole block, checked: where it lies.
+    /// Consumes a block and verifies its checksum. Returns the position of the block in the buffer.
     pub fn take_block(&mut self) -> Result<(usize, usize), RestoreError<E>> {
         let place = self.take(FRAME_BYTES)?;
         let frame = self.bytes(place).first_chunk::<FRAME_BYTES>();
@@ -94,7 +96,8 @@ where
         Ok(place)
     }
 
-    /// The next `len` bytes: where they lie. The buffer grows only by what arrives.
+    /// Consumes the next `len` bytes. Returns their position in the buffer, which grows only by bytes that
+    /// have arrived.
     pub fn take(&mut self, len: usize) -> Result<(usize, usize), RestoreError<E>> {
         if self.buffer.len() - self.at < len {
             self.buffer.drain(..self.at);
@@ -110,7 +113,7 @@ where
         Ok((start, self.at))
     }
 
-    /// Returns the bytes behind the last block, up to some more than `max`.
+    /// Returns the bytes after the last block. Stops reading once there are more than `max` bytes.
     pub fn take_rest(&mut self, max: usize) -> Result<Vec<u8>, RestoreError<E>> {
         let mut rest = self.buffer.split_off(self.at);
         while rest.len() <= max {

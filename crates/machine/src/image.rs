@@ -1,27 +1,29 @@
-//! The state as checkpoints hold it: blocks of bytes, made on any thread from a view, and read back at start.
+//! Encoding of the state in checkpoints: blocks of bytes, written from a view on any thread, and read at
+//! start.
 //!
-//! A checkpoint consists of *runs*. The base run holds every version that can still be read; each delta run after
-//! it holds the versions with main revisions above the run before. [`restore()`] merges them by key. The store of
-//! the blocks frames each with its length and a checksum; within a block nothing is checksummed again.
+//! A checkpoint consists of *runs*. The base run contains every version that can still be read; each delta
+//! run after it contains the versions with main revisions above those of the run before. [`restore()`] merges
+//! the runs by key. The store of the blocks adds a length and a checksum to each block; a block has no
+//! checksums inside.
 //!
 //! A run is one head block, any number of key blocks, and one end block:
 //!
 //! ```text
 //! head   01 | format (varint, 4) | from | revision | compact revision (zigzag) | applied index | applied term
 //!        | versions (a hint, for reserving memory)
-//!        | leases:  count, each id (zigzag), ttl (zigzag), time left (zigzag); ids ascending
+//!        | leases:  count, each id (zigzag), TTL (zigzag), remaining TTL (zigzag); ids ascending
 //!        | alarms:  count, each type (zigzag), member
 //!        | members: count, each its JSON with its length; count of removed ids, each id;
 //!                   cluster version with its length; downgrading (0 or 1), its target with its length
 //!        | state hash: known (0 or 1), if so 8 bytes, little-endian; format 1 ends before it. In formats 2 and 3 it
-//!          is of another function, and counts as unknown
+//!          is of another hash function, and is treated as unknown
 //!        | auth: required (0 or 1), auth revision; count of users, each an authpb.User with its length; count of
 //!          roles, each an authpb.Role with its length; format 2 ends before it
 //! keys   02 | entries until the end of the block
 //! end    03 | entries in all key blocks of this run
 //!
 //! entry  flags (1 byte)
-//!        | unless SAME_KEY: shared (bytes taken over from the key before it in this block), length of the rest, rest
+//!        | unless SAME_KEY: shared (bytes shared with the key before it in this block), length of the rest, rest
 //!        | main revision: as it is; with SAME_KEY the difference to the version before it
 //!        | sub, if SUB
 //!        | unless TOMBSTONE, FIRST or FOLLOWS: main revision - create revision, version
@@ -38,20 +40,22 @@
 //!        80 SAME_SEGMENT  the segment of the last value before it in this block
 //! ```
 //!
-//! An entry with an empty key is a raised revision, see [`crate::snapshot::SnapshotVersion::bump`]; no request writes one.
+//! An entry with an empty key represents a raised revision, see [`crate::snapshot::SnapshotVersion::bump`];
+//! no request writes such an entry.
 //!
-//! Numbers without a note are LEB128 varints. Keys ascend; the versions of a key go from old to new. Every block
-//! stands alone: its first entry has its whole key (perhaps that of the block before, whose history then goes on).
-//! A version that is alone under a key of 24 bytes takes some 20 bytes and what the key does not share with the
-//! key before it.
+//! Numbers without a note are LEB128 varints. Keys ascend; the versions of a key go from old to new. Every
+//! block can be decoded alone: its first entry contains its whole key. That key may be the last key of the
+//! block before, if the history of the key continues. The only version of a key of 24 bytes takes about 20
+//! bytes plus the part of the key that it does not share with the key before it.
 //!
-//! Merging drops what the compact revision of the newest run made unreadable: of each key all versions at or below it
-//! but the newest, and that one too if it is a deletion below it. (A deletion at it stays, also when a put of the same
-//! revision follows it.) A delta run must therefore hold every deletion of a key that an earlier run knows;
-//! [`Head::delta_from_min`] says from where on it does.
+//! A merge drops the versions that the compact revision of the newest run made unreadable: of each key all
+//! versions at or below that revision except the newest, and also the newest if it is a deletion below that
+//! revision. (A deletion exactly at the compact revision stays, also if a put of the same revision follows
+//! it.) A delta run must therefore contain every deletion of a key that an earlier run contains;
+//! [`Head::delta_from_min`] is the oldest revision from which a delta run can contain them all.
 //!
-//! What a checkpoint does not record is that a value was moved: a run written before keeps naming the old place. So
-//! a segment may be deleted only when a *base* run whose head was taken after the move is durable.
+//! A checkpoint does not record that a value has moved: an earlier run keeps the old location. So a segment
+//! may be deleted only when a *base* run whose head was taken after the move is durable.
 
 mod entry;
 mod head;
@@ -67,15 +71,15 @@ pub(crate) use head::SavedHead;
 pub(crate) use restore::{Intake, RunReader, merge};
 pub(crate) use run::Walk;
 
-/// The format this version writes.
+/// Format that this version writes.
 pub(crate) const FORMAT: u64 = 4;
-/// The first format whose state hash can be gone on with. It rises with every change of what the hash is of.
+/// Oldest format whose state hash this version can continue. It rises with every change of the hash function.
 pub(crate) const FORMAT_HASHED: u64 = 4;
 /// First byte of a head block.
 pub(crate) const HEAD: u8 = 1;
-/// First byte of a block of keys.
+/// First byte of a block of keys and versions.
 pub(crate) const KEYS: u8 = 2;
-/// First byte of the last block.
+/// First byte of the end block.
 pub(crate) const END: u8 = 3;
-/// Bytes at which a block of keys is full. One entry more may be behind it.
+/// Size in bytes at which a block of keys is full. The block may exceed it by one entry.
 pub(crate) const BLOCK_BYTES: usize = 128 << 10;

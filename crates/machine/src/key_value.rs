@@ -1,7 +1,8 @@
-//! Keys and values on their way to a client: what the index knows, and the bytes of an `mvccpb.KeyValue`.
+//! Key-value pairs on their way to a client: metadata from the index, and the encoded bytes of an
+//! `mvccpb.KeyValue`.
 //!
-//! The encoding here is the one that HashKV hashes, so it is the same for every member: ascending field numbers,
-//! zero fields left out, shortest varints.
+//! HashKV hashes this encoding, so it is the same on every member: ascending field numbers, zero fields
+//! omitted, shortest varints.
 
 use api::wire::{bytes_len, number_len, put_bytes, put_field_head, put_number};
 use bytes::{Bytes, BytesMut};
@@ -10,17 +11,17 @@ use numbers::{ChangeId, LeaseId, Revision};
 
 use crate::as_of::Overtaken;
 
-/// Why a value could not be read.
+/// Reason why a value could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadError {
-    /// The value lies elsewhere by now: ask the index again.
+    /// The value has moved: the caller looks up its new location in the index and retries.
     Moved,
-    /// The value is not in memory, and the caller does not wait for a disk. Only used in [`crate::Machine::begin`] and
-    /// [`crate::Machine::go_on`].
+    /// The value is not in memory, and the caller must not wait for a disk. Returned only in
+    /// [`crate::Machine::begin`] and [`crate::Machine::go_on`].
     NotAtHand,
-    /// The state that was being read was compacted meanwhile.
+    /// The revision that was being read has been compacted.
     Overtaken,
-    /// The disk failed, or gave back other bytes than were written; the text names file and offset.
+    /// The disk failed, or returned other bytes than were written; the text names the file and the offset.
     Failed(String),
 }
 
@@ -43,17 +44,17 @@ impl From<Overtaken> for ReadError {
     }
 }
 
-/// A reader of values: the log, or a test.
+/// Reader of values, implemented by the log and by tests.
 pub trait Values {
-    /// Appends the bytes of a value to `out`, or leaves `out` as it was.
+    /// Appends the bytes of a value to `out`. Leaves `out` unchanged on error.
     ///
     /// # Errors
     ///
-    /// See [`ReadError`].
+    /// See [`ReadError`] for the reasons.
     fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError>;
 }
 
-/// A key and its value at a revision, copied out of the index: for answers that outlive the state they come from.
+/// A key-value pair at one revision, copied out of the index, for responses that outlive the snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredKeyValue {
     /// The key.
@@ -62,18 +63,18 @@ pub struct StoredKeyValue {
     pub create_revision: Revision,
     /// The revision that wrote this value.
     pub mod_revision: Revision,
-    /// The number of that write in its transaction.
+    /// Sub-revision: the number of the write within its transaction.
     pub sub: u32,
     /// Number of writes of the key since its creation.
     pub version: i64,
-    /// The lease, or 0.
+    /// Id of the lease, or 0.
     pub lease: LeaseId,
-    /// Location, length and checksum of the value; `None` if it was not asked for.
+    /// Location, length and checksum of the value; `None` if the request does not ask for it.
     pub value: Option<Value>,
 }
 
 impl StoredKeyValue {
-    /// Copies what the index says of a live version.
+    /// Copies the metadata of a live version from the index.
     pub fn of(version: Version<'_>) -> StoredKeyValue {
         StoredKeyValue {
             key: Bytes::copy_from_slice(version.key()),
@@ -86,12 +87,12 @@ impl StoredKeyValue {
         }
     }
 
-    /// The change that wrote this value.
+    /// Returns the id of the change that wrote this value.
     pub fn id(&self) -> ChangeId {
         ChangeId { main: self.mod_revision, sub: self.sub }
     }
 
-    /// Returns the parts of a version that a client asked for.
+    /// Copies the parts of a version that a client asked for.
     pub fn projected(version: Version<'_>, projection: Projection) -> StoredKeyValue {
         let mut found = StoredKeyValue::of(version);
         if projection.keys_only {
@@ -103,16 +104,16 @@ impl StoredKeyValue {
         found
     }
 
-    /// The bytes of its `KeyValue`, without tag and length.
+    /// Returns the length of the encoded `KeyValue` in bytes, without tag and length prefix.
     pub fn encoded_len(&self) -> usize {
         Fields::of_stored(self).encoded_len()
     }
 
-    /// Appends its `KeyValue`, without tag and length.
+    /// Appends the encoded `KeyValue`, without tag and length prefix.
     ///
     /// # Errors
     ///
-    /// When the value cannot be read; `out` then holds a part.
+    /// Returns an error if the value cannot be read; `out` then holds a part of the encoding.
     pub fn encode(&self, values: &dyn Values, out: &mut BytesMut) -> Result<(), ReadError> {
         let fields = Fields::of_stored(self);
         fields.put_before_value(out);
@@ -126,12 +127,12 @@ impl StoredKeyValue {
     }
 }
 
-/// The parts of a version that go to the client.
+/// Options that select the parts of a version for the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Projection {
     /// True to leave the value out.
     pub keys_only: bool,
-    /// True to return lease 0, as etcd answers from its index alone.
+    /// True to return lease 0, as etcd does when it answers from its index alone.
     pub without_lease: bool,
 }
 
@@ -159,7 +160,7 @@ impl<'a> Fields<'a> {
     #[inline]
     fn of_version(version: Version<'a>, projection: Projection) -> Fields<'a> {
         if version.is_tombstone() {
-            // A deletion carries its key, and as an event its revision.
+            // The event of a deletion carries only the key and the revision.
             return Fields {
                 key: version.key(),
                 create_revision: 0,
@@ -206,17 +207,17 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The bytes of a version's `KeyValue`, without tag and length.
+/// Returns the length of the encoded `KeyValue` of a version in bytes, without tag and length prefix.
 #[inline]
 pub fn kv_len(version: Version<'_>, projection: Projection) -> usize {
     Fields::of_version(version, projection).encoded_len()
 }
 
-/// Appends a version's `KeyValue`, without tag and length.
+/// Appends the encoded `KeyValue` of a version, without tag and length prefix.
 ///
 /// # Errors
 ///
-/// When the value cannot be read; `out` then holds a part.
+/// Returns an error if the value cannot be read; `out` then holds a part of the encoding.
 #[inline]
 pub fn put_kv(
     version: Version<'_>,
@@ -233,39 +234,41 @@ pub fn put_kv(
     Ok(())
 }
 
-/// Appends the part of a version's `KeyValue` that precedes the bytes of its value.
+/// Appends the part of a version's encoded `KeyValue` before the bytes of the value.
 pub fn put_kv_before_value(version: Version<'_>, projection: Projection, out: &mut BytesMut) {
     Fields::of_version(version, projection).put_before_value(out);
 }
 
-/// Appends the part of a version's `KeyValue` behind the bytes of its value, which is no longer than [`AFTER_VALUE_BYTES_MAX`].
+/// Appends the part of a version's encoded `KeyValue` after the bytes of the value: at most
+/// [`AFTER_VALUE_BYTES_MAX`] bytes.
 pub fn put_kv_after_value(version: Version<'_>, projection: Projection, out: &mut BytesMut) {
     Fields::of_version(version, projection).put_after_value(out);
 }
 
-/// The most bytes of a `KeyValue` behind its value: a tag and a varint.
+/// Maximum length in bytes of the part of a `KeyValue` after its value: a tag and a varint.
 pub const AFTER_VALUE_BYTES_MAX: usize = 11;
 
-/// Appends the value of a version, wherever it has been moved meanwhile.
+/// Appends the value of a version, even if the value is moved at the same time.
 ///
 /// # Errors
 ///
-/// When the disk fails.
+/// Returns an error if the disk fails.
 pub fn read_version(version: Version<'_>, values: &dyn Values, out: &mut BytesMut) -> Result<(), ReadError> {
     read_where_it_is(version, |value| values.read_into(value, out))
 }
 
-/// Reads of the value of a version with `read`, again with its new place if it has been moved meanwhile.
+/// Calls `read` with the location of a version's value, and again with the new location if the value has
+/// moved.
 ///
 /// # Errors
 ///
-/// Those of `read` but [`ReadError::Moved`]; [`ReadError::Failed`] if the value is nowhere.
+/// Returns the errors of `read` except [`ReadError::Moved`]; [`ReadError::Failed`] if the value keeps moving.
 pub fn read_where_it_is<T>(
     version: Version<'_>,
     mut read: impl FnMut(Value) -> Result<T, ReadError>,
 ) -> Result<T, ReadError> {
-    // A value moves rarely and its new place is published before the old one goes, so the second look finds it
-    // unless it moved again in between.
+    // Moves are rare, and the new location is published before the old copy is deleted. So the second attempt
+    // succeeds, unless the value has moved again.
     for _ in 0..8 {
         match read(version.value()) {
             Err(ReadError::Moved) => {}

@@ -1,6 +1,7 @@
-//! Leases as every member has them: which exist, with which TTL, noted remaining time, and keys. [`Leases`] is all of them.
+//! Leases as every member stores them: id, TTL, remaining TTL of the last checkpoint, and attached keys.
+//! [`Leases`] is the set of all leases.
 //!
-//! No clock runs here. When a lease expires is the leader's business; it proposes the revocation.
+//! The module has no clock. The leader decides when a lease expires, and proposes its revocation.
 
 use std::sync::Arc;
 
@@ -16,18 +17,19 @@ use crate::check;
 use crate::codec::{Input, Malformed, put_i64, put_u64};
 use crate::shared_map::SharedMap;
 
-/// The longest time to live that a lease can be granted.
+/// Longest TTL that a lease can have.
 const TTL_MAX: Seconds = Seconds(LEASE_TTL_MAX);
 
 /// One lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lease {
-    /// The time to live as the entry has it, in seconds. The member that was asked has raised it to the shortest that
-    /// it grants; a member that runs etcd has not, and every leader of etcd's raises it by its own option.
+    /// TTL in seconds as the entry contains it. A Mainstay member raises the TTL to the minimum of its option
+    /// before it proposes; a member that runs etcd does not, and etcd's leaders raise it by their own option.
     pub ttl: Seconds,
-    /// The time left as of the last checkpoint entry, in seconds; 0 if there was none since the last renewal.
+    /// Remaining TTL in seconds of the last lease checkpoint; 0 if no checkpoint was taken since the last
+    /// renewal.
     pub remaining: Seconds,
-    /// The attached keys.
+    /// Keys that are attached to the lease.
     pub keys: SharedMap<Bytes, ()>,
 }
 
@@ -37,46 +39,49 @@ impl Lease {
     }
 }
 
-/// A lease that was granted elsewhere, without its keys.
+/// A lease from another state, such as an imported database, without its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrantedLease {
     /// Id of the lease.
     pub id: LeaseId,
-    /// The time to live, in seconds.
+    /// TTL in seconds.
     pub ttl: Seconds,
-    /// The time left as of the last checkpoint entry, in seconds; 0 if there was none since the last renewal.
+    /// Remaining TTL in seconds of the last lease checkpoint; 0 if no checkpoint was taken since the last
+    /// renewal.
     pub remaining: Seconds,
 }
 
-/// All leases, by id. A copy costs a pointer for some 200 leases, and stays as it is when the original changes.
+/// All leases by id. A copy costs one pointer per about 200 leases, and does not change when the original
+/// does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leases {
     table: SharedMap<LeaseId, Arc<Lease>>,
-    /// Live keys by a lease that does not exist: only a state that was taken over from elsewhere has such keys. They are
-    /// attached if a lease with this id is granted, as they would be by a restart after it.
+    /// Live keys with a lease that does not exist; only an imported state has such keys. They are attached
+    /// when a lease with this id is granted, because a restart after that would attach them, too.
     dangling: SharedMap<LeaseId, SharedMap<Bytes, ()>>,
-    /// Bytes that they count against the quota.
+    /// Bytes of all leases and attached keys that count against the quota.
     bytes: u64,
 }
 
-/// Returns the bytes that a key attached to a lease counts against the quota, beside its versions.
+/// Returns the bytes that attaching this key to a lease counts against the quota, in addition to the key's
+/// versions.
 fn attached_bytes(key: &[u8]) -> u64 {
     check::ATTACHED_COST + key.len() as u64
 }
 
 impl Leases {
-    /// The lease with this id.
+    /// Returns the lease with this id.
     pub fn get(&self, id: LeaseId) -> Option<&Lease> {
         self.table.get(&id).map(|lease| &**lease)
     }
 
-    /// Returns the bytes that all leases and their attached keys count against the quota. They follow from the present
-    /// leases, not from their history.
+    /// Returns the bytes that all leases and their attached keys count against the quota. The result depends
+    /// only on the current leases, not on their history.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The leases behind this id, or all, by ascending id.
+    /// Returns the leases after this id, or all leases, in ascending order of id.
     pub fn after(&self, id: Option<LeaseId>) -> impl Iterator<Item = (LeaseId, &Lease)> + use<'_> {
         self.table.after(id.as_ref()).map(|(id, lease)| (*id, &**lease))
     }
@@ -86,7 +91,7 @@ impl Leases {
         self.table.len()
     }
 
-    /// Returns true if there are none.
+    /// Returns true if no leases exist.
     pub fn is_empty(&self) -> bool {
         self.table.is_empty()
     }
@@ -96,11 +101,11 @@ impl Leases {
         self.table.iter().map(|(id, lease)| (*id, &**lease))
     }
 
-    /// Leases that were granted elsewhere. Keys are tied to them when versions are loaded.
+    /// Creates the state from leases of another state. Keys are attached to them when versions are loaded.
     ///
     /// # Errors
     ///
-    /// When one is there twice, or is one that nobody can be granted.
+    /// Returns an error if a lease occurs twice, or has an id or a TTL that is not allowed.
     pub fn granted(granted: impl IntoIterator<Item = GrantedLease>) -> Result<Leases, Malformed> {
         let mut leases = Leases::default();
         for GrantedLease { id, ttl, remaining } in granted {
@@ -123,8 +128,8 @@ impl Leases {
         }
     }
 
-    /// Grants a lease; gives its TTL in seconds. No option of a member takes part: members whose options differ would
-    /// come to differ.
+    /// Grants a lease; returns its TTL in seconds. The result must not depend on a member's options: members
+    /// with different options would get different states.
     pub(crate) fn grant(&mut self, id: LeaseId, ttl: Seconds) -> Result<Seconds, Status> {
         if !id.is_some() {
             return Err(error::LEASE_NOT_FOUND);
@@ -142,7 +147,7 @@ impl Leases {
         Ok(ttl)
     }
 
-    /// Forgets a lease and gives it back; its keys are the caller's to delete.
+    /// Removes a lease and returns it; the caller deletes its keys.
     pub(crate) fn revoke(&mut self, id: LeaseId) -> Option<Arc<Lease>> {
         if planted::is(Bug::LeaseRevived) {
             let lease = Arc::make_mut(self.table.get_mut(&id)?);
@@ -153,21 +158,22 @@ impl Leases {
         Some(lease)
     }
 
-    /// Takes the keys away from a lease that is about to be revoked, and is there until then; they are the caller's to
-    /// delete, one by one.
+    /// Removes all keys from a lease that is being revoked, and returns them; the lease itself stays until
+    /// the keys are deleted. The caller deletes the keys.
     pub(crate) fn take_keys(&mut self, id: LeaseId) -> Option<SharedMap<Bytes, ()>> {
         let lease = self.table.get_mut(&id)?;
         Some(std::mem::take(&mut Arc::make_mut(lease).keys))
     }
 
-    /// The key of a revoked lease counts no more.
+    /// Subtracts the bytes of an attached key of a revoked lease.
     pub(crate) fn detached(&mut self, key: &[u8]) {
         self.bytes = self.bytes.saturating_sub(attached_bytes(key));
     }
 
-    /// Notes the time left of a lease, if it exists, in seconds; 0 takes the note back.
+    /// Stores the remaining TTL of a lease in seconds, if the lease exists; 0 removes it.
     pub(crate) fn checkpoint(&mut self, id: LeaseId, remaining: Seconds) {
-        // Not bounded by the TTL: of an older version's checkpoint, that may depend on the member.
+        // Not limited to the TTL of the lease: checkpoints of an older version may contain a TTL that depends
+        // on the member.
         let remaining = remaining.clamp(Seconds::ZERO, TTL_MAX);
         let differs = self.table.get(&id).is_some_and(|lease| lease.remaining != remaining);
         if differs && let Some(lease) = self.table.get_mut(&id) {
@@ -175,7 +181,7 @@ impl Leases {
         }
     }
 
-    /// A key was put: moves it from one lease to another; 0 stands for none.
+    /// Moves a key that was put from one lease to another; 0 means no lease.
     pub(crate) fn attach(&mut self, key: &Bytes, from: LeaseId, to: LeaseId) {
         if from == to {
             return;
@@ -192,7 +198,7 @@ impl Leases {
         }
     }
 
-    /// A key was deleted.
+    /// Detaches a key that was deleted from its lease.
     pub(crate) fn detach(&mut self, key: &[u8], from: LeaseId) {
         if !from.is_some() {
             return;
@@ -213,8 +219,8 @@ impl Leases {
         }
     }
 
-    /// Attaches a live key to its lease again when a state is loaded. A key whose lease does not exist stays without a
-    /// lease, as in etcd.
+    /// Attaches a live key to its lease when a state is loaded. If the lease does not exist, the key stays
+    /// without a lease, as in etcd.
     pub(crate) fn reattach(&mut self, key: &[u8], id: LeaseId) {
         let key = Bytes::copy_from_slice(key);
         let bytes = attached_bytes(&key);
@@ -233,7 +239,8 @@ impl Leases {
         }
     }
 
-    /// Writes what [`Leases::decode`] reads, by ascending id, without the keys: those know their leases.
+    /// Encodes the leases in ascending order of id, without their keys, because each key's version contains
+    /// its lease. [`Leases::decode`] is the inverse.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         put_u64(out, self.len() as u64);
         for (id, lease) in self.iter() {

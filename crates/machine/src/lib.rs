@@ -1,34 +1,37 @@
-//! The replicated state: what every member holds, and how one entry of the log changes it.
+//! The replicated state: the data that every member stores, and the changes that each log entry makes.
 //!
-//! `apply` is a function of the state and the entry (invariant I5): no clock, no randomness, no IO. Values stay in
-//! the log; the caller of apply hands in a reader for them ([`Values`]), since a transaction may compare or sort by value.
+//! `apply` is a function of the state and the entry (invariant I5): no clock, no randomness, no IO. Values
+//! stay in the log; the caller of apply passes in a reader for them ([`Values`]), since a transaction may
+//! compare or sort by value.
 //!
 //! * [`Machine`] applies entries.
-//! * [`request`] decodes what is in an entry.
+//! * [`request`] decodes entries.
 //! * [`check`] checks a request before it is proposed.
 //! * [`validate`] checks a membership change before it is proposed.
-//! * [`range`] and [`txn`] evaluate reads, in transactions and on views alike.
-//! * [`auth`] has users, roles and what they may do.
-//! * [`AsOf`] is the state of one moment for a reader that takes long, without holding a view.
-//! * [`key_value`] encodes keys and values as clients and HashKV see them.
-//! * [`image`] is the state as a checkpoint holds it.
-//! * [`snapshot`] is the state with its values, as it is saved.
-//! * [`transfer`] is what one member sends another, which may have a part of it.
+//! * [`range`] and [`txn`] evaluate reads, inside transactions and on views.
+//! * [`auth`] contains users, roles and permissions.
+//! * [`AsOf`] reads the state at one moment for a long time without holding a view.
+//! * [`key_value`] encodes keys and values for clients and for HashKV.
+//! * [`image`] encodes the state for checkpoints.
+//! * [`snapshot`] encodes the state with its values for `Maintenance.Snapshot`.
+//! * [`transfer`] encodes the state, or a part of it, for another member.
 //!
-//! It does not know raft, files, clients or which member it is.
+//! The crate does not depend on raft, files, clients or the identity of the local member.
 //!
-//! Invariants, and the tests that hold them (`tests/it`):
-//! * the same entries have the same effects on every member, whether it answers or not, and however far its physical
-//!   compaction got (`apply`);
-//! * whatever passed [`check`] can be applied, and what cannot be decoded changes nothing, on any member (`cost`);
-//! * a mutating entry raises the revision by exactly one, a refused one changes nothing (`apply`);
-//! * what is restored from a checkpoint cannot be told from what was saved (`image`), and so with snapshots
-//!   (`snapshot`); files of old versions open for ever; damaged ones are errors, never panics;
-//! * nor can what was transferred be told from what was sent, whatever the receiver had and however often the
-//!   transfer broke off (`transfer`);
-//! * the rolling hash is the same on members whose state is the same, and differs from the first entry on that touches
-//!   a difference (`state_hash`);
-//! * a membership change that the members there do not allow changes nothing (`membership`).
+//! Invariants, and the tests that check them (`tests/it`):
+//! * the same entries have the same effects on every member, whether or not the member answers a client, and
+//!   whatever the progress of its physical compaction (`apply`);
+//! * a request that has passed [`check`] can be applied, and an entry that cannot be decoded changes nothing,
+//!   on any member (`cost`);
+//! * a mutating entry raises the revision by exactly one, a refused entry changes nothing (`apply`);
+//! * a state restored from a checkpoint is equal to the saved state (`image`), and so is one restored from a
+//!   snapshot (`snapshot`); files of old versions can always be read; damaged files cause errors, never
+//!   panics;
+//! * a transferred state is equal to the state of the sender, whatever the receiver had before and however
+//!   often the transfer was interrupted (`transfer`);
+//! * the rolling hash is the same on members whose state is the same, and differs from the first entry on
+//!   that touches a difference (`state_hash`);
+//! * a membership change that the current members do not allow changes nothing (`membership`).
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,6 @@
-//! The state machine: one deterministic `apply`. [`Machine::apply`] takes an entry as a [`Command`] and returns what it did as
-//! [`Applied`]; `dispatch` has a function for each kind of request. It knows no raft, clock, file or client; values come from
-//! the reader that the caller hands in.
+//! The state machine with one deterministic `apply`. [`Machine::apply`] takes a committed entry as a
+//! [`Command`] and returns its effect as [`Applied`]; `dispatch` calls one function per kind of request. The
+//! module does not depend on raft, clocks, files or clients; the caller passes in a reader of values.
 
 use std::collections::BTreeMap;
 
@@ -33,29 +33,31 @@ use crate::sliced::{Budget, Unfinished, Work};
 use crate::state_hash::{Effect, StateHash, StatePoint, StateTrail};
 use crate::txn::{self, Deleted, OpOutcome, Past, Path, Ranged, Read, TxnOutcome};
 
-/// Options of a member that affect applying. They count only for entries that do not carry them.
+/// Options of a member that affect applying. They apply only to entries that do not carry the options
+/// themselves.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// Maximum number of learners at the same time; etcd's `--max-learners`. It applies to a learner that was proposed by
-    /// a member running etcd, or an older version of this program: etcd's members also judge it by their own option.
+    /// Maximum number of learners at the same time; etcd's `--max-learners`. It applies to a learner that was
+    /// proposed by a member running etcd or an older version of this program, since such entries do not carry
+    /// the limit. Members running etcd also use their own option.
     pub learners_max: usize,
 }
 
-/// A committed entry.
+/// A committed log entry, as input of [`Machine::apply`].
 #[derive(Clone, Copy)]
 pub struct Command<'a> {
     /// Index of the entry in the log.
     pub index: Index,
-    /// The term of that entry.
+    /// Raft term of the entry.
     pub term: Term,
-    /// The bytes of an `InternalRaftRequest` or, for a membership change, of etcd's `ConfChange`.
+    /// Bytes of an `InternalRaftRequest` or, for a membership change, of etcd's `ConfChange`.
     pub data: &'a Bytes,
     /// Location of the first byte of `data` in the log.
     pub location: Location,
 }
 
 impl std::fmt::Debug for Command<'_> {
-    /// The request is told by its length: values, and hashes of passwords, are in it.
+    /// Shows only the length of the request, which contains values and password hashes.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Command { index, term, data, location } = self;
         f.debug_struct("Command")
@@ -67,15 +69,15 @@ impl std::fmt::Debug for Command<'_> {
     }
 }
 
-/// The entry cannot be applied, and so nothing after it can: the member has to stop.
+/// Error of an entry that cannot be applied. No later entry can be applied either, so the member must stop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fatal {
-    /// The entry.
+    /// Log index of the entry.
     pub index: Index,
-    /// Text for the operator: what is wrong, and what to do.
+    /// Text for the operator: the problem, and what to do about it.
     pub why: String,
-    /// True if the entry is sound, but a value that it depends on could not be read on this member. The machine is as it
-    /// was before the entry, and other members may be able to apply it.
+    /// True if the entry is valid, but a value that it depends on could not be read on this member. The
+    /// machine is in the state before the entry, and other members may be able to apply it.
     pub is_unreadable: bool,
 }
 
@@ -87,48 +89,48 @@ impl std::fmt::Display for Fatal {
 
 impl std::error::Error for Fatal {}
 
-/// The result of an entry, for its proposer. It is moved several times on its way to its client, so what is large
-/// and rare in it lies behind a pointer.
+/// Result of an entry, for its proposer. The result is moved several times between threads, so large and rare
+/// parts are boxed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// A put.
+    /// Result of a put.
     Put {
-        /// The revision written.
+        /// Revision of the put.
         revision: Revision,
-        /// Previous key-value pair, if it was asked for.
+        /// Previous key-value pair, if the request asked for it.
         previous: Option<Box<StoredKeyValue>>,
     },
-    /// A delete.
+    /// Result of a delete.
     DeleteRange(Deleted),
-    /// A transaction.
+    /// Result of a transaction.
     Txn(TxnOutcome),
-    /// A compaction; the removal of what it made unreadable goes on behind it.
+    /// A compaction was accepted; the compacted versions are removed in the background.
     Compacted,
-    /// A lease with this TTL in seconds.
+    /// A lease was granted.
     LeaseGranted {
         /// Id of the lease.
         id: LeaseId,
         /// TTL of the lease, in seconds.
         ttl: Seconds,
     },
-    /// A lease is gone, with its keys.
+    /// A lease was revoked, and its keys were deleted.
     LeaseRevoked,
-    /// Times left were noted.
+    /// The remaining TTLs of a lease checkpoint were stored.
     LeaseCheckpointed,
-    /// The alarms that the request is about.
+    /// Alarms that the request selected or changed.
     Alarms(Vec<AlarmMember>),
-    /// A user has authenticated; a simple token ends with this index.
+    /// A user has authenticated; the index of this entry is the second part of a simple token.
     Authenticated {
-        /// The entry.
+        /// Log index of the entry.
         index: Index,
     },
-    /// The entry was applied and has no answer of its own.
+    /// The entry was applied, and its response has no content.
     Done,
 }
 
 impl Outcome {
-    /// Returns true if its answer holds what was there before, or what was read: that must stay readable until it is
-    /// answered.
+    /// Returns true if the response contains key-value pairs, previous or read ones. Their values must stay
+    /// readable until the response is sent.
     pub fn names_values(&self) -> bool {
         match self {
             Outcome::Put { previous, .. } => previous.is_some(),
@@ -138,7 +140,7 @@ impl Outcome {
         }
     }
 
-    /// Returns true if something is left to be read by the answering side, in the state right behind the entry.
+    /// Returns true if a part of the response is read after apply, from the state right after the entry.
     pub fn reads_later(&self) -> bool {
         match self {
             Outcome::DeleteRange(deleted) => matches!(deleted.previous, Read::Past(_)),
@@ -148,53 +150,53 @@ impl Outcome {
     }
 }
 
-// Up to 128 bytes are moved without a call.
+// // Moves of up to 128 bytes are compiled without a call of memcpy.
 const _: () = assert!(size_of::<Applied>() <= 128);
 
-/// A change beside keys and values, for callers that keep their own record of it.
+/// A change of state other than keys and values, for callers that keep their own record of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A lease exists now.
+    /// A lease was granted.
     LeaseGranted {
         /// Id of the lease.
         id: LeaseId,
         /// TTL of the lease in seconds.
         ttl: Seconds,
     },
-    /// A lease is gone.
+    /// A lease was revoked.
     LeaseRevoked(LeaseId),
-    /// The compact revision rose.
+    /// The compact revision rose to this revision.
     Compacted(Revision),
-    /// An alarm was raised or cleared.
+    /// An alarm was raised or cleared. `None` if no new alarm was raised.
     Alarms(Option<Raised>),
     /// A member's attributes or the cluster's version changed.
     Members,
-    /// Users or roles changed, or somebody has authenticated.
+    /// Users or roles changed, or a user has authenticated.
     Auth(Box<AuthChange>),
 }
 
 /// An alarm that was not raised before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Raised {
-    /// Type of the alarm, etcd's number.
+    /// Type of the alarm, as etcd numbers alarms.
     pub alarm: i32,
-    /// The member for which it was raised.
+    /// Id of the member for which the alarm was raised.
     pub member_id: u64,
-    /// Why, as the entry has it for that member; no part of the state.
+    /// Cause of the alarm as the entry gives it. The cause is not part of the replicated state.
     pub cause: u32,
 }
 
-/// A committed entry's effect.
+/// Effect of a committed entry.
 #[derive(Debug, PartialEq)]
 pub struct Applied {
-    /// The id under which it was proposed; 0 for a leader's empty entry.
+    /// Id under which the request was proposed; 0 for the empty entry of a new leader.
     pub request_id: u64,
-    /// etcd's name of the request; empty for a leader's empty entry, [`UNDECODABLE`] for an entry that is no request and
-    /// therefore changes nothing.
+    /// etcd's name of the request; empty for the empty entry of a new leader, [`UNDECODABLE`] for an entry
+    /// that does not decode as a request and therefore changes nothing.
     pub op: &'static str,
     /// Result for the client.
     pub outcome: Result<Outcome, Status>,
-    /// Change beside keys and values.
+    /// Change of state other than keys and values.
     pub change: Option<Change>,
 }
 
@@ -205,25 +207,26 @@ pub enum VoterChange {
     AddVoter(MemberId),
     /// A learner was added.
     AddLearner(MemberId),
-    /// A member left.
+    /// A member was removed.
     Remove(MemberId),
-    /// The set of members did not change; the attributes of this one did.
+    /// The attributes of this member changed; the set of members did not.
     Update(MemberId),
 }
 
-/// A committed membership change's effect.
+/// Effect of a committed membership change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfApplied {
-    /// The id under which it was proposed.
+    /// Id under which the change was proposed.
     pub request_id: u64,
-    /// The change, or why there was none: raft is then told of a change of node 0, as in etcd.
+    /// The change, or the reason why it was refused. For a refused change the caller reports a change of node
+    /// 0 to raft, as etcd does.
     pub outcome: Result<VoterChange, Status>,
 }
 
-/// The bytes of one segment that the index still points at.
+/// Live values in one segment of the log: those that the index still points to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentUse {
-    /// Values.
+    /// Number of live values.
     pub values: u64,
     /// Bytes of the live values.
     pub bytes: u64,
@@ -232,27 +235,27 @@ pub struct SegmentUse {
 /// The replicated state of one member.
 pub struct Machine {
     rules: Rules,
-    /// Keys and values.
+    /// All versions of all keys.
     pub store: Store,
-    /// Leases.
+    /// All granted leases.
     pub leases: Leases,
-    /// Alarms.
+    /// All raised alarms.
     pub alarms: Alarms,
-    /// Members.
+    /// Members of the cluster, and the cluster version.
     pub members: Members,
-    /// Users and roles.
+    /// Users, roles, and whether authentication is enabled.
     pub auth: Auth,
     pub(crate) rights: RightsCache,
-    /// The last entry applied.
+    /// Log index of the last applied entry.
     pub applied_index: Index,
-    /// The term of that entry.
+    /// Raft term of the entry at `applied_index`.
     pub applied_term: Term,
     pub(crate) usage: BTreeMap<u32, SegmentUse>,
     pub(crate) in_use_bytes: u64,
-    /// The highest main revision of a deletion that compaction has physically removed; see [`crate::image::Head`].
+    /// Highest main revision of a deletion that compaction has physically removed; see [`crate::image::Head`].
     pub(crate) delta_from_min: Revision,
     pub(crate) hash: StateHash,
-    /// The entry behind the last one applied, as long as it is not whole.
+    /// The entry after `applied_index`, while it is applied in slices.
     pub(crate) unfinished: Option<Box<Unfinished>>,
 }
 
@@ -265,7 +268,7 @@ impl std::fmt::Debug for Machine {
     }
 }
 
-/// The bytes that a version counts for: its key, its value, and what the index and the log keep about it.
+/// Returns the bytes in use of a version: its key, its value, and a fixed amount for its metadata.
 pub(crate) fn version_bytes(version: Version<'_>) -> u64 {
     loaded_bytes(version.key(), version.value_len())
 }
@@ -275,7 +278,7 @@ pub(crate) fn loaded_bytes(key: &[u8], value_len: u32) -> u64 {
     64 + key.len() as u64 + u64::from(value_len)
 }
 
-/// The accounting that every write and removal keeps up to date.
+/// The counters and the state hash that every write and removal updates.
 pub(crate) struct Accounting<'a> {
     leases: &'a mut Leases,
     usage: &'a mut BTreeMap<u32, SegmentUse>,
@@ -297,7 +300,7 @@ impl Accounting<'_> {
 }
 
 impl Machine {
-    /// An empty state.
+    /// Returns an empty state.
     pub fn new(rules: Rules) -> Machine {
         Machine::with_store(rules, Store::new())
     }
@@ -321,7 +324,8 @@ impl Machine {
         }
     }
 
-    /// The bytes of everything that is not compacted away, with leases and their keys: what the quota is held against.
+    /// Returns the bytes in use, which the space quota limits: all versions that are not compacted, and the
+    /// leases with their keys.
     pub fn in_use_bytes(&self) -> u64 {
         self.bytes_before().unwrap_or_else(|| self.in_use_bytes + self.leases.bytes())
     }
@@ -331,19 +335,22 @@ impl Machine {
         &self.usage
     }
 
-    /// The rolling hash of all that entries changed up to the last one applied. `None` when it cannot be known,
-    /// since an image of a version without it was at the beginning: that compares with nothing.
+    /// Returns the rolling hash of all changes up to the last applied entry. Returns `None` if the hash is
+    /// unknown because the state was restored from an image that contains no usable hash; it is then not
+    /// compared.
     pub fn state_hash(&self) -> Option<u64> {
         self.hash_before().unwrap_or_else(|| self.hash.value())
     }
 
-    /// The hash as it was after the entry `from_index`, if that is still remembered, and after each entry behind it
-    /// that changed anything; the last [`crate::STATE_POINTS_MAX`] are. Empty when the hash is not known.
+    /// Returns the hash after the entry `from_index`, if it is still stored, and the hash after each later
+    /// entry that changed the state. The last [`crate::STATE_POINTS_MAX`] points are stored. Returns nothing
+    /// if the hash is unknown.
     pub fn state_hashes(&self, from_index: Index) -> impl ExactSizeIterator<Item = StatePoint> + '_ {
         self.hash.points(from_index)
     }
 
-    /// Returns the hashes of the state after the entries from this index on, to be compared with another member's.
+    /// Returns the hashes of the state after the entries from this index on, for comparison with those of
+    /// another member.
     pub fn state_trail(&self, from_index: Index) -> StateTrail {
         self.newest_state_trail(from_index, usize::MAX)
     }
@@ -355,11 +362,11 @@ impl Machine {
         StateTrail { applied_index: self.applied_index, points: points.skip(older).collect() }
     }
 
-    /// Applies a committed entry. With `answer` false nothing is noted of what it read.
+    /// Applies a committed entry. If `answer` is false, the outcome contains nothing that the entry read.
     ///
     /// # Errors
     ///
-    /// As [`Machine::apply_for`].
+    /// Returns the same errors as [`Machine::apply_for`].
     pub fn apply(
         &mut self,
         command: Command<'_>,
@@ -369,14 +376,15 @@ impl Machine {
         self.apply_for(command, values, |_| answer)
     }
 
-    /// Applies a committed entry. `waits` says whether a request waits for the entry proposed under an id: if not, nothing
-    /// is noted of what it read. What ranges inside transactions found is left to the answering side, see
-    /// [`txn::Read::Past`], and to be read in the state right behind the entry or in one that is not compacted further.
+    /// Applies a committed entry. `waits` returns true if a request waits for the entry that was proposed
+    /// under the given id; if it returns false, the outcome contains nothing that the entry read. Ranges
+    /// inside a transaction are not evaluated here but by the caller, see [`txn::Read::Past`], in the state
+    /// right after the entry or in a later one with the same compact revision.
     ///
     /// # Errors
     ///
-    /// When the entry is of a kind that this version does not know, or a value it depends on cannot be read. Nothing has
-    /// changed then.
+    /// Returns an error if this version does not know the kind of the entry, or a value that the entry
+    /// depends on cannot be read. The state is then unchanged.
     pub fn apply_for(
         &mut self,
         command: Command<'_>,
@@ -391,16 +399,17 @@ impl Machine {
         })
     }
 
-    /// Applies an entry as [`Machine::apply_for`] does. But an entry that costs more than this step allows is left for
-    /// [`Machine::go_on`], and so is one that depends on a value that is not at hand ([`crate::ReadError::NotAtHand`]);
-    /// nothing of it is done then, and `None` is returned.
+    /// Applies an entry like [`Machine::apply_for`], unless the entry costs more than this step allows or
+    /// depends on a value that is not in memory ([`crate::ReadError::NotAtHand`]). Such an entry changes
+    /// nothing yet: the function returns `None`, and the caller continues with [`Machine::go_on`].
     ///
-    /// `left` is the cost that this step may still have, in about keys, operations and KiB of what is compared. It is
-    /// lowered by what was done; with `u64::MAX` no entry costs too much.
+    /// `left` is the remaining cost of this step, in units of about one key, one operation or one KiB of
+    /// compared values. The cost of the entry is subtracted from it; with `u64::MAX` no entry is too
+    /// expensive.
     ///
     /// # Errors
     ///
-    /// As for [`Machine::apply_for`].
+    /// Returns the same errors as [`Machine::apply_for`].
     pub fn begin(
         &mut self,
         command: Command<'_>,
@@ -415,7 +424,8 @@ impl Machine {
         }
         let mut request = InternalRaftRequest::default();
         if let Err(why) = request::command(&mut request, command.data) {
-            // It follows from the bytes alone, so no member applies it. Nobody can have proposed it and wait for it.
+            // The entry is undecodable by its bytes alone, so no member applies it, and no request of this
+            // program waits for it.
             self.hash.entry_done(self.applied_index, self.store.current_revision());
             let outcome = Err(undecodable(&why));
             return Ok(Some(Applied { request_id: 0, op: UNDECODABLE, outcome, change: None }));
@@ -443,7 +453,7 @@ impl Machine {
         let outcome = match self.dispatch(command, &request, allowed, values, answer, &mut change) {
             Ok(outcome) => Ok(outcome),
             Err(Failure::Refused(status)) => Err(status),
-            // A transaction's comparisons, before anything has changed.
+            // The value is needed by a comparison of the transaction; comparisons run before any change.
             Err(Failure::NotAtHand) => {
                 (self.applied_index, self.applied_term) = before;
                 self.keep(command, request, (request_id, answer), Work::txn());
@@ -475,8 +485,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Applies a request about keys or leases, or leaves it to [`Machine::dispatch_cluster`]. `change` gets what the core has
-    /// to hear beside the outcome.
+    /// Applies a request about keys or leases, and passes all others to [`Machine::dispatch_cluster`].
+    /// `change` receives the change of state other than keys and values.
     fn dispatch(
         &mut self,
         command: Command<'_>,
@@ -544,11 +554,11 @@ impl Machine {
             return Ok(Outcome::Done);
         }
         if request.downgrade_version_test.is_some() {
-            // Tests of etcd 3.6 write it to logs, and it does nothing.
+            // Tests of etcd 3.6 write this request to logs; it has no effect.
             return Ok(Outcome::Done);
         }
         if request.range.is_some() {
-            // etcd before 3.1 sent reads through the log; they change nothing.
+            // etcd before 3.1 proposed reads through the log; they change nothing.
             return Ok(Outcome::Done);
         }
         if let Some(outcome) = self.apply_auth(self.applied_index, request, change) {
@@ -570,7 +580,7 @@ impl Machine {
         Ok(Outcome::LeaseGranted { id: LeaseId(grant.id), ttl })
     }
 
-    /// Notes the time left of leases that still exist.
+    /// Stores the remaining TTLs of leases that still exist.
     fn lease_checkpoint(&mut self, checkpoint: &LeaseCheckpointRequest) -> Outcome {
         for lease in &checkpoint.checkpoints {
             self.leases.checkpoint(LeaseId(lease.id), Seconds(lease.remaining_ttl));
@@ -586,7 +596,7 @@ impl Machine {
         }
     }
 
-    /// Sets the name and the client URLs of a member, if it still is one.
+    /// Sets the name and the client URLs of a member, if it is still in the cluster.
     fn set_member_attributes(&mut self, set: &ClusterMemberAttrSetRequest) {
         if let Some(member) = self.members.by_id.get_mut(&set.member_id)
             && let Some(attributes) = &set.member_attributes
@@ -619,7 +629,7 @@ impl Machine {
         Ok(Outcome::Put { revision, previous })
     }
 
-    /// Returns the writer of the store and the accounting that go with an entry.
+    /// Returns the writer of the store and the accounting that an entry updates with it.
     pub(crate) fn writing(&mut self) -> (Writer<'_>, Accounting<'_>) {
         let accounting = Accounting {
             leases: &mut self.leases,
@@ -666,13 +676,13 @@ impl Machine {
         Ok(Outcome::Compacted)
     }
 
-    /// Removes a slice of what a compaction made unreadable; says whether that was all.
+    /// Removes up to `budget` versions that a compaction made unreadable. Returns true if none is left.
     pub fn compact_step(&mut self, budget: u64) -> bool {
         self.compact_step_through(Revision::MAX, budget)
     }
 
-    /// Removes versions as [`Machine::compact_step`] does, but only what a compaction at `through` would, since a reader
-    /// needs the rest.
+    /// Removes versions like [`Machine::compact_step`], but only those that a compaction at `through`
+    /// removes, because a reader still needs the later ones.
     pub fn compact_step_through(&mut self, through: Revision, budget: u64) -> bool {
         assert!(self.is_whole(), "nothing is removed amid an entry");
         let (usage, in_use_bytes) = (&mut self.usage, &mut self.in_use_bytes);
@@ -692,7 +702,8 @@ impl Machine {
         progress.done
     }
 
-    /// Notes that the value of a version was copied to another segment; says whether anybody still wanted it.
+    /// Stores the new location of a value that was copied to another segment. Returns false if the version is
+    /// gone or has moved already.
     pub fn relocate(&mut self, change: ChangeId, from: Location, to: Location) -> bool {
         let snapshot = self.store.snapshot();
         let Some(version) = snapshot.version_at(change) else { return false };
@@ -722,7 +733,8 @@ impl Machine {
         let lease = self.leases.revoke(LeaseId(request.id)).ok_or(error::LEASE_NOT_FOUND)?;
         *change = Some(Change::LeaseRevoked(LeaseId(request.id)));
         self.hash.mix(Effect::LeaseRevoked, &[request.id as u64, lease.keys.len() as u64]);
-        // The lease is gone, and with it what the accounting says of its keys.
+        // `revoke` has removed the lease with its list of keys, so deleting the keys does not update that
+        // list.
         let keys = lease.keys.iter().map(|(key, ())| (key.clone(), ()));
         self.delete_keys(keys, &mut Budget::endless());
         Ok(Outcome::LeaseRevoked)
@@ -750,27 +762,29 @@ impl Machine {
         }
     }
 
-    /// Returns true if the membership change of an entry, applied now, would be refused for the number of learners alone, by
-    /// [`Rules::learners_max`]: members with a higher limit carry it out. False for bytes that are no change of members.
+    /// Returns true if the membership change in `data` would be refused now only because of
+    /// [`Rules::learners_max`]; members with a higher limit apply it. Returns false for bytes that do not
+    /// decode as a membership change.
     pub fn is_refused_by_learners_max(&self, data: &Bytes) -> bool {
         let limit = self.rules.learners_max;
         raftpb::ConfChange::decode(data.clone())
             .is_ok_and(|change| reconfiguration::is_refused_by_learners_max(&self.members, &change, limit))
     }
 
-    /// Applies a committed membership change. One that the members there no longer allow changes nothing and is
-    /// answered as etcd does; raft then has to be told that nothing changed.
+    /// Applies a committed membership change. A change that the current members no longer allow changes
+    /// nothing and gets etcd's error; the caller must then report to raft that nothing changed.
     ///
     /// # Errors
     ///
-    /// When the entry cannot be understood.
+    /// Returns an error if the entry does not decode, or its term is older than that of the entry before it.
     pub fn apply_conf_change(&mut self, command: Command<'_>) -> Result<ConfApplied, Fatal> {
         let fatal = |why: String| Fatal { index: command.index, why, is_unreadable: false };
         self.next(command)?;
         let change = raftpb::ConfChange::decode(command.data.clone())
             .map_err(|e| fatal(format!("it is no membership change: {e}")))?;
         let request_id = change.id.unwrap_or(0);
-        // What makes no sense came from outside, with a member's forwarded proposal, and changes nothing.
+        // An invalid change was forwarded from another member's proposal; it is refused like in etcd and
+        // changes nothing.
         let outcome = reconfiguration::read(&change).and_then(|change| {
             change.check(&self.members, self.rules.learners_max)?;
             Ok(change.apply(&mut self.members, &mut self.hash))
@@ -780,13 +794,13 @@ impl Machine {
     }
 }
 
-/// A chosen branch while it runs. Everything that can fail was checked before.
+/// Execution of a chosen branch of a transaction. All checks that can fail have passed already.
 struct Run<'a, 's, 'b> {
     writer: &'a mut Writer<'s>,
     accounting: &'a mut Accounting<'b>,
     command: Command<'a>,
     answer: bool,
-    /// Number of keys that the outcome may still name by itself.
+    /// Number of keys that the outcome may still contain directly.
     known: usize,
 }
 
@@ -828,23 +842,23 @@ impl Run<'_, '_, '_> {
     }
 }
 
-/// Whether an entry is refused while there is no space.
+/// Returns true if the entry is refused while the NOSPACE alarm is raised.
 fn takes_space(request: &InternalRaftRequest) -> bool {
     request.put.is_some()
         || request.lease_grant.is_some()
         || request.txn.as_ref().is_some_and(|txn| check::txn_cost(txn) > 0)
 }
 
-/// [`Applied::op`] of an entry that is no request.
+/// [`Applied::op`] of an entry that does not decode as a request.
 pub const UNDECODABLE: &str = "Undecodable";
 
 fn undecodable(why: &request::Undecodable) -> Status {
     Status::with(Code::Internal, format!("mainstay: the entry is no request: {why}"))
 }
 
-/// etcd's name for what a request asks.
+/// Returns etcd's name of the kind of a request.
 pub(crate) fn op_name(request: &InternalRaftRequest) -> &'static str {
-    // Nearly all entries are puts or transactions.
+    // Puts and transactions are nearly all entries, so they are checked first.
     if request.put.is_some() {
         return "Put";
     }
@@ -928,11 +942,11 @@ pub(crate) fn write_put(
 }
 
 fn present<'a>(snapshot: &Snapshot<'a>, key: &[u8]) -> Option<Version<'a>> {
-    // Revision 0 is the current one, which can always be read.
+    // The current revision is never compacted, so this read cannot fail.
     snapshot.get(key, Revision::CURRENT).ok().flatten()
 }
 
-/// A range amid a transaction.
+/// Evaluates a range inside a transaction. Returns an empty result if `answer` is false.
 pub(crate) fn write_range(
     writer: &Writer<'_>,
     answer: bool,
@@ -958,14 +972,14 @@ fn write_delete(
     deletion.end(delete)
 }
 
-/// A deletion that is under way.
+/// A deletion that runs in slices.
 pub(crate) struct Deletion {
-    /// Main revision of its first change.
+    /// Id of the first change of this deletion.
     first: ChangeId,
-    /// The key behind which it goes on.
+    /// Last deleted key of the slice before; the next slice continues after it.
     behind: Option<Box<[u8]>>,
     deleted: u64,
-    /// The first of what it deleted, if that is to be answered.
+    /// The first deleted key-value pair, if the request asks for previous pairs.
     previous: Option<StoredKeyValue>,
 }
 
@@ -975,7 +989,7 @@ impl Deletion {
         Deletion { first, behind: None, deleted: 0, previous: None }
     }
 
-    /// Deletes the next keys; says whether that was all.
+    /// Deletes keys until the budget is spent. Returns true if all keys of the range are deleted.
     pub fn go_on(
         &mut self,
         writer: &mut Writer<'_>,
@@ -990,7 +1004,7 @@ impl Deletion {
         let range = self.behind.as_deref().map_or(range, |key| range.after(key));
         let some = writer.delete_some(range, |change| {
             accounting.added(&change);
-            // The key is copied and hashed.
+            // The key is copied and hashed, so it counts twice.
             budget.spend(1, 2 * change.version.key().len() as u64);
             if let Some(gone) = change.previous {
                 accounting.leases.detach(gone.key(), gone.lease());
@@ -1009,7 +1023,7 @@ impl Deletion {
     pub fn end(&mut self, delete: &DeleteRangeRequest) -> Deleted {
         let previous = match self.previous.take() {
             Some(first) if self.deleted == 1 => Read::Known { found: vec![first], more: false, count: 1 },
-            // They are those that were there before the first of them went.
+            // The deleted pairs are read later, from the state before the first deletion.
             Some(_) => {
                 let (key, range_end) = (delete.key.clone(), delete.range_end.clone());
                 Read::Past(Box::new(Past {

@@ -1,4 +1,5 @@
-//! The members of the cluster as the entries of the log have made them: [`Members`]. Raft's own view of voters is not here.
+//! The members of the cluster as log entries have configured them: [`Members`]. Raft keeps its own list of
+//! voters elsewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,18 +13,18 @@ use crate::codec::{Input, Malformed, put_bytes, put_u64};
 pub struct Member {
     /// Id of the member.
     pub id: u64,
-    /// URLs at which the other members reach it.
+    /// URLs at which the other members reach this member.
     pub peer_urls: Vec<String>,
-    /// True if it has no vote.
+    /// True if the member has no vote.
     pub is_learner: bool,
     /// Name of the member; empty until it has started.
     pub name: String,
-    /// URLs at which clients reach it.
+    /// URLs at which clients reach this member.
     pub client_urls: Vec<String>,
 }
 
 impl Member {
-    /// The JSON that etcd puts into the context of a membership change.
+    /// Returns the JSON that etcd puts into the context of a membership change.
     pub fn to_json(&self) -> String {
         let mut object = json!({ "id": self.id, "peerURLs": self.peer_urls });
         if let Value::Object(fields) = &mut object {
@@ -40,11 +41,12 @@ impl Member {
         object.to_string()
     }
 
-    /// Reads that JSON. Unknown fields are passed over, as etcd does.
+    /// Reads a member from the JSON in the context of a membership change. Ignores unknown fields, as etcd
+    /// does.
     ///
     /// # Errors
     ///
-    /// When it is no JSON object, or a field has another type than etcd writes.
+    /// Returns an error if the text is not a JSON object, or a field has another type than etcd writes.
     pub fn from_json(text: &[u8]) -> Result<Member, MemberError> {
         let value: Value = serde_json::from_slice(text).map_err(MemberError::Json)?;
         let Value::Object(fields) = value else { return Err(MemberError::NotAnObject) };
@@ -68,18 +70,18 @@ impl Member {
     }
 }
 
-/// Why a text is not the JSON of a member.
+/// Reason why a text is not the JSON of a member.
 #[derive(Debug)]
 pub enum MemberError {
-    /// The text is no JSON.
+    /// The text is not JSON.
     Json(serde_json::Error),
-    /// The text is another JSON value than an object.
+    /// The text is JSON, but not an object.
     NotAnObject,
     /// The object has no id.
     NoId,
-    /// The field with this name is no list.
+    /// The field with this name is not a list.
     NoList(&'static str),
-    /// The field with this name holds something else than texts.
+    /// The list in the field with this name contains values that are not strings.
     NoText(&'static str),
 }
 
@@ -109,35 +111,37 @@ impl std::error::Error for MemberError {
 pub struct Members {
     /// Members by id.
     pub by_id: BTreeMap<u64, Member>,
-    /// Ids that may never come back.
+    /// Ids of removed members, which must never be used again.
     pub removed: BTreeSet<u64>,
-    /// The cluster version, such as `3.7.0`; empty until it is decided.
+    /// Cluster version, such as `3.7.0`; empty until it is decided.
     pub cluster_version: String,
-    /// The version a downgrade goes to, while one is under way.
+    /// Target version of a downgrade, while a downgrade is running.
     pub downgrade_target: Option<String>,
 }
 
 impl Members {
-    /// The version of etcd whose form the stored data have: that of the cluster, once its members have agreed upon one.
+    /// Returns the version of etcd that defines the format of the stored data: the cluster version, once the
+    /// members have agreed on one.
     pub fn storage_version(&self) -> Option<&str> {
         let decided = self.cluster_version.as_str();
         (!decided.is_empty() && decided != api::MIN_CLUSTER_VERSION).then_some(decided)
     }
 
-    /// Returns true if the version that the cluster has decided is before 3.5: members may be of etcd 3.4 or before, which end
-    /// when they apply a request that 3.5 brought, and would give a user that has a hashed password an empty one.
+    /// Returns true if the decided cluster version is before 3.5. Then members may run etcd 3.4 or older,
+    /// which exits when it applies a request that 3.5 introduced, and would store an empty password for a
+    /// user with a hashed password.
     pub fn are_before_3_5(&self) -> bool {
         let mut numbers = self.cluster_version.split('.').map(str::parse::<u32>);
         let decided = self.cluster_version != api::MIN_CLUSTER_VERSION;
         matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if decided && (major, minor) < (3, 5))
     }
 
-    /// The ids with a vote.
+    /// Returns the ids of the voters.
     pub fn voters(&self) -> Vec<u64> {
         self.by_id.values().filter(|m| !m.is_learner).map(|m| m.id).collect()
     }
 
-    /// The ids without one.
+    /// Returns the ids of the learners.
     pub fn learners(&self) -> Vec<u64> {
         self.by_id.values().filter(|m| m.is_learner).map(|m| m.id).collect()
     }

@@ -1,5 +1,5 @@
-//! The keys that a range request selects, by etcd's rules: [`select`] walks them, [`sort`] sorts them, [`passes`] filters them.
-//! It reads no value itself, and builds no answer.
+//! Evaluation of range requests by etcd's rules: [`select`] walks the keys, [`sort`] sorts them, [`passes`]
+//! filters them. The module does not read values itself and builds no response.
 
 use std::cmp::Reverse;
 
@@ -13,10 +13,10 @@ use numbers::Revision;
 
 use crate::key_value::{Projection, ReadError, StoredKeyValue, Values, read_version};
 
-/// Why a request against the store failed.
+/// Reason why a request against the store failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The client asked for something it cannot have.
+    /// The request is refused with this status.
     Refused(Status),
     /// A value could not be read from the disk.
     Unreadable(String),
@@ -27,7 +27,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Returns the failure in words.
+    /// Returns the text of the failure.
     pub fn text(self) -> String {
         match self {
             Failure::Refused(status) => status.message.into_owned(),
@@ -58,7 +58,7 @@ impl From<ReadError> for Failure {
     }
 }
 
-/// etcd's status for a revision that cannot be read.
+/// Returns etcd's status for a revision that cannot be read.
 pub fn refused(error: RevisionError) -> Status {
     match error {
         RevisionError::Compacted => error::COMPACTED,
@@ -66,25 +66,25 @@ pub fn refused(error: RevisionError) -> Status {
     }
 }
 
-/// The answer of a range, values still in the log.
+/// Result of a range request. The values are still in the log.
 #[derive(Debug)]
 pub struct Selection<'a> {
-    /// The versions, in the order asked for.
+    /// Versions that were found, in the requested order.
     pub versions: Vec<Version<'a>>,
-    /// True if the limit cut something off.
+    /// True if the limit left out keys.
     pub more: bool,
-    /// Keys in the range at the revision, whatever limit and filters say.
+    /// Number of keys in the range at the revision, regardless of limit and filters.
     pub count: i64,
 }
 
-/// Returns the projection of each key of the answer, by the fields of a request.
+/// Returns which parts of each key-value pair the request asks for.
 pub fn projection(request: &RangeRequest) -> Projection {
-    // etcd 3.7 serves keys_only from its index, which knows no leases, unless it has to sort by value.
+    // etcd 3.7 serves keys_only from its index, which has no lease ids, unless it has to sort by value.
     let keys_only = request.keys_only;
     Projection { keys_only, without_lease: keys_only && request.sort_target != SortTarget::Value as i32 }
 }
 
-/// Returns true if a request leaves out keys by their revisions.
+/// Returns true if a request filters keys by their revisions.
 pub fn is_filtered(request: &RangeRequest) -> bool {
     request.min_mod_revision != 0
         || request.max_mod_revision != 0
@@ -92,18 +92,20 @@ pub fn is_filtered(request: &RangeRequest) -> bool {
         || request.max_create_revision != 0
 }
 
-/// Returns true if the answer comes in key order without looking at all of the range first.
+/// Returns true if the response is in key order and unfiltered, so that it can be returned before the whole
+/// range is walked.
 pub fn is_natural(request: &RangeRequest) -> bool {
     let by_key =
         request.sort_target == SortTarget::Key as i32 && request.sort_order != SortOrder::Descend as i32;
     by_key && !is_filtered(request)
 }
 
-/// Evaluates a range request that [`crate::check::range`] let through.
+/// Evaluates a range request that [`crate::check::range`] has accepted.
 ///
 /// # Errors
 ///
-/// A revision that is compacted or lies ahead, or a value that cannot be read (only sorting by value reads any).
+/// Returns an error if the revision is compacted or in the future, or a value cannot be read. Only sorting by
+/// value reads values.
 pub fn select<'a>(
     snapshot: &Snapshot<'a>,
     request: &RangeRequest,
@@ -112,12 +114,13 @@ pub fn select<'a>(
     select_counted(snapshot, request, None, values)
 }
 
-/// Evaluates as [`select`] does, for a caller that has counted the keys of the range in this snapshot already, at the
-/// revision of the request: a count descends the index twice, which is much of what a limited range costs.
+/// Evaluates a range request like [`select`]. `counted` is the number of keys of the range in this snapshot
+/// at the revision of the request, if the caller knows it: counting descends the index twice, which is a
+/// large part of the cost of a range with a limit.
 ///
 /// # Errors
 ///
-/// As [`select`].
+/// Returns the same errors as [`select`].
 pub fn select_counted<'a>(
     snapshot: &Snapshot<'a>,
     request: &RangeRequest,
@@ -169,7 +172,8 @@ pub fn select_counted<'a>(
     Ok(Selection { versions, more, count })
 }
 
-/// Returns true if a version passes the revision filters of a request. Bounds are inclusive; 0 is none.
+/// Returns true if a version passes the revision filters of a request. Bounds are inclusive; 0 means no
+/// bound.
 pub fn passes(version: Version<'_>, request: &RangeRequest) -> bool {
     let above = |n: i64, min: i64| min == 0 || n >= min;
     let below = |n: i64, max: i64| max == 0 || n <= max;
@@ -179,8 +183,9 @@ pub fn passes(version: Version<'_>, request: &RangeRequest) -> bool {
         && below(version.create_revision().0, request.max_create_revision)
 }
 
-/// Returns the number of keys, in key order, that a request which is not natural looks at before it filters and sorts;
-/// `None` for all. etcd cuts before it sorts when a target is named without an order and nothing is filtered.
+/// Returns the number of keys, in key order, that a request reads before it filters and sorts; `None` for all
+/// keys. etcd applies the limit before it sorts if the request has a sort target without an order and no
+/// filter. Called only for requests for which [`is_natural`] is false.
 pub fn keys_before_sort(request: &RangeRequest) -> Option<usize> {
     let cut_first =
         request.sort_order == SortOrder::None as i32 && !is_filtered(request) && request.limit > 0;
@@ -192,11 +197,11 @@ pub trait Sortable {
     /// Returns the number that the target compares; 0 for keys and values.
     fn number(&self, target: SortTarget) -> i64;
 
-    /// The value.
+    /// Returns the value of the item.
     ///
     /// # Errors
     ///
-    /// When it cannot be read.
+    /// Returns an error if the value cannot be read.
     fn value(&self, values: &dyn Values) -> Result<BytesMut, ReadError>;
 }
 
@@ -236,12 +241,13 @@ impl Sortable for StoredKeyValue {
     }
 }
 
-/// Sorts what came in key order. A target without an order means ascending. Ties keep the order of keys, whichever
-/// way the rest goes: etcd's sort is not stable, but does so for up to 12 keys.
+/// Sorts items that are in key order. A target without an order sorts in ascending order. Items that compare
+/// equal stay in ascending key order in both directions: etcd's sort is not stable, but behaves like this for
+/// up to 12 keys.
 ///
 /// # Errors
 ///
-/// When a value cannot be read.
+/// Returns an error if a value cannot be read.
 pub fn sort<T: Sortable>(
     items: &mut Vec<T>,
     request: &RangeRequest,

@@ -1,7 +1,7 @@
-//! One change of the membership, and whether the members there are allow it.
+//! A membership change, and the rules under which it is allowed.
 //!
-//! The same rules hold before a change is proposed and when it is applied: between the two another change may have
-//! made it impossible, and then every member refuses it alike. They are those of etcd's
+//! The same rules are checked before a change is proposed and again when it is applied: another change may be
+//! applied in between and make it invalid, and then every member refuses it. The rules are those of etcd's
 //! `membership.RaftCluster.ValidateConfigurationChange`.
 
 use std::fmt;
@@ -16,20 +16,21 @@ use crate::machine::VoterChange;
 use crate::member::{Member, MemberError, Members};
 use crate::state_hash::{Effect, StateHash};
 
-/// The change that a `ConfChange` asks for.
+/// A decoded `ConfChange`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reconfiguration {
-    /// A new member, with or without a vote; for a learner, how many there may be, if who proposed it says so.
+    /// Adds a member, as voter or as learner. For a learner also the maximum number of learners, if the
+    /// proposal contains it.
     Add(Member, Option<usize>),
-    /// A learner gets a vote; the id.
+    /// Makes the learner with this id a voter.
     Promote(u64),
-    /// Remove the member with this id for good.
+    /// Removes the member with this id permanently.
     Remove(u64),
-    /// A member is reached elsewhere: its id and all its peer URLs.
+    /// Replaces the peer URLs of the member with this id.
     Update(u64, Vec<String>),
 }
 
-/// Why a `ConfChange` is no membership change that this version can apply.
+/// Reason why a `ConfChange` is not a membership change that this version can apply.
 #[derive(Debug)]
 pub(crate) enum ChangeError {
     /// The change is of a kind that this version does not know.
@@ -38,9 +39,9 @@ pub(crate) enum ChangeError {
     Member(MemberError),
     /// The change names one member and describes another.
     OtherMember {
-        /// The member that it is about.
+        /// Id of the member that the change is about.
         about: u64,
-        /// The member that it describes.
+        /// Id of the member that the change describes.
         described: u64,
     },
 }
@@ -69,7 +70,7 @@ impl std::error::Error for ChangeError {
 }
 
 impl Reconfiguration {
-    /// Reads a membership change.
+    /// Decodes a membership change.
     pub fn of(change: &raftpb::ConfChange) -> Result<Reconfiguration, ChangeError> {
         let node = change.node_id.unwrap_or(0);
         let kind = raftpb::ConfChangeType::try_from(change.r#type.unwrap_or(0))
@@ -87,7 +88,7 @@ impl Reconfiguration {
             raftpb::ConfChangeType::ConfChangeAddNode if is_promotion(context) => {
                 Reconfiguration::Promote(node)
             }
-            // The type says it, since raft uses it.
+            // The type of the change decides whether the member is a learner, since raft uses the type, too.
             _ => {
                 let is_learner = kind == raftpb::ConfChangeType::ConfChangeAddLearnerNode;
                 let learners_max = if is_learner { learners_max(context) } else { None };
@@ -96,15 +97,15 @@ impl Reconfiguration {
         })
     }
 
-    /// Checks that the present members allow the change. `learners_max` counts for a change that does not carry its own
-    /// limit of learners.
+    /// Checks that the current members allow the change. `learners_max` applies to a change that does not
+    /// contain its own limit of learners.
     ///
     /// # Errors
     ///
-    /// etcd's answer to the request.
+    /// Returns etcd's error for the request.
     pub fn check(&self, members: &Members, learners_max: usize) -> Result<(), Status> {
         let id = self.id();
-        // 0 stands for nobody in raft.
+        // Raft uses id 0 for "no member".
         if id == 0 || members.removed.contains(&id) {
             return Err(error::MEMBER_NOT_FOUND);
         }
@@ -130,13 +131,13 @@ impl Reconfiguration {
                 Err(error::MEMBER_NOT_LEARNER)
             }
             Reconfiguration::Update(_, urls) if urls.iter().any(is_used) => Err(error::PEER_URL_EXIST),
-            // Raft cannot do without any voter, whatever the options allow.
+            // Raft needs at least one voter, whatever the options allow.
             Reconfiguration::Remove(id) if members.voters() == [*id] => Err(error::MEMBER_NOT_ENOUGH_STARTED),
             Reconfiguration::Promote(_) | Reconfiguration::Remove(_) | Reconfiguration::Update(..) => Ok(()),
         }
     }
 
-    /// Carries out what was checked.
+    /// Applies a change that [`Self::check`] has accepted.
     pub fn apply(self, members: &mut Members, hash: &mut StateHash) -> VoterChange {
         let effect = match &self {
             Reconfiguration::Add(..) => Effect::MemberAdded,
@@ -177,7 +178,7 @@ impl Reconfiguration {
         }
     }
 
-    /// The member it is about.
+    /// Returns the id of the member that the change is about.
     pub fn id(&self) -> u64 {
         match self {
             Reconfiguration::Add(member, _) => member.id,
@@ -193,8 +194,8 @@ fn is_promotion(context: &[u8]) -> bool {
         .is_ok_and(|value: Value| value.get("isPromote").and_then(Value::as_bool).unwrap_or(false))
 }
 
-/// Key in the context of a change that adds a learner: the maximum number of learners, by the option of the member that
-/// was asked. etcd's members ignore it.
+/// JSON field in the context of a change that adds a learner: the maximum number of learners, taken from the
+/// option of the member that proposed the change. Members running etcd ignore it.
 const LEARNERS_MAX: &str = "mainstayMaxLearners";
 
 fn learners_max(context: &[u8]) -> Option<usize> {
@@ -202,8 +203,8 @@ fn learners_max(context: &[u8]) -> Option<usize> {
     usize::try_from(value.get(LEARNERS_MAX)?.as_u64()?).ok()
 }
 
-/// The context of a change that adds a learner: the member as etcd writes it, and how many learners there may be. All
-/// members judge the change by that number, whatever their own options say.
+/// Returns the context of a change that adds a learner: the member as etcd writes it, and the maximum number
+/// of learners. All members use that number instead of their own option.
 pub fn learner_json(member: &Member, learners_max: u64) -> String {
     let mut text = member.to_json();
     text.pop();
@@ -211,7 +212,7 @@ pub fn learner_json(member: &Member, learners_max: u64) -> String {
     text
 }
 
-/// The context of a promotion, as etcd writes it: `{"id":N,"peerURLs":null,"isPromote":true}`.
+/// Returns the context of a promotion, as etcd writes it: `{"id":N,"peerURLs":null,"isPromote":true}`.
 pub fn promotion_json(id: u64) -> String {
     let mut text = json!({ "id": id, "peerURLs": null }).to_string();
     // etcd writes this field last.
@@ -220,12 +221,12 @@ pub fn promotion_json(id: u64) -> String {
     text
 }
 
-/// Carries out a membership change on `members` alone, as applying its entry does; a change that applying refuses
+/// Applies a membership change to `members` only, exactly as applying its entry does; a refused change
 /// changes nothing.
 ///
 /// # Errors
 ///
-/// etcd's answer to a change that is refused; `Internal` for bytes that are no change of members.
+/// Returns etcd's error for a refused change; `Internal` for a malformed one.
 pub fn reconfigure(
     members: &mut Members,
     change: &raftpb::ConfChange,
@@ -237,17 +238,18 @@ pub fn reconfigure(
     Ok(())
 }
 
-/// Checks if a membership change would be allowed now; called before it is proposed. Applying checks the same.
+/// Checks that a membership change is allowed now; called before it is proposed. Applying repeats the check.
 ///
 /// # Errors
 ///
-/// etcd's answer to the request for the change; `Internal` for one that no member proposes.
+/// Returns etcd's error for a change that is not allowed; `Internal` for a malformed one, which no member
+/// proposes.
 pub fn validate(members: &Members, change: &raftpb::ConfChange, learners_max: usize) -> Result<(), Status> {
     read(change)?.check(members, learners_max)
 }
 
-/// Returns true if applying this membership change is refused for the number of learners alone, by a limit that the change does
-/// not carry: a member whose option allows more carries it out.
+/// Returns true if applying this membership change is refused only because of the number of learners, by a
+/// limit that the change does not contain: a member whose option allows more learners applies it.
 pub(crate) fn is_refused_by_learners_max(
     members: &Members,
     change: &raftpb::ConfChange,
@@ -257,7 +259,7 @@ pub(crate) fn is_refused_by_learners_max(
         && validate(members, change, usize::MAX).is_ok()
 }
 
-/// Reads a membership change.
+/// Decodes a membership change.
 pub(crate) fn read(change: &raftpb::ConfChange) -> Result<Reconfiguration, Status> {
     Reconfiguration::of(change)
         .map_err(|why| Status::with(Code::Internal, format!("malformed membership change: {why}")))

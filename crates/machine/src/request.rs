@@ -1,11 +1,12 @@
-//! Decoding requests, in the log and before.
+//! Decodes requests, from clients and from the log.
 //!
-//! prost follows messages and unknown groups into each other for at most 100 levels, counted from the message that is
-//! decoded. An entry holds a client's request one level deeper than the client sent it; and etcd, which counts neither,
-//! may have committed one that is deeper by far. So what prost refuses for its depth is decoded here, level by level:
-//! [`command`] takes whatever [`txn`], or prost on a message without nested ones, takes.
+//! prost decodes at most 100 nested levels of messages and unknown groups, counted from the outermost
+//! message. An entry contains a client's request one level deeper than the client sent it; and etcd, which
+//! does not count levels, may have committed a request that is much deeper. So a message that prost refuses
+//! because of its depth is decoded here, level by level: [`command`] accepts every request that [`txn`], or
+//! prost for messages without nested ones, accepts.
 //!
-//! Nothing here depends on anything but the bytes: what one member cannot decode, no member can.
+//! Decoding depends only on the bytes: if one member cannot decode an entry, no member can.
 
 use api::elements;
 use api::etcdserverpb::request_op::Request;
@@ -18,20 +19,20 @@ use planted::Bug;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 use prost::{DecodeError, Message};
 
-/// Maximum depth of nested transactions in an entry: etcd's default of max-txn-ops allows half of it. No client sends
-/// deeper ones, see [`crate::check::txn`].
+/// Maximum depth of nested transactions in an entry: etcd's default of max-txn-ops allows half of it. Clients
+/// cannot send deeper ones, see [`crate::check::txn`].
 pub const TXN_DEPTH_MAX: usize = 256;
-/// Up to this depth prost's own limit refuses nothing.
+/// Up to this depth prost never refuses a message because of its depth.
 const PROST_DEPTH: usize = 100;
 
-/// Why bytes are no request.
+/// Reason why bytes cannot be decoded as a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Undecodable {
     /// Transactions nest deeper than [`TXN_DEPTH_MAX`].
     TooDeep,
-    /// A transaction has more comparisons and operations, in all branches together, than may be made of it.
+    /// A transaction has more comparisons and operations, in all branches together, than the caller allows.
     TooMany,
-    /// The bytes are not protobuf.
+    /// The bytes are not valid protobuf.
     Malformed(DecodeError),
 }
 
@@ -53,12 +54,12 @@ impl From<DecodeError> for Undecodable {
     }
 }
 
-/// Decodes the data of an entry into `request`, which must be a default one: what is several hundred bytes long is filled
-/// in where it lies instead of being moved. After an error it holds anything.
+/// Decodes the data of an entry into `request`, which must be a default value. The request is filled in
+/// place, because moving its several hundred bytes is slow. Its content is undefined after an error.
 ///
 /// # Errors
 ///
-/// See [`Undecodable`].
+/// See [`Undecodable`] for the reasons.
 #[inline]
 pub fn command(request: &mut InternalRaftRequest, data: &Bytes) -> Result<(), Undecodable> {
     match request.merge(data.clone()) {
@@ -71,13 +72,14 @@ pub fn command(request: &mut InternalRaftRequest, data: &Bytes) -> Result<(), Un
     }
 }
 
-/// Decodes the data of an entry that prost has `refused`, perhaps for its depth.
+/// Decodes the data of an entry that prost has refused with the error `refused`, possibly because of its
+/// depth.
 #[cold]
 fn deep_command(data: Bytes, refused: DecodeError) -> Result<InternalRaftRequest, Undecodable> {
     let mut deep = Deep::default();
     let mut request = InternalRaftRequest::default();
     deep.each_field(data, 0, &mut |deep, tag, wire, data| {
-        // A request that is there twice is merged, as prost does.
+        // A request that occurs twice is merged, as prost does.
         match (tag, wire) {
             (TXN, WireType::LengthDelimited) => {
                 deep.txn(request.txn.get_or_insert_default(), message(data)?, 1, 1)
@@ -106,7 +108,7 @@ fn deep_command(data: Bytes, refused: DecodeError) -> Result<InternalRaftRequest
     deep.unless_shallow(request, refused)
 }
 
-/// Fields of `InternalRaftRequest` that hold what clients send.
+/// Field numbers of the client requests in `InternalRaftRequest`.
 const PUT: u32 = 4;
 const DELETE_RANGE: u32 = 5;
 const TXN: u32 = 6;
@@ -115,16 +117,16 @@ const LEASE_GRANT: u32 = 8;
 const LEASE_REVOKE: u32 = 9;
 const ALARM: u32 = 10;
 
-/// What an entry does to the existence of a lease.
+/// Effect of an entry on the existence of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeaseChange {
-    /// It grants the lease, if there is none of this id.
+    /// The entry grants the lease, if no lease has this id.
     Granted(LeaseId),
-    /// It revokes the lease.
+    /// The entry revokes the lease.
     Revoked(LeaseId),
 }
 
-/// Returns the lease that an entry grants or revokes, if it does. What does not is not decoded.
+/// Returns the lease that an entry grants or revokes, if any. Other entries are not decoded.
 pub fn lease_change(data: &[u8]) -> Option<LeaseChange> {
     let mut rest = data;
     while !rest.is_empty() {
@@ -139,7 +141,7 @@ pub fn lease_change(data: &[u8]) -> Option<LeaseChange> {
     None
 }
 
-/// The id of the lease that an entry grants, if it does.
+/// Returns the id of the lease that an entry grants, if any.
 pub fn granted_lease(data: &[u8]) -> Option<LeaseId> {
     match lease_change(data)? {
         LeaseChange::Granted(id) => Some(id),
@@ -147,26 +149,26 @@ pub fn granted_lease(data: &[u8]) -> Option<LeaseId> {
     }
 }
 
-/// Memory of one comparison or operation at the most, besides keys and values, which stay in the message: lists grow by
-/// doubling.
+/// Maximum memory in bytes of one comparison or operation, not counting keys and values, which are slices of
+/// the message. The factor 2 covers the spare capacity of lists, which grow by doubling.
 pub const ELEMENT_BYTES: usize = 2 * {
     let (compare, op) = (size_of::<Compare>(), size_of::<RequestOp>());
     if compare > op { compare } else { op }
 };
 
-/// Decodes a client's transaction, unless it has more than `elements_max` comparisons and operations in all branches. They are
-/// counted before anything is made: each takes two bytes on the wire and up to [`ELEMENT_BYTES`] of memory. Returns their
-/// number, too.
+/// Decodes a client's transaction, unless it has more than `elements_max` comparisons and operations in all
+/// branches. They are counted before memory is allocated: an element takes as little as two bytes on the wire
+/// and up to [`ELEMENT_BYTES`] in memory. Also returns the number of elements.
 ///
 /// # Errors
 ///
-/// See [`Undecodable`].
+/// See [`Undecodable`] for the reasons.
 pub fn txn(data: Bytes, elements_max: usize) -> Result<(TxnRequest, usize), Undecodable> {
     let elements = elements::of_txn(&data, elements_max).ok_or(Undecodable::TooMany)?;
     Ok((counted_txn(data)?, elements))
 }
 
-/// Decodes a transaction whose elements were counted.
+/// Decodes a transaction whose elements were counted before.
 fn counted_txn(data: Bytes) -> Result<TxnRequest, Undecodable> {
     let refused = match TxnRequest::decode(data.clone()) {
         Ok(request) => return Ok(request),
@@ -177,23 +179,25 @@ fn counted_txn(data: Bytes) -> Result<TxnRequest, Undecodable> {
     deep.unless_shallow(request, refused)
 }
 
-/// Takes one field of a message.
+/// Callback that decodes one field of a message.
 type Field<'a> = dyn FnMut(&mut Deep, u32, WireType, &mut Bytes) -> Result<(), Undecodable> + 'a;
 
-/// A decoder that knows of depth only what nests by its own kind.
+/// Decoder that limits only the depth of nested transactions, not of messages and groups.
 #[derive(Default)]
 struct Deep {
-    /// The greatest depth met, as prost counts it.
+    /// Greatest depth seen so far, counted as prost does.
     depth: usize,
 }
 
 impl Deep {
-    /// Returns the message, unless prost refused it for another reason than its depth.
+    /// Returns the message, unless prost refused it for another reason than its depth; then returns prost's
+    /// error.
     fn unless_shallow<M>(&self, message: M, refused: DecodeError) -> Result<M, Undecodable> {
         if self.depth < PROST_DEPTH { Err(refused.into()) } else { Ok(message) }
     }
 
-    /// Goes through the fields of a message at this depth. Groups, which no message here has, are passed over.
+    /// Calls `field` for each field of a message at this depth. Skips groups, which no known message
+    /// contains.
     fn each_field(
         &mut self,
         mut data: Bytes,
@@ -240,14 +244,14 @@ impl Deep {
         Ok(())
     }
 
-    /// A message that has no messages in it.
+    /// Decodes a message that contains no other messages.
     fn flat<M: Message>(&mut self, into: &mut M, data: Bytes, depth: usize) -> Result<(), Undecodable> {
         self.each_field(data, depth, &mut |_, tag, wire, data| {
             Ok(into.merge_field(tag, wire, data, DecodeContext::default())?)
         })
     }
 
-    /// A transaction, `nested` deep among transactions.
+    /// Decodes a transaction at nesting level `nested`, where 1 is the outermost.
     fn txn(
         &mut self,
         into: &mut TxnRequest,
@@ -332,7 +336,7 @@ impl Deep {
     }
 }
 
-/// Takes a message's bytes, its length before them.
+/// Reads the length of a message and then its bytes.
 fn message(data: &mut Bytes) -> Result<Bytes, Undecodable> {
     let len = decode_varint(data)?;
     take(data, len)
@@ -345,7 +349,7 @@ fn take(data: &mut Bytes, len: u64) -> Result<Bytes, Undecodable> {
     }
 }
 
-/// An error of prost's, which makes none for others.
+/// Returns an error of prost. prost has no public constructor, so a failing decode produces the error.
 fn invalid() -> Undecodable {
     match decode_varint(&mut &[][..]) {
         Err(error) => Undecodable::Malformed(error),
@@ -369,7 +373,7 @@ mod tests {
         let grant = Some(LeaseGrantRequest { id: 77, ttl: 5 });
         let entry = InternalRaftRequest { header: header.clone(), lease_grant: grant, ..Default::default() };
         assert_eq!(granted_lease(&entry.encode_to_vec()), Some(LeaseId(77)));
-        // As a member may have it that writes the fields in another order.
+        // An entry of a member that writes the fields in another order.
         let first = InternalRaftRequest { header: header.clone(), ..Default::default() }.encode_to_vec();
         let then = InternalRaftRequest { header: None, ..entry }.encode_to_vec();
         assert_eq!(granted_lease(&[first, then].concat()), Some(LeaseId(77)));
@@ -381,7 +385,8 @@ mod tests {
         }
     }
 
-    /// A put inside so many transactions, in bytes: prost encodes by recursion.
+    /// Returns the bytes of a put inside `levels` transactions. prost encodes by recursion, so it cannot be
+    /// used here.
     fn nested(levels: usize) -> Vec<u8> {
         let put = PutRequest { key: "k".into(), value: "v".into(), ..PutRequest::default() };
         let mut bytes = field(2, &put.encode_to_vec());
@@ -405,7 +410,7 @@ mod tests {
         bytes
     }
 
-    /// What a shard accepts it proposes as field 6 of the entry.
+    /// Returns an entry with the request as field `number`, as a shard proposes a request.
     fn entry(number: u8, request: &[u8]) -> Bytes {
         field(number, request).into()
     }
@@ -456,7 +461,7 @@ mod tests {
         assert_eq!(txn(million.clone(), 8192).map(|(_, elements)| elements), Err(Undecodable::TooMany));
         let few = million.slice(..200);
         assert_eq!(txn(few, 100).map(|(txn, elements)| (txn.compare.len(), elements)), Ok((100, 100)));
-        // Whatever is decoded has no more elements than were counted.
+        // A decoded transaction never has more elements than were counted.
         fn made(txn: &TxnRequest) -> usize {
             let ops = txn.success.iter().chain(&txn.failure);
             let nested = ops.map(|op| match &op.request {
@@ -485,7 +490,8 @@ mod tests {
 
     #[test]
     fn decodes_as_prost_does() {
-        // Bytes that prost takes are decoded by hand as well, to the same: fields repeated, out of order and unknown.
+        // Bytes that prost accepts must decode by hand to the same message, also with fields that are
+        // repeated, out of order or unknown.
         let mut numbers = testkit::Random::new(1);
         let mut random = move |n: u64| numbers.below(n);
         let mut taken = 0;

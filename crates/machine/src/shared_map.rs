@@ -1,10 +1,11 @@
-//! An ordered map of which a copy costs next to nothing.
+//! An ordered map that is cheap to copy.
 //!
-//! What it is: sorted chunks of up to 256 entries behind shared pointers. A copy shares all chunks with its original; a
-//! change copies the chunk that it touches if another copy of the map has it, too. So a list of a million leases, or of the
-//! million keys of one, can be taken away in some thousand steps and read on another thread, as of one moment.
-//! What it trades: a look-up is two binary searches instead of one hash, and nothing grows in one long step, as a hash
-//! table does.
+//! Structure: sorted chunks of up to 256 entries behind shared pointers. A copy shares all chunks with its
+//! original; a write clones the chunk that it changes if another copy shares that chunk. So a thread can copy
+//! a list of a million leases, or the million keys of one lease, with some thousand pointer copies, and
+//! another thread reads the copy as of one moment.
+//! Trade-off: a look-up takes two binary searches instead of one hash, but no operation takes as long as the
+//! growth of a large hash table.
 
 use std::borrow::Borrow;
 use std::sync::Arc;
@@ -14,11 +15,11 @@ const CHUNK_MAX: usize = 256;
 /// Entries in the order of their keys.
 type Chunk<K, V> = Arc<Vec<(K, V)>>;
 
-/// An ordered map of which a copy costs a pointer for every 128 to 256 entries.
+/// An ordered map whose copy costs one pointer per 128 to 256 entries.
 #[derive(Clone)]
 pub struct SharedMap<K, V> {
-    /// Chunks with their lower bounds: no key of a chunk is below its bound, and all keys of the chunks before are. No
-    /// chunk is empty.
+    /// Chunks with their lower bounds: all keys of a chunk are at or above its bound, and all keys of earlier
+    /// chunks are below it. No chunk is empty.
     chunks: Vec<(K, Chunk<K, V>)>,
     len: usize,
 }
@@ -35,12 +36,12 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         self.len
     }
 
-    /// Returns true if there are none.
+    /// Returns true if the map has no entries.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The chunk that has this key, if any has.
+    /// Returns the position of the chunk that may contain this key, or `None` if the key is below all chunks.
     fn chunk_of<Q: Ord + ?Sized>(&self, key: &Q) -> Option<usize>
     where
         K: Borrow<Q>,
@@ -48,7 +49,7 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         self.chunks.partition_point(|(first, _)| first.borrow() <= key).checked_sub(1)
     }
 
-    /// The value of this key.
+    /// Returns the value of this key.
     pub fn get<Q: Ord + ?Sized>(&self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
@@ -58,7 +59,7 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         chunk.get(at).map(|(_, value)| value)
     }
 
-    /// The value of this key, to be changed in this copy only.
+    /// Returns a mutable reference to the value of this key. Copies of the map keep the old value.
     pub fn get_mut<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
     where
         K: Borrow<Q>,
@@ -69,7 +70,7 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         Arc::make_mut(chunk).get_mut(at).map(|(_, value)| value)
     }
 
-    /// Sets the value of this key; gives what it was.
+    /// Sets the value of this key. Returns the previous value.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         let Some(of) = self.chunk_of(&key).or((!self.chunks.is_empty()).then_some(0)) else {
             self.chunks.push((key.clone(), Arc::new(vec![(key, value)])));
@@ -91,11 +92,12 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         let entries = Arc::make_mut(chunk);
         entries.insert(at, (key, value));
         if entries.len() > CHUNK_MAX {
-            // Keys often come in ascending order: then chunks stay nearly full.
+            // Keys often arrive in ascending order. A split at the end then leaves the full chunk full.
             let last = at + 1 == entries.len();
             let rest = entries.split_off(if last { CHUNK_MAX } else { CHUNK_MAX / 2 });
             if last {
-                // It stays nearly full, and had grown to twice of that.
+                // The full chunk is unlikely to grow again, and its capacity has doubled: free the unused
+                // half.
                 entries.shrink_to_fit();
             }
             if let Some((first, _)) = rest.first() {
@@ -105,7 +107,7 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         None
     }
 
-    /// Removes this key; gives its value.
+    /// Removes this key. Returns its value.
     pub fn remove<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
@@ -130,7 +132,7 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         Some(value)
     }
 
-    /// Returns all entries by ascending key.
+    /// Returns all entries in ascending key order.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.chunks.iter().flat_map(|(_, chunk)| chunk.iter().map(|(key, value)| (key, value)))
     }
@@ -140,7 +142,7 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         self.iter().map(|(key, _)| key)
     }
 
-    /// The entries behind this key, or all, by key.
+    /// Returns the entries after this key, or all entries, in key order.
     pub fn after<'a, Q: Ord + ?Sized>(
         &'a self,
         key: Option<&Q>,
@@ -161,7 +163,8 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
     }
 }
 
-/// The entries of a map by key, taken out of it one by one: what was given out is no longer held.
+/// Iterator that moves the entries out of a map in key order. Each chunk is freed once its entries have been
+/// returned.
 pub struct IntoEntries<K, V> {
     chunks: std::vec::IntoIter<(K, Chunk<K, V>)>,
     entries: std::vec::IntoIter<(K, V)>,
@@ -210,7 +213,7 @@ mod tests {
 
     use super::*;
 
-    /// Asserts that it holds what the model does, in sound chunks.
+    /// Asserts that the map equals the model, and that its chunks are valid.
     fn assert_holds(map: &SharedMap<u32, u64>, model: &BTreeMap<u32, u64>) {
         assert_eq!((map.len(), map.is_empty()), (model.len(), model.is_empty()));
         assert!(map.iter().eq(model.iter()));
@@ -226,7 +229,7 @@ mod tests {
         let mut random = testkit::Random::new(7);
         for step in 0..60_000u64 {
             let key = random.below(6000) as u32;
-            // It grows for a while, then shrinks to nothing.
+            // The map grows for the first half of the steps, then shrinks until it is empty.
             let grows = step < 30_000;
             match random.below(8) {
                 0 => assert_eq!(map.get(&key), model.get(&key)),

@@ -1,12 +1,13 @@
-//! Entries whose cost exceeds one step: they are applied slice by slice, and between two slices the caller does other work.
-//! [`Machine::begin`] starts one, [`Machine::go_on`] applies the next slice.
+//! Entries whose cost exceeds one step are applied slice by slice, and between two slices the caller does
+//! other work. [`Machine::begin`] starts such an entry, [`Machine::go_on`] applies the next slice.
 //!
-//! The entry stays atomic. What it has changed is in the store above the current revision, where nobody reads, and no view
-//! can be published before it is whole. [`Machine::applied_index`], the state hash, the bytes in use and the table of leases
-//! are those before the entry until then. Only the key sets of leases are half-way: see [`Machine::is_whole`] and
-//! [`Machine::keys_to_renew`].
+//! The entry stays atomic. Its changes are in the store above the current revision, where no reader looks,
+//! and no view can be published before the entry is complete. [`Machine::applied_index`], the state hash, the
+//! bytes in use and the table of leases keep their values from before the entry until then. Only the key sets
+//! of leases change slice by slice: see [`Machine::is_whole`] and [`Machine::keys_to_renew`].
 //!
-//! What is done is the same, in the same order, whatever the slices: at every member, and as [`Machine::apply`] does at once.
+//! The changes and their order do not depend on the slices: they are the same on every member, and the same
+//! as when [`Machine::apply`] applies the entry in one step.
 //!
 //! # Example: a deletion of 1,000,000 keys as entry 50
 //!
@@ -15,13 +16,13 @@
 //! entry 49      revision 70                      49             70
 //! slice 1       tombstones 71.0 .. 71.9999       49             70   a range sees all keys
 //! slice 2       tombstones up to 71.19999        49             70   a put that arrives is entry 51: it waits
-//!  ...          ...                              49             70   the core sends heartbeats, takes requests
+//!  ...          ...                              49             70   the core sends heartbeats and accepts requests
 //! last slice    tombstones up to 71.999999       50             71   a range sees none of them
 //! ```
 //!
-//! Readers resolve revision 0 to the published 70, so tombstones above it do not exist for them. Watchers get the whole of
-//! revision 71 after the last slice. A crash after slice 2 loses nothing: no slice is durable by itself, no checkpoint is taken
-//! between two of them, and a restart applies entry 50 from its beginning.
+//! Readers resolve revision 0 to the published 70, so tombstones above it are invisible to them. Watchers get
+//! the whole of revision 71 after the last slice. A crash after slice 2 loses nothing: no slice is durable by
+//! itself, no checkpoint is taken between two slices, and a restart applies entry 50 from its beginning.
 
 use api::Status;
 use api::error;
@@ -45,28 +46,28 @@ use crate::shared_map::{IntoEntries, SharedMap};
 use crate::state_hash::Effect;
 use crate::txn::{self, LookedAt, OpOutcome, TxnOutcome};
 
-/// Values that are looked for beside one that is not at hand, so that they are fetched at once.
+/// Maximum number of further keys whose values are fetched together with a missing value.
 const LOOKED_AT_KEYS: usize = 512;
-/// Bytes of such values, or somewhat more.
+/// Maximum bytes of those values; may be exceeded by one value.
 const LOOKED_AT_BYTES: usize = 256 << 10;
 
-/// The progress of applying an entry.
+/// Progress of applying an entry.
 #[derive(Debug, PartialEq)]
 pub enum Progress {
     /// The entry is applied.
     Whole(Box<Applied>),
-    /// The entry continues with the next slice.
+    /// The entry needs another slice.
     More,
-    /// The entry continues once the values that it needs, and that are not at hand, are fetched.
+    /// The entry needs values that are not in memory; it continues once they are fetched.
     Waits,
 }
 
-/// Cost that a slice may still have; 1 is about a microsecond.
+/// Remaining cost of a slice; 1 is about a microsecond.
 #[derive(Debug)]
 pub(crate) struct Budget(u64);
 
 impl Budget {
-    /// Returns a budget without a limit, for what is done at once.
+    /// Returns a budget without a limit, for an entry that is applied in one step.
     pub fn endless() -> Budget {
         Budget(u64::MAX)
     }
@@ -81,7 +82,7 @@ impl Budget {
     }
 }
 
-/// An entry that is not whole yet.
+/// An entry that is applied in slices and not complete yet.
 pub(crate) struct Unfinished {
     index: Index,
     term: Term,
@@ -91,11 +92,11 @@ pub(crate) struct Unfinished {
     request_id: u64,
     answer: bool,
     work: Work,
-    /// State before the entry, once it has changed something.
+    /// State before the entry; `None` until the entry has changed something.
     before: Option<Before>,
 }
 
-/// Figures of the state as they were before an entry that is not whole.
+/// Bytes in use and state hash before an entry that is not complete.
 struct Before {
     bytes: u64,
     hash: Option<u64>,
@@ -104,19 +105,20 @@ struct Before {
 /// The remaining work of an entry.
 pub(crate) enum Work {
     Delete(Option<Deletion>),
-    /// The keys that are left of the lease.
+    /// Iterator over the remaining keys of the lease.
     Revoke(Option<IntoEntries<Bytes, ()>>),
     Txn(Box<Txn>),
 }
 
 impl Work {
-    /// Returns the cost of a request, and its work if the cost exceeds `left`. The cost is determined only up to `left`.
+    /// Returns the cost of a request, and its work if the cost exceeds `left`. A cost above `left` is not
+    /// computed exactly.
     pub fn of(machine: &Machine, request: &InternalRaftRequest, left: u64) -> (u64, Option<Work>) {
         if left == u64::MAX || machine.alarms.any(AlarmType::Corrupt as i32) {
             return (1, None);
         }
         let snapshot = machine.store.snapshot();
-        // In the order in which `Machine::dispatch` looks at them.
+        // The order of `Machine::dispatch`.
         let (cost, work) = if let Some(delete) = &request.delete_range {
             (deletion_cost(&snapshot, delete, left), Work::Delete(None))
         } else if let Some(txn) = &request.txn {
@@ -137,13 +139,13 @@ impl Work {
         (cost, (cost > left).then_some(work))
     }
 
-    /// A transaction, from its beginning.
+    /// Returns the work of a transaction that has not started.
     pub fn txn() -> Work {
         Work::Txn(Box::default())
     }
 }
 
-/// Returns the cost of deleting keys of these lengths, or a number above `left`.
+/// Returns the cost of deleting keys of these lengths. Stops adding once the cost exceeds `left`.
 fn deleted_cost(keys: impl Iterator<Item = usize>, left: u64) -> u64 {
     let mut cost = 0;
     for len in keys {
@@ -160,7 +162,7 @@ fn deletion_cost(snapshot: &Snapshot<'_>, delete: &DeleteRangeRequest, left: u64
         return 1;
     }
     let range = KeyRange::of_request(&delete.key, &delete.range_end);
-    // Revision 0 can always be read.
+    // The current revision can always be read.
     let count = snapshot.count(range, Revision::CURRENT).unwrap_or(0);
     if count > left {
         return count;
@@ -176,7 +178,7 @@ fn comparison_cost(snapshot: &Snapshot<'_>, compare: &Compare, left: u64) -> u64
         return 1 + if is_single { 1 } else { snapshot.count(range, Revision::CURRENT).unwrap_or(0) };
     }
     if compare.range_end.is_empty() && !txn::compares_by_order(compare) {
-        // A value is read only if it is as long as the one in the request.
+        // The value is read only if its length equals that of the value in the request.
         return 2;
     }
     let mut cost = 1;
@@ -189,7 +191,7 @@ fn comparison_cost(snapshot: &Snapshot<'_>, compare: &Compare, left: u64) -> u64
     cost
 }
 
-/// Returns the cost of everything that a transaction may do, or a number above `left`.
+/// Returns the cost of everything that a transaction may do. Stops adding once the cost exceeds `left`.
 fn txn_cost(snapshot: &Snapshot<'_>, txn: &TxnRequest, left: u64) -> u64 {
     let (mut open, mut cost) = (vec![], 0);
     let mut next = Some(txn);
@@ -219,16 +221,17 @@ fn txn_cost(snapshot: &Snapshot<'_>, txn: &TxnRequest, left: u64) -> u64 {
 }
 
 impl Machine {
-    /// Returns true if no entry is half-way. Where one is, nothing of it can be seen: reads, published views, the applied
-    /// index and the state hash are as they were before it. But nothing may be published, and no head be taken, and the
-    /// key sets of leases are not to be looked at.
+    /// Returns true unless an entry is partly applied. Reads, published views, the applied index and the state
+    /// hash do not show a partly applied entry. But until the entry is complete, no view may be published, no
+    /// head taken, and the key sets of leases must not be read.
     pub fn is_whole(&self) -> bool {
         self.unfinished.as_ref().is_none_or(|unfinished| unfinished.before.is_none())
     }
 
-    /// Returns the keys that whoever renews a lease must be allowed to write, amid an entry too: those that are attached now,
-    /// and those that the rest of the entry may attach. After the entry the lease has no others, so who is allowed to write
-    /// these is allowed to renew it then. Returns also how many puts of the entry were looked at.
+    /// Returns the keys that the user who renews a lease must be allowed to write. Also valid during a partly
+    /// applied entry: the result contains the keys that are attached now and those that the rest of the entry
+    /// may attach. After the entry the lease has no other keys, so a user who may write these may renew the
+    /// lease then. Also returns the number of puts of the entry that were visited.
     pub fn keys_to_renew(&self, id: LeaseId) -> (SharedMap<Bytes, ()>, u64) {
         let mut keys = self.leases.get(id).map(|lease| lease.keys.clone()).unwrap_or_default();
         let mut puts = 0;
@@ -246,12 +249,12 @@ impl Machine {
         (keys, puts)
     }
 
-    /// Returns true if an entry was begun that [`Machine::go_on`] has to go on with before the next one.
+    /// Returns true if an entry was started that [`Machine::go_on`] must complete before the next entry.
     pub fn has_unfinished(&self) -> bool {
         self.unfinished.is_some()
     }
 
-    /// Returns the state hash before the entry that is half-way.
+    /// Returns the state hash before the partly applied entry; `None` if no entry is partly applied.
     pub(crate) fn hash_before(&self) -> Option<Option<u64>> {
         self.before().map(|before| before.hash)
     }
@@ -264,7 +267,7 @@ impl Machine {
         self.unfinished.as_ref()?.before.as_ref()
     }
 
-    /// Keeps an entry for [`Machine::go_on`].
+    /// Stores an entry for [`Machine::go_on`].
     pub(crate) fn keep(
         &mut self,
         command: Command<'_>,
@@ -286,12 +289,13 @@ impl Machine {
         }));
     }
 
-    /// Applies the next slice of the entry that [`Machine::begin`] left for later: about `left` keys and operations.
-    /// `left` is lowered by those that were done.
+    /// Applies the next slice of the entry that [`Machine::begin`] left: about `left` keys and operations.
+    /// Their cost is subtracted from `left`.
     ///
     /// # Errors
     ///
-    /// A value that the entry depends on cannot be read. Nothing has changed then, and the entry is no longer kept.
+    /// Returns an error if a value that the entry depends on cannot be read. The state is unchanged then, and
+    /// the entry is discarded.
     pub fn go_on(&mut self, values: &dyn Values, left: &mut u64) -> Result<Progress, Fatal> {
         let unfinished = self.unfinished.take();
         assert!(unfinished.is_some(), "there is an entry to go on with");
@@ -386,7 +390,7 @@ impl Machine {
         }
     }
 
-    /// Deletes keys of a lease that is being revoked; says whether that was all of them.
+    /// Deletes keys of a lease that is being revoked. Returns true if no keys are left.
     pub(crate) fn delete_keys(
         &mut self,
         keys: impl Iterator<Item = (Bytes, ())>,
@@ -411,25 +415,28 @@ impl Machine {
     }
 }
 
-/// A transaction that is under way: first all comparisons, then everything that could fail, and only then changes.
+/// A transaction that runs in slices: first all comparisons, then all checks that could fail, and only then
+/// changes.
 #[derive(Default)]
 pub(crate) struct Txn {
     stage: Stage,
-    /// Results of the comparisons of each transaction that runs, in the order in which they are met.
+    /// Results of the comparisons of each transaction that runs, in the order in which the transactions are
+    /// visited.
     chosen: Vec<bool>,
-    /// The number of transactions that this stage has met.
+    /// Number of transactions that the current stage has visited.
     met: usize,
-    /// The transactions that are open at this point, from the outermost on.
+    /// Position in each open transaction, from the outermost to the innermost.
     levels: Vec<Level>,
-    /// Comparisons of the next transaction that hold, and how far the one behind them has come.
+    /// Number of comparisons of the next transaction that hold, and the progress of the comparison after
+    /// them.
     compared: LookedAt,
-    /// True if that one has found a key.
+    /// True if the current comparison has found a key.
     found: bool,
-    /// Outcomes of the open transactions, from the outermost on.
+    /// Outcomes of the open transactions, from the outermost to the innermost.
     outcomes: Vec<TxnOutcome>,
-    /// The deletion that is under way.
+    /// The deletion that is running.
     deletion: Option<Deletion>,
-    /// The number of keys that the outcome may still name by itself.
+    /// Number of keys that the outcome may still contain directly.
     known: usize,
 }
 
@@ -445,19 +452,19 @@ enum Stage {
 #[derive(Clone, Copy)]
 struct Level {
     succeeded: bool,
-    /// Operations behind which it is. The last of them is the nested transaction that is open, if one is.
+    /// Number of operations that are done. The last of them is the open nested transaction, if one is open.
     at: usize,
 }
 
-/// The result of a comparison.
+/// Result of a comparison.
 enum Holds {
     Known(bool),
-    /// The slice is over.
+    /// Unknown: the budget of the slice is spent.
     Later,
 }
 
 impl Txn {
-    /// The transactions that are open: one for each level.
+    /// Returns the open transactions, one for each level.
     fn open<'t>(&self, request: &'t TxnRequest) -> Vec<&'t TxnRequest> {
         let mut open = Vec::with_capacity(self.levels.len());
         let mut next = Some(request);
@@ -469,9 +476,9 @@ impl Txn {
         open
     }
 
-    /// Visits the puts of all branches that were chosen.
+    /// Calls `visit` with the puts of all chosen branches.
     fn each_put<'t>(&self, request: &'t TxnRequest, mut visit: impl FnMut(&'t PutRequest)) {
-        // In the order in which the branches were chosen: each transaction before those behind it.
+        // Branches were chosen in this order: each transaction before the transactions inside and after it.
         let mut chosen = self.chosen.iter();
         let mut open = Vec::new();
         let branch = |txn: &'t TxnRequest, succeeded: Option<&bool>| {
@@ -495,7 +502,7 @@ impl Txn {
         self.meet();
     }
 
-    /// Opens the next transaction that was chosen.
+    /// Opens the next transaction on the chosen path.
     fn meet(&mut self) -> bool {
         let Some(succeeded) = self.chosen.get(self.met).copied() else { return false };
         self.met += 1;
@@ -506,7 +513,7 @@ impl Txn {
         true
     }
 
-    /// Evaluates comparisons; says whether all are known.
+    /// Evaluates comparisons. Returns true if all results are known.
     fn choose(
         &mut self,
         request: &TxnRequest,
@@ -528,7 +535,7 @@ impl Txn {
             self.chosen.push(succeeded);
             self.levels.push(Level { succeeded, at: 0 });
             open.push(txn);
-            // On to the next transaction within.
+            // Continue with the next nested transaction.
             while let (Some(txn), Some(level)) = (open.last(), self.levels.last_mut()) {
                 let rest = txn::branch(txn, level.succeeded).get(level.at..).unwrap_or_default();
                 if let Some(nested) =
@@ -551,7 +558,7 @@ impl Txn {
         }
     }
 
-    /// Goes on with the comparisons of one transaction.
+    /// Continues the comparisons of one transaction.
     fn compare(
         &mut self,
         txn: &TxnRequest,
@@ -563,7 +570,8 @@ impl Txn {
             match self.holds(compare, snapshot, values, budget) {
                 Ok(Holds::Known(true)) => {}
                 Err(Failure::NotAtHand) => {
-                    // Others that are missing are fetched with it.
+                    // Read the values of the following comparisons, too, so that all missing ones are fetched
+                    // together.
                     let _ = txn::look(
                         &txn.compare,
                         &self.compared,
@@ -625,7 +633,7 @@ impl Txn {
         }
     }
 
-    /// Checks what could fail later; says whether all is checked.
+    /// Checks all operations that could fail later. Returns true if all are checked.
     fn check(
         &mut self,
         request: &TxnRequest,
@@ -658,7 +666,7 @@ impl Txn {
         Ok(true)
     }
 
-    /// Carries out the operations that run; `None` while some are left.
+    /// Executes the operations; returns `None` while some are left.
     fn run(
         &mut self,
         request: &TxnRequest,
@@ -721,7 +729,7 @@ impl Txn {
     }
 }
 
-/// The nested transaction that is open in one that has come so far.
+/// Returns the nested transaction that is open at this position of `txn`.
 fn inner(txn: &TxnRequest, level: Level) -> Option<&TxnRequest> {
     let op = txn::branch(txn, level.succeeded).get(level.at.checked_sub(1)?)?;
     match &op.request {

@@ -1,15 +1,16 @@
-//! The whole state with its values in it: what `Maintenance.Snapshot` sends and a restore reads.
+//! The whole state including values: the stream that `Maintenance.Snapshot` sends and a restore reads.
 //!
 //! ```text
 //! stream  "MAINSNAP" | format (4 bytes, 1) | 0 (4 bytes) | blocks
 //! block   length (4 bytes) | CRC-32C of the four bytes before and of the block (4 bytes) | the block
 //! blocks  one head, any number with keys, one end: as in checkpoints (see `image`), with these differences:
-//!         the head's `from` and `versions` are 0; of an entry's value there is its length and itself, no place and no checksum;
-//!         the end is filled up with zero bytes so that the stream's length is a multiple of 512
+//!         the head's `from` and `versions` are 0;
+//!         an entry contains the length and the bytes of its value, instead of location and checksum;
+//!         the end block is padded with zero bytes, so that the length of the stream is a multiple of 512
 //! ```
 //!
-//! Numbers in bytes are little-endian. The caller appends the SHA-256 of the stream, 32 bytes: `etcdctl snapshot
-//! save` wants a file whose size is 32 more than a multiple of 512.
+//! All fixed-size numbers are little-endian. The caller appends the SHA-256 of the stream, 32 bytes: `etcdctl
+//! snapshot save` requires a file whose size is a multiple of 512 plus 32.
 
 use bytes::{Bytes, BytesMut};
 use mvcc::{Location, Value};
@@ -31,22 +32,22 @@ use crate::member::Members;
 
 const MAGIC: [u8; 16] = *b"MAINSNAP\x01\0\0\0\0\0\0\0";
 const ALIGN: u64 = 512;
-/// Bytes of the SHA-256 that the caller appends.
+/// Length in bytes of the SHA-256 that the caller appends.
 const DIGEST_BYTES: usize = 32;
 
-/// Most bytes in a chunk of a snapshot.
+/// Maximum length of a chunk of a snapshot, in bytes.
 pub const CHUNK_BYTES_MAX: usize = 256 << 10;
 
-/// Writes a snapshot, chunk by chunk, on any thread.
+/// Writer of a snapshot. It returns the snapshot chunk by chunk, on any thread.
 pub struct SnapshotWriter {
     state: AsOf,
     head: Head,
     stage: Stage,
     walk: Walk,
     entries: u64,
-    /// Written and not yet given out.
+    /// Bytes that are encoded and not returned yet.
     ready: Bytes,
-    /// Bytes written, those given out included.
+    /// Number of encoded bytes, including those in `ready`.
     written: u64,
     total_max: u64,
 }
@@ -60,11 +61,11 @@ enum Stage {
 }
 
 impl SnapshotWriter {
-    /// Begins a snapshot.
+    /// Starts a snapshot.
     ///
     /// # Panics
     ///
-    /// When the state is not of the head's moment.
+    /// Panics if the state is not of the same moment as the head.
     pub fn new(state: impl Into<AsOf>, head: Head) -> SnapshotWriter {
         let state = state.into();
         assert_eq!(
@@ -72,8 +73,8 @@ impl SnapshotWriter {
             (head.revision, head.compact_revision),
             "head and state are of one moment"
         );
-        // An entry takes at most 58 bytes, its key and its value, and `in_use_bytes` counts 64 for the former. Every
-        // block of keys but the last is a full one.
+        // An entry takes at most 58 bytes plus its key and its value, and `in_use_bytes` counts 64 bytes
+        // instead of 58. All blocks of keys except the last are full.
         let blocks = head.in_use_bytes / BLOCK_BYTES as u64 + 2;
         let head_bytes = head.encode(Revision(0), 0).len() as u64;
         let total_max = MAGIC.len() as u64
@@ -93,8 +94,8 @@ impl SnapshotWriter {
         }
     }
 
-    /// A number of bytes that is never below what is left to come; at the end it is exact, and 0. The exact size
-    /// is not known before everything was encoded: what compaction has not yet removed counts here and is not sent.
+    /// Returns an upper bound of the remaining bytes; exact after the last block is encoded. The exact size
+    /// is unknown before, because versions that compaction has not removed yet are counted but not sent.
     pub fn remaining_bytes_max(&self) -> u64 {
         let ready = self.ready.len() as u64;
         match self.stage {
@@ -103,11 +104,12 @@ impl SnapshotWriter {
         }
     }
 
-    /// The next chunk, of 1 to [`CHUNK_BYTES_MAX`] bytes; `None` after the last.
+    /// Returns the next chunk, of 1 to [`CHUNK_BYTES_MAX`] bytes; `None` after the last.
     ///
     /// # Errors
     ///
-    /// When a value cannot be read, or was removed meanwhile. The snapshot cannot be finished then.
+    /// Returns an error if a value cannot be read, or was removed by compaction. The snapshot cannot be
+    /// finished then.
     pub fn next_chunk(&mut self, values: &dyn Values) -> Result<Option<Bytes>, ReadError> {
         if self.ready.is_empty() {
             let block = match self.next_block(values)? {
@@ -121,7 +123,7 @@ impl SnapshotWriter {
         Ok(Some(self.ready.split_to(len)))
     }
 
-    /// A framed block; `None` after the last.
+    /// Returns the next block with its frame; `None` after the last.
     fn next_block(&mut self, values: &dyn Values) -> Result<Option<Vec<u8>>, ReadError> {
         match self.stage {
             Stage::Head => {
@@ -190,26 +192,26 @@ impl SnapshotWriter {
     }
 }
 
-/// The part of a snapshot beside keys and values.
+/// The state in a snapshot except keys and values.
 #[derive(Debug)]
 pub struct SnapshotHead {
-    /// The store's revision.
+    /// Current revision of the store.
     pub revision: Revision,
-    /// The compact revision; -1 for none.
+    /// Compact revision; -1 for none.
     pub compact_revision: Revision,
-    /// The last entry applied.
+    /// Log index of the last applied entry.
     pub applied_index: Index,
-    /// The term of that entry.
+    /// Raft term of the last applied entry.
     pub applied_term: Term,
-    /// The rolling hash; see [`Machine::state_hash`].
+    /// Rolling hash; see [`Machine::state_hash`].
     pub state_hash: Option<u64>,
-    /// Leases, still without their keys.
+    /// Leases without their keys. A key is attached to its lease when its versions are loaded.
     pub leases: Leases,
-    /// Alarms.
+    /// All raised alarms.
     pub alarms: Alarms,
-    /// Members.
+    /// Members of the cluster, and the cluster version.
     pub members: Members,
-    /// Users and roles.
+    /// Users, roles, and whether authentication is enabled.
     pub auth: Auth,
 }
 
@@ -218,27 +220,29 @@ pub struct SnapshotHead {
 pub struct SnapshotVersion<'a> {
     /// The key.
     pub key: &'a [u8],
-    /// The revision of the change.
+    /// Main revision of the change.
     pub main: Revision,
-    /// Sub revision of the version.
+    /// Sub-revision of the change.
     pub sub: u32,
-    /// The revision that created the key; 0 for a deletion.
+    /// Revision that created the key; 0 for a deletion.
     pub create_revision: Revision,
-    /// Puts since then; 0 for a deletion.
+    /// Number of puts since the creation; 0 for a deletion.
     pub version: i64,
-    /// The lease, or 0.
+    /// Id of the lease, or 0.
     pub lease: LeaseId,
     /// The value.
     pub value: &'a [u8],
 }
 
 impl SnapshotVersion<'static> {
-    /// Returns the version that stands for a raised revision, the one that `snapshot restore --bump-revision` leaves in a
-    /// database of etcd's: a pair without a key and a value. etcd treats it as a put of the empty key, which no request can
-    /// name, and so does this program: HashKV covers it, and a compaction keeps the newest.
+    /// Returns the version that represents a raised revision, as `snapshot restore --bump-revision` writes it
+    /// into an etcd database: a pair with an empty key and an empty value. etcd treats it as a put of the
+    /// empty key, which no request can address, and this program does the same: HashKV covers the pair, and
+    /// compaction keeps the newest one.
     ///
-    /// The pair says nothing of a creation or a number of puts. So that every member has the same state, whatever way the
-    /// pair came, both numbers follow from the revision; the number of puts rises with it, as a later version's must.
+    /// The pair in the database contains no create revision and no number of puts. Both are derived from the
+    /// revision, so that every member has the same state, whatever way the pair took. A later pair has a
+    /// higher revision, so its number of puts is higher, too, as required.
     pub fn bump(to: Revision) -> SnapshotVersion<'static> {
         SnapshotVersion {
             key: b"",
@@ -252,13 +256,13 @@ impl SnapshotVersion<'static> {
     }
 }
 
-/// Reads a snapshot and verifies every byte of it. Versions come by key in ascending order, for each key from old to
-/// new; whether they make sense together is for [`restore`] to say.
+/// Reads a snapshot and verifies its checksums. Versions arrive in ascending key order, and from old to new
+/// for each key; [`restore`] checks that they are consistent.
 pub struct SnapshotReader<I> {
     stream: BlockStream<I>,
     head: SnapshotHead,
     versions: u64,
-    /// The block of keys at hand, in the stream: where its next entry begins, and its end.
+    /// Position of the current block of keys in the stream: start of its next entry, and its end.
     block: (usize, usize),
     reader: EntryReader,
     entries: u64,
@@ -271,11 +275,11 @@ where
     I: Iterator<Item = Result<B, E>>,
     B: AsRef<[u8]>,
 {
-    /// Reads the head. Chunks may be cut anywhere, and be followed by the 32 bytes of a SHA-256.
+    /// Reads the head. Chunks may be cut anywhere, and a SHA-256 of 32 bytes may follow the stream.
     ///
     /// # Errors
     ///
-    /// When a chunk cannot be read, or this is no snapshot of a format this version knows.
+    /// Returns an error if a chunk cannot be read, or the stream is not a snapshot of a known format.
     pub fn open(chunks: I) -> Result<Self, RestoreError<E>> {
         let head = SnapshotHead {
             revision: Revision::FIRST,
@@ -322,26 +326,27 @@ where
         Ok(reader)
     }
 
-    /// Returns the part of the snapshot beside keys and values.
+    /// Returns the state in the snapshot except keys and values.
     pub fn head(&self) -> &SnapshotHead {
         &self.head
     }
 
-    /// Returns the head for changes, to restore the snapshot with other members, or at a later revision.
+    /// Returns the head for changes, to restore the snapshot with other members or at a later revision.
     pub fn head_mut(&mut self) -> &mut SnapshotHead {
         &mut self.head
     }
 
-    /// The SHA-256 behind the stream, if there was one; known after the last version. It is not checked here.
+    /// Returns the SHA-256 after the stream, if it exists; known after the last version. It is not verified
+    /// here.
     pub fn digest(&self) -> Option<[u8; 32]> {
         self.digest
     }
 
-    /// The next version; `None` when all were given and the end was found whole.
+    /// Returns the next version; `None` after the last, when the end of the snapshot has been verified.
     ///
     /// # Errors
     ///
-    /// When a chunk cannot be read, or anything is missing, changed or over.
+    /// Returns an error if a chunk cannot be read, or if anything is missing, changed or left over.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<Option<SnapshotVersion<'_>>, RestoreError<E>> {
         while self.block.0 == self.block.1 {
@@ -390,7 +395,7 @@ where
         }))
     }
 
-    /// Checks the length, and takes the digest if there is one.
+    /// Checks the length of the stream, and reads the digest if it exists.
     fn finish(&mut self) -> Result<(), RestoreError<E>> {
         if !self.stream.taken().is_multiple_of(ALIGN) {
             return Err(Malformed("a snapshot of a length that no writer gives it").into());
@@ -406,12 +411,13 @@ where
     }
 }
 
-/// Makes a machine of a snapshot. `place` stores a value and says where it lies now; empty ones are not stored. A `bump` is
-/// the revision to which the head was raised, and becomes a [version of its own](SnapshotVersion::bump).
+/// Restores a machine from a snapshot. `place` stores a value and returns its location; it is not called for
+/// empty values. If the head was raised to a later revision, `bump` is that revision, and a [version for
+/// it](SnapshotVersion::bump) is added.
 ///
 /// # Errors
 ///
-/// Those of the reader and of `place`, and a snapshot whose versions contradict each other.
+/// Returns the errors of the reader and of `place`, or an error if the versions contradict each other.
 pub fn restore<I, B, E>(
     rules: Rules,
     mut reader: SnapshotReader<I>,
@@ -438,7 +444,7 @@ where
     };
     let mut intake = Intake::new(saved, reader.versions);
     while let Some(version) = reader.next()? {
-        // Behind those of the snapshot, whose key is the lowest too.
+        // The raised revision is inserted after the other versions of the empty key, which is the lowest key.
         if !version.key.is_empty()
             && let Some(to) = bump.take()
         {

@@ -1,14 +1,14 @@
-//! A rolling hash of everything that entries changed, so that members can tell whether they still hold the same.
+//! A rolling hash of all changes by entries, which members compare to detect that their states differ.
 //!
-//! After each entry the hash is a function of the hash before and of what the entry changed in this member's state:
-//! not of what it asked for. Of every key written or deleted that is the new version and the one it replaced, with
-//! all their numbers and the checksums of their values. Members that applied the same entries to the same state have
-//! the same hash at every index; on one whose state has come to differ it is another one from the first entry on
-//! that touches the difference, and stays another.
+//! The hash after an entry is a function of the previous hash and of the changes that the entry made in this
+//! member's state, not of the request. For every key written or deleted, the new version and the version that
+//! it replaces are hashed, with all their numbers and the checksums of their values. Members that applied the
+//! same entries to the same state have the same hash at every index. On a member whose state differs, the
+//! hash differs from the first entry on that touches the difference, and stays different.
 //!
-//! Where values lie, how far compaction has physically come, and which times left of leases are noted is in no hash: a
-//! member's export leaves notes out, so they may differ where members run etcd. It is no defence against forgery: 64
-//! bits, mixed by multiplication as in wyhash.
+//! The hash does not cover the locations of values, the progress of physical compaction, and the remaining
+//! TTLs of lease checkpoints: a member's export omits the latter, so they may differ where members run etcd.
+//! The hash does not protect against forgery: it has 64 bits, mixed by multiplication as in wyhash.
 
 use std::collections::VecDeque;
 
@@ -17,30 +17,32 @@ use numbers::{Index, Revision};
 
 use crate::codec::{Input, Malformed, put_u64};
 
-/// Points that a machine remembers, in 1.5 MiB. As far back a member that lags may be, and still get less than everything.
+/// Maximum number of points that a machine stores, in 1.5 MiB. A member that lags behind further gets a full
+/// transfer.
 pub const STATE_POINTS_MAX: usize = 65_536;
 
 const SEED: u64 = 0x243F_6A88_85A3_08D3;
 const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// The hash after an entry that changed something. It holds until the next point.
+/// Hash after an entry that changed the state. It is valid until the next point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatePoint {
-    /// The entry; for the first point of a machine the one it began with.
+    /// Log index of the entry; for the first point of a machine the index at which the machine started.
     pub index: Index,
-    /// The store's revision after it.
+    /// Revision of the store after the entry.
     pub revision: Revision,
-    /// The hash after it.
+    /// Hash after the entry.
     pub hash: u64,
 }
 
-/// Effects that are about something other than a key. Their numbers are part of the hash: none ever changes, and a new
-/// effect gets a new one. 4 stood for notes of times left, which are in no hash any more.
+/// Changes of state other than keys. The numbers are part of the hash: they never change, and a new effect
+/// gets a new number. Number 4 was used for remaining TTLs of leases, which are no longer hashed.
 ///
-/// Whatever changes the hash of some entry makes another function of it. Hashes of both must never meet: neither in
-/// comparisons (the algorithm's number on the page that members ask each other for), nor in a state that one version wrote
-/// and another goes on from (`image::FORMAT_HASHED`). The hash of a restored cluster goes on from a digest of what it was made of
-/// (`storage::restoration`), which every member makes for itself: that function never changes either.
+/// A change of the hash of any entry makes another hash function. Hashes of two functions must never be
+/// compared (the algorithm's number on the page that members exchange prevents it), and a version must never
+/// continue a hash that another function began (`image::FORMAT_HASHED` prevents it). The hash of a restored
+/// cluster starts with a digest of the restored data (`storage::restoration`), which every member computes
+/// itself: that function never changes either.
 #[derive(Clone, Copy)]
 #[repr(u64)]
 pub(crate) enum Effect {
@@ -59,17 +61,17 @@ pub(crate) enum Effect {
     AuthChanged = 14,
 }
 
-/// The hash at the present moment and those before it.
+/// The current hash and its recent history.
 #[derive(Debug)]
 pub(crate) struct StateHash {
     value: u64,
-    /// True if anybody knows what went into it. Not so behind an image of a version that had no hash.
+    /// True if the hash is known. It is unknown after a restore from an image that contains no hash.
     known: bool,
     points: VecDeque<StatePoint>,
 }
 
 impl StateHash {
-    /// Begins at this entry and revision; without a hash it will never be known.
+    /// Starts at this entry and revision; without a hash the hash stays unknown.
     pub fn new(hash: Option<u64>, index: Index, revision: Revision) -> StateHash {
         let mut points = VecDeque::new();
         if let Some(hash) = hash {
@@ -87,10 +89,10 @@ impl StateHash {
         self.known.then_some(self.value)
     }
 
-    /// A key was written or deleted.
+    /// Adds the write or deletion of a key.
     #[inline]
     pub fn key_changed(&mut self, change: &mvcc::Change<'_>) {
-        // Three lanes that do not wait for each other.
+        // Three independent computations, which the processor can run in parallel.
         let key = bytes_digest(change.version.key());
         let version = version_digest(change.version);
         let previous = change.previous.map_or(0, version_digest);
@@ -117,7 +119,7 @@ impl StateHash {
         self.value = mix(self.value, bytes_digest(bytes));
     }
 
-    /// An entry is done: if it changed anything, its point is remembered.
+    /// Ends an entry: if it changed the state, its point is stored.
     #[inline]
     pub fn entry_done(&mut self, index: Index, revision: Revision) {
         if !self.known || self.points.back().is_some_and(|last| last.hash == self.value) {
@@ -129,7 +131,7 @@ impl StateHash {
         self.points.push_back(StatePoint { index, revision, hash: self.value });
     }
 
-    /// The point that holds at this entry, if it is still remembered, and all behind it.
+    /// Returns the point that is valid at this entry, if it is still stored, and all later ones.
     pub fn points(&self, from_index: Index) -> impl ExactSizeIterator<Item = StatePoint> + '_ {
         let at_or_before = self.points.partition_point(|point| point.index <= from_index);
         self.points.iter().skip(at_or_before.saturating_sub(1)).copied()
@@ -151,11 +153,11 @@ pub(crate) fn decode(input: &mut Input<'_>) -> Result<Option<u64>, Malformed> {
     Ok(Some(u64::from_le_bytes(bytes)))
 }
 
-/// Takes a word into a hash.
+/// Mixes a word into a hash.
 #[inline(always)]
 pub(crate) fn mix(hash: u64, word: u64) -> u64 {
     let product = u128::from(hash ^ word) * u128::from(FACTOR);
-    // The rotation keeps a word from taking back the one before it.
+    // The rotation prevents a word from cancelling out the word before it.
     (product as u64 ^ (product >> 64) as u64).rotate_left(23)
 }
 
@@ -182,45 +184,47 @@ fn version_digest(version: Version<'_>) -> u64 {
     mix(mix(mix(written, counted), version.lease().0 as u64), value)
 }
 
-/// The hashes of one member's state, to be compared with another member's.
+/// Hashes of one member's state, for comparison with those of another member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateTrail {
-    /// The last entry applied: the last point holds up to it.
+    /// Log index of the last applied entry: the last point is valid up to it.
     pub applied_index: Index,
-    /// Points by ascending index.
+    /// Points in ascending order of their index.
     pub points: Vec<StatePoint>,
 }
 
-/// The result of comparing two trails.
+/// Result of comparing two trails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrailComparison {
-    /// There is no entry at which both hashes are known.
+    /// No entry exists at which both hashes are known.
     Unknown,
-    /// All entries that can be compared are equal.
+    /// The hashes are equal at all entries that can be compared.
     Same {
-        /// The last entry compared.
+        /// Log index of the last entry that was compared.
         through: Index,
     },
-    /// The members differ.
+    /// The states of the members differ.
     Different {
-        /// The first entry after which their hashes differ; or one after that, if `at_first` says so.
+        /// Log index of the first entry after which the hashes differ; if `at_first` is true, the states may
+        /// differ earlier.
         index: Index,
-        /// The revision after it.
+        /// Revision after that entry.
         revision: Revision,
-        /// True if they differ already at the first entry that can be compared, so that it may have begun earlier.
+        /// True if the hashes differ already at the first entry that can be compared, so that the difference
+        /// may be older.
         at_first: bool,
     },
 }
 
 impl StateTrail {
-    /// The hash after an entry; `None` for one that is not applied, or from before the trail begins.
+    /// Returns the hash after an entry; `None` if the entry is not applied yet, or is older than the trail.
     pub fn hash_at(&self, index: Index) -> Option<u64> {
         let behind = self.points.partition_point(|point| point.index <= index);
         let point = behind.checked_sub(1).and_then(|at| self.points.get(at))?;
         (index <= self.applied_index).then_some(point.hash)
     }
 
-    /// Finds the first entry at which the members differ. O(n).
+    /// Finds the first entry at which the members differ, in time linear in the number of points.
     pub fn compare(&self, other: &StateTrail) -> TrailComparison {
         let (Some(ours), Some(theirs)) = (self.points.first(), other.points.first()) else {
             return TrailComparison::Unknown;
@@ -234,7 +238,7 @@ impl StateTrail {
         let mut index = first;
         loop {
             if at.now.hash != with.now.hash {
-                // The one that is at its point at this entry knows the revision after it.
+                // The side whose point is at exactly this entry has the revision after it.
                 let now = if at.now.index == index { at.now } else { with.now };
                 return TrailComparison::Different {
                     index,
@@ -256,14 +260,14 @@ impl StateTrail {
     }
 }
 
-/// A walk along a trail.
+/// An iterator along a trail.
 struct Steps<'a> {
     now: StatePoint,
     rest: &'a [StatePoint],
 }
 
 impl Steps<'_> {
-    /// The trail has a point at or before the first entry.
+    /// Starts at entry `first`. The trail must have a point at or before it.
     fn new(trail: &StateTrail, first: Index) -> Steps<'_> {
         let now = StatePoint { index: Index(0), revision: Revision(0), hash: 0 };
         let mut steps = Steps { now, rest: &trail.points };

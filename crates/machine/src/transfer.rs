@@ -1,27 +1,29 @@
-//! The state on its way from one member to another: all of it, or what lies behind a revision that the receiver has.
+//! Transfer of the state from one member to another: all of it, or only the versions after a revision that
+//! the receiver has.
 //!
 //! ```text
 //! stream  "MAINXFER" | format (4 bytes, 1) | 0 (4 bytes) | blocks
 //! block   as in `frame`
 //! blocks  one head, any number with keys, one end: as in checkpoints (see `image`), with these differences:
-//!         the head's `from` is the revision behind which the stream begins, its `versions` a bound of what comes;
-//!         entries come in the order of their writing, by main and sub revision, whatever their keys;
-//!         of an entry's value there is its length and itself, no place and no checksum
+//!         the head's `from` is the revision after which the stream starts, its `versions` is an upper bound;
+//!         entries are in the order in which they were written, by main and sub-revision, not by key;
+//!         an entry contains the length and the bytes of its value, instead of location and checksum
 //! end     03 | entries in all key blocks | checksum over the frames of all blocks before (8 bytes)
 //! ```
 //!
-//! Numbers in bytes are little-endian.
+//! All fixed-size numbers are little-endian.
 //!
-//! A stream holds every version above `from` that is physically there, without the puts that the compact revision made
-//! unreadable: so all deletions that compaction has not yet removed, which a receiver needs that has the deleted
-//! keys. Whether none is missing is for [`Head::can_follow`](crate::image::Head::can_follow) to say. As versions come
-//! in the order of their writing, a receiver whose stream breaks off has everything up to some revision, and the next
-//! stream, of whatever moment and from whatever member, may begin there.
+//! A stream contains every version above `from` that physically exists, except the puts that the compact
+//! revision made unreadable. So it contains all deletions that compaction has not removed yet; a receiver
+//! that has the deleted keys needs them. [`Head::can_follow`](crate::image::Head::can_follow) checks that
+//! none is missing. Versions are sent in the order in which they were written, so a receiver whose stream is
+//! interrupted has everything up to some revision, and the next stream may start there, at any later moment
+//! and from any member.
 //!
 //! * [`TransferWriter`] sends.
 //! * [`TransferReader`] reads and verifies; the caller stores the values.
-//! * [`Assembly`] makes a machine of what was there and what came.
-//! * [`Held`] is what a receiver says it has.
+//! * [`Assembly`] builds a machine from the versions that the receiver had and those that it received.
+//! * [`Held`] describes the versions that a receiver has.
 
 use bytes::{Bytes, BytesMut};
 use numbers::{ChangeId, Index, Revision, Term};
@@ -47,17 +49,17 @@ pub use held::Held;
 
 const MAGIC: [u8; 16] = *b"MAINXFER\x01\0\0\0\0\0\0\0";
 
-/// Writes a transfer, chunk by chunk, on any thread.
+/// Writer of a transfer. It returns the transfer chunk by chunk, on any thread.
 pub struct TransferWriter {
     state: AsOf,
     head: Head,
     from: Revision,
     stage: Stage,
-    /// The last version written, by main and sub revision.
+    /// Id of the last version that was written.
     behind: ChangeId,
     entries: u64,
     checksum: u64,
-    /// Written and not yet given out.
+    /// Bytes that are encoded and not returned yet.
     ready: Bytes,
 }
 
@@ -70,15 +72,15 @@ enum Stage {
 }
 
 impl TransferWriter {
-    /// Begins a transfer of what lies above revision `from`; 0 sends everything. What `from` to take says
-    /// [`Head::transfer_from`].
+    /// Starts a transfer of the versions above revision `from`; 0 sends everything. [`Head::transfer_from`]
+    /// computes `from`.
     ///
-    /// A transfer that does not send everything has to send deletions that cannot be read any more: its `state` is of
-    /// [`everything`](mvcc::View::moment_of_everything), or of a view that is held.
+    /// A partial transfer also contains deletions that can no longer be read, so its `state` must be
+    /// [`everything`](mvcc::View::moment_of_everything), or a view that is held.
     ///
     /// # Panics
     ///
-    /// When the state is not of the head's moment, or `from` lies above it.
+    /// Panics if the state is not of the same moment as the head, or `from` is above its revision.
     pub fn new(state: impl Into<AsOf>, head: Head, from: Revision) -> TransferWriter {
         let state = state.into();
         assert_eq!(
@@ -103,16 +105,17 @@ impl TransferWriter {
         }
     }
 
-    /// Versions written so far.
+    /// Returns the number of versions written so far.
     pub fn entries(&self) -> u64 {
         self.entries
     }
 
-    /// The next chunk, of 1 to [`CHUNK_BYTES_MAX`] bytes; `None` after the last.
+    /// Returns the next chunk, of 1 to [`CHUNK_BYTES_MAX`] bytes; `None` after the last.
     ///
     /// # Errors
     ///
-    /// When a value cannot be read, or was removed meanwhile. The transfer cannot be finished then.
+    /// Returns an error if a value cannot be read, or was removed by compaction. The transfer cannot be
+    /// finished then.
     pub fn next_chunk(&mut self, values: &dyn Values) -> Result<Option<Bytes>, ReadError> {
         if self.ready.is_empty() {
             self.ready = match self.stage {
@@ -135,7 +138,7 @@ impl TransferWriter {
         Ok(Some(self.ready.split_to(len)))
     }
 
-    /// A framed block of keys; `None` when there is none left.
+    /// Returns the next block of keys with its frame; `None` if no versions are left.
     fn next_keys(&mut self, values: &dyn Values) -> Result<Option<Bytes>, ReadError> {
         let mut block = Vec::with_capacity(BLOCK_BYTES + (8 << 10));
         block.extend_from_slice(&[0; FRAME_BYTES]);
@@ -153,8 +156,9 @@ impl TransferWriter {
         Ok(Some(Bytes::from(block)))
     }
 
-    /// Puts versions into a block until it is full or many were looked at: a compaction may have left millions that are passed
-    /// over, and a view is held meanwhile.
+    /// Adds versions to a block until it is full or [`LOOKS_PER_SLICE`] versions were visited. The limit is
+    /// needed because a compaction may have left millions of versions that are skipped, and a view is held
+    /// during the call.
     fn put_some(
         &mut self,
         values: &dyn Values,
@@ -208,53 +212,53 @@ impl TransferWriter {
     }
 }
 
-/// Versions looked at in one view.
+/// Maximum number of versions that are visited in one view.
 const LOOKS_PER_SLICE: usize = 16 << 10;
 
-/// The part of a transfer beside keys and values.
+/// The state in a transfer except keys and values.
 #[derive(Debug)]
 pub struct TransferHead {
-    /// The revision behind which it begins; 0 when it holds everything.
+    /// Revision after which the transfer starts; 0 if it contains everything.
     pub from: Revision,
-    /// The sender's revision.
+    /// Current revision of the sender.
     pub revision: Revision,
-    /// Compact revision of the state; -1 for none.
+    /// Compact revision of the sender; -1 for none.
     pub compact_revision: Revision,
-    /// The last entry it applied.
+    /// Log index of the last entry that the sender applied.
     pub applied_index: Index,
-    /// The term of that entry.
+    /// Raft term of that entry.
     pub applied_term: Term,
-    /// Versions to come at most.
+    /// Maximum number of versions in the transfer.
     pub versions_max: u64,
-    /// The rolling hash; see [`crate::Machine::state_hash`].
+    /// Rolling hash; see [`crate::Machine::state_hash`].
     pub state_hash: Option<u64>,
-    /// Leases, still without their keys.
+    /// Leases without their keys. A key is attached to its lease when its versions are loaded.
     pub leases: Leases,
-    /// Alarms.
+    /// All raised alarms.
     pub alarms: Alarms,
-    /// Members.
+    /// Members of the cluster, and the cluster version.
     pub members: Members,
-    /// Users and roles.
+    /// Users, roles, and whether authentication is enabled.
     pub auth: Auth,
 }
 
-/// A transfer that has arrived as a whole.
+/// A transfer that was received completely.
 #[derive(Debug)]
 pub struct TransferEnd {
     /// Head of the transfer.
     pub head: TransferHead,
-    /// The versions that came.
+    /// Number of received versions.
     pub entries: u64,
 }
 
-/// Reads a transfer and verifies every byte of it. Versions come in the order of their writing.
+/// Reads a transfer and verifies its checksums. Versions arrive in the order in which they were written.
 pub struct TransferReader<I> {
     stream: BlockStream<I>,
     head: TransferHead,
-    /// The block of keys at hand, in the stream: where its next entry begins, and its end.
+    /// Position of the current block of keys in the stream: start of its next entry, and its end.
     block: (usize, usize),
     reader: EntryReader,
-    /// The last version read, by main and sub revision.
+    /// Id of the last version that was read.
     last: ChangeId,
     entries: u64,
     done: bool,
@@ -269,7 +273,7 @@ where
     ///
     /// # Errors
     ///
-    /// When a chunk cannot be read, or this is no transfer of a format this version knows.
+    /// Returns an error if a chunk cannot be read, or the stream is not a transfer of a known format.
     pub fn open(chunks: I) -> Result<Self, RestoreError<E>> {
         let mut stream = BlockStream::new(chunks);
         let magic = stream.take(MAGIC.len())?;
@@ -296,16 +300,17 @@ where
         Ok(TransferReader { stream, head, block: (0, 0), reader, last, entries: 0, done: false })
     }
 
-    /// Returns the part of the transfer beside keys and values.
+    /// Returns the state in the transfer except keys and values.
     pub fn head(&self) -> &TransferHead {
         &self.head
     }
 
-    /// The next version; `None` when all were given and the end was found whole.
+    /// Returns the next version; `None` after the last, when the end of the transfer has been verified.
     ///
     /// # Errors
     ///
-    /// When a chunk cannot be read, or anything is missing, changed or over. What was given before is good.
+    /// Returns an error if a chunk cannot be read, or if anything is missing, changed or left over. Versions
+    /// returned before the error are valid.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<Option<SnapshotVersion<'_>>, RestoreError<E>> {
         while self.block.0 == self.block.1 {
@@ -359,11 +364,11 @@ where
         }))
     }
 
-    /// Returns what [`Assembly::finish`] needs, after [`TransferReader::next`] returned `None`.
+    /// Returns the input of [`Assembly::finish`], after [`TransferReader::next`] returned `None`.
     ///
     /// # Panics
     ///
-    /// There is more to read.
+    /// Panics if the transfer was not read to its end.
     pub fn finish(self) -> TransferEnd {
         assert!(self.done, "a transfer is read to its end");
         TransferEnd { head: self.head, entries: self.entries }

@@ -1,5 +1,6 @@
-//! Transactions: comparing, choosing branches, checking, and only then changing anything. [`read_only`] evaluates one that
-//! only reads; those that write are applied by `sliced` with the parts that are here. It does not know when values are fetched.
+//! Transactions: comparisons are evaluated, branches chosen and all operations checked before anything
+//! changes. [`read_only`] evaluates a transaction that only reads; `sliced` applies those that write, with
+//! functions of this module. This module does not decide when values are fetched.
 
 use api::Status;
 use api::error;
@@ -18,46 +19,46 @@ use crate::range::{self, Failure, Selection};
 /// The result of one operation of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpOutcome {
-    /// A range, with its result.
+    /// Result of a range.
     Range(Ranged),
-    /// A put, with what was there before if that was asked for.
+    /// Result of a put.
     Put {
-        /// The revision written.
+        /// Revision of the put.
         revision: Revision,
-        /// The previous key and value.
+        /// Previous key-value pair, if the request asked for it.
         previous: Option<Box<StoredKeyValue>>,
     },
-    /// A delete.
+    /// Result of a delete.
     DeleteRange(Deleted),
-    /// A nested transaction.
+    /// Result of a nested transaction.
     Txn(TxnOutcome),
 }
 
-/// A range inside a transaction.
+/// Result of a range inside a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ranged {
-    /// The revision current when it ran.
+    /// Revision of the store when the range ran.
     pub revision: Revision,
     /// Fields of each key that are returned.
     pub projection: Projection,
-    /// Keys and values that were found.
+    /// Keys and values of the range.
     pub read: Read,
 }
 
 /// Keys and values that an operation found inside a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Read {
-    /// The keys and values, known when the entry was applied.
+    /// Keys and values that were read when the entry was applied.
     Known {
-        /// The keys, in the order asked for.
+        /// Keys that were found, in the requested order.
         found: Vec<StoredKeyValue>,
         /// True if there are more keys than the limit allowed.
         more: bool,
-        /// Keys in the range.
+        /// Number of keys in the range, regardless of the limit.
         count: i64,
     },
-    /// The contents of the range at that point, which the answering side reads later. A range costs what it finds and not
-    /// what its request costs, so apply, which every member waits for, does not walk it.
+    /// Description of a range that is read after apply. Walking a range costs as much as it finds, and every
+    /// member waits for apply, so apply does not walk it.
     Past(Box<Past>),
 }
 
@@ -65,7 +66,8 @@ impl Read {
     /// The empty result.
     pub const NOTHING: Read = Read::Known { found: Vec::new(), more: false, count: 0 };
 
-    /// Returns true if an answer holds keys and values for it, as far as that is known.
+    /// Returns true if the response contains keys and values. Returns true for [`Read::Past`], whose result
+    /// is not known yet.
     pub(crate) fn names_values(&self) -> bool {
         !matches!(self, Read::Known { found, .. } if found.is_empty())
     }
@@ -74,19 +76,20 @@ impl Read {
 /// A range at one point of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Past {
-    /// The range, with everything that shapes its answer. Its revision is to be passed over.
+    /// The range request with its limit, filters and sort order. The revision of the request is ignored.
     pub request: RangeRequest,
-    /// The range is read as it was before a change of this main revision.
+    /// The change before which the range is read.
     pub before: ChangeId,
 }
 
 impl Past {
-    /// The live versions of the range at that point, in key order, behind a key if one is given. The snapshot has to be
-    /// that of the transaction, or of a later moment that is not compacted so far.
+    /// Returns the live versions of the range before the change [`Self::before`], in key order; with `behind`
+    /// only those after that key. The snapshot must be the one right after the transaction, or a later one
+    /// whose compact revision has not passed that point.
     ///
     /// # Errors
     ///
-    /// When it is.
+    /// Returns an error if the snapshot is compacted beyond that point.
     pub fn walk<'a>(
         &self,
         snapshot: &Snapshot<'a>,
@@ -100,11 +103,11 @@ impl Past {
         snapshot.range_before(range, self.before)
     }
 
-    /// Evaluates the whole at once, however much it is.
+    /// Evaluates the whole range in one step, whatever its size.
     ///
     /// # Errors
     ///
-    /// As [`Past::walk`], or a value that cannot be read.
+    /// Returns the same errors as [`Past::walk`], or an error if a value cannot be read.
     pub fn select<'a>(&self, snapshot: &Snapshot<'a>, values: &dyn Values) -> Result<Selection<'a>, Failure> {
         let request = &self.request;
         let mut versions: Vec<Version<'a>> = self.walk(snapshot, None)?.collect();
@@ -127,27 +130,27 @@ impl Past {
 /// The result of a delete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deleted {
-    /// The revision that the deletions bear, or the current one if there were none.
+    /// Revision of the deletions, or the current revision if no key was deleted.
     pub revision: Revision,
     /// Number of deleted keys.
     pub deleted: i64,
-    /// Previous key-value pairs, if they were asked for.
+    /// Previous key-value pairs, if the request asked for them.
     pub previous: Read,
 }
 
 /// The result of a transaction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TxnOutcome {
-    /// The store's revision after it; 0 in nested ones.
+    /// Revision of the store after the transaction; 0 in nested transactions.
     pub revision: Revision,
     /// True if all comparisons held, so that the `success` branch ran.
     pub succeeded: bool,
-    /// One for each operation of that branch.
+    /// One result for each operation of the branch that ran.
     pub responses: Vec<OpOutcome>,
 }
 
 impl TxnOutcome {
-    /// Returns true if its answer holds keys and values.
+    /// Returns true if the response contains keys and values.
     pub(crate) fn names_values(&self) -> bool {
         self.responses.iter().any(|response| match response {
             OpOutcome::Range(ranged) => ranged.read.names_values(),
@@ -157,7 +160,7 @@ impl TxnOutcome {
         })
     }
 
-    /// Returns true if something is left to be read by the answering side.
+    /// Returns true if a part of the response is read after apply.
     pub fn reads_later(&self) -> bool {
         self.responses.iter().any(|response| match response {
             OpOutcome::Range(ranged) => matches!(ranged.read, Read::Past(_)),
@@ -168,14 +171,14 @@ impl TxnOutcome {
     }
 }
 
-/// The branches that run, chosen before anything changes. Nested ones stand in the order of their operations.
+/// The branches that run, chosen before anything changes. Nested paths are in the order of their operations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Path {
     pub succeeded: bool,
     pub nested: Vec<Path>,
 }
 
-/// Evaluates all comparisons of a transaction, those of the chosen nested ones included.
+/// Evaluates all comparisons of a transaction and of the nested transactions in the chosen branches.
 pub(crate) fn choose(
     snapshot: &Snapshot<'_>,
     txn: &TxnRequest,
@@ -197,16 +200,16 @@ pub(crate) fn choose(
     Ok(Path { succeeded, nested })
 }
 
-/// Values that the comparisons of a transaction depend on, whichever branches are chosen: to be looked at, slice by slice,
-/// so that they are in memory when it is applied.
+/// The comparisons by value of a transaction and of all nested ones, whichever branches run. Their values are
+/// read in slices in advance, so that they are in memory when the transaction is applied.
 pub struct Compared(Vec<Compare>);
 
-/// Keys that a look at values passes over for each that it may find: as of an older moment, those that it finds may lie behind
-/// any number of keys that are not there.
+/// Number of index keys that a slice may visit per key that it may find. Without this limit a read at an
+/// older revision could visit any number of keys that did not exist at that revision.
 const LOOKS_FOR_A_KEY: u64 = 4;
 
-/// Reads the values that comparisons depend on, without using them, so that they are fetched: those of this many keys,
-/// and somewhat more than this many bytes.
+/// Reads and discards the values that comparisons depend on, so that they are fetched into memory. Stops
+/// after `keys_max` keys, or at the first value that brings the total to `bytes_max` bytes or more.
 pub(crate) fn look(
     compares: &[Compare],
     from: &LookedAt,
@@ -230,7 +233,7 @@ pub(crate) fn look(
         let Ok(mut walk) = snapshot.range(range, Revision::CURRENT) else { continue };
         walk.set_looks(LOOKS_FOR_A_KEY * keys_max as u64);
         for version in walk.by_ref() {
-            // An unreadable value is reported when the entry is applied.
+            // The error of an unreadable value is reported when the entry is applied.
             let _ = holds_for(Some(version), compare, values);
             keys += 1;
             bytes += version.value_len() as usize;
@@ -246,17 +249,18 @@ pub(crate) fn look(
     LookedAt { compares: compares.len(), key: None, bytes: compared }
 }
 
-/// Progress in looking at values: the comparisons that are done, and the last key of the next one.
+/// Progress of reading the compared values: the number of finished comparisons, and the last key of the
+/// current one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LookedAt {
     pub(crate) compares: usize,
     pub(crate) key: Option<Vec<u8>>,
-    /// Bytes of values that the comparisons looked at so far may read.
+    /// Bytes of values that the visited comparisons may read.
     pub bytes: u64,
 }
 
 impl Compared {
-    /// Returns the walk over the values that this transaction compares.
+    /// Returns the comparisons by value of this transaction and its nested ones.
     pub fn of(txn: &TxnRequest) -> Compared {
         let (mut compares, mut open) = (Vec::new(), vec![txn]);
         while let Some(txn) = open.pop() {
@@ -270,12 +274,13 @@ impl Compared {
         Compared(compares)
     }
 
-    /// Returns true if there is nothing more.
+    /// Returns true if all values have been read.
     pub fn is_done(&self, looked_at: &LookedAt) -> bool {
         looked_at.compares >= self.0.len()
     }
 
-    /// Reads the next values, without using them: those of this many keys, and somewhat more than this many bytes.
+    /// Reads and discards the next values: those of at most `keys_max` keys, and not much more than
+    /// `bytes_max` bytes. Returns the new progress.
     pub fn look(
         &self,
         from: &LookedAt,
@@ -288,7 +293,7 @@ impl Compared {
     }
 }
 
-/// Returns true if [`Compared`] has anything to look at.
+/// Returns true if a transaction or a nested one compares by value, so that [`Compared`] has values to read.
 pub fn compares_values(txn: &TxnRequest) -> bool {
     let mut open = vec![txn];
     while let Some(txn) = open.pop() {
@@ -303,7 +308,7 @@ pub fn compares_values(txn: &TxnRequest) -> bool {
     false
 }
 
-/// The operations that run.
+/// Returns the operations of the branch that runs.
 pub(crate) fn branch(txn: &TxnRequest, succeeded: bool) -> &[RequestOp] {
     if succeeded { &txn.success } else { &txn.failure }
 }
@@ -323,7 +328,7 @@ fn holds(snapshot: &Snapshot<'_>, compare: &Compare, values: &dyn Values) -> Res
     holds_for_none(compare, values)
 }
 
-/// The revision at which comparisons are made.
+/// Returns the revision at which comparisons read. It is the current one, except with the planted bug.
 fn compared_revision(snapshot: &Snapshot<'_>) -> Revision {
     let before = snapshot.current_revision() - 1;
     let old = planted::is(planted::Bug::CompareOnOldState)
@@ -331,8 +336,8 @@ fn compared_revision(snapshot: &Snapshot<'_>) -> Revision {
     if old { before } else { Revision::CURRENT }
 }
 
-/// Returns true if a comparison holds where no key is found. All numbers of a missing key are 0, but it has no value to
-/// compare.
+/// Returns true if a comparison holds for a range without keys. All numbers of a missing key are 0; a
+/// comparison of its value never holds.
 pub(crate) fn holds_for_none(compare: &Compare, values: &dyn Values) -> Result<bool, Failure> {
     if compares_value(compare) {
         return Ok(false);
@@ -386,7 +391,7 @@ pub(crate) fn holds_for(
                 None => [].as_slice().cmp(theirs),
             }
         }
-        // etcd compares an unknown target as equal.
+        // etcd treats an unknown target as equal.
         Err(_) => Ordering::Equal,
     };
     Ok(match CompareResult::try_from(compare.result) {
@@ -394,22 +399,22 @@ pub(crate) fn holds_for(
         Ok(CompareResult::NotEqual) => ordering.is_ne(),
         Ok(CompareResult::Greater) => ordering.is_gt(),
         Ok(CompareResult::Less) => ordering.is_lt(),
-        // And takes an unknown result for true.
+        // etcd treats an unknown relation as true.
         Err(_) => true,
     })
 }
 
-/// Returns true if a comparison is one of values.
+/// Returns true if the comparison compares values.
 pub(crate) fn compares_value(compare: &Compare) -> bool {
     compare.target == CompareTarget::Value as i32
 }
 
-/// Returns true if a comparison of a value asks which of the two is greater.
+/// Returns true if the comparison asks which value is greater, so that equal checksums are not enough.
 pub(crate) fn compares_by_order(compare: &Compare) -> bool {
     matches!(CompareResult::try_from(compare.result), Ok(CompareResult::Greater | CompareResult::Less))
 }
 
-/// The bytes that comparing this version's value may read or hash.
+/// Returns the bytes that comparing this version's value may read or hash.
 pub(crate) fn compared_bytes(version: Version<'_>, compare: &Compare) -> u64 {
     let len = version.value_len();
     let theirs = match &compare.target_union {
@@ -419,9 +424,9 @@ pub(crate) fn compared_bytes(version: Version<'_>, compare: &Compare) -> u64 {
     if compares_by_order(compare) || len as usize == theirs { u64::from(len) } else { 0 }
 }
 
-/// Compares a version's value with `theirs`, as far as the requested relation needs. A value whose length or checksum
-/// differs is not equal, so the value is read only if both are equal or the order matters: what is not read costs no
-/// time, and its damage stops nothing.
+/// Compares a version's value with `theirs`, as precisely as the relation needs. Values with different
+/// lengths or checksums are not equal, so the value is read only if length and checksum match or the order
+/// matters. A value that is not read costs no time, and damage to it causes no error.
 fn value_ordering(
     version: Version<'_>,
     result: i32,
@@ -436,7 +441,7 @@ fn value_ordering(
     let is_other =
         version.value_len() as usize != theirs.len() || version.value_crc() != crc32c::crc32c(theirs);
     if !by_order && (is_other || CompareResult::try_from(result).is_err()) {
-        // Not equal; which of the two orders it is was not asked.
+        // The values differ. The relation does not ask for the order, so any ordering but `Equal` is right.
         return Ok(Ordering::Less);
     }
     let mut ours = BytesMut::new();
@@ -444,7 +449,8 @@ fn value_ordering(
     Ok(ours.as_ref().cmp(theirs))
 }
 
-/// Checks, on the state before the transaction, everything that could fail later.
+/// Checks all operations of the chosen branches against the state before the transaction, so that none fails
+/// later.
 pub(crate) fn check_path(
     snapshot: &Snapshot<'_>,
     leases: &Leases,
@@ -462,7 +468,7 @@ pub(crate) fn check_path(
     Ok(())
 }
 
-/// Checks one operation, without those of a nested transaction.
+/// Checks one operation, but not the operations of a nested transaction.
 pub(crate) fn check_op(snapshot: &Snapshot<'_>, leases: &Leases, op: &RequestOp) -> Result<(), Status> {
     match &op.request {
         Some(Request::RequestRange(request)) => check_range(snapshot, request),
@@ -472,8 +478,9 @@ pub(crate) fn check_op(snapshot: &Snapshot<'_>, leases: &Leases, op: &RequestOp)
     }
 }
 
-/// Refuses what would fail amid the transaction, and only on members that gather the answer. How the answer is sorted is not
-/// looked at: etcd 3.5 neither refuses nor obeys an order that it does not know, so that a member of it may propose one.
+/// Refuses a range whose revision is compacted or in the future: it would fail in the middle of the
+/// transaction, and only on members that collect the response. The sort order is not checked: etcd 3.5
+/// ignores unknown orders, so that a member running it may propose one.
 fn check_range(snapshot: &Snapshot<'_>, request: &RangeRequest) -> Result<(), Status> {
     if request.revision == 0 {
         Ok(())
@@ -486,7 +493,8 @@ fn check_range(snapshot: &Snapshot<'_>, request: &RangeRequest) -> Result<(), St
     }
 }
 
-/// Checks the preconditions of a put: the key exists, if parts of it are kept, and then the lease exists.
+/// Checks the preconditions of a put: the key exists if the put keeps its value or lease, and the lease
+/// exists.
 pub(crate) fn check_put(snapshot: &Snapshot<'_>, leases: &Leases, put: &PutRequest) -> Result<(), Status> {
     if (put.ignore_value || put.ignore_lease)
         && snapshot.get(&put.key, Revision::CURRENT).is_ok_and(|found| found.is_none())
@@ -499,11 +507,12 @@ pub(crate) fn check_put(snapshot: &Snapshot<'_>, leases: &Leases, put: &PutReque
     Ok(())
 }
 
-/// Maximum number of keys that the outcome of one transaction names by itself; further ranges are read later.
+/// Maximum number of keys that the outcome of one transaction contains directly; further ranges are read
+/// after apply.
 pub(crate) const KNOWN_MAX: usize = 1024;
 
-/// Returns the result of a range inside a transaction, after `changes` changes of the transaction that `snapshot` is
-/// within. A single key is looked up at once, as long as `known` lasts.
+/// Returns the result of a range inside a transaction, after `changes` changes of this transaction. A single
+/// key is read immediately while `known` is above 0, and is subtracted from `known`.
 pub(crate) fn read_range(
     snapshot: &Snapshot<'_>,
     changes: u32,
@@ -533,27 +542,29 @@ pub(crate) fn read_range(
     Ok(Ranged { revision, projection, read: Read::Past(past) })
 }
 
-/// How far the comparisons of a transaction of nothing but ranges have come. They are made in slices, all as of one moment.
+/// Progress of the comparisons of a read-only transaction. The comparisons run in slices, all against one
+/// snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Comparing {
-    /// Comparisons that hold, and the last key of the next one.
+    /// Number of comparisons that hold, and the last visited key of the current one.
     at: LookedAt,
-    /// True if the next one has found a key.
+    /// True if the current comparison has found a key.
     found: bool,
-    /// Keys that the last slice has looked at.
+    /// Number of keys that the last slice visited.
     pub keys: u64,
     /// Bytes of values that all comparisons so far may have read.
     pub bytes: u64,
 }
 
 impl Comparing {
-    /// Makes the next comparisons: looks at this many keys at most, those that are not there at the moment included, and at
-    /// somewhat more than this many bytes of values. Returns whether all comparisons hold, once that is known. To be made again,
-    /// from a copy, if values were not at hand.
+    /// Evaluates the next comparisons. Visits at most `keys_max` keys, including those that did not exist at
+    /// the revision, and reads not much more than `bytes_max` bytes of values. Returns `Some` once the result
+    /// of all comparisons is known. If a value was not in memory, the caller repeats the step from a copy of
+    /// this state.
     ///
     /// # Errors
     ///
-    /// As for ranges, or a value that cannot be read.
+    /// Returns the errors of ranges, or an error if a value cannot be read.
     pub fn step(
         &mut self,
         snapshot: &Snapshot<'_>,
@@ -570,7 +581,7 @@ impl Comparing {
                 return Ok(None);
             }
             let (holds, looked) = self.holds(snapshot, compare, values, (left, bytes_max - bytes));
-            // One that finds nothing takes a look, too.
+            // A comparison that finds no key counts as one visited key.
             let looked = looked.max(1);
             (self.keys, left) = (self.keys + looked, left - looked);
             match holds {
@@ -584,8 +595,8 @@ impl Comparing {
         Ok(Some(true))
     }
 
-    /// Reads the values of the next comparisons without using them, so that they are fetched: those of this many keys, and somewhat
-    /// more than this many bytes.
+    /// Reads and discards the values of the next comparisons, so that they are fetched into memory: those of
+    /// at most `keys_max` keys, and not much more than `bytes_max` bytes.
     pub fn look(
         &self,
         snapshot: &Snapshot<'_>,
@@ -597,7 +608,7 @@ impl Comparing {
         let _ = look(&txn.compare, &self.at, snapshot, values, keys_max, bytes_max);
     }
 
-    /// Goes on with one comparison. Returns whether it holds, once that is known, and how many keys it looked at.
+    /// Continues one comparison. Returns its result, once that is known, and the number of visited keys.
     fn holds(
         &mut self,
         snapshot: &Snapshot<'_>,
@@ -641,11 +652,12 @@ impl Comparing {
     }
 }
 
-/// Evaluates a transaction of nothing but ranges, whose comparisons hold or do not hold in this state.
+/// Evaluates a transaction that consists of ranges. `holds` is the result of its comparisons in this
+/// snapshot.
 ///
 /// # Errors
 ///
-/// As for ranges.
+/// Returns the errors of ranges.
 pub fn read_only(snapshot: &Snapshot<'_>, txn: &TxnRequest, holds: bool) -> Result<TxnOutcome, Failure> {
     let path = Path { succeeded: holds, nested: Vec::new() };
     check_path(snapshot, &Leases::default(), txn, &path)?;

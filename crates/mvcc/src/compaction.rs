@@ -1,10 +1,10 @@
-//! Compaction: at once in meaning, in slices in memory.
+//! Compaction: logically atomic, physically in slices.
 //!
 //! A compaction at C keeps of each key its newest version at or below C, unless that is a tombstone, and all
-//! above C. As etcd does since 3.5.16, a tombstone whose main revision is C itself stays until the next
-//! compaction, so that a reader of the changes from C on misses none. The writer keeps superseded versions
-//! in the order of what superseded them, and tombstones in the order of their writing, so the work is
-//! proportional to what is removed.
+//! versions above C. As in etcd since 3.5.16, a tombstone whose main revision is C itself stays until the
+//! next compaction, so that a reader of the changes from C on misses none. The writer keeps superseded
+//! versions in the order of their successors, and tombstones in the order of their revisions, so the work is
+//! proportional to the number of removed versions.
 
 use numbers::Revision;
 
@@ -14,18 +14,18 @@ use crate::store::Store;
 use crate::version::Version;
 use crate::view::RevisionError;
 
-/// The result of a slice of compaction.
+/// Result of a slice of compaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CompactProgress {
-    /// Versions removed by this slice.
+    /// Number of versions removed by this slice.
     pub removed: u64,
-    /// True if nothing that the compact revision made unreadable is left to remove.
+    /// True if no version that the compact revision made unreadable is left to remove.
     pub done: bool,
 }
 
 impl Store {
-    /// Sets the compact revision: from now on (for views: from the next publication on) older revisions cannot
-    /// be read. Nothing is removed yet; see [`Store::compact_step`].
+    /// Sets the compact revision: from now on (for views: from the next publication on) older revisions
+    /// cannot be read. Nothing is removed yet; see [`Store::compact_step`].
     pub fn compact(&mut self, rev: Revision) -> Result<(), RevisionError> {
         if rev <= self.compacted {
             return Err(RevisionError::Compacted);
@@ -37,16 +37,16 @@ impl Store {
         Ok(())
     }
 
-    /// Removes up to `budget` versions that the compact revision made unreadable, telling `removed` of each, so
-    /// that the caller can count what became dead in its segments. Memory is given back when no view that
-    /// was published before can see them.
+    /// Removes up to `budget` versions that the compact revision made unreadable, and calls `removed` with
+    /// each, so that the caller can count dead bytes in its segments. Memory is freed once no older view can
+    /// see the versions any more.
     pub fn compact_step(&mut self, budget: u64, removed: impl FnMut(Version<'_>)) -> CompactProgress {
         self.compact_step_through(self.compacted, budget, removed)
     }
 
-    /// Removes versions as [`Store::compact_step`] does, but only what a compaction at `through` would: nothing that is
-    /// needed by moments whose [`Moment::keeps`](crate::Moment::keeps) is not below it. A `through` above the compact
-    /// revision means that one.
+    /// Removes versions like [`Store::compact_step`], but only those that a compaction at `through` removes.
+    /// These are not needed by moments whose [`Moment::keeps`](crate::Moment::keeps) is at or above
+    /// `through`. A `through` above the compact revision is lowered to the compact revision.
     pub fn compact_step_through(
         &mut self,
         through: Revision,
@@ -80,7 +80,7 @@ impl Store {
     }
 
     fn peek_removable(&self, through: Revision) -> Option<Slot> {
-        // SAFETY: what the queues hold is in the trees and alive.
+        // SAFETY: records in the queues are in the trees and alive.
         let version = |slot: Slot| -> Version<'_> { unsafe { slot.version() } };
         let superseded = self.superseded.front().filter(|&slot| version(slot).superseded() <= through);
         superseded.or_else(|| self.tombstones.front().filter(|&slot| version(slot).main() < through))

@@ -1,14 +1,14 @@
-//! A place in a frozen tree, from which one walks both ways.
+//! A position in a frozen tree, from which a reader walks in both directions.
 
 use crate::node::{Inner, Leaf, Node, Order, Slot, prefetch_leaf};
 use crate::tree::Stack;
 use crate::version::Version;
 
-/// A place at an entry, or behind the last one.
+/// A position at an entry, or after the last one.
 pub(crate) struct Cursor<'t, K: Order> {
     root: Option<Node<'t, K>>,
     path: Stack<(&'t Inner<K>, usize)>,
-    /// `None` behind the last entry.
+    /// `None` if the position is after the last entry.
     leaf: Option<&'t Leaf>,
     at: usize,
 }
@@ -19,11 +19,11 @@ impl<K: Order> Clone for Cursor<'_, K> {
     }
 }
 
-/// Number of entries ahead of the present one whose records are prefetched.
+/// Number of entries after the current one whose records are prefetched.
 const PREFETCH: usize = 8;
 
 impl<'t, K: Order> Cursor<'t, K> {
-    /// The entry equal to `query`.
+    /// Returns the entry equal to `query`.
     pub(crate) fn find(root: Option<Node<'t, K>>, query: K::Query<'_>) -> Option<Slot> {
         let mut node = root?;
         loop {
@@ -34,12 +34,13 @@ impl<'t, K: Order> Cursor<'t, K> {
         }
     }
 
-    /// Behind the last entry.
+    /// Returns the position after the last entry.
     pub(crate) fn end(root: Option<Node<'t, K>>) -> Cursor<'t, K> {
         Cursor { root, path: Stack::new(), leaf: None, at: 0 }
     }
 
-    /// At the first entry not below `query`; with `after`, at the first above it.
+    /// Returns the position of the first entry not below `query`; with `after` true, of the first entry above
+    /// it.
     pub(crate) fn seek(root: Option<Node<'t, K>>, query: K::Query<'_>, after: bool) -> Cursor<'t, K> {
         let mut cursor = Cursor::end(root);
         let Some(mut node) = root else { return cursor };
@@ -65,7 +66,7 @@ impl<'t, K: Order> Cursor<'t, K> {
         }
     }
 
-    /// Live entries before this place.
+    /// Returns the number of live entries before this position.
     pub(crate) fn rank(&self) -> u64 {
         let Some(leaf) = self.leaf else {
             return match self.root {
@@ -86,17 +87,17 @@ impl<'t, K: Order> Cursor<'t, K> {
         }
     }
 
-    /// The entry here; `None` behind the last.
+    /// Returns the entry at this position; `None` after the last.
     pub(crate) fn slot(&self) -> Option<Slot> {
         self.leaf.map(|leaf| leaf.slots()[self.at])
     }
 
-    /// The version here; `None` behind the last.
+    /// Returns the version at this position; `None` after the last.
     pub(crate) fn version(&self) -> Option<Version<'t>> {
         self.leaf.map(|leaf| leaf.version(self.at))
     }
 
-    /// Goes to the next entry. With `live_only` whole subtrees of tombstones may be passed over.
+    /// Moves to the next entry. With `live_only` true, whole subtrees of tombstones may be skipped.
     pub(crate) fn advance(&mut self, live_only: bool) {
         let Some(leaf) = self.leaf else { return };
         self.at += 1;
@@ -123,7 +124,8 @@ impl<'t, K: Order> Cursor<'t, K> {
         }
     }
 
-    /// Has the first records of a leaf just entered fetched, and the leaf after it in the direction of the walk.
+    /// Prefetches the first records of a leaf that was just entered, and the following leaf in the direction
+    /// of the walk.
     fn prefetch(&self, from: usize, step: isize) {
         if let Some(leaf) = self.leaf {
             for at in (from..leaf.len()).take(PREFETCH) {
@@ -153,7 +155,7 @@ impl<'t, K: Order> Cursor<'t, K> {
         }
     }
 
-    /// Goes to the entry before; false, and no move, at the first.
+    /// Moves to the previous entry. Returns false, without moving, at the first entry.
     pub(crate) fn retreat(&mut self, live_only: bool) -> bool {
         if self.leaf.is_some() && self.at > 0 {
             self.at -= 1;

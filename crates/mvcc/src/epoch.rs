@@ -1,5 +1,5 @@
-//! What is allocated: counted, retired, freed, and what becomes of it when the store goes. When retired things may go
-//! is for `epochs` to say.
+//! Allocated objects: counting, retiring and freeing them, and freeing everything when the store is dropped.
+//! The module `epochs` decides when retired objects are freed.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,8 +9,8 @@ use crate::epochs::{self, Garbage};
 use crate::node::{ByKey, ByRevision, Inner, KeySeparator, Leaf, Node, NodePtr, Order};
 use crate::version::{self, Header, Version};
 
-/// Count of what is allocated. Written by the one owner of the trees (the writer, or the thread that drops the last
-/// view), readable by all.
+/// Counters of allocated objects. Written only by the owner of the trees (the writer, or the thread that
+/// drops the last view), readable by all threads.
 #[derive(Debug, Default)]
 pub struct Census {
     versions: AtomicU64,
@@ -20,27 +20,28 @@ pub struct Census {
 }
 
 impl Census {
-    /// Version records that exist, those waiting to be freed included.
+    /// Returns the number of version records, including those waiting to be freed.
     pub fn versions(&self) -> u64 {
         self.versions.load(Ordering::Relaxed)
     }
 
-    /// Tree nodes that exist, those waiting to be freed included.
+    /// Returns the number of tree nodes, including those waiting to be freed.
     pub fn nodes(&self) -> u64 {
         self.nodes.load(Ordering::Relaxed)
     }
 
-    /// Key copies in inner nodes that exist, those waiting to be freed included.
+    /// Returns the number of key copies in inner nodes, including those waiting to be freed.
     pub fn separators(&self) -> u64 {
         self.separators.load(Ordering::Relaxed)
     }
 
-    /// Bytes asked of the allocator for all of them.
+    /// Returns the bytes requested from the allocator for all these objects.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    // There is one writer at any time, so a load and a store do, without the price of an atomic addition.
+    // At any time only one thread writes, so a load and a store suffice, without the cost of an atomic
+    // addition.
     fn change(counter: &AtomicU64, by: i64) {
         counter.store(counter.load(Ordering::Relaxed).wrapping_add_signed(by), Ordering::Relaxed);
     }
@@ -63,7 +64,7 @@ impl Census {
     }
 }
 
-/// The type of object that a retired pointer points to.
+/// Type of the object that a retired pointer points to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -74,7 +75,7 @@ pub(crate) enum Kind {
     Separator = 4,
 }
 
-/// A pointer whose lowest three bits say what it points to.
+/// A pointer whose lowest three bits are the [`Kind`] of its target.
 #[derive(Clone, Copy)]
 pub(crate) struct Retired(*mut u8);
 
@@ -85,11 +86,11 @@ impl Retired {
     }
 
     /// # Safety
-    /// Nobody can reach what it points to, and it was retired once.
+    /// The target is unreachable, and was retired once.
     pub(crate) unsafe fn free(self, census: &Census) {
         let tag = self.0.addr() & 7;
         let pointer = self.0.map_addr(|address| address & !7);
-        // SAFETY: the tag says how the pointer was made; nobody else uses it, as the caller promises.
+        // SAFETY: the tag tells how the pointer was created; the caller guarantees that nothing else uses it.
         unsafe {
             match tag {
                 0 => {
@@ -127,7 +128,7 @@ impl Garbage for Retired {
     }
 }
 
-/// The writer's side of reclamation.
+/// State of reclamation, owned by the writer.
 pub(crate) type Epochs = epochs::Epochs<Retired>;
 
 impl Epochs {
@@ -135,7 +136,7 @@ impl Epochs {
         self.ledger()
     }
 
-    /// Takes a node out of use: it is freed at once if no view can ever have seen it.
+    /// Retires a node that left the trees; frees it immediately if no view can have seen it.
     ///
     /// # Safety
     /// The node is no longer part of the writer's trees, and is retired once.
@@ -152,17 +153,18 @@ impl Epochs {
     }
 }
 
-/// The trees and the garbage that remain when a store is dropped.
+/// The trees and the garbage of a dropped store.
 pub(crate) struct Remains {
     pub(crate) keys: NodePtr,
     pub(crate) revisions: NodePtr,
     pub(crate) epochs: Epochs,
 }
 
-// SAFETY: the remains are the only owner of what they point to, and the thread that frees them is the last to hold them.
+// SAFETY: the remains are the only owner of what they point to, and the thread that frees them is their last
+// holder.
 unsafe impl Send for Remains {}
 
-/// Shared by the store and all its views. The last to let go frees everything.
+/// Shared by the store and all its views. The last owner frees everything.
 pub(crate) struct Estate {
     remains: Mutex<Option<Remains>>,
 }
@@ -172,7 +174,7 @@ impl Estate {
         Estate { remains: Mutex::new(None) }
     }
 
-    /// Left by the store when it is dropped.
+    /// Stores the trees and the garbage of the store when it is dropped.
     pub(crate) fn leave(&self, remains: Remains) {
         *self.remains.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(remains);
     }
@@ -184,10 +186,10 @@ impl Drop for Estate {
         let Some(mut remains) = remains else { return };
         let census = Arc::clone(remains.epochs.ledger());
         while let Some(retired) = remains.epochs.pop() {
-            // SAFETY: store and views are gone; what is in the garbage is in no tree.
+            // SAFETY: the store and all views are dropped; garbage is in no tree.
             unsafe { retired.free(&census) };
         }
-        // SAFETY: nobody else is left. Every version is in the tree of revisions exactly once.
+        // SAFETY: no other owner is left. Every version is in the tree of revisions exactly once.
         unsafe {
             free_tree::<ByKey>(remains.keys, &census, false);
             free_tree::<ByRevision>(remains.revisions, &census, true);
@@ -195,10 +197,10 @@ impl Drop for Estate {
     }
 }
 
-/// Frees a whole tree, and with `versions` also the records in its leaves.
+/// Frees a whole tree, and also the records in its leaves if `versions` is true.
 ///
 /// # Safety
-/// Nobody else can reach the tree.
+/// Only the caller can reach the tree.
 unsafe fn free_tree<K: Order>(root: NodePtr, census: &Census, versions: bool) {
     // SAFETY: promised by the caller; the node is not used after it was freed.
     unsafe {

@@ -1,31 +1,32 @@
-//! Reclamation: what the writer took out of the trees is freed when no view can look at it any more.
+//! Reclamation: objects that the writer removed from the trees are freed when no view can reach them any
+//! more.
 //!
-//! Everything retired gets a position in one queue. A view pins the position reached when it was published:
-//! what was retired later may be visible to it. So everything before the pin of the oldest living view is free
-//! to go, and it goes in bounded portions.
+//! Every retired object gets a position in one queue. A view pins the position reached when it was published:
+//! it may see what was retired later. So everything before the pin of the oldest living view can be freed,
+//! and it is freed in bounded portions.
 //!
-//! The `interleaving` crate runs this file under a model of the memory: `crate::sync` is its own there.
+//! The `interleaving` crate runs this file under a model of memory, with its own `crate::sync`.
 
 use std::collections::VecDeque;
 
 use crate::sync::Arc;
 
-/// An object that was taken out of the trees.
+/// An object that was removed from the trees.
 pub(crate) trait Garbage: Copy {
-    /// What has to be told of each that goes.
+    /// Record of allocations, updated when an object is freed.
     type Ledger;
 
     /// # Safety
-    /// Nobody can reach it, and it was retired once.
+    /// The object is unreachable, and was retired once.
     unsafe fn free(self, ledger: &Self::Ledger);
 }
 
 const CHUNK: usize = 1000;
 
-/// A queue in chunks: growing it never moves what is in it, so that no push pauses.
+/// A queue in chunks: growing it never moves its items, so that no push takes long.
 pub(crate) struct Chunks<T> {
     chunks: VecDeque<Vec<T>>,
-    /// Entries of the first chunk already taken.
+    /// Number of items of the first chunk that were already popped.
     taken: usize,
     spare: Option<Vec<T>>,
     len: usize,
@@ -71,30 +72,31 @@ impl<T: Copy> Chunks<T> {
     }
 }
 
-/// Held by a view: as long as it lives, nothing retired after its publication is freed.
+/// Held by a view: as long as the pin lives, nothing retired after the view's publication is freed.
 #[derive(Debug)]
 pub(crate) struct Pin;
 
-/// The writer's side of reclamation.
+/// State of reclamation, owned by the writer.
 pub(crate) struct Epochs<G: Garbage> {
-    /// Number of the batch being written. Nodes made in it are still private to the writer.
+    /// Number of the batch being written. Nodes created in this batch are still private to the writer.
     batch: u64,
     garbage: Chunks<G>,
-    /// Position behind the newest garbage; positions count from the start of the process.
+    /// Position after the newest garbage; positions count from the start of the process.
     end: u64,
     /// `end` at the last publication.
     end_published: u64,
-    /// Published epochs whose views may be alive, oldest first, with `end` at their publication.
+    /// Pins of published views, oldest first, each with the value of `end` at publication. The views of some
+    /// may be dropped already.
     pins: VecDeque<(Arc<Pin>, u64)>,
-    /// Length of `pins` at which the dead ones are swept out again.
+    /// Length of `pins` at which the dead ones are removed again.
     pins_swept: usize,
     ledger: G::Ledger,
 }
 
-/// Frees at each publication, beyond as many as the batch itself retired.
+/// Number of objects freed at each publication in addition to as many as the batch has retired.
 const FREES_EXTRA: u64 = 64;
 
-/// Dead pins tolerated beside as many as there are living ones.
+/// Number of dead pins that are tolerated in addition to as many as there are living ones.
 const PINS_UNSWEPT: usize = 64;
 
 impl<G: Garbage> Epochs<G> {
@@ -118,12 +120,12 @@ impl<G: Garbage> Epochs<G> {
         &self.ledger
     }
 
-    /// Published views that may still be held.
+    /// Returns the number of published views that may still be held.
     pub(crate) fn pinned(&self) -> usize {
         self.pins.len()
     }
 
-    /// Things retired and not yet freed.
+    /// Returns the number of objects that are retired and not freed yet.
     pub(crate) fn pending(&self) -> usize {
         self.garbage.len()
     }
@@ -133,7 +135,8 @@ impl<G: Garbage> Epochs<G> {
         self.end += 1;
     }
 
-    /// Ends the batch: the pin is for the view of what was written so far. Frees a bounded portion.
+    /// Ends the batch. The returned pin is for the view of everything written so far. Frees a bounded portion
+    /// of the garbage.
     pub(crate) fn publish(&mut self) -> Arc<Pin> {
         let made = self.end - self.end_published;
         self.end_published = self.end;
@@ -141,8 +144,8 @@ impl<G: Garbage> Epochs<G> {
         let pin = Arc::new(Pin);
         self.pins.push_back((Arc::clone(&pin), self.end));
         if self.pins.len() >= self.pins_swept {
-            // Only the oldest living pin counts; forget dead ones behind it, so that one long-held view does
-            // not make the list of its successors grow without end.
+            // Only the oldest living pin matters. Dead pins behind it are removed, so that one view that is
+            // held long does not let the list grow without bound.
             self.pins.retain_mut(|(pin, _)| Arc::get_mut(pin).is_none());
             self.pins_swept = 2 * self.pins.len() + PINS_UNSWEPT;
         }
@@ -150,7 +153,7 @@ impl<G: Garbage> Epochs<G> {
         pin
     }
 
-    /// Frees up to `budget` things no view can see; says how many could be freed yet.
+    /// Frees up to `budget` objects that no view can see. Returns how many more could be freed now.
     pub(crate) fn reclaim(&mut self, budget: u64) -> u64 {
         while self.pins.front_mut().is_some_and(|(pin, _)| Arc::get_mut(pin).is_some()) {
             self.pins.pop_front();
@@ -160,15 +163,15 @@ impl<G: Garbage> Epochs<G> {
         let free = limit - first;
         for _ in 0..free.min(budget) {
             if let Some(garbage) = self.garbage.pop() {
-                // SAFETY: it was retired before the oldest living view was published, so that view and all later
-                // ones were made without it, and the writer's trees do not hold it either.
+                // SAFETY: the object was retired before the oldest living view was published, so no living
+                // view contains it, and neither do the writer's trees.
                 unsafe { garbage.free(&self.ledger) };
             }
         }
         free - free.min(budget)
     }
 
-    /// Takes one of what was not freed: for the last holder of all of it.
+    /// Removes one object that was not freed yet; called by the last owner, which frees them all.
     pub(crate) fn pop(&mut self) -> Option<G> {
         self.garbage.pop()
     }

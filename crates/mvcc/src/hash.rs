@@ -1,14 +1,14 @@
-//! Which versions HashKV covers.
+//! Selection of the versions that HashKV covers.
 //!
-//! With C the compact revision and R the revision asked for, etcd feeds its checksum, in the order of
-//! revisions, all versions with C < main <= R, and of those at or below C the ones that a compaction at R would
-//! keep: the newest of their key at R, unless it is a tombstone. If a compaction at R would keep nothing at all,
-//! etcd does not filter what is at or below C, and feeds what its last compaction left there: of each key the
-//! newest at C, unless it is a tombstone. A tombstone at C itself is never fed. None of it depends on how far
-//! the physical compaction came.
+//! Let C be the compact revision and R the requested revision. etcd hashes, in the order of revisions, all
+//! versions with C < main <= R, and of those at or below C the ones that a compaction at R would keep: the
+//! newest of their key at R, unless it is a tombstone. If a compaction at R would keep nothing at all, etcd
+//! does not filter the versions at or below C, and hashes those that its last compaction left: of each key
+//! the newest at C, unless it is a tombstone. A tombstone at C itself is never hashed. None of this depends
+//! on the progress of physical compaction.
 //!
-//! A compaction at R computes the same hash, with C the compact revision before it, and one difference: a tombstone
-//! at R itself counts as something that the compaction keeps. A negative revision covers nothing.
+//! A compaction at R computes the same hash, where C is the compact revision before it, with one difference:
+//! a tombstone at R itself counts as a version that the compaction keeps. A negative revision covers nothing.
 
 use std::sync::Arc;
 
@@ -18,22 +18,24 @@ use crate::range::KeyRange;
 use crate::version::Version;
 use crate::view::{RevisionError, Snapshot, View};
 
-/// A walk over the versions that HashKV covers, which can be done in slices.
+/// A resumable walk over the versions that HashKV covers.
 #[derive(Clone)]
 pub struct HashWalk {
     rev: Revision,
-    /// The compact revision that the hash belongs to.
+    /// Compact revision that the hash belongs to.
     compacted: Revision,
-    /// True if this is the hash of a compaction at `rev`, whose snapshot is already compacted there.
+    /// True for the hash of a compaction at `rev`, whose snapshot has `rev` or a later revision as its
+    /// compact revision.
     of_compaction: bool,
     stage: Stage,
 }
 
 #[derive(Clone)]
 enum Stage {
-    /// Looking for any key that is live at the revision, behind this one.
+    /// Searches for any key that is live at the revision, after this key.
     FindLive(Option<Box<[u8]>>),
-    /// Walking the versions from this one on. `newest_at`: what is at or below C must be its key's newest here.
+    /// Walks the versions from this change on. A version at or below C must be the newest of its key at
+    /// `newest_at`.
     Feed {
         from: ChangeId,
         newest_at: Revision,
@@ -42,8 +44,8 @@ enum Stage {
 }
 
 impl HashWalk {
-    /// Begins at revision `rev`; 0 means the current one, and less selects nothing. All later calls must be given the
-    /// same snapshot.
+    /// Starts a walk at revision `rev`; 0 means the current revision, and a negative revision selects
+    /// nothing. All later calls must get the same snapshot.
     pub fn new(snapshot: &Snapshot<'_>, rev: Revision) -> Result<HashWalk, RevisionError> {
         let compacted = snapshot.compact_revision();
         if rev < Revision(0) {
@@ -53,29 +55,29 @@ impl HashWalk {
         Ok(HashWalk { rev, compacted, of_compaction: false, stage: Stage::FindLive(None) })
     }
 
-    /// Begins the hash that a compaction at `rev` computes, when the compact revision was `previous` before it. The
-    /// snapshot is one published after that compaction became known, and before it removed anything.
+    /// Starts the hash of a compaction at `rev`, where `previous` is the compact revision before it. The
+    /// snapshot must be published after that compaction was applied, and before it has removed anything.
     ///
     /// # Panics
     ///
-    /// When the snapshot is of another time.
+    /// Panics if the compact revision of the snapshot is below `rev`, or `previous` is not below `rev`.
     pub fn of_compaction(snapshot: &Snapshot<'_>, previous: Revision, rev: Revision) -> HashWalk {
         assert!(previous < rev && rev <= snapshot.compact_revision(), "the compaction is known");
         HashWalk { rev, compacted: previous, of_compaction: true, stage: Stage::FindLive(None) }
     }
 
-    /// The revision hashed.
+    /// Returns the hashed revision.
     pub fn revision(&self) -> Revision {
         self.rev
     }
 
-    /// The compact revision that the hash belongs to; -1 for none.
+    /// Returns the compact revision that the hash belongs to; -1 for none.
     pub fn compact_revision(&self) -> Revision {
         self.compacted
     }
 
-    /// Looks at up to `budget` versions and calls `feed` with those that the hash covers, in order. Returns true if all
-    /// are done.
+    /// Visits up to `budget` versions and calls `feed` with those that the hash covers, in order. Returns
+    /// true if the walk is done.
     pub fn step(
         &mut self,
         snapshot: &Snapshot<'_>,
@@ -88,7 +90,7 @@ impl HashWalk {
         })
     }
 
-    /// Does the same as [`HashWalk::step`], but ends early, behind the version for which `feed` returns false.
+    /// Walks like [`HashWalk::step`], but stops after the version for which `feed` returns false.
     pub fn step_while(
         &mut self,
         snapshot: &Snapshot<'_>,
@@ -142,7 +144,7 @@ impl HashWalk {
         let mut cursor = range.seek(snapshot);
         while let Some(newest) = cursor.version() {
             if *left == 0 {
-                // This one was not looked at yet; the one before it was the last.
+                // This key was not visited yet; the key before it was the last one.
                 cursor.retreat(false);
                 let last = cursor.version().map(|version| Box::from(version.key()));
                 return Stage::FindLive(last);
@@ -156,7 +158,7 @@ impl HashWalk {
         Stage::Feed { from, newest_at: self.newest_at_without_live(snapshot) }
     }
 
-    /// What is fed at or below C when no key is live at the revision.
+    /// Returns the revision for [`Stage::Feed`] if no key is live at the hashed revision.
     fn newest_at_without_live(&self, snapshot: &Snapshot<'_>) -> Revision {
         let keeps_tombstone = self.of_compaction
             && snapshot.stored(ChangeId::first_of(self.rev), self.rev).any(Version::is_tombstone);
@@ -164,7 +166,8 @@ impl HashWalk {
     }
 }
 
-/// Returns the versions that HashKV covers at `rev` (0: current), in order, for a caller that needs no slices.
+/// Calls `feed` with the versions that HashKV covers at `rev` (0 means the current revision), in order, in
+/// one step.
 pub fn hash_versions<'v>(
     view: &'v Arc<View>,
     rev: Revision,

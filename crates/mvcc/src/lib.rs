@@ -1,24 +1,27 @@
-//! The multi-version index: which versions of which keys there are, and where their values lie.
+//! The multi-version index: it stores which versions of which keys exist, and where their values are in the
+//! log.
 //!
-//! One thread writes ([`Store`], [`Writer`]); it publishes immutable views ([`View`]) that any number of threads
-//! read without ever waiting, or making the writer wait. Two copy-on-write B+trees hold pointers to immutable
-//! version records: one ordered by key, with counts of live keys, one by revision.
+//! One thread writes ([`Store`], [`Writer`]); it publishes immutable views ([`View`]) that any number of
+//! threads read without blocking and without blocking the writer. Two copy-on-write B+trees contain pointers
+//! to immutable version records: one is ordered by key, with counts of live keys, the other by revision.
 //!
-//! It does not know: what values say, files, time, chance, requests, leases beyond their number.
+//! The crate does not depend on the content of values, files, time, randomness, requests, or leases other
+//! than their ids.
 //!
-//! Invariants, and the tests that hold them (`tests/it`):
-//! * a view stays what it was, whatever is written or compacted later (`model`, `threads`);
-//! * a later view read as of a moment is the view of that moment (`moments`);
+//! Invariants, and the tests that check them (`tests/it`):
+//! * a view does not change, whatever is written or compacted later (`model`, `threads`);
+//! * a later view read as of a moment shows the same as the view of that moment (`moments`);
 //! * a transaction raises the revision by exactly one if it changed anything (`model`);
 //! * a key written a million times is searched in O(log n) (`version`, a unit test);
-//! * nothing a view can see is freed, and everything else is in the end (`leaks`, `threads`);
-//! * what can be read, counted, hashed and loaded again does not depend on how far physical compaction got
+//! * nothing that a view can see is freed, and everything else is freed in the end (`leaks`, `threads`);
+//! * the progress of physical compaction does not affect what can be read, counted, hashed and loaded again
 //!   (`model`, `load`).
 //!
-//! `cargo run --release -p mainstay-mvcc --example measure_index` prints what operations and keys cost.
+//! `cargo run --release -p mainstay-mvcc --example measure_index` prints the cost of operations and the
+//! memory per key.
 //!
-//! Unsafe code is in `version` (record layout), `node`, `tree` (nodes), `epoch` and `epochs` (reclamation); the few blocks
-//! elsewhere only tie a pointer to the lifetime of the snapshot that keeps it alive.
+//! Unsafe code is in `version` (record layout), `node`, `tree` (nodes), `epoch` and `epochs` (reclamation);
+//! the few blocks elsewhere only tie a pointer to the lifetime of the snapshot that keeps its target alive.
 
 mod compaction;
 mod cursor;

@@ -1,9 +1,10 @@
-//! Building a store from a saved image, in bulk: no searching, no splitting.
+//! Builds a store from a saved image in bulk, without searching and splitting.
 //!
-//! `keys` is built while the versions come in, in key order; `revisions` at the end, from a table in which each version was put
-//! at the place of its main revision. Versions without such a place are sorted: further changes of a transaction, and all versions
-//! where few revisions are left of many, whose table would be larger than a list. What comes in was read from a file and may say
-//! anything: what would break an invariant of the index is an error.
+//! The tree `keys` is built while the versions arrive, in key order. The tree `revisions` is built at the end
+//! from a table that has one place per main revision. Versions without a place go to a list that is sorted:
+//! further changes of a transaction, and all versions if few of many revisions are left, because the table
+//! would then be larger than a list. The versions come from a file with arbitrary content, so everything that
+//! would break an invariant of the index is an error.
 
 use std::sync::Arc;
 
@@ -15,20 +16,20 @@ use crate::store::Store;
 use crate::tree::{Tree, allocate};
 use crate::version::{self, Content, KEY_BYTES_MAX, Value, Version};
 
-/// A version as a saved image has it. A `version` of 0 is a tombstone.
+/// A version of a saved image. A `version` of 0 is a tombstone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadedVersion<'k> {
     /// The key.
     pub key: &'k [u8],
     /// Main revision of the change.
     pub main: Revision,
-    /// Number of the change inside its transaction.
+    /// Number of the change within its transaction.
     pub sub: u32,
     /// Main revision that created the key; 0 for a tombstone.
     pub create_revision: Revision,
-    /// Puts since the creation of the key; 0 for a tombstone.
+    /// Number of puts since the creation of the key; 0 for a tombstone.
     pub version: i64,
-    /// Lease, or 0.
+    /// Id of the lease, or 0.
     pub lease: LeaseId,
     /// Location, length and checksum of the value.
     pub value: Value,
@@ -51,16 +52,16 @@ impl<'k> From<Version<'k>> for LoadedVersion<'k> {
 /// An error in an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadError {
-    /// The keys do not ascend, or the revisions of one key do not.
+    /// The keys are not in ascending order, or the revisions of one key are not.
     OutOfOrder,
     /// A key is longer than the index can hold.
     KeyTooLong,
-    /// Version numbers that no series of puts and deletions makes: a tombstone behind a tombstone, a first
-    /// version behind a live one, a later one behind a tombstone, or negative numbers.
+    /// The version numbers of a key cannot result from puts and deletions: a tombstone after a tombstone, a
+    /// first version after a live one, a later version after a tombstone, or negative numbers.
     InvalidHistory,
-    /// A revision is below 1, or above the current one; or the compact revision is.
+    /// A revision is below 1 or above the current revision, or the compact revision is out of bounds.
     RevisionOutOfBounds,
-    /// Two versions bear the same main and sub revision.
+    /// Two versions have the same main and sub-revision.
     RevisionTwice,
 }
 
@@ -78,42 +79,44 @@ impl std::fmt::Display for LoadError {
 
 impl std::error::Error for LoadError {}
 
-/// Takes versions by key in ascending order, for each key from old to new (the order of
-/// [`crate::Snapshot::histories`]), and makes a store of them.
+/// Receives versions in ascending key order, and from old to new for each key (the order of
+/// [`crate::Snapshot::histories`]), and builds a store.
 pub struct Loader {
-    // Dropped as a whole when loading fails: the records belong to `placed`, `fresh` and `records` until `finish` succeeds.
+    // The loader frees all records if loading fails: the records belong to `placed`, `fresh` and `records`
+    // until `finish` succeeds.
     store: Store,
     keys: TreeBuilder<ByKey>,
-    /// The first change of each main revision, if that is below `places_max`; grows as far as it is needed.
+    /// First change of each main revision below `places_max`; grows as needed.
     placed: Vec<Slot>,
     places_max: usize,
-    /// The changes that came last, which are put in their places together.
+    /// Changes that arrived last and are not in `placed` or `records` yet.
     fresh: Vec<(ChangeId, Slot)>,
-    /// The changes that have no place.
+    /// Changes that have no place in `placed`.
     records: Vec<(Revision, Slot)>,
-    /// Versions that have a successor, with its revision.
+    /// Superseded versions, each with the id of its successor.
     superseded: Vec<(ChangeId, Slot)>,
     newest: Option<Slot>,
 }
 
-// SAFETY: the loader alone owns what its pointers lead to.
+// SAFETY: the loader is the only owner of what its pointers lead to.
 unsafe impl Send for Loader {}
 
-/// Highest revision that an image may bear: what comes after must be countable too.
+/// Highest revision allowed in an image, so that later revisions cannot overflow.
 const REVISION_MAX: Revision = Revision(i64::MAX / 2);
 
-/// Highest number of puts that an image may say of a key.
+/// Highest version number allowed in an image.
 const VERSION_MAX: i64 = REVISION_MAX.0;
 
-/// Changes that are put in their places together. Neighbours by key may be far from each other by revision, so that the processor
-/// waits for the memory of most places; where nothing else is done between them, it waits for several at once.
+/// Number of changes that are placed together. Neighbours by key may be far from each other by revision, so
+/// most places cause a cache miss; if nothing else happens in between, the processor overlaps several misses.
 const PLACED_TOGETHER: usize = 1024;
 
-/// Most versions for which room is reserved in advance, so that a false number in a file costs nothing.
+/// Maximum number of versions for which memory is reserved in advance, so that a wrong number in a file does
+/// no harm.
 const RESERVED_MAX: usize = 1 << 24;
 
 impl Loader {
-    /// Begins; `versions` is how many are expected, `current` the revision at which they are.
+    /// Starts loading; `versions` is the expected number of versions, `current` their current revision.
     pub fn new(versions: u64, current: Revision) -> Loader {
         let versions = usize::try_from(versions).map_or(RESERVED_MAX, |n| n.min(RESERVED_MAX));
         let places = usize::try_from(current.0).unwrap_or(usize::MAX).saturating_add(1);
@@ -131,12 +134,12 @@ impl Loader {
         }
     }
 
-    /// Counts of what is allocated, which outlive loader and store.
+    /// Returns the counters of allocated objects, which may be kept longer than the loader and the store.
     pub fn census(&self) -> Arc<Census> {
         self.store.census()
     }
 
-    /// Takes the next version. After an error the loader is of no use.
+    /// Adds the next version. After an error the loader must not be used any more.
     pub fn push(&mut self, loaded: &LoadedVersion<'_>) -> Result<(), LoadError> {
         if loaded.key.len() > KEY_BYTES_MAX {
             return Err(LoadError::KeyTooLong);
@@ -144,7 +147,7 @@ impl Loader {
         if loaded.main < Revision::FIRST || loaded.main > REVISION_MAX {
             return Err(LoadError::RevisionOutOfBounds);
         }
-        // SAFETY: the loader holds the record and frees nothing while it lives.
+        // SAFETY: the loader owns the record and frees nothing while it exists.
         let newest: Option<Version<'_>> = self.newest.map(|slot| unsafe { slot.version() });
         let mut previous = None;
         if let Some(newest) = newest {
@@ -176,9 +179,9 @@ impl Loader {
             lease: loaded.lease,
             value: loaded.value,
         };
-        // Nothing of the key's history is freed while loading, whatever was compacted before.
+        // No record of the key's history is freed while loading, so no link leads to a freed record.
         let record = version::create(loaded.key, &content, previous, Revision::NEVER_COMPACTED);
-        // SAFETY: just made, and owned by the loader.
+        // SAFETY: the record was just created, and the loader owns it.
         let version: Version<'_> = unsafe { Version::from_record(record) };
         let slot = Slot::new(version);
         self.store.epochs.census().version_created(version.bytes());
@@ -197,7 +200,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Puts the changes that came last in their places, or in the list if they have none that is free.
+    /// Moves the changes in `fresh` to their places, or to the list if they have no free place.
     fn place(&mut self) {
         let within = |id: ChangeId| {
             usize::try_from(id.main.0).ok().filter(|place| id.sub == 0 && *place < self.places_max)
@@ -214,7 +217,7 @@ impl Loader {
         }
     }
 
-    /// Builds the store at these revisions (`compacted` is -1 for none).
+    /// Builds the store at these revisions; a `compacted` of -1 means none.
     pub fn finish(mut self, current: Revision, compacted: Revision) -> Result<Store, LoadError> {
         if !(Revision::FIRST..=REVISION_MAX).contains(&current)
             || compacted > current
@@ -227,7 +230,7 @@ impl Loader {
         let sub = |slot: Slot| unsafe { slot.version() }.sub();
         sort_by_change(&mut self.records, sub);
         let twice = |pair: &[(Revision, Slot)]| pair[0].0 == pair[1].0 && sub(pair[0].1) == sub(pair[1].1);
-        // One that found its place taken.
+        // True for a record whose place was occupied by another version.
         let taken =
             |&(main, slot): &(Revision, Slot)| sub(slot) == 0 && (main.0 as usize) < self.placed.len();
         if self.records.windows(2).any(twice) || self.records.iter().any(taken) {
@@ -262,7 +265,7 @@ impl Loader {
         }
         records.iter().for_each(|&(main, slot)| in_order(main, slot));
         self.store.revisions = revisions.finish(&self.store.epochs);
-        // From here on the store owns the records.
+        // The store owns the records from here on.
         (self.placed, self.records) = (Vec::new(), Vec::new());
         self.superseded.sort_unstable_by_key(|&(by, _)| by);
         for &(_, slot) in &self.superseded {
@@ -275,7 +278,7 @@ impl Loader {
     }
 }
 
-/// Sorts by revision, and those of one revision by their number in it, which `sub` gives.
+/// Sorts by main revision, and within a revision by sub-revision, which `sub` returns.
 fn sort_by_change<T: Copy>(records: &mut [(Revision, T)], sub: impl Fn(T) -> u32) {
     let highest = records.iter().map(|(main, _)| main.0).max().unwrap_or(0);
     sort_by_revision(records, i64::BITS - highest.leading_zeros());
@@ -284,11 +287,12 @@ fn sort_by_change<T: Copy>(records: &mut [(Revision, T)], sub: impl Fn(T) -> u32
     }
 }
 
-/// Sorts by the lowest `bits` of the revision; those above are the same in all. A radix sort from the highest digit down, in place
-/// (McIlroy, Bostic and McIlroy, Engineering Radix Sort, 1993): a second list would double the memory of a start.
+/// Sorts by the lowest `bits` of the revision; the higher bits must be equal in all records. An in-place
+/// radix sort from the highest digit down (McIlroy, Bostic and McIlroy, Engineering Radix Sort, 1993): a
+/// second list would double the memory use at start.
 fn sort_by_revision<T: Copy>(records: &mut [(Revision, T)], bits: u32) {
     const DIGIT_BITS: u32 = 8;
-    /// Records for which a table costs more than it saves.
+    /// Number of records up to which a digit table costs more than it saves.
     const FEW: usize = 64;
     if records.len() <= FEW {
         records.sort_unstable_by_key(|(main, _)| *main);
@@ -297,7 +301,7 @@ fn sort_by_revision<T: Copy>(records: &mut [(Revision, T)], bits: u32) {
     let shift = bits.saturating_sub(DIGIT_BITS);
     let digits = 1_usize << (bits - shift);
     let digit = |main: Revision| (main.0 >> shift) as usize % digits;
-    // Where the records of each digit end, and where the next of them goes.
+    // End position of each digit's records, and position of the next one to place.
     let (mut ends, mut next) = ([0; 1 << DIGIT_BITS], [0; 1 << DIGIT_BITS]);
     records.iter().for_each(|(main, _)| ends[digit(*main)] += 1);
     let mut before = 0;
@@ -308,7 +312,7 @@ fn sort_by_revision<T: Copy>(records: &mut [(Revision, T)], bits: u32) {
     }
     for at in 0..digits {
         while next[at] < ends[at] {
-            // Each that is swapped away from here is where it belongs.
+            // Each record that is swapped away from here is in its final bucket.
             let of = digit(records[next[at]].0);
             records.swap(next[at], next[of]);
             next[of] += 1;
@@ -328,12 +332,12 @@ fn sort_by_revision<T: Copy>(records: &mut [(Revision, T)], bits: u32) {
 
 impl Drop for Loader {
     fn drop(&mut self) {
-        // After a success nothing is left here.
+        // Empty after a successful load.
         self.keys.discard(&self.store.epochs);
         let placed = self.placed.iter().copied().filter(|slot| *slot != Slot::EMPTY);
         let listed = self.records.iter().map(|(_, slot)| *slot);
         for slot in self.fresh.iter().map(|(_, slot)| *slot).chain(listed).chain(placed) {
-            // SAFETY: no tree holds the records yet, and each is here once.
+            // SAFETY: no tree contains the records yet, and each is visited once.
             unsafe {
                 let record = slot.version().record();
                 Retired::new(record.as_ptr(), Kind::Version).free(self.store.epochs.census());
@@ -342,26 +346,26 @@ impl Drop for Loader {
     }
 }
 
-/// A finished node, waiting for its parent.
+/// A finished node that has no parent yet.
 struct Built<K: Order> {
     node: NodePtr,
     weight: u64,
-    /// What separates it from the node before; meaningless for the first.
+    /// Separator between this node and the one before; undefined for the first.
     separator: K::Separator,
 }
 
-/// Builds a tree from its entries in order, from the leaves up.
+/// Builds a tree bottom-up from its entries in order.
 struct TreeBuilder<K: Order> {
-    /// The leaf being filled, and the finished ones before it.
+    /// The leaf that is being filled.
     leaf: Leaf,
-    /// What the entries of that leaf are searched by, where it is known without looking at records.
+    /// Search keys of the entries of that leaf, if the caller knows them without reading the records.
     known: Vec<K::Query<'static>>,
     separator: K::Separator,
     built: Vec<Built<K>>,
     len: u64,
 }
 
-/// Children given to a node where there is a choice, to leave room for a few insertions.
+/// Number of children of a new node where there is a choice, which leaves room for some insertions.
 const INNER_FILL: usize = INNER - INNER / 8;
 
 impl<K: Order> TreeBuilder<K> {
@@ -375,10 +379,10 @@ impl<K: Order> TreeBuilder<K> {
         }
     }
 
-    /// Appends an entry, whose record is alive and above all before. `known` has the same heads as the record, and spares
-    /// looking at it.
+    /// Appends an entry whose record is alive and above all before. `known` is a search key with the same
+    /// head as the record's; it avoids reading the record.
     fn push(&mut self, slot: Slot, known: Option<K::Query<'static>>, epochs: &Epochs) {
-        // SAFETY: the caller holds the record.
+        // SAFETY: the caller owns the record.
         let version: Version<'_> = unsafe { slot.version() };
         let len = self.leaf.len();
         let at = if len == K::APPEND_KEEP {
@@ -420,7 +424,7 @@ impl<K: Order> TreeBuilder<K> {
         while self.built.len() > 1 {
             level += 1;
             let below = std::mem::take(&mut self.built);
-            // Evenly, so that no node is left with a single child.
+            // Children are distributed evenly, so that no node gets a single child.
             let groups = below.len().div_ceil(INNER_FILL);
             for group in 0..groups {
                 let (from, to) = (group * below.len() / groups, (group + 1) * below.len() / groups);
@@ -447,27 +451,27 @@ impl<K: Order> TreeBuilder<K> {
         tree
     }
 
-    /// Frees what was built of a tree that is not to be, but not the records: only leaves, as the levels above
-    /// are built in one go.
+    /// Frees the nodes of an unfinished tree, but not the records. Only leaves exist then, because `finish`
+    /// builds all levels above at once.
     fn discard(&mut self, epochs: &Epochs) {
         if self.built.is_empty() {
             return;
         }
-        // The first leaf has no separator before it; the one being filled has one.
+        // The first leaf has no separator before it; the leaf that is being filled has one.
         let mut separators = vec![self.separator];
         separators.extend(self.built.iter().skip(1).map(|leaf| leaf.separator));
         for separator in separators {
-            // SAFETY: the builder alone holds its separators.
+            // SAFETY: the builder is the only owner of its separators.
             unsafe { K::free_separator(separator, epochs.census()) };
         }
         for leaf in self.built.drain(..) {
-            // SAFETY: the builder alone holds its nodes.
+            // SAFETY: the builder is the only owner of its nodes.
             unsafe { Retired::new(leaf.node, Kind::Leaf).free(epochs.census()) };
         }
     }
 }
 
-/// The prefix shared by everything between two separators.
+/// Returns the length of the prefix shared by everything between two separators.
 fn shared<K: Order>(low: Option<K::Separator>, high: Option<K::Separator>) -> u32 {
     // SAFETY: separators of a tree being built are alive.
     let query = |separator| unsafe { K::separator_query(separator) };
@@ -480,7 +484,7 @@ mod tests {
 
     #[test]
     fn changes_are_sorted_as_by_comparing_them() {
-        // Multiples of a prime spread revisions and numbers; every third revision has several changes.
+        // Multiples of a prime spread revisions and sub-revisions; several changes have the same revision.
         for (count, highest) in [
             (0, 1),
             (1, 1),

@@ -1,10 +1,10 @@
-//! The nodes of the copy-on-write B+tree, and the two orders in which it is used.
+//! Nodes of the copy-on-write B+tree, and the two orders in which trees are sorted.
 //!
-//! Every entry of a node carries a *head*: four bytes of its key, taken behind a prefix that all keys of the
-//! node share. A search compares heads, which lie side by side, and looks at a record only when they tie. The
-//! prefix is one of what the separators to the left and right of the node share, so every key that is routed into
-//! the node has it, and no insertion can break it; when those separators move it may have to become shorter.
-//! A revision counts as a key of eight bytes, the highest first.
+//! Every entry of a node has a *head*: four bytes of its key, taken after a prefix that all keys of the node
+//! share. A search compares heads, which are contiguous, and reads a record only if heads are equal. The
+//! prefix is part of what the separators to the left and right of the node share, so every key that is routed
+//! into the node has it, and no insertion can break it; when those separators change, the prefix may have to
+//! become shorter. A revision counts as a key of eight bytes, most significant first.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cmp::Ordering;
@@ -15,14 +15,15 @@ use numbers::ChangeId;
 use crate::epoch::{Census, Epochs, Kind, Retired};
 use crate::version::{Header, Version, prefetch};
 
-/// Entries of a leaf. A leaf has 768 bytes, which is a size that allocators have.
+/// Maximum number of entries of a leaf. A leaf then has 768 bytes, which is a size class of common
+/// allocators.
 pub(crate) const LEAF: usize = 62;
-/// Children of an inner node.
+/// Maximum number of children of an inner node.
 pub(crate) const INNER: usize = 31;
-/// Most levels above the leaves: a non-root node has at least a quarter of its children.
+/// Maximum number of levels above the leaves: a non-root node has at least a quarter of its children.
 pub(crate) const DEPTH_MAX: usize = 14;
 
-/// Pointer to a record; the lowest bit marks a tombstone, so that counting needs no look at the record.
+/// Pointer to a record; the lowest bit marks a tombstone, so that counting does not read the record.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Slot(*mut Header);
 
@@ -51,15 +52,16 @@ impl Slot {
     }
 }
 
-/// An order of versions: what a tree is searched by.
+/// Order of versions by which a tree is sorted.
 pub(crate) trait Order: Sized + 'static {
     /// The search key of a tree.
     type Query<'q>: Copy;
-    /// The value that an inner node keeps between two children: above everything to its left, not above what is right.
+    /// Value that an inner node stores between two children: above everything to its left, not above anything
+    /// to its right.
     type Separator: Copy;
-    /// Number of entries that stay left when the rightmost leaf is split by an append.
+    /// Number of entries that stay in the left leaf when an append splits the rightmost leaf.
     const APPEND_KEEP: usize;
-    /// Tag under which inner nodes of this order are retired.
+    /// Tag with which inner nodes of this order are retired.
     const INNER_KIND: Kind;
 
     fn query(version: Version<'_>) -> Self::Query<'_>;
@@ -68,22 +70,22 @@ pub(crate) trait Order: Sized + 'static {
     unsafe fn separator_query<'t>(separator: Self::Separator) -> Self::Query<'t>;
     fn compare(a: Self::Query<'_>, b: Self::Query<'_>) -> Ordering;
     fn head(query: Self::Query<'_>, prefix: u32) -> u32;
-    /// Length of the prefix shared by everything between the two, where `None` means that nothing bounds it there.
+    /// Returns the length of the prefix shared by everything between the two bounds; `None` means no bound.
     fn shared(low: Option<Self::Query<'_>>, high: Option<Self::Query<'_>>) -> u32;
-    /// Makes a separator above `left` and not above `right`.
+    /// Returns a separator above `left` and not above `right`.
     fn separate(left: Self::Query<'_>, right: Self::Query<'_>, epochs: &Epochs) -> Self::Separator;
     fn retire_separator(separator: Self::Separator, epochs: &mut Epochs);
     /// # Safety
-    /// Nobody holds or will look at the separator.
+    /// No reference to the separator exists or will be created.
     unsafe fn free_separator(separator: Self::Separator, census: &Census);
-    /// What never was in a separator slot.
+    /// Returns a placeholder for an unused separator slot.
     fn no_separator() -> Self::Separator;
 }
 
-/// Order by key bytes.
+/// Tree order by key bytes.
 pub(crate) struct ByKey;
 
-/// A copy of some key bytes: a length and as many bytes in one allocation, behind a thin pointer.
+/// A copy of key bytes: a length and the bytes in one allocation, behind a thin pointer.
 #[derive(Clone, Copy)]
 pub(crate) struct KeySeparator(pub(crate) *mut u8);
 
@@ -99,7 +101,7 @@ impl KeySeparator {
         if start.is_null() {
             handle_alloc_error(layout);
         }
-        // SAFETY: the allocation holds four bytes of length, aligned, and the bytes behind them.
+        // SAFETY: the allocation has room for four aligned bytes of length, and for the bytes after them.
         unsafe {
             start.cast::<u32>().write(bytes.len() as u32);
             start.add(4).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
@@ -115,7 +117,7 @@ impl KeySeparator {
     }
 
     /// # Safety
-    /// Nobody holds or will look at the separator. Returns the bytes given back.
+    /// No reference to the separator exists or will be created. Returns the number of freed bytes.
     pub(crate) unsafe fn free(self) -> usize {
         // SAFETY: promised by the caller; the layout is that of `create`.
         unsafe {
@@ -183,18 +185,18 @@ impl Order for ByKey {
     }
 }
 
-/// Number of bytes with which both begin.
+/// Returns the length of the common prefix.
 fn common(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(x, y)| x == y).count()
 }
 
-/// Order by main and sub revision.
+/// Tree order by main and sub-revision.
 pub(crate) struct ByRevision;
 
 impl Order for ByRevision {
     type Query<'q> = ChangeId;
     type Separator = ChangeId;
-    // Nothing is ever inserted in the middle, so full leaves stay full.
+    // Entries are never inserted in the middle, so a full leaf needs no room.
     const APPEND_KEEP: usize = LEAF;
     const INNER_KIND: Kind = Kind::RevisionInner;
 
@@ -215,9 +217,9 @@ impl Order for ByRevision {
     }
 
     fn shared(low: Option<ChangeId>, high: Option<ChangeId>) -> u32 {
-        // No revision in the tree is negative.
+        // Revisions in the tree are not negative, so 0 is a lower bound.
         let low = low.map_or(0, revision_bytes);
-        // With all eight bytes shared, seven will do.
+        // If all eight bytes are shared, a prefix of seven leaves one byte for the head.
         high.map_or(0, |high| ((revision_bytes(high) ^ low).leading_zeros() / 8).min(7))
     }
 
@@ -235,7 +237,8 @@ impl Order for ByRevision {
     }
 }
 
-/// A main revision as the bytes of a key. Negative ones only occur as bounds of a search, and are below all others.
+/// Returns a main revision as the bytes of a key. Negative revisions occur only as bounds of a search, and
+/// are below all others.
 fn revision_bytes(id: ChangeId) -> u64 {
     id.main.0.max(0) as u64
 }
@@ -244,13 +247,13 @@ fn revision_bytes(id: ChangeId) -> u64 {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct NodeHead {
-    /// Batch in which the node was made: the writer changes nodes of its current batch in place.
+    /// Batch in which the node was created: the writer changes nodes of its current batch in place.
     pub(crate) epoch: u64,
-    /// Bytes that all keys of the node share, or some of them; heads begin behind them.
+    /// Length of a prefix that all keys of the node share, not always the longest; heads start after it.
     pub(crate) prefix: u32,
-    /// Entries of a leaf, or children of an inner node.
+    /// Number of entries of a leaf, or of children of an inner node.
     pub(crate) len: u16,
-    /// 0 for a leaf.
+    /// Height of the node above the leaves; 0 for a leaf.
     pub(crate) level: u16,
 }
 
@@ -268,17 +271,17 @@ pub(crate) struct Leaf {
 #[repr(C)]
 pub(crate) struct Inner<K: Order> {
     pub(crate) node: NodeHead,
-    /// Entry 0 of `heads` and `separators` is unused: separator i stands between child i-1 and child i.
+    /// Entry 0 of `heads` and `separators` is unused: separator i is between child i-1 and child i.
     pub(crate) heads: [u32; INNER],
     pub(crate) separators: [K::Separator; INNER],
     pub(crate) children: [NodePtr; INNER],
-    /// Live entries below each child.
+    /// Number of live entries below each child.
     pub(crate) counts: [u64; INNER],
 }
 
 const _: () = assert!(size_of::<Leaf>() == 768 && size_of::<Inner<ByKey>>() <= 896);
 
-/// A node that is alive and unchanged for `'t`.
+/// Reference to a node that is alive and unchanged for `'t`.
 pub(crate) enum Node<'t, K: Order> {
     Leaf(&'t Leaf),
     Inner(&'t Inner<K>),
@@ -299,7 +302,7 @@ impl<'t, K: Order> Node<'t, K> {
         if pointer.is_null() {
             return None;
         }
-        // SAFETY: promised by the caller; the level says which kind of node it is.
+        // SAFETY: promised by the caller; the level tells the type of the node.
         unsafe {
             Some(match (*pointer).level {
                 0 => Node::Leaf(&*pointer.cast::<Leaf>()),
@@ -309,7 +312,7 @@ impl<'t, K: Order> Node<'t, K> {
     }
 }
 
-/// Asks the processor to fetch what a walk reads of a leaf: its length and its slots.
+/// Asks the processor to prefetch the parts of a leaf that a walk reads: its length and its slots.
 pub(crate) fn prefetch_leaf(leaf: NodePtr) {
     const LINE: usize = 64;
     prefetch(leaf.cast::<u8>());
@@ -318,10 +321,10 @@ pub(crate) fn prefetch_leaf(leaf: NodePtr) {
     }
 }
 
-/// Index range of `heads` whose entries equal `head`. Counts without branches: the cache misses of a cold node
-/// then overlap, where those of a binary search would follow one another.
+/// Returns the index range of `heads` whose entries equal `head`. Counts without branches: the cache misses
+/// of a cold node then overlap, while those of a binary search are serial.
 fn ties(heads: &[u32], head: u32) -> (usize, usize) {
-    // In the width of a head, so that the compiler makes vectors of it.
+    // Summed in the width of a head, so that the compiler vectorizes the loop.
     let low: u32 = heads.iter().map(|&other| u32::from(other < head)).sum();
     let high: u32 = heads.iter().map(|&other| u32::from(other <= head)).sum();
     (low as usize, high as usize)
@@ -350,11 +353,11 @@ impl Leaf {
         K::query(self.version(at))
     }
 
-    /// Returns the position of the entry, or the one at which it would be inserted.
+    /// Returns the position of the entry, or the position at which it would be inserted.
     pub(crate) fn find<K: Order>(&self, query: K::Query<'_>) -> Result<usize, usize> {
         let (mut low, mut high) = ties(&self.heads[..self.len()], K::head(query, self.node.prefix));
         if low < high && high == self.len() {
-            // What is appended belongs behind the last entry, which alone is then looked at.
+            // An appended entry belongs after the last one, so only the last record is read.
             match K::compare(self.query::<K>(high - 1), query) {
                 Ordering::Less => return Err(high),
                 Ordering::Equal => return Ok(high - 1),
@@ -395,7 +398,7 @@ impl Leaf {
         slot
     }
 
-    /// Moves the entries from `at` on to the end of `other`, or to its beginning.
+    /// Moves the entries from `at` on to the end of `other`, or to its front if `to_front` is true.
     pub(crate) fn move_tail(&mut self, at: usize, other: &mut Leaf, to_front: bool) {
         let (len, room) = (self.len(), other.len());
         let moved = len - at;
@@ -423,13 +426,13 @@ impl Leaf {
         self.node.len -= moved as u16;
     }
 
-    /// Computes all heads again for another shared prefix.
+    /// Sets another shared prefix and recomputes all heads.
     pub(crate) fn set_prefix<K: Order>(&mut self, prefix: u32) {
         self.node.prefix = prefix;
         self.set_heads::<K>(0..self.len());
     }
 
-    /// Computes these heads again, which were those of another leaf.
+    /// Recomputes the heads of entries that were moved here from another leaf.
     pub(crate) fn set_heads<K: Order>(&mut self, range: std::ops::Range<usize>) {
         for at in range {
             self.heads[at] = K::head(self.query::<K>(at), self.node.prefix);
@@ -454,16 +457,16 @@ impl<K: Order> Inner<K> {
 
     pub(crate) fn separator(&self, at: usize) -> K::Query<'_> {
         assert!(at > 0 && at < self.len());
-        // SAFETY: separators 1..len of a live node live as long as the node is reachable.
+        // SAFETY: separators 1..len of a live node are alive as long as the node is reachable.
         unsafe { K::separator_query(self.separators[at]) }
     }
 
-    /// The child into which `query` belongs.
+    /// Returns the child that contains `query`, if any does.
     pub(crate) fn route(&self, query: K::Query<'_>) -> usize {
         let (low, high) = ties(&self.heads[1..self.len()], K::head(query, self.node.prefix));
         let (mut low, mut high) = (low + 1, high + 1);
         if low < high && high == self.len() {
-            // What is appended belongs into the last child.
+            // An appended entry belongs into the last child.
             match K::compare(self.separator(high - 1), query) {
                 Ordering::Greater => high -= 1,
                 _ => return high - 1,
@@ -483,7 +486,7 @@ impl<K: Order> Inner<K> {
         self.counts[..self.len()].iter().sum()
     }
 
-    /// The child, alive and unchanged as long as this node is.
+    /// Returns a child, which is alive and unchanged as long as this node is.
     pub(crate) fn child(&self, at: usize) -> Node<'_, K> {
         assert!(at < self.len());
         // SAFETY: children 0..len of a live node are live nodes of the same order.
@@ -506,7 +509,7 @@ impl<K: Order> Inner<K> {
         }
     }
 
-    /// Takes out a child that is not the first, and returns the separator before it.
+    /// Removes a child that is not the first; returns the separator before it.
     pub(crate) fn remove(&mut self, at: usize) -> K::Separator {
         let len = self.len();
         assert!(at > 0 && at < len);
@@ -525,8 +528,9 @@ impl<K: Order> Inner<K> {
         old
     }
 
-    /// Moves the children from `at` on to the end of `other`, whose separator to them becomes `joint`. Returns
-    /// the separator that stood before them here. Heads of the moved are to be recomputed by `set_prefix`.
+    /// Moves the children from `at` on to the end of `other`, with `joint` as the separator before them.
+    /// Returns the separator that preceded them here. The caller recomputes the heads of the moved children
+    /// with `set_prefix`.
     pub(crate) fn move_tail(&mut self, at: usize, other: &mut Inner<K>, joint: K::Separator) -> K::Separator {
         let (len, room) = (self.len(), other.len());
         let moved = len - at;
@@ -540,8 +544,9 @@ impl<K: Order> Inner<K> {
         before
     }
 
-    /// Puts the children of `self` behind those of `other` in `other`, then hands all from `keep` on back:
-    /// `joint` is the separator between the two before, the one after is returned.
+    /// Redistributes the children of two neighbours: `other`, the left one, keeps the first `keep` of all
+    /// children, and `self` gets the rest. `joint` is the old separator between the two nodes; returns the
+    /// new one.
     pub(crate) fn even_out(
         &mut self,
         other: &mut Inner<K>,
@@ -573,7 +578,7 @@ impl<K: Order> Inner<K> {
         separators[keep]
     }
 
-    /// Computes all heads anew for another shared prefix.
+    /// Sets another shared prefix and recomputes all heads.
     pub(crate) fn set_prefix(&mut self, prefix: u32) {
         self.node.prefix = prefix;
         for at in 1..self.len() {

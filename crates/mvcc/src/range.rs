@@ -1,4 +1,4 @@
-//! Ranges of keys, and walking them in a snapshot.
+//! Key ranges, and iterators over a range of a snapshot.
 
 use numbers::{ChangeId, Revision};
 
@@ -26,23 +26,23 @@ impl<'k> KeyRange<'k> {
     /// Every key.
     pub const ALL: KeyRange<'static> = KeyRange { start: b"", start_excluded: false, end: End::Unbounded };
 
-    /// Just this key.
+    /// Returns the range of a single key.
     pub fn single(key: &'k [u8]) -> KeyRange<'k> {
         KeyRange { start: key, start_excluded: false, end: End::Through(key) }
     }
 
-    /// Keys from `start` on, below `end`; empty when `end` is not above `start`.
+    /// Returns the keys from `start` up to but not including `end`; empty if `end` is not above `start`.
     pub fn half_open(start: &'k [u8], end: &'k [u8]) -> KeyRange<'k> {
         KeyRange { start, start_excluded: false, end: End::Before(end) }
     }
 
-    /// Keys from `start` on.
+    /// Returns the keys from `start` on.
     pub fn from(start: &'k [u8]) -> KeyRange<'k> {
         KeyRange { start, start_excluded: false, end: End::Unbounded }
     }
 
-    /// The range that a request's `key` and `range_end` mean in etcd: an empty end is the single key, an end of
-    /// one zero byte is everything from `key` on.
+    /// Returns the range of a request's `key` and `range_end` by etcd's rules: an empty end means the single
+    /// key, an end of one zero byte means all keys from `key` on.
     pub fn of_request(key: &'k [u8], range_end: &'k [u8]) -> KeyRange<'k> {
         match range_end {
             b"" => KeyRange::single(key),
@@ -51,13 +51,13 @@ impl<'k> KeyRange<'k> {
         }
     }
 
-    /// Returns the part of the range behind `key`, with which a walk upwards continues.
+    /// Returns the part of the range after `key`, to continue an ascending walk.
     #[must_use]
     pub fn after(self, key: &'k [u8]) -> KeyRange<'k> {
         if key < self.start { self } else { KeyRange { start: key, start_excluded: true, ..self } }
     }
 
-    /// Returns the part of the range before `key`, with which a walk downwards continues.
+    /// Returns the part of the range before `key`, to continue a descending walk.
     #[must_use]
     pub fn before(self, key: &'k [u8]) -> KeyRange<'k> {
         let within = match self.end {
@@ -68,12 +68,12 @@ impl<'k> KeyRange<'k> {
         if within { KeyRange { end: End::Before(key), ..self } } else { self }
     }
 
-    /// Returns the key at which the range begins; with false if this key itself is not part of it.
+    /// Returns the key at which the range starts, and false if this key itself is not part of the range.
     pub fn start(&self) -> (&'k [u8], bool) {
         (self.start, !self.start_excluded)
     }
 
-    /// The key that is the only one the range can hold.
+    /// Returns the key of the range if the range can contain only this key.
     pub fn as_single(&self) -> Option<&'k [u8]> {
         (!self.start_excluded && self.end == End::Through(self.start)).then_some(self.start)
     }
@@ -113,24 +113,26 @@ impl<'k> KeyRange<'k> {
     }
 }
 
-/// The live versions of a range at one revision, in key order from both ends.
+/// Iterator over the live versions of a range at one revision, in key order from both ends.
 pub struct Range<'a> {
     front: Cursor<'a, ByKey>,
     back: Cursor<'a, ByKey>,
     mode: Mode,
-    /// Number of keys that a walk upwards may still look at.
+    /// Number of keys that an ascending walk may still visit.
     looks: u64,
-    /// The key looked at last, once no looks are left.
+    /// Newest version of the key visited last, once `looks` is 0.
     stopped: Option<Version<'a>>,
 }
 
 #[derive(Clone, Copy)]
 enum Mode {
-    /// At the current revision: so many are left, and the newest version of each key is the answer.
+    /// Reads at the current revision, where the newest version of each key is the result. The number is that
+    /// of the remaining live keys.
     Current(u64),
-    /// At an older one: each key's history is searched, until the cursors meet.
+    /// Reads at this older revision: each key's history is searched, until the two cursors meet.
     Historic(Revision),
-    /// Before this change, in the same way. The compact revision stands beside.
+    /// Reads the state before this change: each key's history is searched, until the two cursors meet. The
+    /// second field is the compact revision.
     Before(ChangeId, Revision),
     Done,
 }
@@ -156,7 +158,8 @@ impl<'a> Range<'a> {
         Range::walk(front, back, mode)
     }
 
-    /// The live versions just before `change`, which is above the compact revision.
+    /// Returns an iterator over the live versions just before `change`, which must be above the compact
+    /// revision.
     pub(crate) fn before(snapshot: &Snapshot<'a>, range: KeyRange<'_>, change: ChangeId) -> Range<'a> {
         let end = Cursor::end(snapshot.keys());
         if range.is_empty() {
@@ -170,23 +173,24 @@ impl<'a> Range<'a> {
         Range::walk(front, back, mode)
     }
 
-    /// Makes a walk upwards stop after looking at this many keys, live or not: at an older revision, a key that is found
-    /// may lie behind any number that are not. [`Range::stopped_at`] says where to continue.
+    /// Stops an ascending walk after visiting this many keys, live or not. At an older revision any number of
+    /// dead keys may precede a live one. [`Range::stopped_at`] returns where to continue.
     pub fn set_looks(&mut self, looks: u64) {
         self.looks = looks;
     }
 
-    /// Returns the number of keys that the walk may still look at, see [`Range::set_looks`].
+    /// Returns the number of keys that the walk may still visit, see [`Range::set_looks`].
     pub fn looks_left(&self) -> u64 {
         self.looks
     }
 
-    /// The key behind which the walk goes on, if it stopped since it had looked at as many as it may.
+    /// Returns the key after which to continue, if the walk stopped because of the limit of
+    /// [`Range::set_looks`].
     pub fn stopped_at(&self) -> Option<&'a [u8]> {
         self.stopped.map(Version::key)
     }
 
-    /// Counts a look at a key.
+    /// Counts a visit of a key.
     fn looked(&mut self, version: Version<'a>) {
         self.looks -= 1;
         if self.looks == 0 {

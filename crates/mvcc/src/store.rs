@@ -1,4 +1,4 @@
-//! The store: the single writer's side, and its transactions.
+//! The store: the state of the single writer, and its transactions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,58 +13,59 @@ use crate::tree::Tree;
 use crate::version::{self, Content, Value, Version};
 use crate::view::{Moment, Removed, Snapshot, State, View};
 
-/// Stores made so far in this process, so that a moment of one is never looked for in another.
+/// Number of stores created so far in this process, so that a moment of one store is never used with another.
 static STORES: AtomicU64 = AtomicU64::new(0);
 
-/// All versions of all keys. One thread writes; all others read through the views it publishes.
+/// All versions of all keys. One thread writes; all others read through the views that it publishes.
 ///
-/// Its revisions are ordered, and [`Store::publish`] asserts it: removed through <= compacted <= current, and the current
-/// revision of the view before <= current. With a current
-/// revision of 9, a compaction at 7 makes revisions below 7 unreadable at once; the versions that only those needed are
-/// removed later, in slices, so that for a while nothing or only what a compaction at 5 removes may be gone. None of the
-/// three ever goes back.
+/// The revisions of a store are ordered, and [`Store::publish`] asserts it: removed through <= compacted <=
+/// current, and the current revision of the previous view <= current. With a current revision of 9, a
+/// compaction at 7 makes revisions below 7 unreadable at once; the versions that only those revisions need
+/// are removed later, in slices. Until then it may be that nothing was removed, or only what a compaction at
+/// 5 removes. None of the three revisions ever decreases.
 pub struct Store {
     pub(crate) keys: Tree<ByKey>,
     pub(crate) revisions: Tree<ByRevision>,
     pub(crate) current: Revision,
-    /// The current revision of the newest view.
+    /// Current revision of the newest view.
     published: Revision,
     pub(crate) compacted: Revision,
     pub(crate) removed: Removed,
-    /// Versions that have a successor, but no tombstones, in the order of their successors' revisions: what a
-    /// compaction removes is the front of it.
+    /// Superseded versions, without tombstones, in the order of their successors' revisions: a compaction
+    /// removes a prefix of this queue.
     pub(crate) superseded: Chunks<Slot>,
     /// Tombstones in the order of their revisions.
     pub(crate) tombstones: Chunks<Slot>,
-    /// Number of changes of the suspended transaction; 0 if there is none. They are in the trees, above the current
-    /// revision.
+    /// Number of changes of the suspended transaction; 0 if no transaction is suspended. The changes are in
+    /// the trees, above the current revision.
     pub(crate) suspended: u32,
     pub(crate) epochs: Epochs,
     census: Arc<Census>,
     estate: Arc<Estate>,
 }
 
-// SAFETY: the store owns what its pointers lead to, together with views that only read; nothing is bound to a
-// thread.
+// SAFETY: the store owns everything that its pointers lead to, shared only with views that read; nothing is
+// bound to a thread.
 unsafe impl Send for Store {}
 
-/// Numbers about a store. Bytes are those asked of the allocator for versions, nodes and separators, including
-/// what waits to be freed.
+/// Statistics of a store. Bytes are those requested from the allocator for versions, nodes and separators,
+/// including garbage that is not freed yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stats {
-    /// Live keys at the current revision.
+    /// Number of live keys at the current revision.
     pub live_keys: u64,
-    /// Keys in the index, deleted ones that are not yet compacted away included.
+    /// Number of keys in the index, including deleted ones that are not compacted yet.
     pub keys: u64,
-    /// Versions, tombstones included.
+    /// Number of versions, including tombstones.
     pub versions: u64,
-    /// Bytes in use.
+    /// Allocated bytes.
     pub bytes: u64,
-    /// Versions, nodes and separators taken out and not yet freed.
+    /// Number of versions, nodes and separators that are retired and not freed yet.
     pub garbage: usize,
-    /// Published views that may still be held; some more than are, until the next publications.
+    /// Number of published views that may still be held. Includes some dropped views until the next
+    /// publications.
     pub views: usize,
-    /// Superseded versions and tombstones that some future compaction will remove.
+    /// Number of superseded versions and tombstones that a future compaction will remove.
     pub removable: usize,
 }
 
@@ -75,7 +76,7 @@ impl Default for Store {
 }
 
 impl Store {
-    /// An empty store at revision 1: the first write makes revision 2.
+    /// Returns an empty store at revision 1: the first write gets revision 2.
     pub fn new() -> Store {
         let census = Arc::new(Census::default());
         Store {
@@ -98,7 +99,8 @@ impl Store {
         }
     }
 
-    /// The writer's own current state, including what is not published, without the changes of a suspended transaction.
+    /// Returns the writer's current state, including unpublished changes, but without the changes of a
+    /// suspended transaction.
     pub fn snapshot(&self) -> Snapshot<'_> {
         // SAFETY: changing or freeing anything needs `&mut self`.
         unsafe { Snapshot::new(self.state()) }
@@ -116,8 +118,8 @@ impl Store {
         }
     }
 
-    /// Freezes the present state for readers, and frees a bounded portion of what no view can see any more.
-    /// Call it once per applied batch, and not while a transaction is suspended.
+    /// Publishes the current state as a view, and frees a bounded portion of the garbage that no view can see
+    /// any more. Called once per applied batch, and not while a transaction is suspended.
     pub fn publish(&mut self) -> Arc<View> {
         assert!(!self.is_suspended(), "a transaction is published whole");
         let state = self.state();
@@ -134,46 +136,47 @@ impl Store {
         Arc::new(View::new(state, self.removed, pin, Arc::clone(&self.estate)))
     }
 
-    /// The present state, to be read in views that are published later; see [`View::moment`].
+    /// Returns the moment of the current state, to be read in views that are published later; see
+    /// [`View::moment`].
     pub fn moment(&self) -> Moment {
         assert!(!self.is_suspended(), "a moment is read with whole transactions only");
         Moment::of(&self.state(), self.removed)
     }
 
-    /// Frees up to `budget` things that no view can see any more, for idle moments; returns how many are left
-    /// that could be freed now.
+    /// Frees up to `budget` objects that no view can see any more, for idle times. Returns how many more
+    /// could be freed now.
     pub fn reclaim(&mut self, budget: u64) -> u64 {
         self.epochs.reclaim(budget)
     }
 
-    /// Begins a mutating request, or goes on with the one that was suspended. All its changes share one main revision.
+    /// Starts a transaction, or continues the suspended one. All its changes have the same main revision.
     pub fn begin(&mut self) -> Writer<'_> {
         let changes = std::mem::take(&mut self.suspended);
         Writer { store: self, changes }
     }
 
-    /// Returns true if a transaction is suspended that has changed something: see [`Writer::suspend`].
+    /// Returns true if a transaction with changes is suspended: see [`Writer::suspend`].
     pub fn is_suspended(&self) -> bool {
         self.suspended > 0
     }
 
-    /// The newest main revision.
+    /// Returns the newest main revision.
     pub fn current_revision(&self) -> Revision {
         self.current
     }
 
-    /// The compact revision; -1 before any compaction.
+    /// Returns the compact revision; -1 before the first compaction.
     pub fn compact_revision(&self) -> Revision {
         self.compacted
     }
 
-    /// Returns true if a view of it is held. Once it is no longer published and no view is held, dropping it frees all of
-    /// it, which takes time in proportion to what it holds.
+    /// Returns true if a view of this store is held. If no view is held, dropping the store frees all of its
+    /// memory, which takes time proportional to its size.
     pub fn is_viewed(&self) -> bool {
         Arc::strong_count(&self.estate) > 1
     }
 
-    /// Numbers for metrics.
+    /// Returns statistics for metrics.
     pub fn stats(&self) -> Stats {
         Stats {
             live_keys: self.keys.live,
@@ -186,12 +189,12 @@ impl Store {
         }
     }
 
-    /// Counts of what is allocated.
+    /// Returns the counters of allocated objects.
     pub fn allocated(&self) -> &Census {
         &self.census
     }
 
-    /// The same counts, to be kept for longer than the store.
+    /// Returns the counters of allocated objects, which may be kept longer than the store.
     pub fn census(&self) -> Arc<Census> {
         Arc::clone(&self.census)
     }
@@ -208,43 +211,43 @@ impl Drop for Store {
     }
 }
 
-/// The result of one change.
+/// Result of one change.
 #[derive(Clone, Copy, Debug)]
 pub struct Change<'w> {
-    /// The version written; a tombstone for a deletion.
+    /// The new version; a tombstone for a deletion.
     pub version: Version<'w>,
-    /// The live version it replaced.
+    /// The live version that it replaces.
     pub previous: Option<Version<'w>>,
 }
 
-/// The result of a part of a deletion.
+/// Result of a part of a deletion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeletedSome {
-    /// Keys deleted.
+    /// Number of deleted keys.
     pub count: u64,
-    /// The last of them, if it was told to stop there; there may be more behind it.
+    /// Last deleted key, if the callback stopped the deletion there; more keys may follow.
     pub stopped_at: Option<Box<[u8]>>,
 }
 
-/// One mutating request. Its changes are visible through [`Writer::snapshot`] at once, and to readers with the
-/// next publication. There is no way back: whatever can fail is checked before.
+/// A transaction. Its changes are immediately visible through [`Writer::snapshot`], and to readers with the
+/// next publication. A transaction cannot be rolled back: the caller checks everything that can fail before.
 pub struct Writer<'s> {
     store: &'s mut Store,
     changes: u32,
 }
 
 impl Writer<'_> {
-    /// The main revision that this transaction's changes bear.
+    /// Returns the main revision of this transaction's changes.
     pub fn revision(&self) -> Revision {
         self.store.current.next()
     }
 
-    /// Number of changes so far.
+    /// Returns the number of changes so far.
     pub fn changes(&self) -> u32 {
         self.changes
     }
 
-    /// The state with this transaction's changes.
+    /// Returns the state including this transaction's changes.
     pub fn snapshot(&self) -> Snapshot<'_> {
         let mut state = self.store.state();
         state.current += i64::from(self.changes > 0);
@@ -253,15 +256,17 @@ impl Writer<'_> {
         unsafe { Snapshot::new(state) }
     }
 
-    /// Writes a key. The version counts on from the live predecessor, or begins at 1.
+    /// Writes a key. The version number is that of the live predecessor plus 1, or 1 if no live predecessor
+    /// exists.
     ///
-    /// etcd rejects requests that put a key twice, and most that put it after deleting it. Nothing breaks here if
-    /// one does.
+    /// etcd rejects requests that put a key twice, and most that put a key after deleting it. The store
+    /// handles such requests correctly.
     pub fn put(&mut self, key: &[u8], value: Value, lease: LeaseId) -> Change<'_> {
         self.write(key, Some((value, lease)))
     }
 
-    /// Deletes the live keys of a range in key order, telling `visit` of each; returns how many there were.
+    /// Deletes the live keys of a range in key order, and calls `visit` with each change. Returns the number
+    /// of deleted keys.
     pub fn delete_range(&mut self, range: KeyRange<'_>, mut visit: impl FnMut(Change<'_>)) -> u64 {
         let deleted = self.delete_some(range, |change| {
             visit(change);
@@ -270,7 +275,7 @@ impl Writer<'_> {
         deleted.count
     }
 
-    /// Deletes as [`Writer::delete_range`] does, but stops behind the key for which `visit` returns false.
+    /// Deletes like [`Writer::delete_range`], but stops after the key for which `visit` returns false.
     pub fn delete_some(
         &mut self,
         range: KeyRange<'_>,
@@ -297,8 +302,8 @@ impl Writer<'_> {
             let Some(next) = cursor.version().filter(|version| range.is_before_end(version.key())) else {
                 return DeletedSome { count, stopped_at: None };
             };
-            // SAFETY: the record stays alive: it is only superseded below, and nothing is freed before the next
-            // publication, which needs the store that this writer borrows.
+            // SAFETY: the record stays alive: it is only superseded below, and nothing is freed before the
+            // next publication, which needs the store that this writer borrows.
             let key = unsafe { Version::from_record(next.record()) }.key();
             let goes_on = visit(self.write(key, None));
             count += 1;
@@ -315,7 +320,7 @@ impl Writer<'_> {
         let compacted = store.compacted;
         let mut replaced = None;
         let slot = store.keys.upsert(key, &mut store.epochs, |existing, epochs| {
-            // SAFETY: what the writer's tree holds is alive.
+            // SAFETY: records in the writer's tree are alive.
             let newest: Option<Version<'_>> = existing.map(|slot| unsafe { slot.version() });
             let live = newest.filter(|version| !version.is_tombstone());
             let content = match put {
@@ -336,7 +341,7 @@ impl Writer<'_> {
             };
             let record = version::create(key, &content, newest, compacted);
             replaced = existing;
-            // SAFETY: the record was just made, and is freed only after it left the trees.
+            // SAFETY: the record was just created, and is freed only after it has left the trees.
             let version = unsafe { Version::from_record(record) };
             epochs.census().version_created(version.bytes());
             Slot::new(version)
@@ -357,14 +362,15 @@ impl Writer<'_> {
         unsafe { Change { version: slot.version(), previous: previous.map(|slot| slot.version()) } }
     }
 
-    /// Stops amid the transaction. Nobody sees its changes until it has gone on, with [`Store::begin`], and come to its
-    /// end: what is read meanwhile is the state before it. Views published before stay as they are; none can be published.
+    /// Suspends the transaction. Its changes stay invisible until [`Store::begin`] continues it and it ends:
+    /// until then reads return the state before it. Views published before stay as they are; no view can be
+    /// published.
     pub fn suspend(mut self) {
         self.store.suspended = std::mem::take(&mut self.changes);
     }
 
-    /// Ends the transaction and returns the current revision: raised by one if anything was changed. Dropping
-    /// the writer does the same.
+    /// Ends the transaction and returns the current revision, which is raised by one if anything was changed.
+    /// Dropping the writer has the same effect.
     pub fn finish(self) -> Revision {
         self.store.current + i64::from(self.changes > 0)
     }

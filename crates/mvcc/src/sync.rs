@@ -1,3 +1,3 @@
-//! What threads share things with. The `interleaving` crate puts a model of the memory in its place.
+//! Types for sharing between threads. The `interleaving` crate replaces this module by a model of memory.
 
 pub(crate) use std::sync::Arc;

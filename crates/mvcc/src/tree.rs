@@ -1,7 +1,7 @@
-//! The copy-on-write B+tree: the writer's operations.
+//! The copy-on-write B+tree: operations of the writer.
 //!
-//! The writer changes nodes of its current batch in place and copies all others first, so that a published
-//! root stays what it was. Nodes of a copied path are retired, not freed: see `epoch`.
+//! The writer changes nodes of its current batch in place and copies all others first, so that the tree below
+//! a published root does not change. Copied nodes are retired, not freed: see `epoch`.
 
 use std::marker::PhantomData;
 
@@ -45,14 +45,14 @@ impl<T: Copy> Stack<T> {
     }
 }
 
-/// The separators to the left and right of a node, where there are any.
+/// Separators to the left and right of a node; `None` at the edges of the tree.
 type Fences<'f, K> = (Option<<K as Order>::Query<'f>>, Option<<K as Order>::Query<'f>>);
 
 fn shared<K: Order>((low, high): Fences<'_, K>) -> u32 {
     K::shared(low, high)
 }
 
-/// One step of a path: the node, which child was taken, and the node's fences.
+/// One step of a path: a node, the chosen child, and the node's fences.
 struct Step<'f, K: Order> {
     node: *mut Inner<K>,
     at: usize,
@@ -67,12 +67,12 @@ impl<K: Order> Clone for Step<'_, K> {
 
 impl<K: Order> Copy for Step<'_, K> {}
 
-/// The writer's tree. `root` may be copied into a view at publication.
+/// The writer's tree. A view gets a copy of `root` at publication.
 pub(crate) struct Tree<K: Order> {
     pub(crate) root: NodePtr,
-    /// Entries that are not tombstones.
+    /// Number of entries that are not tombstones.
     pub(crate) live: u64,
-    /// All entries.
+    /// Number of all entries.
     pub(crate) len: u64,
     order: PhantomData<K>,
 }
@@ -83,10 +83,10 @@ pub(crate) fn allocate<T>(node: T, epochs: &Epochs) -> NodePtr {
     Box::into_raw(Box::new(node)).cast::<NodeHead>()
 }
 
-/// A node the writer may change: itself, or a copy that replaces it.
+/// Returns a node that the writer may change: the node itself, or a copy that replaces it.
 ///
 /// # Safety
-/// The node belongs to the writer's tree of order `K`; the caller stores the answer in its place.
+/// The node belongs to the writer's tree of order `K`; the caller stores the returned node in its place.
 unsafe fn writable<K: Order>(node: NodePtr, epochs: &mut Epochs) -> NodePtr {
     /// # Safety
     /// `node` is alive and of type `T`.
@@ -97,7 +97,7 @@ unsafe fn writable<K: Order>(node: NodePtr, epochs: &mut Epochs) -> NodePtr {
         unsafe { copy.as_mut_ptr().copy_from_nonoverlapping(node.cast::<T>(), 1) };
         Box::into_raw(copy).cast::<NodeHead>()
     }
-    // SAFETY: promised by the caller; the level says the type; the old node leaves the tree.
+    // SAFETY: promised by the caller; the level tells the type; the old node leaves the tree.
     unsafe {
         if (*node).epoch == epochs.batch() {
             return node;
@@ -112,10 +112,10 @@ unsafe fn writable<K: Order>(node: NodePtr, epochs: &mut Epochs) -> NodePtr {
     }
 }
 
-/// The separator `at` of a node being changed, free of the borrow of the node.
+/// Returns separator `at` of a node that is being changed, without borrowing the node.
 ///
 /// # Safety
-/// `node` is alive. The answer is valid until the end of the writer's operation, since separators that leave
+/// `node` is alive. The result is valid until the end of the writer's operation, since separators that leave
 /// the tree are retired and nothing is freed before the next publication.
 unsafe fn fence<'f, K: Order>(node: *const Inner<K>, at: usize) -> Option<K::Query<'f>> {
     // SAFETY: promised by the caller.
@@ -127,7 +127,7 @@ impl<K: Order> Tree<K> {
         Tree { root: std::ptr::null_mut(), live: 0, len: 0, order: PhantomData }
     }
 
-    /// The root for reading, as long as the tree is not changed.
+    /// Returns the root for reading, as long as the tree is not changed.
     pub(crate) fn node(&self) -> Option<Node<'_, K>> {
         // SAFETY: the tree's nodes are alive, and changing them needs `&mut self`.
         unsafe { Node::open(self.root) }
@@ -137,8 +137,8 @@ impl<K: Order> Tree<K> {
         Cursor::find(self.node(), query)
     }
 
-    /// Puts the slot that `make` returns at `query`'s position; `make` is told the present slot. The new slot's record
-    /// must compare equal to `query`.
+    /// Sets the slot at `query`'s position to the result of `make`, which receives the current slot. The
+    /// record of the new slot must compare equal to `query`.
     pub(crate) fn upsert(
         &mut self,
         query: K::Query<'_>,
@@ -150,7 +150,7 @@ impl<K: Order> Tree<K> {
         }
         let mut path: Stack<(*mut Inner<K>, usize)> = Stack::new();
         let mut fences: Fences<'_, K> = (None, None);
-        // Those of the node before.
+        // Fences of the parent of `node`.
         let mut outer_fences = fences;
         // SAFETY: the whole path is made writable from the root down, each copy stored in its parent before the
         // next step, so every pointer used is the current node of the writer's tree and no view can see it.
@@ -222,7 +222,8 @@ impl<K: Order> Tree<K> {
         }
     }
 
-    /// The parent of the node at the end of `path`; a root gets a new one, and the path with it.
+    /// Returns the parent of the node at the end of `path`. A root gets a new parent, which is added to the
+    /// path.
     ///
     /// # Safety
     /// `path` leads from the root to `node`, all writable.
@@ -245,12 +246,14 @@ impl<K: Order> Tree<K> {
         parent
     }
 
-    /// Takes out the entry at `query`, which must be there.
+    /// Removes the entry at `query`, which must exist.
     pub(crate) fn remove(&mut self, query: K::Query<'_>, epochs: &mut Epochs) -> Slot {
         assert!(!self.root.is_null(), "removing from an empty tree");
         let mut path: Stack<Step<'_, K>> = Stack::new();
         let mut fences: Fences<'_, K> = (None, None);
-        // SAFETY: as in `upsert`.
+        // SAFETY: the whole path is made writable from the root down, each copy stored in its parent before
+        // the next step, so every pointer used is the current node of the writer's tree and no view can see
+        // it. References made from them are short and never overlap for one node.
         unsafe {
             self.root = writable::<K>(self.root, epochs);
             let mut node = self.root;
@@ -293,7 +296,7 @@ impl<K: Order> Tree<K> {
     }
 }
 
-/// Splits the full inner child `at` of `parent` in two. `fences` are the child's.
+/// Splits the full inner child `at` of `parent` into two nodes. `fences` are those of the child.
 ///
 /// # Safety
 /// Parent and child are writable nodes of the writer's tree; the parent has room.
@@ -313,12 +316,12 @@ unsafe fn split_inner<K: Order>(parent: *mut Inner<K>, at: usize, fences: Fences
     }
 }
 
-/// Makes space in the full leaf `at` of `parent` by moving entries to the emptier of its neighbours, if that has space for
-/// more than a few. Returns the left one of the two leaves. Leaves are so four fifths full after insertions in random order,
-/// where they would be two thirds full, and more than that after insertions that ascend in many places.
+/// Makes space in the full leaf `at` of `parent` by moving entries to the emptier of its neighbours, if that
+/// has enough space. Returns the left one of the two leaves. Leaves are then four fifths full after
+/// insertions in random order, instead of two thirds, and fuller after ascending insertions in many places.
 ///
 /// # Safety
-/// As for `split_inner`; `fences` are the parent's.
+/// The requirements of `split_inner`; `fences` are those of the parent.
 unsafe fn spill<K: Order>(
     parent: *mut Inner<K>,
     at: usize,
@@ -341,10 +344,11 @@ unsafe fn spill<K: Order>(
     }
 }
 
-/// Gives the leaf `l` of `parent` and the one to its right equally many entries. `fences` are the parent's.
+/// Gives the leaf `l` of `parent` and the leaf to its right the same number of entries. `fences` are those of
+/// the parent.
 ///
 /// # Safety
-/// All three are writable nodes of the writer's tree, and the leaves have more than one entry between them.
+/// All three are writable nodes of the writer's tree, and the leaves have more than one entry in total.
 unsafe fn even_out_leaves<K: Order>(
     parent: &mut Inner<K>,
     l: usize,
@@ -352,7 +356,7 @@ unsafe fn even_out_leaves<K: Order>(
     epochs: &mut Epochs,
 ) {
     let r = l + 1;
-    // SAFETY: promised by the caller; the leaves are two nodes.
+    // SAFETY: promised by the caller; the leaves are two different nodes.
     unsafe {
         let left = &mut *parent.children[l].cast::<Leaf>();
         let right = &mut *parent.children[r].cast::<Leaf>();
@@ -375,7 +379,7 @@ unsafe fn even_out_leaves<K: Order>(
             (&mut *left, came_left, shared::<K>((low, middle))),
             (&mut *right, came_right, shared::<K>((middle, high))),
         ] {
-            // A prefix that could be longer is left as it is: that spares looking at all records.
+            // A prefix that could be longer is not changed, which avoids reading all records.
             if leaf.node.prefix > prefix {
                 leaf.set_prefix::<K>(prefix);
             } else if !same_prefix {
@@ -387,11 +391,11 @@ unsafe fn even_out_leaves<K: Order>(
     }
 }
 
-/// Splits the full leaf `at` of `parent` for the insertion of `query`. The right half is empty when `query` belongs behind
-/// everything.
+/// Splits the full leaf `at` of `parent` for the insertion of `query`. The right half may be empty if
+/// `append` is true, that is, if `query` is after all entries.
 ///
 /// # Safety
-/// As for `split_inner`.
+/// The requirements of `split_inner`.
 unsafe fn split_leaf<K: Order>(
     parent: *mut Inner<K>,
     at: usize,
@@ -427,12 +431,13 @@ unsafe fn split_leaf<K: Order>(
     }
 }
 
-/// Joins the underfull child of `step` with a neighbour, or evens the two out.
+/// Merges the underfull child of `step` with a neighbour, or moves entries between them.
 ///
 /// # Safety
-/// The step's node and child are writable nodes of the writer's tree, and the node has two children at least.
+/// The step's node and child are writable nodes of the writer's tree, and the node has at least two children.
 unsafe fn rebalance<K: Order>(step: Step<'_, K>, epochs: &mut Epochs) {
-    // SAFETY: promised by the caller; the neighbours are made writable and stored first, and are two nodes.
+    // SAFETY: promised by the caller; the neighbours are made writable and stored first, and are two
+    // different nodes.
     unsafe {
         let parent = &mut *step.node;
         let l = if step.at + 1 < parent.len() { step.at } else { step.at - 1 };

@@ -1,4 +1,4 @@
-//! One immutable record per change of a key, and the handle through which it is read.
+//! An immutable record per change of a key, and the handle to read it.
 //!
 //! ```text
 //!                                                   handle points here
@@ -8,16 +8,16 @@
 //! +-----------+-----------+----------+-------------+----------------------------------+---------+
 //! ```
 //!
-//! What stands before the header is there only where it is needed. Most keys are put once, without a lease: of those the
-//! header says all. `History` is there when the version is not the first put of its key, `Prev` when the record has a
-//! predecessor, `Jump` when its jump pointer leads further than that. So each part lies at a fixed distance from the
-//! handle, and the key does too.
+//! The parts before the header exist only where they are needed. Most keys are put once, without a lease: for
+//! those the header is enough. `History` exists if the version is not the first put of its key, `Prev` if the
+//! record has a predecessor, `Jump` if its jump pointer leads further than to the predecessor. So each part,
+//! and the key, is at a fixed distance from the handle.
 //!
-//! //! Everything lies in one allocation behind a thin pointer, so that a tree slot is eight bytes and a put
-//! allocates once. The jump pointers follow E. W. Myers, "An applicative random-access stack" (1983): each
-//! record knows its predecessor and one record further down, at skew-binary distances, so that the newest
-//! version at or below a revision is found in O(log n) steps. The revisions of both targets stand beside the
-//! pointers, so that a search decides without looking at a record that compaction may have freed.
+//! A record is one allocation behind a thin pointer, so that a tree slot is eight bytes and a put allocates
+//! once. The jump pointers follow E. W. Myers, "An applicative random-access stack" (1983): each record has a
+//! pointer to its predecessor and one to an older record, at skew-binary distances, so that the newest
+//! version at or below a revision is found in O(log n) steps. The revisions of both targets are stored beside
+//! the pointers, so that a search never reads a record that compaction may have freed.
 //!
 //! # Example: jump pointers of a key that was written at revisions 1 to 16
 //!
@@ -27,9 +27,9 @@
 //! distance  -  1  1  3  1  1  3  7  1   1   3   1   1   3   7  15
 //! ```
 //!
-//! A new record jumps over two jumps of equal distance, if its predecessor begins such a pair: 15 covers the two jumps of
-//! distance 3 of 14 and 11. The search for revision 5 from record 16 takes a jump where that does not pass below 5, and the
-//! predecessor otherwise: 16, 15, 8, 7, 6, 5; five steps instead of eleven.
+//! A new record jumps over two jumps of equal distance, if such a pair starts at its predecessor: 15 covers
+//! the two jumps of distance 3 of 14 and 11. The search for revision 5 from record 16 follows a jump if it
+//! does not lead below 5, and the predecessor otherwise: 16, 15, 8, 7, 6, 5; five steps instead of eleven.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::marker::PhantomData;
@@ -38,7 +38,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use numbers::{ChangeId, LeaseId, Location, Revision};
 
-/// A location in the one word that a header keeps of it.
+/// Packs a location into one word of a header.
 fn pack(location: Location) -> u64 {
     (u64::from(location.segment) << 32) | u64::from(location.offset)
 }
@@ -47,8 +47,8 @@ fn unpack(raw: u64) -> Location {
     Location { segment: (raw >> 32) as u32, offset: raw as u32 }
 }
 
-/// The facts about a value that the index keeps: its location, its length in bytes and its CRC-32C. The index never reads
-/// the bytes.
+/// Metadata of a value: its location, its length in bytes and its CRC-32C. The index never reads the bytes of
+/// a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Value {
     /// Location of the bytes.
@@ -59,26 +59,28 @@ pub struct Value {
     pub crc: u32,
 }
 
-/// Longest key in bytes that a record can hold: a log entry has no space for a longer one.
+/// Maximum length of a key in bytes; a log entry has no space for a longer one.
 pub const KEY_BYTES_MAX: usize = (1 << EXTRA_SHIFT) - 1;
 
-/// The top bits of [`Header::key_len`] say what stands before the header.
+/// The top bits of [`Header::key_len`] encode which parts precede the header.
 const EXTRA_SHIFT: u32 = 30;
 
-/// What stands before the header, beside a lease.
+/// Codes for the parts before the header, other than a lease.
 const EXTRA_NONE: u32 = 0;
 const EXTRA_HISTORY: u32 = 1;
 const EXTRA_PREV: u32 = 2;
 const EXTRA_JUMP: u32 = 3;
 
-/// The top bit of [`Header::main`]: a lease stands before the header. Revisions are positive.
+/// Top bit of [`Header::main`]: set if a lease precedes the header. The bit is free because revisions are
+/// positive.
 const LEASED: u64 = 1 << 63;
 
 #[repr(C)]
 pub(crate) struct Header {
     main: u64,
     location: AtomicU64,
-    /// Main revision of the next version of the same key; 0 while there is none. Set once, by the writer.
+    /// Main revision of the next version of the same key; 0 if no next version exists. Set once, by the
+    /// writer.
     superseded: AtomicI64,
     sub: u32,
     key_len: u32,
@@ -86,7 +88,8 @@ pub(crate) struct Header {
     value_crc: u32,
 }
 
-/// What is not the same for all first puts. A tombstone has zeros here.
+/// Create revision and version number, which are stored unless the record is the first put of its key. Both
+/// are 0 for a tombstone.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct History {
@@ -106,12 +109,12 @@ struct Prev {
 struct Jump {
     record: NonNull<Header>,
     main: i64,
-    /// Number of versions that `record` lies below this one.
+    /// Number of versions between this one and `record`, counting `record`.
     distance: u64,
 }
 
 const HEADER_BYTES: usize = size_of::<Header>();
-/// How far before the header each part begins.
+/// Distance in bytes from the start of each part to the header.
 const HISTORY_BEFORE: usize = size_of::<History>();
 const PREV_BEFORE: usize = HISTORY_BEFORE + size_of::<Prev>();
 const JUMP_BEFORE: usize = PREV_BEFORE + size_of::<Jump>();
@@ -119,7 +122,7 @@ const LEASE_BYTES: usize = size_of::<i64>();
 const _: () = assert!(HEADER_BYTES == 40 && HISTORY_BEFORE == 16 && PREV_BEFORE == 32 && JUMP_BEFORE == 56);
 const _: () = assert!(align_of::<Header>() == 8 && align_of::<Prev>() == 8 && align_of::<Jump>() == 8);
 
-/// Bytes before the header; with a lease, it comes first.
+/// Returns the number of bytes before the header; a lease is the first part.
 fn before(extra: u32, leased: bool) -> usize {
     let extra = [0, HISTORY_BEFORE, PREV_BEFORE, JUMP_BEFORE][(extra & 3) as usize];
     extra + if leased { LEASE_BYTES } else { 0 }
@@ -130,17 +133,19 @@ fn layout(before: usize, key_len: usize) -> Layout {
         .expect("the key length is bounded")
 }
 
-/// One version of a key: what one change left behind. A copyable handle, valid as long as the snapshot, view or
-/// writer it came from.
+/// One version of a key, written by one change. A copyable handle, valid as long as the snapshot, view or
+/// writer that it came from.
 #[derive(Clone, Copy)]
 pub struct Version<'a> {
     record: NonNull<Header>,
     lives: PhantomData<&'a Header>,
 }
 
-// SAFETY: a record is immutable after its creation but for two atomic words, so handles may be shared and sent.
+// SAFETY: a record is immutable after its creation except for two atomic words, so handles may be shared and
+// sent.
 unsafe impl Send for Version<'_> {}
-// SAFETY: as above.
+// SAFETY: a record is immutable after its creation except for two atomic words, so handles may be shared and
+// sent.
 unsafe impl Sync for Version<'_> {}
 
 impl std::fmt::Debug for Version<'_> {
@@ -159,7 +164,7 @@ impl std::fmt::Debug for Version<'_> {
 }
 
 impl PartialEq for Version<'_> {
-    /// Returns true if both handles mean the same record; two records never describe the same change.
+    /// Returns true if both handles point to the same record; two records never describe the same change.
     fn eq(&self, other: &Self) -> bool {
         self.record == other.record
     }
@@ -169,7 +174,8 @@ impl Eq for Version<'_> {}
 
 impl<'a> Version<'a> {
     fn header(self) -> &'a Header {
-        // SAFETY: the handle's lifetime promises that the record is alive; it is only changed through atomics.
+        // SAFETY: the handle's lifetime guarantees that the record is alive; it is changed only through
+        // atomics.
         unsafe { self.record.as_ref() }
     }
 
@@ -181,13 +187,13 @@ impl<'a> Version<'a> {
         self.header().main & LEASED != 0
     }
 
-    /// The part that begins so far before the header.
+    /// Reads the part that starts `before` bytes before the header.
     ///
     /// # Safety
     /// `create` wrote a `T` there.
     unsafe fn part<T: Copy>(self, before: usize) -> T {
-        // SAFETY: promised by the caller; parts never change, and lie in the allocation of the record, aligned as all
-        // sizes are multiples of eight.
+        // SAFETY: promised by the caller; parts never change, and are in the allocation of the record,
+        // aligned because all sizes are multiples of eight.
         unsafe { self.record.cast::<u8>().sub(before).cast::<T>().read() }
     }
 
@@ -195,21 +201,22 @@ impl<'a> Version<'a> {
         if self.extra() == EXTRA_NONE {
             return History { create_revision: self.main().0, version: 1 };
         }
-        // SAFETY: the flags say that there is one.
+        // SAFETY: `extra` is not `EXTRA_NONE`, so the record has a history.
         unsafe { self.part(HISTORY_BEFORE) }
     }
 
     fn prev(self) -> Option<Prev> {
-        // SAFETY: the flags say that there is one.
+        // SAFETY: `extra` is at least `EXTRA_PREV`, so the record has a predecessor.
         (self.extra() >= EXTRA_PREV).then(|| unsafe { self.part(PREV_BEFORE) })
     }
 
-    /// The jump pointer, given the pointer to the predecessor, to which it leads where there is no other.
+    /// Returns the jump pointer. `prev` is the pointer to the predecessor, which is also the jump target if
+    /// the record has no `Jump` part.
     fn jump(self, prev: Prev) -> Jump {
         if self.extra() < EXTRA_JUMP {
             return Jump { record: prev.record, main: prev.main, distance: 1 };
         }
-        // SAFETY: the flags say that there is one.
+        // SAFETY: `extra` is `EXTRA_JUMP`, so the record has a jump pointer.
         unsafe { self.part(JUMP_BEFORE) }
     }
 
@@ -219,21 +226,21 @@ impl<'a> Version<'a> {
 
     /// The key.
     pub fn key(self) -> &'a [u8] {
-        // SAFETY: `create` wrote `key_len` bytes behind the header; they never change.
+        // SAFETY: `create` wrote `key_len` bytes after the header; they never change.
         unsafe { std::slice::from_raw_parts(self.record.add(1).cast::<u8>().as_ptr(), self.key_len()) }
     }
 
-    /// Main revision of the change: etcd's mod_revision.
+    /// Returns the main revision of the change: etcd's mod_revision.
     pub fn main(self) -> Revision {
         Revision((self.header().main & !LEASED) as i64)
     }
 
-    /// Number of the change inside its transaction, from 0.
+    /// Returns the number of the change within its transaction, starting at 0.
     pub fn sub(self) -> u32 {
         self.header().sub
     }
 
-    /// The change that wrote this version: [`Version::main`] and [`Version::sub`] together.
+    /// Returns the id of the change that wrote this version: [`Version::main`] and [`Version::sub`] together.
     pub fn id(self) -> ChangeId {
         ChangeId { main: self.main(), sub: self.sub() }
     }
@@ -243,7 +250,7 @@ impl<'a> Version<'a> {
         self.extra() != EXTRA_NONE && self.history().version == 0
     }
 
-    /// Main revision that created the key; 0 for a tombstone.
+    /// Returns the main revision that created the key; 0 for a tombstone.
     pub fn create_revision(self) -> Revision {
         Revision(self.history().create_revision)
     }
@@ -253,58 +260,58 @@ impl<'a> Version<'a> {
         self.history().version
     }
 
-    /// Lease the key was attached to; 0 for none.
+    /// Returns the id of the lease that the key was attached to; 0 for none.
     pub fn lease(self) -> LeaseId {
         if !self.is_leased() {
             return LeaseId::NONE;
         }
-        // SAFETY: the flags say that there is one, before all else.
+        // SAFETY: the record is leased, so a lease precedes all other parts.
         LeaseId(unsafe { self.part(before(self.extra(), true)) })
     }
 
-    /// Length of the value in bytes.
+    /// Returns the length of the value in bytes.
     pub fn value_len(self) -> u32 {
         self.header().value_len
     }
 
-    /// Checksum of the value as given to `put`.
+    /// Returns the checksum of the value as given to `put`.
     pub fn value_crc(self) -> u32 {
         self.header().value_crc
     }
 
-    /// Returns the present location of the value. A background mover may change it at any time, so read it once per
-    /// access, and be ready to read it again when the segment is gone.
+    /// Returns the current location of the value. A background mover may change it at any time, so read it
+    /// once per access, and read it again if the segment is gone.
     pub fn location(self) -> Location {
         unpack(self.header().location.load(Ordering::Acquire))
     }
 
-    /// Records that the value was moved. Readers of every view see the new place; the old one must stay
-    /// readable for those that looked before.
+    /// Stores the new location of a moved value. Readers of every view see the new location; the old copy
+    /// must stay readable for readers that have loaded the old location.
     pub fn set_location(self, location: Location) {
         self.header().location.store(pack(location), Ordering::Release);
     }
 
-    /// The value's place, length and checksum together.
+    /// Returns the location, length and checksum of the value.
     pub fn value(self) -> Value {
         Value { location: self.location(), len: self.value_len(), crc: self.value_crc() }
     }
 
-    /// Returns true if this was the newest version of its key at main revision `rev` (which must not be older than the
-    /// version itself, nor newer than the snapshot it came from).
+    /// Returns true if this was the newest version of its key at main revision `rev`, which must not be older
+    /// than the version itself, nor newer than the snapshot that it came from.
     pub(crate) fn is_newest_at(self, rev: Revision) -> bool {
-        // Relaxed is enough: what is set after a snapshot was taken is larger than any revision it can be asked
-        // for, so seeing it or not gives the same answer.
+        // Relaxed is enough: a value set after a snapshot was taken is above every revision that the snapshot
+        // can be asked for, so the result is the same whether or not the load sees it.
         let superseded = self.header().superseded.load(Ordering::Relaxed);
         superseded == 0 || superseded > rev.0
     }
 
-    /// Main revision of the next version of the same key; 0 while there is none.
+    /// Returns the main revision of the next version of the same key; 0 if no next version exists.
     pub(crate) fn superseded(self) -> Revision {
         Revision(self.header().superseded.load(Ordering::Relaxed))
     }
 
-    /// The newest version of this key at main revision `rev`, tombstones included, given the newest of all.
-    /// `rev` must not lie below the compact revision of the snapshot.
+    /// Returns the newest version of this key at main revision `rev`, which may be a tombstone. `self` must
+    /// be the newest version of the key, and `rev` not below the compact revision of the snapshot.
     pub(crate) fn at(self, rev: Revision) -> Option<Version<'a>> {
         let mut version = self;
         while version.main() > rev {
@@ -313,7 +320,7 @@ impl<'a> Version<'a> {
         Some(version)
     }
 
-    /// One step of the search for `rev`, from a version above it.
+    /// Makes one step of the search for `rev`, from a version above `rev`.
     fn step_down(self, rev: Revision) -> Option<Version<'a>> {
         let prev = self.prev()?;
         let jump = self.jump(prev);
@@ -322,50 +329,51 @@ impl<'a> Version<'a> {
         } else if prev.main > rev.0 {
             prev.record
         } else if self.version() == 1 {
-            // What precedes the first version of a generation is a tombstone, which compaction may have freed:
-            // the answer is known without looking.
+            // The first version of a generation is preceded by a tombstone, which compaction may have freed:
+            // the result is known without reading it.
             return None;
         } else {
             prev.record
         };
-        // SAFETY: a record with a main revision above `rev` is above the compact revision and so not freed; one
-        // at or below it is looked at only as the newest there, and not a tombstone: it is kept too.
+        // SAFETY: a record with a main revision above `rev` is above the compact revision and so not freed; a
+        // record at or below `rev` is read only if it is the newest there and not a tombstone, and such a
+        // record is kept, too.
         Some(unsafe { Version::from_record(next) })
     }
 
-    /// Like [`Version::at`], but gives a deletion too where a snapshot with this compact revision still holds it,
-    /// whatever came after it.
+    /// Returns a version like [`Version::at`], but also a deletion that a snapshot with this compact revision
+    /// still contains and that a later put follows.
     pub(crate) fn held_at(self, rev: Revision, compacted: Revision) -> Option<Version<'a>> {
         let mut version = self;
         while version.main() > rev {
             version = match version.step_down(rev) {
                 Some(next) => next,
-                // Either there is nothing older, or a deletion that precedes this first version.
+                // Either no older version exists, or a deletion precedes this first version.
                 None => return version.predecessor(compacted),
             };
         }
         Some(version)
     }
 
-    /// The version before this one, if a snapshot with this compact revision still logically holds it.
+    /// Returns the previous version, if a snapshot with this compact revision still logically contains it.
     pub(crate) fn predecessor(self, compacted: Revision) -> Option<Version<'a>> {
         let prev = self.prev()?;
         let held = match self.version() {
-            // It follows a tombstone, which stays while it does not lie below the compact revision.
+            // The previous version is a tombstone, which is kept unless it is below the compact revision.
             1 => prev.main >= compacted.0,
             _ => self.main() > compacted,
         };
         if !held {
             return None;
         }
-        // SAFETY: of a first version the predecessor is a tombstone, and those at or above the compact revision are
-        // not freed. Any other one lies above the compact revision here, so its predecessor is above it too or is
-        // the newest below, and no tombstone.
+        // SAFETY: the predecessor of a first version is a tombstone, and tombstones at or above the compact
+        // revision are not freed. Any other version is above the compact revision here, so its predecessor is
+        // above it, too, or is the newest below it, and not a tombstone.
         Some(unsafe { Version::from_record(prev.record) })
     }
 
-    /// The live version of this key just before `change`, given the newest of all. The change
-    /// must lie above the compact revision of the snapshot, which is given.
+    /// Returns the live version of this key just before `change`. `self` must be the newest version of the
+    /// key, and the change above `compacted`, the compact revision of the snapshot.
     pub(crate) fn before(self, change: ChangeId, compacted: Revision) -> Option<Version<'a>> {
         let mut version = self.held_at(change.main, compacted)?;
         while version.main() == change.main && version.sub() >= change.sub {
@@ -374,10 +382,10 @@ impl<'a> Version<'a> {
         Some(version).filter(|version| !version.is_tombstone())
     }
 
-    /// Asks the processor to fetch the record while other work goes on.
+    /// Asks the processor to prefetch the record into its cache.
     pub(crate) fn prefetch(self) {
         prefetch(self.record.as_ptr().cast::<u8>());
-        // Where the key is.
+        // Cache line of the key.
         prefetch(self.record.as_ptr().wrapping_add(1).cast::<u8>());
     }
 
@@ -391,16 +399,16 @@ impl<'a> Version<'a> {
         self.record
     }
 
-    /// Bytes the record takes, without what the allocator adds.
+    /// Returns the size of the record in bytes, without the overhead of the allocator.
     pub(crate) fn bytes(self) -> usize {
         layout(before(self.extra(), self.is_leased()), self.key_len()).size()
     }
 }
 
-/// Asks the processor to fetch the cache line of an address. Any address will do.
+/// Asks the processor to fetch the cache line of an address. The address may be invalid.
 pub(crate) fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch never faults and has no effect but on the cache.
+    // SAFETY: a prefetch never faults and affects only the cache.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(address.cast::<i8>());
@@ -409,7 +417,7 @@ pub(crate) fn prefetch(address: *const u8) {
     let _ = address;
 }
 
-/// The content of a new record; see [`Version`] for the fields.
+/// Content of a new record; see [`Version`] for the fields.
 pub(crate) struct Content {
     pub id: ChangeId,
     pub create_revision: Revision,
@@ -418,8 +426,8 @@ pub(crate) struct Content {
     pub value: Value,
 }
 
-/// Allocates a record and, when it follows another of the same key, links it and marks that one superseded.
-/// `compacted` is the compact revision below which the predecessor's own links must not be followed.
+/// Allocates a record. If the record follows another one of the same key, links it to `prev` and marks `prev`
+/// as superseded. `compacted` is the compact revision below which the links of `prev` must not be followed.
 pub(crate) fn create(
     key: &[u8],
     content: &Content,
@@ -441,8 +449,8 @@ pub(crate) fn create(
     let layout = layout(before, key.len());
     // SAFETY: the layout is never empty.
     let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
-    // SAFETY: the allocation holds the header this far behind its beginning, the parts that `extra` and `leased` stand
-    // for before it, and the key behind it.
+    // SAFETY: the allocation has room for the parts that `extra` and `leased` require before the header, for
+    // the header, and for the key after it.
     unsafe {
         let record = start.add(before).cast::<Header>();
         record.write(Header {
@@ -480,7 +488,8 @@ fn links_to(prev: Version<'_>, compacted: Revision) -> (Prev, Jump) {
     let direct = (to, Jump { record: to.record, main: to.main, distance: 1 });
     let Some(below) = prev.prev().map(|below| prev.jump(below)) else { return direct };
     if below.main <= compacted.0 {
-        // The target may be gone; nobody will ever search there, so the stack restarts on top of `prev`.
+        // The target may be freed, and no search goes below the compact revision, so the jump pointers
+        // restart at `prev`.
         return direct;
     }
     // SAFETY: a version above the compact revision is never freed.
@@ -495,7 +504,7 @@ fn links_to(prev: Version<'_>, compacted: Revision) -> (Prev, Jump) {
 /// Frees a record.
 ///
 /// # Safety
-/// It came from `create`, and nobody holds or will make a handle to it.
+/// The record came from `create`, no handle to it exists and none will be created.
 pub(crate) unsafe fn free(record: NonNull<Header>) {
     // SAFETY: the record is alive until the dealloc below, which repeats the layout of `create`.
     unsafe {
@@ -510,7 +519,7 @@ pub(crate) unsafe fn free(record: NonNull<Header>) {
 mod tests {
     use super::*;
 
-    /// All that can stand before a header, with keys of many lengths.
+    /// All combinations of parts before a header, with keys of many lengths.
     #[test]
     fn a_record_says_what_it_was_made_of() {
         let mut contents = Vec::new();
@@ -528,14 +537,14 @@ mod tests {
         for content in &contents {
             for key_len in 0..20 {
                 let key = &b"abcdefghijklmnopqrstuvwxyz"[..key_len];
-                // As many predecessors as it takes for a jump.
+                // Enough predecessors for a jump.
                 let mut records: Vec<NonNull<Header>> = Vec::new();
                 for before in 0..4 {
-                    // SAFETY: all records live to the end of the round.
+                    // SAFETY: all records live until the end of the iteration.
                     let prev = records.last().map(|&record| unsafe { Version::from_record(record) });
                     let record = create(key, content, prev, Revision::NEVER_COMPACTED);
                     records.push(record);
-                    // SAFETY: as above.
+                    // SAFETY: all records live until the end of the iteration.
                     let version: Version<'_> = unsafe { Version::from_record(record) };
                     assert_eq!(version.extra() == EXTRA_JUMP, before == 3);
                     assert_eq!(
@@ -554,7 +563,7 @@ mod tests {
                     assert_eq!(version.location(), moved);
                 }
                 for record in records {
-                    // SAFETY: nobody holds a handle any more.
+                    // SAFETY: no handle is left.
                     unsafe { free(record) };
                 }
             }
@@ -562,7 +571,7 @@ mod tests {
     }
 
     /// Writes a long history of one key, with the compact revision following at many different distances, and
-    /// counts the steps of searches. Nothing is freed meanwhile, so that the chain can be walked in full.
+    /// counts the steps of searches. Nothing is freed during the test, so that the whole chain can be walked.
     #[test]
     fn a_search_takes_logarithmic_steps_whatever_was_compacted() {
         for lag in [1, 2, 3, 10, 100, 1000, 12_345, i64::MAX] {
@@ -576,14 +585,14 @@ mod tests {
                     lease: LeaseId::NONE,
                     value: Value::default(),
                 };
-                // The compact revision moves up now and then, not with every write.
+                // The compact revision rises now and then, not with every write.
                 let compacted = if main > lag { (main - lag) / 777 * 777 } else { -1 };
-                // SAFETY: all records live to the end of the round.
+                // SAFETY: all records live until the end of the iteration.
                 let prev = records.last().map(|&record| unsafe { Version::from_record(record) });
                 let record = create(b"key", &content, prev, Revision(compacted));
                 records.push(record);
                 if main % 997 == 0 {
-                    // SAFETY: as above.
+                    // SAFETY: all records live until the end of the iteration.
                     let newest: Version<'_> = unsafe { Version::from_record(record) };
                     for back in (0..main - compacted.max(1)).step_by(1 + main as usize / 50) {
                         let (mut version, mut steps) = (newest, 0);
@@ -599,7 +608,7 @@ mod tests {
             }
             assert!(steps_max <= 40, "{steps_max} steps with the compaction {lag} behind");
             for record in records {
-                // SAFETY: nobody holds a handle any more.
+                // SAFETY: no handle is left.
                 unsafe { free(record) };
             }
         }

@@ -1,4 +1,4 @@
-//! Reading: snapshots, and the views that keep one alive.
+//! Reading: snapshots, and the views that keep their data alive.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::node::{ByKey, ByRevision, Node, NodePtr};
 use crate::range::{KeyRange, Range};
 use crate::version::Version;
 
-/// Why a revision cannot be read or compacted.
+/// Reason why a revision cannot be read or compacted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RevisionError {
-    /// The revision lies below the compact revision (for a compaction: not above it).
+    /// The revision is below the compact revision; for a compaction: not above it.
     Compacted,
-    /// The revision lies above the current revision.
+    /// The revision is above the current revision.
     FutureRevision,
 }
 
@@ -32,7 +32,7 @@ impl std::fmt::Display for RevisionError {
 
 impl std::error::Error for RevisionError {}
 
-/// The roots and numbers of a snapshot.
+/// Tree roots and revisions of a snapshot.
 #[derive(Clone, Copy)]
 pub(crate) struct State {
     pub(crate) keys: NodePtr,
@@ -41,15 +41,17 @@ pub(crate) struct State {
     pub(crate) compacted: Revision,
     pub(crate) live: u64,
     pub(crate) versions: u64,
-    /// The newest main revision in the trees; above `current` where they are read as of an earlier moment.
+    /// Newest main revision in the trees; above `current` if the trees are read as of an earlier moment.
     pub(crate) newest: Revision,
 }
 
-/// What a [`View`] was published with: all that is needed to read later views of the same store as that one was.
+/// Revisions and counts of one published [`View`], with which later views of the same store can be read as
+/// that view was.
 ///
-/// A reader that takes long holds a moment and not a view: memory that writes free meanwhile is then not kept for it.
-/// It reads piece by piece, each from the newest view, see [`View::snapshot_at`]. That works as long as nothing was
-/// physically removed that the moment needs: the caller of [`crate::Store::compact_step`] has to respect [`Moment::keeps`].
+/// A reader that takes long holds a moment instead of a view: memory that writes free in the meantime is then
+/// not kept for the reader. It reads piece by piece, each piece from the newest view, see
+/// [`View::snapshot_at`]. This works as long as no version that the moment needs is physically removed: the
+/// caller of [`crate::Store::compact_step`] must respect [`Moment::keeps`].
 ///
 /// # Example
 ///
@@ -58,14 +60,14 @@ pub(crate) struct State {
 /// ```text
 /// revision 6   a reader takes the moment of the view: revision 6, compact revision -1, keeps -1
 /// revision 8   key a is written again
-/// compact 6    a@2 cannot be read any more, but removal must not go beyond -1: it stays
-///              the reader reads its next slice in the view of revision 8: it passes over a@8 and sees a@5, b@6
+/// compact 6    a@2 can no longer be read, but removal must not go beyond -1: a@2 stays
+///              the reader reads its next slice in the view of revision 8: it skips a@8 and sees a@5, b@6
 ///              it may also read at revision 3, as at its moment, and sees a@2
-///              the reader ends; removal goes through 6 and takes out a@2; a@5, the newest at 6, stays
+///              the reader ends; removal goes through 6 and removes a@2; a@5, the newest at 6, stays
 /// ```
 ///
-/// Had removal gone through 6 before, [`View::snapshot_at`] would have answered `Compacted`, since 6 is above what the moment
-/// keeps. It would not have shown a state without a@2.
+/// If removal had gone through 6 before, [`View::snapshot_at`] would have returned `Compacted`, since 6 is
+/// above what the moment keeps. It would never have shown a state without a@2.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     store: u64,
@@ -73,9 +75,9 @@ pub struct Moment {
     compacted: Revision,
     live: u64,
     versions: u64,
-    /// Removal may go so far: to what a compaction at this revision removes.
+    /// Highest compact revision up to which versions may be physically removed.
     keeps: Revision,
-    /// Number of versions that had been removed, if no more may be.
+    /// Number of versions removed so far, if no further version may be removed.
     removals: Option<u64>,
 }
 
@@ -85,54 +87,56 @@ impl Moment {
         Moment { store: removed.store, current, compacted, live, versions, keeps: compacted, removals: None }
     }
 
-    /// The current revision then.
+    /// Returns the current revision of the moment.
     pub fn revision(&self) -> Revision {
         self.current
     }
 
-    /// The compact revision then.
+    /// Returns the compact revision of the moment.
     pub fn compact_revision(&self) -> Revision {
         self.compacted
     }
 
-    /// [`Snapshot::versions`] then.
+    /// Returns [`Snapshot::versions`] at the moment.
     pub fn versions(&self) -> u64 {
         self.versions
     }
 
-    /// The compact revision up to which versions may be physically removed without harm to this moment; [`Revision::MIN`] if
-    /// none may be.
+    /// Returns the compact revision up to which versions may be physically removed without affecting this
+    /// moment; [`Revision::MIN`] if none may be removed.
     pub fn keeps(&self) -> Revision {
         if self.removals.is_some() { Revision::MIN } else { self.keeps }
     }
 
-    /// Returns a moment that also needs what a compaction at this revision keeps. For the hash of a compaction, which
-    /// covers what that compaction removes.
+    /// Returns a moment that also keeps the versions that a compaction at this revision keeps. Used for the
+    /// hash of a later compaction, which covers versions that the later compaction removes.
     #[must_use]
     pub fn keeping_from(self, compact_revision: Revision) -> Moment {
         Moment { keeps: self.keeps.min(compact_revision), ..self }
     }
 
-    /// Returns a moment that needs only what can be read.
+    /// Returns a moment that keeps only the versions that can be read.
     #[must_use]
     pub fn keeping_readable(self) -> Moment {
         Moment { keeps: self.compacted, removals: None, ..self }
     }
 }
 
-/// The whole store at one moment, for reading; a cheap handle. Taken from a [`View`], the store or a writer.
+/// The whole store at one moment, for reading; a cheap handle, taken from a [`View`], the store or a writer.
 ///
-/// Wherever a revision `rev` is asked for, 0 or less means the current one; one below the compact revision is
-/// answered with `Compacted` and one above the current with `FutureRevision`.
+/// In all methods with a revision `rev`, 0 or less means the current revision. They return `Compacted` for a
+/// revision below the compact revision, and `FutureRevision` for one above the current revision.
 #[derive(Clone, Copy)]
 pub struct Snapshot<'a> {
     state: State,
     lives: PhantomData<&'a State>,
 }
 
-// SAFETY: everything reachable from a snapshot is immutable for its lifetime, but for two atomic words a record.
+// SAFETY: everything reachable from a snapshot is immutable for its lifetime, except for two atomic words per
+// record.
 unsafe impl Send for Snapshot<'_> {}
-// SAFETY: as above.
+// SAFETY: everything reachable from a snapshot is immutable for its lifetime, except for two atomic words per
+// record.
 unsafe impl Sync for Snapshot<'_> {}
 
 impl<'a> Snapshot<'a> {
@@ -152,27 +156,28 @@ impl<'a> Snapshot<'a> {
         unsafe { Node::open(self.state.revisions) }
     }
 
-    /// The newest main revision. Inside a writer that has changed something: the revision it is writing.
+    /// Returns the newest main revision. Inside a writer that has changed something: the revision that is
+    /// being written.
     pub fn current_revision(&self) -> Revision {
         self.state.current
     }
 
-    /// The compact revision: the oldest that can be read; -1 before any compaction.
+    /// Returns the compact revision, the oldest revision that can be read; -1 before the first compaction.
     pub fn compact_revision(&self) -> Revision {
         self.state.compacted
     }
 
-    /// Number of live keys at the current revision.
+    /// Returns the number of live keys at the current revision.
     pub fn live_keys(&self) -> u64 {
         self.state.live
     }
 
-    /// Number of versions, tombstones included, that are not yet physically removed.
+    /// Returns the number of versions, including tombstones, that are not physically removed yet.
     pub fn versions(&self) -> u64 {
         self.state.versions
     }
 
-    /// The revision that a request for `rev` reads.
+    /// Returns the revision that a request for `rev` reads.
     pub fn resolve(&self, rev: Revision) -> Result<Revision, RevisionError> {
         if rev <= Revision::CURRENT {
             Ok(self.state.current)
@@ -185,43 +190,43 @@ impl<'a> Snapshot<'a> {
         }
     }
 
-    /// Returns true if the newest version of each key in the trees is the one to be read at `rev`.
+    /// Returns true if a read at `rev` returns the newest version of each key in the trees.
     pub(crate) fn is_newest(&self, rev: Revision) -> bool {
         rev == self.state.newest
     }
 
-    /// The key's live version at `rev`. O(log n).
+    /// Returns the key's live version at `rev`, in O(log n).
     pub fn get(&self, key: &[u8], rev: Revision) -> Result<Option<Version<'a>>, RevisionError> {
         let rev = self.resolve(rev)?;
         Ok(self.newest(key, rev).filter(|version| !version.is_tombstone()))
     }
 
-    /// The key's newest version at the resolved revision `rev`, tombstones included.
+    /// Returns the key's newest version at the resolved revision `rev`, which may be a tombstone.
     pub(crate) fn newest(&self, key: &[u8], rev: Revision) -> Option<Version<'a>> {
         let slot = Cursor::<ByKey>::find(self.keys(), key)?;
         // SAFETY: slots of a snapshot's trees hold records that are alive for `'a`.
         unsafe { slot.version::<'a>() }.at(rev)
     }
 
-    /// The live version of the same key just before the main revision of `version`: what a watcher calls the
-    /// previous value. `Compacted` when it can no longer be known.
+    /// Returns the live version of the same key just before the main revision of `version`, which a watcher
+    /// receives as the previous value. Returns `Compacted` if it may have been removed.
     pub fn previous(&self, version: Version<'_>) -> Result<Option<Version<'a>>, RevisionError> {
         let before = version.main() - 1;
         if before <= Revision(0) { Ok(None) } else { self.get(version.key(), before) }
     }
 
-    /// The live versions of a range at `rev`, in key order; `.rev()` walks downwards. A walk is resumed with
-    /// [`KeyRange::after`] and [`KeyRange::before`] in O(log n).
+    /// Returns the live versions of a range at `rev`, in key order; `.rev()` walks downwards.
+    /// [`KeyRange::after`] and [`KeyRange::before`] resume a walk in O(log n).
     pub fn range(&self, range: KeyRange<'_>, rev: Revision) -> Result<Range<'a>, RevisionError> {
         Ok(Range::new(self, range, self.resolve(rev)?))
     }
 
-    /// The live versions of a range as they were just before a change: what a read in the middle of its
-    /// transaction found. A change above the current revision means the current state.
+    /// Returns the live versions of a range just before a change, as a read in the middle of its transaction
+    /// sees them. A change above the current revision means the current state.
     ///
     /// # Errors
     ///
-    /// `Compacted` when the revision before that of the change is.
+    /// Returns `Compacted` if the revision before that of the change is compacted.
     pub fn range_before(&self, range: KeyRange<'_>, change: ChangeId) -> Result<Range<'a>, RevisionError> {
         let current = self.state.current;
         if change.main > current || (change.main == current && self.version_at(change).is_none()) {
@@ -233,7 +238,8 @@ impl<'a> Snapshot<'a> {
         Ok(Range::before(self, range, change))
     }
 
-    /// Number of live keys in a range at `rev`: O(log n) at the current revision, a scan at older ones.
+    /// Returns the number of live keys in a range at `rev`: O(log n) at the current revision, a scan at older
+    /// ones.
     pub fn count(&self, range: KeyRange<'_>, rev: Revision) -> Result<u64, RevisionError> {
         let rev = self.resolve(rev)?;
         if range.is_empty() {
@@ -245,9 +251,9 @@ impl<'a> Snapshot<'a> {
         Ok(Range::new(self, range, rev).count() as u64)
     }
 
-    /// All versions, tombstones included, with main revisions from `from` through `through` (at most the
-    /// current one), in the order of their writing. `Compacted` if `from` lies below the compact revision; a
-    /// `from` above the current revision yields nothing.
+    /// Returns all versions, including tombstones, with main revisions from `from` to `through` (at most the
+    /// current revision), in the order in which they were written. Returns `Compacted` if `from` is below the
+    /// compact revision; a `from` above the current revision yields nothing.
     pub fn changes(&self, from: Revision, through: Revision) -> Result<Changes<'a>, RevisionError> {
         if from < self.state.compacted && self.state.compacted >= Revision(0) {
             return Err(RevisionError::Compacted);
@@ -255,7 +261,7 @@ impl<'a> Snapshot<'a> {
         Ok(Changes { compacted: self.state.compacted, ..self.stored(ChangeId::first_of(from), through) })
     }
 
-    /// Like [`Snapshot::changes`], going on behind `change`.
+    /// Returns changes like [`Snapshot::changes`], but starts after `change`.
     pub fn changes_after(&self, change: ChangeId, through: Revision) -> Result<Changes<'a>, RevisionError> {
         if change.main < self.state.compacted {
             return Err(RevisionError::Compacted);
@@ -264,49 +270,51 @@ impl<'a> Snapshot<'a> {
         Ok(Changes { cursor, through: through.min(self.state.current), compacted: self.state.compacted })
     }
 
-    /// Like [`Snapshot::changes`], but never refused: what is physically there with these main revisions. Below
-    /// the compact revision anything that it made unreadable may be missing; what is not there can be told from
-    /// nothing.
+    /// Returns all versions that physically exist with these main revisions; never fails. Below the compact
+    /// revision any version that the compaction made unreadable may be missing, and the result does not show
+    /// which are missing.
     pub fn written(&self, from: Revision, through: Revision) -> Changes<'a> {
         self.stored(ChangeId::first_of(from), through)
     }
 
-    /// Like [`Snapshot::written`], from the change `from` on.
+    /// Returns versions like [`Snapshot::written`], but starts at the change `from`.
     pub fn written_from(&self, from: ChangeId, through: Revision) -> Changes<'a> {
         self.stored(from, through)
     }
 
-    /// Returns the versions that are physically present behind `change`, in the order of writing, without the puts that
-    /// the compact revision made unreadable. A state is sent so to a receiver that may have a part of it: which
-    /// tombstones below the compact revision are still there depends on the progress of removal.
+    /// Returns the versions that physically exist after `change`, in the order in which they were written,
+    /// without the puts that the compact revision made unreadable. Used to send a state to a receiver that
+    /// may have a part of it. Which tombstones below the compact revision still exist depends on the progress
+    /// of removal.
     ///
-    /// Those puts may be many until they are removed: see [`Changes::look`].
+    /// The skipped puts may be many until they are removed: see [`Changes::look`].
     pub fn written_after(&self, change: ChangeId) -> Changes<'a> {
         let cursor = Cursor::seek(self.revisions(), change, true);
         Changes { cursor, through: self.state.current, compacted: self.state.compacted }
     }
 
-    /// Returns the versions that are physically present from this change on.
+    /// Returns the versions that physically exist from this change on.
     pub(crate) fn stored(&self, from: ChangeId, through: Revision) -> Changes<'a> {
         let cursor = Cursor::seek(self.revisions(), from, false);
         Changes { cursor, through: through.min(self.state.current), compacted: Revision::MIN }
     }
 
-    /// The version written by a change, tombstones included, if it is still there.
-    /// How a mover of values asks whether one is still wanted.
+    /// Returns the version written by a change, which may be a tombstone, if it still exists. A mover of
+    /// values uses this to check whether a value is still needed.
     pub fn version_at(&self, change: ChangeId) -> Option<Version<'a>> {
         let slot = Cursor::<ByRevision>::find(self.revisions(), change)?;
         // SAFETY: slots of a snapshot's trees hold records that are alive for `'a`.
         Some(unsafe { slot.version() })
     }
 
-    /// Every version a checkpoint has to keep: by key in ascending order, for each key from old to new. The
-    /// order in which [`crate::Loader`] takes them. How far physical compaction got makes no difference.
+    /// Returns every version that a checkpoint must contain: in ascending key order, and from old to new for
+    /// each key, which is the order that [`crate::Loader`] expects. The result does not depend on the
+    /// progress of physical compaction.
     pub fn histories(&self) -> Histories<'a> {
         self.histories_after(None)
     }
 
-    /// Like [`Snapshot::histories`], going on behind all versions of `key`.
+    /// Returns versions like [`Snapshot::histories`], but starts after all versions of `key`.
     pub fn histories_after(&self, key: Option<&[u8]>) -> Histories<'a> {
         let cursor = Cursor::seek(self.keys(), key.unwrap_or_default(), key.is_some());
         let (through, compacted) = (self.state.current, self.state.compacted);
@@ -314,26 +322,26 @@ impl<'a> Snapshot<'a> {
     }
 }
 
-/// Versions in the order of their writing.
+/// Iterator over versions in the order in which they were written.
 pub struct Changes<'a> {
     cursor: Cursor<'a, ByRevision>,
     through: Revision,
-    /// At or below this revision, what a compaction there removes is left out even while it is still stored.
+    /// Compact revision. Versions that a compaction at this revision removes are skipped even while they exist.
     compacted: Revision,
 }
 
-/// What one step over what is stored comes upon; see [`Changes::look`].
+/// Result of one step over the stored versions; see [`Changes::look`].
 #[derive(Clone, Copy)]
 pub struct Looked<'a> {
-    /// What wrote it.
+    /// Id of the change that wrote the version.
     pub id: ChangeId,
     /// The version; `None` if a compaction made it unreadable.
     pub version: Option<Version<'a>>,
 }
 
 impl<'a> Changes<'a> {
-    /// Goes one version further, whether it is given out or not: for callers whose steps must be short where a compaction left
-    /// millions of versions to be removed.
+    /// Moves one stored version further, whether or not that version is returned. For callers whose steps
+    /// must be short even if a compaction has left millions of versions to remove.
     pub fn look(&mut self) -> Option<Looked<'a>> {
         let version = self.cursor.version().filter(|version| version.main() <= self.through)?;
         self.cursor.advance(false);
@@ -355,12 +363,12 @@ impl<'a> Iterator for Changes<'a> {
     }
 }
 
-/// All versions key by key, see [`Snapshot::histories`].
+/// Iterator over all versions key by key, see [`Snapshot::histories`].
 pub struct Histories<'a> {
     cursor: Cursor<'a, ByKey>,
     through: Revision,
     compacted: Revision,
-    /// Versions of the present key yet to be given out, newest first.
+    /// Remaining versions of the current key, newest first.
     pending: Vec<Version<'a>>,
 }
 
@@ -386,31 +394,34 @@ impl<'a> Iterator for Histories<'a> {
     }
 }
 
-/// The progress of physical removal when a view was published.
+/// Progress of physical removal when a view was published.
 #[derive(Clone, Copy)]
 pub(crate) struct Removed {
-    /// Number of the store among all that the process has had.
+    /// Number of the store among all stores that the process has created.
     pub(crate) store: u64,
-    /// All that was removed, a compaction at this revision removes.
+    /// A compaction at this revision removes all versions that have been removed.
     pub(crate) through: Revision,
-    /// Versions removed.
+    /// Number of removed versions.
     pub(crate) versions: u64,
 }
 
-/// A published state that stays exactly as it is, for any thread, for as long as it is held. It may outlive the
-/// store. While it is held, nothing it can see is freed: hold it as long as needed and no longer.
+/// An immutable published state, usable on any thread for as long as it is held, even after the store is
+/// dropped. While a view is held, nothing that it can see is freed, so it should be held no longer than
+/// needed.
 pub struct View {
     state: State,
     removed: Removed,
-    // Dropped in this order: the pin lets the writer free what only this view saw; the estate, when this is the
-    // last to go, frees everything.
+    // Dropped in this order: the pin lets the writer free what only this view saw; the last owner of the
+    // estate frees everything.
     _pin: Arc<Pin>,
     _estate: Arc<Estate>,
 }
 
-// SAFETY: what the view sees is immutable but for two atomic words a record, and freed only after its drop.
+// SAFETY: what the view sees is immutable except for two atomic words per record, and is freed only after the
+// drop.
 unsafe impl Send for View {}
-// SAFETY: as above.
+// SAFETY: what the view sees is immutable except for two atomic words per record, and is freed only after the
+// drop.
 unsafe impl Sync for View {}
 
 impl View {
@@ -418,38 +429,40 @@ impl View {
         View { state, removed, _pin: pin, _estate: estate }
     }
 
-    /// Returns the moment of this view, for readers that continue in later views. It needs what can be read; see
-    /// [`Moment::keeping_from`] and [`View::moment_of_everything`].
+    /// Returns the moment of this view, for readers that continue in later views. It keeps the versions that
+    /// can be read; see [`Moment::keeping_from`] and [`View::moment_of_everything`] for more.
     pub fn moment(&self) -> Moment {
         Moment::of(&self.state, self.removed)
     }
 
-    /// Returns the moment of this view as [`View::moment`] does, but nothing may be physically removed as long as it is
-    /// read.
+    /// Returns the moment of this view like [`View::moment`], but no version may be physically removed while
+    /// it is read.
     pub fn moment_of_everything(&self) -> Moment {
         Moment { removals: Some(self.removed.versions), ..self.moment() }
     }
 
-    /// The compact revision up to which versions have been physically removed: all that was removed, a compaction at this
-    /// revision removes. It is not above the compact revision.
+    /// Returns the compact revision up to which versions have been physically removed: a compaction at this
+    /// revision would remove every version that has been removed so far. The result is never above the compact
+    /// revision of the store.
     pub fn removed_through(&self) -> Revision {
         self.removed.through
     }
 
-    /// Returns true if the moment is one of this view's store. If not, an installed state has replaced that store.
+    /// Returns true if the moment belongs to this view's store. Returns false if an installed state has
+    /// replaced that store.
     pub fn has_moment(&self, moment: &Moment) -> bool {
         moment.store == self.removed.store
     }
 
-    /// The state as it was at `moment`, read in this later view of the same store: every read gives what it gave then,
-    /// but for values that lie elsewhere by now.
+    /// Returns the state at `moment`, read in this later view of the same store: every read returns the same
+    /// as it did then, except for the locations of values that have moved.
     ///
-    /// Walks pass over what was written since. At the moment's current revision, counting is a walk.
+    /// Walks skip the versions written after the moment. Counting at the moment's current revision is a walk.
     ///
     /// # Errors
     ///
-    /// `Compacted` when something that the moment needs was physically removed, or this is a view of another store;
-    /// `FutureRevision` when this is an earlier view.
+    /// Returns `Compacted` if a version that the moment needs was physically removed, or this is a view of
+    /// another store; `FutureRevision` if this view is older than the moment.
     pub fn snapshot_at(&self, moment: &Moment) -> Result<Snapshot<'_>, RevisionError> {
         let Removed { store, through, versions } = self.removed;
         if moment.store != store
@@ -468,12 +481,13 @@ impl View {
             versions: moment.versions,
             ..self.state
         };
-        // SAFETY: the pin keeps everything reachable from the state alive while the view is borrowed. The compact
-        // revision is not below what has been removed, and that is all that following a version's links relies on.
+        // SAFETY: the pin keeps everything reachable from the state alive while the view is borrowed. The
+        // compact revision is not below the revision through which versions were removed, and following a
+        // version's links relies only on that.
         Ok(unsafe { Snapshot::new(state) })
     }
 
-    /// The state, for reading.
+    /// Returns the state of the view.
     pub fn snapshot(&self) -> Snapshot<'_> {
         // SAFETY: the pin keeps everything reachable from the state alive while the view is borrowed.
         unsafe { Snapshot::new(self.state) }

@@ -1,11 +1,12 @@
 //! Bugs that are planted on purpose, to show that the simulator finds them.
 //!
-//! What it is: one switch. A place that could go wrong asks [`is`] whether it has to, for one run of the simulator.
-//! Without the feature `armed`, which only the simulator's own builds turn on, the answer is a constant `false` and the
-//! wrong code is not in the program. Beside it a few places tell how much they look at in one go ([`looked_at`]), for the
-//! simulator to see that it is bounded; without the feature nothing is counted.
+//! The crate is one switch: code that could be wrong calls [`is`] to decide whether to be wrong in this run
+//! of the simulator. Without the feature `armed`, which only the simulator's own builds enable, the result is
+//! a constant `false` and the wrong code is not compiled into the program. In addition some places report how
+//! much work they do in one step ([`looked_at`]), so that the simulator can check that it is bounded; without
+//! the feature nothing is counted.
 //!
-//! What it does not know: what the bugs do; that is written where they are planted.
+//! The crate does not contain the effects of the bugs; they are implemented where the bugs are planted.
 //!
 //! Tests: `cargo test -p mainstay-sim --features planted`.
 
@@ -22,15 +23,15 @@ macro_rules! bugs {
         pub enum Bug { $($(#[doc = $doc])+ $bug),+ }
 
         impl Bug {
-            /// All of them.
+            /// All bugs.
             pub const ALL: &[Bug] = &[$(Bug::$bug),+];
 
-            /// Its name on a command line.
+            /// Returns the name of the bug on a command line.
             pub fn name(self) -> &'static str {
                 match self { $(Bug::$bug => $name),+ }
             }
 
-            /// What goes wrong, in a sentence.
+            /// Returns a sentence that describes the wrong behaviour.
             pub fn about(self) -> &'static str {
                 match self { $(Bug::$bug => concat!($($doc),+).trim_ascii()),+ }
             }
@@ -41,200 +42,221 @@ macro_rules! bugs {
 bugs! {
     /// log: a batch is reported as durable and never synced.
     AckBeforeSync = "ack-before-sync";
-    /// log: a sync that failed is tried again and believed, though the kernel has dropped what it could not write.
+    /// log: a failed sync is retried and its success is trusted, although the kernel has dropped the pages
+    /// that it could not write.
     SyncErrorIgnored = "sync-error-ignored";
-    /// log: a segment comes into use though its name in the directory was never made durable.
+    /// log: a segment is used although its directory entry was never made durable.
     DirectoryNotSynced = "directory-not-synced";
-    /// log: a segment's identity follows from ids that clients know, so that values can be taken for records.
+    /// log: the identity of a segment can be computed from ids that clients know, so that a value can be
+    /// forged that is taken for records.
     SegmentGuessable = "segment-guessable";
-    /// log: the vote is left out of the hard state, so a member that was restarted may vote twice in a term.
+    /// log: the vote is left out of the hard state, so a restarted member may vote twice in a term.
     VoteForgotten = "vote-forgotten";
-    /// log: recovery takes records whose checksum does not match.
+    /// log: recovery accepts records whose checksum does not match.
     ChecksumIgnored = "checksum-ignored";
-    /// log: an invalid record ends the log wherever it stands, whatever was acknowledged behind it.
+    /// log: an invalid record anywhere is taken for the end of the log, even if acknowledged records follow
+    /// it.
     DamageTakenForTornEnd = "damage-taken-for-torn-end";
-    /// log: a log that ends before the end that it had at the last start is taken for one with a torn end.
+    /// log: a log that ends before the end recorded at the last start is treated as one with a torn end.
     NotedEndIgnored = "noted-end-ignored";
-    /// log: where zeros end the log, what was written behind them is not looked for: an acknowledged write that the disk has lost
-    /// goes unnoticed.
+    /// log: when zeros end the log, recovery does not search for records after them, so that an acknowledged
+    /// write that the disk has lost goes unnoticed.
     HoleTakenForEnd = "hole-taken-for-end";
-    /// log: a value is given out as it is read, whatever its checksum.
+    /// log: a value is returned as read, even if its checksum does not match.
     ValueUnverified = "value-unverified";
-    /// log: a checkpoint's run is given its name before it is synced.
+    /// log: a run of a checkpoint gets its final name before it is synced.
     CheckpointTorn = "checkpoint-torn";
     /// log: the manifest is renamed into place before its contents are synced.
     ManifestNotSynced = "manifest-not-synced";
-    /// log: a checkpoint on a full disk does not use the room that is kept for it.
+    /// log: a checkpoint on a full disk does not use the space that is reserved for it.
     CheckpointWithoutReserve = "checkpoint-without-reserve";
-    /// consensus: a follower's acknowledgement leaves before its entries are on disk.
+    /// consensus: a follower's acknowledgement is sent before its entries are on disk.
     PromiseBeforeSync = "promise-before-sync";
-    /// consensus: a removed voter goes on counting for the quorum.
+    /// consensus: a removed voter still counts for the quorum.
     RemovedVoterCounted = "removed-voter-counted";
-    /// consensus: a forwarded proposal is taken in whatever term it comes, though its sender may have proposed it again.
+    /// consensus: a forwarded proposal is accepted in any term, although its sender may have proposed it
+    /// again.
     ForwardedInAnyTerm = "forwarded-in-any-term";
-    /// consensus: a leader that is removed falls silent at once, whoever knows that its removal is committed.
+    /// consensus: a removed leader stops sending immediately, even if no other member knows that its removal
+    /// is committed.
     RemovedLeaderSilent = "removed-leader-silent";
-    /// consensus: a member hears that its removal is committed before the others have that on disk.
+    /// consensus: a member learns that its removal is committed before the other members have that commit
+    /// index on disk.
     RemovalToldUnnoted = "removal-told-unnoted";
-    /// consensus: commands handed on to a leader that runs etcd are proposed again, though it may pass them on late.
+    /// consensus: commands forwarded to a leader that runs etcd are proposed again, although that leader may
+    /// still propose them.
     ProposedAgainAfterEtcd = "proposed-again-after-etcd";
-    /// consensus: what is being overwritten in the log counts as synced by its index alone.
+    /// consensus: log entries that are being overwritten count as synced if only their index matches.
     OverwrittenCountsAsSynced = "overwritten-counts-as-synced";
-    /// machine: whether a put is refused for want of space depends on how far this member's own removal has come.
+    /// machine: whether a put is refused for lack of space depends on the progress of this member's physical
+    /// compaction.
     ApplyDependsOnMember = "apply-depends-on-member";
-    /// machine: apply does not decode what is nested as deep as a shard accepts, since an entry adds a level.
+    /// machine: apply cannot decode the deepest nesting that a shard accepts, since an entry adds a level.
     ApplyCountsLevels = "apply-counts-levels";
-    /// machine: a revoked lease loses its keys, but lives on.
+    /// machine: a revoked lease loses its keys, but continues to exist.
     LeaseRevived = "lease-revived";
-    /// machine: after a restart the last key of the checkpoint is not tied to its lease any more.
+    /// machine: after a restart the last key of the checkpoint is not attached to its lease any more.
     LeaseKeyForgotten = "lease-key-forgotten";
-    /// machine: a transaction of several operations that deletes leaves out its last operation.
+    /// machine: a transaction of several operations with a deletion skips its last operation.
     TransactionCutShort = "transaction-cut-short";
-    /// machine: a comparison of a transaction is made on the state before the last revision.
+    /// machine: a comparison of a transaction uses the state before the last revision.
     CompareOnOldState = "compare-on-old-state";
-    /// machine: the compact revision is forgotten by a restart, so a compacted read gives what happens to be left.
+    /// machine: the compact revision is lost in a restart, so a compacted read returns whatever versions are
+    /// left.
     CompactRevisionForgotten = "compact-revision-forgotten";
     /// machine: merging the runs of a checkpoint drops the version that is current at the compact revision.
     CompactionDropsCurrent = "compaction-drops-current";
-    /// machine: a value that was moved is not counted for its new segment, which may be deleted with it.
+    /// machine: a moved value is not counted for its new segment, so that the segment may be deleted while it
+    /// contains the value.
     MovedValueNotCounted = "moved-value-not-counted";
-    /// server: a checkpoint says that it has one entry more than it has.
+    /// server: the applied index of a checkpoint is one higher than that of its state.
     AppliedIndexEarly = "applied-index-early";
-    /// machine: a long read goes on at the newest revision instead of at its own.
+    /// machine: a long read continues at the newest revision instead of at its own.
     LongReadMixesRevisions = "long-read-mixes-revisions";
     /// server: a segment is deleted although a view may still read it.
     SegmentDeletedUnderView = "segment-deleted-under-view";
-    /// server: a segment is deleted before the checkpoint is durable that does without it.
+    /// server: a segment is deleted before the checkpoint that does not need it is durable.
     SegmentDeletedEarly = "segment-deleted-early";
-    /// server: a leader's entries are taken whether the log has room for them or not, and end the member if not.
+    /// server: a leader's entries are accepted even if the log has no space for them, and the member then
+    /// exits.
     FullLogFatal = "full-log-fatal";
-    /// server: a checkpoint is due by the number of entries alone, however many bytes they are.
+    /// server: a checkpoint is triggered only by the number of entries, however many bytes they have.
     CheckpointByEntriesAlone = "checkpoint-by-entries-alone";
-    /// server: NOSPACE that the disk had raised stays although the disk has room again.
+    /// server: a NOSPACE alarm that the disk raised stays although the disk has free space again.
     DiskAlarmStays = "disk-alarm-stays";
-    /// server: what raised NOSPACE is noted beside the log alone, which a crash may come before.
+    /// server: the cause of NOSPACE is written only beside the log, and a crash may happen before that.
     AlarmCauseForgotten = "alarm-cause-forgotten";
-    /// server: a leader counts its entries as synced when it hands them to its log.
+    /// server: a leader counts its entries as synced when it passes them to its log.
     LeaderCountsUnsynced = "leader-counts-unsynced";
-    /// server: a leader answers linearizable reads without asking whether it still leads.
+    /// server: a leader answers linearizable reads without checking that it is still the leader.
     StaleRead = "stale-read";
-    /// server: a read is answered once the leader has confirmed it, though this member has not applied so far.
+    /// server: a read is answered once the leader has confirmed it, although this member has not applied up
+    /// to its index.
     ReadBeforeApplied = "read-before-applied";
-    /// server: commands that wait are proposed again as soon as there is another leader, who may have them already.
+    /// server: waiting commands are proposed again as soon as a new leader exists, which may have them in its
+    /// log already.
     ProposedAgainEarly = "proposed-again-early";
-    /// machine: a new learner is judged by each member's own option, not by what the entry says.
+    /// machine: a new learner is checked against each member's own option, not against the limit in the
+    /// entry.
     LearnersByMember = "learners-by-member";
-    /// server: a campaign that the raft node refuses ends the member.
+    /// server: a campaign that the raft node refuses stops the member.
     RefusalFatal = "refusal-fatal";
-    /// server: a leader proposes its own removal without handing over first.
+    /// server: a leader proposes its own removal without transferring the leadership first.
     RemovedLeading = "removed-leading";
-    /// server: commands that wait may be proposed again though a state taken over may have them.
+    /// server: waiting commands may be proposed again although an installed snapshot may contain them.
     ProposedAgainAfterSnapshot = "proposed-again-after-snapshot";
-    /// server: a value that the disk does not give back, and that a transaction compares, ends the member.
+    /// server: a value that a transaction compares, and that the disk cannot read, stops the member.
     UnreadableValueIsFatal = "unreadable-value-is-fatal";
-    /// machine: a deletion that is done in slices ends with the first of them.
+    /// machine: a deletion that runs in slices ends after the first slice.
     SlicedDeletionCutShort = "sliced-deletion-cut-short";
-    /// machine: what entries do that are applied at once is not taken from what a step may do.
+    /// machine: the cost of entries that are applied in one step is not subtracted from the budget of the
+    /// step.
     EntriesAtOnceAreFree = "entries-at-once-are-free";
-    /// core: an entry that is half-way counts as applied, so that linearizable reads are answered without it.
+    /// core: a partly applied entry counts as applied, so that linearizable reads are answered without it.
     HalfWayCountsAsApplied = "half-way-counts-as-applied";
-    /// readers: what the core wants waits behind what clients read.
+    /// readers: reads of the core wait behind reads of clients.
     CoreReadsInTheQueue = "core-reads-in-the-queue";
-    /// readers: values that were read and that nobody takes count as being read, so that others wait for them.
+    /// readers: values that were read and that no call takes still count as being read, so that other reads
+    /// wait for them.
     UntakenHoldsUpReads = "untaken-holds-up-reads";
-    /// core: what followers hand on is proposed whatever the log has waiting.
+    /// core: proposals forwarded by followers are proposed however much the log has queued.
     HandedOnWithoutRoom = "handed-on-without-room";
     /// server: a snapshot is acknowledged before it is durable.
     SnapshotAcknowledgedEarly = "snapshot-acknowledged-early";
-    /// server: what has arrived of a snapshot whose stream broke off is kept for ever.
+    /// server: the received part of a snapshot whose stream was interrupted is kept forever.
     BrokenPartKept = "broken-part-kept";
-    /// server: a leader that led before goes by the deadlines of leases that it knew then.
+    /// server: a member that becomes leader again uses the lease deadlines of its earlier leadership.
     OldLeaseDeadlines = "old-lease-deadlines";
-    /// server: a leader renews leases without asking whether it still leads.
+    /// server: a leader renews leases without checking that it is still the leader.
     RenewedByDeposed = "renewed-by-deposed";
-    /// server: a lease expires by its leader's clock though a renewal that came in time waits, or apply is behind.
+    /// server: a lease expires by its leader's clock although a renewal that arrived in time is queued, or
+    /// apply is behind.
     LeasesExpireBehind = "leases-expire-behind";
-    /// server: reads whose round is confirmed are kept until this member has applied so far, whoever still waits.
+    /// server: reads whose round is confirmed are kept until this member has applied up to their index, even
+    /// if no client waits for them.
     ConfirmedReadsKept = "confirmed-reads-kept";
-    /// server: a renewal does not take back a note of the time left that is still on its way into the log.
+    /// server: a renewal does not cancel a lease checkpoint that is still on its way into the log.
     NoteOverRenewal = "note-over-renewal";
-    /// server: the time left of a lease is noted behind an entry that grants another one under its id, which takes it for its
-    /// own.
+    /// server: a lease checkpoint is proposed after an entry that grants another lease with the same id, so
+    /// that the other lease gets its remaining TTL.
     NoteOverGrant = "note-over-grant";
-    /// server: a lease is revoked when its time is up, though entries of the log that are not applied revoke it and grant another one
-    /// under its id.
+    /// server: an expired lease is revoked although entries of the log that are not applied yet revoke it and
+    /// grant another lease with the same id.
     GrantedAgainExpires = "granted-again-expires";
-    /// server: the ids of a member's commands follow from the time of day at its start alone, which a clock that was set back shows
-    /// again.
+    /// server: the ids of a member's commands depend only on the time of day at its start, so that they
+    /// repeat if the clock was set back.
     IdsByTheClock = "ids-by-the-clock";
-    /// server: a renewal says that a lease is gone before its revocation is committed.
+    /// server: a renewal answers that a lease does not exist before its revocation is committed.
     ExpiredRenewedEarly = "expired-renewed-early";
-    /// server: events that a compaction has removed are left out of a watch without a word.
+    /// server: a watch silently skips events that a compaction has removed.
     WatchLostAtCompaction = "watch-lost-at-compaction";
-    /// server: a watch whose client is slow is given its last events again.
+    /// server: a watch of a slow client sends its last events twice.
     WatchFallsTooFarBehind = "watch-falls-too-far-behind";
-    /// server: an answer goes out although values of it were not at hand: zeros stand in their places.
+    /// server: a response is sent although values of it were not in memory: it contains zeros instead.
     AnsweredWithoutValues = "answered-without-values";
-    /// server: a client is told of progress before it has all events up to there.
+    /// server: a client gets a progress notification before it has all events up to that revision.
     ProgressAhead = "progress-ahead";
-    /// server: a client is told of progress at a revision below one that a watch has read as history.
+    /// server: a client gets a progress notification at a revision below one that a watch has read as
+    /// history.
     ProgressBelowHistory = "progress-below-history";
-    /// server: the tree of watched ranges gets as deep as the order in which clients watch them wants.
+    /// server: the tree of watched ranges gets as deep as the order of the clients' watches makes it.
     WatchTreeDegenerates = "watch-tree-degenerates";
-    /// server: a leader starts the clocks of all leases in one turn, however many there are.
+    /// server: a leader starts the clocks of all leases in one turn, however many leases exist.
     LeasesAllAtOnce = "leases-all-at-once";
-    /// server: the clocks of leases run, and stay, on members that do not lead too.
+    /// server: the clocks of leases also run, and are kept, on members that are not the leader.
     LeaseClocksKept = "lease-clocks-kept";
-    /// server: the room that messages of other members took is not given back.
+    /// server: the memory of messages from other members is never freed.
     ArrivalsKept = "arrivals-kept";
-    /// machine: of a transaction only what it does if its comparisons hold is asked for.
+    /// machine: only the branch of a transaction for comparisons that hold is checked for permissions.
     SecondBranchUngated = "second-branch-ungated";
-    /// machine: what a user may do is remembered although users or roles have changed since.
+    /// machine: cached permissions of a user are used although users or roles have changed since.
     RightsCacheStale = "rights-cache-stale";
-    /// machine: an entry is not asked again for its user's permission when it is applied.
+    /// machine: the permission of an entry's user is not checked again when the entry is applied.
     GateAtArrivalOnly = "gate-at-arrival-only";
-    /// machine: an entry is applied though users or roles have changed since its token was looked at.
+    /// machine: an entry is applied although users or roles have changed since its token was checked.
     TokenRevisionIgnored = "token-revision-ignored";
     /// machine: a state that is sent to another member comes without users and roles.
     SnapshotWithoutAuth = "snapshot-without-auth";
-    /// server: a watch goes on though its user may no longer read its keys.
+    /// server: a watch continues although its user may no longer read its keys.
     WatchNotReviewed = "watch-not-reviewed";
     /// server: tokens stay valid when their user gets another password or is deleted.
     TokenOutlivesUser = "token-outlives-user";
-    /// server: a user's renewal of a lease waits for the end of a long entry, and the lease expires meanwhile.
+    /// server: a user's renewal of a lease waits for the end of a long entry, and the lease expires in the
+    /// meantime.
     RenewalWaitsForEntry = "renewal-waits-for-entry";
-    /// core: a turn answers all questions of clients that wait, however much it looks at for them.
+    /// core: a turn answers all waiting requests of clients, however much work they need.
     QuestionsAllAtOnce = "questions-all-at-once";
-    /// server: a read-only transaction makes its comparisons in one go, however many keys they look at.
+    /// server: a read-only transaction makes its comparisons in one step, however many keys they visit.
     ComparedAllAtOnce = "compared-all-at-once";
-    /// server: connections live on whose certificates were revoked, or whose authorities are no longer trusted.
+    /// server: connections stay open although their certificates were revoked, or their certificate
+    /// authorities are no longer trusted.
     RevokedConnectionsKept = "revoked-connections-kept";
 }
 
-/// Something of which there must not be much in one go.
+/// A quantity that must be bounded in one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
-    /// Nodes on the way down in the tree of watched ranges.
+    /// Nodes on a path down the tree of watched ranges.
     WatchDepth,
-    /// Leases that a leader looks at in one turn.
+    /// Leases that a leader visits in one turn.
     Leases,
-    /// Keys and operations of the entries that one turn of the core applies at once.
+    /// Keys and operations of the entries that one turn of the core applies without slicing.
     Applied,
-    /// What the log had waiting when the leader proposed another entry that was handed on to it, in percent of what it may
-    /// have waiting.
+    /// Length of the log's queue when the leader proposed another forwarded entry, in percent of its maximum
+    /// length.
     Queued,
-    /// What a turn of the core had looked at for questions when it answered another one.
+    /// Work that a turn of the core had done for clients' requests when it answered another one.
     Questions,
-    /// Keys that a shard looks at in one go for what a read-only transaction compares.
+    /// Keys that a shard visits in one step for the comparisons of a read-only transaction.
     Compared,
-    /// Leases that a leader revokes because their time is up, though entries of its log that are not applied revoke them and grant
-    /// others under their ids.
+    /// Leases that a leader revokes because they expired, although entries of its log that are not applied
+    /// yet revoke them and grant other leases with their ids.
     GrantedAhead,
 }
 
 const MEASURES: usize = Measure::GrantedAhead as usize + 1;
 
-/// Returns true in a build that measures, so that a place may take some trouble for it.
+/// Returns true in a build that measures, so that a caller may do extra work for a measurement.
 #[inline(always)]
 pub fn measures() -> bool {
     cfg!(feature = "armed")
@@ -245,7 +267,7 @@ thread_local! {
     static SO_FAR: [Cell<usize>; MEASURES] = const { [const { Cell::new(0) }; MEASURES] };
 }
 
-/// Tells how many things a place looks at in one go.
+/// Reports how many things a place visits in one step.
 #[inline(always)]
 pub fn looked_at(measure: Measure, things: usize) {
     if cfg!(feature = "armed") {
@@ -253,7 +275,7 @@ pub fn looked_at(measure: Measure, things: usize) {
     }
 }
 
-/// The same of a place that goes in several steps: these are some more since [`begin`].
+/// Reports further things that a place visits in several parts of one step, added up since [`begin`].
 #[inline(always)]
 pub fn looked_at_more(measure: Measure, things: usize) {
     if cfg!(feature = "armed") {
@@ -266,7 +288,7 @@ pub fn looked_at_more(measure: Measure, things: usize) {
     }
 }
 
-/// What is told with [`looked_at_more`] begins anew.
+/// Starts a step whose parts are reported with [`looked_at_more`].
 #[inline(always)]
 pub fn begin(measure: Measure) {
     if cfg!(feature = "armed") {
@@ -274,12 +296,12 @@ pub fn begin(measure: Measure) {
     }
 }
 
-/// The most that this thread has looked at in one go since this was asked last.
+/// Returns the maximum that this thread has reported since the last call, and resets it.
 pub fn most(measure: Measure) -> usize {
     MOST.with(|most| most[measure as usize].take())
 }
 
-/// The bug that is planted now, counted from 1; 0 for none.
+/// Number of the planted bug, counted from 1; 0 for none.
 static PLANTED: AtomicU8 = AtomicU8::new(0);
 
 /// Plants a bug in this process, or none.
@@ -287,12 +309,12 @@ pub fn plant(bug: Option<Bug>) {
     PLANTED.store(bug.map_or(0, |bug| bug as u8 + 1), Ordering::SeqCst);
 }
 
-/// Whether there is a bug in this process.
+/// Returns true if any bug is planted in this process.
 pub fn is_any() -> bool {
     cfg!(feature = "armed") && PLANTED.load(Ordering::Relaxed) != 0
 }
 
-/// Whether the place that asks has to go wrong.
+/// Returns true if this bug is planted, so that the caller must behave wrongly.
 #[inline(always)]
 pub fn is(bug: Bug) -> bool {
     cfg!(feature = "armed") && PLANTED.load(Ordering::Relaxed) == bug as u8 + 1

@@ -1,4 +1,4 @@
-//! What a member without data begins with, and what one begins with that is forced to be a cluster of its own.
+//! The identity and first entries of a member without data, and the entries of `--force-new-cluster`.
 
 use std::fmt;
 
@@ -17,27 +17,27 @@ use crate::identity::Identity;
 pub struct Beginning {
     /// Ids of the member and its cluster.
     pub identity: Identity,
-    /// Entries that its log begins with: those of a cluster that is formed, none for one that is joined.
+    /// First entries of the log: those of a new cluster; none for a member that joins a cluster.
     pub entries: Vec<Entry>,
-    /// Members that are there already: id and peer URLs.
+    /// Existing members of the cluster: id and peer URLs.
     pub remotes: Vec<(u64, Vec<String>)>,
 }
 
-/// Why a member cannot be made the only one of its cluster.
+/// Reason why a member cannot become the only member of its cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AloneError {
     /// The cluster has removed the member.
     Removed {
-        /// The member.
+        /// Id of the member.
         own: u64,
     },
     /// One of the membership changes would be refused when it is applied.
     Refused {
-        /// The member.
+        /// Id of the member.
         own: u64,
-        /// The member that the change adds, promotes or removes.
+        /// Id of the member that the change adds, promotes or removes.
         changed: u64,
-        /// The answer to the change.
+        /// Error with which the change is refused.
         status: Status,
     },
 }
@@ -67,19 +67,20 @@ impl std::error::Error for AloneError {
     }
 }
 
-/// URLs as texts.
+/// Converts URLs to strings.
 pub fn texts(urls: &[Url]) -> Vec<String> {
     urls.iter().map(|url| url.as_str().to_owned()).collect()
 }
 
-/// Returns, for `--force-new-cluster`, the entries behind entry `last` that make this member the only one of its cluster.
-/// `members` are those once all entries up to `last` are applied.
+/// Returns, for `--force-new-cluster`, the entries after entry `last` that make this member the only one of
+/// its cluster. `members` are the members after all entries up to `last` are applied.
 ///
-/// This member gets its vote first, since the last voter of a cluster cannot be removed.
+/// This member becomes a voter first, since the last voter of a cluster cannot be removed.
 ///
 /// # Errors
 ///
-/// Applying one of the entries would be refused, so that the member would not be alone, or would have no vote.
+/// Returns an error if one of the entries would be refused when applied, so that the member would not be
+/// alone, or would not be a voter.
 pub fn alone(
     own: u64,
     members: &Members,
@@ -154,7 +155,7 @@ mod tests {
             assert_eq!(entries.first().map(|entry| (entry.term, entry.index)), Some((Term(4), Index(11))));
             assert_eq!(applied(&before, &entries).voters(), [3]);
         }
-        // One other voter, which nobody could remove before there is a second.
+        // One other voter, which can be removed only after a second voter exists.
         let before = members(&[(1, false), (2, true)]);
         let entries = alone(2, &before, &[], Term(1), Index(0), 1).expect("it can be");
         assert_eq!(applied(&before, &entries).voters(), [2]);

@@ -1,4 +1,4 @@
-//! Waiting for a future on a thread that may block.
+//! Runs a future on a thread that may block.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -13,7 +13,8 @@ impl Wake for Unpark {
     }
 }
 
-/// Runs a future to its end on this thread. It must not need a runtime: no timers, no sockets, no tasks.
+/// Runs a future to completion on this thread. The future must not need a runtime: no timers, no sockets, no
+/// tasks.
 pub fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));

@@ -1,5 +1,5 @@
-//! Buffers for parts of large values. A thread keeps those that were given back for its next parts: the first touch of fresh
-//! memory costs a page fault for every 4 KiB, which on a virtual machine is more than copying a value through a used buffer.
+//! Buffers for parts of large values. A thread reuses freed buffers: the first write to fresh memory costs a
+//! page fault per 4 KiB, which on a virtual machine is more than copying a value through a used buffer.
 
 use std::cell::RefCell;
 
@@ -7,25 +7,25 @@ use bytes::Bytes;
 
 /// Sizes of buffers in bytes.
 const SIZES: [usize; 3] = [16 << 10, 32 << 10, 64 << 10];
-/// Bytes of the largest buffer.
+/// Size of the largest buffer in bytes.
 pub const BUFFER_BYTES_MAX: usize = SIZES[SIZES.len() - 1];
-/// Bytes of the smallest buffer.
+/// Size of the smallest buffer in bytes.
 pub const BUFFER_BYTES_MIN: usize = SIZES[0];
-/// Bytes of free buffers that a thread keeps of each size.
+/// Maximum bytes of free buffers that a thread keeps per size.
 const FREE_BYTES_MAX: usize = 1 << 20;
 
 thread_local! {
     static FREE: [RefCell<Vec<Box<[u8]>>>; SIZES.len()] = const { [const { RefCell::new(Vec::new()) }; SIZES.len()] };
 }
 
-/// A buffer with whatever was in it before. It goes back to the thread that drops it.
+/// A buffer with undefined content. The thread that drops it keeps it for reuse.
 pub struct Buffer {
     bytes: Box<[u8]>,
     len: usize,
 }
 
 impl Buffer {
-    /// A buffer of at least `wanted` bytes, or of [`BUFFER_BYTES_MAX`] if that is less.
+    /// Returns a buffer of at least `wanted` bytes, or of [`BUFFER_BYTES_MAX`] bytes if that is less.
     pub fn take(wanted: usize) -> Buffer {
         let class = SIZES.iter().position(|size| *size >= wanted).unwrap_or(SIZES.len() - 1);
         let free = FREE.try_with(|free| free[class].borrow_mut().pop()).ok().flatten();
@@ -33,13 +33,14 @@ impl Buffer {
         Buffer { len: bytes.len(), bytes }
     }
 
-    /// All of the buffer.
+    /// Returns the whole buffer for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.bytes
     }
 
-    /// The first `len` bytes. The buffer is given back when the last reference to them is dropped; at once, and they are
-    /// copied, if they are no more than half of it. So bytes keep at most twice as much memory from others as they are.
+    /// Returns the first `len` bytes. The buffer is freed when the last reference to them is dropped. If they
+    /// fill at most half of the buffer, they are copied and the buffer is freed immediately, so that the
+    /// returned bytes never hold more than twice their size of memory.
     pub fn freeze(mut self, len: usize) -> Bytes {
         self.len = len.min(self.bytes.len());
         if self.len <= self.bytes.len() / 2 {
@@ -59,7 +60,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let bytes = std::mem::take(&mut self.bytes);
         let Some(class) = SIZES.iter().position(|size| *size == bytes.len()) else { return };
-        // A thread that ends has no buffers any more; then this one is freed.
+        // The thread-local list is destroyed when a thread ends; then this buffer is freed.
         let _ = FREE.try_with(|free| {
             let mut free = free[class].borrow_mut();
             if free.len() < FREE_BYTES_MAX / SIZES[class] {

@@ -1,19 +1,20 @@
-//! Reads entries from the log for followers that lag, on a thread of its own.
+//! Reads entries from the log for followers that lag, on a dedicated thread.
 
 use std::sync::mpsc::Receiver;
 
 use consensus::{Entry, EntryKind, Fetch};
 use log::ReadError;
 
-/// Reads that may wait: one for each follower, of which there are few.
+/// Maximum number of queued reads: one for each follower, of which there are few.
 pub const FETCHES_MAX: usize = 64;
 
-/// Entries that a follower needs and that had left memory; none if the log has let them go meanwhile.
+/// Entries that a follower needs and that are no longer in memory; empty if the log has removed them in the
+/// meantime.
 ///
-/// An error says why they cannot be read: never that the log has let them go.
+/// An error says why they cannot be read; removed entries are not an error.
 pub type Fetched = Result<Vec<Entry>, ReadError>;
 
-/// Carries out reads until the queue ends.
+/// Serves reads until the queue is closed. `tell` receives each result.
 pub fn run(entries: &log::Entries, fetches: &Receiver<Fetch>, tell: impl Fn(Fetch, Fetched)) {
     while let Ok(fetch) = fetches.recv() {
         let fetched = carry_out(entries, &fetch);
@@ -21,17 +22,18 @@ pub fn run(entries: &log::Entries, fetches: &Receiver<Fetch>, tell: impl Fn(Fetc
     }
 }
 
-/// Carries out one.
+/// Serves one read.
 pub fn carry_out(entries: &log::Entries, fetch: &Fetch) -> Fetched {
     match entries.read(fetch.first, fetch.last, fetch.bytes_max) {
         Ok(entries) => Ok(entries.into_iter().map(entry_of).collect()),
-        // The log has let them go meanwhile: the follower is asked again what it needs.
+        // The log has removed the entries in the meantime: the leader then asks the follower again what it
+        // needs.
         Err(ReadError::Moved | ReadError::Unavailable) => Ok(Vec::new()),
         Err(error) => Err(error),
     }
 }
 
-/// The log's entry as raft knows it.
+/// Converts an entry of the log to an entry of raft.
 pub fn entry_of(entry: log::Entry) -> Entry {
     let kind = if entry.entry_type == 0 { EntryKind::Normal } else { EntryKind::ConfChange };
     Entry { term: entry.term, index: entry.index, kind, data: entry.data }

@@ -1,9 +1,9 @@
-//! The checkpointer writes the state to disk while the member goes on, and finds values that have to move.
+//! The checkpointer writes the state to disk while the member runs, and finds values that have to move.
 //!
-//! It reads slice by slice ([`AsOf`]), on its own thread, at its own pace; neither writer nor readers wait for it. A checkpoint is a
-//! base run and delta runs behind it, like the levels of a log-structured merge tree: most checkpoints write only
-//! what is new, and a run is written again together with newer ones only when they have grown to its size, so that
-//! each version is written a few times in all.
+//! It reads slice by slice ([`AsOf`]), on a dedicated thread, at its own pace; neither the writer nor readers
+//! wait for it. A checkpoint is a base run followed by delta runs, like the levels of a log-structured merge
+//! tree: most checkpoints write only new versions, and a run is rewritten together with newer ones only when
+//! the newer ones have grown to its size, so that each version is written only a few times in total.
 //!
 //! # Example: runs and levels
 //!
@@ -11,17 +11,17 @@
 //!
 //! ```text
 //! revision 1,000,000   (0, 1,000,000] 40 MB                                the base
-//! revision 1,100,000   base + (1,000,000, 1,100,000] 4 MB                  only what is new is written
-//! revision 1,200,000   base + (1,000,000, 1,200,000] 8 MB                  4 MB is no more than what is new: the run is
-//!                                                                          written again with it
+//! revision 1,100,000   base + (1,000,000, 1,100,000] 4 MB                  only new versions are written
+//! revision 1,200,000   base + (1,000,000, 1,200,000] 8 MB                  the new versions take 4 MB, as much as the last
+//!                                                                          run: it is rewritten together with them
 //! revision 1,300,000   base + (1,000,000, 1,200,000] + (1,200,000, 1,300,000] 4 MB
-//! revision 2,100,000   (0, 2,100,000] 84 MB                                4, 8 and then 40 MB are no more than what is to be
-//!                                                                          written: a new base
+//! revision 2,100,000   (0, 2,100,000] 84 MB                                the runs of 4, 8 and 40 MB are each no larger than
+//!                                                                          what is to be written: a new base is written
 //! ```
 //!
-//! A run is only reused from above the last compaction that removed something it holds (`from_min`); otherwise a whole base is
-//! written. The new run is synced first, then the `MANIFEST` that names it replaces the old one; files that no manifest names
-//! are deleted after that.
+//! A run is reused only if it starts above the last compaction that removed one of its versions (`from_min`);
+//! otherwise a whole base is written. The new run is synced first, then a new `MANIFEST` that names it
+//! replaces the old one; after that, files that no manifest names are deleted.
 
 use std::any::Any;
 use std::fmt;
@@ -45,43 +45,49 @@ use crate::nospace::{Cause, Note};
 use crate::terms::Terms;
 use crate::values::LogValues;
 
-/// Runs beyond this are merged, whatever their sizes.
+/// Maximum number of runs; beyond it runs are merged, whatever their sizes.
 const RUNS_MAX: usize = 8;
-/// Bytes between two syncs of a run under way: what the log's own syncs may have to wait for.
+/// Bytes between two syncs of a run that is being written: the log's own syncs may have to wait for that
+/// many.
 const SYNC_BYTES: u64 = 4 << 20;
-/// A run under way pauses this many times as long as it works, so that it takes a small part of one core.
+/// Ratio of pause time to work time while a run is written, so that writing takes a small part of one core.
 const PAUSE_FACTOR: u32 = 2;
 const PAUSE_MAX: Duration = Duration::from_millis(5);
-/// Pause after a commit that failed half-way, before the next attempt.
+/// Pause before the next attempt after a commit that failed half-way.
 const SETTLE_PAUSE: Duration = Duration::from_millis(200);
-/// Bytes a version is taken to need in a run, to guess a run's size before one was written, and least bytes that are measured.
+/// Estimated size in bytes of a version in a run, for guessing the size of a run before one was written, and
+/// minimum of the measured size.
 const VERSION_BYTES: u64 = 48;
 const VERSION_BYTES_MIN: u64 = 8;
-/// Versions looked at in one view for values to move.
+/// Maximum number of versions that are visited in one view to find values to move.
 const LOOKED_AT_MAX: usize = 16 << 10;
-/// What a value that is moved counts for besides its own bytes: the core looks each one up, and remembers it until it is on disk.
+/// Bytes that a moved value counts in addition to its own: the core looks each one up, and remembers it until
+/// it is on disk.
 const MOVED_BYTES: usize = 128;
-/// Bytes that a run may have beyond what its versions are guessed to need, at most.
+/// Maximum bytes that a run may exceed its estimated size by.
 const RUN_SLACK_BYTES: u64 = 256 << 10;
-/// Bytes that a run may have beyond that, at least: a block of most file systems.
+/// Minimum bytes that a run may exceed its estimated size by: a block of most file systems.
 const RUN_SLACK_BYTES_MIN: u64 = 4096;
-/// With this many bytes free, and four times a checkpoint, no space is kept for the next checkpoint.
+/// If this many bytes, plus four times the size of a checkpoint, are free, no space is reserved for the next
+/// checkpoint.
 const RESERVE_FREE_BYTES: u64 = 1 << 30;
 
-/// A durable checkpoint. It never has fewer entries than the one before, and only entries that are applied.
+/// A durable checkpoint. It contains at least the entries of the checkpoint before it, and only applied
+/// entries.
 #[derive(Clone, Copy, Debug)]
 pub struct Checkpointed {
-    /// The entries up to here are in it.
+    /// Log index up to which entries are in the checkpoint.
     pub applied_index: Index,
-    /// True if it was written as a whole, so that it names no old location of a moved value.
+    /// True if all runs were written new, so that the checkpoint contains no old location of a moved value.
     pub whole: bool,
-    /// Bytes of all files of the checkpoint.
+    /// Total size of the checkpoint's files in bytes.
     pub bytes: u64,
-    /// Time in which nothing was done for it, so that it takes a small part of one core. Under load that is most of its time.
+    /// Time that the checkpointer paused, so that it takes a small part of one core. Under load that is most
+    /// of the time.
     pub paused: Duration,
 }
 
-/// Why a checkpoint was not made. The one before stays in use.
+/// Reason why a checkpoint failed. The checkpoint before it stays valid.
 #[derive(Debug)]
 pub enum CheckpointError {
     /// A file could not be written, synced or removed.
@@ -103,7 +109,7 @@ impl From<Overtaken> for CheckpointError {
 }
 
 impl CheckpointError {
-    /// Returns true if the file system of the data directory has no room for the checkpoint.
+    /// Returns true if the file system of the data directory has no space for the checkpoint.
     pub fn is_full(&self) -> bool {
         let CheckpointError::Files(log::OpenError::Io { error, .. }) = self else { return false };
         disk::is_full(error)
@@ -128,49 +134,50 @@ impl std::error::Error for CheckpointError {
     }
 }
 
-/// One value that is to move.
+/// A value that is to be moved.
 #[derive(Clone, Debug)]
 pub struct Relocation {
-    /// The change that wrote it.
+    /// Id of the change that wrote the value.
     pub id: ChangeId,
-    /// Location of the value.
+    /// Current location of the value.
     pub from: Location,
-    /// The value.
+    /// Bytes of the value.
     pub data: Bytes,
 }
 
-/// An order of the core to the checkpointer.
+/// Order from the core to the checkpointer.
 pub enum Order {
-    /// Write the state of this moment.
+    /// Writes the state of this moment.
     Checkpoint {
-        /// The rest of the state.
+        /// The state except keys and values.
         head: Box<Head>,
-        /// Keys and values, with all that is physically there.
+        /// Keys and values, including all versions that physically exist.
         state: AsOf,
-        /// True to write everything, false to write only what has changed since the last checkpoint.
+        /// True to write everything, false to write only the changes since the last checkpoint.
         whole: bool,
-        /// The terms of the entries before.
+        /// Terms of the entries before the checkpoint.
         terms: Terms,
     },
-    /// Find the live values in these segments and ask for their relocation.
+    /// Finds the live values in these segments and requests their relocation.
     Relocate {
-        /// The segments.
+        /// Numbers of the segments.
         segments: Vec<u32>,
-        /// Bytes of values to ask for at once.
+        /// Bytes of values to request at once.
         portion_bytes: usize,
     },
-    /// Note beside the log what raised this member's NOSPACE alarm.
+    /// Records the cause of this member's NOSPACE alarm in a file beside the log.
     Note(Cause),
-    /// The disk may fill up: keep room for the next checkpoint.
+    /// Reserves space for the next checkpoint, because the disk may become full.
     Reserve {
-        /// True if a shortage was found, whatever the file system says of its free space: a quota of a server is not in it.
+        /// True if the disk was found to be full, whatever the file system reports as free: a quota of a
+        /// server is not included in that.
         is_short: bool,
-        /// Dropped when the order is taken.
+        /// Dropped when the order is received.
         queued: Arc<()>,
     },
-    /// Drop this: it takes long.
+    /// Drops this value, because dropping takes long.
     Drop(Box<dyn Any + Send>),
-    /// End.
+    /// Ends the checkpointer.
     Stop,
 }
 
@@ -178,43 +185,44 @@ pub enum Order {
 pub enum Event {
     /// A checkpoint was made, or failed.
     Checkpointed(Result<Checkpointed, CheckpointError>),
-    /// These values are to be moved out of their segments; the core signals the sender when that is done.
+    /// Requests to move these values out of their segments; the core signals the sender when that is done.
     Relocate(Vec<Relocation>, SyncSender<()>),
-    /// All values of an order to relocate have been moved, or could not be moved.
+    /// All values of an order to relocate were moved or could not be moved.
     Relocated,
 }
 
-/// The parts of its member that the checkpointer needs.
+/// Interfaces of the member that the checkpointer uses.
 pub struct Surface {
     /// Ids of the member and its cluster, which are written into each checkpoint.
     pub identity: Identity,
-    /// Reads values.
+    /// Reader of values in the log.
     pub values: log::Values,
-    /// Size of a segment of the log.
+    /// Size of a segment of the log in bytes.
     pub segment_bytes: u32,
-    /// True if the log lies on the file system of the checkpoints.
+    /// True if the log is on the same file system as the checkpoints.
     pub shares_file_system: bool,
-    /// Gives the newest published view.
+    /// Returns the newest published view.
     pub newest: Box<dyn Fn() -> Arc<View> + Send>,
-    /// Tells the core.
+    /// Sends an event to the core.
     pub tell: Box<dyn Fn(Event) + Send>,
-    /// Metrics that count the times of syncs.
+    /// Metrics that record the durations of syncs.
     pub metrics: Arc<Metrics>,
 }
 
-/// One run and the revisions it covers.
+/// A run with the range of revisions that it covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Level {
-    /// Versions above this revision are in it; 0 for the base.
+    /// The run contains versions above this revision; 0 for the base.
     pub from: Revision,
-    /// Versions up to this revision are in it.
+    /// The run contains versions up to this revision.
     pub to: Revision,
-    /// The file.
+    /// File of the run.
     pub run: Run,
 }
 
 impl Level {
-    /// A name that none of `levels` has: values may have moved since a run of the same revisions and entry.
+    /// Returns a file name that none of `levels` has. A run with the same revisions and index may exist
+    /// already and contain old locations of moved values.
     pub fn name(from: Revision, to: Revision, applied_index: Index, levels: &[Level]) -> String {
         let mut name = format!("{from:016x}-{to:016x}-{applied_index:016x}.run");
         let mut again = 0;
@@ -225,13 +233,13 @@ impl Level {
         name
     }
 
-    /// Bytes that a version takes in it, by its revisions: too few where versions were compacted away.
+    /// Returns the average bytes per revision in this run. Too low if versions were compacted.
     fn version_bytes(&self) -> u64 {
         let revisions = u64::try_from(self.to - self.from).unwrap_or(0).max(1);
         (self.run.file_bytes / revisions).max(VERSION_BYTES_MIN)
     }
 
-    /// Returns the level that the name of a run tells; `None` if the name is not one of ours.
+    /// Returns the level described by the name of a run; `None` if the name has another format.
     pub fn of(run: Run) -> Option<Level> {
         let mut parts = run.name.strip_suffix(".run")?.split('-');
         let mut number = || i64::from_str_radix(parts.next()?, 16).ok().map(Revision);
@@ -240,88 +248,88 @@ impl Level {
     }
 }
 
-/// Writes checkpoints and finds values that have to move, one order at a time.
+/// Writes checkpoints and finds values to move, one order at a time.
 pub struct Checkpointer {
     member: Surface,
     store: CheckpointStore,
     levels: Vec<Level>,
     note: Note,
-    /// Bytes of a version in the base run, if this process has written that.
+    /// Size in bytes of a version in the base run, if this process has written that run.
     base_version_bytes: Option<u64>,
-    /// True if the last checkpoint found no room.
+    /// True if the last checkpoint found no space on the disk.
     lacked_space: bool,
-    /// True if a shortage was found, until there is plenty.
+    /// True after the disk was found to be full, until it has plenty of space again.
     was_short: bool,
-    /// True once a checkpoint found no room though the file system said that there was plenty.
+    /// True once a checkpoint found no space although the file system reported plenty.
     has_hidden_limit: bool,
-    /// True if less is kept for the next checkpoint than it needs.
+    /// True if the reserved space is less than the next checkpoint needs.
     lacks_reserve: bool,
     job: Option<Job>,
-    /// Time of the order under way in which [`Checkpointer::run`] paused.
+    /// Time that [`Checkpointer::run`] has paused during the current order.
     paused: Duration,
-    /// A manifest, with its levels, whose commit failed half-way: a restart may find it.
+    /// A manifest with its levels whose commit failed half-way: a restart may find it or not.
     unsettled: Option<(Manifest, Vec<Level>)>,
 }
 
-/// The order that is being carried out.
+/// The order that is being executed.
 enum Job {
     Checkpoint(Box<Writing>),
     Relocation(Box<Moving>),
 }
 
-/// The result of a step.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// There is no order to carry out.
+    /// No order is being executed.
     Idle,
-    /// A piece of a run was written, or whatever comes behind the last.
+    /// A part of a checkpoint was written: a block, the end of the run, or the manifest.
     Written,
-    /// A portion of values is with the core, which has to move them before anything else can be done.
+    /// The core has a portion of values, which it must move before anything else can be done.
     Waiting,
-    /// An order was carried out, or could not be.
+    /// The order was executed, or has failed.
     Ended,
 }
 
-/// A checkpoint under way.
+/// A checkpoint that is being written.
 struct Writing {
     stage: Stage,
-    /// Number of levels that stay below the new one.
+    /// Number of levels that are kept below the new one.
     kept: usize,
     from: Revision,
     to: Revision,
     applied_index: Index,
     term: Term,
     metadata: Vec<u8>,
-    /// Versions of the state.
+    /// Number of versions in the state.
     versions: u64,
 }
 
 #[allow(clippy::large_enum_variant, reason = "there is one, and it is on the heap")]
 enum Stage {
-    /// Blocks of the run are being written; `synced` bytes of it are synced.
+    /// Blocks of the run are being written; the first `synced` bytes are synced.
     Blocks { file: log::checkpoint::RunWriter, blocks: RunWriter, synced: u64 },
-    /// The run is whole: the manifest has to name it.
+    /// The run is complete: the manifest must be written next.
     Whole(Run),
     /// The manifest names the run; files that it does not name can be deleted.
     Committed,
 }
 
-/// Values being moved out of some segments.
+/// Values that are being moved out of some segments.
 struct Moving {
-    /// Main revision through which versions are looked at: later ones lie in later segments.
+    /// Main revision up to which versions are visited: later ones are in later segments.
     through: Revision,
     segments: Vec<u32>,
-    /// Bytes of values in one portion.
+    /// Bytes of values per portion.
     portion_bytes: usize,
     values: LogValues,
-    /// The version that was looked at last, by main and sub revision.
+    /// Id of the last version that was visited.
     behind: ChangeId,
-    /// Hears when the portion that the core has is on disk in its new place.
+    /// Signals that the current portion of the core is on disk at its new location.
     moved: Option<Receiver<()>>,
 }
 
 impl Checkpointer {
-    /// Takes over the checkpoint that the member was started from.
+    /// Creates a checkpointer that continues the checkpoint from which the member was started.
     pub fn new(member: Surface, store: CheckpointStore, levels: Vec<Level>, note: Note) -> Checkpointer {
         Checkpointer {
             member,
@@ -339,7 +347,7 @@ impl Checkpointer {
         }
     }
 
-    /// Carries out orders until the last.
+    /// Executes orders until [`Order::Stop`] or the queue is closed.
     pub fn run(mut self, orders: &Receiver<Order>) {
         while let Ok(order) = orders.recv() {
             if !self.take(order) {
@@ -354,7 +362,7 @@ impl Checkpointer {
                     Step::Written => {
                         let worked = clock.elapsed();
                         std::thread::sleep((worked * PAUSE_FACTOR).min(PAUSE_MAX));
-                        // A busy machine may wake a thread late.
+                        // On a busy machine a thread may wake late, so the real duration is measured.
                         self.paused += clock.elapsed().saturating_sub(worked);
                     }
                     Step::Waiting => {}
@@ -362,13 +370,14 @@ impl Checkpointer {
                 }
             }
             if self.unsettled.is_some() {
-                // The core may ask again at once, and a disk that fails is not to be kept busy by that.
+                // The core may order the next checkpoint immediately; the pause keeps a failing disk from
+                // being busy with retries.
                 std::thread::sleep(SETTLE_PAUSE);
             }
         }
     }
 
-    /// Begins to carry out an order, with nothing else under way; `false` for the last.
+    /// Starts to execute an order, while no other is being executed; returns `false` for [`Order::Stop`].
     pub fn take(&mut self, order: Order) -> bool {
         debug_assert!(self.job.is_none(), "one order at a time");
         self.paused = Duration::ZERO;
@@ -393,7 +402,7 @@ impl Checkpointer {
                 self.job = Some(Job::Relocation(Box::new(moving)));
             }
             Order::Note(cause) => {
-                // If it cannot be written, an alarm that the disk raised outlives a restart until it is disarmed.
+                // If writing fails, an alarm that the disk raised stays after a restart until it is disarmed.
                 let _ = self.note.write(cause);
             }
             Order::Reserve { is_short, queued } => {
@@ -407,7 +416,8 @@ impl Checkpointer {
         true
     }
 
-    /// Does a piece of what is under way: writes a block, or sends the core a portion of values. Does not wait.
+    /// Executes a part of the current order: writes a block, or sends the core a portion of values. Does not
+    /// block.
     pub fn step(&mut self) -> Step {
         match self.job.take() {
             None => Step::Idle,
@@ -439,20 +449,21 @@ impl Checkpointer {
     fn checkpointed(&mut self, result: Result<Checkpointed, CheckpointError>) {
         self.lacked_space = result.as_ref().is_err_and(CheckpointError::is_full);
         self.was_short |= self.lacked_space;
-        // What is free by now may be what the attempt has given back.
+        // The failed attempt may have freed space before this measurement.
         let plenty = |space: DiskSpace| space.free_bytes >= RESERVE_FREE_BYTES;
         self.has_hidden_limit |= self.lacked_space && self.store.space().is_some_and(plenty);
         if result.is_err() {
-            // The log would go on leaving room for what does not come.
+            // Otherwise the log would continue to leave space for a checkpoint that is not written.
             self.keep_reserve();
         }
         (self.member.tell)(Event::Checkpointed(result));
     }
 
-    /// The revision above which a new run starts, and how many levels stay below it.
+    /// Returns the revision above which a new run starts, and the number of levels that are kept below it.
     ///
-    /// `from_min` is the oldest revision that a delta may start from: what compactions removed after it, a run
-    /// before may still hold. `in_base` is what a version took in the base run, if that was written by this process.
+    /// `from_min` is the oldest revision that a delta may start from: earlier runs may contain versions that
+    /// later compactions removed. `in_base` is the size of a version in the base run, if this process has
+    /// written that run.
     fn plan(
         levels: &[Level],
         revision: Revision,
@@ -462,12 +473,13 @@ impl Checkpointer {
         let on_disk: u64 = levels.iter().map(|level| level.run.file_bytes).sum();
         let each = in_base.unwrap_or(VERSION_BYTES).max(VERSION_BYTES);
         if on_disk > versions.saturating_mul(3 * each) + (16 << 20) {
-            // Mostly versions that were compacted away since.
+            // Most of the stored versions have been compacted since.
             return (Revision(0), 0);
         }
         let mut kept = levels.len();
         let mut from = levels.last().map_or(Revision(0), |level| level.to);
-        // As in the run before: where it is guessed too high, runs are written again too often.
+        // The size is estimated from the last run: if the estimate were too high, runs would be rewritten too
+        // often.
         let each = levels.last().map_or(VERSION_BYTES, Level::version_bytes);
         let mut bytes = u64::try_from(revision - from).unwrap_or(0).saturating_mul(each);
         while let Some(level) = kept.checked_sub(1).and_then(|last| levels.get(last))
@@ -483,45 +495,48 @@ impl Checkpointer {
         (from, kept)
     }
 
-    /// Keeps space for the next checkpoint, unless the disk has plenty. What is lacking the log leaves free, until the next attempt.
+    /// Reserves space for the next checkpoint, unless the disk has plenty. The log leaves free what cannot be
+    /// reserved, until the next attempt.
     fn keep_reserve(&mut self) {
         let Some(space) = self.store.space() else { return self.hold(0, Need::More) };
         let bytes = self.file_bytes();
         let slack = self.slack(space);
-        // What a full disk still takes, deletes above all, is in the checkpoints to come, and there is no other room for them where
-        // what is free is not known.
+        // A full disk still accepts some entries, mainly deletes, and the next checkpoints contain them. If
+        // the free space is unknown, this space must be part of the reserve.
         let hidden = self.is_limit_hidden();
         let growth = if hidden { u64::from(self.member.segment_bytes) / 2 } else { 0 };
         let wanted = (bytes + bytes / 2 + growth + slack).next_multiple_of(4096);
         let plenty = space.free_bytes >= RESERVE_FREE_BYTES + 4 * wanted;
         if plenty && !hidden {
             self.was_short = false;
-            // A file that stays takes room of which there is plenty.
+            // If the file cannot be removed, it only takes space of which there is plenty.
             let _ = self.store.drop_reserve();
             return self.hold(0, Need::More);
         }
-        // Room that the disk does not give for another reason than that it is full would be held in vain.
+        // If the disk refuses for another reason than being full, holding space would not help.
         let kept = self.store.keep_reserve(wanted, (slack / 4).max(4096)).unwrap_or(wanted);
         self.lacks_reserve = kept < wanted;
-        // If a whole checkpoint is due, there is no other way to win room back.
+        // If a whole checkpoint is due, it is the only way to free space.
         let need = if kept < bytes + growth { Need::Urgent } else { Need::More };
         self.hold(wanted.saturating_sub(kept), need);
     }
 
-    /// Returns true if the file system was full though it said that it was not: a server's quota is not in what it says.
+    /// Returns true if the file system was full although it reported free space: a server's quota is not
+    /// included in that.
     fn is_limit_hidden(&self) -> bool {
         self.has_hidden_limit || self.member.values.has_hidden_limit()
     }
 
-    /// Has the log leave room for checkpoints, if it is on their file system.
+    /// Makes the log leave `bytes` free for checkpoints, if both are on the same file system.
     fn hold(&self, bytes: u64, need: Need) {
         if self.member.shares_file_system {
             self.member.values.hold_room(bytes, need);
         }
     }
 
-    /// Has the log leave what a run that ends gives back: the rest of the reserve that it was written into, and the runs that it
-    /// replaces. [`Checkpointer::keep_reserve`] comes first.
+    /// Makes the log leave free the space that a finished run releases: the rest of the reserve that it was
+    /// written into, and the runs that it replaces. [`Checkpointer::keep_reserve`] then reserves that space
+    /// first.
     fn hold_until_reserved(&self, file: &log::checkpoint::RunWriter, kept: usize) {
         if self.was_short || file.is_in_reserve() {
             let replaced: u64 = self.levels[kept..].iter().map(|level| level.run.file_bytes).sum();
@@ -529,13 +544,13 @@ impl Checkpointer {
         }
     }
 
-    /// Bytes of all files of the checkpoint.
+    /// Returns the total size of the checkpoint's files in bytes.
     fn file_bytes(&self) -> u64 {
         self.levels.iter().map(|level| level.run.file_bytes).sum()
     }
 
-    /// Bytes that a run may have beyond what its versions are guessed to need: little on a small file system, and beside small
-    /// segments.
+    /// Returns the bytes that a run may exceed its estimated size by: few on a small file system, and with
+    /// small segments.
     fn slack(&self, space: DiskSpace) -> u64 {
         let segment = u64::from(self.member.segment_bytes);
         (space.total_bytes / 64).min(segment / 8).clamp(RUN_SLACK_BYTES_MIN, RUN_SLACK_BYTES)
@@ -564,23 +579,26 @@ impl Checkpointer {
             && let Some(last) = self.levels.last()
             && last.from >= from_min
         {
-            // One file more for each checkpoint would use up what is kept for the next ones, of which one has to make room.
+            // An additional file for each checkpoint would use up the reserve for the next checkpoints, one
+            // of which has to free space.
             (from, kept) = (last.from, kept - 1);
         }
-        // A base run has nothing that cannot be read.
+        // A base run contains no versions that can no longer be read.
         let state = if from == Revision(0) { state.of_what_is_readable() } else { state };
         let (to, applied_index, term) = (head.revision, head.applied_index, head.applied_term);
         let name = Level::name(from, to, applied_index, &self.levels);
-        // An attempt that failed, or was cut short by a crash, may have left files, even one of this name.
+        // An attempt that failed, or was interrupted by a crash, may have left files, even one with this
+        // name.
         self.store.prune(&Checkpointer::manifest(&self.levels, applied_index, term, Vec::new()))?;
         let bytes = if from == Revision(0) {
             self.file_bytes().max(versions * 2 * VERSION_BYTES)
         } else {
-            // As in the run before: a revision may have many versions, and a key may be long.
+            // Estimated from the last run: a revision may have many versions, and a key may be long.
             let each = self.levels.last().map_or(0, Level::version_bytes).max(VERSION_BYTES);
             u64::try_from(to - from).unwrap_or(0).saturating_mul(2 * each)
         };
-        // What did not fit as it was expected may use what is kept for it, and so may any where what is free is not known.
+        // After a run did not fit within its estimated size, the next one may use the reserve; so may every
+        // run if the free space is unknown.
         let bytes = if self.lacked_space || self.is_limit_hidden() { u64::MAX / 2 } else { bytes };
         let bytes = bytes + self.store.space().map_or(0, |space| self.slack(space));
         let identity = self.member.identity.to_bytes();
@@ -590,8 +608,9 @@ impl Checkpointer {
         Ok(Writing { stage, kept, from, to, applied_index, term, metadata, versions })
     }
 
-    /// Commits a manifest. If that fails half-way, a restart may find it, so that nothing may be removed before it is certain:
-    /// then it is kept to be committed again. `perhaps` says that an attempt before may have done it already.
+    /// Commits a manifest. If that fails half-way, a restart may find the manifest or not, so no file may be
+    /// removed yet: the manifest is kept to be committed again. `perhaps` is true if an earlier attempt may
+    /// have committed it already.
     fn commit(
         &mut self,
         manifest: Manifest,
@@ -612,17 +631,18 @@ impl Checkpointer {
         }
     }
 
-    /// Commits again what may be committed, if there is anything.
+    /// Repeats a commit that failed half-way, if there is one.
     fn settle(&mut self) -> Result<(), CheckpointError> {
         let Some((manifest, levels)) = self.unsettled.take() else { return Ok(()) };
-        // The attempt before may have used up what was kept for the manifest.
+        // The earlier attempt may have used up the space reserved for the manifest.
         self.keep_reserve();
         self.commit(manifest, levels, true)
     }
 
-    /// Goes on with a checkpoint; gives it when it is durable.
+    /// Continues a checkpoint; returns it when it is durable.
     fn write(&mut self, writing: &mut Writing) -> Result<Option<Checkpointed>, CheckpointError> {
-        // Not the time of a whole checkpoint, which is paced: alerts on this metric ask how slow the disk is.
+        // Records single syncs, not the duration of a whole checkpoint, which contains pauses: alerts on this
+        // metric detect a slow disk.
         let syncs = &self.member.metrics.disk.backend_commit_duration;
         match std::mem::replace(&mut writing.stage, Stage::Committed) {
             Stage::Blocks { mut file, mut blocks, mut synced } => {
@@ -652,8 +672,8 @@ impl Checkpointer {
                 let metadata = std::mem::take(&mut writing.metadata);
                 let manifest = Checkpointer::manifest(&levels, writing.applied_index, writing.term, metadata);
                 let committed = self.commit(manifest, levels, false);
-                // A directory that could not be synced once may be the next time. Otherwise the whole run, which is good, would
-                // be written again beside itself.
+                // The sync of the directory may succeed when repeated. Without the retry, the whole run,
+                // which is valid, would be written a second time.
                 committed.or_else(|why| if self.unsettled.is_some() { self.settle() } else { Err(why) })?;
                 Ok(None)
             }
@@ -670,7 +690,7 @@ impl Checkpointer {
 }
 
 impl Moving {
-    /// Blocks until the core has moved what it was given.
+    /// Blocks until the core has moved its portion.
     fn wait(&mut self) {
         if let Some(moved) = &self.moved
             && moved.recv().is_ok()
@@ -679,8 +699,8 @@ impl Moving {
         }
     }
 
-    /// Sends the core the next portion of live values to be written again. Returns false when none are left, or the core
-    /// is gone.
+    /// Sends the core the next portion of live values to write again. Returns false if none are left, or the
+    /// core has stopped.
     fn step(&mut self, member: &Surface) -> bool {
         if let Some(moved) = &self.moved {
             match moved.try_recv() {
@@ -692,7 +712,8 @@ impl Moving {
         let (mut portion, mut bytes) = (Vec::new(), 0);
         let mut ended = false;
         while bytes < self.portion_bytes && !ended {
-            // What is not there any more need not be moved, so that the newest view does each time.
+            // Versions that were removed in the meantime need not be moved, so each iteration may use the
+            // newest view.
             let view = (member.newest)();
             let mut looked_at = 0;
             let snapshot = view.snapshot();
@@ -711,7 +732,8 @@ impl Moving {
                 }
                 let mut data = BytesMut::new();
                 if read_version(version, &self.values, &mut data).is_err() {
-                    // A request for this value fails; the segment is not emptied and so not deleted.
+                    // A client's request for this value fails, too; the segment is not emptied and so not
+                    // deleted.
                     continue;
                 }
                 bytes += data.len() + MOVED_BYTES;
@@ -762,7 +784,7 @@ mod tests {
 
     #[test]
     fn each_version_is_written_a_few_times() {
-        // Short keys and long ones.
+        // Versions with short keys and with long keys.
         for version_bytes in [VERSION_BYTES_MIN, 20, VERSION_BYTES, 500] {
             for (checkpoints, times) in [(10, 2.4), (50, 3.6), (200, 4.4)] {
                 let (mut levels, mut base_version_bytes) = (Vec::<Level>::new(), None);
@@ -788,7 +810,7 @@ mod tests {
         }
     }
 
-    /// Carries out an order and returns what the core is told of it.
+    /// Executes an order for a checkpoint and returns the result that the core receives.
     fn checkpointed(
         checkpointer: &mut Checkpointer,
         told: &Receiver<Event>,
@@ -844,7 +866,7 @@ mod tests {
                 let command = Command { index: Index(index), term: Term(1), data: &data, location };
                 machine.apply(command, &values, false).expect("it can be applied");
             };
-            // What a restart would find is whole.
+            // Asserts that the checkpoint that a restart would find is complete; returns its applied index.
             let is_whole = || {
                 let manifest = store.load().expect("the disk answers").expect("there is a checkpoint");
                 for run in &manifest.runs {
@@ -855,7 +877,7 @@ mod tests {
             put(&mut machine, 1);
             checkpointed(&mut checkpointer, &told, &mut machine, || ()).expect("the disk is good");
             put(&mut machine, 2);
-            // Two in a row, since a directory is synced once more.
+            // Two failures, since the sync of a directory is retried once.
             memory.fail_next(disk::Operation::Sync, nth, disk::Fault::Once(5));
             memory.fail_next(disk::Operation::Sync, nth + 2, disk::Fault::Once(5));
             let failed = checkpointed(&mut checkpointer, &told, &mut machine, || ()).is_err();

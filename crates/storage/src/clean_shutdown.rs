@@ -1,4 +1,5 @@
-//! A file beside the log that says whose it is, and where the log ended at the last clean shutdown or start.
+//! A file beside the log with the ids of its member, and the end of the log at the last clean shutdown or
+//! start.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,18 +11,19 @@ use numbers::{ClusterId, MemberId};
 use crate::identity::Identity;
 use telemetry::logging::{Logger, Value};
 
-/// The record of the last clean shutdown in a data directory.
+/// The shutdown record in a data directory.
 pub struct CleanShutdown {
     disk: Arc<dyn Disk>,
     path: PathBuf,
-    /// The record as it was when the member was started; `None` if there was none.
+    /// The record as it was when the member was started; `None` if it was missing or damaged.
     pub known: Option<ShutdownRecord>,
-    /// True if there was one, which may have been damaged.
+    /// True if the file existed, possibly damaged.
     pub was_there: bool,
 }
 
 impl CleanShutdown {
-    /// Reads it. A damaged one counts as none: it can only prove that something else is missing.
+    /// Reads the record. A damaged record is treated as missing: it only serves to prove that other data are
+    /// missing.
     pub fn read(
         disk: &Arc<dyn Disk>,
         member_dir: &Path,
@@ -52,7 +54,7 @@ impl CleanShutdown {
         Ok(CleanShutdown { disk: Arc::clone(disk), path, known, was_there })
     }
 
-    /// Refuses a log that is another member's.
+    /// Returns an error if the record belongs to another member.
     pub fn check(&self, identity: &Identity) -> Result<(), OpenError> {
         let expected = identity.owner();
         match self.known.map(|record| Owner { cluster_id: record.cluster_id, member_id: record.member_id }) {
@@ -63,13 +65,13 @@ impl CleanShutdown {
         }
     }
 
-    /// Says that the log is in use, and how far it is durable. Before anything more is written to the log, or a crash would
-    /// leave it longer than the record of a clean shutdown says.
+    /// Records that the log is in use, and how far it is durable. Called before anything is written to the
+    /// log: otherwise after a crash the log would be longer than the record of the clean shutdown states.
     pub fn open(&self, identity: &Identity, synced_to: Option<LogEnd>) -> Result<(), OpenError> {
         self.write(identity, None, synced_to)
     }
 
-    /// Says where the log ends, once it is closed; `None` is a log that nothing was written to.
+    /// Records the end of the log after it is closed; `None` for a log that was never written.
     pub fn close(&self, identity: &Identity, end: Option<LogEnd>) -> Result<(), OpenError> {
         if end.is_some() { self.write(identity, end, None) } else { Ok(()) }
     }

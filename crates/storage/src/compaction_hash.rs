@@ -1,10 +1,11 @@
-//! The hashes of the last compactions, which HashKV answers from.
+//! Hashes of the last compactions, with which HashKV answers.
 //!
-//! etcd computes a hash over what a compaction goes through, with the compact revision before it, and keeps the last
-//! ten. HashKV at exactly such a revision answers with that entry, even when the revision is compacted by now. Members
-//! compare these hashes with each other, so they have to be had at the same revisions everywhere. Here a thread of its
-//! own computes them from the state published with the compaction, and from the checksums of the values that the index
-//! holds: neither the core waits for it nor the disk.
+//! etcd computes a hash of the versions that a compaction traverses, together with the previous compact
+//! revision, and keeps the last ten. HashKV at exactly the revision of a compaction returns that hash, even
+//! if the revision has been compacted since. Members compare these hashes with each other, so all must have
+//! them at the same revisions. Here a dedicated thread computes them from the state published with the
+//! compaction, and from the checksums of values in the index: the core does not wait for it, and it does not
+//! read the disk.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,13 +20,14 @@ use tokio::sync::watch;
 
 use crate::kv_hash::KvHash;
 
-/// Hashes kept, as in etcd.
+/// Number of hashes that are kept, as in etcd.
 const KEPT_MAX: usize = 10;
-/// Compactions that may wait for their hash; one more goes without.
+/// Maximum number of compactions that wait for their hash; further ones get no hash.
 pub const JOBS_MAX: usize = 16;
-/// Versions looked at between two pauses.
+/// Number of versions visited between two pauses.
 const VERSIONS_PER_SLICE: usize = 4096;
-/// A pause is this many times as long as the slice before it, so that hashing takes only a part of one processor core.
+/// Ratio of pause time to the time of the slice before it, so that hashing takes only a part of one processor
+/// core.
 const PAUSE_FACTOR: u32 = 1;
 
 /// State of a compaction's hash.
@@ -35,18 +37,18 @@ enum Progress {
     Known(u32),
 }
 
-/// One compaction's hash.
+/// The hash of one compaction, which may still be computed.
 #[derive(Clone)]
 pub struct CompactionHash {
-    /// The revision compacted at.
+    /// Revision of the compaction.
     pub revision: Revision,
-    /// The compact revision before.
+    /// Compact revision before the compaction.
     pub compact_revision: Revision,
     progress: watch::Receiver<Progress>,
 }
 
 impl CompactionHash {
-    /// Waits until the hash is computed; `None` if it never will be.
+    /// Waits until the hash is computed; `None` if its computation was given up.
     pub async fn wait(mut self) -> Option<u32> {
         match *self.progress.wait_for(|progress| *progress != Progress::Computing).await.ok()? {
             Progress::Known(hash) => Some(hash),
@@ -58,9 +60,9 @@ impl CompactionHash {
 /// The computed hash of one compaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownHash {
-    /// The revision compacted at.
+    /// Revision of the compaction.
     pub revision: Revision,
-    /// The compact revision before.
+    /// Compact revision before the compaction.
     pub compact_revision: Revision,
     /// HashKV's hash of the compaction.
     pub hash: u32,
@@ -69,12 +71,12 @@ pub struct KnownHash {
 /// The hashes of the last compactions.
 #[derive(Default)]
 pub struct CompactionHashes {
-    /// The newest last.
+    /// Hashes in the order of their compactions, the newest last.
     newest: Mutex<VecDeque<CompactionHash>>,
     stopped: AtomicBool,
 }
 
-/// A hash to compute.
+/// A hash that is to be computed.
 pub struct Job {
     state: AsOf,
     revision: Revision,
@@ -83,13 +85,13 @@ pub struct Job {
 }
 
 impl CompactionHashes {
-    /// The hash of the compaction at exactly this revision, if it is one of the last.
+    /// Returns the hash of the compaction at exactly this revision, if it is one of the last ten.
     pub fn at(&self, revision: Revision) -> Option<CompactionHash> {
         let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         newest.iter().find(|hash| hash.revision == revision).cloned()
     }
 
-    /// Returns the computed hashes, the newest first: revision, compact revision before it, hash.
+    /// Returns the computed hashes, the newest first.
     pub fn known(&self) -> Vec<KnownHash> {
         let newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         let known = newest.iter().rev().filter_map(|hash| match *hash.progress.borrow() {
@@ -103,8 +105,9 @@ impl CompactionHashes {
         known.collect()
     }
 
-    /// Orders the hash of a compaction; `state` is the published state of the compaction, with the versions that it will
-    /// remove. Returns false if too many compactions wait for their hashes.
+    /// Queues the computation of a compaction's hash; `state` is the published state of the compaction,
+    /// including the versions that it will remove. Returns false if too many compactions wait for their
+    /// hashes.
     pub fn order(
         &self,
         jobs: &SyncSender<Job>,
@@ -125,12 +128,12 @@ impl CompactionHashes {
         true
     }
 
-    /// Ends [`CompactionHashes::run`] soon, also within a job.
+    /// Stops [`CompactionHashes::run`] soon, even during a computation.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
     }
 
-    /// Computes hashes until nobody can order more.
+    /// Computes hashes until the queue is closed.
     pub fn run(&self, jobs: &Receiver<Job>) {
         while let Ok(job) = jobs.recv() {
             let mut computing = Computing::new(job);
@@ -151,19 +154,19 @@ impl CompactionHashes {
 /// A hash that is being computed.
 pub struct Computing {
     job: Job,
-    /// Begun with the first slice.
+    /// Created with the first slice.
     walk: Option<HashWalk>,
     hash: KvHash,
 }
 
 impl Computing {
-    /// Begins.
+    /// Starts the computation of a hash.
     pub fn new(job: Job) -> Computing {
         Computing { job, walk: None, hash: KvHash::default() }
     }
 
-    /// Goes on for a while. Returns true if it is done, and those that wait were told; or it took too long, and nobody
-    /// will be.
+    /// Computes one slice. Returns true if the computation has ended: either the hash was sent to the waiting
+    /// calls, or the state was removed before the hash was complete, and no hash will be sent.
     pub fn step(&mut self) -> bool {
         let Computing { job, walk, hash } = self;
         let Ok(slice) = job.state.slice() else { return true };
@@ -172,7 +175,7 @@ impl Computing {
             .get_or_insert_with(|| HashWalk::of_compaction(&snapshot, job.compact_revision, job.revision));
         let done = walk.step(&snapshot, VERSIONS_PER_SLICE, |version| hash.feed_checksum(version));
         if done {
-            // Nobody may have asked; the entry keeps it.
+            // No call may be waiting; the channel keeps the hash for later calls.
             let _ = job.answer.send(Progress::Known(hash.finish()));
         }
         done
@@ -265,7 +268,7 @@ mod tests {
         hashes.run(&queue);
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("builds");
         let found = runtime.block_on(hashes.at(Revision(3)).expect("is kept").wait());
-        // Only the tombstone: the put at the compact revision before is not what this compaction keeps.
+        // Only the tombstone: the put at the previous compact revision is not kept by this compaction.
         let mut expected = KvHash::default();
         store
             .snapshot()

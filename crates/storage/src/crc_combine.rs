@@ -1,14 +1,14 @@
-//! The CRC-32C of two byte strings one behind the other, from their own.
+//! Computes the CRC-32C of two concatenated byte strings from their own CRCs.
 //!
-//! A CRC is the remainder of the string, as a polynomial over GF(2), by the generator. Bytes behind a string multiply
-//! it by x^8 for each, so that combining takes one multiplication for every bit that is set in their number. (That of
-//! the `crc32c` crate squares a matrix for every bit, and takes a hundred times as long.)
+//! A CRC is the remainder of the string, as a polynomial over GF(2), modulo the generator. Each byte appended
+//! to a string multiplies it by x^8, so combining takes one multiplication per set bit of the second length.
+//! (The function of the `crc32c` crate squares a matrix per bit, and takes a hundred times as long.)
 
-/// The generator, its bits reflected as everything here: the highest bit stands for x^0.
+/// The generator polynomial with reflected bits, like all polynomials here: the highest bit is x^0.
 const GENERATOR: u32 = 0x82f6_3b78;
 /// x^8.
 const BYTE: u32 = 1 << (31 - 8);
-/// x to the power of 8 * 2^n.
+/// Entry n is x to the power of 8 * 2^n.
 const POWERS: [u32; 32] = {
     let mut powers = [BYTE; 32];
     let mut n = 1;
@@ -19,12 +19,12 @@ const POWERS: [u32; 32] = {
     powers
 };
 
-/// The product of two polynomials modulo the generator.
+/// Returns the product of two polynomials modulo the generator.
 const fn multiply(a: u32, mut b: u32) -> u32 {
     let mut product = 0;
     let mut n = 0;
     while n < 32 {
-        // No branches: the bits of a checksum are random.
+        // Branch-free: the bits of a checksum are random, so branches would be mispredicted.
         product ^= b & ((a << n) >> 31).wrapping_neg();
         b = (b >> 1) ^ (GENERATOR & (b & 1).wrapping_neg());
         n += 1;
@@ -32,7 +32,8 @@ const fn multiply(a: u32, mut b: u32) -> u32 {
     product
 }
 
-/// The CRC-32C of a string with `second` behind it, which has `second_len` bytes, given those of the two.
+/// Returns the CRC-32C of two concatenated strings. `first` and `second` are the CRCs of the strings,
+/// `second_len` is the length of the second string in bytes.
 pub fn combine(first: u32, second: u32, second_len: u32) -> u32 {
     let (mut shifted, mut left) = (first, second_len);
     while left != 0 {

@@ -1,4 +1,4 @@
-//! Why a data directory cannot be opened, in words for the operator.
+//! Reasons why a data directory cannot be opened, with texts for the operator.
 
 use std::error::Error;
 use std::fmt;
@@ -13,97 +13,100 @@ use crate::beginning::AloneError;
 use crate::etcd_beside::EtcdBeside;
 use crate::identity::Identity;
 
-/// Why a data directory could not be opened, to start its member or to read it while the member is stopped.
+/// Reason why a data directory could not be opened, either to start its member or to read it while the member
+/// is stopped.
 #[derive(Debug)]
 pub enum DataDirError {
-    /// A file or directory could not be read or written, is damaged, is missing, or is another member's.
+    /// A file or directory could not be read or written, is damaged or missing, or belongs to another member.
     Files(log::OpenError),
     /// The operating system did not say whether this path exists.
     Lookup {
-        /// The path.
+        /// Path that was looked up.
         path: PathBuf,
-        /// The answer of the operating system.
+        /// Error of the operating system.
         error: io::Error,
     },
     /// Another process holds the lock of the directory.
     Locked {
-        /// The lock file.
+        /// Path of the lock file.
         path: PathBuf,
     },
-    /// The directory is one of etcd's.
+    /// The directory is a data directory of etcd.
     WrittenByEtcd {
         /// The file or directory that only etcd writes.
         path: PathBuf,
-        /// The data directory.
+        /// Path of the data directory.
         data_dir: PathBuf,
-        /// What it says about keys of API version 2, if it has any.
+        /// Description of keys of API version 2, if the directory contains any.
         old_store: Option<String>,
     },
-    /// etcd, or one of its tools, has its database open.
+    /// etcd, or one of its tools, has the database open.
     EtcdRuns {
-        /// The database, which is locked.
+        /// Path of the locked database.
         path: PathBuf,
     },
-    /// etcd has begun a store beside the files of this member, which it never had.
+    /// etcd has created a store beside the files of this member, which was never taken over from etcd.
     EtcdBeside(Box<EtcdBeside>),
-    /// etcd has run again on what it left when this member was taken over.
+    /// etcd has run again on its old files after this member was taken over.
     EtcdRanAgain {
-        /// The data directory.
+        /// Path of the data directory.
         data_dir: PathBuf,
-        /// The directory of etcd's log.
+        /// Path of the directory of etcd's log.
         wal_dir: PathBuf,
-        /// The directory of Mainstay's log.
+        /// Path of the directory of Mainstay's log.
         log_dir: PathBuf,
     },
     /// The member was exported to a data directory of etcd.
     Exported {
-        /// The file that says so.
+        /// Path of the mark.
         mark: PathBuf,
         /// The data directory that was made for etcd.
         to: PathBuf,
     },
-    /// The member was exported to a data directory of etcd, and is to be exported again.
+    /// The member was exported to a data directory of etcd before, and another export was requested.
     ExportedBefore {
-        /// The file that says so.
+        /// Path of the mark.
         mark: PathBuf,
         /// The data directory that was made for etcd.
         to: PathBuf,
     },
-    /// The directory holds no member.
+    /// The directory contains no member.
     Empty {
-        /// The directory that was looked into.
+        /// Directory that was searched.
         path: PathBuf,
         /// Name of the missing part.
         lacks: &'static str,
     },
     /// The cluster has removed this member.
     Removed {
-        /// The member.
+        /// Id of the member.
         member_id: u64,
-        /// The data directory.
+        /// Path of the data directory.
         data_dir: PathBuf,
     },
-    /// The options describe another member than the one that the directory was made for.
+    /// The options describe another member than the one in the directory.
     OtherMember {
-        /// The directory `<data-dir>/member`.
+        /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
-        /// The member that the directory was made for.
+        /// Identity of the member in the directory.
         made_for: Identity,
-        /// The member that the options name.
+        /// Identity of the member that the options describe.
         configured: Identity,
     },
-    /// A file of the checkpoint names another member.
+    /// A file of the checkpoint belongs to another member.
     OtherCheckpoint {
-        /// The file.
+        /// Path of the run.
         path: PathBuf,
-        /// The member that the directory belongs to.
+        /// Identity of the member that owns the directory.
         identity: Identity,
     },
-    /// The log of this member is in another directory than the options say, or that directory is not for it.
+    /// The log of this member is in another directory than the options name, or that directory cannot be used
+    /// for it.
     Misplaced(Box<Misplaced>),
-    /// Files of the directory contradict each other, or lack what the others need.
+    /// Files of the directory contradict each other, or one lacks data that another needs.
     Inconsistent(Box<Inconsistency>),
-    /// The beginning of a member without data could not be determined: [`crate::opening::Opening::begin`] failed.
+    /// The first entries of a member without data could not be determined: [`crate::opening::Opening::begin`]
+    /// failed.
     Begin(Box<dyn Error + Send + Sync>),
     /// The member cannot be made the only one of its cluster.
     ForceNewCluster(AloneError),
@@ -117,157 +120,158 @@ pub enum DataDirError {
     CheckpointThreadPanicked,
 }
 
-/// Why a directory cannot be that of a member's log.
+/// Reason why a directory cannot be that of a member's log.
 #[derive(Debug)]
 pub enum Misplaced {
     /// The log is in another directory.
     Elsewhere {
-        /// The directory of the log.
+        /// Path of the log's directory.
         log_dir: PathBuf,
-        /// The directory that the options name.
+        /// Directory that the options name.
         chosen: PathBuf,
-        /// The directory of a log that is in the data directory.
+        /// Directory `<data-dir>/member/log`.
         own: PathBuf,
     },
     /// Neither directory holds the log.
     Missing {
-        /// The directory in which the log was.
+        /// Directory that contained the log.
         log_dir: PathBuf,
-        /// The directory that the options name.
+        /// Directory that the options name.
         chosen: PathBuf,
     },
-    /// The data directory notes a place in which there is no log.
+    /// The data directory notes a directory that contains no log.
     NotThere {
         /// The directory that is noted.
         log_dir: PathBuf,
-        /// The directory `<data-dir>/member`.
+        /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
     },
-    /// The log, or a copy of it, is in another directory, and nothing says where it ended.
+    /// The log, or a copy of it, is in another directory, and its end is not recorded, because the member was
+    /// not stopped cleanly.
     MovedInUse {
-        /// The directory in which the log was.
+        /// Directory that contained the log.
         log_dir: PathBuf,
-        /// The directory that the options name.
+        /// Directory that the options name.
         chosen: PathBuf,
     },
-    /// The directory holds a log, and the data directory nothing.
+    /// The directory contains a log, but the data directory contains no data of its member.
     OfAnother {
-        /// The directory of the log.
+        /// Path of the log's directory.
         log_dir: PathBuf,
-        /// The directory `<data-dir>/member`.
+        /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
     },
-    /// The directory holds files that are not of a log.
+    /// The directory contains files that do not belong to a log.
     NotEmpty {
-        /// The directory.
+        /// Directory that the options name.
         chosen: PathBuf,
         /// One of the files.
         file: PathBuf,
     },
-    /// The directory holds the data directory, or is used for something else in it.
+    /// The directory contains the data directory, or is used for something else in it.
     Overlaps {
-        /// The directory.
+        /// Directory that the options name.
         chosen: PathBuf,
-        /// The directory `<data-dir>/member`.
+        /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
     },
 }
 
-/// A contradiction between the files of a data directory, each of which can be read.
+/// A contradiction between the files of a data directory, each of which is readable.
 #[derive(Debug)]
 pub enum Inconsistency {
-    /// The log is missing, but other files of the member are there.
+    /// The log is missing, but other files of the member exist.
     LogMissing {
-        /// The directory of the log.
+        /// Path of the log's directory.
         log_dir: PathBuf,
     },
-    /// The checkpoint cannot be used, and the log does not hold everything since the first entry.
+    /// The checkpoint cannot be used, and the log does not contain every entry since the first.
     LogNotWhole {
-        /// Why the checkpoint cannot be used.
+        /// Error of the checkpoint.
         checkpoint: DataDirError,
-        /// The entries that the log lacks.
+        /// Entries that are missing in the log.
         lacking: Lacking,
     },
-    /// There is no checkpoint, and the log does not hold every entry since the first.
+    /// The checkpoint is missing, and the log does not contain every entry since the first.
     NoCheckpoint {
-        /// The directory `<data-dir>/member`.
+        /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
-        /// The entries that the log lacks.
+        /// Entries that are missing in the log.
         lacking: Lacking,
     },
-    /// The state of the checkpoint is that of another entry than its manifest says.
+    /// The state of the checkpoint has another applied index than its manifest states.
     CheckpointIndex {
-        /// The directory `<data-dir>/member`.
+        /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
-        /// The index that the manifest says.
+        /// Index that the manifest states.
         stated: Index,
-        /// The index of the last entry in the state.
+        /// Applied index of the state.
         held: Index,
     },
-    /// The log ends in front of entries that the checkpoint was made of.
+    /// The log ends before entries that are in the checkpoint.
     LogEndsEarly {
-        /// The directory of the log.
+        /// Path of the log's directory.
         log_dir: PathBuf,
-        /// The index of the last entry in the log.
+        /// Index of the last entry in the log.
         last: Index,
-        /// The index of the last entry in the checkpoint.
+        /// Index of the last entry in the checkpoint.
         applied: Index,
     },
-    /// The log gave another last entry than it says it has.
+    /// The replay of the log ended at another entry than the log states.
     LastEntry {
-        /// The index that the log says.
+        /// Index of the last entry that the log states.
         stated: Index,
-        /// The index of the last entry that it gave.
+        /// Index of the last replayed entry.
         held: Index,
     },
-    /// Raft cannot begin with the log and the checkpoint together.
+    /// Raft refuses the combination of log and checkpoint.
     Raft {
-        /// The directory `<data-dir>/member`.
+        /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
-        /// The answer of raft.
+        /// Error of raft.
         refused: consensus::Refused,
     },
     /// The manifest names a file that cannot be a run of the checkpoint.
     UnknownRun {
-        /// The name of the file.
+        /// Name of the file.
         name: String,
     },
-    /// The runs of the checkpoint hold what is never written.
+    /// The runs of the checkpoint have content that this program never writes.
     Checkpoint {
         /// The directory of the checkpoint.
         dir: PathBuf,
-        /// The cause.
+        /// Error of restoring the runs.
         error: RestoreError<log::OpenError>,
     },
-    /// An entry in the log should be a membership change and is none.
+    /// An entry of the type membership change does not decode as one.
     NotAChange {
-        /// The index of the entry.
+        /// Log index of the entry.
         index: Index,
-        /// Why it cannot be decoded.
+        /// Decoding error.
         error: prost::DecodeError,
     },
 }
 
-/// The entries that a log lacks which does not hold every entry since the first.
+/// Entries that are missing in a log that should contain every entry since the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lacking {
-    /// The log begins behind a state that was taken over at this entry.
+    /// The log starts after a snapshot that was installed at this entry.
     Before(Index),
-    /// One or more entries inside the log.
+    /// One or more entries in the middle of the log.
     Gap {
-        /// The index of the entry behind the gap.
+        /// Index of the entry after the gap.
         found: Index,
-        /// The index that was expected there.
+        /// Index that was expected there.
         expected: Index,
     },
-    /// Entries at the end, which is at this index.
+    /// Entries at the end of the log, whose last index should be this one.
     UpTo(Index),
 }
 
-/// Why the first entries of a log could not be made durable.
+/// Reason why the first entries of a log could not be made durable.
 #[derive(Debug)]
 pub enum FirstEntriesError {
-    /// The log does not take them.
+    /// The log refuses the entries.
     Refused(log::Refusal),
     /// The log has failed.
     Failed(log::Fatal),
@@ -278,8 +282,8 @@ pub enum FirstEntriesError {
 }
 
 impl DataDirError {
-    /// Returns true if the cause is a file that is missing, or is not as it was written: a caller that has its contents
-    /// elsewhere may go on without it.
+    /// Returns true if the cause is a missing or damaged file, so that a caller that has its content
+    /// elsewhere may continue without it.
     pub fn is_damage(&self) -> bool {
         match self {
             DataDirError::Files(error) => error.is_damage(),
@@ -360,7 +364,8 @@ impl fmt::Display for DataDirError {
                 let own = ["checkpoint", log::ShutdownRecord::FILE_NAME];
                 let own = own.into_iter().chain([crate::nospace::FILE_NAME, crate::log_dir::NOTE_NAME]);
                 let own = own.map(|name| member.join(name)).chain(guards).chain([log_dir.clone()]);
-                // The mark last: without it nobody says this again if the command is interrupted.
+                // The mark comes last: if the command is interrupted before, the next start prints this text
+                // again.
                 let own = own.chain([member.join(crate::taken_over::MARK_NAME)]);
                 let own: Vec<String> = own.map(|path| in_shell(&path)).collect();
                 write!(
@@ -438,7 +443,7 @@ impl fmt::Display for DataDirError {
     }
 }
 
-/// A path as a shell takes it.
+/// Returns a path quoted for a shell.
 pub(crate) fn in_shell(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:,@%".contains(c);

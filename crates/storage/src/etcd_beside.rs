@@ -1,20 +1,22 @@
-//! etcd in the directory of a member that it never had: kept out, or found beside the member's own files.
+//! Protection of a member's directory that etcd never used: prevents etcd from starting there, and detects an
+//! etcd store beside the member's files.
 //!
-//! An etcd that is started where it finds no log begins an empty store, healthy and under the same member id. So a directory of
-//! Mainstay has a file where etcd wants its directory `member/snap`, which it makes before anything else: every release refuses
-//! to start then, with `failed to create snapshot directory`, the path, and `not a directory`, and writes nothing. The file says
-//! what to do, and so does, by its name, one beside `member`, which etcd names in its log before it ends (`found invalid file under
-//! data directory`). Files in etcd's log, as beside a member that was taken over ([`crate::taken_over`]), come too late: by then
-//! it has made its database.
+//! An etcd that is started where it finds no log creates an empty, healthy store with the same member id. So
+//! a directory of Mainstay has a file in the place of etcd's directory `member/snap`, which etcd creates
+//! first of all: every release then refuses to start, with `failed to create snapshot directory`, the path,
+//! and `not a directory`, and writes nothing. The text of the file explains the remedy, and so does the name
+//! of a file beside `member`, which etcd logs before it exits (`found invalid file under data directory`).
+//! Files in etcd's log, as beside a member that was taken over ([`crate::taken_over`]), would not be enough:
+//! etcd would have created its database before it finds them.
 //!
 //! ```text
 //! <data-dir>/THIS-IS-DATA-OF-MAINSTAY.…      text
 //! <data-dir>/member/snap                     the same text
-//! <data-dir>/member/snap.left-by-etcd-<n>    a directory that was there before, and in which nothing is
+//! <data-dir>/member/snap.left-by-etcd-<n>    an empty directory that existed at the path `snap` before
 //! ```
 //!
-//! Where etcd has begun a store all the same, nobody can say which of the two is wanted: a start is refused, and an import as well
-//! (`COMPAT-410`).
+//! If etcd has created a store anyway, the operator must decide which of the two to keep: a start is refused,
+//! and so is an import (`COMPAT-410`).
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -29,10 +31,11 @@ use crate::error::{DataDirError, in_shell};
 use crate::log_dir;
 use crate::taken_over::TakenOver;
 
-/// Name of the file in a data directory that says by its name whose it is. etcd from 3.4 on names it in its log.
+/// Name of the file in a data directory whose name states that the directory belongs to Mainstay. etcd since
+/// 3.4 prints the name in its log.
 pub const SIGN_NAME: &str = "THIS-IS-DATA-OF-MAINSTAY.to-go-back-to-etcd-run-mainstay-utl-export";
 
-/// Text of that file, and of the one in the place of etcd's directory.
+/// Text of that file, and of the file in the place of etcd's directory.
 pub const SIGN_TEXT: &str = "\
 This directory holds a member of Mainstay. etcd cannot read it, and does not start on it: it would begin an empty store under
 the same member id. For that reason member/snap is a file here, unless it is a directory that etcd left when the member was
@@ -48,39 +51,43 @@ To go back to etcd: stop the member, make a directory for etcd of this one, and 
 (`mainstay utl export --help`; docs/migration.md has the steps for a cluster, and for --wal-dir.)
 ";
 
-/// What a start found where etcd would be, and did about it.
+/// State that a start found at the path of etcd's directory, and the change that it made.
 #[derive(Debug, PartialEq, Eq)]
 pub enum KeptOut {
-    /// etcd's files of a member that was taken over are there, and their own guards.
+    /// The directory contains etcd's files of a member that was taken over, which have their own guards.
     TakenOver,
-    /// The file is there.
+    /// The file that keeps etcd from starting exists.
     Guarded,
-    /// The file is there, in the place of a directory in which nothing was.
+    /// The file that keeps etcd from starting exists, and an empty directory of etcd was moved to this path.
     Moved(PathBuf),
 }
 
-/// The answer of [`keep_out`].
+/// Result of [`keep_out`].
 pub struct Kept {
-    /// The outcome: the state that was found, and the change that was made.
+    /// The state that was found, and the change that was made.
     pub out: KeptOut,
-    /// The lock of the database in a directory that was moved, for as long as the member runs: an etcd that had opened the database
-    /// before goes no further until the lock is dropped.
+    /// Lock of the database in a directory that was moved aside, for as long as the member runs: an etcd that
+    /// had opened the database before waits until the lock is dropped.
     pub lock: Option<Lock>,
 }
 
-/// Number of times that [`keep_out`] begins again because an etcd has made its directory since the last look.
+/// Maximum number of attempts of [`keep_out`], which retries if an etcd has created its directory during an
+/// attempt.
 const LOOKS_MAX: u32 = 4;
 
-/// Keeps etcd from beginning a store in the directory of a member, which [`refuse`] let pass. The files are made once. To be called
-/// before a long replay, during which an etcd may be started. `wal_dir` is the directory that `--wal-dir` names.
+/// Prevents etcd from creating a store in a member's directory that [`refuse`] has accepted. The files are
+/// created only once. Called before a long replay, during which an etcd may be started. `wal_dir` is the
+/// directory of `--wal-dir`.
 ///
-/// The file gets its name in one step, which fails where an etcd has made its directory since the look. A directory is moved aside
-/// only with the lock of etcd's database, which is made where it is missing: no etcd runs on it then, and none begins to.
+/// The file gets its name atomically, which fails if an etcd has created its directory in the meantime. A
+/// directory is moved aside only with the lock of etcd's database, which is created if it is missing: then no
+/// etcd runs on it, and none can start.
 ///
 /// # Errors
 ///
-/// [`DataDirError::EtcdRuns`] or [`DataDirError::EtcdBeside`] if an etcd runs or has begun a store since the check before. With
-/// [`DataDirError::Files`] the operating system refused, and the member can be served all the same.
+/// Returns [`DataDirError::EtcdRuns`] or [`DataDirError::EtcdBeside`] if an etcd runs or has created a store
+/// since the previous check. Returns [`DataDirError::Files`] if the operating system refuses an operation;
+/// the member can be served anyway.
 pub fn keep_out(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) -> Result<Kept, DataDirError> {
     let path = member_dir.join("snap");
     let io = |doing, path: &Path, error| OpenError::Io { doing, path: path.to_path_buf(), error };
@@ -106,7 +113,7 @@ pub fn keep_out(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) -> R
     Ok(kept)
 }
 
-/// Moves etcd's directory aside, in which there is nothing that anybody could miss. Returns its new name, and the lock of its database.
+/// Moves etcd's directory aside, if it contains no data. Returns its new name, and the lock of its database.
 fn move_aside(
     disk: &dyn Disk,
     member_dir: &Path,
@@ -119,7 +126,7 @@ fn move_aside(
         ErrorKind::WouldBlock => DataDirError::EtcdRuns { path: db.clone() },
         _ => io("lock", &db, error).into(),
     })?;
-    // An etcd may have begun a store, and have ended, since the check before.
+    // An etcd may have created a store and exited since the previous check.
     if let Some(files) = EtcdFiles::find(disk, member_dir, wal_dir)? {
         drop(lock);
         return Err(DataDirError::EtcdBeside(Box::new(EtcdBeside::of(disk, member_dir, files)?)));
@@ -129,13 +136,13 @@ fn move_aside(
     Ok((aside, lock))
 }
 
-/// Removes what keeps etcd out, and the note of where the log is, if no member has begun in this directory: a first start has failed, and
-/// etcd, or another start, is to find nothing of it. A note that was there before, as in a rebuild, stays (`was_noted`). Returns true if
-/// they were removed.
+/// Removes the protective files, and the note of the log's directory, if this directory contains no member: a
+/// first start has failed, and neither etcd nor another start should be affected by it. A note that existed
+/// before, as in a rebuild, is kept (`was_noted`). Returns true if the files were removed.
 ///
 /// # Errors
 ///
-/// When the operating system refuses.
+/// Returns an error if the operating system refuses an operation.
 pub fn let_in(disk: &dyn Disk, data_dir: &Path, was_noted: bool) -> Result<bool, OpenError> {
     let member_dir = &data_dir.join("member");
     let note = member_dir.join(log_dir::NOTE_NAME);
@@ -162,11 +169,11 @@ pub fn let_in(disk: &dyn Disk, data_dir: &Path, was_noted: bool) -> Result<bool,
     Ok(true)
 }
 
-/// Puts the file into a data directory that says by its name whose it is.
+/// Creates the file in a data directory whose name states that the directory belongs to Mainstay.
 ///
 /// # Errors
 ///
-/// When the operating system refuses; the member can be served all the same.
+/// Returns an error if the operating system refuses an operation; the member can be served anyway.
 pub fn put_sign(disk: &dyn Disk, data_dir: &Path) -> Result<(), OpenError> {
     let path = data_dir.join(SIGN_NAME);
     let io = |error| OpenError::Io { doing: "write", path: path.clone(), error };
@@ -176,7 +183,7 @@ pub fn put_sign(disk: &dyn Disk, data_dir: &Path) -> Result<(), OpenError> {
     write(disk, &path).and_then(|()| disk.sync_dir(data_dir)).map_err(io)
 }
 
-/// Writes the text, so that the file has all of it or is not there.
+/// Writes the text atomically: the file has the whole text or does not exist.
 fn write(disk: &dyn Disk, path: &Path) -> std::io::Result<()> {
     let mut making = path.as_os_str().to_os_string();
     making.push(".tmp");
@@ -191,12 +198,12 @@ fn write(disk: &dyn Disk, path: &Path) -> std::io::Result<()> {
         disk.rename(&making, path)
     };
     make().inspect_err(|_| {
-        // What cannot be removed is removed by the next attempt.
+        // A temporary file that cannot be removed now is removed by the next attempt.
         let _ = disk.remove(&making);
     })
 }
 
-/// Returns false for a file, for a link that leads nowhere, and if there is nothing.
+/// Returns true for a directory; false for a file, for a dangling link, and if nothing exists at the path.
 fn is_dir(disk: &dyn Disk, path: &Path) -> std::io::Result<bool> {
     match disk.list(path) {
         Ok(_) => Ok(true),
@@ -205,7 +212,7 @@ fn is_dir(disk: &dyn Disk, path: &Path) -> std::io::Result<bool> {
     }
 }
 
-/// A name beside this path that nothing has.
+/// Returns an unused name beside this path.
 fn unused(disk: &dyn Disk, path: &Path) -> std::io::Result<PathBuf> {
     let mut number = 1;
     loop {
@@ -217,22 +224,22 @@ fn unused(disk: &dyn Disk, path: &Path) -> std::io::Result<PathBuf> {
     }
 }
 
-/// The files of etcd in a data directory, which may be that of a member of Mainstay.
+/// Files of etcd in a data directory, which may be that of a member of Mainstay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdFiles {
-    /// The directory `member/snap`, if it is there.
+    /// Directory `member/snap`, if it exists.
     pub snap: Option<PathBuf>,
-    /// The directories that hold files of etcd's log.
+    /// Directories that contain files of etcd's log.
     pub logs: Vec<PathBuf>,
 }
 
 impl EtcdFiles {
-    /// Looks for etcd's files; `None` if there is nothing of etcd, or nothing that anybody could miss. `wal_dir` is the directory
-    /// that `--wal-dir` names.
+    /// Searches for etcd's files; returns `None` if there are none, or only files without data. `wal_dir` is
+    /// the directory of `--wal-dir`.
     ///
     /// # Errors
     ///
-    /// When the operating system refuses, or a note of the member is damaged.
+    /// Returns an error if the operating system refuses an operation, or a note of the member is damaged.
     pub fn find(
         disk: &dyn Disk,
         member_dir: &Path,
@@ -261,19 +268,19 @@ impl EtcdFiles {
     }
 }
 
-/// Returns true if there is anything of a member of Mainstay in a directory: its log, a note of where that is, a checkpoint, or
-/// the record of its last stop.
+/// Returns true if a directory contains data of a member of Mainstay: its log, a note of the log's directory,
+/// a checkpoint, or the shutdown record.
 ///
 /// # Errors
 ///
-/// When the operating system refuses.
+/// Returns an error if the operating system refuses an operation.
 pub fn holds_member(disk: &dyn Disk, member_dir: &Path) -> Result<bool, OpenError> {
     let note = member_dir.join(log_dir::NOTE_NAME);
     Ok(disk.exists(&note).map_err(|error| OpenError::Io { doing: "look for", path: note.clone(), error })?
         || holds_state(disk, member_dir)?)
 }
 
-/// Returns true if a member has written anything in its directory, a log in another directory apart.
+/// Returns true if a member has written anything in its directory. Ignores a log in a separate directory.
 fn holds_state(disk: &dyn Disk, member_dir: &Path) -> Result<bool, OpenError> {
     for path in ["checkpoint/MANIFEST", ShutdownRecord::FILE_NAME].map(|name| member_dir.join(name)) {
         if disk.exists(&path).map_err(|error| OpenError::Io { doing: "look for", path, error })? {
@@ -283,15 +290,16 @@ fn holds_state(disk: &dyn Disk, member_dir: &Path) -> Result<bool, OpenError> {
     Log::is_in(disk, &member_dir.join("log"))
 }
 
-/// Refuses the directory of a member of Mainstay that was never taken over, and in which etcd has begun a store as well.
+/// Refuses the directory of a member of Mainstay that was never taken over from etcd, and in which etcd has
+/// created a store.
 ///
 /// # Errors
 ///
-/// [`DataDirError::EtcdBeside`], [`DataDirError::EtcdRuns`], or the answer of the operating system.
+/// Returns [`DataDirError::EtcdBeside`], [`DataDirError::EtcdRuns`], or the error of the operating system.
 pub fn refuse(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) -> Result<(), DataDirError> {
     let there =
         |path: PathBuf| disk.exists(&path).map_err(|error| OpenError::Io { doing: "look for", path, error });
-    // One that is just being taken over has both.
+    // A directory during a takeover contains files of both.
     if TakenOver::read(disk, member_dir)?.is_some()
         || there(member_dir.join(TAKING_OVER))?
         || !holds_member(disk, member_dir)?
@@ -309,39 +317,39 @@ pub fn refuse(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) -> Res
     }
 }
 
-/// Name of the directory in a member's directory that is there while the member is taken over from etcd.
+/// Name of the directory in a member's directory that exists while the member is taken over from etcd.
 pub const TAKING_OVER: &str = "import";
 
-/// A store that etcd has begun beside the files of a member of Mainstay.
+/// A store that etcd has created beside the files of a member of Mainstay.
 #[derive(Debug)]
 pub struct EtcdBeside {
     /// The data directory.
     pub data_dir: PathBuf,
-    /// etcd's files.
+    /// Files of etcd.
     pub files: EtcdFiles,
-    /// What is in etcd's store.
+    /// Content of etcd's store.
     pub holds: Holds,
-    /// The side that has written last; `None` if the file system does not tell.
+    /// The side that has written last; `None` if the file system has no modification times.
     pub newer: Option<Newer>,
 }
 
-/// What a store holds that etcd began.
+/// Content of a store that etcd has created.
 #[derive(Debug)]
 pub enum Holds {
-    /// No client has written to it.
+    /// No client has written to etcd's store.
     Nothing,
-    /// Clients have written to it.
+    /// Clients have written to etcd's store.
     Something,
-    /// The store cannot be read.
+    /// etcd's store cannot be read, for this reason.
     Unreadable(String),
 }
 
-/// Which files were written last, and by how much later.
+/// The side whose files were written last, and by how much later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Newer {
-    /// etcd's.
+    /// etcd's files are newer.
     Etcd(Duration),
-    /// Mainstay's.
+    /// Mainstay's files are newer.
     Mainstay(Duration),
 }
 
@@ -370,7 +378,8 @@ impl EtcdBeside {
     }
 }
 
-/// When a file of these names in a directory was written last. A disk of a test has no such times.
+/// Returns the last modification time of the files in a directory for whose names `counts` returns true.
+/// `None` for a test disk, which has no modification times.
 fn last_written(disk: &dyn Disk, dir: &Path, counts: impl Fn(&str) -> bool) -> Option<SystemTime> {
     let names = disk.list(dir).ok()?;
     let named = names.iter().filter(|name| counts(name));
@@ -431,7 +440,7 @@ impl fmt::Display for EtcdBeside {
     }
 }
 
-/// A length of time for a person: rounded, in its largest unit.
+/// A duration for humans: rounded, in its largest unit.
 struct Span(Duration);
 
 impl fmt::Display for Span {

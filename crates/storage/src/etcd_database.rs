@@ -1,7 +1,7 @@
-//! The state as a database of etcd's: what a client's `snapshot save` gets, and what an export writes.
+//! Converts the state to an etcd database, for a client's `snapshot save` and for an export.
 //!
-//! It is gone through twice, in the order of revisions: once for the lengths alone, which needs no value, and once to
-//! write it. Both passes stop wherever their caller likes, so that a shard can turn to other clients.
+//! The state is traversed twice, in the order of revisions: once to compute lengths, which needs no values,
+//! and once to write it. Both passes run in steps, so that a shard can serve other clients in between.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -22,7 +22,7 @@ use machine::{AsOf, GrantedLease, Leases, Members, Overtaken, ReadError, Values}
 use mvcc::{Looked, Version};
 use numbers::{ChangeId, LeaseId, Revision, Seconds};
 
-/// A state, and the words it gets about its members and itself.
+/// A state, with the metadata for its database.
 pub struct EtcdDatabase {
     state: AsOf,
     compact_revision: Revision,
@@ -31,13 +31,13 @@ pub struct EtcdDatabase {
     auth: machine::auth::Auth,
     /// Content of the bucket `meta`.
     pub meta: Meta,
-    /// Members, and what they agreed on.
+    /// Members, and the versions that they agreed on.
     pub membership: Membership,
-    /// Release of etcd that the file is for.
+    /// Release of etcd for which the file is written.
     pub release: Release,
 }
 
-/// The first pass.
+/// State of the first pass.
 pub struct Measuring {
     layout: Option<BackendLayout>,
     auth: AuthWalk,
@@ -45,7 +45,7 @@ pub struct Measuring {
     behind: ChangeId,
 }
 
-/// The second pass.
+/// State of the second pass.
 pub struct Writing<W> {
     writer: BackendWriter<W>,
     auth: AuthWalk,
@@ -53,17 +53,17 @@ pub struct Writing<W> {
     behind: ChangeId,
 }
 
-/// How far a pass over users and roles has come.
+/// Progress of a pass over users and roles.
 #[derive(Clone, Default)]
 enum AuthWalk {
-    /// Nothing was given.
+    /// No user or role was visited.
     #[default]
     Begins,
-    /// Users up to this one.
+    /// Users up to this one were visited.
     User(Bytes),
-    /// All users.
+    /// All users were visited.
     Users,
-    /// All users, and roles up to this one.
+    /// All users, and roles up to this one, were visited.
     Role(Bytes),
     Done,
 }
@@ -74,33 +74,34 @@ enum UserOrRole<'a> {
     Role(&'a Role),
 }
 
-/// Permissions of a role, or roles of a user, that count as much as another user.
+/// Number of permissions of a role, or of roles of a user, that count as one more user.
 const PARTS_PER_USER: usize = 16;
 
-/// How far a pass over the leases has come. They go by their ids without a sign, so that the negative ones come last.
+/// Progress of a pass over the leases. They are ordered by their ids as unsigned numbers, so that negative
+/// ids come last.
 #[derive(Clone, Copy, Default)]
 struct LeaseWalk {
-    /// The lease that was given last, of this sign.
+    /// Last lease of the current sign that was visited.
     behind: Option<LeaseId>,
     is_negative: bool,
     is_done: bool,
 }
 
-/// Users, roles and leases that are written in one step.
+/// Maximum number of users, roles and leases that are written in one step.
 const LEASES_PER_STEP: usize = 1024;
 
-/// Values of versions that follow each other, on their way into a database.
+/// Values of consecutive versions, to be written into a database.
 pub struct Portion {
     values: BytesMut,
-    /// The last version that was looked at.
+    /// Id of the last version that was visited.
     through: ChangeId,
     done: bool,
 }
 
-/// What looking at a version counts for, in bytes.
+/// Bytes that visiting a version counts.
 const LOOK_BYTES: usize = 64;
 
-/// Why a state could not be written.
+/// Reason why a state could not be written.
 #[derive(Debug)]
 pub enum EtcdDatabaseError {
     /// A value cannot be read.
@@ -139,7 +140,7 @@ impl std::error::Error for EtcdDatabaseError {
     }
 }
 
-/// A member in the words of etcd's database.
+/// Converts a member to the type of etcd's database.
 fn member(member: &machine::Member) -> Member {
     Member {
         id: member.id,
@@ -150,7 +151,7 @@ fn member(member: &machine::Member) -> Member {
     }
 }
 
-/// Members in the words of etcd's database.
+/// Converts members to the type of etcd's database.
 pub fn membership(members: &Members) -> Membership {
     Membership {
         members: members.by_id.values().map(member).collect(),
@@ -160,20 +161,20 @@ pub fn membership(members: &Members) -> Membership {
     }
 }
 
-/// Whether users and roles count, and their revision, in the words of etcd's database, which says nothing of them as long as there never
-/// were any.
+/// Returns whether authentication is enabled and the auth revision, as etcd's database stores them: false and
+/// 0 if no users or roles were ever created.
 fn auth_settings(auth: &machine::auth::Auth) -> (bool, u64) {
     let is_new = *auth == machine::auth::Auth::default();
     if is_new { (false, 0) } else { (auth.is_enabled(), auth.revision()) }
 }
 
-/// Users and roles of etcd's database in the machine's words.
+/// Converts users and roles of etcd's database to the machine's type.
 pub fn users(auth: Auth) -> machine::auth::Auth {
-    // etcd's own count begins with 1, even if nobody ever wrote it.
+    // etcd's auth revision starts at 1, even if none is stored.
     machine::auth::Auth::of(auth.enabled, auth.revision.max(1), auth.users, auth.roles)
 }
 
-/// Members of etcd's database in the machine's words.
+/// Converts members of etcd's database to the machine's type.
 pub fn members(membership: &Membership) -> Members {
     let member = |m: &Member| machine::Member {
         id: m.id,
@@ -190,23 +191,23 @@ pub fn members(membership: &Membership) -> Members {
     }
 }
 
-/// The leases of etcd's database, as a machine takes them.
+/// Reads the leases of etcd's database, for a machine.
 ///
 /// # Errors
 ///
-/// When they cannot be read.
+/// Returns an error if they cannot be read.
 pub fn leases<S: Source>(from: &Backend<S>) -> Result<Vec<GrantedLease>, interchange::Error> {
     let mut leases = Vec::new();
     let mut walk = from.leases()?;
     while let Some(lease) = walk.step()? {
-        // etcd takes a rest that is longer than the lease for the lease's own time.
+        // etcd limits a remaining TTL to the lease's TTL.
         let remaining = Seconds(lease.remaining_ttl.clamp(0, lease.ttl.max(0)));
         leases.push(GrantedLease { id: LeaseId(lease.id), ttl: Seconds(lease.ttl), remaining });
     }
     Ok(leases)
 }
 
-/// A revision of a database that has more changes than a machine can count: 2^32.
+/// Error of a database whose revision has more changes than a machine can count: 2^32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManyChanges(pub Revision);
 
@@ -218,11 +219,11 @@ impl std::fmt::Display for TooManyChanges {
 
 impl std::error::Error for TooManyChanges {}
 
-/// A change of etcd's database as a version in the machine's words.
+/// Converts a change of etcd's database to a version of the machine.
 ///
 /// # Errors
 ///
-/// Its number within its revision has more than 32 bits.
+/// Returns an error if the number of the change within its revision has more than 32 bits.
 pub fn version<'c>(change: &Change<'c>) -> Result<SnapshotVersion<'c>, TooManyChanges> {
     let head = &change.head;
     let main = head.revision.main;
@@ -240,7 +241,7 @@ pub fn version<'c>(change: &Change<'c>) -> Result<SnapshotVersion<'c>, TooManyCh
     })
 }
 
-/// The version of a state that is newer than this program knows.
+/// Error of a state whose version is newer than this program supports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownVersion(pub String);
 
@@ -252,11 +253,11 @@ impl std::fmt::Display for UnknownVersion {
 
 impl std::error::Error for UnknownVersion {}
 
-/// Refuses a state of a release that this program does not know, by the version for which it was stored and that of the cluster.
+/// Refuses a state of an unsupported release, according to its storage version and the cluster version.
 ///
 /// # Errors
 ///
-/// It is newer, or none.
+/// Returns an error if a version is newer than supported, or is malformed.
 pub fn check_versions(storage: Option<&str>, membership: &Membership) -> Result<(), UnknownVersion> {
     let minor = |version: &str| -> Option<(u32, u32)> {
         let mut parts = version.split('.');
@@ -272,15 +273,15 @@ pub fn check_versions(storage: Option<&str>, membership: &Membership) -> Result<
 }
 
 impl EtcdDatabase {
-    /// The state that is written.
+    /// Returns the state that is written.
     pub fn state(&self) -> &AsOf {
         &self.state
     }
 
-    /// A state as `snapshot save` sends it; head and state are of one moment.
+    /// Returns the database of a state as `snapshot save` sends it; `head` and `state` must be of one moment.
     ///
-    /// It says nothing of a cluster's version: one that etcd finds may be too new for it, and a cluster that is
-    /// restored agrees on its own.
+    /// The database contains no cluster version: it may be too new for the etcd that reads it, and a restored
+    /// cluster agrees on its own.
     pub fn new(state: impl Into<AsOf>, head: &Head, release: Release) -> EtcdDatabase {
         let mut database = EtcdDatabase::of_cluster(state, head, release);
         database.membership.cluster_version.clear();
@@ -288,8 +289,8 @@ impl EtcdDatabase {
         database
     }
 
-    /// A state as a leader sends it to another member of its cluster, with all that they agreed on; head and state are of one
-    /// moment.
+    /// Returns the database of a state as a leader sends it to another member of its cluster, with the
+    /// cluster version; `head` and `state` must be of one moment.
     pub fn of_cluster(state: impl Into<AsOf>, head: &Head, release: Release) -> EtcdDatabase {
         let compacted = (head.compact_revision >= Revision(0)).then_some(head.compact_revision);
         let conf_state = ConfState { voters: head.members.voters(), learners: head.members.learners() };
@@ -313,17 +314,17 @@ impl EtcdDatabase {
         }
     }
 
-    /// Begins the first pass.
+    /// Starts the first pass.
     pub fn measure(&self) -> Measuring {
         let (auth, leases) = (AuthWalk::default(), LeaseWalk::default());
         Measuring { layout: None, auth, leases, behind: ChangeId::end_of(Revision(0)) }
     }
 
-    /// Begins the second pass; the writer was made with the plan that the first gave.
+    /// Starts the second pass; the writer was created with the plan that the first pass returned.
     ///
     /// # Errors
     ///
-    /// When the output fails.
+    /// Returns an error if the output fails.
     pub fn write<W: Write>(&self, mut writer: BackendWriter<W>) -> Result<Writing<W>, EtcdDatabaseError> {
         writer.meta(&self.meta)?;
         writer.membership(&self.membership)?;
@@ -334,7 +335,8 @@ impl EtcdDatabase {
         Ok(Writing { writer, auth, leases, behind: ChangeId::end_of(Revision(0)) })
     }
 
-    /// Gives `put` the next users and then roles, up to this many; those with many parts count as several.
+    /// Calls `put` with the next users and then roles, up to `max`; those with many permissions or roles
+    /// count as several.
     fn each_user_and_role<E>(
         &self,
         walk: &mut AuthWalk,
@@ -375,7 +377,7 @@ impl EtcdDatabase {
         Ok(())
     }
 
-    /// Gives `put` the next leases, up to this many.
+    /// Calls `put` with the next leases, up to `max`.
     fn each_lease<E>(
         &self,
         walk: &mut LeaseWalk,
@@ -388,21 +390,22 @@ impl EtcdDatabase {
             let behind = walk.behind.or((!is_negative).then_some(LeaseId(-1)));
             let of_sign = self.leases.after(behind).take_while(|(id, _)| (id.0 < 0) == is_negative);
             for (id, lease) in of_sign.take(left) {
-                // COMPAT-175: no renewal at a member that runs etcd would take a noted time back.
+                // COMPAT-175: the remaining TTL is left out, because a renewal at a member that runs etcd
+                // would not reset it.
                 put(&api::leasepb::Lease { id: id.0, ttl: lease.ttl.0, remaining_ttl: 0 })?;
                 walk.behind = Some(id);
                 left -= 1;
             }
             if left == before {
-                // There are no more of this sign.
+                // No leases of this sign are left.
                 (walk.behind, walk.is_negative, walk.is_done) = (None, true, is_negative);
             }
         }
         Ok(())
     }
 
-    /// The version that was looked at if it belongs into the database. A deletion that a compaction made unreadable may still
-    /// be there.
+    /// Returns the visited version if it belongs in the database. A deletion that a compaction made unreadable
+    /// may still exist in the index, but does not belong in the database.
     fn wants<'a>(&self, looked: Looked<'a>) -> Option<Version<'a>> {
         looked.version.filter(|version| !version.is_tombstone() || version.main() >= self.compact_revision)
     }
@@ -425,11 +428,13 @@ fn head_of(version: Version<'_>) -> ChangeHead<'_> {
 }
 
 impl Measuring {
-    /// Looks at up to `budget` leases, or versions, and adds up their lengths; returns the plan behind the last.
+    /// Visits up to `budget` users, roles, leases or versions, and adds up their lengths. Returns the plan
+    /// after the last.
     ///
     /// # Errors
     ///
-    /// The state holds something that etcd's database cannot, or was compacted meanwhile.
+    /// Returns an error if the state contains something that etcd's database cannot, or was compacted during
+    /// the pass.
     pub fn step(&mut self, of: &EtcdDatabase, budget: usize) -> Result<Option<Plan>, EtcdDatabaseError> {
         let layout = match &mut self.layout {
             Some(layout) => layout,
@@ -473,12 +478,13 @@ impl Measuring {
 }
 
 impl<W: Write> Writing<W> {
-    /// Writes versions until this many bytes of values were written, or as much was done for others. Returns true if that was
-    /// all.
+    /// Writes versions until `budget_bytes` bytes of keys and values were written; each visited version also
+    /// counts some bytes. Returns true if all are written.
     ///
     /// # Errors
     ///
-    /// A value cannot be read, the state was compacted meanwhile, or the output fails.
+    /// Returns an error if a value cannot be read, the state was compacted during the pass, or the output
+    /// fails.
     pub fn step(
         &mut self,
         of: &EtcdDatabase,
@@ -489,11 +495,12 @@ impl<W: Write> Writing<W> {
         self.write(of, portion)
     }
 
-    /// Reads the values of the next versions, up to this many bytes. Versions that nobody wants count for some, too.
+    /// Reads the values of the next versions, up to `budget_bytes` bytes. Versions that are skipped also
+    /// count some bytes.
     ///
     /// # Errors
     ///
-    /// A value cannot be read, or the state was compacted meanwhile.
+    /// Returns an error if a value cannot be read, or the state was compacted during the pass.
     pub fn portion(
         &self,
         of: &EtcdDatabase,
@@ -502,7 +509,7 @@ impl<W: Write> Writing<W> {
     ) -> Result<Portion, EtcdDatabaseError> {
         let mut portion = Portion { values: BytesMut::new(), through: self.behind, done: false };
         if !matches!(self.auth, AuthWalk::Done) || !self.leases.is_done {
-            // Users, roles and leases come first, without values.
+            // Users, roles and leases come first, and have no values.
             return Ok(portion);
         }
         let slice = of.state.slice()?;
@@ -524,11 +531,12 @@ impl<W: Write> Writing<W> {
         Ok(portion)
     }
 
-    /// Goes on over the versions of a portion, or writes some users, roles or leases before the first; whether that was all.
+    /// Writes the versions of a portion, or some users, roles or leases before the first version. Returns
+    /// true if all are written.
     ///
     /// # Errors
     ///
-    /// When the state was compacted meanwhile, or the output fails.
+    /// Returns an error if the state was compacted during the pass, or the output fails.
     pub fn write(&mut self, of: &EtcdDatabase, portion: Portion) -> Result<bool, EtcdDatabaseError> {
         if !matches!(self.auth, AuthWalk::Done) {
             let writer = &mut self.writer;
@@ -545,7 +553,7 @@ impl<W: Write> Writing<W> {
         let slice = of.state.slice()?;
         let mut values = portion.values.as_ref();
         let mut versions = slice.snapshot().written_after(self.behind);
-        // What nobody wants may be gone since.
+        // Skipped versions may have been removed since the portion was read.
         while let Some(looked) = versions.look().filter(|looked| looked.id <= portion.through) {
             let Some(version) = of.wants(looked) else { continue };
             let (value, rest) = values.split_at(version.value_len() as usize);
@@ -556,12 +564,12 @@ impl<W: Write> Writing<W> {
         Ok(portion.done)
     }
 
-    /// The output, for a caller that takes what was written out of it piece by piece.
+    /// Returns the output, for a caller that drains it piece by piece.
     pub fn output(&mut self) -> &mut W {
         self.writer.output()
     }
 
-    /// Writes what is left, and gives the writer of the database back to be finished.
+    /// Returns the writer of the database, which the caller finishes.
     pub fn into_writer(self) -> BackendWriter<W> {
         self.writer
     }
@@ -579,7 +587,7 @@ mod tests {
 
     use super::*;
 
-    /// The newest view of a machine, published when the test says so.
+    /// The newest view of a machine, published by the test.
     struct Published(Mutex<Arc<View>>);
 
     impl Newest for Published {
@@ -590,7 +598,7 @@ mod tests {
         fn needs(&self, _moment: &Moment) {}
     }
 
-    /// Values of which all bytes are the same.
+    /// Values whose bytes are all the same.
     struct Same;
 
     impl Values for Same {
@@ -628,7 +636,7 @@ mod tests {
             self.apply(InternalRaftRequest { delete_range, ..InternalRaftRequest::default() });
         }
 
-        /// Compacts, and removes nothing.
+        /// Compacts logically, without physical removal.
         fn compact(&mut self) {
             let compaction = CompactionRequest {
                 revision: self.machine.store.publish().snapshot().current_revision().0,
@@ -639,8 +647,8 @@ mod tests {
         }
     }
 
-    /// Steps that the passes take. What the compaction made unreadable is removed between the reading of this portion and its
-    /// writing.
+    /// Returns the number of steps of each pass. Unreadable versions are physically removed between reading
+    /// and writing portion number `removed_at`.
     fn steps(fixture: &mut Fixture, removed_at: usize) -> (usize, usize) {
         let published = Arc::new(Published(Mutex::new(fixture.machine.store.publish())));
         let moment = published.view().expect("a view").moment();
@@ -666,7 +674,7 @@ mod tests {
             }
             written += 1;
         }
-        // Which sees to it that all that was measured was written.
+        // `finish` checks that everything measured was written.
         writing.into_writer().finish().expect("it is whole");
         (measured, written)
     }

@@ -1,7 +1,9 @@
-//! The mark of a member that was exported to a data directory of etcd: from when etcd starts there, this one is out of date.
+//! The mark of a member that was exported to a data directory of etcd: once etcd starts there, the data of
+//! this member are out of date.
 //!
-//! A member that was started on it would have forgotten what it promised and acknowledged since, and the cluster would only
-//! notice once a leader has spoken with it; it may vote before that. So a start refuses.
+//! A member started on out-of-date data would have forgotten its later votes and acknowledged entries, and
+//! the cluster would notice it only when a leader contacts the member; the member could vote before that. So
+//! a start is refused.
 
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
@@ -11,18 +13,18 @@ use log::OpenError;
 
 use crate::error::DataDirError;
 
-/// Name of the mark in a member's directory. It holds the absolute path of the directory that was made for etcd, and nothing
-/// else; that it is there is what counts.
+/// Name of the mark in a member's directory. Its content is the absolute path of the directory that was
+/// created for etcd; its existence alone decides.
 pub const MARK_NAME: &str = "exported";
 
-/// Bytes that are read of the mark: a path is no longer than Linux takes.
+/// Maximum number of bytes that are read from the mark: the maximum length of a path in Linux.
 const BYTES_MAX: usize = 4096;
 
 /// Marks a member as exported to `to`, durably.
 ///
 /// # Errors
 ///
-/// When the operating system refuses.
+/// Returns an error if the operating system refuses an operation.
 pub fn mark(disk: &dyn Disk, member_dir: &Path, to: &Path) -> Result<(), OpenError> {
     let path = member_dir.join(MARK_NAME);
     let making = member_dir.join(format!("{MARK_NAME}.tmp"));
@@ -39,12 +41,12 @@ pub fn mark(disk: &dyn Disk, member_dir: &Path, to: &Path) -> Result<(), OpenErr
     write().map_err(|error| OpenError::Io { doing: "write", path: path.clone(), error })
 }
 
-/// Removes the mark of an export that made nothing that etcd can start on, durably, and what a failed [`mark`] left of it. Neither
-/// has to be there.
+/// Removes the mark of an export that produced nothing etcd can start on, durably, and also the temporary
+/// file of a failed [`mark`]. Either may be missing.
 ///
 /// # Errors
 ///
-/// When the operating system refuses.
+/// Returns an error if the operating system refuses an operation.
 pub fn unmark(disk: &dyn Disk, member_dir: &Path) -> Result<(), OpenError> {
     let path = member_dir.join(MARK_NAME);
     let remove = || {
@@ -62,7 +64,7 @@ pub fn unmark(disk: &dyn Disk, member_dir: &Path) -> Result<(), OpenError> {
 ///
 /// # Errors
 ///
-/// [`DataDirError::Exported`] if it was, or the answer of the operating system.
+/// Returns [`DataDirError::Exported`] if the member was exported, or the error of the operating system.
 pub fn refuse(disk: &dyn Disk, member_dir: &Path) -> Result<(), DataDirError> {
     match read(disk, member_dir)? {
         None => Ok(()),
@@ -74,7 +76,7 @@ pub fn refuse(disk: &dyn Disk, member_dir: &Path) -> Result<(), DataDirError> {
 ///
 /// # Errors
 ///
-/// [`DataDirError::ExportedBefore`] if it was exported, or the answer of the operating system.
+/// Returns [`DataDirError::ExportedBefore`] if the member was exported, or the error of the operating system.
 pub fn refuse_again(disk: &dyn Disk, member_dir: &Path) -> Result<(), DataDirError> {
     match read(disk, member_dir)? {
         None => Ok(()),
@@ -82,7 +84,7 @@ pub fn refuse_again(disk: &dyn Disk, member_dir: &Path) -> Result<(), DataDirErr
     }
 }
 
-/// Returns the mark's path and the directory that it names, if it is there.
+/// Returns the mark's path and the directory that it names, if the mark exists.
 fn read(disk: &dyn Disk, member_dir: &Path) -> Result<Option<(PathBuf, PathBuf)>, OpenError> {
     let mark = member_dir.join(MARK_NAME);
     let io = |error| OpenError::Io { doing: "read", path: mark.clone(), error };

@@ -1,4 +1,5 @@
-//! The files that a start makes before there is a member: who asks whether a directory holds anything leaves them out.
+//! Files that a start creates before the member has data. A check whether a directory contains data ignores
+//! them.
 
 use std::path::Path;
 
@@ -6,16 +7,18 @@ use disk::Disk;
 
 use crate::etcd_beside::SIGN_NAME;
 
-/// Names in a data directory: the file that says whose it is. It also stays where a member was removed.
+/// Names in a data directory: the file that names the owner of the directory. It also stays after a member
+/// was removed.
 pub const IN_DATA_DIR: [&str; 1] = [SIGN_NAME];
 
-/// Names in `member`: the lock, and the file that keeps etcd out.
+/// Names in `member`: the lock, and the file that prevents etcd from starting.
 pub const IN_MEMBER_DIR: [&str; 2] = ["lock", "snap"];
 
-/// Directories in `member` that are empty until the member has begun.
+/// Directories in `member` that are empty until the member has data.
 pub const EMPTY_IN_MEMBER_DIR: [&str; 2] = ["checkpoint", "log"];
 
-/// Returns true if there is a file in the directory of a member, which need not be there, besides those that every start makes first.
+/// Returns true if the directory of a member contains a file besides those that every start creates. Returns
+/// false if the directory does not exist.
 pub fn are_not_all(disk: &dyn Disk, member_dir: &Path) -> bool {
     let is_more = |name: &String| !IN_MEMBER_DIR.contains(&name.as_str());
     disk.list(member_dir).is_ok_and(|names| names.iter().any(is_more))

@@ -1,4 +1,4 @@
-//! Who a member is.
+//! Identity of a member.
 
 use log::Owner;
 use numbers::{ClusterId, MemberId};
@@ -13,17 +13,18 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Returns the identity of the member whose log this is.
+    /// Returns the identity of the owner of a log.
     pub fn of(owner: Owner) -> Identity {
         Identity { member_id: owner.member_id.0, cluster_id: owner.cluster_id.0 }
     }
 
-    /// Returns the ids as the log has them.
+    /// Returns the ids in the type that the log uses.
     pub fn owner(&self) -> Owner {
         Owner { cluster_id: ClusterId(self.cluster_id), member_id: MemberId(self.member_id) }
     }
 
-    /// Returns the bytes that a checkpoint's runs carry, so that another member's run is not taken for this one's.
+    /// Returns the ids as bytes. They are stored in each run of a checkpoint, so that a run of another member
+    /// is detected.
     pub fn to_bytes(&self) -> [u8; 16] {
         let mut bytes = [0; 16];
         bytes[..8].copy_from_slice(&self.cluster_id.to_le_bytes());

@@ -1,4 +1,4 @@
-//! The checksum of HashKV: [`KvHash`] takes versions in slices, by etcd's formula.
+//! The checksum of HashKV: [`KvHash`] is fed with versions in slices, and uses etcd's formula.
 
 use std::cell::Cell;
 
@@ -13,8 +13,8 @@ use numbers::Revision;
 use crate::crc_combine::combine;
 use crate::values::unreadable;
 
-/// CRC-32C as etcd's HashKV computes it: over the name of its bucket, and for each version the bytes of its revision
-/// and of its `KeyValue`.
+/// CRC-32C as etcd's HashKV computes it: of the name of its bucket, and then for each version of the bytes of
+/// its revision and its `KeyValue`.
 #[derive(Clone)]
 pub struct KvHash {
     crc: u32,
@@ -28,11 +28,11 @@ impl Default for KvHash {
 }
 
 impl KvHash {
-    /// Goes on with a version, and reads its value.
+    /// Adds a version, and reads its value.
     ///
     /// # Errors
     ///
-    /// When the value cannot be read.
+    /// Returns an error if the value cannot be read.
     pub fn feed(&mut self, version: Version<'_>, values: &dyn Values) -> Result<(), Status> {
         self.bytes.clear();
         put_stored(version, values, &mut self.bytes).map_err(|e| unreadable(&e))?;
@@ -40,7 +40,7 @@ impl KvHash {
         Ok(())
     }
 
-    /// Goes on with a version, and takes its value's checksum from the index: no value is read.
+    /// Adds a version without reading its value: the checksum of the value is taken from the index.
     pub fn feed_checksum(&mut self, version: Version<'_>) {
         self.bytes.clear();
         let checksum = Checksum(Cell::new(None));
@@ -56,24 +56,24 @@ impl KvHash {
         self.crc = crc32c::crc32c_append(with_value, after);
     }
 
-    /// The checksum so far.
+    /// Returns the checksum of the versions so far.
     pub fn finish(&self) -> u32 {
         self.crc
     }
 }
 
-/// HashKV's answer.
+/// Result of HashKV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HashedKv {
-    /// CRC-32C of the versions that are covered.
+    /// CRC-32C of the versions that HashKV covers.
     pub hash: u32,
-    /// The compact revision of the state; -1 for none.
+    /// Compact revision of the state; -1 for none.
     pub compact_revision: Revision,
-    /// The revision hashed.
+    /// Revision that was hashed.
     pub revision: Revision,
 }
 
-/// Notes where a value would stand, and leaves it out.
+/// Records the position of the value in the output, and appends nothing.
 struct Checksum(Cell<Option<(usize, Value)>>);
 
 impl Values for Checksum {
@@ -83,7 +83,7 @@ impl Values for Checksum {
     }
 }
 
-/// The key and value of etcd's bucket `key` for a version.
+/// Appends the key and value that etcd's bucket `key` contains for a version.
 fn put_stored(version: Version<'_>, values: &dyn Values, out: &mut BytesMut) -> Result<(), ReadError> {
     out.put_i64(version.main().0);
     out.put_u8(b'_');
@@ -94,7 +94,7 @@ fn put_stored(version: Version<'_>, values: &dyn Values, out: &mut BytesMut) -> 
         return Ok(());
     }
     if version.key().is_empty() {
-        // A raised revision, whose pair has no value: `SnapshotVersion::bump`.
+        // A raised revision, whose pair has an empty value: `SnapshotVersion::bump`.
         return Ok(());
     }
     put_kv(version, Projection::default(), values, out)
@@ -142,7 +142,8 @@ mod tests {
         assert_eq!(count, 8);
     }
 
-    /// What etcd 3.7.3 answered: put a 1, put b 22, del a, put c 3, compaction 3, del of all, compaction 6.
+    /// Hashes that etcd 3.7.3 returned: put a 1, put b 22, delete a, put c 3, compact 3, delete all keys,
+    /// compact 6.
     #[test]
     fn equals_what_etcd_computes() {
         fn put(store: &mut Store, key: &str, value: &str) {

@@ -1,15 +1,24 @@
-//! A member's data directory: opened, checkpointed, restored, read while the member is stopped, and its values read.
+//! A member's data directory: opening it, writing checkpoints, restoring it, reading it while the member is
+//! stopped, and reading values.
 //!
-//! * [`opening`] finds out what the checkpoint and the log hold; [`beginning`] is what a member has when there is nothing.
-//! * [`checkpointer`] writes checkpoints and finds values that have to move out of old segments; [`terms`] are kept beside.
-//! * [`values`] reads values that are in memory, large ones in parts through [`buffers`], those that lie behind each other by [`read_ahead`]; [`readers`] are the threads that wait for a disk in place of others, and
-//!   [`block_on`] is for threads that may wait themselves. [`catch_up`] reads entries for followers that lag.
-//! * [`restoration`] makes a data directory of a state from elsewhere; [`stopped`] reads one without starting a member.
-//! * [`taken_over`] is the mark of a directory that etcd's files are in as well, [`exported`] that of one that was exported to etcd; [`etcd_beside`] keeps etcd out of all others; [`first_files`] are those that every start makes. [`etcd_database`] is the state in etcd's form. [`kv_hash`] and [`compaction_hash`] are etcd's hashes of it.
-//! * [`log_dir`] finds the directory of the log. [`clean_shutdown`] and [`nospace`] are two small files beside it; [`identity`] says whose all of it is.
+//! * [`opening`] loads the checkpoint and replays the log; [`beginning`] is the identity and first entries of
+//!   a member without data.
+//! * [`checkpointer`] writes checkpoints and finds values that have to move out of old segments; [`terms`]
+//!   are stored with a checkpoint.
+//! * [`values`] reads values that are in memory, large ones in parts through [`buffers`], and neighbouring
+//!   ones with [`read_ahead`]; [`readers`] are threads that wait for the disk on behalf of others, and
+//!   [`block_on`] is for threads that may block. [`catch_up`] reads entries for followers that lag.
+//! * [`restoration`] creates a data directory from an external state; [`stopped`] reads a data directory
+//!   without starting a member.
+//! * [`taken_over`] is the mark of a directory that also contains etcd's files, [`exported`] the mark of one
+//!   that was exported to etcd; [`etcd_beside`] prevents etcd from starting in all others; [`first_files`]
+//!   lists the files that every start creates. [`etcd_database`] converts the state to etcd's format.
+//!   [`kv_hash`] and [`compaction_hash`] compute etcd's hashes of the state.
+//! * [`log_dir`] finds the directory of the log. [`clean_shutdown`] and [`nospace`] are two small files
+//!   beside it; [`identity`] contains the ids of the member and its cluster.
 //!
-//! What it does not know: raft's decisions, clients, other members. Callers that must be told of something hand in a
-//! callback or the sending end of a queue.
+//! The crate does not depend on raft's decisions, clients or other members. Callers that need notifications
+//! pass in a callback or the sending end of a queue.
 
 #![forbid(unsafe_code)]
 

@@ -1,23 +1,26 @@
-//! The directory of the log: `<data-dir>/member/log`, or another one (`--wal-dir`), which may be on a disk of its own.
+//! Finds the directory of the log: `<data-dir>/member/log`, or another one (`--wal-dir`), which may be on a
+//! separate disk.
 //!
-//! A log in a directory of its own can be left behind: by a start that forgets `--wal-dir`, names another directory, or comes
-//! before the disk is mounted. etcd then starts without its log. Here the data directory notes where the log is, and a start
-//! elsewhere is refused, unless the log was moved there after a clean shutdown: only then its end is known, so that an old
-//! copy of it cannot pass for the log.
+//! A log in a separate directory can be lost from sight: by a start that omits `--wal-dir`, names another
+//! directory, or runs before the disk is mounted. etcd then starts without its log. Here the data directory
+//! notes the directory of the log, and a start with another directory is refused, unless the log was moved
+//! there after a clean shutdown: only then its end is known, so that an old copy of the log is detected.
 //!
 //! | noted | given | log at the noted place | at the given place | |
 //! |---|---|---|---|---|
-//! | nothing, and no member | W | none | nothing | begins there, once it is noted |
-//! | nothing, and no member | W | none | a log, or other files | refused: the log of another data directory, or no place for one |
+//! | nothing, and no member | W | none | nothing | starts there, once it is noted |
+//! | nothing, and no member | W | none | a log, or other files | refused: the log of another data directory, or not usable for a log |
 //! | W | W | any | | opened; refused if it is missing |
-//! | V | W | there | any | refused: says where the log is |
+//! | V | W | there | any | refused: the error names the directory of the log |
 //! | V | W | none | a log | opened if the member had stopped cleanly, and noted |
 //! | V | W | none | nothing | refused: the log is missing |
 //!
-//! A data directory without a note has its log in `member/log`. If a member was taken over from etcd and `--wal-dir=W` was
-//! given, its log is in `W/log`, beside that of etcd ([`crate::taken_over`]), and W means that. If none was given and `member/wal`
-//! was a link to another directory, or where another disk is mounted, it is in `member/wal/log`, and no `--wal-dir` means that. A log
-//! below `member` goes along with a data directory that is renamed or copied, although the note has the old name ([`known`]).
+//! A data directory without a note has its log in `member/log`. If a member was taken over from etcd with
+//! `--wal-dir=W`, its log is in `W/log`, beside that of etcd ([`crate::taken_over`]), and `--wal-dir=W`
+//! selects it. If it was taken over without that option and `member/wal` was a link to another directory, or
+//! a mount point of another disk, its log is in `member/wal/log`, and a start without `--wal-dir` selects it.
+//! A log below `member` moves with a data directory that is renamed or copied, although the note contains the
+//! old name ([`known`]).
 
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::MetadataExt as _;
@@ -32,10 +35,10 @@ use crate::error::{DataDirError, Misplaced};
 const MAGIC: [u8; 8] = *b"MNSTWAL\n";
 const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 16;
-/// The longest path that is noted, in bytes; Linux takes none that is longer.
+/// Maximum length in bytes of the noted path; longer paths are invalid in Linux.
 const PATH_BYTES_MAX: usize = 4096;
 
-/// Name of the file in a member's directory that says where its log is.
+/// Name of the file in a member's directory that notes the directory of its log.
 ///
 /// ```text
 /// 0   magic    8   "MNSTWAL\n"
@@ -46,34 +49,37 @@ const PATH_BYTES_MAX: usize = 4096;
 /// ```
 pub const NOTE_NAME: &str = "wal-dir";
 
-/// The directory of a member's log, and whether the data directory has to note it.
+/// Directory of a member's log, and the note that has to be written for it.
 pub(crate) struct LogDir {
-    /// The directory; it may not exist yet.
+    /// Path of the directory; it may not exist yet.
     pub path: PathBuf,
-    /// True if the directory is not the one of every data directory.
+    /// True if the directory is not `member/log`.
     pub is_apart: bool,
     disk: Arc<dyn Disk>,
     member_dir: PathBuf,
-    /// What is to be noted before anything is written to the log: `Some(None)` removes the note.
+    /// Change of the note that must be made before anything is written to the log: `Some(None)` removes the
+    /// note.
     note: Option<Option<PathBuf>>,
     lock: Option<Lock>,
 }
 
-/// What a data directory holds besides its log.
+/// Summary of a data directory's files other than the log.
 #[derive(Clone, Copy)]
 pub(crate) struct Beside {
-    /// True if there is anything that is written behind the first entries of a log only.
+    /// True if a file exists that is written only after the first entries of a log.
     pub is_anything: bool,
-    /// True if it is known where the log ended when the member was stopped.
+    /// True if the end of the log at the last stop of the member is recorded.
     pub stopped_cleanly: bool,
 }
 
 impl LogDir {
-    /// Finds the directory of the log; `given` is that of `--wal-dir`. The caller holds the lock of the data directory.
+    /// Finds the directory of the log; `given` is the directory of `--wal-dir`. The caller holds the lock of
+    /// the data directory.
     ///
     /// # Errors
     ///
-    /// When the log of this member is elsewhere, or the directory is not for a log, or the operating system refuses.
+    /// Returns an error if the log of this member is in another directory, the directory cannot be used for a
+    /// log, or the operating system refuses an operation.
     pub fn find(
         disk: &Arc<dyn Disk>,
         member_dir: &Path,
@@ -87,7 +93,7 @@ impl LogDir {
             Some(_) => None,
         };
         let chosen = match (given, &noted) {
-            // A member that was taken over from etcd has its log in a directory of its own below that of etcd's log.
+            // A member that was taken over from etcd has its log in a subdirectory of etcd's log directory.
             (Some(given), Some(noted)) if same(&**disk, noted, &beside_etcd(given)?)? => noted.clone(),
             (Some(given), _) => absolute(given)?,
             (None, _) => goes_along.clone().unwrap_or_else(|| own.clone()),
@@ -115,13 +121,14 @@ impl LogDir {
             return Ok(found);
         }
         let (from, to) = (known, found.path.clone());
-        // A log that goes along with its data directory is not that of the directory which this one was copied from.
+        // If the log has moved with its data directory, a log at the noted path belongs to the data directory
+        // from which this one was copied.
         if goes_along.is_none() && holds_log(&**disk, &from)? {
             return Err(Misplaced::Elsewhere { log_dir: from, chosen: to, own }.into());
         }
         let is_there = holds_log(&**disk, &to)?;
         if !beside.is_anything {
-            // Nothing was ever written for this member, but perhaps the note.
+            // Nothing was ever written for this member, except possibly the note.
             if is_there {
                 return Err(Misplaced::OfAnother { log_dir: to, member_dir: member_dir.to_path_buf() }.into());
             }
@@ -135,11 +142,12 @@ impl LogDir {
         Ok(found)
     }
 
-    /// The directory that a stopped member's log is in, with its lock. See [`known`] for a data directory that was renamed or copied.
+    /// Returns the directory of a stopped member's log, and its lock. See [`known`] for a data directory that
+    /// was renamed or copied.
     ///
     /// # Errors
     ///
-    /// When the note is damaged, the log is in use, or there is none where the note says.
+    /// Returns an error if the note is damaged, the log is in use, or the noted directory contains no log.
     pub fn noted(disk: &Arc<dyn Disk>, member_dir: &Path) -> Result<(PathBuf, Option<Lock>), DataDirError> {
         let Some(path) = known(&**disk, member_dir)? else { return Ok((member_dir.join("log"), None)) };
         if !holds_log(&**disk, &path)? {
@@ -158,11 +166,12 @@ impl LogDir {
         Ok((found.path, found.lock))
     }
 
-    /// Notes the directory, if it is not the one that was noted; before anything is written to the log.
+    /// Writes or removes the note, if the directory differs from the noted one. Called before anything is
+    /// written to the log.
     ///
     /// # Errors
     ///
-    /// When the operating system refuses.
+    /// Returns an error if the operating system refuses an operation.
     pub fn settle(&mut self) -> Result<(), OpenError> {
         match self.note.take() {
             None => Ok(()),
@@ -178,7 +187,8 @@ impl LogDir {
         }
     }
 
-    /// Gives the lock that keeps other data directories away; none of a directory inside of the data directory.
+    /// Returns the lock that protects the directory from members of other data directories; `None` for a
+    /// directory inside the data directory.
     pub fn into_lock(self) -> Option<Lock> {
         self.lock
     }
@@ -192,7 +202,7 @@ impl LogDir {
         Ok(())
     }
 
-    /// Refuses a directory that holds the data directory, or belongs to another part of it.
+    /// Refuses a directory that contains the data directory, or is used by another part of it.
     fn check_place(&self) -> Result<(), DataDirError> {
         let member_dir = absolute(&self.member_dir)?;
         let is_part = [member_dir.join("checkpoint"), member_dir.join("lock")].contains(&self.path);
@@ -213,7 +223,8 @@ impl LogDir {
         Ok(())
     }
 
-    /// A log clears its directory of what it takes for its own remains, so it begins in no directory with other files.
+    /// Refuses a directory that contains other files, because a new log deletes files that it takes for
+    /// remains of its own.
     fn refuse_strangers(&self) -> Result<(), DataDirError> {
         let io = |error| OpenError::Io { doing: "list", path: self.path.clone(), error };
         if !self.disk.exists(&self.path).map_err(io)? {
@@ -228,47 +239,48 @@ impl LogDir {
     }
 }
 
-/// Returns true if a segment of a log is there.
+/// Returns true if the directory contains a segment of a log.
 fn holds_log(disk: &dyn Disk, dir: &Path) -> Result<bool, OpenError> {
     Log::is_in(disk, dir)
 }
 
-/// Returns the directory of a log beside that of etcd's log, which is in `wal_dir`; an absolute path.
+/// Returns the directory of a log beside etcd's log, which is in `wal_dir`; an absolute path.
 ///
 /// # Errors
 ///
-/// When there is no working directory for a relative path to begin at.
+/// Returns an error if `wal_dir` is relative and the working directory is unknown.
 pub fn beside_etcd(wal_dir: &Path) -> Result<PathBuf, OpenError> {
     Ok(absolute(wal_dir)?.join("log"))
 }
 
-/// Returns the directory of the log of a member that was taken over from etcd and whose `member/wal` leads to another disk. It goes
-/// along with the data directory, which may have another name by now than when it was noted. `None` if that is not so.
+/// Returns the directory of the log of a member that was taken over from etcd and whose `member/wal` is a
+/// link or a mount point. That log moves with the data directory, which may have been renamed since the note
+/// was written. Returns `None` for other members.
 fn beside_link(
     disk: &dyn Disk,
     member_dir: &Path,
     noted: Option<&Path>,
 ) -> Result<Option<PathBuf>, OpenError> {
     let (Some(noted), beside) = (noted, beside_etcd(&member_dir.join("wal"))?) else { return Ok(None) };
-    // Where both are there, the noted one is that of the data directory which this one was copied from.
+    // If both exist, the noted log belongs to the data directory from which this one was copied.
     let is_other = || Ok::<bool, OpenError>(is_beside_link(noted) || !holds_log(disk, noted)?);
     let is_it = same(disk, noted, &beside)? || (holds_log(disk, &beside)? && is_other()?);
     Ok(is_it.then_some(beside))
 }
 
-/// Returns true if this is where the log of a member comes whose `member/wal` leads to another disk, of whichever data directory: no
-/// `--wal-dir` names it.
+/// Returns true if this is the path of the log of a member whose `member/wal` is a link or a mount point, in
+/// any data directory: no `--wal-dir` selects it.
 pub fn is_beside_link(log_dir: &Path) -> bool {
     log_dir.ends_with("member/wal/log")
 }
 
-/// Returns the directory of the log that a member's directory notes; `None` if it notes none. A log below that directory goes along with
-/// it: where the data directory was renamed or copied, the log is looked for below the name that it has now, and first there, so that
-/// a copy is not read with the log of its original.
+/// Returns the directory of the log that a member's directory notes; `None` without a note. A log below the
+/// member's directory moves with it: if the data directory was renamed or copied, the log is searched below
+/// the current name first, so that a copy is not read with the log of its original.
 ///
 /// # Errors
 ///
-/// When the note is damaged, or the operating system refuses.
+/// Returns an error if the note is damaged, or the operating system refuses an operation.
 pub fn known(disk: &dyn Disk, member_dir: &Path) -> Result<Option<PathBuf>, OpenError> {
     let Some(noted) = read_note(disk, member_dir)? else { return Ok(None) };
     let member_dir = absolute(member_dir)?;
@@ -276,7 +288,7 @@ pub fn known(disk: &dyn Disk, member_dir: &Path) -> Result<Option<PathBuf>, Open
     while rest.by_ref().any(|part| part.as_os_str() == "member") {
         let below = rest.as_path();
         let along = member_dir.join(below);
-        // A `log` there is not one that has to be noted.
+        // A log in `member/log` is never noted.
         let is_noted = !below.as_os_str().is_empty() && below != Path::new("log");
         if is_noted && holds_log(disk, &along)? {
             return Ok(Some(along));
@@ -285,7 +297,7 @@ pub fn known(disk: &dyn Disk, member_dir: &Path) -> Result<Option<PathBuf>, Open
     Ok(Some(noted))
 }
 
-/// Returns true if a directory of the operating system is a link, or on another file system than the one that it is in.
+/// Returns true if a directory is a link, or is on another file system than its parent directory.
 pub fn leads_elsewhere(dir: &Path) -> bool {
     let device = |path: &Path| std::fs::metadata(path).map(|found| found.dev());
     let is_link = std::fs::symlink_metadata(dir).is_ok_and(|found| found.is_symlink());
@@ -301,11 +313,11 @@ fn absolute(path: &Path) -> Result<PathBuf, OpenError> {
     })
 }
 
-/// Returns true if two paths lead to one directory.
+/// Returns true if two paths lead to the same directory.
 ///
 /// # Errors
 ///
-/// When the operating system refuses.
+/// Returns an error if the operating system refuses an operation.
 pub fn same(disk: &dyn Disk, one: &Path, other: &Path) -> Result<bool, OpenError> {
     if absolute(one)? == absolute(other)? {
         return Ok(true);
@@ -317,11 +329,11 @@ pub fn same(disk: &dyn Disk, one: &Path, other: &Path) -> Result<bool, OpenError
     })
 }
 
-/// Reads the path of the log that a member's directory notes; `None` if it notes none.
+/// Reads the path of the log from the note in a member's directory; `None` without a note.
 ///
 /// # Errors
 ///
-/// When the note is damaged, or the operating system refuses.
+/// Returns an error if the note is damaged, or the operating system refuses an operation.
 pub fn read_note(disk: &dyn Disk, member_dir: &Path) -> Result<Option<PathBuf>, OpenError> {
     let path = member_dir.join(NOTE_NAME);
     let io = |error| OpenError::Io { doing: "read", path: path.clone(), error };
@@ -339,11 +351,11 @@ pub fn read_note(disk: &dyn Disk, member_dir: &Path) -> Result<Option<PathBuf>, 
     })
 }
 
-/// Notes where the log is, durably and atomically.
+/// Writes the note with the directory of the log, durably and atomically.
 ///
 /// # Errors
 ///
-/// When the operating system refuses.
+/// Returns an error if the operating system refuses an operation.
 pub fn write_note(disk: &dyn Disk, member_dir: &Path, log_dir: &Path) -> Result<(), OpenError> {
     let (making, path) = (member_dir.join("wal-dir.tmp"), member_dir.join(NOTE_NAME));
     let io = |error| OpenError::Io { doing: "write", path: path.clone(), error };
@@ -418,7 +430,7 @@ mod tests {
         Ok(found.path)
     }
 
-    /// A file that has the name of a segment.
+    /// Creates a file with the name of a segment.
     fn segment(disk: &Arc<dyn Disk>, dir: &str) {
         disk.create_dir_all(Path::new(dir)).expect("a directory");
         disk.create(&Path::new(dir).join("0000000000000000.seg")).expect("a file");
@@ -454,7 +466,7 @@ mod tests {
             assert_eq!(find(&disk, None, stopped), Ok(beside.clone().into()));
             assert_eq!(read_note(&*disk, Path::new(MEMBER)).expect("is read"), Some(beside.clone().into()));
         }
-        // It is not there: the other disk is not mounted.
+        // The log is missing, because the other disk is not mounted.
         let (disk, _) = self::disk();
         write_note(&*disk, Path::new(MEMBER), Path::new(&beside)).expect("is written");
         assert_eq!(find(&disk, None, STOPPED), Ok(beside.into()), "and is missed by who opens it");
@@ -470,7 +482,8 @@ mod tests {
             let noted = || LogDir::noted(&disk, Path::new(MEMBER)).map(|(path, _)| path);
             assert_eq!(place(), Some(before.clone().into()));
             refused(noted().map_err(|error| error.to_string()), &[&before, "--wal-dir", "renamed"]);
-            // Renamed: the log went along. Copied: the log of the original is still where the note says.
+            // After a rename the log has moved along. After a copy the original log also exists at the noted
+            // path.
             segment(&disk, &now);
             for is_copy in [false, true] {
                 if is_copy {
@@ -484,7 +497,7 @@ mod tests {
                 assert_eq!(read_note(&*disk, Path::new(MEMBER)).expect("is read"), Some(now.into()));
             }
         }
-        // A log elsewhere stays where it is, whatever is below the directory.
+        // A log in another directory stays there, whatever is below the member's directory.
         let (disk, _) = disk();
         segment(&disk, &format!("{MEMBER}/log"));
         for noted in ["/w", "/ssd/member/log", "/ssd/member"] {
@@ -499,13 +512,13 @@ mod tests {
             let (disk, _) = disk();
             let dir = |place: Option<&str>| place.map_or(format!("{MEMBER}/log"), str::to_owned);
             find(&disk, from, NOTHING).expect("begins");
-            // It has been moved, or nothing is mounted where it was.
+            // The log has been moved, or its disk is not mounted.
             refused(find(&disk, to, STOPPED), &[&dir(from), "holds no log"]);
             segment(&disk, &dir(to));
             refused(find(&disk, to, CRASHED), &[&dir(from), &dir(to), "stopped cleanly"]);
             assert_eq!(find(&disk, to, STOPPED), Ok(dir(to).into()));
             assert_eq!(read_note(&*disk, Path::new(MEMBER)).expect("is read"), to.map(Into::into));
-            // From now on it is there, crash or not.
+            // From now on the log is expected there, also after a crash.
             assert_eq!(find(&disk, to, CRASHED), Ok(dir(to).into()));
             refused(find(&disk, from, CRASHED), &["is in", &dir(to)]);
         }

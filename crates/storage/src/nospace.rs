@@ -1,21 +1,21 @@
-//! A note beside the log of what raised the NOSPACE alarm.
+//! A file beside the log that records the cause of the NOSPACE alarm.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use disk::Disk;
 
-/// Name of the note in a member's directory.
+/// Name of the file in a member's directory.
 pub const FILE_NAME: &str = "nospace";
 
-/// The cause of this member's NOSPACE alarm. The alarm itself is replicated state and does not hold it.
+/// Cause of this member's NOSPACE alarm. The alarm itself is replicated state and does not contain the cause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// The alarm is not raised, or its cause is not known.
     Nothing,
-    /// The disk has no room for more log.
+    /// The disk has no space for more log.
     Disk,
-    /// The data would have gone over the quota.
+    /// The data would have exceeded the space quota.
     Quota,
 }
 
@@ -25,8 +25,8 @@ impl Cause {
         self as u32
     }
 
-    /// Returns the cause that an entry names by this number; `None` for an entry of an older version or of a client,
-    /// which names none.
+    /// Returns the cause with this number in an entry; `None` for an entry of an older version or of a
+    /// client, which contains no cause.
     pub fn of_entry(number: u32) -> Option<Cause> {
         [Cause::Disk, Cause::Quota].into_iter().find(|cause| cause.in_entry() == number)
     }
@@ -45,8 +45,9 @@ const NOTE_MAGIC: [u8; 8] = *b"MNSTNSP\n";
 const NOTE_VERSION: u32 = 1;
 const NOTE_BYTES: usize = 20;
 
-/// The file `<data-dir>/member/nospace`, which says what raised the NOSPACE alarm. It is made while there is room and
-/// overwritten in place, since it has to be written when the disk is full. One that is missing or damaged says nothing.
+/// The file `<data-dir>/member/nospace`, which records the cause of the NOSPACE alarm. It is created while
+/// the disk has space and overwritten in place, since it has to be written when the disk is full. A missing
+/// or damaged file means that the cause is unknown.
 ///
 /// ```text
 /// 0  magic    8   "MNSTNSP\n"
@@ -61,18 +62,19 @@ pub struct Note {
 }
 
 impl Note {
-    /// Opens the note in this directory, and makes it if it is missing and the disk has room for it.
+    /// Opens the file in this directory, and creates it if it is missing and the disk has space for it.
+    /// Also returns the recorded cause.
     pub fn open(disk: &Arc<dyn Disk>, member_dir: &Path) -> (Note, Cause) {
         let note = Note { disk: Arc::clone(disk), path: member_dir.join(FILE_NAME) };
         let cause = note.read();
         if cause.is_none() {
-            // Without it an alarm that the disk raises stays until it is disarmed, if the member is restarted meanwhile.
+            // Without the file, an alarm that the disk raised stays after a restart until it is disarmed.
             let _ = note.make(member_dir);
         }
         (note, cause.unwrap_or(Cause::Nothing))
     }
 
-    /// Writes down what raised the alarm, durably.
+    /// Records the cause of the alarm, durably.
     pub fn write(&self, cause: Cause) -> std::io::Result<()> {
         let file = self.disk.open(&self.path)?;
         file.write_at(&encode_note(cause), 0)?;

@@ -1,5 +1,6 @@
-//! Opening a data directory: [`open`] loads the checkpoint, replays the log behind it, checks that they fit together, and
-//! refuses damage with file, offset and remedy. Where there is nothing yet, it begins a new member. It starts no member.
+//! Opens a data directory: [`open`] loads the checkpoint, replays the log after it, checks that both match,
+//! and reports damage with file, offset and remedy. If the directory is empty, it creates a new member. It
+//! does not start the member.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -34,27 +35,27 @@ use crate::terms::Terms;
 use config::Config;
 use telemetry::logging::{Logger, Value};
 
-/// Time that the first start waits for its own first entry.
+/// Time that the first start waits until its first entry is durable.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Settings that a test or a simulation may change in a member. A process has the defaults.
+/// Settings that a test or a simulation may change. A process uses the defaults.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Switches {
-    /// Payload bytes that may be under way to one follower without its acknowledgement; `None` for the default.
+    /// Maximum payload bytes in flight to one follower without acknowledgement; `None` for the default.
     pub bytes_in_flight_max: Option<usize>,
     /// See [`consensus::Config::speaks_as_etcd`].
     pub speaks_as_etcd: bool,
 }
 
-/// The way of the log's events to their receiver, which is the core once it runs.
+/// Queue of the log's events to their receiver, which is the core once it runs.
 pub trait LogEvents: Send + Sync {
-    /// Tells an event; from the log's threads.
+    /// Sends an event; called on the log's threads.
     fn tell(&self, event: LogEvent);
 
     /// Makes the calling thread the receiver.
     fn receive_here(&self);
 
-    /// Takes all events that wait into `into`, which is empty; waits for one for this long.
+    /// Moves all queued events into `into`, which is empty; waits up to `patience` for the first one.
     fn receive(&self, into: &mut Vec<LogEvent>, patience: Duration);
 }
 
@@ -62,57 +63,60 @@ pub trait LogEvents: Send + Sync {
 pub struct Opening<'a> {
     /// The member's options.
     pub config: &'a Config,
-    /// Disk that holds the directory.
+    /// Disk that contains the directory.
     pub disk: &'a Arc<dyn Disk>,
     /// Receiver of the log's events.
     pub events: &'a Arc<dyn LogEvents>,
     /// Log for the operator.
     pub logger: &'a Logger,
-    /// True if threads may be started. Otherwise one thing is done after the other, and the log is driven by hand.
+    /// True if threads may be started. Otherwise all steps run one after the other, and the log is driven by
+    /// hand.
     pub threads: bool,
-    /// Bytes of the log's segments; if not given, they follow the size of the file system.
+    /// Size of the log's segments in bytes; `None` derives it from the size of the file system.
     pub segment_bytes: Option<u32>,
-    /// Decides when this member campaigns; members of one cluster must not time out together. Its id if not given. The
-    /// secrets of the log's segments follow from it too; if not given, from the operating system's randomness.
+    /// Seed of this member's election timeouts; members of one cluster must not time out at the same time.
+    /// `None` uses the member id. The secrets of the log's segments are derived from the seed, too; `None`
+    /// takes them from the operating system's random numbers.
     pub seed: Option<u64>,
-    /// Settings of a test.
+    /// Settings of a test or a simulation.
     pub switches: Switches,
-    /// Asked when the log has nothing.
+    /// Returns the beginning of a new member; called if the log is empty.
     pub begin: &'a dyn Fn() -> Result<Beginning, Box<dyn Error + Send + Sync>>,
 }
 
-/// The parts of a member that opening its data directory returns.
+/// Result of opening a data directory: the parts of a member.
 pub struct Opened {
     /// Ids of the member and its cluster.
     pub identity: Identity,
-    /// The state of the checkpoint; the entries behind it are not applied yet.
+    /// State of the checkpoint; the entries after it are not applied yet.
     pub machine: Machine,
-    /// Raft, with the entries behind the checkpoint.
+    /// Raft node, with the entries after the checkpoint.
     pub node: Node,
     /// The log, open for appending.
     pub log: Log,
     /// The result of opening the log.
     pub recovered: Recovered,
-    /// Location of each entry behind the checkpoint.
+    /// Location of each entry after the checkpoint.
     pub locations: VecDeque<EntryPlace>,
-    /// The checkpoint's files.
+    /// Store of the checkpoint's files.
     pub checkpoints: CheckpointStore,
-    /// The runs of the checkpoint.
+    /// Runs of the checkpoint.
     pub levels: Vec<Level>,
-    /// The terms of entries that are not in memory; see [`crate::terms`].
+    /// Terms of entries that are not in memory; see [`crate::terms`].
     pub terms: Terms,
-    /// Members that are there already, as far as this member does not know them from its own log.
+    /// Existing members of the cluster, if this member does not know them from its own log yet.
     pub remotes: Vec<(u64, Vec<String>)>,
-    /// The record of the last clean shutdown, beside the log.
+    /// Shutdown record beside the log.
     pub clean_shutdown: CleanShutdown,
-    /// The note of the cause of this member's NOSPACE alarm, and the cause that it names.
+    /// File that records the cause of this member's NOSPACE alarm, and the recorded cause.
     pub note: (Note, Cause),
-    /// Held while the member runs; a log in a directory of its own is locked, too.
+    /// Lock of the data directory, and of the log's directory if that is separate. Held while the member
+    /// runs.
     pub lock: Lock,
 }
 
 impl Opened {
-    /// Tells an operator what was found; it took so long.
+    /// Logs repairs of the log and the restored state for the operator; `took` is the duration of opening.
     pub fn report(&self, logger: &Logger, took: Duration) {
         for repair in &self.recovered.repairs {
             logger.warn(
@@ -142,12 +146,12 @@ pub fn rules(config: &Config) -> Rules {
     Rules { learners_max }
 }
 
-/// Returns an error that says what the operating system refused, and what to do about it.
+/// Returns an error with the operation that the operating system refused, and the remedy.
 fn refused(doing: &'static str, path: &Path, error: std::io::Error) -> DataDirError {
     log::OpenError::Io { doing, path: path.to_path_buf(), error }.into()
 }
 
-/// Refuses a directory of etcd, and one in which etcd has begun a store beside a member of Mainstay.
+/// Refuses a directory of etcd, and one in which etcd has created a store beside a member of Mainstay.
 fn refuse_foreign(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) -> Result<(), DataDirError> {
     etcd_beside::refuse(disk, member_dir, wal_dir)?;
     let Some(files) = EtcdFiles::find(disk, member_dir, wal_dir)? else { return Ok(()) };
@@ -155,19 +159,21 @@ fn refuse_foreign(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) ->
     let their_log = files.logs.first().cloned();
     let path = their_log.clone().or(files.snap).unwrap_or_else(|| member_dir.to_path_buf());
     let their_log = their_log.unwrap_or_else(|| member_dir.join("wal"));
-    // What is wrong with a directory that cannot be read, the import says.
+    // The import reports the fault of a directory that cannot be read.
     let theirs = interchange::DataDir::glance(disk, &data_dir, &their_log);
     let old_store = theirs.ok().and_then(|theirs| theirs.old_store.loss());
     Err(DataDirError::WrittenByEtcd { path, data_dir, old_store })
 }
 
-/// Makes sure that nobody else serves from this directory, and that it is none of etcd's, unless the member was taken over
-/// from etcd and etcd neither runs nor has run since. `wal_dir` is the directory that `--wal-dir` names. Until the lock is
-/// dropped, etcd cannot open what it left there, too; if its database cannot be opened, that is said to `warn`.
+/// Locks the data directory against other processes. Refuses a directory of etcd, unless the member was taken
+/// over from etcd and etcd neither runs nor has run since. `wal_dir` is the directory of `--wal-dir`. Until
+/// the lock is dropped, etcd cannot open the database that it left there either; if that database cannot be
+/// opened, `warn` receives the error.
 ///
 /// # Errors
 ///
-/// When one of the two is so, or the operating system refuses.
+/// Returns an error if another process serves the directory, if it is a directory of etcd as described above,
+/// or if the operating system refuses an operation.
 pub fn lock(
     disk: &dyn Disk,
     member_dir: &Path,
@@ -176,12 +182,12 @@ pub fn lock(
 ) -> Result<Lock, DataDirError> {
     if let Some(mark) = TakenOver::read(disk, member_dir)? {
         let lock = lock_member(disk, member_dir)?;
-        // Before its log is looked at: an etcd that runs may not have written yet.
+        // Locked before etcd's log is checked: a running etcd may not have written to its log yet.
         let etcd = mark.shut_out(disk, member_dir)?;
         if let Some(why) = &etcd.unlocked {
             warn(why);
         }
-        // What was read without the lock may have changed since.
+        // The mark was first read without the lock and may have changed since.
         if let Some(mark) = TakenOver::read(disk, member_dir)? {
             mark.check(disk, member_dir)?;
         }
@@ -192,11 +198,11 @@ pub fn lock(
     lock_member(disk, member_dir)
 }
 
-/// Makes sure that no member of Mainstay runs on a directory, and that no other command works on it.
+/// Locks the directory of a member against running members and other commands.
 ///
 /// # Errors
 ///
-/// [`DataDirError::Locked`] if one does, or the answer of the operating system.
+/// Returns [`DataDirError::Locked`] if another process holds the lock, or the error of the operating system.
 pub fn lock_member(disk: &dyn Disk, member_dir: &Path) -> Result<Lock, DataDirError> {
     let lock_path = member_dir.join("lock");
     disk.lock(&lock_path).map_err(|e| {
@@ -208,25 +214,25 @@ pub fn lock_member(disk: &dyn Disk, member_dir: &Path) -> Result<Lock, DataDirEr
     })
 }
 
-/// The files of a data directory before any of them is replayed.
+/// Contents of a data directory before the replay.
 struct Found<'a> {
     member_dir: &'a Path,
     checkpoints: CheckpointStore,
     manifest: Option<Manifest>,
-    /// Why the checkpoint cannot be read, if that is so.
+    /// Error of the checkpoint, if it is damaged.
     unusable: Option<DataDirError>,
     clean_shutdown: CleanShutdown,
     identity: Identity,
     log_dir: LogDir,
-    /// Only if the directory holds no log.
+    /// Present only if the directory contains no log.
     beginning: Option<Beginning>,
 }
 
-/// The state of the checkpoint, and the log behind it.
+/// State of the checkpoint, and the log after it.
 struct Replay {
     machine: Machine,
     levels: Vec<Level>,
-    /// The entries up to here are in the state.
+    /// Log index up to which entries are applied to `machine`.
     applied: Index,
     manifest: Option<Manifest>,
     replayed: ReplayedLog,
@@ -236,7 +242,7 @@ struct Replay {
 ///
 /// # Errors
 ///
-/// What is wrong with which file or option; the text says what to do.
+/// Returns an error that names the file or option and the fault, with the remedy in its text.
 pub fn open(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     open_or_refuse(opening).inspect_err(|error| {
         if opening.config.unsafe_no_fsync && error.is_damage() {
@@ -261,13 +267,14 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     })?;
     exported::refuse(&**disk, member_dir)?;
     if let Some(taken_over) = TakenOver::read(&**disk, member_dir)? {
-        // Before anything is promised that etcd's files do not know of.
+        // The guards are written before the member promises anything that etcd's files do not contain.
         taken_over.guard(&**disk, member_dir)?;
     }
     let found = look(opening, member_dir)?;
     let is_new = found.beginning.is_some();
     let was_noted = log_dir::read_note(&**disk, member_dir)?.is_some();
-    // Before the replay, which may take minutes, and before a member begins beside a store that an etcd has begun meanwhile.
+    // Before the replay, which may take minutes, and before a new member is created beside a store that an
+    // etcd has created in the meantime.
     let lock = keep_etcd_out(opening, member_dir, lock)?;
     open_found(opening, found, lock).inspect_err(|_| {
         if is_new && let Err(why) = etcd_beside::let_in(&**disk, &config.data_dir, was_noted) {
@@ -279,7 +286,7 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     })
 }
 
-/// Opens what was found in a data directory, from which etcd is kept out.
+/// Opens the contents of a data directory in which etcd can no longer start.
 fn open_found(opening: &Opening<'_>, mut found: Found<'_>, lock: Lock) -> Result<Opened, DataDirError> {
     let Opening { config, disk, .. } = *opening;
     let member_dir = found.member_dir;
@@ -289,7 +296,8 @@ fn open_found(opening: &Opening<'_>, mut found: Found<'_>, lock: Lock) -> Result
     let Replay { machine, levels, applied, manifest, replayed } = replay(opening, &mut found)?;
     let Found { checkpoints, clean_shutdown, identity, beginning, mut log_dir, .. } = found;
     log_dir.settle()?;
-    // A log without a segment counts as none: a crash now must not leave a record of something that never was.
+    // A log without a segment counts as empty: after a crash now, the shutdown record must not describe a log
+    // that never existed.
     let lasting = beginning.is_none();
     if lasting {
         clean_shutdown.open(&identity, replayed.log.values().log_end())?;
@@ -302,7 +310,8 @@ fn open_found(opening: &Opening<'_>, mut found: Found<'_>, lock: Lock) -> Result
     let remotes = start.begin(opening, member_dir, &identity, beginning, &machine)?;
     if !lasting {
         if config.unsafe_no_fsync {
-            // The record says that what the log begins with is durable: without it the member could not be started again.
+            // The record states that the first entries are durable, and without them the member could not be
+            // started again.
             start.log.sync()?;
         }
         clean_shutdown.open(&identity, start.log.values().log_end())?;
@@ -332,12 +341,13 @@ fn open_found(opening: &Opening<'_>, mut found: Found<'_>, lock: Lock) -> Result
     })
 }
 
-/// Keeps etcd from beginning a store in this directory. The member serves also if the operating system does not let it. Returns the lock
-/// of the directory, with that of etcd's database where one was moved aside.
+/// Prevents etcd from creating a store in this directory. If the operating system refuses that, the member is
+/// served anyway. Returns the lock of the directory, combined with the lock of an etcd database that was
+/// moved aside.
 ///
 /// # Errors
 ///
-/// When an etcd runs there, or has begun a store since the directory was locked.
+/// Returns an error if an etcd is running there, or has created a store since the directory was locked.
 fn keep_etcd_out(opening: &Opening<'_>, member_dir: &Path, lock: Lock) -> Result<Lock, DataDirError> {
     let Opening { config, disk, logger, .. } = *opening;
     let warn = |why: &log::OpenError| {
@@ -366,7 +376,7 @@ fn keep_etcd_out(opening: &Opening<'_>, member_dir: &Path, lock: Lock) -> Result
     Ok(lock.and(kept.lock))
 }
 
-/// Finds out whose directory it is, and what the checkpoint holds.
+/// Determines the identity of the directory's member, and loads the checkpoint's manifest.
 fn look<'a>(opening: &Opening<'_>, member_dir: &'a Path) -> Result<Found<'a>, DataDirError> {
     let disk = opening.disk;
     let checkpoints = CheckpointStore::open(Arc::clone(disk), member_dir.join("checkpoint"))?;
@@ -396,7 +406,8 @@ fn look<'a>(opening: &Opening<'_>, member_dir: &'a Path) -> Result<Found<'a>, Da
     Ok(Found { member_dir, checkpoints, manifest, unusable, clean_shutdown, identity, log_dir, beginning })
 }
 
-/// Restores the state and replays the log behind it; from the log alone, if that is whole and the checkpoint damaged.
+/// Restores the state and replays the log after it; uses only the log if the log is complete and the
+/// checkpoint is damaged.
 fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDirError> {
     let Opening { config, disk, events, logger, threads, seed, .. } = *opening;
     let Found { member_dir, ref checkpoints, ref clean_shutdown, ref identity, ref log_dir, .. } = *found;
@@ -422,7 +433,7 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
     };
     let restore = || restore(rules, checkpoints, manifest.as_ref(), member_dir, identity, threads);
     let (state, replayed) = if threads {
-        // The two take about as long as each other, and neither needs the other.
+        // The restore and the replay take about the same time and are independent.
         std::thread::scope(|scope| {
             let log = scope.spawn(|| replay_from(applied.next()));
             let state = restore();
@@ -446,7 +457,7 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
         }
     };
     if manifest.is_none() {
-        // A log that holds everything since the first entry needs no checkpoint.
+        // A log with every entry since the first needs no checkpoint.
         if let Err(lacking) = replayed.is_whole() {
             let missing = || {
                 let path = member_dir.join("checkpoint").join("MANIFEST");
@@ -469,7 +480,7 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
     Ok(Replay { machine, levels, applied, manifest, replayed })
 }
 
-/// The state that the raft node starts from.
+/// State from which the raft node starts.
 struct Start {
     log: Log,
     recovered: Recovered,
@@ -479,8 +490,8 @@ struct Start {
 }
 
 impl Start {
-    /// Returns the raft state behind the machine's state. A log that ends before an installed state restarts behind that
-    /// state.
+    /// Returns the raft state after the machine's state. If the log ends before an installed snapshot, the
+    /// log is restarted after that snapshot.
     fn of(
         opening: &Opening<'_>,
         log_dir: &Path,
@@ -501,11 +512,12 @@ impl Start {
         };
         let mut start = Start { log, recovered, entries, locations, hard_state };
         let last_index = start.recovered.last_index;
-        // A snapshot was installed, and the member stopped before the log could restart behind it.
+        // A snapshot was installed, and the member stopped before the log was restarted after it.
         let behind = last_index < applied
             || start.entries.first().is_some_and(|entry| entry.term < machine.applied_term);
         if behind && applied > Index(0) {
-            // One that was taken over knows nothing of the entries in this log.
+            // The terms of an installed snapshot start after the entries of this log. If they start within
+            // this log, the checkpoint was made from it, and the log has lost its end.
             let terms = Terms::read(manifest.map_or(&[][..], |manifest| &manifest.metadata), machine);
             if last_index < applied && terms.first_index().is_some_and(|first| first <= last_index) {
                 let log_dir = log_dir.to_path_buf();
@@ -524,8 +536,9 @@ impl Start {
         Ok(start)
     }
 
-    /// Begins what was never in this log, and returns the members that are there already. A first start that was cut short
-    /// begins again, and a member that joins may not have heard from the others yet.
+    /// Creates the first entries of an empty log, and returns the existing members of the cluster. A first
+    /// start that was interrupted starts over, and a member that joins may not have received entries from the
+    /// others yet.
     fn begin(
         &mut self,
         opening: &Opening<'_>,
@@ -557,15 +570,15 @@ impl Start {
             self.locations = self.append(opening, &first)?;
             self.entries = first;
         } else if is_new {
-            // One that joins gets its entries from the others. So that its log is missed if it is lost before the member
-            // has been stopped for the first time, it begins with something.
+            // A joining member gets its entries from the others. Its log gets a record now, so that a loss of
+            // the log is detected even before the member's first clean shutdown.
             let batch = Batch { hard_state: Some(log::HardState::default()), ..Batch::default() };
             append_and_wait(&mut self.log, &**opening.events, batch, opening.threads)?;
         }
         Ok(remotes)
     }
 
-    /// Makes this member the only one of its cluster.
+    /// Appends the entries that make this member the only one of its cluster.
     fn force_new_cluster(
         &mut self,
         opening: &Opening<'_>,
@@ -584,7 +597,8 @@ impl Start {
             "forcing a new cluster of this member alone",
             &[("removed", Value::Uint(changes.len() as u64)), ("last-index", Value::Uint(last.0))],
         );
-        // All that is in the log counts: what was acknowledged is among it, and there is nobody left to ask.
+        // All entries of the log become committed: acknowledged ones are among them, and no other member is
+        // left to ask.
         self.hard_state.term = term;
         self.hard_state.commit = last + changes.len() as u64;
         if !changes.is_empty() {
@@ -595,7 +609,7 @@ impl Start {
         Ok(())
     }
 
-    /// Appends entries with the hard state, before anything runs; where they lie.
+    /// Appends entries with the hard state before the member runs. Returns their locations.
     fn append(
         &mut self,
         opening: &Opening<'_>,
@@ -604,7 +618,7 @@ impl Start {
         append_entries(&mut self.log, &**opening.events, entries, self.hard_state, opening.threads)
     }
 
-    /// Raft, with the entries behind the state.
+    /// Returns the raft node, with the entries after the state.
     fn node(
         &mut self,
         opening: &Opening<'_>,
@@ -643,7 +657,7 @@ impl Start {
     }
 }
 
-/// The members once all entries are applied.
+/// Returns the members after all entries are applied.
 fn members_at_end(
     machine: &Machine,
     entries: &[Entry],
@@ -653,13 +667,13 @@ fn members_at_end(
     for entry in entries.iter().filter(|entry| entry.kind == EntryKind::ConfChange) {
         let change = raftpb::ConfChange::decode(entry.data.clone())
             .map_err(|error| Inconsistency::NotAChange { index: entry.index, error })?;
-        // A change that applying will refuse changes nothing.
+        // A change that applying will refuse has no effect.
         let _ = machine::reconfigure(&mut members, &change, learners_max);
     }
     Ok(members)
 }
 
-/// A log that was opened, and what of it the checkpoint does not have.
+/// An opened log, and its entries that are not in the checkpoint.
 pub(crate) struct ReplayedLog {
     pub log: Log,
     pub recovered: Recovered,
@@ -668,11 +682,11 @@ pub(crate) struct ReplayedLog {
 }
 
 impl ReplayedLog {
-    /// Checks that the log holds every entry since the first.
+    /// Checks that the log contains every entry since the first.
     ///
     /// # Errors
     ///
-    /// The entries that it lacks.
+    /// Returns the entries that are missing.
     pub fn is_whole(&self) -> Result<(), Lacking> {
         if self.recovered.base.index > Index(0) {
             return Err(Lacking::Before(self.recovered.base.index));
@@ -702,21 +716,22 @@ pub(crate) fn replay_log(
             locations.push_back(EntryPlace { index: entry.index, location });
             entries.push(entry_of(entry));
         }
-        // An older entry that comes late replaces everything from it on; and a log that restarts has nothing else.
+        // An older entry that arrives later replaces all entries from its index on; a restarted log has no
+        // entries before the restart.
         Replayed::Entry(..) | Replayed::Reset(_) => {
             entries.clear();
             locations.clear();
         }
-        // A hard state is told with the result; values that were moved after the checkpoint are still in their old
-        // places as well, and those of a snapshot that was never taken over belong to nobody.
+        // The hard state is part of the result. Values that were moved after the checkpoint also exist at
+        // their old locations, and values of a snapshot that was never installed are not referenced.
         Replayed::HardState(_) | Replayed::Value(..) => {}
     };
     let (log, recovered) = Log::open(options, Arc::clone(disk), first, &mut replay, on_event)?;
     Ok(ReplayedLog { log, recovered, entries, locations })
 }
 
-/// Restores the state of a checkpoint, with two threads if `threads` says so. [`DataDirError::is_damage`] says whether the log
-/// may be read instead.
+/// Restores the state of a checkpoint, with two threads if `threads` is true. If the error is damage
+/// ([`DataDirError::is_damage`]), the log may be read instead.
 pub(crate) fn restore(
     rules: Rules,
     checkpoints: &CheckpointStore,
@@ -729,7 +744,7 @@ pub(crate) fn restore(
     let (mut runs, mut levels) = (Vec::new(), Vec::new());
     for run in &manifest.runs {
         let mut reader = checkpoints.read(run)?;
-        // Runs of an older version name nobody.
+        // Runs of an older version contain no identity.
         if !reader.metadata.is_empty() && reader.metadata != identity.to_bytes() {
             let path = member_dir.join("checkpoint").join(&run.name);
             return Err(DataDirError::OtherCheckpoint { path, identity: identity.clone() });
@@ -747,8 +762,8 @@ pub(crate) fn restore(
     Ok((machine, levels))
 }
 
-/// Restores from runs with two threads: a second one reads and checks blocks and takes them apart, while this one, whose memory
-/// the state is made of, builds the machine.
+/// Restores from runs with two threads: a second thread reads, checks and decodes blocks, while this thread
+/// builds the machine, so that the machine's memory is allocated on this thread.
 fn restore_in_two<I>(
     rules: Rules,
     runs: Vec<I>,
@@ -776,27 +791,27 @@ where
                 break;
             }
             versions.clear();
-            // If the reader has ended, it needs no more.
+            // A reader that has ended needs no more batches.
             let _ = emptied.send(versions);
         }
-        // A reader that waits for this thread ends.
+        // Unblocks a reader that waits for this thread.
         drop(filled);
         let read = reader.join().map_err(|_| DataDirError::CheckpointThreadPanicked)?;
-        // What was built last stands before what was read last.
+        // An error of building concerns earlier versions than an error of reading, so it is reported first.
         Ok(built.and(read).and_then(|()| building.finish(rules)))
     })
 }
 
-/// Versions that one thread hands to the other at once: they fit into a processor's cache.
+/// Number of versions in a batch between the threads: a batch fits in a processor's cache.
 const VERSIONS_PER_PIECE: usize = 2048;
-/// Pieces that may wait for the thread which builds the state of them.
+/// Maximum number of batches that wait for the building thread.
 const PIECES_MAX: usize = 4;
 
 fn saved(state: HardState) -> log::HardState {
     log::HardState { term: state.term, vote: state.vote, commit: state.commit }
 }
 
-/// Appends entries before anything runs; where they lie.
+/// Appends entries before the member runs. Returns their locations.
 fn append_entries(
     log: &mut Log,
     events: &dyn LogEvents,
@@ -829,7 +844,7 @@ fn append_and_wait(
     let ticket = log.append(batch).map_err(|error| FirstEntriesError::Refused(error.reason))?;
     let deadline = Instant::now() + BOOT_TIMEOUT;
     let (mut told, mut places) = (Vec::new(), VecDeque::new());
-    // A log that is driven by hand has told all there is to tell when its turn is over.
+    // A log that is driven by hand has sent all its events when its turn is over.
     log.turn();
     let patience = if threads { Duration::from_secs(1) } else { Duration::ZERO };
     while Instant::now() < deadline {
@@ -873,7 +888,7 @@ mod tests {
             .collect()
     }
 
-    /// Blocks that can be read up to one.
+    /// Returns blocks that can be read up to block number `torn`.
     fn torn_at(
         blocks: &[Bytes],
         torn: usize,
@@ -883,7 +898,8 @@ mod tests {
         vec![blocks.iter().cloned().enumerate().map(each)]
     }
 
-    /// With far more versions than may be under way, so that either thread waits for the other wherever one of them ends.
+    /// Uses far more versions than may be in flight, so that either thread waits for the other wherever one
+    /// of them ends.
     #[test]
     fn two_threads_restore_what_one_does_and_refuse_what_it_refuses() {
         let mut machine = Machine::new(RULES);
@@ -912,7 +928,7 @@ mod tests {
         for at in 1..whole.len() - 2 {
             let mut swapped = whole.clone();
             swapped.swap(at, at + 1);
-            // What is built of blocks before the torn one contradicts itself first.
+            // The versions of earlier blocks contradict each other before the torn block is read.
             for torn in [usize::MAX, whole.len() - 1] {
                 assert_eq!(text(&both(&swapped, torn)), text(&RestoreError::Load(LoadError::OutOfOrder)));
             }

@@ -1,5 +1,6 @@
-//! Reading values that lie one behind the other in the log, as those of a hash or a snapshot do: the log is in the order of the
-//! revisions, and so are they. A read of 64 KiB takes a tenth of the time of two hundred reads of a value each.
+//! Reads values that are contiguous in the log, such as those of a hash or a snapshot: both the log and such
+//! values are in the order of revisions. One read of 64 KiB takes a tenth of the time of two hundred reads of
+//! single values.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -14,31 +15,31 @@ use crate::buffers::{BUFFER_BYTES_MAX, Buffer};
 use crate::readers::Reading;
 use crate::values::{LogValues, Source};
 
-/// Bytes read at first, and the least for which reading ahead is tried.
+/// Size of the first read in bytes, and minimum size for which reading ahead is tried.
 const AHEAD_BYTES_MIN: usize = 4 << 10;
-/// Values farther behind the last one than this do not count as behind it.
+/// Maximum distance in bytes from the last value at which a value still counts as following it.
 const GAP_BYTES_MAX: u32 = 16 << 10;
 
-/// The values of one call, for which a part of the log is held that the next ones probably lie in.
+/// Reader of the values of one call. It buffers a part of the log that probably contains the next values.
 pub struct ReadAhead {
     values: Rc<LogValues>,
     window: RefCell<Window>,
 }
 
-/// The part of the log.
+/// The buffered part of the log.
 struct Window {
     start: Location,
-    /// Its bytes, as far as they were read, which is `len`.
+    /// Buffer whose first `len` bytes are valid.
     buffer: Option<(Buffer, Option<Held>)>,
     len: usize,
-    /// Where the value that was read last ends.
+    /// End of the value that was read last.
     end: Location,
-    /// Bytes to read the next time. Values that are elsewhere than expected make it smaller.
+    /// Number of bytes to read next time. It shrinks when values are not where they are expected.
     ahead: usize,
 }
 
 impl ReadAhead {
-    /// Reads values of `values`.
+    /// Returns a reader of the values of `values`.
     pub fn of(values: &Rc<LogValues>) -> Rc<ReadAhead> {
         let nowhere = Location { segment: 0, offset: 0 };
         let window = Window { start: nowhere, buffer: None, len: 0, end: nowhere, ahead: AHEAD_BYTES_MIN };
@@ -47,8 +48,9 @@ impl ReadAhead {
 }
 
 impl Window {
-    /// Appends the bytes of a value to `out` and returns true, if they are here. They may be those from before it was written, where the
-    /// log's end was then; these are not it.
+    /// Appends the bytes of a value to `out` and returns true, if the window contains them. The window may
+    /// have been read before the value was written, when the log ended there; then the checksum does not
+    /// match, and the result is false.
     fn give(&self, value: Value, out: &mut BytesMut) -> bool {
         let Some((buffer, _)) = &self.buffer else { return false };
         let Some(from) = value.location.offset.checked_sub(self.start.offset) else { return false };
@@ -61,7 +63,7 @@ impl Window {
         })
     }
 
-    /// Takes note of where a value is that is not here.
+    /// Adapts the size of the next read to the position of a value that is not in the window.
     fn look(&mut self, value: Value) {
         let Location { segment, offset } = value.location;
         let behind = segment == self.end.segment && offset.wrapping_sub(self.end.offset) <= GAP_BYTES_MAX;
@@ -69,7 +71,7 @@ impl Window {
             if behind { (self.ahead * 2).clamp(AHEAD_BYTES_MIN, BUFFER_BYTES_MAX) } else { self.ahead / 4 };
     }
 
-    /// Reads from `value` on, if that may be worth it.
+    /// Reads the window from `value` on, if that is likely to pay off.
     fn fill(&mut self, values: &LogValues, value: Value) {
         self.len = 0;
         if self.ahead < AHEAD_BYTES_MIN.max(4 * value.len as usize) {
@@ -80,7 +82,8 @@ impl Window {
             (buffer, Account::of_turn().map(|account| account.hold(BUFFER_BYTES_MAX)))
         });
         let read = values.read_ahead(value.location, &mut buffer.bytes_mut()[..self.ahead]);
-        // What lies behind is not in memory, or not there, and it is likely to stay so.
+        // A short read means that the following bytes are not in memory or do not exist, which is likely to
+        // stay so.
         self.ahead = self.ahead.min(read);
         (self.start, self.len) = (value.location, read);
     }
@@ -96,7 +99,7 @@ impl Source for ReadAhead {
         };
         let Location { segment, offset } = value.location;
         window.end = Location { segment, offset: offset.saturating_add(value.len) };
-        // Which says what is wrong with it, if anything is.
+        // The single read reports the error of a damaged value.
         if given { Ok(true) } else { self.values.read_at_hand(value, out) }
     }
 
@@ -137,7 +140,7 @@ mod tests {
     use super::*;
     use crate::readers::Readers;
 
-    /// A log, and the places of its values.
+    /// A log, and its values with their locations.
     struct Written {
         disk: MemDisk,
         log: Log,
@@ -167,7 +170,7 @@ mod tests {
             Written { disk, log, synced, values: Vec::new() }
         }
 
-        /// Appends so many values of these bytes each.
+        /// Appends `values` values of `bytes` bytes each.
         fn put(&mut self, values: usize, bytes: usize) {
             for _ in 0..values {
                 let n = self.values.len();
@@ -200,7 +203,7 @@ mod tests {
     #[test]
     fn values_behind_each_other_are_read_together_and_others_one_by_one() {
         let mut written = Written::new();
-        // More than one segment.
+        // Enough values for more than one segment.
         written.put(2000, 100);
         let reads = |ahead: &ReadAhead, order: &mut dyn Iterator<Item = usize>| {
             let before = written.disk.reads();
@@ -210,7 +213,7 @@ mod tests {
         let ahead = ReadAhead::of(&written.reader());
         assert!(reads(&ahead, &mut (0..2000)) < 40);
         let backwards = reads(&ahead, &mut (0..2000).rev());
-        // What is read in vain at first is little.
+        // Only a few reads ahead are wasted before the window shrinks.
         assert!((1850..2010).contains(&backwards), "{backwards}");
         assert!(reads(&ahead, &mut (0..2000)) < 40, "in order again");
         let jumping = reads(&ahead, &mut (0..2000).map(|n| n * 1237 % 2000));
@@ -228,7 +231,7 @@ mod tests {
         let reads = written.disk.reads() - before;
         assert!(reads < 150, "{reads}");
         assert!(ahead.window.borrow().ahead <= 6000, "it asks for no more");
-        // Nothing but the value itself.
+        // Only the value itself is in memory.
         written.disk.set_cached_bytes_max(100);
         written.values.iter().for_each(|value| assert_reads(&ahead, value));
         assert!(ahead.window.borrow().ahead < AHEAD_BYTES_MIN, "nor for what is never there");

@@ -1,19 +1,19 @@
-//! Threads that read values from the disk for others that must not wait for it: shards and the core.
+//! Threads that read values from the disk for threads that must not wait for it: shards and the core.
 //!
-//! A reading brings the values it wants in portions; what lies close together is read at once. The threads take turns
-//! among the portions, a run of neighbours each time, so that a call that wants one value does not wait behind another's
-//! hundreds. Portions wait for admission, first come first served, while those that are being read are too many bytes.
-//! What portions hold is charged to the clients' memory.
+//! A [`Reading`] fetches its values in portions; neighbouring values are read together as a run. The threads
+//! take turns among the portions, one run at a time, so that a call that needs one value does not wait behind
+//! hundreds of another call. Portions wait for admission in FIFO order while too many bytes are being read.
+//! The bytes of portions are charged to the clients' memory budget.
 //!
-//! A call that is not polled holds up no other: a portion is admitted whenever there is room, by the call that makes the room,
-//! and bytes count as being read only until they are read. Portions that were read and that their calls do not take have
-//! a bound of their own: beyond it the one that was read first is taken back, and its call, when it is polled, waits for
-//! admission again. A call that is slow to be polled comes to its end all the same: the second time its portion stays, as
-//! far as those that stay, which have a bound of their own as well, leave it room.
+//! A call that is not polled does not delay others: a portion is admitted whenever space becomes free, by the
+//! call that freed it, and bytes count as being read only until they are read. Portions that were read and
+//! not taken by their calls have a separate bound: beyond it the one that was read first is revoked, and its
+//! call waits for admission again when it is polled. A call that is polled slowly finishes nevertheless: the
+//! second time its portion stays until it is taken, within a separate bound for portions that stay.
 //!
-//! The core has a lane of its own: what it wants is read before all else, and waits for no admission. For all clients wait
-//! for the core, and those who read may be slow to take what was read for them. Neither lane may have all threads: one is
-//! always left for the other, however slow the disk is.
+//! The core has a separate lane: its values are read first, and wait for no admission, because all clients
+//! wait for the core, and calls of clients may be slow to take their portions. Neither lane may use all
+//! threads: one thread is always left for the other, however slow the disk is.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::Future;
@@ -29,21 +29,21 @@ use machine::ReadError;
 use mvcc::Value;
 use planted::Bug;
 
-/// Threads, which are started as they are needed.
+/// Maximum number of threads, which are started on demand.
 const THREADS_MAX: usize = 8;
-/// Threads that one lane may have at a time.
+/// Maximum number of threads that one lane may use at a time.
 const LANE_THREADS_MAX: usize = THREADS_MAX - 1;
-/// Bytes of values that are being read; as many again that were read and were not taken, and as many that stay until they
-/// are taken. A single portion may be larger.
+/// Maximum bytes of values that are being read; also the maximum bytes that were read and not taken, and the
+/// maximum bytes that stay until they are taken. A single portion may be larger.
 const ADMITTED_BYTES_MAX: usize = 16 << 20;
-/// Each of the three is at most this part of the clients' memory.
+/// Divisor of the clients' memory budget that further limits each of the three amounts.
 const BUDGET_PART: usize = 16;
-/// Bytes of a portion; a single value may be larger.
+/// Maximum bytes of a portion; a single value may be larger.
 const PORTION_BYTES: usize = 1 << 20;
-/// A portion that was taken back this often stays until its call takes it.
+/// Number of times that a portion may be revoked; then it stays until its call takes it.
 const TAKEN_BACK_MAX: u32 = 1;
 
-/// A place in the log as one number. It never comes to hold another value.
+/// Returns the location of a value as one number. A location in the log never contains another value later.
 pub fn place_of(value: Value) -> u64 {
     place(value.location.segment, value.location.offset)
 }
@@ -52,24 +52,24 @@ fn place(segment: u32, offset: u32) -> u64 {
     (u64::from(segment) << 32) | u64::from(offset)
 }
 
-/// A value that was read, or the error, with its location as a number.
+/// A value that was read, or the error, with its location as one number.
 pub type Arrived = (u64, Result<Bytes, ReadError>);
 
-/// Values that lie close together, and are read at once.
+/// Neighbouring values that are read together.
 type Run = Vec<Wanted>;
 
-/// The readers of one member.
+/// The reader threads of one member.
 pub struct Readers {
     inner: Arc<Inner>,
 }
 
 struct Inner {
     log: log::Values,
-    /// True if there are no threads, and the owner calls [`Readers::step`].
+    /// True if there are no threads, and the owner calls [`Readers::step`] instead.
     by_hand: bool,
-    /// Threads that can be started: the next one fails.
+    /// Maximum number of threads that can be started, for tests; starting another one fails.
     startable: usize,
-    /// Budget that the bytes are charged to.
+    /// Memory budget to which the bytes are charged.
     budget: OnceLock<Budget>,
     state: Mutex<State>,
     work: Condvar,
@@ -78,45 +78,47 @@ struct Inner {
 #[derive(Default)]
 struct State {
     portions: BTreeMap<u64, Portion>,
-    /// Portions that wait for admission, in the order in which they are admitted.
+    /// Portions that wait for admission, in order of admission.
     waiting: BTreeSet<u64>,
     core: Lane,
     clients: Lane,
-    /// Bytes of the clients' portions that are being read.
+    /// Bytes of clients' portions that are being read.
     admitted_bytes: usize,
-    /// Bytes of those that were read and stay until they are taken.
+    /// Bytes of clients' portions that were read and stay until they are taken.
     staying_bytes: usize,
-    /// The clients' other portions that were read and were not taken: when each was read, and which it is.
+    /// Other clients' portions that were read and not taken: id of each portion by the order in which they
+    /// were read.
     untaken: BTreeMap<u64, u64>,
     untaken_bytes: usize,
     serial: u64,
     threads: usize,
-    /// Threads that wait, and those that were notified and have not woken yet.
+    /// Number of threads that wait, including those that were notified and have not woken yet.
     idle: usize,
-    /// True if a thread could not be started once; then there may never be more threads than there are.
+    /// True if starting a thread has failed once; then the number of threads may never grow.
     start_failed: bool,
     closed: bool,
 }
 
-/// Portions of which something is left to read. A thread takes one run of the first, which goes to the end.
+/// Queue of portions with unread runs. A thread takes one run of the first portion, which then moves to the
+/// end.
 #[derive(Default)]
 struct Lane {
     turns: VecDeque<u64>,
-    /// Threads that are at one of its runs.
+    /// Number of threads that are reading one of the lane's runs.
     threads: usize,
 }
 
-/// The state of a portion, by which its bytes count.
+/// State of a portion, which decides how its bytes count.
 enum Stage {
-    /// It is the core's: its bytes do not count.
+    /// A portion of the core, whose bytes do not count.
     OfCore,
-    /// It waits for admission: its bytes do not count yet.
+    /// The portion waits for admission; its bytes do not count yet.
     Waiting,
-    /// It is being read.
+    /// The portion is being read.
     Admitted,
-    /// It was read and not taken; the number is the order in which portions were read.
+    /// The portion was read and not taken; the number is the order in which portions were read.
     Untaken(u64),
-    /// It was read, and is kept until it is taken.
+    /// The portion was read, and is kept until it is taken.
     Staying,
 }
 
@@ -124,27 +126,29 @@ struct Portion {
     stage: Stage,
     bytes: usize,
     runs: Arc<[Run]>,
-    /// Runs that no thread has begun.
+    /// Runs that no thread has started.
     left: std::ops::Range<usize>,
-    /// Runs that a thread is at.
+    /// Number of runs that threads are reading.
     reading: usize,
     arrived: Vec<Arrived>,
     waker: Option<Waker>,
-    /// True if its call has ended.
+    /// True if the call of the portion was dropped.
     abandoned: bool,
-    /// True if it was taken back before and is not taken back again.
+    /// True if the portion was revoked before and is not revoked again.
     stays: bool,
-    /// Charge for its bytes, from its admission on.
+    /// Charge for the portion's bytes, from admission on.
     charge: Option<Charge>,
 }
 
 impl Inner {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing inside the lock can panic half-way, so what it guards is whole even when poisoned.
+        // No code that holds the lock can panic half-way, so the state is consistent even if the lock is
+        // poisoned.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes that may be being read, as many that may wait to be taken, and as many that may stay until they are.
+    /// Returns the maximum bytes that may be read at a time, which is also the maximum that may be untaken,
+    /// and that may stay.
     fn bytes_max(&self) -> usize {
         let of_budget = self.budget.get().map_or(usize::MAX, |budget| budget.bytes_max() / BUDGET_PART);
         of_budget.min(ADMITTED_BYTES_MAX)
@@ -162,12 +166,13 @@ impl Inner {
         arrived
     }
 
-    /// Reads one run of the portion whose turn it is; `false`: there is none.
+    /// Reads the next run. Returns false if no run is queued.
     fn step(self: &Arc<Inner>) -> bool {
         let mut state = self.state();
         let Some((id, runs, at)) = state.next_run() else { return false };
         if state.has_turns() {
-            // The caller that queued them may have counted on a thread that had been notified for this run.
+            // The caller that queued the other runs may have counted on a thread that was notified for this
+            // run.
             self.rouse(&mut state, 1);
         }
         drop(state);
@@ -195,7 +200,7 @@ impl Inner {
         }
     }
 
-    /// Admits those that wait, the first first, as long as there is room. To be called whenever some was made.
+    /// Admits waiting portions in order while there is space. Called whenever space becomes free.
     fn admit(self: &Arc<Inner>, state: &mut State) {
         let bytes_max = self.bytes_max();
         let mut runs = 0;
@@ -213,13 +218,13 @@ impl Inner {
         }
         self.rouse(state, runs);
         if runs > 0 && self.has_no_thread(state) {
-            // Each call reads for itself, once it is polled.
+            // Without threads each call reads its own portion when it is polled.
             let admitted = state.clients.turns.iter().filter_map(|id| state.portions.get(id));
             admitted.filter_map(|portion| portion.waker.as_ref()).for_each(Waker::wake_by_ref);
         }
     }
 
-    /// Wakes or starts threads for the runs that were queued.
+    /// Wakes or starts threads for queued runs.
     fn rouse(self: &Arc<Inner>, state: &mut State, runs: usize) {
         if self.by_hand || runs == 0 {
             return;
@@ -243,13 +248,14 @@ impl Inner {
         }
     }
 
-    /// Returns true if no thread could be started, so that calls have to read themselves: better late than never.
+    /// Returns true if no thread could be started, so that calls have to read themselves, which is slow but
+    /// works.
     fn has_no_thread(&self, state: &State) -> bool {
         state.start_failed && state.threads == 0 && !self.by_hand
     }
 
-    /// Reads what is queued until this portion was read, if there is no thread to do it. What others read of it, or keep
-    /// it from being admitted for, wakes its call when they are done.
+    /// If no threads exist, reads queued runs until this portion is complete. If another call is reading a
+    /// run of the portion, or delays its admission, that call wakes this one when it is done.
     fn read_without_threads<'a>(
         self: &'a Arc<Inner>,
         mut state: MutexGuard<'a, State>,
@@ -269,7 +275,7 @@ impl Inner {
 }
 
 impl State {
-    /// The next run: whose it is, and which of these.
+    /// Returns the next run: the id of its portion, the portion's runs, and the position of the run.
     fn next_run(&mut self) -> Option<(u64, Arc<[Run]>, usize)> {
         let threads_max = self.lane_threads_max();
         let State { portions, core, clients, .. } = self;
@@ -295,7 +301,7 @@ impl State {
         self.core.may_go_on(threads_max) || self.clients.may_go_on(threads_max)
     }
 
-    /// Threads that one lane may have at a time: all but one of those that there can be.
+    /// Returns the maximum number of threads that one lane may use: all possible threads but one.
     fn lane_threads_max(&self) -> usize {
         match self.threads {
             _ if !self.start_failed => LANE_THREADS_MAX,
@@ -305,7 +311,7 @@ impl State {
         }
     }
 
-    /// Takes what a run brought.
+    /// Adds the values of a run to its portion.
     fn settle(&mut self, id: u64, arrived: Vec<Arrived>, bytes_max: usize) {
         let Some(portion) = self.portions.get_mut(&id) else { return };
         let lane = if matches!(portion.stage, Stage::OfCore) { &mut self.core } else { &mut self.clients };
@@ -339,8 +345,8 @@ impl State {
         }
     }
 
-    /// Takes back portions, those read first before others, until at most `bytes_max` bytes wait to be taken. The portion
-    /// read last stays.
+    /// Revokes portions, in the order in which they were read, until at most `bytes_max` bytes are untaken.
+    /// Never revokes the portion that was read last.
     fn take_back(&mut self, bytes_max: usize) {
         while self.untaken_bytes > bytes_max
             && self.untaken.len() > 1
@@ -350,7 +356,7 @@ impl State {
         }
     }
 
-    /// Forgets a portion that nobody reads for any more; others may be admitted.
+    /// Removes a portion that no thread is reading, so that others may be admitted.
     fn release(&mut self, id: u64) -> Option<Portion> {
         let portion = self.portions.remove(&id)?;
         match portion.stage {
@@ -382,12 +388,12 @@ impl Portion {
 }
 
 impl Readers {
-    /// Readers of this log, on threads of their own.
+    /// Returns readers of this log with their own threads.
     pub fn new(log: log::Values) -> Arc<Readers> {
         Readers::of(log, false, THREADS_MAX)
     }
 
-    /// Readers that read when [`Readers::step`] is called.
+    /// Returns readers without threads, which read when [`Readers::step`] is called.
     pub fn by_hand(log: log::Values) -> Arc<Readers> {
         Readers::of(log, true, 0)
     }
@@ -398,35 +404,35 @@ impl Readers {
         Arc::new(Readers { inner: Arc::new(inner) })
     }
 
-    /// Charges what is read to this budget from now on, and keeps to a part of it.
+    /// Charges the bytes to this budget from now on, and limits them to a part of it.
     pub fn charge_to(&self, budget: &Budget) {
         let _ = self.inner.budget.set(budget.clone());
     }
 
-    /// Does one read that a call waits for. Returns `false` if there are none.
+    /// Reads one queued run. Returns `false` if none is queued.
     pub fn step(&self) -> bool {
         self.inner.step()
     }
 
-    /// Returns true if there is something to read that no thread is at.
+    /// Returns true if a run is queued that no thread has started.
     pub fn has_work(&self) -> bool {
         self.inner.state().has_turns()
     }
 
-    /// Returns true if something was read that its call has not taken.
+    /// Returns true if a portion was read that its call has not taken.
     pub fn holds_untaken(&self) -> bool {
         let state = self.inner.state();
         state.untaken_bytes + state.staying_bytes > 0
     }
 
-    /// A reading whose values have arrived already: for tests that have values of their own.
+    /// Returns a reading whose values have arrived already, for tests with their own values.
     pub fn arrived(self: &Arc<Self>, arrived: Vec<Arrived>) -> Reading {
         let mut reading = self.read(&[]);
         reading.arrived = arrived;
         reading
     }
 
-    /// Reads values. A value that was moved, or is damaged, holds up none of the others.
+    /// Reads values. A value that has moved or is damaged does not affect the others.
     pub fn read(self: &Arc<Self>, values: &[Value]) -> Reading {
         let wanted =
             values.iter().map(|value| Wanted { location: value.location, len: value.len, crc: value.crc });
@@ -451,8 +457,8 @@ impl Readers {
         }
     }
 
-    /// Reads values as [`Readers::read`] does, for the core: before all other portions, and however much those hold. The
-    /// core asks for little at a time.
+    /// Reads values like [`Readers::read`], for the core: before all other portions, and without admission.
+    /// The core reads few bytes at a time.
     pub fn read_first(self: &Arc<Self>, values: &[Value]) -> Reading {
         let mut reading = self.read(values);
         reading.is_first = !planted::is(Bug::CoreReadsInTheQueue);
@@ -467,30 +473,32 @@ impl Drop for Readers {
     }
 }
 
-/// Values on their way: resolves to what became of each. Dropped, it has no more read than is being read.
+/// A future of values that are being read: resolves to the value or error of each. When it is dropped, no
+/// further runs of it are started.
 pub struct Reading {
     readers: Arc<Readers>,
-    /// True if it is read before all others and needs no admission.
+    /// True for a reading of the core, which is read first and needs no admission.
     is_first: bool,
     runs: Arc<[Run]>,
     /// Number of runs that have arrived.
     through: usize,
-    /// The portion that was asked for, and how many runs will have arrived with it.
+    /// Id of the current portion, and the number of runs that will have arrived with it.
     portion: Option<(u64, usize)>,
-    /// Number of times that the next portion was taken back before this call took it.
+    /// Number of times that the current portion was revoked before this call took it.
     taken_back: u32,
     arrived: Vec<Arrived>,
-    /// Charges what has arrived.
+    /// Charges for the values that have arrived.
     charges: Vec<Charge>,
 }
 
 impl Reading {
-    /// Takes out the charges for the values that it resolved to; they are to be kept as long as the values.
+    /// Returns the charges for the values that this future resolved to; the caller keeps them as long as the
+    /// values.
     pub fn take_charges(&mut self) -> Vec<Charge> {
         std::mem::take(&mut self.charges)
     }
 
-    /// Returns the end of the next portion, and its bytes.
+    /// Returns the end of the next portion as a run number, and its bytes.
     fn next_portion(&self) -> (usize, usize) {
         let (mut end, mut bytes) = (self.through, 0);
         for run in &self.runs[self.through..] {
@@ -503,7 +511,7 @@ impl Reading {
         (end, bytes)
     }
 
-    /// Asks for the next portion.
+    /// Queues the next portion.
     fn ask(&mut self, context: &Context<'_>) {
         let (end, bytes) = self.next_portion();
         let inner = &self.readers.inner;
@@ -536,7 +544,7 @@ impl Reading {
         self.portion = Some((id, end));
     }
 
-    /// Takes the portion that was asked for, if it was read.
+    /// Takes the current portion, if it is complete.
     fn take(&mut self, id: u64, end: usize, context: &Context<'_>) -> Poll<()> {
         let inner = &self.readers.inner;
         let mut state = inner.read_without_threads(inner.state(), id);
@@ -555,7 +563,7 @@ impl Reading {
                 }
                 (self.through, self.taken_back) = (end, 0);
             }
-            // It was taken back.
+            // The portion was revoked.
             None => self.taken_back += 1,
         }
         self.portion = None;
@@ -609,7 +617,7 @@ mod tests {
 
     use super::*;
 
-    /// Readers of a log that holds nothing: every value has been moved away.
+    /// Returns readers of an empty log, in which every value has moved.
     fn readers() -> (Arc<Readers>, log::Log) {
         let options = log::Options { by_hand: true, ..log::Options::new("/log", ClusterId(1), MemberId(2)) };
         let disk = Arc::new(MemDisk::new(1));
@@ -625,7 +633,7 @@ mod tests {
         Pin::new(reading).poll(&mut Context::from_waker(Waker::noop()))
     }
 
-    /// How many portions were admitted, and their bytes, read or not.
+    /// Returns the number of admitted portions and their bytes, including those that were read.
     fn admitted(readers: &Readers) -> (usize, usize) {
         let state = readers.inner.state();
         let bytes = state.admitted_bytes + state.untaken_bytes + state.staying_bytes;
@@ -635,10 +643,10 @@ mod tests {
     #[test]
     fn what_does_not_fit_waits_and_all_come_to_their_turn() {
         let (readers, _log) = readers();
-        // Each of three portions; far more than may be held at a time.
+        // Each call has three portions; together far more bytes than may be held at a time.
         let values: Vec<Value> = (100..103).map(|segment| value(segment, 900_000)).collect();
         let mut readings: Vec<Option<Reading>> = (0..200).map(|_| Some(readers.read(&values))).collect();
-        // Who gives up while others wait, or while it is read for, stands in nobody's way.
+        // A call that is dropped while it waits, or while its values are read, does not delay others.
         for (at, place) in readings.iter_mut().enumerate() {
             assert!(place.as_mut().is_some_and(|reading| poll(reading).is_pending()));
             if at % 9 == 4 {
@@ -681,7 +689,7 @@ mod tests {
                 }
             }
             let (_, bytes) = admitted(&readers);
-            // What was taken is charged for as long as it is held.
+            // Taken values are charged for as long as they are held.
             let taken: usize = readings.iter().flatten().map(|reading| reading.through * 900_000).sum();
             assert_eq!(budget.held_bytes(), bytes + taken);
             most = most.max(bytes);
@@ -699,7 +707,7 @@ mod tests {
         let values: Vec<Value> = (100..103).map(|segment| value(segment, 900_000)).collect();
         let mut readings: Vec<Reading> = (0..200).map(|_| readers.read(&values)).collect();
         assert!(readings.iter_mut().all(|reading| poll(reading).is_pending()));
-        // Clients that take nothing of what was read for them, and others that wait behind them.
+        // Clients that do not take their portions, and others that wait behind them.
         assert!((0..10).all(|_| readers.step()));
         let (_, held) = admitted(&readers);
         assert!(held > 22 << 20 && !readers.inner.state().waiting.is_empty());
@@ -715,7 +723,7 @@ mod tests {
             steps += 1;
         };
         assert_eq!((arrived.len(), steps), (2, 2));
-        // It is ahead of those who were admitted before it, too.
+        // The core is also ahead of clients that were admitted earlier.
         readings.truncate(100);
         assert!(readings.iter_mut().all(|reading| poll(reading).is_pending()));
         let mut first = readers.read_first(&values[..1]);
@@ -734,7 +742,8 @@ mod tests {
         let values: Vec<Value> = (100..103).map(|segment| value(segment, 900_000)).collect();
         let mut kept: Vec<Reading> = (0..150).map(|_| readers.read(&values)).collect();
         let mut polled: Vec<Reading> = (0..50).map(|_| readers.read(&values)).collect();
-        // They wait before the others, and nobody looks at them again, not when they are admitted and not when they are read.
+        // The kept calls wait before the others and are never polled again, neither when they are admitted
+        // nor when they are read.
         assert!(kept.iter_mut().chain(&mut polled).all(|reading| poll(reading).is_pending()));
         let mut rounds = 0;
         while !polled.is_empty() {
@@ -762,7 +771,7 @@ mod tests {
                 break arrived;
             }
             again = again.max(late.taken_back);
-            // More is read before it is polled again than may wait to be taken.
+            // Before the late call is polled again, others read more than may be untaken.
             others.extend((0..40).map(|n| readers.read(&[value(100 + n, 900_000)])));
             assert!(others.iter_mut().rev().take(40).all(|reading| poll(reading).is_pending()));
             while readers.step() {}
@@ -783,7 +792,7 @@ mod tests {
             (100..160).map(|segment| readers.read(&[value(segment, 900_000)])).collect();
         assert!(kept.iter_mut().all(|reading| poll(reading).is_pending()));
         while readers.step() {}
-        // Most were taken back, and stay when they are read again; nobody looks at them any more.
+        // Most portions were revoked, and stay when they are read again; their calls are not polled any more.
         kept.retain_mut(|reading| poll(reading).is_pending());
         assert!(kept.len() > 40 && kept.iter().all(|reading| reading.taken_back == 1));
         let mut other = readers.read(&[value(7, 900_000)]);
@@ -828,7 +837,7 @@ mod tests {
         let readers = Readers::of(log.values(), false, 0);
         let values: Vec<Value> = (100..200).map(|segment| value(segment, 10)).collect();
         let (mut long, mut short) = (readers.read(&values), readers.read(&values[..1]));
-        // As though a thread were going to read it, and ended.
+        // As if a thread had been started to read the portion, and had ended.
         readers.inner.state().threads = 1;
         assert!(poll(&mut long).is_pending());
         readers.inner.state().threads = 0;
@@ -846,7 +855,7 @@ mod tests {
         let values: Vec<Value> = (100..120).map(|segment| value(segment, 10)).collect();
         let mut readings: Vec<Reading> = (0..20).map(|_| readers.read(&values)).collect();
         assert!(readings.iter_mut().all(|reading| poll(reading).is_pending()));
-        // Threads that the disk holds up.
+        // Threads that wait for a slow disk.
         let begun = || std::iter::from_fn(|| readers.inner.state().next_run());
         assert_eq!(begun().count(), THREADS_MAX - 1, "one is left for the core");
         assert!(!readers.has_work());
@@ -875,7 +884,7 @@ mod tests {
         drop(by_hand);
         let readers = Readers::new(log.values());
         let (mut one, mut other) = (readers.read(&[value(1, 10)]), readers.read(&[value(2, 10)]));
-        // A thread that waits, is notified, and does not wake before both are queued.
+        // A thread that waits, is notified, and does not wake before both portions are queued.
         readers.inner.state().idle = 1;
         assert!(poll(&mut one).is_pending() && poll(&mut other).is_pending());
         assert_eq!(readers.inner.state().threads, 0);

@@ -1,13 +1,13 @@
-//! Making a data directory from a state that comes from elsewhere: a snapshot, or another program's directory.
-//! [`Restoration`] is the entry point. It knows no formats of etcd and no command lines.
+//! Creates a data directory from an external state: a snapshot, or another program's directory.
+//! [`Restoration`] is the entry point. The module does not depend on etcd's formats and on command lines.
 //!
-//! A member finds there what it would find after it has installed another member's state: the values in the log, the
-//! index in a checkpoint of one base run, and the log restarted behind the last entry of the state. Further entries
-//! may follow.
+//! The directory then looks as if a member had installed another member's state: the values are in the log,
+//! the index is in a checkpoint of one base run, and the log is restarted after the last entry of the state.
+//! Further entries may follow.
 //!
-//! Nothing is synced before [`Restoration::finish`]: the caller gives the directory its name afterwards, and
-//! begins again after a crash. Memory holds the index, as that of the member that will be started, and a portion of
-//! values.
+//! Nothing is synced before [`Restoration::finish`]: the caller renames the directory to its final name
+//! afterwards, and starts over after a crash. Memory use is that of the index, as in the member that will be
+//! started, and a portion of values.
 
 use std::error::Error;
 use std::fmt;
@@ -33,96 +33,97 @@ use crate::identity::Identity;
 use crate::terms::Terms;
 use crate::values::LogValues;
 
-/// Bytes of values that go to the log at once.
+/// Bytes of values that are appended to the log at once.
 const PORTION_BYTES: usize = 4 << 20;
-/// Versions that are gathered at once, whatever their values weigh.
+/// Maximum number of versions in a portion, whatever the size of their values.
 const PORTION_VERSIONS: usize = 16 << 10;
 
-/// Room is left for revisions to come.
+/// Revisions are bounded by half of the range, so that later ones cannot overflow.
 const REVISION_MAX: Revision = Revision(i64::MAX / 2);
-/// Any odd number with many bits set.
+/// Seed and factor of the digest: an odd number with many bits set.
 const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The state beside keys and values.
+/// The state except keys and values.
 #[derive(Debug)]
 pub struct RestoredHead {
-    /// The compact revision; -1 for none.
+    /// Compact revision; -1 for none.
     pub compact_revision: Revision,
-    /// The last entry whose effects are in it.
+    /// Log index of the last entry that is applied to the state.
     pub index: Index,
-    /// The term of that entry.
+    /// Raft term of that entry.
     pub term: Term,
-    /// Id, TTL in seconds, and remaining seconds as of the last checkpoint (0 for none) of each lease.
+    /// Id, TTL in seconds, and remaining TTL in seconds of the last lease checkpoint (0 for none) of each
+    /// lease.
     pub leases: Vec<GrantedLease>,
-    /// Alarms.
+    /// All raised alarms.
     pub alarms: Vec<AlarmMember>,
-    /// Members.
+    /// Members of the cluster, and the cluster version.
     pub members: Members,
-    /// Users and roles.
+    /// Users, roles, and whether authentication is enabled.
     pub auth: Auth,
-    /// True if all members of the cluster are made from this same state: then their rolling hash begins with a hash of
-    /// it. Otherwise the hash is unknown, and is compared with none.
+    /// True if all members of the cluster are created from this same state: then their rolling hash starts
+    /// with a hash of the state. Otherwise the hash is unknown, and is not compared.
     pub is_shared: bool,
 }
 
-/// An entry of the raft log that follows on a state.
+/// An entry of the raft log after a restored state.
 #[derive(Clone, Debug)]
 pub struct RestoredEntry {
     /// True if the entry is committed and not in the state yet, so that it is applied to the state as well.
     pub applies: bool,
-    /// The entry.
+    /// The log entry.
     pub entry: log::Entry,
 }
 
-/// Why a data directory could not be made of a state.
+/// Reason why a data directory could not be created from a state.
 #[derive(Debug)]
 pub enum RestorationError {
     /// A file of the log or of the checkpoint could not be written.
     Files(log::OpenError),
-    /// A directory could not be created, asked for or synced.
+    /// A directory could not be created, examined or synced.
     Io {
         /// The operation that failed, such as `create`.
         doing: &'static str,
         /// The file or directory of the operation.
         path: PathBuf,
-        /// The answer of the operating system.
+        /// Error of the operating system.
         error: io::Error,
     },
-    /// The path at which the directory should be made is taken.
+    /// A file or directory exists at the path of the new directory.
     Exists {
-        /// The path.
+        /// Path of the existing file or directory.
         path: PathBuf,
     },
     /// The disk is full.
     NoSpace {
-        /// The directory of the log.
+        /// Directory of the log.
         log_dir: PathBuf,
     },
-    /// The log does not take what has to be written.
+    /// The log refuses a batch.
     Refused(log::Refusal),
     /// The log has failed.
     LogFailed(log::Fatal),
-    /// The log did not say where this lies, which is a bug.
+    /// The log did not return the location of this item, which is a bug.
     Lost(&'static str),
-    /// The state cannot be read from where it comes from.
+    /// The state cannot be read from its source.
     Source(Box<dyn Error + Send + Sync>),
-    /// The state was not compacted at this revision.
+    /// No state can have this compact revision.
     CompactRevision(Revision),
-    /// The raised revision would be too high.
+    /// The raised revision would exceed the maximum.
     Bump {
-        /// The revision that should be raised.
+        /// Revision that is to be raised.
         revision: Revision,
-        /// Number by which the revision should be raised.
+        /// Number to add to the revision.
         by: u64,
     },
-    /// A version came in the wrong order, or its revision is too high.
+    /// A version is out of order, or its revision is too high.
     OutOfOrder {
-        /// Main and sub revision of the version.
+        /// Main and sub-revision of the version.
         at: ChangeId,
-        /// Main and sub revision of the version before it.
+        /// Main and sub-revision of the version before it.
         last: ChangeId,
     },
-    /// A head, lease or version is none that a member can have.
+    /// A head, lease or version is invalid.
     Malformed(Malformed),
     /// The versions contradict each other.
     Versions(LoadError),
@@ -209,7 +210,7 @@ impl Error for RestorationError {
     }
 }
 
-/// A data directory that is being made.
+/// A data directory that is being created.
 pub struct Restoration {
     disk: Arc<dyn Disk>,
     member_dir: PathBuf,
@@ -221,7 +222,7 @@ pub struct Restoration {
     events: Receiver<LogEvent>,
 }
 
-/// Versions on their way into a directory that is being made.
+/// Receiver of the versions of a state, for a directory that is being created.
 pub struct Filling<'r> {
     restoration: &'r mut Restoration,
     assembly: Assembly,
@@ -230,19 +231,19 @@ pub struct Filling<'r> {
     values: Vec<log::Value>,
     bytes: usize,
     entries: u64,
-    /// The last version taken, by main and sub revision.
+    /// Id of the last version that was added.
     last: ChangeId,
 }
 
-/// Rules by which entries are applied if the member's options say nothing else.
+/// Rules for applying entries if the member's options do not set others.
 pub const RULES: Rules = Rules { learners_max: 1 };
 
 impl Restoration {
-    /// Begins, in a directory that holds nothing of a member yet.
+    /// Starts a restoration in a directory that contains no member yet.
     ///
     /// # Errors
     ///
-    /// What the operating system refused, or what is there already.
+    /// Returns an error if the operating system refuses an operation, or a member exists already.
     pub fn begin(
         disk: &Arc<dyn Disk>,
         data_dir: &Path,
@@ -251,11 +252,12 @@ impl Restoration {
         Restoration::begin_sized(disk, data_dir, identity, 0)
     }
 
-    /// Begins as [`Restoration::begin`] does, with the log in a directory of its own, which will have the name `named`.
+    /// Starts a restoration like [`Restoration::begin`], with the log in the separate directory `log_dir`,
+    /// whose final name will be `named`.
     ///
     /// # Errors
     ///
-    /// As [`Restoration::begin`].
+    /// Returns the same errors as [`Restoration::begin`].
     pub fn begin_apart(
         disk: &Arc<dyn Disk>,
         data_dir: &Path,
@@ -268,12 +270,12 @@ impl Restoration {
         Ok(restoration)
     }
 
-    /// Begins as [`Restoration::begin`] does, with segments of this many bytes, for tests of what happens at their ends;
-    /// 0 for the usual size.
+    /// Starts a restoration like [`Restoration::begin`], with segments of `segment_bytes` bytes, for tests of
+    /// segment ends; 0 means the usual size.
     ///
     /// # Errors
     ///
-    /// As [`Restoration::begin`].
+    /// Returns the same errors as [`Restoration::begin`].
     pub fn begin_sized(
         disk: &Arc<dyn Disk>,
         data_dir: &Path,
@@ -306,7 +308,7 @@ impl Restoration {
             if segment_bytes > 0 { segment_bytes } else { log::segment_bytes_for(space.total_bytes) };
         options.unsafe_no_fsync = true;
         let (sender, events) = channel();
-        // Nobody is told anything once the directory is made.
+        // The receiver is dropped once the directory is complete; then events are ignored.
         let on_event = Box::new(move |event| drop(sender.send(event)));
         let (log, _) = Log::open(options, Arc::clone(disk), Index(1), &mut |_| {}, on_event)?;
         let disk = Arc::clone(disk);
@@ -322,16 +324,16 @@ impl Restoration {
         })
     }
 
-    /// A reader of the values that were written.
+    /// Returns a reader of the written values.
     pub fn values(&self) -> LogValues {
         LogValues::new(self.log.values())
     }
 
-    /// Begins to take the versions of a state.
+    /// Starts to add the versions of a state.
     ///
     /// # Errors
     ///
-    /// When the head is none that a member can have.
+    /// Returns an error if the head is invalid.
     pub fn fill(&mut self, head: RestoredHead) -> Result<Filling<'_>, RestorationError> {
         if !(Revision::NEVER_COMPACTED..=REVISION_MAX).contains(&head.compact_revision) {
             return Err(RestorationError::CompactRevision(head.compact_revision));
@@ -375,12 +377,12 @@ impl Restoration {
         })
     }
 
-    /// Makes a machine from a snapshot in Mainstay's own format, whose head may have been changed. `bump` is added to its
-    /// revision, and everything up to there counts as compacted.
+    /// Restores a machine from a snapshot in Mainstay's own format, whose head the caller may have changed.
+    /// If `bump` is given, the revision is raised by it, and all earlier revisions are compacted.
     ///
     /// # Errors
     ///
-    /// The snapshot is damaged, or the disk failed.
+    /// Returns an error if the snapshot is damaged, or the disk fails.
     pub fn take_snapshot<I, B>(
         &mut self,
         mut reader: machine::snapshot::SnapshotReader<I>,
@@ -395,12 +397,13 @@ impl Restoration {
         if let Some(to) = bump {
             let head = reader.head_mut();
             head.revision = to;
-            // Members made of the same snapshot with different bumps do not hold the same.
+            // Members restored from the same snapshot with different bumps have different states, so their
+            // hashes must differ.
             head.state_hash = head.state_hash.map(|hash| mix(hash, to.0 as u64));
         }
         let mut number = 0;
         let mut machine = machine::snapshot::restore(rules, reader, bump, |value| {
-            // What these numbers are is never asked: the index knows whose value lies where.
+            // The ids of these values are never used again: the index stores the location of each value.
             number += 1;
             let id = log::ValueId { main: number, sub: 0 };
             let data = bytes::Bytes::copy_from_slice(value);
@@ -420,23 +423,25 @@ impl Restoration {
         Ok(machine)
     }
 
-    /// Sets the rules by which entries are applied, those of the member's options.
+    /// Sets the rules for applying entries, as the member's options define them.
     pub fn set_rules(&mut self, rules: Rules) {
         self.rules = rules;
     }
 
-    /// Returns the first of the applied entries that was refused for the number of learners alone, by the rules that were set: by
-    /// those of the member itself it may have added one.
+    /// Returns the index of the first applied entry that was refused only because of the number of learners,
+    /// under the rules that were set. The member itself may have other rules, under which it added the
+    /// learner.
     pub fn refused_learner(&self) -> Option<Index> {
         self.refused_learner
     }
 
-    /// Begins the log behind the machine's last entry, or behind an earlier one, and lets entries follow. Those that apply
-    /// are applied to the machine. Gives the terms of all entries from there on, for [`Restoration::finish`].
+    /// Starts the log after the machine's last entry, or after an earlier one, and appends entries. Those
+    /// marked with `applies` are also applied to the machine. Returns the terms of all entries from there on,
+    /// for [`Restoration::finish`].
     ///
     /// # Errors
     ///
-    /// When an entry cannot be applied, or the disk fails.
+    /// Returns an error if an entry cannot be applied, or the disk fails.
     pub fn follow(
         &mut self,
         machine: &mut Machine,
@@ -456,12 +461,12 @@ impl Restoration {
         Ok(terms)
     }
 
-    /// Appends further entries behind those of [`Restoration::follow`], which gave `terms`, and applies them as that does. The
-    /// hard state takes the place of the one before.
+    /// Appends further entries after those of [`Restoration::follow`], which returned `terms`, and applies
+    /// them in the same way. The new hard state replaces the earlier one.
     ///
     /// # Errors
     ///
-    /// As [`Restoration::follow`].
+    /// Returns the same errors as [`Restoration::follow`].
     pub fn follow_on(
         &mut self,
         machine: &mut Machine,
@@ -480,7 +485,7 @@ impl Restoration {
         (mut batch, terms): (Batch, &mut Terms),
     ) -> Result<(), RestorationError> {
         let values = self.values();
-        // Entries up to here may be kept in the log, and are in the state.
+        // Entries up to this index are in the state already, and may also be in the log.
         let in_state = machine.applied_index;
         let (mut applies, mut bytes) = (Vec::new(), 0);
         loop {
@@ -530,18 +535,18 @@ impl Restoration {
         }
     }
 
-    /// Writes the checkpoint and makes everything durable. `terms` are those that [`Restoration::follow`] gave.
+    /// Writes the checkpoint and makes everything durable. `terms` is the result of [`Restoration::follow`].
     ///
     /// # Errors
     ///
-    /// When the disk fails.
+    /// Returns an error if the disk fails.
     pub fn finish(self, mut machine: Machine, terms: &Terms) -> Result<(), RestorationError> {
         let Restoration { disk, member_dir, log_dir, identity, log, .. } = self;
         let values = log.values();
         drop(log);
         let failed = |error| RestorationError::Io { doing: "sync", path: log_dir.clone(), error };
         for name in disk.list(&log_dir).map_err(failed)? {
-            // Only files of the log: a directory that is being made may hold its mark.
+            // All plain files are synced: those of the log, and the mark of a directory under construction.
             disk.open(&log_dir.join(name)).and_then(|file| file.sync_all()).map_err(failed)?;
         }
         disk.sync_dir(&log_dir).map_err(failed)?;
@@ -576,7 +581,7 @@ impl Restoration {
         })
     }
 
-    /// Writes a batch and says where everything lies.
+    /// Appends a batch and returns the locations of its entries and values.
     fn append(&mut self, batch: Batch) -> Result<Synced, RestorationError> {
         let full = || RestorationError::NoSpace { log_dir: self.log_dir.clone() };
         let ticket = match self.log.append(batch) {
@@ -609,7 +614,7 @@ impl Restoration {
 ///
 /// # Errors
 ///
-/// There is no revision that high.
+/// Returns an error if the raised revision exceeds the maximum.
 pub fn bumped(revision: Revision, by: u64) -> Result<Revision, RestorationError> {
     i64::try_from(by)
         .ok()
@@ -620,16 +625,17 @@ pub fn bumped(revision: Revision, by: u64) -> Result<Revision, RestorationError>
 }
 
 fn mix(digest: u64, word: u64) -> u64 {
-    // An odd factor: no two words lead to the same from one digest. The rotation brings high bits down.
+    // The factor is odd, so two different words never give the same result from one digest. The rotation
+    // moves high bits down.
     (digest ^ word).wrapping_mul(SEED).rotate_left(29)
 }
 
 impl Filling<'_> {
-    /// Takes the next version, in the order of revisions.
+    /// Adds the next version, in the order of revisions.
     ///
     /// # Errors
     ///
-    /// When it is out of order or above the head's revision, or the disk fails.
+    /// Returns an error if the version is out of order or its revision is too high, or if the disk fails.
     pub fn push(&mut self, version: &SnapshotVersion<'_>) -> Result<(), RestorationError> {
         let received = ReceivedVersion::of(version)?;
         let at = ChangeId { main: version.main, sub: version.sub };
@@ -661,17 +667,18 @@ impl Filling<'_> {
         Ok(())
     }
 
-    /// The revision that the state stands at, by what was taken so far.
+    /// Returns the revision of the state that results from the versions so far.
     pub fn revision(&self) -> Revision {
         self.last.main.max(self.head.compact_revision).max(Revision::FIRST)
     }
 
-    /// Makes the machine. `bump` is added to the revision of the last version, as `etcdutl` does it, and everything up to
-    /// there counts as compacted.
+    /// Builds the machine. If `bump` is given, the revision of the last version is raised by it, as `etcdutl`
+    /// does, and all earlier revisions are compacted.
     ///
     /// # Errors
     ///
-    /// Versions contradict each other, there is no revision that high, or the disk failed.
+    /// Returns an error if versions contradict each other, the raised revision exceeds the maximum, or the
+    /// disk fails.
     pub fn finish(mut self, bump: Option<u64>) -> Result<Machine, RestorationError> {
         if let Some(by) = bump {
             let to = bumped(self.last.main, by)?;

@@ -1,4 +1,4 @@
-//! What a stopped member holds, read without starting it.
+//! Reads the state of a stopped member without starting it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,45 +20,47 @@ use crate::opening::{lock, replay_log, restore};
 use crate::restoration::RULES;
 use crate::values::LogValues;
 
-/// A stopped member's state, with the entries applied that it knows to be committed. No member can be started on the
-/// directory before this is dropped.
+/// State of a stopped member, with all entries applied that are known to be committed. The directory stays
+/// locked until this value is dropped.
 ///
-/// The directory is opened as at a start: what an interrupted write left at the end of the log is cut off. Nothing
-/// else of it is changed.
+/// The directory is opened as at a start: an incomplete write at the end of the log is cut off. Nothing else
+/// is changed.
 pub struct Stopped {
-    /// The member and its cluster.
+    /// Ids of the member and its cluster.
     pub identity: Identity,
     /// State of the member.
     pub machine: Machine,
     /// Raft's hard state: term, vote and commit index.
     pub hard_state: HardState,
-    /// Entries in the log that are not known to be committed, and so are not in the state; the member may have
-    /// acknowledged them. None if the member alone has a vote: then all in its log is committed.
+    /// Entries in the log that are not known to be committed, and so are not applied; the member may have
+    /// acknowledged them. Empty if the member is the only voter: then all entries in its log are committed.
     pub uncommitted: Vec<Entry>,
-    /// The first of the applied entries that was refused for the number of learners alone, by the rules that were given: by
-    /// those of the member itself it may have added one. `None` if there is none.
+    /// Index of the first applied entry that was refused only because of the number of learners, under the
+    /// given rules. The member itself may have other rules, under which it added the learner. `None` if no
+    /// entry was refused so.
     pub refused_learner: Option<Index>,
     log: Log,
     _lock: Lock,
 }
 
 impl Stopped {
-    /// Reads a data directory, whose entries are applied as by a member without options.
+    /// Reads a data directory, and applies its entries with the default rules.
     ///
     /// # Errors
     ///
-    /// What is wrong with which file, with what to do in the text; or that a member is running on it, or that nothing
-    /// of a member is there.
+    /// Returns an error that names the file, the fault and the remedy; or an error if a member is running on
+    /// the directory, or it contains no member.
     pub fn open(disk: &Arc<dyn Disk>, data_dir: &Path) -> Result<Stopped, DataDirError> {
         Stopped::open_with(disk, data_dir, None, RULES)
     }
 
-    /// Reads a data directory, whose entries are applied by the rules of its member's options. With a `log_dir`, its log is
-    /// there, although it notes another place: it is being made, and nobody else works on it.
+    /// Reads a data directory, and applies its entries with the rules of the member's options. If `log_dir`
+    /// is given, the log is read from there instead of the directory that is noted: the data directory is
+    /// under construction, and no other process uses it.
     ///
     /// # Errors
     ///
-    /// As [`Stopped::open`].
+    /// Returns the same errors as [`Stopped::open`].
     pub fn open_with(
         disk: &Arc<dyn Disk>,
         data_dir: &Path,
@@ -73,7 +75,7 @@ impl Stopped {
             let path = data_dir.to_path_buf();
             return Err(DataDirError::Empty { path, lacks: "data of a member of Mainstay" });
         }
-        // That etcd's database cannot be opened is said when the member starts.
+        // A database of etcd that cannot be opened is reported when the member starts, not here.
         let lock = lock(&**disk, member_dir, None, &|_| {})?;
         let (log_dir, log_lock) = match log_dir {
             Some(log_dir) => (log_dir.to_path_buf(), None),
@@ -99,7 +101,7 @@ impl Stopped {
         {
             return Err(Inconsistency::NoCheckpoint { member_dir: member_dir.clone(), lacking }.into());
         }
-        // A state was installed, and the member stopped before the log could restart behind it.
+        // A snapshot was installed, and the member stopped before the log was restarted after it.
         let behind = replayed.recovered.last_index < machine.applied_index
             || replayed.entries.first().is_some_and(|entry| entry.term < machine.applied_term);
         if behind {
@@ -143,7 +145,7 @@ impl Stopped {
         })
     }
 
-    /// A reader of its values.
+    /// Returns a reader of the member's values.
     pub fn values(&self) -> LogValues {
         LogValues::new(self.log.values())
     }
@@ -158,11 +160,12 @@ impl Stopped {
         )
     }
 
-    /// Returns HashKV's hash, the compact revision, and the hashed revision. A `revision` of 0 asks for the newest.
+    /// Returns HashKV's hash, the compact revision, and the hashed revision. A `revision` of 0 means the
+    /// current revision.
     ///
     /// # Errors
     ///
-    /// Those of HashKV.
+    /// Returns the errors of HashKV.
     pub fn hash_kv(&mut self, revision: Revision) -> Result<HashedKv, Status> {
         let values = self.values();
         let view = self.machine.store.publish();

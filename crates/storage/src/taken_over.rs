@@ -1,10 +1,12 @@
-//! The mark of a member that was taken over from etcd in place: Mainstay's files lie beside those of etcd, which nothing
-//! changes until they are dropped. The mark stays behind that.
+//! The mark of a member that was taken over from etcd in place: Mainstay's files are beside those of etcd,
+//! which stay unchanged until they are dropped. The mark stays after that.
 //!
-//! What etcd left is older than what the member has promised and acknowledged since. If etcd ran on it again, the member
-//! could vote twice in one term, and would lack entries that it was counted for. So two empty files beside etcd's log
-//! keep etcd from starting, a member of Mainstay that runs holds the lock of etcd's database, and if etcd ran all the same, Mainstay refuses: neither set of files has everything then. The two
-//! stay when etcd's files are dropped: etcd would begin an empty member of the same id in their place.
+//! etcd's files are older than the member's later votes and acknowledged entries. If etcd ran on them again,
+//! the member could vote twice in one term, and would lack entries that it has acknowledged. So two empty
+//! files beside etcd's log prevent etcd from starting, and a running member of Mainstay holds the lock of
+//! etcd's database. If etcd has run anyway, Mainstay refuses to start, because then neither set of files is
+//! complete. The two files stay when etcd's files are dropped: without them etcd would create an empty member
+//! with the same id.
 
 use std::io::ErrorKind;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -23,9 +25,9 @@ use crate::log_dir;
 /// ```text
 /// 0   magic        8   "MNSTETC\n"
 /// 8   version      4   1
-/// 12  state        4   0 etcd's files are kept, 1 they are being dropped, 2 they were dropped
+/// 12  state        4   0: etcd's files are kept, 1: they are being dropped, 2: they were dropped
 /// 16  names        4   CRC-32C of the names of the files of etcd's log, see `interchange::Fingerprint`
-/// 20  tail         4   CRC-32C of what is behind the end of etcd's log
+/// 20  tail         4   CRC-32C of the bytes after the end of etcd's log
 /// 24  offset       8   end of etcd's log in its last file
 /// 32  name length  4   of that file, in bytes
 /// 36  name         …
@@ -37,37 +39,39 @@ pub const MARK_NAME: &str = STALE_MARK_NAME;
 const MAGIC: [u8; 8] = *b"MNSTETC\n";
 const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 36;
-/// The longest mark: a name and a path are no longer than Linux takes.
+/// Maximum length of the mark in bytes: the maximum lengths of a name and a path in Linux, and the other
+/// fields.
 const BYTES_MAX: usize = HEAD_BYTES + 255 + 4096 + 4;
 
-/// What became of etcd's files.
+/// State of etcd's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Files {
-    /// All are there.
+    /// All files exist.
     Kept = 0,
-    /// They are being deleted: some may be missing.
+    /// The files are being deleted: some may be missing.
     BeingDropped = 1,
-    /// None are there, except the two that keep etcd from starting.
+    /// No files exist, except the two that prevent etcd from starting.
     Dropped = 2,
 }
 
 /// Content of the mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TakenOver {
-    /// The directory of etcd's log, absolute, if it is not `wal` in the member's directory, with which it may be moved.
+    /// Absolute directory of etcd's log, if it is not `wal` in the member's directory, with which it may be
+    /// moved.
     pub wal_apart: Option<PathBuf>,
-    /// What etcd left.
+    /// Fingerprint of etcd's log at the takeover.
     pub left: Fingerprint,
-    /// What became of etcd's files since.
+    /// State of etcd's files since the takeover.
     pub files: Files,
 }
 
 impl TakenOver {
-    /// Reads the mark; `None` if there is none.
+    /// Reads the mark; `None` if it does not exist.
     ///
     /// # Errors
     ///
-    /// When it is damaged, or the operating system refuses.
+    /// Returns an error if the mark is damaged, or the operating system refuses an operation.
     pub fn read(disk: &dyn Disk, member_dir: &Path) -> Result<Option<TakenOver>, OpenError> {
         let path = member_dir.join(MARK_NAME);
         let io = |error| OpenError::Io { doing: "read", path: path.clone(), error };
@@ -91,7 +95,7 @@ impl TakenOver {
     ///
     /// # Errors
     ///
-    /// When the operating system refuses.
+    /// Returns an error if the operating system refuses an operation.
     pub fn write(&self, disk: &dyn Disk, dir: &Path) -> Result<(), OpenError> {
         let path = dir.join(MARK_NAME);
         let making = dir.join(format!("{MARK_NAME}.tmp"));
@@ -113,16 +117,16 @@ impl TakenOver {
         self.wal_apart.clone().unwrap_or_else(|| member_dir.join("wal"))
     }
 
-    /// Refuses a directory on which etcd has run since.
+    /// Refuses a directory on which etcd has run since the takeover.
     ///
     /// # Errors
     ///
-    /// When it has, or a file cannot be read.
+    /// Returns an error if etcd has run, or a file cannot be read.
     pub fn check(&self, disk: &dyn Disk, member_dir: &Path) -> Result<(), DataDirError> {
         let wal_dir = self.wal_dir(member_dir);
         let changed = match self.files {
             Files::Kept => self.left.has_changed(disk, &wal_dir),
-            // The guards were there before the first file was deleted, and with them etcd writes nothing.
+            // The guards were written before the first file was deleted, and with them etcd writes nothing.
             Files::BeingDropped => has_both_guards(disk, &wal_dir).and_then(|guarded| match guarded {
                 true => Ok(false),
                 false => Fingerprint::has_log(disk, &wal_dir),
@@ -144,12 +148,12 @@ impl TakenOver {
         }
     }
 
-    /// Puts the guards into the directory of etcd's log, also if no log is left there, so that etcd neither starts on it nor
-    /// begins an empty member. The caller has checked that etcd has not run.
+    /// Creates the guards in the directory of etcd's log, even if that contains no log any more, so that etcd
+    /// neither starts on it nor creates an empty member. The caller has checked that etcd has not run.
     ///
     /// # Errors
     ///
-    /// When the operating system refuses.
+    /// Returns an error if the operating system refuses an operation.
     pub fn guard(&self, disk: &dyn Disk, member_dir: &Path) -> Result<(), OpenError> {
         let wal_dir = self.wal_dir(member_dir);
         let io = |path: &Path, error| OpenError::Io { doing: "create", path: path.to_path_buf(), error };
@@ -167,12 +171,13 @@ impl TakenOver {
         disk.sync_dir(&wal_dir).map_err(|error| io(&wal_dir, error))
     }
 
-    /// Locks the database that etcd left, as [`lock_database`] does. If it cannot be opened or locked at all, returns why instead,
-    /// provided that the guards keep etcd from starting: nothing else needs that file.
+    /// Locks etcd's database like [`lock_database`]. If the database cannot be opened or locked at all, but
+    /// the guards prevent etcd from starting, returns the reason instead of failing: the member itself does
+    /// not need that file.
     ///
     /// # Errors
     ///
-    /// [`DataDirError::EtcdRuns`], or the answer of the operating system where the guards are missing.
+    /// Returns [`DataDirError::EtcdRuns`], or the error of the operating system if the guards are missing.
     pub fn shut_out(&self, disk: &dyn Disk, member_dir: &Path) -> Result<ShutOut, DataDirError> {
         match lock_database(disk, member_dir) {
             Ok(lock) => Ok(ShutOut { lock, unlocked: None }),
@@ -203,25 +208,26 @@ impl TakenOver {
     }
 }
 
-/// How etcd is kept from what it left, while a member of Mainstay has the directory.
+/// Protection of etcd's files while a member of Mainstay uses the directory.
 pub struct ShutOut {
-    /// The lock of etcd's database, if it is there.
+    /// Lock of etcd's database, if the database exists.
     pub lock: Option<Lock>,
-    /// Why there is no lock although the database may be there. The guards beside etcd's log are there then.
+    /// Reason why the database could not be locked although it may exist. The guards beside etcd's log exist
+    /// then.
     pub unlocked: Option<OpenError>,
 }
 
-/// Locks the database that etcd left, if it is still there: no etcd runs on it, and none gets further than its first step
+/// Locks etcd's database, if it still exists: then no etcd runs on it, and a new one waits in its first step
 /// until the lock is dropped.
 ///
 /// # Errors
 ///
-/// [`DataDirError::EtcdRuns`] if one has it, or the answer of the operating system.
+/// Returns [`DataDirError::EtcdRuns`] if an etcd holds the lock, or the error of the operating system.
 pub fn lock_database(disk: &dyn Disk, member_dir: &Path) -> Result<Option<Lock>, DataDirError> {
     let path = member_dir.join("snap").join("db");
     match disk.lock_read(&path) {
         Ok(lock) => Ok(Some(lock)),
-        // The directory may be gone, with the file in its place that keeps etcd out.
+        // The directory may have been replaced by the file that prevents etcd from starting.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(error) if error.kind() == ErrorKind::WouldBlock => Err(DataDirError::EtcdRuns { path }),
         Err(error) => Err(OpenError::Io { doing: "lock", path, error }.into()),

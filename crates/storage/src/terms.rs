@@ -1,23 +1,24 @@
-//! The terms of entries that are only on disk, kept with a checkpoint. A member knows from them, without reading the log,
-//! where a follower's log and its own part.
+//! Raft terms of entries that are only on disk, stored with a checkpoint. With them a member finds the point
+//! where a follower's log differs from its own, without reading the log.
 
 use machine::Machine;
 use numbers::{EntryId, Index, Term};
 
-/// Runs kept at most: that many changes of leader ago, a follower gets a snapshot.
+/// Maximum number of runs: a follower whose log is older than so many changes of the term gets a snapshot.
 const RUNS_MAX: usize = 1024;
 
-/// The terms of a stretch of the log: the first entry of each run of equal terms. Indexes and terms grow strictly.
+/// Terms of a part of the log: the first entry of each run of equal terms. Indexes and terms increase
+/// strictly.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Terms(Vec<EntryId>);
 
 impl Terms {
-    /// The terms of a log that begins behind this entry.
+    /// Returns the terms of a log that starts after this entry.
     pub fn starting_at(entry: EntryId) -> Terms {
         Terms(vec![entry])
     }
 
-    /// Adds the entry that comes next. The oldest runs are forgotten beyond 1024 of them.
+    /// Adds the next entry. If there are more than 1024 runs, the oldest are removed.
     pub fn push(&mut self, entry: EntryId) {
         if self.0.last().is_none_or(|run| run.term != entry.term) {
             self.0.push(entry);
@@ -27,28 +28,28 @@ impl Terms {
         }
     }
 
-    /// Forgets the runs before the one that holds the entry in front of `first`.
+    /// Removes the runs before the one that contains the entry before `first`.
     pub fn forget(&mut self, first: Index) {
         let needed = self.0.iter().rposition(|run| run.index < first).unwrap_or(0);
         self.0.drain(..needed);
     }
 
-    /// The first index whose term is known; `None` if nothing is.
+    /// Returns the first index whose term is known; `None` if no term is known.
     pub fn first_index(&self) -> Option<Index> {
         self.0.first().map(|run| run.index)
     }
 
-    /// The term of the newest run; `None` if nothing is known.
+    /// Returns the term of the newest run; `None` if no term is known.
     pub fn newest(&self) -> Option<Term> {
         self.0.last().map(|run| run.term)
     }
 
-    /// The first entry of each run, the oldest first.
+    /// Returns the first entry of each run, the oldest first.
     pub fn runs(&self) -> &[EntryId] {
         &self.0
     }
 
-    /// The bytes kept with a checkpoint: index and term of each run, eight bytes each, the lowest byte first.
+    /// Encodes the runs for a checkpoint: index and term of each run, eight bytes each, little-endian.
     pub fn write(&self) -> Vec<u8> {
         self.0
             .iter()
@@ -57,7 +58,8 @@ impl Terms {
             .collect()
     }
 
-    /// Reads them back. What does not fit the state (an older version wrote none) counts as nothing known.
+    /// Decodes the runs. If they do not match the state (an older version wrote none), only the term of the
+    /// last applied entry is known.
     pub fn read(bytes: &[u8], machine: &Machine) -> Terms {
         let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
         let run = |pair: &[u8]| EntryId { index: Index(number(&pair[..8])), term: Term(number(&pair[8..])) };

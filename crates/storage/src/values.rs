@@ -1,8 +1,9 @@
-//! Reading values from the log, with a small cache of those read again and again.
+//! Reads values from the log, with a small cache of values that are read repeatedly.
 //!
-//! Threads that may wait for a disk read by [`LogValues`]. Shards and the core may not. Shards make an [`Attempt`] with
-//! what is at hand, and if that was not enough, have the rest fetched and make it again. The core reads what is
-//! [`AtHand`]; an entry that needs more waits until it was fetched, and the entries behind it with it.
+//! Threads that may wait for a disk read through [`LogValues`]. Shards and the core must not wait. A shard
+//! makes an [`Attempt`] with the values that are in memory; if some are missing, it has them fetched and
+//! tries again. The core reads through [`AtHand`]: an entry that needs missing values waits until they are
+//! fetched, and so do the entries after it.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -21,49 +22,50 @@ use numbers::Location;
 use crate::buffers::{BUFFER_BYTES_MAX, Buffer};
 use crate::readers::{Arrived, Readers, Reading, place_of};
 
-/// Places in the cache; a power of two.
+/// Number of slots in the cache; a power of two.
 const SLOTS: usize = 4096;
-/// Larger values are not kept: copying them costs as much as reading them.
+/// Maximum size of a cached value in bytes: copying a larger value costs as much as reading it.
 const CACHED_BYTES_MAX: u32 = 2048;
-/// Places of large values that were checked, which are remembered; a power of two.
+/// Number of remembered locations of large values whose checksum was verified; a power of two.
 const CHECKED_SLOTS: usize = 1024;
-/// After this many values of a pass that are not at hand, the others are not tried one by one: the readers find out.
+/// After this number of misses in a pass, the remaining values are fetched without checking whether they are
+/// in memory.
 const MISSES_PER_PASS: usize = 16;
-/// After this many passes every value is fetched, so that pages which the system evicts between two passes do not lead to
-/// endless passes.
+/// After this number of passes every value is fetched, so that pages that the system evicts between two
+/// passes do not cause endless passes.
 const PASSES_WITH_QUESTIONS: u32 = 3;
 
-/// Bytes of an answer that is made in pieces for which values are fetched together; the last value may go beyond them.
+/// Size in bytes of a response piece whose values are fetched together; the last value may exceed it.
 const FETCHED_PIECE_BYTES: usize = 64 << 10;
 
-/// The status of a value that the disk did not give back.
+/// Returns the status for a value that the disk could not read.
 pub fn unreadable(error: &ReadError) -> Status {
     Status::with(Code::Internal, format!("mainstay: a value could not be read: {error}"))
 }
 
-/// One thread's reader of values.
+/// Reader of values for one thread.
 ///
-/// A read costs a system call and a checksum. A value that is read twice in a row from among those that share its
-/// place in the cache stays there, so hot keys cost neither. A place in the log never holds other bytes, so nothing
-/// is ever out of date.
+/// A read costs a system call and a checksum. A value that is read twice in a row, among those that share its
+/// cache slot, stays in the cache, so hot keys cost neither. The bytes at a location in the log never change,
+/// so cached values are never stale.
 pub struct LogValues {
     log: log::Values,
-    /// Threads that fetch values which are not at hand; without them this thread waits for the disk itself.
+    /// Threads that fetch missing values; if `None`, this thread waits for the disk itself.
     readers: Option<Arc<Readers>>,
     cache: RefCell<Vec<Cached>>,
-    /// Places of large values that were whole when they were read, see [`Attempt::check`].
+    /// Locations of large values whose checksum was verified, see [`Attempt::check`].
     checked: RefCell<Vec<u64>>,
 }
 
 #[derive(Clone, Default)]
 struct Cached {
-    /// The place last missed or held.
+    /// Location of the value that was last missed or cached in this slot.
     place: u64,
     bytes: Option<Bytes>,
 }
 
 impl LogValues {
-    /// A reader of its own for this thread, which may wait for a disk.
+    /// Returns a reader for a thread that may wait for a disk.
     pub fn new(log: log::Values) -> LogValues {
         LogValues {
             log,
@@ -73,18 +75,18 @@ impl LogValues {
         }
     }
 
-    /// A reader of its own for a thread that must not wait for a disk, when it reads by [`Attempt`].
+    /// Returns a reader for a thread that must not wait for a disk and reads through [`Attempt`].
     pub fn fetched_by(readers: &Arc<Readers>, log: log::Values) -> LogValues {
         LogValues { readers: Some(Arc::clone(readers)), ..LogValues::new(log) }
     }
 
-    /// Fetches values for the core, before what anybody else wants.
+    /// Fetches values for the core, ahead of all clients.
     pub fn fetch_first(&self, values: &[Value]) -> Option<Reading> {
         self.readers.as_ref().map(|readers| readers.read_first(values))
     }
 
-    /// Fills `into` with what the log holds from a location on, and returns how much that is: nothing if a disk would have to be
-    /// waited for, and this thread may not. For [`crate::read_ahead`].
+    /// Fills `into` with the bytes of the log from a location on, and returns their number. Returns 0 if the
+    /// read would have to wait for a disk and this thread must not. Used by [`crate::read_ahead`].
     pub(crate) fn read_ahead(&self, from: Location, into: &mut [u8]) -> usize {
         self.log.read_ahead(from, into, self.readers.is_none())
     }
@@ -101,7 +103,7 @@ impl LogValues {
 
     fn read(&self, value: Value, out: &mut BytesMut, waits: bool) -> Result<bool, ReadError> {
         if value.len == 0 {
-            // An empty value lies nowhere.
+            // An empty value has no location.
             return Ok(true);
         }
         if value.len > CACHED_BYTES_MAX {
@@ -127,9 +129,9 @@ impl LogValues {
     }
 }
 
-/// The slot of a place in a table of so many.
+/// Returns the slot of a location in a table of `slots` slots.
 fn slot_of(place: u64, slots: usize) -> usize {
-    // Fibonacci hashing: the top bits of the product spread neighbouring places.
+    // Fibonacci hashing: the top bits of the product spread neighbouring locations.
     (place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - slots.trailing_zeros())) as usize
 }
 
@@ -146,42 +148,43 @@ impl Values for LogValues {
     }
 }
 
-/// The source of the values of an [`Attempt`].
+/// Source of the values of an [`Attempt`].
 pub trait Source {
-    /// Appends the bytes of a value to `out`, if they are at hand. `false`, and `out` as it was, if they have to be
-    /// fetched.
+    /// Appends the bytes of a value to `out` if they are in memory, and returns true. Otherwise returns
+    /// false, and leaves `out` unchanged.
     ///
     /// # Errors
     ///
-    /// See [`ReadError`].
+    /// See [`ReadError`] for the reasons.
     fn read_at_hand(&self, value: Value, out: &mut BytesMut) -> Result<bool, ReadError>;
 
-    /// Checks the bytes of a value against its checksum, if they are at hand. `false` if they have to be fetched.
+    /// Verifies the checksum of a value if its bytes are in memory. Returns false if they have to be fetched.
     ///
     /// # Errors
     ///
-    /// See [`ReadError`].
+    /// See [`ReadError`] for the reasons.
     fn check_at_hand(&self, value: Value) -> Result<bool, ReadError> {
         self.read_at_hand(value, &mut BytesMut::new())
     }
 
-    /// Takes note that a value was found whole, so that [`Source::check_at_hand`] need not read it for some time.
+    /// Remembers that a value is intact, so that [`Source::check_at_hand`] need not read it for some time.
     fn trust(&self, _value: Value) {}
 
-    /// Has the value checked by its bytes the next time, whatever is remembered of it.
+    /// Forgets that a value is intact, so that the next check reads its bytes.
     fn distrust(&self, _value: Value) {}
 
-    /// Returns false if a value that was found not to be at hand never will be, even right after it was fetched.
+    /// Returns false if a value that was not in memory will not be found in memory even directly after it was
+    /// fetched, because the system cannot tell what is in memory.
     fn tells_at_hand(&self, _value: Value) -> bool {
         true
     }
 
-    /// Fills `part` with the bytes of a value from its byte `from` on, unchecked, if they are at hand. `false`, and `part`
-    /// holds anything, if they have to be fetched.
+    /// Fills `part` with the bytes of a value from its byte `from` on, without verifying the checksum, if
+    /// they are in memory. Returns false if they have to be fetched; `part` is then undefined.
     ///
     /// # Errors
     ///
-    /// See [`ReadError`].
+    /// See [`ReadError`] for the reasons.
     fn read_part_at_hand(&self, value: Value, from: usize, part: &mut [u8]) -> Result<bool, ReadError> {
         let mut whole = BytesMut::new();
         let is_at_hand = self.read_at_hand(value, &mut whole)?;
@@ -191,7 +194,7 @@ pub trait Source {
         Ok(is_at_hand)
     }
 
-    /// Fetches values that are not at hand; `None` if there are none such here.
+    /// Fetches values that are not in memory; `None` if this source has no threads for it.
     fn fetch(&self, values: &[Value]) -> Option<Reading>;
 }
 
@@ -241,25 +244,25 @@ impl Source for LogValues {
     }
 }
 
-/// One attempt to make something from values without waiting for a disk.
+/// An attempt to build a result from values without waiting for a disk.
 ///
-/// A value that is not at hand reads as zeros of its length, and is noted. If the attempt is not complete, its caller
-/// drops what it made, has the values fetched, and makes it again.
+/// A value that is not in memory is read as zeros of its length, and recorded as missing. If the attempt is
+/// not complete, its caller drops the result, has the missing values fetched, and tries again.
 pub struct Attempt {
     source: Rc<dyn Source>,
     passes: u32,
-    /// Fetched values, by ascending location.
+    /// Fetched values in ascending order of location.
     arrived: Vec<Arrived>,
     arrived_bytes: usize,
     charged: Charged,
     missing: RefCell<Vec<Value>>,
-    /// Number of values of this pass that were not at hand.
+    /// Number of values that were not in memory in this pass.
     misses: Cell<usize>,
     reading: Option<Reading>,
 }
 
 impl Attempt {
-    /// The first.
+    /// Returns the first attempt.
     pub fn new(source: Rc<dyn Source>) -> Attempt {
         Attempt {
             source,
@@ -273,30 +276,31 @@ impl Attempt {
         }
     }
 
-    /// Returns true if all was at hand, so that what was made is what it should be, errors included.
+    /// Returns true if no value was missing, so that the result is valid, including errors.
     pub fn is_complete(&self) -> bool {
         self.missing.borrow().is_empty() || planted::is(planted::Bug::AnsweredWithoutValues)
     }
 
-    /// Returns the size of the next piece of an answer for a client that takes `wanted` bytes: a whole piece if a value
-    /// of it has to be fetched, so that a client that takes a byte at a time does not cost a disk read for each. Called
-    /// after each value.
+    /// Returns the size of the next piece of a response for a client that reads `wanted` bytes. If a value of
+    /// the piece has to be fetched, returns a full piece, so that a client that reads one byte at a time does
+    /// not cause a disk read for each. Called after each value.
     pub fn piece_bytes(&self, wanted: usize) -> usize {
         let fetches = !self.arrived.is_empty() || !self.missing.borrow().is_empty();
         if fetches { wanted.max(FETCHED_PIECE_BYTES) } else { wanted }
     }
 
-    /// Returns true if a value is whole, or was when it was read last: that is remembered for some time, and says nothing of
-    /// where its bytes are now. Returns false, and the value is noted as missing, if it has to be fetched to be checked.
+    /// Returns true if a value is intact, or was when it was last read; the result is remembered for some
+    /// time, so it does not tell whether the bytes are in memory now. Returns false, and records the value as
+    /// missing, if it has to be fetched to be verified.
     ///
     /// # Errors
     ///
-    /// When it is damaged, moved or cannot be read.
+    /// Returns an error if the value is damaged, has moved or cannot be read.
     pub fn check(&self, value: Value) -> Result<bool, ReadError> {
         match self.fetched_value(value) {
             Some(arrived) => {
                 self.noted(value, arrived)?;
-                // Readers check what they fetch.
+                // The reader threads verify the checksum of every value that they fetch.
                 self.source.trust(value);
                 Ok(true)
             }
@@ -304,27 +308,29 @@ impl Attempt {
         }
     }
 
-    /// Returns true if a value was fetched and is held.
+    /// Returns true if a value was fetched and is still held.
     pub fn has_fetched(&self, value: Value) -> bool {
         self.fetched_value(value).is_some()
     }
 
-    /// Returns false if a value that was fetched will not be at hand once [`Attempt::forget`] drops it, however soon it is asked for.
+    /// Returns false if a fetched value will not be found in memory once [`Attempt::forget`] has dropped it,
+    /// however soon it is read again.
     pub fn tells_at_hand(&self, value: Value) -> bool {
         self.source.tells_at_hand(value)
     }
 
-    /// Has the next [`Attempt::check`] of a value look at its bytes.
+    /// Makes the next [`Attempt::check`] of a value read its bytes.
     pub fn distrust(&self, value: Value) {
         self.source.distrust(value);
     }
 
-    /// Fills `part` with the bytes of a value from its byte `from` on; false, and the value is noted as missing, if it has to
-    /// be fetched. They are not checked: the checksum is that of the whole.
+    /// Fills `part` with the bytes of a value from its byte `from` on. Returns false, and records the value
+    /// as missing, if it has to be fetched. The bytes are not verified, because the checksum covers the whole
+    /// value.
     ///
     /// # Errors
     ///
-    /// When the value is moved or cannot be read.
+    /// Returns an error if the value has moved or cannot be read.
     pub fn read_part(&self, value: Value, from: usize, part: &mut [u8]) -> Result<bool, ReadError> {
         match self.fetched_value(value) {
             Some(arrived) => {
@@ -335,13 +341,13 @@ impl Attempt {
         }
     }
 
-    /// What was fetched of a value.
+    /// Returns the bytes or the error of a fetched value; `None` if it was not fetched.
     fn fetched_value(&self, value: Value) -> Option<Result<&Bytes, ReadError>> {
         let at = self.arrived.binary_search_by_key(&place_of(value), |(place, _)| *place).ok()?;
         self.arrived.get(at).map(|(_, read)| read.as_ref().map_err(Clone::clone))
     }
 
-    /// Takes note that a value which may be remembered as whole could not be fetched.
+    /// If fetching a value failed, forgets that the value was intact. Returns the result unchanged.
     fn noted<T>(&self, value: Value, fetched: Result<T, ReadError>) -> Result<T, ReadError> {
         if fetched.is_err() {
             self.source.distrust(value);
@@ -366,7 +372,7 @@ impl Attempt {
         self.missing.borrow().len()
     }
 
-    /// Resolves when what was missing was fetched.
+    /// Fetches the missing values; ready once they have arrived.
     pub fn poll_fetched(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if self.reading.is_none() {
             let missing = self.missing.take();
@@ -379,33 +385,33 @@ impl Attempt {
         }
         let Some(reading) = &mut self.reading else { return Poll::Ready(()) };
         let polled = Pin::new(&mut *reading).poll(context);
-        // Also of what is not complete yet.
+        // Charges also the portions of a reading that is not complete yet.
         self.charged.take(reading.take_charges());
         let Poll::Ready(arrived) = polled else { return Poll::Pending };
         self.reading = None;
         self.arrived_bytes += arrived.iter().flat_map(|(_, read)| read).map(Bytes::len).sum::<usize>();
         self.arrived.extend(arrived);
-        // They come after others that are in order.
+        // The new values are appended to sorted ones.
         self.arrived.sort_by_key(|(place, _)| *place);
         Poll::Ready(())
     }
 
-    /// See [`Attempt::poll_fetched`].
+    /// Waits until the missing values are fetched; see [`Attempt::poll_fetched`].
     pub async fn fetched(&mut self) {
         poll_fn(|context| self.poll_fetched(context)).await;
     }
 
-    /// Tries the values again that were not at hand: they may be by now.
+    /// Checks again whether missing values are in memory, since they may be now.
     pub fn ask_again(&mut self) {
         self.passes = 0;
     }
 
-    /// Bytes of the values that were fetched.
+    /// Returns the total bytes of the fetched values.
     pub fn arrived_bytes(&self) -> usize {
         self.arrived_bytes
     }
 
-    /// Charges nothing any more for what was fetched: the holder of the attempt does.
+    /// Drops the charges for the fetched values, because the holder of the attempt charges them.
     pub fn drop_charges(&mut self) {
         self.charged = Charged::NO_ONE;
     }
@@ -417,20 +423,20 @@ impl Attempt {
     }
 }
 
-/// The holder of the charges for the values that an [`Attempt`] has taken from the readers, which charged them to no
-/// connection. Without it a client could exceed the budget with them, and others that hold more by their accounts would
-/// be closed.
+/// Holder of the charges for the values that an [`Attempt`] has received from the readers, which charged them
+/// to no connection. Without it, a client could exceed the memory budget with such values, and other
+/// connections, which hold more by their accounts, would be closed.
 enum Charged {
-    /// No connection, since they were taken outside of a connection's turn.
+    /// Charged to no connection, because the values were received outside of a connection's turn.
     ToNoOne(Vec<Charge>),
-    /// The connection in whose turn they were taken.
+    /// Charged to the connection in whose turn the values were received.
     ToConnection(Held),
 }
 
 impl Charged {
     const NO_ONE: Charged = Charged::ToNoOne(Vec::new());
 
-    /// Charges what was taken from the readers now.
+    /// Adds the charges for values that were received from the readers.
     fn take(&mut self, mut taken: Vec<Charge>) {
         if taken.is_empty() {
             return;
@@ -475,22 +481,22 @@ impl Values for Attempt {
     }
 }
 
-/// Values that are at hand, for the core, which applies an entry: it can stop before anything has changed, and go on once what is
-/// missing was fetched.
+/// Reader for the core when it applies an entry: if a value is missing, the entry stops before it has changed
+/// anything, and continues once the value is fetched.
 pub struct AtHand<'a> {
     source: &'a LogValues,
-    /// Fetched values, by ascending location.
+    /// Fetched values in ascending order of location.
     arrived: &'a [Arrived],
     missing: RefCell<Vec<Value>>,
 }
 
 impl<'a> AtHand<'a> {
-    /// Reads values of `source`, and those in `arrived`, which are in ascending order of location.
+    /// Returns a reader of the values in `source` and in `arrived`, which is in ascending order of location.
     pub fn new(source: &'a LogValues, arrived: &'a [Arrived]) -> AtHand<'a> {
         AtHand { source, arrived, missing: RefCell::default() }
     }
 
-    /// Returns the values that were not at hand.
+    /// Returns the values that were not in memory.
     pub fn into_missing(self) -> Vec<Value> {
         self.missing.into_inner()
     }
@@ -513,7 +519,7 @@ impl Values for AtHand<'_> {
     }
 }
 
-/// Returns what `make` makes from values, calling it again until all that it needs has been fetched.
+/// Returns the result of `make`, calling it repeatedly until all values that it needs have been fetched.
 pub async fn made<T>(source: Rc<dyn Source>, mut make: impl FnMut(&Attempt) -> T) -> T {
     let mut attempt = Attempt::new(source);
     loop {

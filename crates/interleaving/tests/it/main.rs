@@ -1,8 +1,9 @@
-//! Each program in every order of its threads.
+//! Runs each program in every order of its threads.
 
 use mainstay_interleaving::{mailboxes, reclamation, sitting, watching};
 
-/// Preemptions of one run at most, unless `MAINSTAY_PREEMPTIONS` says otherwise. Time grows tenfold with each.
+/// Default maximum of preemptions per run; `MAINSTAY_PREEMPTIONS` overrides it. The run time grows tenfold
+/// with each preemption.
 const PREEMPTIONS_MAX: usize = 2;
 
 fn every_order(program: fn()) {

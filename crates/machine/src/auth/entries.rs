@@ -1,4 +1,4 @@
-//! Entries that are about users and roles, and what the user of any entry may do.
+//! Entries about users and roles, and the permission check of every entry at apply.
 
 use api::Status;
 use api::etcdserverpb::InternalRaftRequest;
@@ -9,7 +9,7 @@ use super::{Auth, AuthChange, Caller, Gate};
 use crate::machine::{Change, Machine, Outcome};
 use crate::state_hash::{Effect, StateHash};
 
-/// Whether only the role root may ask for it.
+/// Returns true if only users with the role root may send the request.
 fn is_for_root(request: &InternalRaftRequest) -> bool {
     request.auth_enable.is_some()
         || request.auth_disable.is_some()
@@ -26,8 +26,8 @@ fn is_for_root(request: &InternalRaftRequest) -> bool {
         || request.auth_role_list.is_some()
 }
 
-/// Whether it asks for something about users and roles that changes nothing. Members that run etcd send such questions
-/// through the log.
+/// Returns true if the request only reads users and roles. Members that run etcd propose such reads through
+/// the log.
 fn is_question(request: &InternalRaftRequest) -> bool {
     request.auth_status.is_some()
         || request.auth_user_get.is_some()
@@ -36,7 +36,7 @@ fn is_question(request: &InternalRaftRequest) -> bool {
         || request.auth_role_list.is_some()
 }
 
-/// The user and the role that a change is about.
+/// Returns the names of the user and the role that a request changes.
 fn subjects(request: &InternalRaftRequest) -> (Option<&str>, Option<&str>) {
     if let Some(user) = &request.auth_user_add {
         return (Some(&user.name), None);
@@ -68,7 +68,7 @@ fn subjects(request: &InternalRaftRequest) -> (Option<&str>, Option<&str>) {
     }
 }
 
-/// Takes what a change has left behind into the hash of the state.
+/// Adds the users and roles that a request has changed to the state hash.
 fn mix(hash: &mut StateHash, auth: &Auth, request: &InternalRaftRequest) {
     hash.mix(Effect::AuthChanged, &[auth.revision(), u64::from(auth.is_enabled())]);
     let (user, role) = subjects(request);
@@ -84,11 +84,12 @@ fn mix(hash: &mut StateHash, auth: &Auth, request: &InternalRaftRequest) {
 }
 
 impl Machine {
-    /// Whether the user whom an entry names may do what it asks for, as of this entry.
+    /// Checks that the user named in an entry may do what the entry requests, at the auth revision of the
+    /// state.
     ///
     /// # Errors
     ///
-    /// Those of [`Gate`].
+    /// Returns the errors of [`Gate`].
     pub(crate) fn allowed(&mut self, request: &InternalRaftRequest) -> Result<(), Status> {
         if !self.auth.is_enabled() || planted::is(planted::Bug::GateAtArrivalOnly) {
             return Ok(());
@@ -114,7 +115,7 @@ impl Machine {
         if is_for_root(request) { gate.admin() } else { Ok(()) }
     }
 
-    /// Applies an entry that is about users and roles; `None` if it is not about them.
+    /// Applies an entry about users and roles. Returns `None` if the entry is not about them.
     pub(crate) fn apply_auth(
         &mut self,
         index: Index,
@@ -123,7 +124,7 @@ impl Machine {
     ) -> Option<Result<Outcome, Status>> {
         let auth = &mut self.auth;
         let changed = if let Some(who) = &request.authenticate {
-            // It is no change of the state.
+            // Authenticating does not change the replicated state.
             let authenticated = auth.authenticated(&who.name, &who.simple_token, index);
             return Some(authenticated.map(|authenticated| {
                 *change = Some(Change::Auth(Box::new(authenticated)));

@@ -1,4 +1,4 @@
-//! Whether a request is allowed: asked where it arrives, and again where it is applied.
+//! Permission check of a request, done when the request arrives and again when it is applied.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,42 +14,43 @@ use super::{Auth, KeyRanges, Rights, RightsCache};
 use crate::lease::Leases;
 use crate::shared_map::SharedMap;
 
-/// The keys that a lease is tied to.
+/// Keys that are attached to a lease.
 type LeaseKeys = SharedMap<Bytes, ()>;
 
-/// Who asks, and as of which auth revision that was established. A request without a user has the default one.
+/// The user of a request, and the auth revision at which the user was authenticated. The default is a request
+/// without a user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caller<'a> {
-    /// The name of the user; empty for none.
+    /// Name of the user; empty for none.
     pub user: &'a str,
-    /// The auth revision at which the token was issued, or the certificate was looked at; 0 without a user.
+    /// Auth revision at which the token was issued or the certificate was checked; 0 without a user.
     pub revision: u64,
 }
 
-/// What is known of a caller.
+/// Result of looking up the user of a request.
 enum Who {
-    /// Authentication is not required: everything is allowed.
+    /// Authentication is not enabled: everything is allowed.
     Anyone,
-    /// There is no such user, or none was named.
+    /// No user was named, or no user of that name exists.
     Nobody { is_named: bool },
-    /// A user.
+    /// An existing user with these rights.
     Known(Arc<Rights>),
 }
 
-/// The rights of one caller, to be asked for one request. Its errors are etcd's.
+/// Permission check for one caller and one request. Its errors are etcd's.
 pub struct Gate {
     who: Who,
-    /// Why no key may be touched, whatever the rights.
+    /// Error for all accesses to keys because the caller's auth revision is missing or too old.
     stale: Option<Status>,
-    /// The caller is no longer taken for root.
+    /// True if the caller is denied the rights of root because its token is outdated.
     is_outdated: bool,
-    /// Number of times that the keys of a lease were gone through, for tests.
+    /// Number of times that the keys of a lease were checked, for tests.
     #[cfg(test)]
     pub(super) leases_asked: std::cell::Cell<usize>,
 }
 
 impl Gate {
-    /// A gate for this caller.
+    /// Returns the permission check for this caller.
     pub fn new(auth: &Auth, caller: Caller<'_>, cache: &mut RightsCache) -> Gate {
         if !auth.is_enabled() {
             return Gate::of(Who::Anyone, None);
@@ -79,24 +80,26 @@ impl Gate {
         }
     }
 
-    /// The gate of a caller whose token is from before the password of its user was changed: what only root may do is refused, as
-    /// keys are. In etcd such a token may change the new password (COMPAT-443). It is for requests where they arrive: where they
-    /// are applied all members have to say the same, etcd's too.
+    /// Marks the caller's token as older than the last change of the user's password: requests for root are
+    /// then refused, like access to keys. In etcd such a token may still change the new password
+    /// (COMPAT-443). Used only when a request arrives, because at apply all members, including those that run
+    /// etcd, must give the same result.
     pub fn outdated(mut self) -> Gate {
         self.is_outdated = !self.is_open();
         self
     }
 
-    /// Whether everything is allowed to anyone, so that there is nothing to ask.
+    /// Returns true if authentication is not enabled, so that everything is allowed.
     pub fn is_open(&self) -> bool {
         matches!(self.who, Who::Anyone)
     }
 
-    /// Whether the caller may do what is not about keys: users, roles, members, maintenance.
+    /// Checks that the caller may do what only root may do: manage users, roles and members, and maintenance.
     ///
     /// # Errors
     ///
-    /// When no user is named, there is none of this name, it has not the role root, or its token is outdated.
+    /// Returns an error if no user is named, no user of that name exists, the user does not have the role
+    /// root, or its token is outdated.
     pub fn admin(&self) -> Result<(), Status> {
         match &self.who {
             Who::Anyone => Ok(()),
@@ -108,7 +111,7 @@ impl Gate {
         }
     }
 
-    /// Asks for keys. `None` is when all are allowed.
+    /// Returns the rights that limit access to keys, or `None` if all keys are allowed.
     fn limits(&self) -> Result<Option<&Rights>, Status> {
         match (&self.who, &self.stale) {
             (Who::Anyone, _) => Ok(None),
@@ -118,11 +121,13 @@ impl Gate {
         }
     }
 
-    /// Whether these keys may be read, given as a request has them: an empty range end is one key, a zero byte all behind.
+    /// Checks that these keys may be read. As in requests, an empty range end means one key, and a zero byte
+    /// means all keys from `key` on.
     ///
     /// # Errors
     ///
-    /// When no user is named, it was established at an older auth revision, or it may not.
+    /// Returns an error if no user is named, the caller was authenticated at an older auth revision, or the
+    /// permission is missing.
     pub fn read(&self, key: &[u8], range_end: &[u8]) -> Result<(), Status> {
         match self.limits()? {
             Some(rights) if !rights.read().covers(key, range_end) => Err(error::PERMISSION_DENIED),
@@ -130,11 +135,11 @@ impl Gate {
         }
     }
 
-    /// Whether these keys may be written or deleted.
+    /// Checks that these keys may be written or deleted.
     ///
     /// # Errors
     ///
-    /// As [`Gate::read`].
+    /// Returns the same errors as [`Gate::read`].
     pub fn write(&self, key: &[u8], range_end: &[u8]) -> Result<(), Status> {
         match self.limits()? {
             Some(rights) if !rights.write().covers(key, range_end) => Err(error::PERMISSION_DENIED),
@@ -142,17 +147,17 @@ impl Gate {
         }
     }
 
-    /// Whether a put is allowed: of its key, with its lease, and the reading of what was there before. `leases` are asked
-    /// which keys a lease is tied to.
+    /// Checks that a put is allowed: writing its key, attaching the key to its lease, and reading the
+    /// previous pair if requested. `leases` gives the keys of the lease.
     ///
     /// # Errors
     ///
-    /// As [`Gate::read`].
+    /// Returns the same errors as [`Gate::read`].
     pub fn put(&self, put: &PutRequest, leases: &Leases) -> Result<(), Status> {
         self.put_with(put, leases, &mut BTreeSet::new())
     }
 
-    /// As [`Gate::put`]; `allowed` are leases whose keys were asked for before.
+    /// Checks a put like [`Gate::put`]; `allowed` contains the leases that this request has checked already.
     fn put_with(
         &self,
         put: &PutRequest,
@@ -160,7 +165,8 @@ impl Gate {
         allowed: &mut BTreeSet<LeaseId>,
     ) -> Result<(), Status> {
         self.write(&put.key, &[])?;
-        // Who cannot revoke a lease must not tie keys to it.
+        // Attaching a key to a lease needs the same rights as revoking the lease: write access to all its
+        // keys.
         let id = LeaseId(put.lease);
         if id.is_some()
             && !allowed.contains(&id)
@@ -172,27 +178,28 @@ impl Gate {
         if put.prev_kv { self.read(&put.key, &[]) } else { Ok(()) }
     }
 
-    /// Whether a deletion is allowed, and the reading of what was there before.
+    /// Checks that a deletion is allowed, and reading the previous pairs if requested.
     ///
     /// # Errors
     ///
-    /// As [`Gate::read`].
+    /// Returns the same errors as [`Gate::read`].
     pub fn delete_range(&self, delete: &DeleteRangeRequest) -> Result<(), Status> {
         self.write(&delete.key, &delete.range_end)?;
         if delete.prev_kv { self.read(&delete.key, &delete.range_end) } else { Ok(()) }
     }
 
-    /// Whether a transaction is allowed: all it compares, and all operations of both branches, nested ones too. The keys of
-    /// a lease are asked for once, however many of its puts name it.
+    /// Checks that a transaction is allowed: all comparisons, and all operations of both branches, including
+    /// nested transactions. The keys of a lease are checked once, however many puts use that lease.
     ///
     /// # Errors
     ///
-    /// As [`Gate::read`].
+    /// Returns the same errors as [`Gate::read`].
     pub fn txn(&self, txn: &TxnRequest, leases: &Leases) -> Result<(), Status> {
         if self.is_open() {
             return Ok(());
         }
-        // Nested transactions are kept for later instead of being called: how deep they go is the client's to say.
+        // Nested transactions go on a list instead of being checked by recursion, because the client chooses
+        // their depth.
         let mut open = vec![txn];
         let mut allowed = BTreeSet::new();
         while let Some(txn) = open.pop() {
@@ -227,27 +234,29 @@ impl Gate {
         }
     }
 
-    /// Whether all of these keys may be written: a lease that is tied to them may then be revoked, renewed and tied to more.
-    /// Root may whatever the revision, and anyone may if there are no keys, as in etcd.
+    /// Checks that all of these keys may be written: then the lease they are attached to may be revoked,
+    /// renewed and given more keys. As in etcd, root may at any auth revision, and any caller may if the
+    /// lease has no keys.
     ///
     /// # Errors
     ///
-    /// As [`Gate::read`].
+    /// Returns the same errors as [`Gate::read`].
     pub fn write_all(&self, keys: &LeaseKeys) -> Result<(), Status> {
         self.all(keys, Rights::write)
     }
 
-    /// Whether all of these keys may be read: a lease may then be told that is tied to them.
+    /// Checks that all of these keys may be read: then the lease they are attached to may be shown.
     ///
     /// # Errors
     ///
-    /// As [`Gate::read`].
+    /// Returns the same errors as [`Gate::read`].
     pub fn read_all(&self, keys: &LeaseKeys) -> Result<(), Status> {
         self.all(keys, Rights::read)
     }
 
-    /// Asks for a right on the keys of a lease behind `behind`; takes a unit of `left` for each search but the first, which the
-    /// caller has taken. Returns where it goes on; `None` if that was all.
+    /// Checks a right on the keys of a lease after `behind`. Subtracts 1 from `left` for each search except
+    /// the first, which the caller has counted. Returns the key after which to continue; `None` if all keys
+    /// are checked.
     fn some(
         &self,
         keys: &LeaseKeys,
@@ -290,39 +299,42 @@ impl Gate {
 /// A right on keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Right {
-    /// To read them.
+    /// The right to read keys.
     Read,
-    /// To write and delete them.
+    /// The right to write and delete keys.
     Write,
 }
 
-/// Asks for a right on all keys of some leases, slice by slice: a lease may have millions of keys, and a user thousands of ranges.
+/// Checks a right on all keys of some leases in slices: a lease may have millions of keys, and a user
+/// thousands of ranges.
 ///
-/// The keys and leases stay as they were given. The gate may be another one for each slice, so that a user who loses the right
-/// meanwhile is refused.
+/// The keys and leases are a snapshot from the start. Each slice may use another gate, so that a user who
+/// loses the right during the check is refused.
 pub struct LeaseRights<'k, L> {
     right: Right,
     leases: L,
-    /// The lease that is asked for next.
+    /// Keys of the lease that is checked next.
     keys: Option<&'k LeaseKeys>,
-    /// The last key of this lease that was asked for.
+    /// Key of this lease up to which keys have been checked.
     behind: Option<Bytes>,
 }
 
 impl<'k, L: Iterator<Item = &'k LeaseKeys>> LeaseRights<'k, L> {
-    /// Nothing is asked for yet.
+    /// Creates a check that has not started.
     pub fn new(right: Right, leases: impl IntoIterator<IntoIter = L>) -> LeaseRights<'k, L> {
         let mut leases = leases.into_iter();
         let keys = leases.next();
         LeaseRights { right, leases, keys, behind: None }
     }
 
-    /// Asks this gate for the next keys, with at most `work_max` units of work: one for each lease, and one for each search among
-    /// the ranges of the user. Returns the units that were not needed, once all keys of all leases were asked for, and `None` before.
+    /// Checks the next keys with this gate, using at most `work_max` units of work: one for each lease, and
+    /// one for each search among the ranges of the user. Returns the unused units once all keys of all leases
+    /// are checked, and `None` before.
     ///
     /// # Errors
     ///
-    /// As [`Gate::read`]. Root may whatever the revision, and anyone may if there are no keys, as in etcd.
+    /// Returns the same errors as [`Gate::read`]. As in etcd, root may at any auth revision, and any caller may if the leases
+    /// have no keys.
     pub fn step(&mut self, gate: &Gate, work_max: usize) -> Result<Option<usize>, Status> {
         let mut left = work_max;
         while let Some(keys) = self.keys {
@@ -339,18 +351,18 @@ impl<'k, L: Iterator<Item = &'k LeaseKeys>> LeaseRights<'k, L> {
     }
 }
 
-/// Result of looking for keys of a lease in a set.
+/// Result of searching keys of a lease in a set.
 enum Within {
-    /// All that were looked for are in it.
+    /// All remaining keys of the lease are in the set.
     All,
-    /// So are those up to this key, behind which the others were not looked for.
+    /// The keys before this one are in the set; the search stopped here.
     Through(Bytes),
-    /// One is not.
+    /// At least one key is not in the set.
     No,
 }
 
-/// Looks for the keys of a lease behind `behind` in this set. Takes a search for each span of the set at most, not one for each key,
-/// and no more than one and `left`, from which it takes what it needs.
+/// Searches the keys of a lease after `behind` in the set `allowed`. Needs one search per span of the set,
+/// not one per key. Does at most `left` + 1 searches, and subtracts those after the first from `left`.
 fn some_within(keys: &LeaseKeys, behind: Option<&Bytes>, left: &mut usize, allowed: &KeyRanges) -> Within {
     let mut through = behind;
     loop {
@@ -358,7 +370,7 @@ fn some_within(keys: &LeaseKeys, behind: Option<&Bytes>, left: &mut usize, allow
         match allowed.end_at(key) {
             None => return Within::No,
             Some(None) => return Within::All,
-            // Spans do not touch, so the end of one is in none.
+            // Spans do not touch, so the end of a span is never in the set.
             Some(Some(end)) if keys.get(end).is_some() => return Within::No,
             Some(Some(end)) if *left == 0 => return Within::Through(end.clone()),
             Some(Some(end)) => {

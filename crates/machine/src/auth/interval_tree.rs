@@ -1,16 +1,16 @@
-//! etcd's red-black tree of intervals, as far as its shape decides what a user may do.
+//! etcd's red-black interval tree, reproduced because its shape decides some permission checks.
 
 use std::cmp::Ordering;
 
 use bytes::Bytes;
 
-/// Compares two bounds as etcd does. An empty one is behind all others.
+/// Compares two bounds as etcd does. An empty bound is after all others.
 fn compare(a: &[u8], b: &[u8]) -> Ordering {
     a.is_empty().cmp(&b.is_empty()).then_with(|| a.cmp(b))
 }
 
-/// Keys from `begin` on, before `end`, which is empty if nothing ends it. Where `end` is not behind `begin`, the interval has
-/// no keys, but still a place among the others.
+/// Keys from `begin` up to but not including `end`; an empty `end` means no upper bound. If `end` is not
+/// after `begin`, the interval contains no keys, but the tree still orders it among the others.
 #[derive(Clone, Copy)]
 pub(super) struct Interval<'a> {
     pub begin: &'a [u8],
@@ -18,8 +18,8 @@ pub(super) struct Interval<'a> {
 }
 
 impl Interval<'_> {
-    /// `Equal` if the two overlap, else on which side of `other` this one is. The order of the questions matters where one of
-    /// the intervals has no keys.
+    /// Returns `Equal` if the two intervals overlap, else the side of `other` on which this one is. The order
+    /// of the comparisons matters if one interval contains no keys.
     fn side(self, other: Interval<'_>) -> Ordering {
         if compare(self.begin, other.begin).is_lt() && compare(self.end, other.begin).is_le() {
             Ordering::Less
@@ -35,10 +35,11 @@ impl Interval<'_> {
 struct Node {
     begin: Bytes,
     end: Bytes,
-    /// The largest `end` of the node and all below it. Right only once all intervals are in the tree.
+    /// The largest `end` of the node and all its descendants. Valid only after `set_max`, when all intervals
+    /// are inserted.
     max: Bytes,
     is_red: bool,
-    /// What sorts before the node, and what sorts behind it.
+    /// Left and right subtree.
     children: [Option<Box<Node>>; 2],
 }
 
@@ -68,7 +69,7 @@ impl Node {
         }
     }
 
-    /// Inserts below `node`, and returns what is in its place then.
+    /// Inserts an interval below `node`. Returns the new root of the subtree.
     fn insert(node: Option<Box<Node>>, begin: &Bytes, end: &Bytes) -> Box<Node> {
         let Some(mut node) = node else {
             return Box::new(Node {
@@ -85,8 +86,8 @@ impl Node {
         node.balanced(side)
     }
 
-    /// Mends what an insertion on this side has left behind: a red node with a red child. A red node leaves that to the one
-    /// above it.
+    /// Repairs a red node with a red child after an insertion on this side. If this node is red itself, its
+    /// parent does the repair.
     fn balanced(mut self: Box<Node>, side: usize) -> Box<Node> {
         let other = 1 - side;
         let Some(child) = &self.children[side] else { return self };
@@ -108,7 +109,7 @@ impl Node {
         self.rotated(side)
     }
 
-    /// Puts the child of this side in the node's place, and the node below it.
+    /// Rotates the child on this side into the position of this node. Returns the child.
     fn rotated(mut self: Box<Node>, side: usize) -> Box<Node> {
         match self.children[side].take() {
             None => self,
@@ -130,10 +131,11 @@ impl Node {
         }
     }
 
-    /// Goes through what is found to overlap `asked`, in order, and joins it in `found`. Returns false at the first gap.
+    /// Visits the intervals found to overlap `asked`, in order, and merges them into `found`. Returns false
+    /// at the first gap.
     ///
-    /// An interval without keys is neither left nor right of some of those that have its beginning, and is compared with the
-    /// others as if it were not backward: whether a subtree is looked at then depends on what is above it.
+    /// An interval without keys breaks the ordering of the tree: whether a subtree is searched then depends
+    /// on the nodes above it. This must match etcd.
     fn visit<'a>(&'a self, asked: Interval<'_>, found: &mut Option<Interval<'a>>) -> bool {
         let below =
             |side: usize, found: &mut _| self.child(side).is_none_or(|child| child.visit(asked, found));
@@ -158,21 +160,21 @@ impl Node {
     }
 }
 
-/// Intervals in the shape that etcd's tree has after the same insertions: the red-black tree of Cormen, Leiserson, Rivest and
-/// Stein, whose nodes know the largest end below them.
+/// Intervals in a tree of the same shape as etcd's after the same insertions: the red-black tree of Cormen,
+/// Leiserson, Rivest and Stein, in which each node stores the largest end below it.
 ///
-/// Where every interval that is asked for has keys, the answers are those of [`super::KeyRanges`], which needs no tree. Asked
-/// for one without keys, etcd overlooks subtrees, by their place:
+/// For an interval with keys the result is the same as that of [`super::KeyRanges`], which needs no tree. For
+/// an interval without keys, etcd skips subtrees depending on their position:
 ///
 /// ```text
-/// [a, c) with [m, z) on its right:  [n, a) is behind [a, c), and [a, z) is not before it: [m, z) is not looked at
-/// [m, z) with [a, c) on its left:   [n, a) overlaps [m, z): allowed
+/// [a, c) with [m, z) as its right child:  [n, a) is after [a, c), and [a, z) is not before it: [m, z) is skipped
+/// [m, z) with [a, c) as its left child:   [n, a) overlaps [m, z): allowed
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct IntervalTree(Option<Box<Node>>);
 
 impl IntervalTree {
-    /// Inserts intervals, each given by its beginning and its end, in this order.
+    /// Inserts intervals, each given by its beginning and end, in this order.
     pub(super) fn of(intervals: impl IntoIterator<Item = (Bytes, Bytes)>) -> IntervalTree {
         let mut root = None;
         for (begin, end) in intervals {
@@ -186,7 +188,7 @@ impl IntervalTree {
         IntervalTree(root)
     }
 
-    /// Whether etcd finds that the intervals of the tree cover the one that is asked for.
+    /// Returns true if etcd finds that the intervals of the tree cover `asked`.
     pub(super) fn covers(&self, asked: Interval<'_>) -> bool {
         let mut found = None;
         self.0.as_ref().is_none_or(|root| root.visit(asked, &mut found))

@@ -1,10 +1,10 @@
-//! Sets of keys: what several permissions allow together.
+//! Sets of keys: the union of what several permissions allow.
 
 use bytes::Bytes;
 
 use super::interval_tree::{Interval, IntervalTree};
 
-/// Keys from `start` on, before `end`; without an end all keys behind.
+/// Keys from `start` up to but not including `end`; without an end all keys from `start` on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Span {
     start: Bytes,
@@ -12,7 +12,7 @@ struct Span {
 }
 
 impl Span {
-    /// Whether the span reaches at least to `end`, `None` being behind all keys.
+    /// Returns true if the span contains all keys from its start up to `end`; `None` means no upper bound.
     fn reaches(&self, end: Option<&[u8]>) -> bool {
         match (&self.end, end) {
             (None, _) => true,
@@ -22,14 +22,14 @@ impl Span {
     }
 }
 
-/// What a request or a permission means by a key and a range end.
+/// Meaning of a key and a range end in a request or a permission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Extent<'a> {
     /// One key: the range end is empty.
     Key(&'a [u8]),
-    /// From a key on, before another.
+    /// All keys from the first up to but not including the second.
     Between(&'a [u8], &'a [u8]),
-    /// From a key on: the range end is one zero byte.
+    /// All keys from this one on: the range end is one zero byte.
     From(&'a [u8]),
 }
 
@@ -43,21 +43,23 @@ impl<'a> Extent<'a> {
     }
 }
 
-/// Whether etcd takes this as the range of a permission: a key that is not empty, and an end behind it.
+/// Returns true if etcd accepts this range in a permission: the key is not empty, and the end is after the
+/// key.
 pub(crate) fn is_valid(key: &[u8], range_end: &[u8]) -> bool {
     !key.is_empty() && !matches!(Extent::of(key, range_end), Extent::Between(start, end) if start >= end)
 }
 
-/// A set of keys as disjoint spans in order, so that a question costs one binary search. Spans that overlap or touch are
-/// one: what several permissions allow together they allow as if it were one.
+/// A set of keys as sorted, disjoint spans, so that a look-up is one binary search. Spans that overlap or
+/// touch are merged: a range that several permissions allow together is allowed.
 ///
 /// ```text
 /// [a, c)  [b, e)  f  [f\0, g)   become   [a, e)  [f, g)
 /// ```
 ///
-/// A range without keys in it, as `[n, a)`, is asked for in etcd's own tree. What etcd says of such ones follows from the
-/// shape of that tree, and has to be said here as well: a transaction with one of them is applied by all members or by none,
-/// whatever they run.
+/// A range that contains no key, such as `[n, a)`, is looked up in a copy of etcd's interval tree. etcd's
+/// result for such a range depends on the shape of that tree, and the result here must be the same: otherwise
+/// a transaction with such a range would be applied by some members and refused by others in a cluster that
+/// also runs etcd.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyRanges {
     spans: Vec<Span>,
@@ -65,8 +67,9 @@ pub struct KeyRanges {
 }
 
 impl KeyRanges {
-    /// The union of these ranges, each a key and a range end as in requests, in the order in which etcd goes through them.
-    /// Those that etcd would not take allow nothing, as in etcd: they may be found in the data of old versions.
+    /// Returns the union of these ranges. Each is a key and a range end as in requests, in the order in which
+    /// etcd inserts them. Ranges that etcd does not accept in a permission allow nothing, as in etcd; data of
+    /// old versions may contain them.
     pub fn union<'a>(ranges: impl Iterator<Item = (&'a Bytes, &'a Bytes)> + Clone) -> KeyRanges {
         let tree = IntervalTree::of(ranges.clone().map(|(key, range_end)| {
             let end = match Extent::of(key, range_end) {
@@ -102,18 +105,18 @@ impl KeyRanges {
         KeyRanges { spans: union, tree }
     }
 
-    /// The last span that begins at or before this key.
+    /// Returns the last span that starts at or before this key.
     fn at_or_before(&self, key: &[u8]) -> Option<&Span> {
         self.spans.get(self.spans.partition_point(|span| span.start.as_ref() <= key).checked_sub(1)?)
     }
 
-    /// Whether this key is in the set.
+    /// Returns true if this key is in the set.
     pub fn contains(&self, key: &[u8]) -> bool {
         self.at_or_before(key).is_some_and(|span| span.end.as_ref().is_none_or(|end| key < end.as_ref()))
     }
 
-    /// Whether all keys that a request with this key and range end is about are in the set. Of a range without any key in
-    /// it, whose end is not behind its beginning, etcd's tree has to find the beginning in the set.
+    /// Returns true if all keys of a request's key and range end are in the set. For a range without keys,
+    /// whose end is not after its start, returns the result of etcd's interval tree.
     pub fn covers(&self, key: &[u8], range_end: &[u8]) -> bool {
         match Extent::of(key, range_end) {
             Extent::Key(key) => self.contains(key),
@@ -125,14 +128,14 @@ impl KeyRanges {
         }
     }
 
-    /// The key behind which `key`'s span has no more keys: all keys between the two are in the set. `None` when `key` is
-    /// not in the set, `Some(None)` when all keys behind it are.
+    /// Returns the end of the span that contains `key`: all keys from `key` up to it are in the set. Returns
+    /// `None` if `key` is not in the set, and `Some(None)` if all keys from `key` on are in it.
     pub(crate) fn end_at(&self, key: &[u8]) -> Option<Option<&Bytes>> {
         self.contains(key).then(|| self.at_or_before(key).and_then(|span| span.end.as_ref()))
     }
 }
 
-/// The first key behind this one.
+/// Returns the first key after this one.
 fn behind(key: &[u8]) -> Bytes {
     let mut next = Vec::with_capacity(key.len() + 1);
     next.extend_from_slice(key);
@@ -190,9 +193,9 @@ mod tests {
         }
     }
 
-    /// What etcd's tree (3.5.21 to 3.7.3) says of ranges without keys in them, `[c, a)` as `ca`. Each line has permissions in the
-    /// order in which they are inserted (`ce` is [c, e), `c` one key, `c*` all from c on), and behind the colon those of the
-    /// ranges over a to h that are allowed.
+    /// Results of etcd's tree (3.5.21 to 3.7.3) for ranges without keys; `[c, a)` is written as `ca`. Each
+    /// line has the permissions in insertion order (`ce` is [c, e), `c` is one key, `c*` is all keys from c
+    /// on), and after the colon the ranges over a to h that are allowed.
     const OF_ETCD: &str = include_str!("backward_ranges.txt");
 
     #[test]
@@ -211,7 +214,7 @@ mod tests {
                 let asked = String::from_utf8(vec![start, end]).unwrap();
                 let is_allowed = wanted.split(' ').any(|range| range == asked);
                 assert_eq!(set.covers(&[start], &[end]), is_allowed, "{asked} in {line}");
-                // The set has the key of whatever is allowed, but not all of them are allowed.
+                // Every allowed range starts at a key of the set, but not every such range is allowed.
                 assert!(set.contains(&[start]) || !is_allowed, "{asked} in {line}");
                 allowed += usize::from(is_allowed);
                 refused += usize::from(set.contains(&[start]) && !is_allowed);
@@ -220,7 +223,7 @@ mod tests {
         assert!(allowed > 500 && refused > 50, "{allowed} {refused}");
     }
 
-    /// In etcd the tree is asked for ranges with keys as well.
+    /// etcd uses its tree for ranges with keys, too, so both structures must agree on them.
     #[test]
     fn the_tree_and_the_spans_agree_on_ranges_with_keys() {
         let mut random = testkit::Random::new(89);
@@ -242,7 +245,7 @@ mod tests {
         }
     }
 
-    /// Against the plain definition, over all ranges of an alphabet.
+    /// Compares with the plain definition, for all ranges of an alphabet.
     #[test]
     fn it_is_the_union() {
         let keys: Vec<Vec<u8>> = (b'a'..=b'f').map(|letter| vec![letter]).collect();
@@ -270,7 +273,7 @@ mod tests {
             }
             for start in &keys {
                 for end in keys.iter().filter(|end| *end > start) {
-                    // Keys with another letter behind tell a span from its single keys.
+                    // Keys with another letter appended distinguish a span from its single keys.
                     let all = keys.iter().filter(|key| *key >= start && *key < end);
                     let wanted = all.flat_map(|key| [key.clone(), [key, &b"x"[..]].concat()]);
                     let wanted = wanted.into_iter().all(|key| ranges.iter().any(|range| within(&key, range)));

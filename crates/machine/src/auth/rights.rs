@@ -1,4 +1,4 @@
-//! What one user may do, all roles together.
+//! Rights of one user: the union of the permissions of all roles.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use api::authpb::{Permission, permission};
 use super::key_ranges::KeyRanges;
 use super::{Auth, ROOT};
 
-/// What one user may do as of one auth revision.
+/// Rights of one user at one auth revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rights {
     is_root: bool,
@@ -17,24 +17,24 @@ pub struct Rights {
 }
 
 impl Rights {
-    /// Whether everything is allowed.
+    /// Returns true if the user has the role root and may do everything.
     pub fn is_root(&self) -> bool {
         self.is_root
     }
 
-    /// Which keys may be read.
+    /// Returns the keys that the user may read.
     pub fn read(&self) -> &KeyRanges {
         &self.read
     }
 
-    /// Which keys may be written and deleted.
+    /// Returns the keys that the user may write and delete.
     pub fn write(&self) -> &KeyRanges {
         &self.write
     }
 }
 
 impl Auth {
-    /// What this user may do; `None` if there is none of this name.
+    /// Returns the rights of this user; `None` if no user has this name.
     pub fn rights(&self, user: &str) -> Option<Rights> {
         let roles = &self.user(user)?.roles;
         let granted =
@@ -54,29 +54,29 @@ impl Auth {
     }
 }
 
-/// Users whose rights are remembered; more are worked out again.
+/// Maximum number of users in the cache. When it is exceeded, the cache is cleared.
 const USERS_MAX: usize = 4096;
 
-/// Rights worked out before, of one auth revision. Each thread that asks has its own.
+/// Cache of the rights of users at one auth revision. Each thread has its own cache.
 #[derive(Clone, Debug, Default)]
 pub struct RightsCache {
-    /// Of which auth revision all of it is.
+    /// Auth revision of all cached rights.
     revision: u64,
     by_user: BTreeMap<Box<str>, Arc<Rights>>,
-    /// The same by the roles that give them: users often have the same.
+    /// Rights by set of roles: many users have the same roles.
     by_roles: BTreeMap<Box<[String]>, Arc<Rights>>,
-    /// Permissions that were joined to rights since the cache was made.
+    /// Number of permissions that were merged since the cache was created.
     joined: usize,
 }
 
 impl RightsCache {
-    /// Returns how many permissions were joined to rights since the cache was made, and 1 more for each set of roles: the
-    /// work that asking has made.
+    /// Returns the number of permissions that were merged since the cache was created, plus 1 for each set of
+    /// roles: a measure of the work done.
     pub fn joined(&self) -> usize {
         self.joined
     }
 
-    /// What this user may do; `None` if there is none of this name.
+    /// Returns the rights of this user; `None` if no user has this name.
     pub fn rights(&mut self, auth: &Auth, user: &str) -> Option<Arc<Rights>> {
         let stale = self.revision != auth.revision() && !planted::is(planted::Bug::RightsCacheStale);
         if stale || self.by_user.len() > USERS_MAX {

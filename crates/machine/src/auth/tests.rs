@@ -6,7 +6,7 @@ use numbers::{LeaseId, Seconds};
 use super::*;
 use crate::lease::{GrantedLease, Leases};
 
-/// A hash as the member that was asked puts it into an entry.
+/// Returns a hash as the member that received the request puts it into an entry.
 fn hash(text: &str) -> String {
     base64::engine::general_purpose::STANDARD.encode(text)
 }
@@ -32,7 +32,7 @@ fn allow(role: &str, kind: permission::Type, key: &str, end: &str) -> AuthRoleGr
     AuthRoleGrantPermissionRequest { name: role.into(), perm: Some(perm) }
 }
 
-/// Root, and bob who may read [a, m) and write [a, c).
+/// Returns a state with root, and with bob, who may read [a, m) and write [a, c).
 fn enabled() -> Auth {
     let mut auth = Auth::default();
     auth.add_user(&user("root")).unwrap();
@@ -159,7 +159,7 @@ fn a_permission_of_the_same_range_gets_the_new_type() {
     let granted = &auth.role("r").unwrap().key_permission;
     let ends: Vec<(&[u8], i32)> = granted.iter().map(|p| (p.range_end.as_ref(), p.perm_type)).collect();
     assert_eq!(ends, [(&b"m"[..], 1), (&b"c"[..], 1)], "both are about a, in the order in which they came");
-    // As in etcd only the first with this key is compared.
+    // As in etcd only the first permission with this key is compared.
     auth.grant_permission(&allow("r", permission::Type::Read, "a", "c")).unwrap();
     assert_eq!(auth.role("r").unwrap().key_permission.len(), 3);
 }
@@ -228,7 +228,7 @@ fn a_lease_is_changed_by_those_who_may_write_all_its_keys() {
 #[test]
 fn rights_on_the_keys_of_leases_are_asked_for_in_slices_of_one_budget() {
     let mut auth = enabled();
-    // Ranges that do not touch: each takes a search.
+    // Ranges that do not touch, so that each needs its own search.
     for number in 0..50 {
         let range = allow("r", permission::Type::Write, &format!("x{number:02}"), &format!("x{number:02}z"));
         auth.grant_permission(&range).unwrap();
@@ -236,7 +236,7 @@ fn rights_on_the_keys_of_leases_are_asked_for_in_slices_of_one_budget() {
     let granted =
         (1..=20).map(|id| GrantedLease { id: LeaseId(id), ttl: Seconds(60), remaining: Seconds(0) });
     let mut leases = Leases::granted(granted).unwrap();
-    // The first ten have keys in all ranges, the others have none.
+    // The first ten leases have keys in all ranges, the others have none.
     for (id, number) in (1..=10).flat_map(|id| (0..50).map(move |number| (id, number))) {
         leases.attach(&Bytes::from(format!("x{number:02}{id}")), LeaseId::NONE, LeaseId(id));
     }
@@ -252,13 +252,14 @@ fn rights_on_the_keys_of_leases_are_asked_for_in_slices_of_one_budget() {
             }
         }
     };
-    // 500 keys in 50 ranges each, the look behind the last, and 20 leases.
+    // Ten leases with keys in 50 ranges each, one search after the last range of each, and one unit per
+    // lease.
     let (count, left) = slices(&leases, Right::Write, &bob).expect("may write all");
     let work = count * 64 - left;
     assert!((520..=530).contains(&work), "{work} units in {count} slices");
     assert_eq!(slices(&leases, Right::Read, &bob), Err(error::PERMISSION_DENIED));
     assert_eq!(slices(&leases, Right::Write, &gate(&auth, "root")), Ok((1, 64 - 20)));
-    // The end of a range is not in it, wherever the slice ends.
+    // The end of a range is not in the range, whatever the slice size.
     leases.attach(&Bytes::from_static(b"x49z"), LeaseId::NONE, LeaseId(20));
     assert_eq!(slices(&leases, Right::Write, &bob), Err(error::PERMISSION_DENIED));
 }
@@ -359,7 +360,7 @@ fn names_that_are_no_text_do_no_harm() {
     auth.encode(&mut saved);
     assert_eq!(Auth::decode(&mut Input(&saved)), Ok(auth.clone()));
     assert!(auth.users().any(|user| user.name == name) && auth.digest().len() == 7);
-    // Nobody can be called so: a request's name is text.
+    // The name in a request is UTF-8 text, so no request can name this user.
     let lossy = String::from_utf8_lossy(&name);
     assert_eq!(gate(&auth, &lossy).read(b"a", b""), Err(error::PERMISSION_DENIED));
     assert_eq!(auth.permissions(&lossy), Err(error::ROLE_NOT_FOUND));

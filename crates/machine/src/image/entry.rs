@@ -1,4 +1,4 @@
-//! One version in a block of keys; see the module above for its bytes.
+//! Encoding of one version in a block of keys; the documentation of `image` describes the bytes.
 
 use mvcc::{KEY_BYTES_MAX, LoadedVersion, Location, Value, Version};
 use numbers::{ChangeId, LeaseId, Revision};
@@ -14,12 +14,12 @@ const LEASE: u8 = 0x20;
 const VALUE: u8 = 0x40;
 const SAME_SEGMENT: u8 = 0x80;
 
-/// The form of a value in an entry.
+/// Representation of a value in an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Payload<'a> {
-    /// Location of the value in the log.
+    /// Location, length and checksum of the value in the log.
     Place(Value),
-    /// The value itself, as in snapshots.
+    /// Bytes of the value itself, as in snapshots.
     Inline(&'a [u8]),
 }
 
@@ -76,11 +76,11 @@ impl Entry<'_> {
     }
 }
 
-/// Facts of the entry before in the block, which the next entry leaves out.
+/// Fields of the previous entry in the block, relative to which the next entry is encoded.
 #[derive(Default)]
 struct Before {
     key: Vec<u8>,
-    /// True if there is an entry before.
+    /// True if the block has a previous entry.
     any: bool,
     main: Revision,
     create_revision: Revision,
@@ -163,8 +163,8 @@ impl EntryWriter {
     }
 }
 
-/// Takes the entries out of blocks again. What it lets through has revisions from 1 on, a create revision not above
-/// the main one, and numbers that later writes can count on from.
+/// Decodes entries from blocks. Accepts only entries whose revisions are at least 1, whose create revision is
+/// not above the main revision, and whose numbers leave room for later writes.
 #[derive(Default)]
 pub(crate) struct EntryReader {
     before: Before,
@@ -172,24 +172,24 @@ pub(crate) struct EntryReader {
 }
 
 impl EntryReader {
-    /// Begins a block.
+    /// Starts a new block.
     pub fn restart(&mut self) {
         self.before.any = false;
         self.before.key.clear();
         self.before.segment = None;
     }
 
-    /// The key of the entry read last.
+    /// Returns the key of the entry that was read last.
     pub fn key(&self) -> &[u8] {
         &self.before.key
     }
 
-    /// Returns true if the entry read last has the key of the entry before it in its block.
+    /// Returns true if the last entry that was read has the same key as the entry before it in the block.
     pub fn same_key(&self) -> bool {
         self.same_key
     }
 
-    /// Reads the next entry; `inline` says that values stand in the block.
+    /// Reads the next entry; `inline` is true if the block contains values instead of their locations.
     #[inline]
     pub fn next<'a>(&mut self, input: &mut Input<'a>, inline: bool) -> Result<Entry<'a>, Malformed> {
         const RANGE: Malformed = Malformed("a revision out of range");
@@ -211,14 +211,15 @@ impl EntryReader {
             if rest.len() > KEY_BYTES_MAX - shared {
                 return Err(Malformed("a key that is too long"));
             }
-            // A writer leaves out all that the keys share, so that their first other bytes tell.
+            // A writer omits the longest common prefix, so two different keys differ in the first byte after
+            // `shared`.
             let old = &before.key[shared..];
             self.same_key = before.any && rest.first() == old.first() && rest == old;
             before.key.truncate(shared);
             before.key.extend_from_slice(rest);
             Revision(number(input.u64()?)?)
         };
-        // Room is left for revisions to come, so that no later write can overflow.
+        // Revisions are bounded by half of the range, so that no later write can overflow.
         if !(Revision::FIRST..=Revision(i64::MAX / 2)).contains(&main) {
             return Err(RANGE);
         }

@@ -1,4 +1,4 @@
-//! What a checkpoint says beside keys and values.
+//! The head of a checkpoint: all state except keys and values.
 
 use numbers::{Index, Revision, Term};
 
@@ -11,41 +11,41 @@ use crate::machine::Machine;
 use crate::member::Members;
 use crate::state_hash;
 
-/// Everything of a machine but keys and values, copied out of it between two entries; leases are shared with the
-/// machine until they change. It belongs with the view that is published at the same moment.
+/// The state of a machine except keys and values, copied between two entries; leases are shared with the
+/// machine until they change. It belongs to the view that is published at the same moment.
 #[derive(Clone, Debug)]
 pub struct Head {
-    /// The store's revision.
+    /// Current revision of the store.
     pub revision: Revision,
-    /// The compact revision; -1 for none.
+    /// Compact revision; -1 for none.
     pub compact_revision: Revision,
-    /// The last entry applied.
+    /// Log index of the last applied entry.
     pub applied_index: Index,
-    /// The term of that entry.
+    /// Raft term of the last applied entry.
     pub applied_term: Term,
-    /// The oldest revision that a delta run can follow on. Compaction has taken deletions above anything older
-    /// out of the index, and a delta run without them would bring the deleted keys of an earlier run back: write a
-    /// base run instead.
+    /// Oldest revision that a delta run can start from. Compaction has removed deletions with revisions up to
+    /// this one from the index; a delta run without them would restore the deleted keys of an earlier run, so
+    /// a base run must be written instead.
     pub delta_from_min: Revision,
-    /// Bytes that are compared with the quota.
+    /// Bytes in use, which the space quota limits.
     pub in_use_bytes: u64,
-    /// The rolling hash; see [`Machine::state_hash`].
+    /// Rolling hash; see [`Machine::state_hash`].
     pub state_hash: Option<u64>,
-    /// Versions physically there.
+    /// Number of versions in the index, including those not yet removed by compaction.
     pub(crate) versions: u64,
-    /// Leases.
+    /// All granted leases.
     pub leases: Leases,
-    /// Alarms.
+    /// All raised alarms.
     pub alarms: Alarms,
-    /// Members.
+    /// Members of the cluster, and the cluster version.
     pub members: Members,
-    /// Users and roles.
+    /// Users, roles, and whether authentication is enabled.
     pub auth: Auth,
 }
 
 impl Machine {
-    /// Returns the part of a checkpoint of this moment beside keys and values. Copies a pointer for some 200 leases. The
-    /// view for it has to be published before the next entry is applied.
+    /// Returns the head of a checkpoint at this moment. Copies one pointer per about 200 leases. The matching
+    /// view must be published before the next entry is applied.
     pub fn head(&self) -> Head {
         assert!(self.is_whole(), "an image is of a moment between two entries");
         let snapshot = self.store.snapshot();
@@ -67,7 +67,8 @@ impl Machine {
 }
 
 impl Head {
-    /// Returns the head block of a run from revision `from` (0 for a base) with at most `versions` versions.
+    /// Returns the head block of a run from revision `from` (0 for a base run) with at most `versions`
+    /// versions.
     pub(crate) fn encode(&self, from: Revision, versions: u64) -> Vec<u8> {
         let mut out = vec![HEAD];
         put_u64(&mut out, FORMAT);
@@ -86,7 +87,7 @@ impl Head {
     }
 }
 
-/// A head block, read.
+/// A decoded head block.
 #[derive(Debug)]
 pub(crate) struct SavedHead {
     pub from: Revision,
@@ -136,7 +137,7 @@ impl SavedHead {
         if !input.is_empty() {
             return Err(Malformed("more than a head in the first block"));
         }
-        // Room is left for revisions and entries to come.
+        // Revisions and log indexes are bounded by half of the range, so that later ones cannot overflow.
         let bounds = Revision::FIRST..=Revision(i64::MAX / 2);
         if !bounds.contains(&head.revision)
             || head.from > head.revision

@@ -1,4 +1,4 @@
-//! Reading runs back into a machine.
+//! Restores a machine from runs.
 
 use std::ops::Range;
 
@@ -11,12 +11,12 @@ use crate::image::{END, Entry, EntryReader, KEYS, SavedHead};
 use crate::machine::{Machine, Rules, SegmentUse, loaded_bytes};
 use crate::state_hash::StateHash;
 
-/// Why a checkpoint cannot be restored.
+/// Reason why a checkpoint cannot be restored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RestoreError<E> {
     /// A block could not be read.
     Read(E),
-    /// A block is not what a writer writes.
+    /// A block is malformed.
     Malformed(Malformed),
     /// The versions contradict each other.
     Load(LoadError),
@@ -46,13 +46,13 @@ impl<E: std::fmt::Display> std::fmt::Display for RestoreError<E> {
 
 impl<E: std::fmt::Debug + std::fmt::Display> std::error::Error for RestoreError<E> {}
 
-/// Makes a machine of the runs of a checkpoint, a base run first, then its delta runs in the order of their writing.
-/// Blocks are taken one at a time, as [`crate::image::RunWriter::next_block`] gave them.
+/// Restores a machine from the runs of a checkpoint: the base run first, then its delta runs in the order in
+/// which they were written. Each run yields blocks as [`crate::image::RunWriter::next_block`] returned them.
 ///
 /// # Errors
 ///
-/// When a block cannot be read, when anything is missing, contradictory or over, or when the runs do not follow on
-/// each other.
+/// Returns an error if a block cannot be read, if anything is missing, contradictory or left over, or if a
+/// run does not continue the run before it.
 pub fn restore<I, B, E>(rules: Rules, runs: Vec<I>) -> Result<Machine, RestoreError<E>>
 where
     I: Iterator<Item = Result<B, E>>,
@@ -63,13 +63,14 @@ where
     intake.finish(rules)
 }
 
-/// Begins to restore in two halves, for two threads: one reads blocks and takes them apart, the other builds the machine. All
-/// versions that [`Reading::read`] hands out go to [`Building::take`], in order, then [`Building::finish`] is called if
-/// reading succeeded. If both halves fail, the error of building is the one that [`restore`] would have returned.
+/// Starts a restore in two halves, for two threads: one reads and decodes blocks, the other builds the
+/// machine. The caller passes all versions from [`Reading::read`] to [`Building::take`], in order, and then
+/// calls [`Building::finish`] if reading succeeded. If both halves fail, the error of building is the one
+/// that [`restore`] would have returned.
 ///
 /// # Errors
 ///
-/// As [`restore`]; when the beginning of a run is not right.
+/// Returns the same errors as [`restore`]; here only errors in the heads of the runs.
 pub fn begin<I, B, E>(runs: Vec<I>) -> Result<(Reading<I, B>, Building), RestoreError<E>>
 where
     I: Iterator<Item = Result<B, E>>,
@@ -102,15 +103,15 @@ where
     Ok((reading, Building { intake: Intake::new(head, versions) }))
 }
 
-/// Bytes of keys with which a piece is handed on, however few its versions are.
+/// Size in bytes of the keys at which a piece is handed over, even if it has few versions.
 const PIECE_KEY_BYTES: usize = 256 << 10;
 
-/// Some versions on their way from [`Reading`] to [`Building`].
+/// Batch of versions on their way from [`Reading`] to [`Building`].
 #[derive(Debug, Default)]
 pub struct Versions {
-    /// The keys of all, one behind the other, each once.
+    /// All keys concatenated, each key once.
     keys: Vec<u8>,
-    /// Each with the place of its key.
+    /// Entries, each with the position of its key in `keys`.
     entries: Vec<(Range<usize>, Entry<'static>)>,
 }
 
@@ -125,12 +126,12 @@ impl Versions {
         self.entries.push((place, *entry));
     }
 
-    /// Bytes of memory that the keys take.
+    /// Returns the size of the key buffer in bytes.
     pub fn key_bytes(&self) -> usize {
         self.keys.capacity()
     }
 
-    /// Forgets all versions and keeps the memory, unless long keys took much.
+    /// Removes all versions but keeps the memory. Frees a part of the key buffer if long keys made it large.
     pub fn clear(&mut self) {
         self.keys.clear();
         self.keys.shrink_to(2 * PIECE_KEY_BYTES);
@@ -138,7 +139,7 @@ impl Versions {
     }
 }
 
-/// The half of a restoration that reads.
+/// The reading half of a restore.
 pub struct Reading<I, B> {
     runs: Vec<RunReader<I, B>>,
     compacted: Revision,
@@ -149,13 +150,14 @@ where
     I: Iterator<Item = Result<B, E>>,
     B: AsRef<[u8]>,
 {
-    /// Reads all runs to their ends. `exchange` takes `versions_max` versions, fewer where their keys are long and the last time, and
-    /// returns memory for the next; with `None` reading ends early.
+    /// Reads all runs to their ends. `exchange` receives batches of `versions_max` versions, fewer if their
+    /// keys are long and in the last batch, and returns an empty batch for reuse; if it returns `None`,
+    /// reading stops early.
     ///
     /// # Errors
     ///
-    /// When a block cannot be read, or when anything is missing, contradictory or over. What was read before has been handed
-    /// out.
+    /// Returns an error if a block cannot be read, or if anything is missing, contradictory or left over. The
+    /// versions before the error have been passed to `exchange`.
     pub fn read(
         mut self,
         versions_max: usize,
@@ -174,7 +176,7 @@ where
         outcome
     }
 
-    /// Tells `visit` of each key and version, until it says no.
+    /// Calls `visit` with each key and version, until `visit` returns false.
     fn each(
         &mut self,
         visit: &mut impl FnMut(&[u8], &Entry<'static>) -> Result<bool, RestoreError<E>>,
@@ -186,17 +188,17 @@ where
     }
 }
 
-/// The half of a restoration that builds the machine.
+/// The building half of a restore.
 pub struct Building {
     intake: Intake,
 }
 
 impl Building {
-    /// Takes the next versions.
+    /// Adds the next versions.
     ///
     /// # Errors
     ///
-    /// When they contradict each other, or those before.
+    /// Returns an error if the versions contradict each other or earlier ones.
     pub fn take<E>(&mut self, versions: &Versions) -> Result<(), RestoreError<E>> {
         for (place, entry) in &versions.entries {
             self.intake.push(&entry.loaded(&versions.keys[place.clone()]))?;
@@ -204,17 +206,19 @@ impl Building {
         Ok(())
     }
 
-    /// Returns the machine, once all versions are there.
+    /// Returns the machine, after all versions were added.
     ///
     /// # Errors
     ///
-    /// When the versions contradict each other.
+    /// Returns an error if the versions contradict each other.
     pub fn finish<E>(self, rules: Rules) -> Result<Machine, RestoreError<E>> {
         self.intake.finish(rules)
     }
 }
 
-/// The accounting of [`Machine`], with the segment at hand beside them: values of neighbours often lie together.
+/// The accounting of [`Machine`] during a restore. The counters of the current segment are kept apart and
+/// written to the map when the segment changes, because values of neighbouring keys are often in the same
+/// segment.
 #[derive(Default)]
 struct Accounting {
     usage: std::collections::BTreeMap<u32, SegmentUse>,
@@ -247,13 +251,13 @@ impl Accounting {
     }
 }
 
-/// Receiver of versions: by key in ascending order, for each key from old to new.
+/// Receiver of versions in ascending key order, and from old to new for each key.
 pub(crate) struct Intake {
     head: SavedHead,
     loader: Loader,
     accounting: Accounting,
-    /// The lease of the version pushed last, and if it has one its key: which version is its key's newest is known
-    /// only when the next key comes.
+    /// Lease of the last version, and its key if it has a lease. The newest version of a key is known only
+    /// when the next key arrives, so a key is attached to its lease then.
     lease: LeaseId,
     key: Vec<u8>,
 }
@@ -304,7 +308,7 @@ impl Intake {
         machine.applied_term = self.head.applied_term;
         machine.in_use_bytes = self.accounting.in_use_bytes;
         machine.usage = self.accounting.usage;
-        // Any deletion below the compact revision may have been left out.
+        // Any deletion below the compact revision may be missing from the image.
         machine.delta_from_min = (self.head.compact_revision - 1).max(Revision(0));
         machine.hash =
             StateHash::new(self.head.state_hash, machine.applied_index, machine.store.current_revision());
@@ -312,8 +316,8 @@ impl Intake {
     }
 }
 
-/// Several runs: of each key the versions of all, oldest run first, without those that the newest compact revision made
-/// unreadable. Ends early when `visit` says no.
+/// Merges several runs: visits the versions of each key from all runs, oldest run first, without the versions
+/// that the newest compact revision made unreadable. Stops early if `visit` returns false.
 pub(crate) fn merge<I, B, E>(
     runs: &mut [RunReader<I, B>],
     compacted: Revision,
@@ -326,12 +330,13 @@ where
     for run in runs.iter_mut() {
         run.advance()?;
     }
-    // The runs that have something left, by the key at hand and then by age, the first at the end.
+    // Runs that have entries left, sorted by current key and then by age in descending order: the next run is
+    // last.
     let mut order: Vec<usize> = (0..runs.len()).filter(|&at| runs[at].entry.is_some()).collect();
     order.sort_by(|&a, &b| (runs[b].reader.key(), b).cmp(&(runs[a].reader.key(), a)));
     let mut history: Vec<Entry<'static>> = Vec::new();
     let mut key = Vec::new();
-    // True if it is known that only the first of them has the key at hand.
+    // True if only the next run has the current key.
     let mut is_alone = false;
     while let Some(&first) = order.last() {
         key.clear();
@@ -343,9 +348,9 @@ where
                 _ => true,
             };
         if is_alone {
-            // As most keys are: only one run has them.
+            // The common case: only one run has the key.
             runs[first].take_history(&mut history)?;
-            // It stays the first if its next key is below those of all others.
+            // The run stays next if its following key is below those of all others.
             is_alone = match order.as_slice() {
                 _ if runs[first].entry.is_none() => false,
                 [.., next, _] => runs[first].reader.key() < runs[*next].reader.key(),
@@ -361,8 +366,9 @@ where
                 put_in_order(&mut order, runs, at);
             }
         }
-        // The newest at or below the compact revision stays, unless it is a deletion below it. So does a deletion
-        // at it that a put of the same revision follows.
+        // The newest version at or below the compact revision stays, unless it is a deletion below that
+        // revision. A deletion exactly at the compact revision also stays if a put of the same revision
+        // follows it.
         let below = history.iter().take_while(|entry| entry.main <= compacted).count();
         let kept = match history.get(..below) {
             Some([.., entry]) if entry.is_tombstone() && entry.main < compacted => below,
@@ -380,7 +386,7 @@ where
     Ok(())
 }
 
-/// Adds a run to those that have something left, unless it has nothing.
+/// Inserts a run into the sorted list of runs, unless it has no entries left.
 fn put_in_order<I, B>(order: &mut Vec<usize>, runs: &[RunReader<I, B>], at: usize) {
     if runs[at].entry.is_some() {
         let next = (runs[at].reader.key(), at);
@@ -389,22 +395,22 @@ fn put_in_order<I, B>(order: &mut Vec<usize>, runs: &[RunReader<I, B>], at: usiz
     }
 }
 
-/// The entries of one run.
+/// Reader of the entries of one run.
 pub(crate) struct RunReader<I, B> {
     blocks: I,
-    /// Its revisions: above the first, up to the second.
+    /// Revisions of the run: above `from`, up to and including `through`.
     from: Revision,
     through: Revision,
     reader: EntryReader,
-    /// Entries read.
+    /// Number of entries read so far.
     entries: u64,
-    /// The block at hand, for [`RunReader::advance`].
+    /// Current block, for [`RunReader::advance`].
     block: Option<B>,
-    /// Where its next entry begins.
+    /// Offset of the next entry in the current block.
     at: usize,
-    /// The entry at hand.
+    /// Current entry.
     entry: Option<Entry<'static>>,
-    /// True if it has the key of the entry before it.
+    /// True if the current entry has the same key as the entry before it.
     same_key: bool,
 }
 
@@ -428,8 +434,8 @@ where
         }
     }
 
-    /// Tells `visit` of each key and version, as they stand in the run, until it says no. A base run holds nothing that its
-    /// own compact revision made unreadable.
+    /// Calls `visit` with each key and version in the order of the run, until `visit` returns false. Nothing
+    /// is filtered: a base run contains no version that its own compact revision made unreadable.
     fn each(
         &mut self,
         visit: &mut impl FnMut(&[u8], &Entry<'static>) -> Result<bool, RestoreError<E>>,
@@ -446,7 +452,7 @@ where
         Ok(())
     }
 
-    /// The next block of keys; `None` behind the end block.
+    /// Returns the next block of keys; `None` after the end block.
     fn fetch(&mut self) -> Result<Option<B>, RestoreError<E>> {
         let block =
             self.blocks.next().ok_or(Malformed("a run without an end"))?.map_err(RestoreError::Read)?;
@@ -463,7 +469,7 @@ where
                 match self.blocks.next() {
                     None => Ok(None),
                     Some(Ok(_)) => Err(Malformed("a block behind the last").into()),
-                    // The reader finds the end of its file damaged only here.
+                    // The reader detects damage at the end of its file only here.
                     Some(Err(error)) => Err(RestoreError::Read(error)),
                 }
             }
@@ -478,11 +484,11 @@ where
             return Err(Malformed("a version outside the revisions of its run"));
         }
         self.entries += 1;
-        // Nothing of it lies in the block.
+        // The entry refers to the log, so it does not borrow from the block.
         Ok(Entry { payload: crate::image::Payload::Place(entry.value()), ..entry })
     }
 
-    /// Takes the entry at hand and those behind it that have its key.
+    /// Appends the current entry and all following entries of the same key to `history`.
     fn take_history(&mut self, history: &mut Vec<Entry<'static>>) -> Result<(), RestoreError<E>> {
         while let Some(entry) = self.entry {
             history.push(entry);
@@ -494,9 +500,9 @@ where
         Ok(())
     }
 
-    /// Goes on to the next entry.
+    /// Moves to the next entry.
     fn advance(&mut self) -> Result<(), RestoreError<E>> {
-        // Only where a block begins does the reader not know the key before.
+        // At the start of a block the reader has forgotten the last key, so that key is saved here.
         let mut before = None;
         loop {
             if let Some(block) = self.block.take() {

@@ -1,4 +1,4 @@
-//! Writing a run, block by block.
+//! Writes a run, block by block.
 
 use mvcc::{Changes, Snapshot, Version};
 use numbers::{ChangeId, Revision};
@@ -7,8 +7,8 @@ use crate::as_of::{AsOf, Overtaken};
 use crate::codec::put_u64;
 use crate::image::{BLOCK_BYTES, END, Entry, EntryWriter, Head, KEYS};
 
-/// Writes one run of a checkpoint. It may live on any thread, and takes as long as its caller likes, unless it is
-/// overtaken.
+/// Writer of one run of a checkpoint. It may be used on any thread and for any time, unless the state that it
+/// reads is overtaken by compaction.
 pub struct RunWriter {
     state: AsOf,
     head: Head,
@@ -26,15 +26,15 @@ enum Stage {
 }
 
 impl RunWriter {
-    /// Begins a run of the versions above revision `from`; 0 makes it a base run, with everything that can be read.
+    /// Starts a run of the versions above revision `from`; with 0 a base run of everything that can be read.
     ///
-    /// A delta run needs deletions that cannot be read any more: its `state` is of
-    /// [`everything`](mvcc::View::moment_of_everything), or of a view that is held.
+    /// A delta run also contains deletions that can no longer be read, so its `state` must be
+    /// [`everything`](mvcc::View::moment_of_everything), or a view that is held.
     ///
     /// # Panics
     ///
-    /// When the state is not of the head's moment, or `from` is neither 0 nor between the head's `delta_from_min`
-    /// and its revision: the run could not be restored from.
+    /// Panics if the state is not of the same moment as the head, or if `from` is neither 0 nor between the
+    /// head's `delta_from_min` and its revision: such a run could not be restored.
     pub fn new(state: impl Into<AsOf>, head: Head, from: Revision) -> RunWriter {
         let state = state.into();
         assert_eq!(
@@ -50,12 +50,12 @@ impl RunWriter {
         RunWriter { state, head, from, stage: Stage::Head, walk: Walk::base(), entries: 0 }
     }
 
-    /// The next block, up to some 128 KiB (the first may be longer with many leases, others with a long key);
-    /// `None` after the last. The first of a delta run costs a sort of its versions.
+    /// Returns the next block of up to about 128 KiB, or `None` after the last. A head block with many leases
+    /// or a block with a long key may be longer. The first call for a delta run sorts its versions.
     ///
     /// # Errors
     ///
-    /// When something that belongs into the run was removed. The run cannot be finished then.
+    /// Returns an error if a version of the run was removed by compaction. The run cannot be finished then.
     pub fn next_block(&mut self) -> Result<Option<Vec<u8>>, Overtaken> {
         match self.stage {
             Stage::Head => {
@@ -95,11 +95,11 @@ impl RunWriter {
     }
 }
 
-/// A walk over the versions of a run that can be left and taken up again, even amid a long history.
+/// A resumable walk over the versions of a run. It can stop between any two versions, also of the same key.
 pub(crate) struct Walk {
-    /// Versions to come first, by main and sub revision.
+    /// Ids of the versions that are visited first.
     queue: std::vec::IntoIter<ChangeId>,
-    /// Then the histories behind this key; `None` when the queue is all.
+    /// After the queue, the histories after this key are visited; `None` if only the queue is visited.
     behind: Option<Behind>,
 }
 
@@ -125,7 +125,7 @@ impl Walk {
         self.queue.len() == 0 && self.behind.is_none()
     }
 
-    /// Tells `visit` of versions until it says no, or all are done.
+    /// Calls `visit` with each version, until `visit` returns false or the walk is done.
     pub fn go(&mut self, snapshot: &Snapshot<'_>, mut visit: impl FnMut(Version<'_>) -> bool) {
         let mut finder = Finder { snapshot, last: None, behind: None };
         for change in self.queue.by_ref() {
@@ -144,7 +144,7 @@ impl Walk {
             if visit(version) {
                 continue;
             }
-            // The rest of this key's history, however long, comes next.
+            // The rest of this key's history is visited first by the next call.
             let rest: Vec<ChangeId> =
                 histories.take_while(|next| next.key() == version.key()).map(Version::id).collect();
             self.queue = rest.into_iter();
@@ -155,12 +155,13 @@ impl Walk {
     }
 }
 
-/// Finds versions, cheaper if each was written right behind the one before: those of a key that is written again and again, and
-/// of keys that were written in their order.
+/// Finds versions by id. A look-up is cheaper if the version was written directly after the one looked up
+/// before, as for a key that is written repeatedly or for keys that were written in key order.
 struct Finder<'s, 'a> {
     snapshot: &'s Snapshot<'a>,
     last: Option<ChangeId>,
-    /// Walks over the versions written behind `last`; `None` unless `last` itself was written right behind the one before it.
+    /// Iterator over the versions written after `last`; `None` unless `last` was written directly after its
+    /// predecessor.
     behind: Option<Changes<'a>>,
 }
 
@@ -177,7 +178,7 @@ impl<'a> Finder<'_, 'a> {
             self.behind.get_or_insert_with(|| snapshot.written(change.main, snapshot.current_revision()));
         match behind.next() {
             Some(version) if version.id() == change => Some(version),
-            // The transaction before made more changes than one.
+            // The transaction of the previous version made more than one change.
             _ => {
                 self.behind = None;
                 self.snapshot.version_at(change)

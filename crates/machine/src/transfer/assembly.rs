@@ -1,4 +1,4 @@
-//! Making a machine of what was there and what came.
+//! Builds a machine from the versions that the receiver had and those that it received.
 
 use mvcc::{Location, Value};
 use numbers::{ChangeId, Index, Revision};
@@ -13,23 +13,24 @@ use crate::machine::{Machine, Rules};
 use crate::snapshot::SnapshotVersion;
 use crate::transfer::{Held, TransferEnd, TransferHead};
 
-/// Versions that are gathered before they are sorted into a run.
+/// Number of versions that are collected before they are sorted into a run.
 const BATCH_VERSIONS: usize = 256 << 10;
 
-/// A version that came, without its value: that goes to the log, and only its place comes back.
+/// A received version without its value. The caller writes the value to the log, and passes back only its
+/// location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReceivedVersion {
     key: Box<[u8]>,
-    /// The version, with a value whose location is not known yet.
+    /// The version, whose value has no location yet.
     entry: Entry<'static>,
 }
 
 impl ReceivedVersion {
-    /// Notes everything of it but the value.
+    /// Copies everything but the value.
     ///
     /// # Errors
     ///
-    /// When the value has more than 4 GiB.
+    /// Returns an error if the value has more than 4 GiB.
     pub fn of(version: &SnapshotVersion<'_>) -> Result<ReceivedVersion, Malformed> {
         let mut value = Value::default();
         if !version.value.is_empty() {
@@ -47,50 +48,52 @@ impl ReceivedVersion {
         Ok(ReceivedVersion { key: version.key.into(), entry })
     }
 
-    /// The length of its value; for an empty one no place is needed.
+    /// Returns the length of the value in bytes; an empty value needs no location.
     pub fn value_len(&self) -> u32 {
         self.entry.value().len
     }
 }
 
-/// Gathers what a transfer brings, over as many streams as it takes, and makes a machine of it in the end. It holds
-/// no values: a version takes some 20 bytes and its key, the last quarter of a million 80 and their keys.
+/// Collects the versions of a transfer, from as many streams as are needed, and builds a machine from them at
+/// the end. It keeps no values in memory: a version takes about 20 bytes plus its key; the last quarter of a
+/// million versions take 80 bytes each plus their keys.
 ///
-/// For each stream: [`Assembly::begin`], then [`Assembly::push`] for each version in the order of its coming, once
-/// its value has its place. When the stream breaks off, [`Assembly::pause`] says from where the next one may go on;
-/// when it comes to its end, [`Assembly::finish`] makes the machine. It may live on any thread.
+/// For each stream the caller calls [`Assembly::begin`], then [`Assembly::push`] for each version in the
+/// received order, after its value is written to the log. If the stream is interrupted, [`Assembly::pause`]
+/// returns the point at which the next stream may continue; at the end of the stream, [`Assembly::finish`]
+/// builds the machine. An assembly may be used on any thread.
 ///
-/// The machine has no versions that the sender's compact revision makes unreadable: what the receiver had of them,
-/// and what the sender has not yet physically removed, is left out. Its first checkpoint must be a base run: the runs
-/// before it know nothing of the values' new places.
+/// The machine contains no versions that the sender's compact revision makes unreadable: those of the
+/// receiver, and those that the sender has not physically removed yet, are left out. The first checkpoint of
+/// the machine must be a base run: earlier runs do not contain the new locations of the values.
 pub struct Assembly {
     rules: Rules,
     base: Option<(AsOf, Head)>,
-    /// Everything that is held, up to the last revision that is known to be whole.
+    /// The versions that the receiver has, up to the last revision that is complete.
     held: Held,
-    /// Sorted by key; the blocks of each as in a checkpoint, without a head.
+    /// Runs sorted by key; the blocks of each are as in a checkpoint, without a head.
     runs: Vec<Run>,
-    /// Not yet sorted.
+    /// Received versions that are not sorted yet.
     batch: Vec<Pending>,
-    /// The keys of the batch, one behind the other.
+    /// Keys of the batch, concatenated.
     keys: Vec<u8>,
-    /// The head of the present stream, and the versions of it pushed so far.
+    /// State of the current stream.
     stream: Option<Stream>,
 }
 
 struct Stream {
     from: Revision,
     compact_revision: Revision,
-    /// See [`Held::hashed`].
+    /// Log index and hash after it; see [`Held::hashed`].
     hashed: Option<(Index, u64)>,
     pushed: u64,
-    /// The last version pushed, by main and sub revision.
+    /// Id of the last version that was pushed.
     last: ChangeId,
 }
 
 struct Run {
     blocks: Vec<Vec<u8>>,
-    /// Highest main revision of the stream.
+    /// Highest main revision of the run.
     through: Revision,
     versions: u64,
 }
@@ -103,8 +106,8 @@ struct Pending {
 type Blocks = Box<dyn Iterator<Item = Result<Vec<u8>, Overtaken>>>;
 
 impl Assembly {
-    /// Begins with what the receiver has: its state and its head, both of one moment. Nothing of it is copied before
-    /// the end. Without it only a stream of everything can come.
+    /// Starts with the receiver's state and its head, both of one moment. The state is read only at the end.
+    /// Without a base only a full transfer is accepted.
     pub fn new(rules: Rules, base: Option<(AsOf, Head)>) -> Assembly {
         let nothing = Held {
             revision: Revision(0),
@@ -116,11 +119,12 @@ impl Assembly {
         Assembly { rules, base, held, runs: Vec::new(), batch: Vec::new(), keys: Vec::new(), stream: None }
     }
 
-    /// A stream begins. One of everything makes whatever was there before it superfluous.
+    /// Starts a stream. A full transfer discards everything that was received before, and the base.
     ///
     /// # Errors
     ///
-    /// When it does not follow on what is held. The assembly stays as it was.
+    /// Returns an error if the stream does not continue where the receiver stopped. The assembly is unchanged
+    /// then.
     pub fn begin(&mut self, head: &TransferHead) -> Result<(), Malformed> {
         self.pause();
         if head.from == Revision(0) {
@@ -143,17 +147,17 @@ impl Assembly {
         Ok(())
     }
 
-    /// Takes the next version of the stream, with the place of its value.
+    /// Adds the next version of the stream, with the location of its value.
     ///
     /// # Panics
     ///
-    /// When no stream has begun, or versions are left out of their order.
+    /// Panics if no stream was started, or versions are not in their order.
     pub fn push(&mut self, version: &ReceivedVersion, location: Location) {
         let stream = self.stream.as_mut().expect("a version belongs to a stream");
         let mut entry = version.entry;
         let at = entry.id();
         assert!(at > stream.last, "versions are pushed in the order of their coming");
-        // A revision stays in one piece, so that one that is not whole can be taken back.
+        // All versions of a revision stay in one batch, so that `pause` can remove an incomplete revision.
         if self.batch.len() >= BATCH_VERSIONS && entry.main > stream.last.main {
             self.sort();
         }
@@ -168,8 +172,8 @@ impl Assembly {
         self.batch.push(Pending { key: (start, self.keys.len()), entry });
     }
 
-    /// The stream has broken off: says what is held now. The last revision may have more versions than came, so
-    /// those are taken back; of the revisions before it all is there.
+    /// Ends an interrupted stream; returns the versions that the receiver has now. The last revision may be
+    /// incomplete, so its versions are removed; all revisions before it are complete.
     pub fn pause(&mut self) -> Held {
         let Some(stream) = self.stream.take() else { return self.held };
         if stream.pushed == 0 {
@@ -181,21 +185,22 @@ impl Assembly {
         }
         self.held.revision = self.held.revision.max(last - 1);
         self.held.compacted_max = stream.compact_revision;
-        // The sender has compared what was there before with its own state, and its hash tells of both.
+        // The sender has compared the receiver's earlier versions with its own state, so its hash covers
+        // both.
         self.held.hashed = stream.hashed;
         self.held
     }
 
-    /// Makes the machine, which stands where the sender stood.
+    /// Builds the machine, with the state that the sender had.
     ///
     /// # Errors
     ///
-    /// When versions contradict each other: the sender's state, or what the receiver had, is damaged. When something
-    /// of what the receiver had was removed meanwhile.
+    /// Returns an error if versions contradict each other, because the sender's or the receiver's state is
+    /// damaged, or if a version of the base was removed by compaction.
     ///
     /// # Panics
     ///
-    /// When the end is not that of the present stream, or versions of it were not pushed.
+    /// Panics if `end` is not the end of the current stream, or not all of its versions were pushed.
     pub fn finish(mut self, end: TransferEnd) -> Result<Machine, RestoreError<Overtaken>> {
         let TransferEnd { head, entries } = end;
         let stream = self.stream.take().expect("a stream has begun");
@@ -233,14 +238,14 @@ impl Assembly {
         intake.finish(self.rules)
     }
 
-    /// Makes a run of the batch.
+    /// Sorts the batch into a run.
     fn sort(&mut self) {
         let Some(last) = self.batch.last() else { return };
         let through = last.entry.main;
         let keys = std::mem::take(&mut self.keys);
         let key = |pending: &Pending| keys.get(pending.key.0..pending.key.1).unwrap_or_default();
         let mut batch = std::mem::take(&mut self.batch);
-        // Versions of one key are already in order, and stay so.
+        // The sort is stable, so versions of one key stay in order.
         batch.sort_by(|a, b| key(a).cmp(key(b)));
         let mut run = Run { blocks: Vec::new(), through, versions: batch.len() as u64 };
         let (mut block, mut writer) = (vec![KEYS], EntryWriter::default());

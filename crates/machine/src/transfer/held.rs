@@ -1,4 +1,4 @@
-//! What a receiver has, and whether a sender's state can follow on it.
+//! The versions that a receiver has, and the rule whether a sender's state can be sent on top of them.
 
 use numbers::{Index, Revision};
 
@@ -7,29 +7,30 @@ use crate::image::Head;
 use crate::machine::Machine;
 use crate::state_hash::StateTrail;
 
-/// The first format has no hash.
+/// Format 1 contains no hash.
 const FORMAT_UNHASHED: u64 = 1;
 const FORMAT: u64 = 2;
 
-/// The versions that a receiver has: of every revision up to `revision`, all but those that some compaction made
-/// unreadable. Its parts may have come at different moments, so these may be several compactions: it has all that the
-/// states compacted at the revisions `compacted_min` through `compacted_max` keep, and may have versions that only the
-/// oldest keeps.
+/// The versions that a receiver has: of every revision up to `revision`, all versions except those that a
+/// compaction made unreadable. The parts may have been received at different moments, and so with different
+/// compact revisions: the receiver has all versions that are readable at every compact revision from
+/// `compacted_min` to `compacted_max`, and may have versions that are readable only at the oldest of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// The revision up to which nothing is missing.
+    /// Revision up to which no version is missing.
     pub revision: Revision,
-    /// The oldest compact revision of any part; -1 for none.
+    /// Oldest compact revision of any part; -1 for none.
     pub compacted_min: Revision,
-    /// The newest.
+    /// Newest compact revision of any part; -1 for none.
     pub compacted_max: Revision,
-    /// An entry, and the rolling hash of the state after it: of the member whose state the newest part is of. `None`
-    /// if it is not known, or the receiver does not say; then nobody can tell whether what it has is right.
+    /// Log index of an entry, and the rolling hash after that entry on the member whose state the newest part
+    /// belongs to. `None` if the hash is unknown, or the receiver does not send it; then the receiver's
+    /// versions cannot be verified.
     pub hashed: Option<(Index, u64)>,
 }
 
 impl Held {
-    /// The bytes by which a sender learns of it.
+    /// Encodes the value for the sender.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = self.encode(FORMAT);
         put_u64(&mut out, u64::from(self.hashed.is_some()));
@@ -40,7 +41,7 @@ impl Held {
         out
     }
 
-    /// Returns the bytes without the hash, for a sender of an earlier version.
+    /// Encodes the value without the hash, for a sender of an earlier version.
     pub fn to_bytes_unhashed(&self) -> Vec<u8> {
         self.encode(FORMAT_UNHASHED)
     }
@@ -54,11 +55,11 @@ impl Held {
         out
     }
 
-    /// Reads them.
+    /// Decodes the bytes that a receiver sent.
     ///
     /// # Errors
     ///
-    /// When they are of another format, or nobody can have that.
+    /// Returns an error if the format is unknown, or the revisions are out of range.
     pub fn from_bytes(bytes: &[u8]) -> Result<Held, Malformed> {
         const MAX: Revision = Revision(i64::MAX / 2);
         let mut input = Input(bytes);
@@ -87,7 +88,7 @@ impl Held {
 }
 
 impl Machine {
-    /// Returns what this member has, as [`Head::held`] does.
+    /// Returns the versions that this member has; the same as [`Head::held`] of its head.
     pub fn held(&self) -> Held {
         let snapshot = self.store.snapshot();
         Held {
@@ -100,7 +101,7 @@ impl Machine {
 }
 
 impl Head {
-    /// Returns what the member with this head has.
+    /// Returns the versions that the member with this head has.
     pub fn held(&self) -> Held {
         Held {
             revision: self.revision,
@@ -110,36 +111,39 @@ impl Head {
         }
     }
 
-    /// Returns true if what this state has above `held.revision`, merged with what is held, and without what this state's
-    /// compact revision makes unreadable, is this state.
+    /// Returns true if the receiver gets exactly this state when it merges the versions above `held.revision`
+    /// with those that it has, and drops what this state's compact revision makes unreadable.
     ///
-    /// Let F be `held.revision` and C the compact revision here. What is wanted is every version above C, and at or
-    /// below it the newest of each key unless it is a deletion below C.
+    /// Let F be `held.revision` and C the compact revision here. The receiver needs every version above C,
+    /// and at or below C the newest version of each key unless that is a deletion below C.
     ///
-    /// Nothing wanted is missing. Above F all of it is sent. At or below F it was written before, and whatever part
-    /// is held was compacted at a revision not above C (`compacted_max`): what is above C is above that too, and
-    /// what is its key's newest at C was its newest there, or is above. So every part has it.
+    /// No needed version is missing. Versions above F are all sent. Versions at or below F are in the
+    /// receiver's parts, each of which was compacted at a revision not above C (`compacted_max`): a version
+    /// above C is above that revision, too, and the newest version of a key at C was the newest at that
+    /// revision or is above it. So every part has the needed versions.
     ///
-    /// Nothing unwanted stays. A version held is unwanted if it lies at or below C and is not its key's newest there:
-    /// then something at or below C came after it. If that is held or sent, merging sees it and drops the older one.
-    /// Puts that are newest at C are always sent. So are deletions, but for those below C that compaction has
-    /// already removed: if none of them lies above F, all is well, and `delta_from_min` is the highest of them. If
-    /// one does, the held keys that it deleted would come back. But then F is below C, and if what is held was
-    /// compacted at C already, whenever and wherever, all of it at or below F is its key's newest at C: nothing
-    /// came after it at or below C, no deletion either. That is what lets the transfer of a whole state, once broken
-    /// off, go on after years of compactions that lie behind it, as long as none has come since.
+    /// No superfluous version stays. A version of the receiver is superfluous if it is at or below C and not
+    /// the newest of its key there: then a later version of the key at or below C exists. If the receiver has
+    /// that version or gets it, the merge drops the older one. Puts that are newest at C are always sent.
+    /// Deletions are sent, too, except those below C that compaction has already removed, the highest of
+    /// which is `delta_from_min`. If none of the removed deletions is above F, nothing is lost. If one is
+    /// above F, the keys that it deleted would come back. But then F is below C, and if the receiver's parts
+    /// were all compacted at C already, every version at or below F is the newest of its key at C: no later
+    /// version at or below C exists, and no deletion. That is why an interrupted transfer of a whole state
+    /// can be resumed even if the state was compacted many times long ago, as long as no compaction has
+    /// happened since.
     pub fn can_follow(&self, held: &Held) -> bool {
         held.revision <= self.revision
             && held.compacted_max <= self.compact_revision
             && (held.compacted_min == self.compact_revision || held.revision >= self.delta_from_min)
     }
 
-    /// The revision behind which a transfer to the holder of this begins; 0 when everything has to be sent.
+    /// Returns the revision after which a transfer to this receiver starts; 0 if everything has to be sent.
     ///
-    /// Less than everything is sent only to a receiver that is known to hold what this member held: the hash of its
-    /// state is that of `trail`, which is this member's, after the same entry. The receiver goes on with the sender's
-    /// hash, so a difference below the transfer would never be seen again. Where the trail does not go back so far, or
-    /// the receiver tells no hash, it gets everything.
+    /// A partial transfer is sent only if the receiver provably had the same state as this member: the hash
+    /// of its state is the one in `trail`, this member's hashes, after the same entry. The receiver takes
+    /// over the sender's hash, so a difference in the older versions would never be detected later. If the
+    /// trail does not reach back far enough, or the receiver sends no hash, everything is sent.
     pub fn transfer_from(&self, held: Option<&Held>, trail: &StateTrail) -> Revision {
         let is_same =
             |held: &&Held| held.hashed.is_some_and(|(index, hash)| trail.hash_at(index) == Some(hash));
@@ -163,7 +167,7 @@ mod tests {
         let hashed = Some((Index(7), 70));
         let held =
             |revision, compacted_min, compacted_max| Held { revision, compacted_min, compacted_max, hashed };
-        // Nothing was ever compacted.
+        // Neither state was ever compacted.
         assert!(head(Revision(100), Revision(-1), Revision(0)).can_follow(&held(
             Revision(0),
             Revision(-1),
@@ -182,7 +186,7 @@ mod tests {
             )),
             "it is ahead"
         );
-        // Compacted at 50 here, the last deletion removed is that of 40.
+        // Compacted at 50; the highest removed deletion is at revision 40.
         let now = head(Revision(100), Revision(50), Revision(40));
         assert!(now.can_follow(&held(Revision(40), Revision(-1), Revision(-1))));
         assert!(now.can_follow(&held(Revision(70), Revision(30), Revision(50))));
@@ -214,7 +218,7 @@ mod tests {
             Revision(0)
         );
         assert_eq!(now.transfer_from(None, &trail(&[6, 7, 8])), Revision(0));
-        // Another hash after entry 7, or none that is known.
+        // Another hash after entry 7, or no known hash.
         for points in [&[6, 8][..], &[8, 9], &[]] {
             assert_eq!(
                 now.transfer_from(Some(&held(Revision(40), Revision(-1), Revision(-1))), &trail(points)),

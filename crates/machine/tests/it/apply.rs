@@ -1,4 +1,4 @@
-//! Applying: against the model, twice, and all or nothing.
+//! Tests of applying entries: equality with the model, equality of two machines, and atomicity.
 
 use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{
@@ -29,7 +29,7 @@ fn kv(found: &StoredKeyValue, journal: &Journal) -> Kv {
     }
 }
 
-/// What was found, evaluated on the state behind the entry.
+/// Returns the result of a read, evaluated on the state right after the entry.
 fn read(read: &Read, machine: &Machine, journal: &Journal) -> (Vec<Kv>, bool, i64) {
     match read {
         Read::Known { found, more, count } => {
@@ -97,7 +97,7 @@ fn select(machine: &Machine, request: &RangeRequest, journal: &Journal) -> Resul
         .versions
         .iter()
         .map(|version| {
-            // Through the bytes that a client gets.
+            // The pair is compared after encoding and decoding, as a client receives it.
             let mut bytes = bytes::BytesMut::new();
             mainstay_machine::key_value::put_kv(*version, projection, journal, &mut bytes).unwrap();
             let kv = api::mvccpb::KeyValue::decode(bytes.freeze()).unwrap();
@@ -168,7 +168,7 @@ fn the_same_commands_have_the_same_effects() {
                 }
                 _ => assert_eq!(quiet, effect),
             }
-            // Physical compaction goes at different paces.
+            // The machines run physical compaction at different speeds.
             first.compact_step(commands.random.below(4));
             second.compact_step(1);
         }
@@ -223,7 +223,8 @@ fn a_transaction_that_fails_changes_nothing() {
     }
 }
 
-/// Applies what members that run etcd may propose and Mainstay's own refuse to, in an empty state. Returns the revision behind it.
+/// Applies a request that members running etcd may propose and Mainstay members refuse before proposing, in
+/// an empty state. Returns the revision after it.
 fn revision_behind(request: &InternalRaftRequest, answer_wanted: bool) -> Revision {
     let (mut machine, journal) = (Machine::new(RULES), Journal::default());
     let data = Bytes::from(request.encode_to_vec());
@@ -271,7 +272,7 @@ fn what_cannot_be_understood_changes_nothing_or_stops_the_member() {
             let effect = apply(&mut machine, &placed, &journal, true);
             match effect {
                 Effect::Applied(Ok(applied)) => assert!(applied.outcome.is_err(), "{applied:?}"),
-                // No such entry gets through the raft node.
+                // The raft node refuses such an entry, so no machine ever applies it.
                 Effect::Conf(Err(_)) => {}
                 other => panic!("{other:?}"),
             }
@@ -314,7 +315,7 @@ fn leases_and_their_keys_count_against_the_quota() {
         lease_revoke: Some(LeaseRevokeRequest { id: 2 }),
         ..InternalRaftRequest::default()
     };
-    // What is left: three versions, a deletion, a lease.
+    // Bytes that remain: three versions, a deletion, a lease.
     let left = run(&mut machine, revoke);
     assert_eq!(left, empty + 4 * version + (granted - empty));
 }

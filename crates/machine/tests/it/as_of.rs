@@ -1,5 +1,5 @@
-//! Checkpoints, snapshots and transfers that are written slice by slice from a state that goes on changing: every byte
-//! is the one that a frozen view gives.
+//! Tests that checkpoints, snapshots and transfers, written slice by slice from a changing state, have the
+//! same bytes as those written from a frozen view.
 
 use std::sync::{Arc, Mutex};
 
@@ -15,7 +15,7 @@ use crate::commands::Commands;
 use crate::image::{RULES, execute, put};
 use crate::journal::{Journal, apply};
 
-/// The newest view, and what a reader says that it needs.
+/// The newest view, and the oldest moment that the reader has asked to keep.
 struct Live {
     view: Mutex<Arc<View>>,
     keeps: Mutex<Revision>,
@@ -31,7 +31,7 @@ impl Newest for Live {
     }
 }
 
-/// A machine that goes on while somebody reads.
+/// A machine that applies entries while a reader reads an older moment.
 struct World {
     machine: Machine,
     journal: Journal,
@@ -42,7 +42,7 @@ struct World {
 impl World {
     fn new(seed: u64) -> World {
         let (mut machine, journal) = (Machine::new(RULES), Journal::default());
-        // So much that everything takes several blocks.
+        // Enough data that every output has several blocks.
         for n in 0..6000 {
             execute(
                 &mut machine,
@@ -57,7 +57,8 @@ impl World {
         world
     }
 
-    /// Applies some entries, overwrites and deletes what a reader has yet to come to, and removes what it may.
+    /// Applies some entries, overwrites and deletes keys that the reader has not reached yet, and removes all
+    /// versions that the reader does not protect.
     fn go(&mut self, entries: u64) {
         for _ in 0..entries {
             let placed = self.commands.next(&self.machine, &self.journal);
@@ -155,7 +156,7 @@ fn a_reader_whose_state_was_replaced_can_tell_that_from_a_compaction() {
     let mut world = World::new(3);
     let reader = world.as_of(world.view().moment());
     assert!(reader.slice().is_ok());
-    // Another reader's moment that was compacted away.
+    // A moment of another reader, compacted away.
     let compacted = world.as_of(world.view().moment());
     *world.live.keeps.lock().unwrap() = Revision::MAX;
     world.go(100);

@@ -1,4 +1,4 @@
-//! Users and roles as entries change them, and what they allow.
+//! Tests of entries that change users and roles, and of the resulting permissions.
 
 use api::Status;
 use api::authpb::{Permission, permission};
@@ -17,7 +17,7 @@ use prost::Message as _;
 use crate::image::{RULES, delete, grant, put, restored, run};
 use crate::journal::Journal;
 
-/// A machine with root and bob, who may write [a, c) and read [a, m).
+/// A machine with the users root and bob; bob may write [a, c) and read [a, m).
 struct World {
     machine: Machine,
     journal: Journal,
@@ -72,7 +72,7 @@ impl World {
         world
     }
 
-    /// Applies what this user asks for, whose token is of the present.
+    /// Applies a request of this user with the current auth revision.
     fn ask(&mut self, user: &str, request: InternalRaftRequest) -> Applied {
         let revision = if user.is_empty() { 0 } else { self.machine.auth.revision() };
         self.ask_as_of(user, revision, request)
@@ -84,7 +84,7 @@ impl World {
         let location = self.journal.append(&data);
         let (index, term) = (self.machine.applied_index.next(), Term(1));
         let command = Command { index, term, data: &data, location };
-        // In slices, as the core does.
+        // Applied in slices, as the core does.
         let mut left = 2;
         match self.machine.begin(command, &self.journal, &mut left, |_| true).unwrap() {
             Some(applied) => applied,

@@ -56,9 +56,9 @@ impl Users {
 
 pub struct Commands {
     pub random: Random,
-    /// How many different keys.
+    /// Number of different keys.
     pub keys: u64,
-    /// Whether only what changes or reads keys is wanted.
+    /// True to generate only commands that change or read keys.
     pub only_keys: bool,
     users: Users,
     count: u64,
@@ -113,7 +113,7 @@ impl Commands {
                 let checkpoint = LeaseCheckpoint { id: self.lease(), remaining_ttl: self.small(50) };
                 request.lease_checkpoint = Some(LeaseCheckpointRequest { checkpoints: vec![checkpoint] });
             }
-            // NOSPACE is cleared more often than raised.
+            // NOSPACE is cleared more often than it is raised.
             92..95 => {
                 let (action, alarm) =
                     if self.random.percent(8) { (1, 1) } else { (self.random.below(2) as i32 * 2, 1) };
@@ -162,7 +162,7 @@ impl Commands {
     }
 
     fn lease(&mut self) -> i64 {
-        // Some ids are negative, as random ones may be.
+        // Some ids are negative, as real random ids may be.
         self.random.below(7) as i64 - 2
     }
 
@@ -212,7 +212,7 @@ impl Commands {
         DeleteRangeRequest { key, range_end, prev_kv: self.random.percent(50) }
     }
 
-    /// A range with all its options, at a revision around the readable ones.
+    /// Returns a range request with random options, at a revision near the readable ones.
     pub fn read(&mut self, revision: i64) -> RangeRequest {
         let (key, range_end) = self.range();
         let mut request = RangeRequest { key, range_end, ..RangeRequest::default() };
@@ -257,7 +257,7 @@ impl Commands {
         Compare { result: self.random.below(4) as i32, target, key, range_end, target_union }
     }
 
-    /// A transaction that would be let through to the log.
+    /// Returns a transaction that passes the checks before proposing.
     pub fn txn(&mut self, revision: i64) -> TxnRequest {
         loop {
             let txn = self.txn_of(revision, 3);

@@ -1,4 +1,4 @@
-//! What a request may cost, and that apply is able to do whatever passed the check.
+//! Tests of cost limits of requests, and that a request that passed the check can be applied.
 
 use std::cell::Cell;
 
@@ -27,13 +27,14 @@ fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Groups of a number that no message has, inside each other.
+/// Returns nested protobuf groups with a field number that no message uses.
 fn groups(levels: u64) -> Vec<u8> {
     let level = |kind: u8| std::iter::repeat_n(15 << 3 | kind, levels as usize);
     level(3).chain(level(4)).collect()
 }
 
-/// Bytes of a transaction of some levels; each may hold groups and operations that say nothing.
+/// Returns the bytes of a transaction with some nesting levels; each level may contain groups and empty
+/// operations.
 fn nested(random: &mut Random) -> Vec<u8> {
     let put = PutRequest { key: "k".into(), value: "v".into(), ..PutRequest::default() };
     let mut bytes = field(2, &put.encode_to_vec());
@@ -61,7 +62,7 @@ fn whatever_passes_the_check_can_be_applied() {
     let (mut deep, mut refused) = (0, 0);
     for _ in 0..2_000 {
         let bytes = nested(&mut random);
-        // As a shard does.
+        // Decoded as a shard decodes it.
         let Ok((txn, _)) = request::txn(bytes.clone().into(), check::txn_elements_max(1_000)) else {
             refused += 1;
             continue;
@@ -101,7 +102,7 @@ fn what_is_no_request_changes_nothing_and_ends_nobody() {
     assert_eq!(machine.applied_index, Index(4));
 }
 
-/// Counts what is read of the values in a journal.
+/// Counts the reads of values in a journal.
 struct Counted<'a>(&'a Journal, Cell<u32>);
 
 impl Values for Counted<'_> {
@@ -111,7 +112,7 @@ impl Values for Counted<'_> {
     }
 }
 
-/// Values on a disk that has failed.
+/// Values on a disk that fails all reads.
 struct Broken;
 
 impl Values for Broken {
@@ -197,7 +198,7 @@ fn a_comparison_of_values_reads_only_what_may_be_equal() {
         let command = Command { index, term: Term(1), data: &data, location };
         let applied = machine.apply(command, values, true);
         if let Err(fatal) = &applied {
-            // Nothing has changed, and it may be tried again.
+            // The state is unchanged, so the entry can be applied again.
             assert!(fatal.is_unreadable);
             assert_eq!(machine.applied_index + 1, index);
         }
@@ -255,7 +256,7 @@ fn bytes_of_compared_values_are_counted_through_nesting() {
             failure: vec![op(Request::RequestTxn(inner))],
             ..TxnRequest::default()
         };
-        // Slice by slice, as the shard does before it proposes the transaction.
+        // Slice by slice, as the shard reads the values before it proposes the transaction.
         let compared = Compared::of(&txn);
         let mut looked_at = LookedAt::default();
         while !compared.is_done(&looked_at) && looked_at.bytes <= max {
@@ -264,13 +265,14 @@ fn bytes_of_compared_values_are_counted_through_nesting() {
         looked_at.bytes
     };
     let all = u64::MAX;
-    // A value whose order matters is read whole, however little it is compared with, and every time.
+    // A value whose order matters is always read as a whole, once per comparison, however short the compared
+    // value is.
     assert_eq!(bytes(vec![compare("", CompareResult::Greater, 1); 100], all), 200 * 1_000);
     assert_eq!(bytes(vec![compare("\0", CompareResult::Less, 1)], all), 2 * 50 * 1_000);
-    // One that is only to be equal is looked at if it is as long.
+    // A value compared for equality is read only if the lengths are equal.
     assert_eq!(bytes(vec![compare("\0", CompareResult::Equal, 999)], all), 0);
     assert_eq!(bytes(vec![compare("\0", CompareResult::NotEqual, 1_000)], all), 2 * 50 * 1_000);
-    // Adding up ends soon above the bound.
+    // Counting stops soon after the bound is exceeded.
     assert!((9_001..=12_000).contains(&bytes(vec![compare("\0", CompareResult::Less, 1)], 9_000)));
 }
 
@@ -297,7 +299,8 @@ fn a_transaction_that_only_reads_compares_so_many_keys_and_bytes_in_a_slice() {
         let txn = TxnRequest { compare, ..TxnRequest::default() };
         let mut comparing = Comparing::default();
         for slice in 1.. {
-            // Most keys of the moment are others by now: they are there as of it all the same.
+            // Most keys have been overwritten since the moment, but the read as of the moment still finds the
+            // old versions.
             let view = machine.store.publish();
             let snapshot = view.snapshot_at(&moment).expect("is there");
             let bytes = comparing.bytes;
@@ -325,10 +328,10 @@ fn a_transaction_that_only_reads_compares_so_many_keys_and_bytes_in_a_slice() {
     // Each value has seven to nine bytes.
     let (holds, slices) = evaluate(vec![all(Greater, "val")], 1_000, 900);
     assert!(holds && (9..=12).contains(&slices), "{slices} slices");
-    // It ends with the first that does not hold, and what is missing has no value.
+    // Evaluation stops at the first comparison that does not hold; a missing key has no value to compare.
     assert_eq!(evaluate(vec![all(Greater, "value 5")], 100, whole), (false, 1));
     assert!(!evaluate(vec![all(Greater, "val"), one(NotEqual, "00007")], 100, whole).0);
-    // A slice of one key stops behind it, and the next one finds that there are no more.
+    // A slice of one key stops after that key, and the next slice finds no more keys.
     assert_eq!(evaluate(vec![one(Equal, "00007"), one(NotEqual, "00008")], 1, whole), (true, 4));
     assert_eq!(evaluate(vec![one(NotEqual, "missing")], 100, whole), (false, 1));
     assert_eq!(evaluate(Vec::new(), 100, whole), (true, 1));

@@ -1,4 +1,4 @@
-//! Base run, delta runs and back.
+//! Tests of writing a base run and delta runs, and of restoring them.
 
 use std::convert::Infallible;
 
@@ -28,7 +28,7 @@ pub fn run(machine: &mut Machine, from: Revision) -> Blocks {
     std::iter::from_fn(|| writer.next_block().expect("a held view has everything")).collect()
 }
 
-/// Restores at once, and in two halves, which has the same outcome.
+/// Restores in one step and in two halves, and asserts that the results are equal.
 pub fn restored(runs: &[Blocks]) -> Result<Machine, RestoreError<Infallible>> {
     let whole = restore(RULES, runs.iter().map(|run| run.iter().map(Ok)).collect());
     match (&whole, restored_in_halves(runs, 3)) {
@@ -45,7 +45,7 @@ pub fn restored(runs: &[Blocks]) -> Result<Machine, RestoreError<Infallible>> {
 
 fn restored_in_halves(runs: &[Blocks], versions_max: usize) -> Result<Machine, RestoreError<Infallible>> {
     let (reading, mut building) = begin(runs.iter().map(|run| run.iter().map(Ok)).collect())?;
-    // Memory that was used before is given back now and then, as the other thread would.
+    // Used batches are returned for reuse now and then, as the building thread does.
     let (mut pieces, mut used) = (Vec::new(), Vec::<Versions>::new());
     let mut built = Ok(());
     let read = reading.read(versions_max, |versions| {
@@ -119,7 +119,7 @@ fn what_is_restored_is_the_same_and_goes_on_alike() {
             let mut back = restored(&runs).unwrap();
             let mut again = restored(&runs).unwrap();
             assert_same(&mut back, &mut again);
-            // What comes later has the same effects, on a copy of the original.
+            // Later entries must have the same effects on the restored machine as on a copy of the original.
             let mut original = restored(&[run(&mut machine, Revision(0))]).unwrap();
             let mut compacted = restored(&runs).unwrap();
             for _ in 0..60 {
@@ -132,7 +132,8 @@ fn what_is_restored_is_the_same_and_goes_on_alike() {
             if commands.random.percent(50) {
                 assert_same(&mut machine, &mut back);
             } else {
-                // Without finishing the original's compaction: that of a second base run is finished by leaving out.
+                // The physical compaction of the original is not finished here: writing another base run
+                // leaves out the compacted versions, too.
                 let mut other = restored(&[run(&mut machine, Revision(0))]).unwrap();
                 assert_same(&mut other, &mut back);
             }
@@ -179,12 +180,12 @@ fn a_delta_run_cannot_bring_deleted_keys_back() {
     execute(&mut machine, &journal, &put("stays", "v", 0));
     let revision = machine.store.current_revision();
     machine.store.compact(revision).unwrap();
-    // Compacted, and not yet removed: the deletion is in the delta run.
+    // Compacted but not physically removed yet: the delta run contains the deletion.
     assert!(machine.head().delta_from_min <= saved);
     let delta = run(&mut machine, saved);
     let back = restored(&[base, delta]).unwrap();
     assert_eq!(back.store.stats().keys, 1);
-    // Removed: a delta run could not say it, and is refused.
+    // After the physical removal a delta run would miss the deletion, so it is refused.
     while !machine.compact_step(1) {}
     assert!(machine.head().delta_from_min > saved);
     let (view, head) = (machine.store.publish(), machine.head());
@@ -214,7 +215,7 @@ fn a_long_history_spans_blocks() {
     };
     assert_eq!(versions(&machine, Revision(1)), versions(&back, Revision(1)));
     assert_eq!(back.leases.get(LeaseId(5)), machine.leases.get(LeaseId(5)));
-    // Merged with a run that has one of its keys too, and compacted amid the history.
+    // Merged with a run that contains one of the same keys, and compacted in the middle of the key's history.
     let saved = machine.store.current_revision();
     for key in ["key", "between", "key"] {
         execute(&mut machine, &journal, &put(key, "v", 0));
@@ -231,7 +232,7 @@ fn a_long_history_spans_blocks() {
     assert_eq!(machine.in_use_bytes(), back.in_use_bytes());
 }
 
-/// A machine with a bit of everything, made of fixed commands at fixed places.
+/// Returns a machine with state of every kind, from fixed commands at fixed locations.
 pub fn specimen(journal: &Journal) -> Machine {
     let mut machine = Machine::new(RULES);
     execute(&mut machine, journal, &grant(7, 60));
@@ -256,29 +257,29 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len() / 2).map(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap()).collect()
 }
 
-/// The specimen as format 4 has it. This text never changes: files written by any version open in every later one.
-/// The hash at its end neither: members of different versions compare theirs.
+/// The specimen in format 4. This text never changes: files written by any version can be read by every later
+/// one. The hash at its end never changes either: members of different versions compare their hashes.
 const GOLDEN: [&str; 3] = [
     "0104000601060105010e78000001257b226964223a332c227065657255524c73223a5b22687474703a2f2f613a32333830225d7d010405332e372e300000014d267fc3ba64f23900010000",
     "02440003666f6f02013703e9b2942ac9026405bc51441ce40303626172030e4e03a3b3d85203022405017a060e",
     "0305",
 ];
 
-/// The same as format 3 had it, with a hash of another function.
+/// The specimen in format 3, with a hash of another function.
 const GOLDEN_3: [&str; 3] = [
     "0103000601060105010e78000001257b226964223a332c227065657255524c73223a5b22687474703a2f2f613a32333830225d7d010405332e372e300000014d267fc3ba64f23900010000",
     "02440003666f6f02013703e9b2942ac9026405bc51441ce40303626172030e4e03a3b3d85203022405017a060e",
     "0305",
 ];
 
-/// The same as format 2 had it, without users and roles.
+/// The specimen in format 2, without users and roles.
 const GOLDEN_2: [&str; 3] = [
     "0102000601060105010e78000001257b226964223a332c227065657255524c73223a5b22687474703a2f2f613a32333830225d7d010405332e372e300000014d267fc3ba64f239",
     "02440003666f6f02013703e9b2942ac9026405bc51441ce40303626172030e4e03a3b3d85203022405017a060e",
     "0305",
 ];
 
-/// The same as format 1 had it, before there was a hash.
+/// The specimen in format 1, without a hash.
 const GOLDEN_1: [&str; 3] = [
     "0101000601060105010e78000001257b226964223a332c227065657255524c73223a5b22687474703a2f2f613a32333830225d7d010405332e372e300000",
     "02440003666f6f02013703e9b2942ac9026405bc51441ce40303626172030e4e03a3b3d85203022405017a060e",
@@ -298,7 +299,7 @@ fn old_images_open_for_ever() {
         let mut back = restored(&[golden]).unwrap();
         assert_same_but_hash(&mut machine, &mut back);
         assert_eq!(back.state_hash(), None);
-        // What was not known stays so, also in what is written from now on.
+        // An unknown hash stays unknown, also after further entries.
         execute(&mut back, &Journal::default(), &put("k", "v", 0));
         assert_eq!((back.state_hash(), back.state_hashes(Index(0)).count()), (None, 0));
         let again = restored(&[run(&mut back, Revision(0))]).unwrap();
@@ -387,8 +388,8 @@ fn no_damage_makes_it_panic() {
         }
         match restored(&runs) {
             Err(_) => refused += 1,
-            // A changed letter of a key is still a key: finding that is for the checksum around the block. What is
-            // let through has to work.
+            // A changed letter of a key gives another valid key, which only the checksum around the block can
+            // detect. Every machine that is restored must work.
             Ok(mut machine) => {
                 taken += 1;
                 let journal = Journal::default();
@@ -438,7 +439,7 @@ fn writers_go_to_other_threads() {
             let mut writer = RunWriter::new(view, head, Revision(0));
             std::iter::from_fn(|| writer.next_block().expect("a held view has everything")).collect()
         });
-        // What is written meanwhile is not in it.
+        // Entries applied while the run is written are not in the run.
         execute(&mut machine, &journal, &put("meanwhile", "v", 0));
         writing.join().unwrap()
     });
@@ -446,7 +447,7 @@ fn writers_go_to_other_threads() {
     assert_eq!((back.store.stats().keys, back.store.current_revision()), (1, Revision(2)));
 }
 
-/// Pieces that the two threads of a start exchange are small, however long the keys are.
+/// Batches that the two threads of a start exchange are small, even if the keys are long.
 #[test]
 fn pieces_of_long_keys_are_short() {
     let mut machine = Machine::new(RULES);

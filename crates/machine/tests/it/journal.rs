@@ -1,4 +1,4 @@
-//! A log in memory: it gives entries their places and reads values out of them.
+//! A log in memory: it assigns locations to entries and reads values from them.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use mainstay_machine::{Applied, Command, ConfApplied, Fatal, Machine, ReadError,
 use mvcc::{Location, Value};
 use numbers::Term;
 
-/// Small segments, so that there are many.
+/// Small, so that the log has many segments.
 const SEGMENT_BYTES: u32 = 8 << 10;
 
 #[derive(Default)]
@@ -18,7 +18,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Stores bytes; says where they lie.
+    /// Stores bytes and returns their location.
     pub fn append(&self, data: &Bytes) -> Location {
         let mut end = self.end.borrow_mut();
         if end.0 == 0 || end.1 > SEGMENT_BYTES {
@@ -61,7 +61,7 @@ impl Values for Journal {
     }
 }
 
-/// An entry with its place, to be applied to any number of machines.
+/// An entry with its location, which can be applied to any number of machines.
 #[derive(Clone)]
 pub struct Placed {
     pub data: Bytes,

@@ -1,4 +1,4 @@
-//! The state machine, its checkpoints and its snapshots, driven by random lists of commands.
+//! Tests of the state machine, its checkpoints and its snapshots, driven by random lists of commands.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use threads and the environment")]
 

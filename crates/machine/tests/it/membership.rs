@@ -1,4 +1,4 @@
-//! Membership changes: what is let through, what is refused and how.
+//! Tests of which membership changes are allowed, which are refused, and with which error.
 
 use api::raftpb::ConfChange;
 use api::{Status, error};
@@ -27,7 +27,8 @@ impl Cluster {
         Cluster { learners_max, machine, journal: Journal::default() }
     }
 
-    /// Asks first, then applies; both have to say the same, and a refusal leaves the members as they were.
+    /// Validates a change, then applies it. Both must return the same error, and a refused change must leave
+    /// the members unchanged.
     fn change(&mut self, kind: i32, node: u64, context: String) -> Result<VoterChange, Status> {
         let change = ConfChange {
             id: Some(9),
@@ -77,7 +78,7 @@ fn members_come_are_promoted_move_and_leave() {
     assert_eq!(cluster.promote(2), Ok(VoterChange::AddVoter(MemberId(2))));
     assert_eq!(cluster.ids(), (vec![1, 2], vec![]));
     assert_eq!(cluster.machine.members.by_id[&2].peer_urls, ["http://b:2380", "http://c:2380"]);
-    // Its own addresses do not stand in its way, nor do those it gave up in another's.
+    // An update may keep the member's own addresses, and another member may use addresses that were given up.
     assert_eq!(cluster.member(UPDATE, 2, &["b", "d"]), Ok(VoterChange::Update(MemberId(2))));
     assert_eq!(cluster.machine.members.by_id[&2].peer_urls, ["http://b:2380", "http://d:2380"]);
     assert_eq!(cluster.member(ADD, 3, &["c"]), Ok(VoterChange::AddVoter(MemberId(3))));
@@ -115,30 +116,30 @@ fn what_the_members_do_not_allow_is_refused_as_in_etcd() {
     cluster.member(ADD, 4, &["d"]).unwrap();
     cluster.remove(4).unwrap();
     let unknown = Err(error::MEMBER_NOT_FOUND);
-    // An id that was removed.
+    // The id of a removed member.
     assert_eq!(cluster.member(ADD, 4, &["x"]), unknown);
     assert_eq!(cluster.member(ADD_LEARNER, 4, &["x"]), unknown);
     assert_eq!(cluster.member(UPDATE, 4, &["x"]), unknown);
     assert_eq!(cluster.promote(4), unknown);
     assert_eq!(cluster.remove(4), unknown);
-    // An id that never was.
+    // An id that was never used.
     assert_eq!(cluster.member(UPDATE, 5, &["x"]), unknown);
     assert_eq!(cluster.promote(5), unknown);
     assert_eq!(cluster.remove(5), unknown);
     assert_eq!(cluster.remove(0), unknown);
     assert_eq!(cluster.member(ADD, 0, &["x"]), unknown);
-    // One that is there; that comes before its address is looked at.
+    // The id of an existing member; this check comes before that of the addresses.
     assert_eq!(cluster.member(ADD, 1, &["x"]), Err(error::MEMBER_EXIST));
     assert_eq!(cluster.member(ADD, 3, &["b"]), Err(error::MEMBER_EXIST));
     assert_eq!(cluster.member(ADD_LEARNER, 1, &["x"]), Err(error::MEMBER_EXIST));
-    // An address that is taken; that comes before the learners are counted.
+    // An address that is in use; this check comes before that of the number of learners.
     assert_eq!(cluster.member(ADD, 5, &["x", "b"]), Err(error::PEER_URL_EXIST));
     assert_eq!(cluster.member(ADD_LEARNER, 5, &["c"]), Err(error::PEER_URL_EXIST));
     assert_eq!(cluster.member(UPDATE, 2, &["b", "a"]), Err(error::PEER_URL_EXIST));
     assert_eq!(cluster.member(ADD_LEARNER, 5, &["x"]), Err(error::TOO_MANY_LEARNERS));
     assert_eq!(cluster.promote(1), Err(error::MEMBER_NOT_LEARNER));
     assert_eq!(cluster.ids(), (vec![1, 2], vec![3]));
-    // Room for another one when the first has a vote.
+    // Another learner is allowed after the first was promoted.
     cluster.promote(3).unwrap();
     cluster.member(ADD_LEARNER, 5, &["x"]).unwrap();
     assert_eq!(cluster.ids(), (vec![1, 2, 3], vec![5]));
@@ -172,7 +173,7 @@ fn a_change_that_describes_another_member_changes_nothing() {
     let data = Bytes::from(change.encode_to_vec());
     let placed = Placed { location: journal.append(&data), data, conf: true };
     let effect = apply(&mut machine, &placed, &journal, true);
-    // A peer's proposal must not end every member that applies it.
+    // A malformed proposal of a peer must not stop every member that applies it.
     let Effect::Conf(Ok(applied)) = effect else { panic!("{effect:?}") };
     assert_eq!(applied.outcome.map_err(|status| status.code), Err(api::Code::Internal));
     assert!(machine.members.by_id.is_empty());

@@ -1,5 +1,5 @@
-//! What a put, a delete, a range and a transaction mean, in the plainest words: every version of every key in a map,
-//! every question answered by looking at all of it.
+//! A simple model of puts, deletes, ranges and transactions: it stores every version of every key in a map,
+//! and evaluates every request by scanning the whole map.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +22,7 @@ pub struct Kv {
     pub value: Bytes,
 }
 
-/// An answer with its values.
+/// A response including values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     Put { revision: i64, previous: Option<Kv> },
@@ -85,7 +85,7 @@ impl Model {
             return Ok(Answer::Delete { revision: self.revision, previous, deleted });
         }
         if let Some(txn) = &request.txn {
-            // All or nothing: on a copy, which replaces the original only in the end.
+            // Atomic: the transaction runs on a copy, which replaces the original only at the end.
             let before = self.clone();
             self.check_txn(&before, txn)?;
             let (mut next, main) = (self.clone(), self.revision + 1);
@@ -248,7 +248,7 @@ impl Model {
         Answer::Txn { revision: 0, succeeded, responses }
     }
 
-    /// The revision current amid a transaction that writes `main`.
+    /// Returns the current revision inside a transaction that writes revision `main`.
     fn now(&self, main: i64) -> i64 {
         let changed = self.history.values().flatten().any(|(revision, _)| *revision == main);
         if changed { main } else { main - 1 }
@@ -277,7 +277,7 @@ impl Model {
             || request.min_create_revision != 0
             || request.max_create_revision != 0;
         if request.sort_order == 0 && !filtered && request.limit > 0 {
-            // Without an order etcd cuts first, one key beyond the limit, and sorts what is left.
+            // Without an order etcd first cuts to one key more than the limit, and then sorts.
             kvs.truncate(request.limit as usize + 1);
         }
         let by = |a: &Kv, b: &Kv| match request.sort_target {

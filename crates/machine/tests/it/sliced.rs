@@ -1,4 +1,5 @@
-//! An entry that is applied in slices is the entry: nobody can tell, neither after it nor amid it.
+//! Tests that an entry applied in slices cannot be distinguished from one applied in one step, neither during
+//! nor after it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -21,7 +22,7 @@ use crate::compare::assert_same;
 use crate::image::{RULES, grant, put};
 use crate::journal::{Effect, Journal, Placed, apply};
 
-/// Values that are at hand once they were asked for and fetched.
+/// Values that are in memory only after they were requested and fetched.
 struct Fetched<'a> {
     journal: &'a Journal,
     at_hand: RefCell<BTreeSet<(u32, u32)>>,
@@ -69,7 +70,7 @@ fn rows(snapshot: &Snapshot<'_>) -> Vec<(Bytes, Revision, u32)> {
     range.map(LoadedVersion::from).map(row).collect()
 }
 
-/// All that a machine says of itself between two entries.
+/// Returns everything observable of a machine between two entries.
 fn seen(machine: &Machine) -> impl PartialEq + std::fmt::Debug + use<> {
     let snapshot = machine.store.snapshot();
     (
@@ -81,7 +82,7 @@ fn seen(machine: &Machine) -> impl PartialEq + std::fmt::Debug + use<> {
     )
 }
 
-/// Applies an entry in slices; how many there were.
+/// Applies an entry in slices; returns the result and the number of slices.
 fn sliced(
     machine: &mut Machine,
     placed: &Placed,
@@ -158,7 +159,7 @@ fn place(journal: &Journal, request: &InternalRaftRequest) -> Placed {
     Placed { location: journal.append(&data), data, conf: false }
 }
 
-/// A machine with so many keys `k0000..` of lease 1.
+/// Returns a machine with `keys` keys `k0000..` attached to lease 1.
 fn filled(journal: &Journal, keys: u32) -> Machine {
     let mut machine = Machine::new(RULES);
     apply(&mut machine, &place(journal, &grant(1, 60)), journal, false);
@@ -188,7 +189,7 @@ fn a_slice_does_so_much_and_no_more() {
         txn: Some(TxnRequest { success: puts, ..Default::default() }),
         ..Default::default()
     };
-    // An operation is checked first, and carried out then.
+    // An operation of a transaction costs twice: once for its check, once for its execution.
     for (what, request, cost) in [("delete", deletion, 3000), ("revoke", revoke, 3000), ("txn", txn, 4002)] {
         let mut machine = filled(&journal, 3000);
         let (applied, slices) = sliced(&mut machine, &place(&journal, &request), &values, || 100, true);
@@ -200,7 +201,7 @@ fn a_slice_does_so_much_and_no_more() {
             Ok(0)
         );
     }
-    // What is small is done at once.
+    // A small entry is applied in one step.
     let mut machine = filled(&journal, 10);
     let request = InternalRaftRequest { delete_range: Some(delete_all()), ..Default::default() };
     let (applied, slices) = sliced(&mut machine, &place(&journal, &request), &values, || 2000, true);
@@ -208,7 +209,7 @@ fn a_slice_does_so_much_and_no_more() {
     assert_eq!((deleted.deleted, slices), (10, 0));
 }
 
-/// Counts the bytes that are read.
+/// Counts the bytes of values that are read.
 struct Counted<'a>(&'a Journal, Cell<usize>);
 
 impl Values for Counted<'_> {
@@ -255,7 +256,7 @@ fn what_is_done_at_once_is_taken_from_what_a_step_may_do() {
         }),
         ..Default::default()
     };
-    // How many fit into one step.
+    // Counts how many requests fit into one step.
     let mut fit = |what: &str, request: &dyn Fn(usize) -> InternalRaftRequest, expected: usize| {
         let values = Counted(&journal, Cell::new(0));
         let (mut left, mut done) = (2048, 0);
@@ -266,7 +267,7 @@ fn what_is_done_at_once_is_taken_from_what_a_step_may_do() {
             let command = Command { index, term, data: &placed.data, location: placed.location };
             let begun = machine.begin(command, &values, &mut left, |_| false).expect("can be applied");
             let Some(applied) = begun else {
-                // It fits into the next.
+                // The entry that exceeded this step fits into the next one.
                 let whole = machine.go_on(&values, &mut 2048);
                 assert!(matches!(whole, Ok(Progress::Whole(_))), "{what}: {whole:?}");
                 break;
@@ -342,7 +343,7 @@ fn a_value_that_cannot_be_read_stops_an_entry_before_it_has_changed_anything() {
     values.1.set(false);
     assert!(machine.go_on(&values, &mut 2048).is_err_and(|fatal| fatal.is_unreadable));
     assert!(seen(&machine) == before && machine.is_whole() && !machine.has_unfinished());
-    // It can be applied where the value can be read.
+    // The entry can be applied once the value can be read.
     let at_once = machine.apply(command, &journal, true).expect("applies");
     assert!(at_once.outcome.is_ok());
 }
@@ -363,7 +364,8 @@ fn amid_an_entry_a_lease_has_at_least_the_keys_that_it_will_have() {
     };
     let first = TxnRequest { success: vec![put("k00001", 7)], ..Default::default() };
     apply_one(&mut machine, InternalRaftRequest { txn: Some(first), ..Default::default() });
-    // The lease loses its key, then a few hundred keys go, and then it gets another one in a nested transaction.
+    // The lease loses its key, then several hundred keys are deleted, and then a nested transaction attaches
+    // another key to the lease.
     let delete = RequestOp { request: Some(Request::RequestDeleteRange(delete_all())) };
     let nested =
         TxnRequest { success: vec![put("z1", 7)], failure: vec![put("z2", 7)], ..Default::default() };

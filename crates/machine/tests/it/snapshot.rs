@@ -1,4 +1,4 @@
-//! The whole state with its values, out and in.
+//! Tests of saving the whole state with its values, and of restoring it.
 
 use std::cell::RefCell;
 
@@ -83,7 +83,7 @@ fn a_snapshot_holds_everything() {
         for (id, lease) in machine.leases.iter() {
             assert_eq!(back.leases.get(id), Some(lease));
         }
-        // The same state makes the same bytes, wherever its values lie.
+        // Equal states have equal bytes, regardless of the locations of the values.
         assert_eq!(save(&mut back, &other).concat(), chunks.concat());
     }
 }
@@ -103,7 +103,7 @@ fn large_values_come_in_bounded_chunks() {
     let other = Journal::default();
     let back = load(&chunks, &other).unwrap();
     assert_eq!(rows(&machine.store.snapshot(), &journal), rows(&back.store.snapshot(), &other));
-    // Cut anywhere else, it is the same.
+    // The result does not depend on how the stream is cut into chunks.
     let whole = Bytes::from(chunks.concat());
     let mut cut = Vec::new();
     let mut at = 0;
@@ -134,13 +134,13 @@ fn the_digest_behind_it_is_handed_on() {
     assert_eq!(reader.next(), Ok(None));
 }
 
-/// The specimen with a head of format 4, up to where only zero bytes follow.
+/// The specimen with a head of format 4; the trailing zero bytes are left out.
 const GOLDEN: &str = "4d41494e534e415001000000000000004b000000dce90ecc0104000601060100010e78000001257b226964223a332c227065657255524c73223a5b22687474703a2f2f613a32333830225d7d010405332e372e300000014d267fc3ba64f2390001000028000000ce8f231002440003666f6f02036f6e654902057468726565640303626172030e0374776f03022405017a060e650100006a364b020305";
 
-/// The same with one of format 2, with a hash of another function and without users and roles.
+/// The specimen with a head of format 2, with a hash of another function and without users and roles.
 const GOLDEN_2: &str = "4d41494e534e415001000000000000004700000000665b1f0102000601060100010e78000001257b226964223a332c227065657255524c73223a5b22687474703a2f2f613a32333830225d7d010405332e372e300000014d267fc3ba64f23928000000ce8f231002440003666f6f02036f6e654902057468726565640303626172030e0374776f03022405017a060e690100004c5f7f3b0305";
 
-/// The same with one of format 1, before there was a hash.
+/// The specimen with a head of format 1, without a hash.
 const GOLDEN_1: &str = "4d41494e534e415001000000000000003e0000000c4541b20101000601060100010e78000001257b226964223a332c227065657255524c73223a5b22687474703a2f2f613a32333830225d7d010405332e372e30000028000000ce8f231002440003666f6f02036f6e654902057468726565640303626172030e0374776f03022405017a060e720100007d245a640305";
 
 #[test]
@@ -180,14 +180,14 @@ fn every_cut_and_every_flipped_bit_is_refused() {
         let chunks = [whole.clone(), Bytes::from(vec![0; more])];
         assert!(load(&chunks, &Journal::default()).is_err(), "{more} bytes more");
     }
-    // A length from nowhere costs nothing.
+    // A corrupt length must not allocate memory.
     let mut huge = whole.to_vec();
     huge[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
     let expected = RestoreError::Malformed(Malformed("a snapshot without its end"));
     assert_eq!(load(&[huge.into()], &Journal::default()).err(), Some(expected));
 }
 
-/// Values that were moved once more each time somebody looks, or cannot be read.
+/// Values that have moved again at each read, or cannot be read at all.
 struct Unsteady<'a> {
     journal: &'a Journal,
     looks: RefCell<u32>,

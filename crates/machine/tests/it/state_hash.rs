@@ -1,4 +1,5 @@
-//! The rolling hash: the same where the state is, and another from the first entry on that touches a difference.
+//! Tests of the rolling hash: equal on equal states, and different from the first entry on that touches a
+//! difference.
 
 use api::etcdserverpb::{
     AlarmRequest, AuthRoleAddRequest, CompactionRequest, InternalRaftRequest, LeaseCheckpoint,
@@ -14,7 +15,7 @@ use crate::commands::Commands;
 use crate::image::{Blocks, RULES, delete, execute, grant, put, restored, run};
 use crate::journal::{Journal, Placed, apply};
 
-/// What each entry of [`the_hashes_of_fixed_entries_never_change`] leaves behind.
+/// Hash after each entry of [`the_hashes_of_fixed_entries_never_change`].
 const PINNED: [&str; 19] = [
     "grant c15f67ef6a921bd8",
     "put a8757fc96a666b6e",
@@ -49,7 +50,7 @@ fn the_same_entries_make_the_same_hashes() {
             let before = (ours.state_hash(), ours.store.current_revision());
             apply(&mut ours, &placed, &journal, true);
             apply(&mut theirs, &placed, &journal, false);
-            // One compacts physically, one is restarted now and then.
+            // One machine runs physical compaction, the other one is restarted now and then.
             ours.compact_step(commands.random.below(4));
             if round % 300 == 299 {
                 theirs = restored(&[run(&mut theirs, Revision(0))]).unwrap();
@@ -111,7 +112,7 @@ fn only_what_changes_something_changes_the_hash() {
     let revoke = |id| request(&|r| r.lease_revoke = Some(LeaseRevokeRequest { id }));
     let range = request(&|r| r.range = Some(RangeRequest { key: "k".into(), ..RangeRequest::default() }));
     machine.members.by_id.insert(1, Member { id: 1, ..Member::default() });
-    // Each with whether it changes anything here.
+    // Each entry with a flag whether it changes this state.
     let steps = [
         (put("k", "v", 0), true),
         (put("k", "v", 0), true),
@@ -151,7 +152,7 @@ fn only_what_changes_something_changes_the_hash() {
         assert_eq!(seen.insert(machine.state_hash()), *changes, "step {at}");
         assert_eq!(machine.state_hashes(Index(0)).count(), points + usize::from(*changes), "step {at}");
     }
-    // Membership: an addition, the same again (refused), a removal.
+    // Membership changes: an addition, the same addition again (refused), a removal.
     let member = Member { id: 9, peer_urls: vec!["http://a".to_owned()], ..Member::default() };
     for (kind, changes) in [(0, true), (0, false), (1, true)] {
         let change = raftpb::ConfChange {
@@ -167,9 +168,10 @@ fn only_what_changes_something_changes_the_hash() {
     }
 }
 
-/// Members of two builds apply the same entries, and a member goes on from the hash that an older build wrote. So no value here
-/// ever changes: who has to change what the hash is of also changes the algorithm's number in `consistency` and
-/// `FORMAT_HASHED`, and only then these. There is one effect of each kind, so that one that moves shows.
+/// Members of two builds apply the same entries, and a member continues the hash that an older build wrote.
+/// So no value here ever changes: a change of the hash function also needs a new algorithm number in
+/// `consistency` and a new `FORMAT_HASHED`, and only then new values here. The entries cover one effect of
+/// each kind, so that a changed effect is detected.
 #[test]
 fn the_hashes_of_fixed_entries_never_change() {
     let (mut machine, journal) = (Machine::new(RULES), Journal::default());
@@ -260,7 +262,7 @@ fn the_hashes_of_fixed_entries_never_change() {
     assert_eq!(hashes, PINNED);
 }
 
-/// A machine that has the keys of one and the head, so the hash, of another.
+/// Returns a machine with the keys of one machine, and with the head, including the hash, of another.
 fn mongrel(head: &mut Machine, keys: &mut Machine) -> Machine {
     let mut blocks: Blocks = run(keys, Revision(0));
     blocks[0] = run(head, Revision(0)).swap_remove(0);

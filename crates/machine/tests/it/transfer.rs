@@ -1,4 +1,4 @@
-//! The state from one member to another, whole or in part, in one go or in several.
+//! Tests of transferring the state between members: whole or in part, uninterrupted or with interruptions.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::image::{RULES, delete, execute, put, restored, run, specimen};
 use crate::journal::{Effect, Journal, Placed, apply};
 use crate::snapshot::{rows, used};
 
-/// The chunks of a transfer of this moment.
+/// Returns the chunks of a transfer from the current state.
 fn send(machine: &mut Machine, from: Revision, values: &dyn Values) -> Vec<Bytes> {
     let (view, head) = (machine.store.publish(), machine.head());
     let mut writer = TransferWriter::new(view, head, from);
@@ -31,8 +31,8 @@ fn send(machine: &mut Machine, from: Revision, values: &dyn Values) -> Vec<Bytes
     chunks
 }
 
-/// Takes chunks in until they end or fail, storing values in batches of `batch` versions. The machine, or what is
-/// held when the stream broke off.
+/// Receives chunks until they end or fail, and stores values in batches of `batch` versions. Returns the
+/// machine, or the assembly and what it holds after the interruption.
 fn receive(
     mut assembly: Assembly,
     chunks: impl Iterator<Item = Result<Bytes, String>>,
@@ -72,7 +72,7 @@ fn receive(
         }
     };
     if let Some(error) = failed {
-        // What was not placed yet is lost.
+        // Versions whose values are not stored yet are lost.
         let held = assembly.pause();
         return Err(Box::new((assembly, held, error)));
     }
@@ -90,7 +90,7 @@ fn leases(machine: &Machine) -> BTreeMap<LeaseId, Lease> {
     machine.leases.iter().map(|(id, lease)| (id, lease.clone())).collect()
 }
 
-/// etcd's hash over keys and values at every revision that can be read.
+/// Returns etcd's hash of keys and values at every revision that can be read.
 fn hashes(machine: &mut Machine, journal: &Journal) -> Vec<u32> {
     let view = machine.store.publish();
     let first = view.snapshot().compact_revision().max(Revision(1));
@@ -118,7 +118,7 @@ fn changes(snapshot: &Snapshot<'_>) -> Vec<ChangeId> {
     changes.unwrap().map(|version| version.id()).collect()
 }
 
-/// That nobody can tell the receiver from the sender, but by where its values lie.
+/// Asserts that the receiver equals the sender, except for the locations of its values.
 fn assert_equal(sender: &mut Machine, receiver: &mut Machine, journal: &Journal) {
     while !sender.compact_step(100) {}
     while !receiver.compact_step(100) {}
@@ -137,7 +137,7 @@ fn assert_equal(sender: &mut Machine, receiver: &mut Machine, journal: &Journal)
     assert_eq!(sender.state_hash(), receiver.state_hash());
 }
 
-/// What everybody sees of an effect.
+/// Returns everything of an effect that a client can observe.
 fn seen(effect: Effect, machine: &Machine, journal: &Journal) -> String {
     match effect {
         Effect::Conf(conf) => format!("{conf:?}"),
@@ -161,7 +161,7 @@ impl Leader {
         Leader { machine: Machine::new(RULES), commands, journal: Journal::default() }
     }
 
-    /// Applies some entries, together with those who are still there.
+    /// Applies some entries to this machine and to `others`.
     fn go(&mut self, entries: u64, others: &mut [&mut Machine]) {
         for _ in 0..entries {
             let placed: Placed = self.commands.next(&self.machine, &self.journal);
@@ -171,7 +171,7 @@ impl Leader {
                 let theirs = apply(other, &placed, &self.journal, true);
                 assert_eq!(seen(theirs, other, &self.journal), effect);
             }
-            // Compaction is here and there, on each at its own pace.
+            // Machines compact at random times, each at its own speed.
             for machine in others.iter_mut().map(|other| &mut **other).chain([&mut self.machine]) {
                 if self.commands.random.percent(10) {
                     machine.compact_step(self.commands.random.below(12));
@@ -180,7 +180,8 @@ impl Leader {
         }
     }
 
-    /// Another member leads: one that was restarted, whose checkpoint has no compacted deletions.
+    /// Makes another member the leader: one that was restarted, whose checkpoint does not contain compacted
+    /// deletions.
     fn change(&mut self) {
         self.machine = restored(&[run(&mut self.machine, Revision(0))]).unwrap();
     }
@@ -230,7 +231,7 @@ fn whatever_the_receiver_has_it_ends_where_the_sender_is() {
                 (Some(_), _) => counts.resumed_parts += 1,
             }
             counts.refused += u32::from(from == Revision(0) && held.is_some());
-            // Once begun anew, it is a whole one.
+            // A transfer that starts again from revision 0 counts as a whole one.
             before = Some(if before.is_none_or(|_| from == Revision(0)) {
                 from
             } else {
@@ -250,7 +251,7 @@ fn whatever_the_receiver_has_it_ends_where_the_sender_is() {
                 break receive(assembly, cut.into_iter(), &leader.journal, batch).map_err(|e| e.2).unwrap();
             }
             breaks -= 1;
-            // The blocks of a small state are as large as it is: break it off between versions instead.
+            // A small state has only one large block, so the stream is interrupted between versions instead.
             let mut reader = TransferReader::open(cut.into_iter()).unwrap();
             assembly.begin(reader.head()).unwrap();
             let count = leader.commands.random.below(400);
@@ -270,7 +271,8 @@ fn whatever_the_receiver_has_it_ends_where_the_sender_is() {
         };
         let mut copy = restored(&[run(&mut receiver, Revision(0))]).unwrap();
         assert_equal(&mut leader.machine, &mut receiver, &leader.journal);
-        // And what comes later has the same effects, also on what a checkpoint makes of it.
+        // Later entries must have the same effects, also on a machine restored from a checkpoint of the
+        // result.
         leader.go(80, &mut [&mut receiver, &mut copy]);
         assert_equal(&mut leader.machine, &mut receiver, &leader.journal);
         assert_equal(&mut leader.machine, &mut copy, &leader.journal);
@@ -301,7 +303,7 @@ fn only_what_is_new_is_sent() {
     assert_equal(&mut machine, &mut back, &journal);
 }
 
-/// It would go on with the sender's hash, so nobody would ever see again that it differs.
+/// The receiver would take over the sender's hash, so the difference would never be detected later.
 #[test]
 fn a_receiver_whose_state_differs_gets_everything() {
     let (mut machine, journal) = (Machine::new(RULES), Journal::default());
@@ -340,7 +342,8 @@ fn a_deletion_that_compaction_removed_cannot_be_followed_on() {
     let assembly = Assembly::new(RULES, Some((base.0.clone(), base.1.clone())));
     let back = receive(assembly, whole(&chunks), &journal, 1).map_err(|e| e.2).unwrap();
     assert_eq!(back.store.stats().keys, 1);
-    // A checkpoint has it no more, and so has the machine when compaction came that far.
+    // A checkpoint does not contain the compacted deletion, and neither does the machine after physical
+    // compaction.
     let restarted = restored(&[run(&mut machine, Revision(0))]).unwrap();
     assert!(!restarted.head().can_follow(&base.1.held()));
     while !machine.compact_step(1) {}
@@ -358,7 +361,7 @@ fn a_part_once_broken_off_is_as_old_as_what_it_began_with() {
     execute(&mut machine, &journal, &delete("gone"));
     execute(&mut machine, &journal, &put("c", "v", 0));
     machine.store.compact(Revision(6)).unwrap();
-    // The first stream still had the deletion, but broke off before it.
+    // The first stream contained the deletion, but was interrupted before it.
     let chunks = send(&mut machine, Revision(2), &journal);
     let mut reader = TransferReader::open(whole(&chunks)).unwrap();
     let mut assembly = Assembly::new(RULES, Some(base));
@@ -377,7 +380,7 @@ fn a_part_once_broken_off_is_as_old_as_what_it_began_with() {
     assert!(machine.head().can_follow(&held));
     while !machine.compact_step(1) {}
     assert!(!machine.head().can_follow(&held), "the deletion of 5 would be missed");
-    // Of a whole one everything is as new as the stream.
+    // After a full transfer has started, every part is as new as that stream.
     let chunks = send(&mut machine, Revision(0), &journal);
     let mut reader = TransferReader::open(whole(&chunks)).unwrap();
     assembly.begin(reader.head()).unwrap();
@@ -413,13 +416,13 @@ fn a_stream_that_does_not_follow_is_refused_and_one_of_everything_replaces() {
         let expected = Malformed("a transfer that does not follow on what is there");
         assert_eq!(error, RestoreError::Malformed(expected));
         assert_eq!(held, base.1.held());
-        // It can still go on, from where it was or from nothing.
+        // The assembly can still continue, from its last revision or from 0.
         assert_eq!(assembly.pause(), held);
         let chunks = send(&mut machine, [Revision(0), held.revision][from.0 as usize % 2], &journal);
         let mut back = receive(assembly, whole(&chunks), &journal, 1).map_err(|e| e.2).unwrap();
         assert_equal(&mut machine, &mut back, &journal);
     }
-    // A sender that applied less, though nothing that changed a key.
+    // A sender with a lower applied index, although none of the later entries changed a key.
     let base = {
         let mut ahead = restored(&[run(&mut machine, Revision(0))]).unwrap();
         execute(&mut ahead, &journal, &crate::image::grant(5, 60));
@@ -427,7 +430,8 @@ fn a_stream_that_does_not_follow_is_refused_and_one_of_everything_replaces() {
     };
     let chunks = send(&mut machine, base.1.revision, &journal);
     assert!(receive(Assembly::new(RULES, Some(base)), whole(&chunks), &journal, 1).is_err());
-    // A sender that is compacted less than what is held has what is missing here, but does not send it.
+    // A sender with an older compact revision than the receiver: it has versions that the receiver is
+    // missing, but does not send them.
     let mut compacted = restored(&[run(&mut machine, Revision(0))]).unwrap();
     compacted.store.compact(Revision(4)).unwrap();
     let base = (AsOf::from(compacted.store.publish()), compacted.head());
@@ -487,10 +491,10 @@ fn a_broken_connection_leaves_whole_revisions() {
     assert!(last > 80, "{last}: nothing but the end was missing");
 }
 
-/// The specimen behind revision 3, as format 1 has it, with a head of format 4.
+/// The versions of the specimen after revision 3, in format 1, with a head of format 4.
 const GOLDEN: &str = "4d41494e5846455201000000000000004b0000002d73ce790104030601060105010e78000001257b226964223a332c227065657255524c73223a5b22687474703a2f2f613a32333830225d7d010405332e372e300000014d267fc3ba64f239000100001d00000084cd8a4d02400003666f6f040202057468726565020303626172052405017a060e0a000000660fc13603039ac5e3ab1c6305cc";
 
-/// The same with a head of format 2, whose hash is of another function.
+/// The same transfer as `GOLDEN` with a head of format 2, whose hash is of another function.
 const GOLDEN_2: &str = "4d41494e58464552010000000000000047000000f839f5400102030601060105010e78000001257b226964223a332c227065657255524c73223a5b22687474703a2f2f613a32333830225d7d010405332e372e300000014d267fc3ba64f2391d00000084cd8a4d02400003666f6f040202057468726565020303626172052405017a060e0a000000759d03330303ce6707ef7194dfa9";
 
 fn unhex(text: &str) -> Bytes {
@@ -540,14 +544,14 @@ fn every_cut_and_every_flipped_bit_is_refused() {
     let longer = Bytes::from([all.as_ref(), &[0]].concat());
     let expected = Malformed("something behind the end of the transfer");
     assert_eq!(take(longer).err(), Some(RestoreError::Malformed(expected)));
-    // A length from nowhere costs nothing.
+    // A corrupt length must not allocate memory.
     let mut huge = all.to_vec();
     huge[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
     let expected = RestoreError::Malformed(Malformed("a snapshot without its end"));
     assert_eq!(take(huge.into()).err(), Some(expected));
 }
 
-/// Where each block begins, and behind the last one the end.
+/// Returns the offset of each block, and after the last block the end.
 fn frames(bytes: &[u8]) -> Vec<usize> {
     let mut starts = vec![16];
     while let Some(&start) = starts.last().filter(|start| **start < bytes.len()) {
@@ -579,7 +583,7 @@ fn blocks_that_are_good_but_of_another_stream_are_refused() {
     }
 }
 
-/// Sound frames around damaged blocks: a sender that is itself broken.
+/// Intact frames around damaged blocks, as from a defective sender.
 #[test]
 fn no_damage_makes_it_panic() {
     let mut leader = Leader::new(4);
@@ -590,7 +594,7 @@ fn no_damage_makes_it_panic() {
     let (mut refused, mut taken) = (0, 0);
     for _ in 0..4000 {
         let mut bytes = all.clone();
-        // Any block but the end.
+        // Any block except the end block.
         let block = random.below(starts.len() as u64 - 2) as usize;
         let (frame, end) = (starts[block], starts[block + 1]);
         for _ in 0..1 + random.below(3) {
@@ -606,7 +610,8 @@ fn no_damage_makes_it_panic() {
         let Err(broken) = receive(Assembly::new(RULES, None), whole(&chunks), &leader.journal, 1) else {
             panic!("the checksum over all blocks does not match");
         };
-        // What was good enough to be kept has to be good enough for what follows, or be found out at the end.
+        // Versions that were accepted before the damage must be valid in a later stream, or be refused at its
+        // end.
         let (mut assembly, held, _) = *broken;
         if !leader.machine.head().can_follow(&held) {
             refused += 1;

@@ -1,4 +1,4 @@
-//! Holds a snapshot against the naive model: every way of reading, at one revision.
+//! Compares a snapshot with the naive model: every kind of read, at one revision.
 
 use mainstay_mvcc::{HashWalk, KeyRange, RevisionError, Snapshot, Version};
 use numbers::Revision;
@@ -12,7 +12,7 @@ pub fn records<'a>(versions: impl Iterator<Item = Version<'a>>) -> Vec<Record> {
     versions.map(Record::of).collect()
 }
 
-/// A few random reads at a random revision.
+/// Runs some random reads at a random revision.
 pub fn spot_check(snapshot: &Snapshot<'_>, model: &Naive, random: &mut Random) {
     assert_eq!(snapshot.current_revision(), model.current);
     assert_eq!(snapshot.compact_revision(), model.compacted);
@@ -66,7 +66,7 @@ pub fn spot_check(snapshot: &Snapshot<'_>, model: &Naive, random: &mut Random) {
     let mut downwards = records(snapshot.range(range, asked).unwrap().rev());
     downwards.reverse();
     assert_eq!(downwards, expected);
-    // Both ends at once.
+    // Iterates from both ends at the same time.
     let mut both = snapshot.range(range, asked).unwrap();
     let (mut head, mut tail) = (Vec::new(), Vec::new());
     loop {
@@ -81,7 +81,7 @@ pub fn spot_check(snapshot: &Snapshot<'_>, model: &Naive, random: &mut Random) {
     assert!(both.next().is_none() && both.next_back().is_none());
     head.extend(tail.into_iter().rev());
     assert_eq!(head, expected);
-    // Resumed in the middle, at a key that need not be there.
+    // Resumes in the middle, at a key that may not exist.
     let middle = random.key(KEYS);
     let (below, above): (Vec<_>, Vec<_>) = expected.into_iter().partition(|record| record.key < middle);
     let above = above.into_iter().filter(|record| record.key != middle).collect::<Vec<_>>();
@@ -91,7 +91,7 @@ pub fn spot_check(snapshot: &Snapshot<'_>, model: &Naive, random: &mut Random) {
     assert_eq!(records(snapshot.range(range.before(&middle), asked).unwrap()), below);
 }
 
-/// Everything at one revision, and what does not depend on a revision.
+/// Runs every kind of read at one revision, and the reads that do not depend on a revision.
 pub fn full_check(snapshot: &Snapshot<'_>, model: &Naive, random: &mut Random) {
     let live = model.range(b"", None, model.current);
     assert_eq!(snapshot.live_keys(), live.len() as u64);

@@ -1,4 +1,4 @@
-//! Everything made is freed: garbage when the views that may see it are gone, the rest with the last owner.
+//! Tests that all allocated memory is freed: garbage once no view can see it, the rest with the last owner.
 
 use std::sync::Arc;
 
@@ -129,7 +129,7 @@ fn a_long_held_view_does_not_make_the_list_of_views_grow() {
     let mut newest = store.publish();
     for number in 0..10_000_u32 {
         store.begin().put(&number.to_be_bytes(), Value::default(), LeaseId::NONE);
-        // As the server does: the old view goes only when the new one is there.
+        // As in the server: the old view is dropped only after the new one is published.
         newest = store.publish();
         assert!(store.stats().views <= 70);
     }

@@ -1,4 +1,4 @@
-//! What is saved from a view and loaded again is the same store, and goes on like it.
+//! Tests that a store saved from a view and loaded again is equal, and behaves equally afterwards.
 
 use mainstay_mvcc::{KeyRange, LoadError, LoadedVersion, Loader, Location, Snapshot, Store, Value};
 use numbers::{ChangeId, LeaseId, Revision};
@@ -30,7 +30,7 @@ fn a_loaded_store_agrees_with_the_model_and_goes_on() {
             if round % 2 == 0 {
                 model.compacted = model.current - random.below(300) as i64;
                 store.compact(model.compacted).unwrap();
-                // Not necessarily to its end: the image is the same.
+                // Compaction need not be finished: the image is the same.
                 store.compact_step(random.below(800), |_| ());
             }
             store = reloaded(&store.publish().snapshot());
@@ -48,7 +48,7 @@ fn a_loaded_store_agrees_with_the_model_and_goes_on() {
 
 #[test]
 fn a_large_image_has_all_levels() {
-    // All versions have places, some, or none.
+    // All, half or none of the versions have a place in the table of revisions.
     let sizes = [0_i64, 1, 2, 56, 57, 58, 61, 62, 63, 1568, 1569, 50_000];
     for (keys, places) in sizes.into_iter().flat_map(|keys| [0, keys / 2, keys].map(|places| (keys, places)))
     {
@@ -56,7 +56,7 @@ fn a_large_image_has_all_levels() {
         let name = |number: i64| format!("/registry/configmaps/{number:010}").into_bytes();
         for number in 0..keys {
             let key = name(number);
-            // Revisions that run against the order of the keys.
+            // The revisions descend while the keys ascend.
             let main = 1 + keys - number;
             let version = LoadedVersion {
                 key: &key,
@@ -84,7 +84,7 @@ fn a_large_image_has_all_levels() {
         let mains: Vec<Revision> =
             snapshot.changes(Revision(0), Revision::MAX).unwrap().map(|version| version.main()).collect();
         assert_eq!(mains, Vec::from_iter((2..keys + 2).map(Revision)));
-        // It can be emptied again.
+        // All keys of the loaded store can be deleted.
         let mut writer = store.begin();
         assert_eq!(writer.delete_range(KeyRange::ALL, |_| ()), keys as u64);
         let last = writer.finish();
@@ -154,7 +154,7 @@ fn contradictory_images_are_refused_and_leave_nothing() {
         (&[LoadedVersion { main: Revision(11), ..good }], LoadError::RevisionOutOfBounds),
         (&[good, LoadedVersion { key: b"l", ..good }], LoadError::RevisionTwice),
     ];
-    // Without places for the versions, and with.
+    // With a hint so low that versions have no places, and with one high enough for places.
     for ((versions, expected), hint) in cases.iter().flat_map(|case| [2, 10].map(|hint| (*case, hint))) {
         let mut loader = Loader::new(hint, Revision(10));
         let pushed = versions.iter().try_for_each(|version| loader.push(version));
@@ -167,7 +167,8 @@ fn contradictory_images_are_refused_and_leave_nothing() {
             Some(LoadError::RevisionOutOfBounds)
         );
     }
-    // Enough for many leaves, refused at the end: a place is free, there is none, or it is taken.
+    // Enough versions for many leaves, refused at the end because of duplicates: without places, with one
+    // occupied place, and with all versions in the same place.
     for (hint, subs) in [(0, 999), (1000, 999), (1000, 1)] {
         let mut loader = Loader::new(hint, Revision(10));
         let census = loader.census();
@@ -227,7 +228,7 @@ fn what_is_sent_is_in_the_order_of_writing_without_unreadable_puts() {
     assert_eq!(sent(&store, 0, 0), [change(8, 0)], "deletions are there as long as compaction leaves them");
 }
 
-/// Nodes of the tree of revisions remember four bytes of each, behind those that all of them share.
+/// Nodes of the tree of revisions store four bytes of each revision, after the bytes that all of them share.
 #[test]
 fn revisions_are_found_wherever_their_bytes_carry_over() {
     for before in [1_i64, 0xff00, 0xffff_ff00, 0xffff_ffff_ff00, i64::MAX / 2 - 1000] {
@@ -262,7 +263,7 @@ fn revisions_are_found_wherever_their_bytes_carry_over() {
                 let first = snapshot.version_at(ChangeId::first_of(main));
                 assert_eq!(first.map(|version| version.main()), Some(main));
                 assert!(snapshot.version_at(ChangeId { main, sub: 2 }).is_none());
-                // Every odd revision has two.
+                // Every odd revision has two changes.
                 let odd = (601 - number + number % 2) / 2;
                 let changes = snapshot.written(main, Revision(before + 600));
                 assert_eq!(changes.count() as i64, 601 - number + odd);

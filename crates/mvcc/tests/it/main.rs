@@ -1,4 +1,4 @@
-//! The index against a naive model, its memory, its threads, and what a restart makes of it.
+//! Tests of the index: against a naive model, its memory, its threads, and loading after a restart.
 
 #![allow(clippy::disallowed_methods, reason = "tests may use threads and the environment")]
 

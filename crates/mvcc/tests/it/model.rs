@@ -1,4 +1,4 @@
-//! Long random lists of operations, in the index and in the naive model side by side.
+//! Long random lists of operations, run against the index and the naive model side by side.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::compare::{KEYS, full_check, spot_check};
 use crate::naive::{Naive, Record};
 use crate::random::Random;
 
-/// How much of each kind of operation a list has.
+/// Frequency of each kind of operation in a list.
 #[derive(Clone, Copy)]
 pub struct Mix {
     pub deletes: u64,
@@ -17,7 +17,7 @@ pub struct Mix {
     pub keys: u64,
 }
 
-/// One transaction of a few changes, in both.
+/// Runs one transaction of a few changes in the store and in the model.
 pub fn transaction(store: &mut Store, model: &mut Naive, random: &mut Random, mix: Mix) {
     let before = store.current_revision();
     let mut writer = store.begin();
@@ -47,7 +47,7 @@ pub fn transaction(store: &mut Store, model: &mut Naive, random: &mut Random, mi
             let (key, value, lease) =
                 (random.key(mix.keys), random.next() as u32, LeaseId(random.below(5) as i64));
             if deleted_keys.contains(&key) {
-                // No request may do this, see `Writer::put`.
+                // No request may put a key after deleting it, see `Writer::put`.
                 continue;
             }
             let previous = model.get(&key, Revision::MAX).cloned();
@@ -174,7 +174,7 @@ fn many_keys_split_and_join_nodes_on_all_levels() {
         let full = (store.publish(), model.clone());
         let live: Vec<Vec<u8>> =
             model.range(b"", None, Revision(0x7fff_ffff)).into_iter().map(|record| record.key).collect();
-        // Leave every 64th key.
+        // Deletes all keys except every 64th.
         for keys in live.chunks(64) {
             let mut writer = store.begin();
             let main = writer.revision();

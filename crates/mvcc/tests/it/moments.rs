@@ -1,5 +1,5 @@
-//! Readers that take long hold a moment, not a view: what they read in later views is what the view of that moment
-//! shows, and the memory that writes free meanwhile is not kept for them.
+//! Tests of readers that hold a moment instead of a view: reads from later views return the same as the view
+//! of that moment, and memory that writes free in the meantime is not kept for the readers.
 
 use std::sync::Arc;
 
@@ -35,13 +35,13 @@ fn change(store: &mut Store, random: &mut Random, deletes: u64) {
     writer.finish();
 }
 
-/// Removes what no moment needs.
+/// Physically removes the versions that no moment needs.
 fn remove(store: &mut Store, held: &[Reader], budget: u64) {
     let through = held.iter().map(|reader| reader.moment.keeps()).min().unwrap_or(Revision::MAX);
     store.compact_step_through(through, budget, |_| ());
 }
 
-/// A long walk, each step of which is taken in the newest view.
+/// A long walk, each step of which reads the newest view.
 struct Walk<T> {
     found: Vec<Record>,
     at: T,
@@ -57,7 +57,7 @@ impl<T: Default> Walk<T> {
 struct Reader {
     frozen: Arc<View>,
     moment: Moment,
-    /// The revision of the range walk, from the compact revision to the current one.
+    /// Revision of the range walk, between the compact revision and the current one.
     revision: Revision,
     range: Walk<Option<Vec<u8>>>,
     histories: Walk<Option<Vec<u8>>>,
@@ -66,7 +66,7 @@ struct Reader {
     seed: u64,
 }
 
-/// Everything that can be asked, for equality.
+/// Returns the results of every kind of read, for a comparison.
 fn facts(snapshot: &Snapshot<'_>, seed: u64) -> Vec<String> {
     let mut random = Random::new(seed);
     let mut facts = vec![
@@ -92,7 +92,8 @@ fn facts(snapshot: &Snapshot<'_>, seed: u64) -> Vec<String> {
     facts
 }
 
-/// Moved values lie elsewhere in every view, so records do not say where; that is looked at here.
+/// Returns the locations of versions. A moved value has its new location in every view, so records do not
+/// contain locations, and they are compared here.
 fn places<'a>(versions: impl Iterator<Item = Version<'a>>) -> Vec<Location> {
     versions.map(Version::location).collect()
 }
@@ -125,7 +126,7 @@ impl Reader {
         self.range.at = range.last().map(|last| last.key().to_vec()).or(behind);
         self.range.found.extend(range.into_iter().map(Record::of));
 
-        // Whole histories, key by key.
+        // Reads whole histories, key by key.
         let behind = self.histories.at.take();
         let mut keys = 0;
         let mut histories = snapshot.histories_after(behind.as_deref()).peekable();
@@ -162,12 +163,13 @@ impl Reader {
         self.range.done && self.histories.done && self.written.done && self.hash.2
     }
 
-    /// Holds what was gathered against the view of the moment.
+    /// Compares the collected results with the view of the moment.
     fn finish(self, newest: &View) {
         let then = self.frozen.snapshot();
         assert_eq!(self.range.found, records(then.range(KeyRange::ALL, self.revision).expect("reads")));
         assert_eq!(self.histories.found, records(then.histories()));
-        // Deletions that cannot be read may have been removed since, unless the moment needs everything.
+        // Deletions that can no longer be read may have been removed since, unless the moment keeps
+        // everything.
         let kept = |changes: Changes<'_>| {
             let mut found = records(changes);
             if self.moment.keeps() != Revision::MIN {
@@ -200,7 +202,7 @@ fn run(seed: u64, operations: u64, deletes: u64) {
             let before = store.compact_revision();
             let rev = store.current_revision() - back;
             if store.compact(rev).is_ok() && random.below(2) == 0 {
-                // The hash of a compaction needs what the compaction removes.
+                // The hash of a compaction covers the versions that the compaction removes.
                 let view = store.publish();
                 let moment = view.moment().keeping_from(before);
                 let mut reader = Reader::new(Arc::clone(&view), false, &mut random);
@@ -314,7 +316,7 @@ fn a_moment_is_refused_once_something_it_needs_was_removed() {
     assert_eq!(other.snapshot_at(&beyond.moment()).err(), Some(RevisionError::Compacted), "another store");
 }
 
-/// Bytes that the index grows by for each put of an existing key, while somebody reads.
+/// Returns the bytes by which the index grows for each put of an existing key while a reader reads.
 fn growth(reads: impl FnOnce(Arc<View>) -> Box<dyn FnMut(&View)>) -> u64 {
     const KEYS: u64 = 50_000;
     const PUTS: u64 = 20_000;
@@ -330,7 +332,8 @@ fn growth(reads: impl FnOnce(Arc<View>) -> Box<dyn FnMut(&View)>) -> u64 {
     let before = store.stats().bytes;
     for number in 0..PUTS {
         store.begin().put(key(random.below(KEYS)).as_bytes(), Value::default(), LeaseId::NONE);
-        // As the server does: one publication per batch, the old view goes when the new one is there.
+        // As in the server: one publication per batch, and the old view is dropped after the new one is
+        // published.
         if number % 10 == 0 {
             read(&store.publish());
         }
@@ -378,14 +381,14 @@ fn a_walk_stops_after_so_many_looks() {
     drop(writer);
     store.begin().delete_range(KeyRange::ALL, |_| {});
     let snapshot = store.snapshot();
-    // At an older revision a key that is there may lie behind any number that are not.
+    // At an older revision a live key may follow any number of dead keys.
     assert_eq!(slices_of(|rest| snapshot.range(rest, Revision(3))), (2, 101));
     assert_eq!(slices_of(|rest| snapshot.range_before(rest, before_put)), (500, 101));
     assert_eq!(slices_of(|rest| snapshot.range_before(rest, ChangeId::first_of(main))), (1000, 101));
     assert_eq!(slices_of(|rest| snapshot.range_before(rest, ChangeId::first_of(main + 5))), (0, 1));
 }
 
-/// What walks of ten looks each find, and how many it takes.
+/// Returns the number of keys found by walks that each visit ten keys, and the number of walks.
 fn slices_of<'a>(
     range: impl Fn(KeyRange<'_>) -> Result<mainstay_mvcc::Range<'a>, RevisionError>,
 ) -> (usize, usize) {

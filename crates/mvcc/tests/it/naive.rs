@@ -1,4 +1,4 @@
-//! The same semantics, as plainly as they can be said.
+//! The naive model: the same semantics, written as simply as possible.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ impl Record {
     }
 }
 
-/// Keeps everything ever written; compaction only moves the bound.
+/// Stores everything ever written; compaction only raises the compact revision.
 #[derive(Clone)]
 pub struct Naive {
     pub keys: BTreeMap<Vec<u8>, Vec<Record>>,
@@ -104,7 +104,8 @@ impl Naive {
         record
     }
 
-    /// What is there after a finished compaction at the compact revision, in the order of revisions.
+    /// Returns the versions that remain after a finished compaction at the compact revision, in the order of
+    /// revisions.
     pub fn stored(&self) -> Vec<Record> {
         let mut kept: Vec<Record> = self.keys.values().flat_map(|history| self.history(history)).collect();
         kept.sort_by_key(|record| record.id());
@@ -123,12 +124,12 @@ impl Naive {
         history.iter().enumerate().filter_map(kept).collect()
     }
 
-    /// etcd's rules for HashKV, word for word, on what a finished compaction leaves in its database.
+    /// Returns the versions that HashKV covers, by etcd's rules for a database after a finished compaction.
     pub fn hash_versions(&self, rev: Revision) -> Vec<Record> {
         self.hashed(rev, |record| !record.is_tombstone())
     }
 
-    /// And those for the hash of a compaction at `rev`, before it happens.
+    /// Returns the versions covered by the hash of a compaction at `rev`, before it happens.
     pub fn compaction_hash_versions(&self, rev: Revision) -> Vec<Record> {
         self.hashed(rev, |record| !record.is_tombstone() || record.main == rev)
     }

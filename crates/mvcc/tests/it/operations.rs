@@ -1,8 +1,9 @@
-//! Lists of operations: read from bytes, carried out in the index and in the naive model side by side, with readers
-//! on other threads, and made smaller when they fail.
+//! Lists of operations: decoded from bytes, run against the index and the naive model side by side, with
+//! readers on other threads, and reduced when they fail.
 //!
-//! Bytes of any kind are a list, so that this is also what coverage-guided fuzzing feeds (`mvcc` in the `fuzzing`
-//! crate). Shrinking is by hand: taking operations out of a list of bytes of equal length needs no library.
+//! Arbitrary bytes are a valid list, so that coverage-guided fuzzing can generate lists, too (`mvcc` in the
+//! `fuzzing` crate). Shrinking is implemented here: removing operations from a list of bytes of equal length
+//! needs no library.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,14 +16,14 @@ use crate::compare::{full_check, spot_check};
 use crate::naive::{Naive, Record};
 use crate::random::Random;
 
-/// Bytes of one operation.
+/// Length in bytes of one operation.
 pub const OPERATION_BYTES: usize = 4;
-/// Views that are held at once.
+/// Maximum number of views that are held at the same time.
 const VIEWS_MAX: usize = 8;
-/// Keys: few, so that they meet, and enough to split nodes where a list is long.
+/// Number of keys: few enough that operations hit the same keys, and enough to split nodes if a list is long.
 const KEYS: u64 = 300;
 
-/// A published view, and what it has to hold for ever.
+/// A published view, and the model that it must always equal.
 #[derive(Clone)]
 pub struct Held {
     view: Arc<View>,
@@ -31,7 +32,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Reads it in every way, at revisions that follow from the seed.
+    /// Runs every kind of read, at revisions derived from the seed.
     pub fn check(&self) {
         let mut random = Random::new(self.seed);
         full_check(&self.view.snapshot(), &self.then, &mut random);
@@ -41,13 +42,13 @@ impl Held {
     }
 }
 
-/// What looks at views while the writer goes on.
+/// Readers of views that run while the writer writes.
 pub trait Readers {
-    /// Takes a view; it may be looked at now, later, or on another thread.
+    /// Receives a view, which may be read immediately, later, or on another thread.
     fn look(&mut self, held: Held);
 }
 
-/// Looks at once.
+/// Reads each view immediately, on the thread of the writer.
 pub struct Here;
 
 impl Readers for Here {
@@ -56,19 +57,19 @@ impl Readers for Here {
     }
 }
 
-/// Threads that look at whatever comes, each at its own pace.
+/// Threads that read the views that they receive, each at its own speed.
 pub struct Threads(Vec<SyncSender<Held>>, usize);
 
 impl Readers for Threads {
     fn look(&mut self, held: Held) {
         let Threads(senders, next) = self;
         *next = (*next + 1) % senders.len();
-        // A reader that has panicked takes nothing; its panic is what the test fails with.
+        // A reader that has panicked receives no more views; the test fails with its panic.
         let _ = senders[*next].send(held);
     }
 }
 
-/// Runs `work` beside so many readers, and waits for them.
+/// Runs `work` with `count` reader threads, and waits for them.
 pub fn with_readers(count: usize, work: impl FnOnce(&mut Threads)) {
     std::thread::scope(|scope| {
         let mut senders = Vec::new();
@@ -76,7 +77,7 @@ pub fn with_readers(count: usize, work: impl FnOnce(&mut Threads)) {
             let (sender, receiver): (_, Receiver<Held>) = sync_channel(4);
             senders.push(sender);
             scope.spawn(move || {
-                // A few are kept and looked at again, when the writer has gone on.
+                // Some views are kept and read again after the writer has continued.
                 let mut kept: Vec<Held> = Vec::new();
                 for held in receiver {
                     held.check();
@@ -93,17 +94,17 @@ pub fn with_readers(count: usize, work: impl FnOnce(&mut Threads)) {
 }
 
 fn key_of(byte: u8, more: u8) -> Vec<u8> {
-    // The generator gives the shapes; the bytes say which.
+    // The generator defines the shape of keys; the bytes select the key.
     Random::new(u64::from(byte) | u64::from(more & 3) << 8).key(KEYS)
 }
 
-/// Where values lie, by main and sub revision: moved values are part of the state, and not of history.
+/// Location of the value of each change. Moved values change the state, but not the history.
 type Places = BTreeMap<ChangeId, Location>;
 
-/// A change of a transaction: whether it is a put, its key, and where a deletion's range ends.
+/// A change of a transaction: true for a put, the key, and the range end of a deletion.
 type Alteration = (bool, Vec<u8>, Option<Vec<u8>>);
 
-/// Both, side by side.
+/// A store and its model, side by side.
 struct Pair {
     store: Store,
     model: Naive,
@@ -120,7 +121,7 @@ impl Pair {
         for (is_put, key, end) in changes {
             if *is_put {
                 if deleted.contains(key) {
-                    // No request may do this, see `Writer::put`.
+                    // No request may put a key after deleting it, see `Writer::put`.
                     continue;
                 }
                 let crc = self.random.next() as u32;
@@ -173,7 +174,8 @@ impl Pair {
         self.model.compacted = rev;
     }
 
-    /// Moves a few values, as reclaiming a segment does: readers of every view see the old place or the new one.
+    /// Moves some values, as the reclaiming of a segment does: readers of every view see the old location or
+    /// the new one.
     fn relocate(&mut self, start: &[u8], segment: u32) {
         let snapshot = self.store.snapshot();
         let Ok(range) = snapshot.range(KeyRange::from(start), Revision::CURRENT) else { return };
@@ -233,7 +235,7 @@ impl Pair {
     }
 }
 
-/// Carries a list out. Panics at the first difference.
+/// Runs a list. Panics at the first difference.
 pub fn run(list: &[u8], readers: &mut impl Readers) {
     let (store, model) = (Store::new(), Naive::new());
     let census = store.census();
@@ -260,7 +262,8 @@ pub fn run(list: &[u8], readers: &mut impl Readers) {
     drop(census);
 }
 
-/// The smallest list found that still fails: ever smaller parts are taken out as long as it does (Zeller's `ddmin`).
+/// Returns the smallest failing list that was found: removes ever smaller parts while the list still fails
+/// (Zeller's `ddmin`).
 pub fn shrink(list: &[u8], fails: impl Fn(&[u8]) -> bool) -> Vec<u8> {
     let mut operations: Vec<[u8; OPERATION_BYTES]> = list.as_chunks::<OPERATION_BYTES>().0.to_vec();
     let mut part = operations.len().div_ceil(2).max(1);

@@ -1,11 +1,11 @@
-//! Random lists of operations with readers on other threads; a list that fails is made as small as it gets.
+//! Random lists of operations with readers on other threads; a failing list is reduced to a minimal one.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::operations::{self, Here, OPERATION_BYTES, shrink, with_readers};
 use crate::random::Random;
 
-/// Lists, and operations of each; Miri is a thousand times slower.
+/// Number of lists, and of operations in each; Miri is a thousand times slower.
 const LISTS: u64 = if cfg!(miri) { 2 } else { 30 };
 const OPERATIONS: u64 = if cfg!(miri) { 60 } else { 600 };
 
@@ -14,7 +14,7 @@ fn list(seed: u64, operations: u64) -> Vec<u8> {
     (0..operations * OPERATION_BYTES as u64).map(|_| random.next() as u8).collect()
 }
 
-/// Runs a list; if it fails, prints the smallest one that does.
+/// Runs a list; if it fails, prints the smallest failing list that was found.
 fn check(seed: u64, bytes: &[u8], run: impl Fn(&[u8])) {
     let fails = |bytes: &[u8]| catch_unwind(AssertUnwindSafe(|| run(bytes))).is_err();
     if fails(bytes) {

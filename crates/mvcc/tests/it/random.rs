@@ -1,4 +1,4 @@
-//! A small seeded generator (xorshift64*), so that a failing list of operations can be run again.
+//! A small seeded generator (xorshift64*), so that a failing list of operations can be reproduced.
 
 pub struct Random(u64);
 
@@ -18,7 +18,8 @@ impl Random {
         self.next() % bound
     }
 
-    /// A key out of `space`, in one of a few shapes: shared prefixes, zero bytes, lengths from 1 to 40.
+    /// Returns a key out of `space` keys, in one of a few shapes: shared prefixes, zero bytes, lengths from 1
+    /// to 40.
     pub fn key(&mut self, space: u64) -> Vec<u8> {
         let number = self.below(space);
         match number % 5 {

@@ -1,4 +1,4 @@
-//! Readers hammer views while the writer writes, compacts and moves values.
+//! Tests in which readers read views while the writer writes, compacts and moves values.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,24 +9,25 @@ use numbers::{LeaseId, Revision};
 
 use crate::random::Random;
 
-/// How large the store is, and who works on it.
+/// Size of the store, and the operations that run on it.
 struct Load {
     keys: u64,
     readers: u64,
-    /// Batches from one compaction to the next.
+    /// Number of batches between two compactions.
     compact_every: u32,
-    /// How far behind the newest revision a compaction may be.
+    /// Maximum distance of a compaction from the newest revision.
     compact_behind: u64,
-    /// Largest number of keys that one deletion takes.
+    /// Maximum number of keys that one deletion deletes.
     deleted_max: u64,
 }
 
-/// Every put of this test stores a value derived from key and revision, so a reader can tell a wrong record.
+/// Returns the checksum for a put. Every put of this test stores a checksum derived from key and revision, so
+/// that a reader can detect a wrong record.
 fn crc_of(key: &[u8], main: Revision) -> u32 {
     key.iter().fold(main.0 as u32, |sum, &byte| sum.wrapping_mul(31).wrapping_add(u32::from(byte)))
 }
 
-/// Checks one view against itself: the index by key, the index by revision, and counts tell one story.
+/// Checks that one view is consistent: the index by key, the index by revision, and the counts.
 fn consistent(view: &View, random: &mut Random) {
     let snapshot = view.snapshot();
     let (current, compacted) = (snapshot.current_revision(), snapshot.compact_revision());
@@ -38,7 +39,7 @@ fn consistent(view: &View, random: &mut Random) {
         assert!(version.main() <= rev && version.create_revision() <= version.main());
         assert_eq!(version.value_crc(), crc_of(version.key(), version.main()));
         assert!(last.as_deref().is_none_or(|last| last < version.key()));
-        // Read once: the mover may change it between two reads.
+        // Read only once: the mover may change the location between two reads.
         let location = version.location();
         assert_eq!(location.segment, location.offset);
         last = Some(version.key().to_vec());
@@ -82,7 +83,8 @@ fn readers_see_whole_views_while_the_writer_writes_and_compacts() {
     hammer(&Load { keys: 3000, readers: 3, compact_every: 30, compact_behind: 400, deleted_max: 200 });
 }
 
-/// A store so small that most of what readers look at is about to be compacted and freed; freed memory is poisoned.
+/// A store so small that most versions that readers visit are soon compacted and freed; freed memory is
+/// poisoned.
 #[test]
 fn readers_of_a_small_store_never_see_what_was_freed() {
     hammer(&Load { keys: 60, readers: 6, compact_every: 2, compact_behind: 40, deleted_max: 20 });
@@ -113,7 +115,7 @@ fn hammer(load: &Load) {
         }
         let mut random = Random::new(77);
         let mut batches = 0;
-        // Until the readers have checked enough, and the writer has gone round a few times.
+        // Runs until the readers have made enough checks, and the writer has written enough batches.
         while (checks.load(Ordering::Relaxed) < 300 || batches < 300) && batches < 20_000 {
             batches += 1;
             for _ in 0..20 {
@@ -122,7 +124,7 @@ fn hammer(load: &Load) {
                 if random.below(5) == 0 {
                     let (start, end) = (random.key(load.keys), random.key(load.keys));
                     let mut visited = 0;
-                    // Not whole halves of the keys: that many tombstones would be all there is.
+                    // Limited in size: otherwise nearly all keys would be tombstones.
                     let range = KeyRange::half_open(&start, &end);
                     if writer.snapshot().count(range, Revision::CURRENT).unwrap() < load.deleted_max {
                         writer.delete_range(range, |_| visited += 1);
@@ -141,7 +143,7 @@ fn hammer(load: &Load) {
                 }
             }
             store.compact_step(30, |_| ());
-            // A mover at work: any number, as long as both halves agree.
+            // Moves values to a random location whose two halves are equal.
             let moved = random.next() as u32;
             for version in store.snapshot().range(KeyRange::ALL, Revision::CURRENT).unwrap().take(5) {
                 version.set_location(Location { segment: moved, offset: moved });

@@ -1,4 +1,4 @@
-//! Tests of starts that fail, or beside which an etcd is started.
+//! Tests of first starts that fail, and of starts while an etcd is started on the same directory.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::log_dir::{NOTE_NAME, write_note};
 const DATA: &str = "/d";
 const SNAP: &str = "/d/member/snap";
 
-/// What the log has told, for the caller that waits for it.
+/// Events that the log has reported, for the caller that waits for them.
 #[derive(Default)]
 struct Events(Mutex<Vec<LogEvent>>);
 
@@ -30,7 +30,7 @@ impl LogEvents for Events {
     }
 }
 
-/// Starts a member on `/d`; `meanwhile` happens while it waits for its cluster.
+/// Starts a member on `/d`; `meanwhile` runs while it waits for its cluster.
 fn start(
     disk: &MemDisk,
     flags: &[&str],
@@ -113,7 +113,7 @@ fn a_first_start_that_fails_leaves_nothing_that_keeps_etcd_out() {
         for nth in 1.. {
             let disk = MemDisk::new(nth);
             if is_noted {
-                // As a rebuild leaves it.
+                // As a rebuild leaves the directory.
                 disk.create_dir_all(Path::new("/d/member")).expect("is made");
                 write_note(&disk, Path::new("/d/member"), noted).expect("is written");
             }
@@ -142,7 +142,7 @@ fn a_first_start_that_fails_leaves_nothing_that_keeps_etcd_out() {
         }
         assert!(without >= 2, "{without}");
     }
-    // The cluster cannot be found: nothing has been written.
+    // The cluster is not found: nothing has been written.
     let disk = MemDisk::new(1);
     let failed = start(&disk, &[], &|| Err("no cluster answers".into()));
     assert!(matches!(failed.err(), Some(DataDirError::Begin(_))));
