@@ -92,7 +92,7 @@ pub(crate) const SEQUENTIAL_KEYS: Flag<bool> = Flag::bool("sequential-keys", "Us
 pub(crate) const CONSISTENCY: Flag<String> =
     Flag::text("consistency", "l", "Linearizable(l) or Serializable(s)");
 
-/// Returns the `--rate` flag: the most operations that a command begins per second.
+/// Returns the `--rate` flag: the largest number of operations that a command begins per second.
 pub(crate) const fn rate(help: &'static str) -> Flag<i64> {
     Flag::int("rate", "0", help)
 }
@@ -181,7 +181,7 @@ pub fn credentials(user: &str, io: &Io) -> Result<(String, String), Failure> {
     Ok((user.to_owned(), password))
 }
 
-/// Reads a line from standard input, and turns the terminal's echo off meanwhile.
+/// Reads a line from standard input, with the terminal's echo turned off.
 fn password(io: &Io) -> std::io::Result<String> {
     io.err.notice("Password: ");
     let hidden = io.is_process && std::io::stdin().is_terminal();

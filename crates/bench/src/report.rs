@@ -12,9 +12,9 @@ use crate::go;
 /// Style of a report.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Style {
-    /// Prints all digits (`--precise`).
+    /// True to print all digits (`--precise`).
     pub precise: bool,
-    /// Prints a line for each second (`--sample`).
+    /// True to print a line for each second (`--sample`).
     pub sample: bool,
 }
 

@@ -20,7 +20,7 @@ pub struct Files {
     pub cert: String,
     /// Path of the client's key.
     pub key: String,
-    /// Skips the verification of the server's certificate.
+    /// True to skip the verification of the server's certificate.
     pub skip_verify: bool,
 }
 

@@ -15,7 +15,7 @@ use crate::journal::Journal;
 use crate::script::{Scribe, Script};
 use crate::state::{RULES, assert_same, through_image, through_snapshot, through_transfer};
 
-/// Most entries of one input.
+/// Largest number of entries of one input.
 const ENTRIES_MAX: usize = 64;
 
 /// Step numbers of a script.

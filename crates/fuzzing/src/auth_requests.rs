@@ -22,7 +22,7 @@ use crate::apply::Twins;
 use crate::permission_tree::PermissionTree;
 use crate::script::Script;
 
-/// Most steps of one input.
+/// Largest number of steps of one input.
 const STEPS_MAX: usize = 120;
 
 const USERS: [&str; 5] = [ROOT, "alice", "bob", "nobody", ""];

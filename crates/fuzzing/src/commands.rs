@@ -19,7 +19,7 @@ use prost::Message as _;
 use crate::apply::Twins;
 use crate::script::Script;
 
-/// Most requests of one input.
+/// Largest number of requests of one input.
 const REQUESTS_MAX: usize = 100;
 const OPS_MAX: usize = 128;
 /// Largest nesting depth of transactions.

@@ -23,9 +23,9 @@ use crate::meter::{Cost, measure};
 use crate::script::{Scribe, Script};
 use crate::state::RULES;
 
-/// Most operations of one request: as many as fit into etcd's limit of 1.5 MiB.
+/// Largest number of operations of one request: as many as fit into etcd's limit of 1.5 MiB.
 const OPS_MAX: usize = 60_000;
-/// Most groups of operations of one input.
+/// Largest number of groups of operations of one input.
 const GROUPS_MAX: usize = 64;
 /// Default of etcd's `--max-txn-ops`.
 const USUAL_OPS_MAX: usize = 128;

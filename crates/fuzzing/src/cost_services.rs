@@ -37,7 +37,7 @@ use crate::script::{Scribe, Script};
 /// Number of keys that the member holds, and the size of their values in bytes.
 const KEYS: usize = 400;
 const VALUE_BYTES: usize = 300;
-/// Most requests of one input, operations of a transaction, and watches of a stream.
+/// Largest number of requests of one input, operations of a transaction, and watches of a stream.
 const REQUESTS_MAX: usize = 10;
 const OPS_MAX: u8 = 24;
 const WATCHES_MAX: usize = 4096;

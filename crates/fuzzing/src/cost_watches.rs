@@ -11,11 +11,11 @@ use rpc::watch::fuzzing::Watched;
 use crate::meter::measure;
 use crate::script::{Scribe, Script};
 
-/// Most watches that one input inserts.
+/// Largest number of watches that one input inserts.
 const WATCHES_MAX: usize = 30_000;
-/// Most groups of operations of one input.
+/// Largest number of groups of operations of one input.
 const GROUPS_MAX: usize = 32;
-/// Most watches that one lookup of a key finds.
+/// Largest number of watches that one lookup of a key finds.
 const FOUND_MAX: usize = 4096;
 /// Time budget of one step down the index: several times what a step takes without compiler optimisations.
 const STEP: Duration = Duration::from_nanos(1500);

@@ -4,7 +4,7 @@ use api::Rpc;
 use api::descriptor::{Message, of};
 use gateway::{Next, RangeEncoder, Values, decode, decode_value, encode};
 
-/// Most elements of a request, as in a member with default settings.
+/// Largest number of elements of a request, as in a member with default settings.
 const ELEMENTS_MAX: usize = 64 * 128;
 
 fn shape(number: u8) -> Option<(&'static Message, &'static Message)> {

@@ -2,7 +2,7 @@
 
 use crate::operations::{self, Here, OPERATION_BYTES};
 
-/// Most operations of one input.
+/// Largest number of operations of one input.
 const OPERATIONS_MAX: usize = 400;
 
 /// Fuzz target: runs a list of operations.

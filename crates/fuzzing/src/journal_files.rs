@@ -21,7 +21,7 @@ pub(crate) const HEADER_BYTES: usize = 4096;
 const RECORD_BYTES: usize = 32;
 const CLUSTER: u64 = 0xc1;
 const MEMBER: u64 = 0x3e;
-/// Most files of one input.
+/// Largest number of files of one input.
 const FILES_MAX: usize = 6;
 const RECORDS_MAX: usize = 24;
 

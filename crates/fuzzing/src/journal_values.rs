@@ -15,7 +15,7 @@ use numbers::{Index, Term};
 use crate::journal_files::{DIR, HEADER_BYTES, entries, header, identity, new_disk, open, record};
 use crate::script::Script;
 
-/// Most steps of one input.
+/// Largest number of steps of one input.
 const STEPS_MAX: usize = 40;
 const VALUE_BYTES_MAX: usize = 5000;
 

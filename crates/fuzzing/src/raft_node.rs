@@ -12,7 +12,7 @@ use prost::Message as _;
 use crate::commands;
 use crate::script::{Scribe, Script};
 
-/// Most steps of one input.
+/// Largest number of steps of one input.
 const STEPS_MAX: usize = 300;
 
 /// Returns member 1 of three voters and a learner, with entries 1 to 10 of term 2, of which 8 are committed

@@ -31,7 +31,7 @@ const STEPS: u8 = 6;
 /// Number of successive key updates after which a connection may end, since they carry no data.
 const KEYS_MAX: usize = 12;
 
-/// Most bytes that one input sends to a connection.
+/// Largest number of bytes that one input sends to a connection.
 const BYTES_MAX: usize = 256 * 1024;
 
 struct Ends {

@@ -178,7 +178,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// Returns valid tokens and keys, and attacks known from elsewhere.
+/// Returns valid tokens and keys, and known attacks on JWTs.
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     let claims = br#"{"exp":1800000300,"revision":7,"username":"alice"}"#;

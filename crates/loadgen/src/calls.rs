@@ -28,11 +28,11 @@ pub struct Target {
     pub endpoints: Vec<Endpoint>,
     /// Time limit of connecting.
     pub dial_timeout: Duration,
-    /// See [`Options::token`].
+    /// Auth token; see [`Options::token`].
     pub token: Option<String>,
-    /// See [`Options::stream_window`].
+    /// Flow-control window of a stream in bytes; see [`Options::stream_window`].
     pub stream_window: u32,
-    /// See [`Options::connection_window`].
+    /// Flow-control window of a connection in bytes; see [`Options::connection_window`].
     pub connection_window: u32,
 }
 

@@ -16,10 +16,10 @@ pub struct Poller {
 pub struct Ready {
     /// Token given to [`Poller::add`].
     pub token: u64,
-    /// True if there are bytes to read, or the peer is gone.
+    /// True if there are bytes to read, or the peer has closed the connection.
     pub readable: bool,
-    /// True if the peer is gone or has closed its sending side, so that the stream ends after the bytes that
-    /// can still be read.
+    /// True if the peer has closed the connection or its sending side, so that the stream ends after the
+    /// bytes that can still be read.
     pub closed: bool,
     /// True if the socket accepts bytes again.
     pub writable: bool,

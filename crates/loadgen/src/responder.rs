@@ -34,12 +34,12 @@ pub struct Options {
     pub table_bytes: u32,
     /// Number of requests after which the responder stalls once, and the duration of the stall.
     pub stall: Option<(u64, Duration)>,
-    /// Resets every n-th stream instead of answering.
+    /// Every n-th stream is reset instead of answered; `None` for none.
     pub reset_every: Option<u64>,
     /// Number of requests on a connection after which the responder sends GOAWAY, answers the accepted
     /// requests, and closes the connection.
     pub goaway_after: Option<u64>,
-    /// Refuses every n-th request with this code and text.
+    /// Every n-th request is refused with this code and text; `None` for none.
     pub refuse_every: Option<(u64, u32, String)>,
 }
 

@@ -65,7 +65,7 @@ pub enum Mode {
 pub struct Arguments {
     /// Action to take.
     pub mode: Mode,
-    /// How to run each seed.
+    /// Options for the run of each seed.
     pub options: Options,
     /// Number of seeds; `None` for no limit.
     pub seeds: Option<u64>,
@@ -75,7 +75,7 @@ pub struct Arguments {
     pub jobs: u64,
     /// Time after which the run stops.
     pub time: Option<Duration>,
-    /// Continues after the first failure.
+    /// True to continue after the first failure.
     pub keep_going: bool,
     /// Bug to plant.
     pub bug: Option<Bug>,

@@ -110,7 +110,7 @@ impl World {
             Fault::Misdirected => self.lie_about_write(at, Lie::Misdirected),
             Fault::Wall => self.set_wall(at),
             Fault::Strand | Fault::Ambush => self.staged.lurk(kind),
-            // These faults are not injected at a moment of their own; other code checks the profile for them.
+            // These faults are never injected as single events; other code reads them from the profile.
             Fault::NoHeir
             | Fault::Farewell
             | Fault::Break

@@ -171,7 +171,7 @@ pub enum Caller {
     Administrator,
     /// Operator of the cluster.
     Operator,
-    /// One of many clients that make the same call at the same time; their responses are ignored.
+    /// One of many clients that make the same call at the same time; responses to these calls are ignored.
     Crowd,
 }
 

@@ -83,8 +83,8 @@ impl World {
         }
         let at = self.dice.operator.pick(&running);
         if !self.chaos {
-            // Without the newest member the cluster may lack a majority and then serves no client. So the
-            // operator starts an added member with the list that a running member gives to its peers.
+            // Without the newest member the cluster may lack a majority, and then serves no client. So the
+            // operator starts an added member with the member list that a running member gives to its peers.
             self.start_added_by_peers(at);
             self.end_removed(at);
         }

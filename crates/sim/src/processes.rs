@@ -20,11 +20,11 @@ use crate::schedule::{MICRO, MILLI, Nanos, SECOND};
 use crate::witness;
 use crate::world::{Event, World};
 
-/// Most nodes on a path down a tree of watched ranges: many times the logarithm of the number of ranges.
+/// Largest number of nodes on a path down a tree of watched ranges: many times the logarithm of the number of ranges.
 const WATCH_DEPTH_MAX: usize = 120;
-/// Most leases that a leader may visit in one turn.
+/// Largest number of leases that a leader may visit in one turn.
 const LEASES_MAX: usize = 4096;
-/// Most keys that a shard may visit in one go for the comparisons of a read-only transaction. It includes a
+/// Largest number of keys that a shard may visit in one go for the comparisons of a read-only transaction. It includes a
 /// few keys of the last comparison.
 const COMPARED_MAX: usize = 600;
 
@@ -349,8 +349,8 @@ impl World {
         (self.dice.schedule.around(self.profile.sync) + MICRO) * slowness
     }
 
-    /// Runs the tasks of a place until none of them can continue without an event from elsewhere, then
-    /// schedules what follows.
+    /// Runs the tasks of a place until each of them waits for a scheduled event, then schedules the next
+    /// events.
     pub(crate) fn settle(&mut self, at: Host) {
         for _ in 0..1000 {
             let Some(process) = &mut self.places[at].process else { return };
@@ -485,7 +485,7 @@ impl World {
     /// Checks how much work a member did in one go. Builds without planted bugs do not count this work.
     pub(crate) fn look_at_work(&mut self, at: Host) {
         let applied = usize::try_from(applied_per_turn(at)).unwrap_or(usize::MAX);
-        // Number of questions before the last one of a turn.
+        // The bound excludes the last question of a turn.
         let questions = usize::try_from(questions_per_turn(at) - 1).unwrap_or(usize::MAX);
         let bounds = [
             (Measure::WatchDepth, WATCH_DEPTH_MAX),

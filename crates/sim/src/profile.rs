@@ -35,7 +35,7 @@ kinds! {
         Kill = "kill";
         /// A process shuts down cleanly and is started again.
         Stop = "stop";
-        /// A process stands still for a while.
+        /// A process is paused for a while.
         Pause = "pause";
         /// Power fails at several members at once, perhaps at all.
         Blackout = "blackout";
@@ -213,29 +213,30 @@ pub(crate) const SLOW: &[Fault] =
 /// Flags of a member that may differ between members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flags {
-    /// `--election-timeout`.
+    /// Value of `--election-timeout`, in nanoseconds.
     pub election: Nanos,
-    /// `--heartbeat-interval`.
+    /// Value of `--heartbeat-interval`, in nanoseconds.
     pub heartbeat: Nanos,
-    /// `--pre-vote`.
+    /// Value of `--pre-vote`.
     pub pre_vote: bool,
-    /// `--snapshot-count`: number of new entries before a checkpoint is taken.
+    /// Value of `--snapshot-count`: number of new entries before a checkpoint is taken.
     pub snapshot_count: u64,
-    /// `--snapshot-catchup-entries`: number of entries kept behind a checkpoint for followers.
+    /// Value of `--snapshot-catchup-entries`: number of entries covered by a checkpoint that the log keeps
+    /// for slow followers.
     pub catchup_entries: u64,
-    /// `--max-learners`.
+    /// Value of `--max-learners`.
     pub learners_max: u64,
-    /// `--quota-backend-bytes`.
+    /// Value of `--quota-backend-bytes`.
     pub quota_bytes: u64,
-    /// `--max-txn-ops`.
+    /// Value of `--max-txn-ops`.
     pub txn_ops_max: u64,
-    /// `--max-request-bytes`.
+    /// Value of `--max-request-bytes`.
     pub request_bytes_max: u64,
-    /// `--compaction-batch-limit`.
+    /// Value of `--compaction-batch-limit`.
     pub compaction_batch: u64,
-    /// `--strict-reconfig-check`.
+    /// Value of `--strict-reconfig-check`.
     pub strict: bool,
-    /// `--initial-election-tick-advance`.
+    /// Value of `--initial-election-tick-advance`.
     pub advance: bool,
 }
 

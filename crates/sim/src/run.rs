@@ -39,7 +39,7 @@ const LOOK_EVERY: Nanos = 50 * MILLI;
 /// Options for the run of a seed.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Prints the trace.
+    /// True to print the trace.
     pub prints: bool,
     /// Faults that are disabled although the seed has them.
     pub without_faults: Vec<Fault>,
@@ -381,7 +381,7 @@ impl World {
         self.places.iter().map(line).collect::<Vec<_>>().join("\n")
     }
 
-    /// Calls one member and returns its response, while the rest of the world stands still.
+    /// Calls one member and returns its response, without advancing the rest of the simulation.
     pub(crate) fn ask_now(&mut self, at: Host, rpc: Rpc, message: Vec<u8>) -> Result<Bytes, String> {
         let Some(process) = &mut self.places[at].process else { return Err("it does not run".to_owned()) };
         process.stepped.hold_reads(false);

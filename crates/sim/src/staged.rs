@@ -109,7 +109,7 @@ impl World {
         let (turn, delay, sync) = (self.profile.turn, self.profile.delay, self.profile.sync);
         match (fault, lease) {
             (Fault::Strand, _) if writes && at != leader && self.staged.stranded.is_none() => {
-                // By then the write has reached the leader, approximately.
+                // After this delay, the write has approximately reached the leader.
                 let delay = 2 * turn + delay / 2 + self.dice.faults.around(delay);
                 self.schedule.after(delay, Event::Staged(Step::CutOff(at)));
             }

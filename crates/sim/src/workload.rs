@@ -30,7 +30,7 @@ pub enum Locking {
     Queueing(Fence, i64),
     /// The client reads whether its lock key is the oldest, up to this many more times.
     Waiting(Fence, i64, u32),
-    /// The client holds the lock since this time, for this many more writes.
+    /// The client has held the lock since this time, and makes this many more writes.
     Holding(Fence, i64, Nanos, u32),
     /// The client deletes its lock key.
     Leaving(Fence, i64),

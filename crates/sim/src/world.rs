@@ -132,7 +132,7 @@ pub(crate) struct ActiveClient {
     pub answered: bool,
     /// Number of the client's `Authenticate` call that is in flight, and the user that it names.
     pub login: Option<(u64, String)>,
-    /// True if the client was told that authentication is not enabled.
+    /// True if a member has answered that authentication is not enabled.
     pub needs_no_token: bool,
 }
 

@@ -25,7 +25,7 @@ pub const END: u64 = 2_682_374_400;
 /// 2050-01-01T00:00:00Z, in seconds of Unix time: the time at which a newer revocation list is due.
 pub const NEXT_LIST: u64 = 2_524_608_000;
 
-/// Clock that stands still at [`NOW`] until a test changes it.
+/// Clock that shows [`NOW`] until a test changes it.
 #[derive(Debug)]
 pub struct Clock(AtomicU64);
 

@@ -69,7 +69,7 @@ const PROBERS: u64 = 9000;
 pub struct Plan {
     /// Number of clients that read and write keys.
     pub clients: usize,
-    /// Most operations per second of all these clients together.
+    /// Largest number of operations per second of all these clients together.
     pub rate: u64,
     /// Seed of the clients' random streams.
     pub seed: u64,

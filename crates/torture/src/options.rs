@@ -32,25 +32,25 @@ pub struct Options {
     pub faults: Option<Vec<Fault>>,
     /// Number of clients that read and write keys.
     pub clients: usize,
-    /// Most operations per second of all these clients together.
+    /// Largest number of operations per second of all these clients together.
     pub rate: u64,
     /// Timeout of one operation, in milliseconds.
     pub timeout_ms: u64,
     /// Additional flags for every member.
     pub flags: Vec<String>,
-    /// Uses TLS between clients and members, and certificates on both sides.
+    /// True to use TLS between clients and members, with certificates on both sides.
     pub tls: bool,
-    /// Creates users: clients log in, and permissions change all the time.
+    /// True to create users: clients log in, and permissions change all the time.
     pub users: bool,
     /// Bug that is planted in members whose build supports it.
     pub bug: Option<String>,
     /// Connection between the members; `None` for namespaces where allowed.
     pub network: Option<NetworkKind>,
-    /// Keeps the members' data and the whole history even without a violation.
+    /// True to keep the members' data and the whole history even without a violation.
     pub keep: bool,
     /// Output directory.
     pub out: Option<PathBuf>,
-    /// Prints each injected fault to standard error.
+    /// True to print each injected fault to standard error.
     pub verbose: bool,
 }
 
@@ -86,7 +86,7 @@ pub enum Invocation {
     Help,
     /// Run a cluster.
     Run(Box<Options>),
-    /// Judge a recorded history.
+    /// Check a recorded history with the oracle.
     Judge(PathBuf),
 }
 

@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use crate::run::Finding;
 
-/// Most violations of one kind that are printed, since one mistake has many consequences.
+/// Largest number of violations of one kind that are printed, since one mistake has many consequences.
 const SHOWN_OF_A_KIND: usize = 4;
-/// Most characters that are printed of one violation.
+/// Largest number of characters that are printed of one violation.
 const SHOWN_CHARS: usize = 700;
 
 /// Category of a request.

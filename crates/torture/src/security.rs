@@ -79,7 +79,7 @@ pub fn count(figure: &AtomicU64) {
     figure.fetch_add(1, Ordering::Relaxed);
 }
 
-/// How clients and members of a run identify themselves.
+/// Certificates, users and counters of a run.
 #[derive(Default)]
 pub struct Security {
     /// Certificates; `None` for plain HTTP.

@@ -29,7 +29,7 @@ pub struct Quality {
     pub bytes_per_second: u64,
 }
 
-/// Most packets in flight; a real router's buffer is limited, too.
+/// Largest number of packets in flight; a real router's buffer is limited, too.
 const PACKETS_MAX: usize = 8192;
 /// Larger than any packet of a device with a usual MTU, in bytes.
 const PACKET_BYTES_MAX: usize = 65_536;

@@ -9,9 +9,9 @@ use crate::chronicle::{Chapters, Reading, State, Trail};
 use crate::report::{Sort, quantile, violations};
 use crate::run::Finding;
 
-/// Most time buckets; more than the pixels of a screen are useless.
+/// Largest number of time buckets; more than the pixels of a screen are useless.
 const BUCKETS_MAX: u64 = 1200;
-/// Most violations that are listed.
+/// Largest number of violations that are listed.
 const VIOLATIONS_MAX: usize = 500;
 
 /// Returns the document.

@@ -21,7 +21,7 @@ use cli::{Command, Failure, FlagRow, Program};
 use crate::given;
 use crate::session::Session;
 
-/// How a command is executed.
+/// Function of a command, and the arguments that the command accepts.
 #[derive(Clone, Copy)]
 pub struct Run {
     pub(crate) run: fn(&Session) -> Result<(), Failure>,

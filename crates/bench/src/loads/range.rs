@@ -17,15 +17,15 @@ pub struct Range {
     pub end: Vec<u8>,
     /// Largest number of keys; 0 for no limit.
     pub limit: i64,
-    /// Returns only the number of keys.
+    /// True to read only the number of keys.
     pub count_only: bool,
-    /// Returns keys without values.
+    /// True to read keys without values.
     pub keys_only: bool,
-    /// Makes serializable reads, which return the contacted member's own state.
+    /// True for serializable reads, which return the contacted member's own state.
     pub serializable: bool,
-    /// Uses `RangeStream` instead of `Range`.
+    /// True to call `RangeStream` instead of `Range`.
     pub stream: bool,
-    /// Reads pages of [`PAGE`] keys, all at one revision.
+    /// True to read pages of [`PAGE`] keys, all at one revision.
     pub paginate: bool,
 }
 

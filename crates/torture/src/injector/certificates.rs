@@ -16,8 +16,8 @@ use crate::security::{WORKER, count};
 
 /// Time within which a member must use changed files; the server promises two seconds.
 const RELOAD_TIME_MAX: Duration = Duration::from_secs(20);
-/// Time for which a connection may live on after its certificate was revoked and the member has read the
-/// files.
+/// Time within which a member must close connections of a revoked certificate, once it has read the
+/// revocation list.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(5);
 /// Interval between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(50);

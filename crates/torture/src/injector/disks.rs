@@ -179,7 +179,7 @@ impl Injector<'_> {
     /// Acts on the file system of a member.
     ///
     /// # Errors
-    /// Returns an error if the member has no file system of its own, or the error of the action.
+    /// Returns an error if the member has no separate file system, or the error of the action.
     fn on_disk(
         &self,
         at: usize,
