@@ -67,7 +67,7 @@ pub struct Arguments {
     pub mode: Mode,
     /// Options for the run of each seed.
     pub options: Options,
-    /// Number of seeds; `None` for no limit.
+    /// Number of seeds; `None` for the default of the mode.
     pub seeds: Option<u64>,
     /// First seed.
     pub from: u64,
