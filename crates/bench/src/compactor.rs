@@ -1,4 +1,4 @@
-//! Compactions beside a load (`--compact-interval`).
+//! Compactions during a load (`--compact-interval`).
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use loadgen::ask::Asker;
 use loadgen::calls::Target;
 use loadgen::wire::Fields;
 
-/// Compacts now and then while a load runs.
+/// Thread that compacts at intervals while a load runs.
 pub struct Compactor {
     stop: std::sync::mpsc::Sender<()>,
     thread: std::thread::JoinHandle<Result<(), loadgen::Error>>,
 }
 
 impl Compactor {
-    /// Connects, and compacts to `delta` revisions before the current one after each interval.
+    /// Connects, and after each interval compacts to `delta` revisions before the current one.
     pub fn start(target: Target, interval: Duration, delta: i64) -> Result<Self, Failure> {
         let mut asker = Asker::new(target).map_err(Failure::error)?;
         let (stop, stopped) = std::sync::mpsc::channel();
@@ -35,7 +35,7 @@ impl Compactor {
         Ok(Self { stop, thread })
     }
 
-    /// Ends it, and tells what went wrong meanwhile.
+    /// Stops the thread, and returns the error of a compaction, if any.
     pub fn stop(self) -> Result<(), Failure> {
         drop(self.stop);
         match self.thread.join() {

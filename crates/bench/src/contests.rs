@@ -1,4 +1,4 @@
-//! The workloads of a comparison, by name, and how large each is.
+//! Workloads of a comparison, with their names and sizes.
 
 use std::time::Duration;
 use stdx::Random;
@@ -18,19 +18,19 @@ use crate::loads::range::Range;
 use crate::loads::write::{Keys, Put, TxnMixed};
 use crate::usage::{Meter, Usage};
 
-/// How much of everything.
+/// Size of all workloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// A minute or so per server.
+    /// About a minute per server.
     Small,
-    /// Ten minutes.
+    /// About ten minutes per server.
     Medium,
-    /// The sizes of experiments with etcd that others have published.
+    /// Sizes of published experiments with etcd.
     Full,
 }
 
 impl Scale {
-    /// Reads the name.
+    /// Parses the value of `--scale`.
     pub fn parse(text: &str) -> Result<Self, Failure> {
         match text {
             "small" => Ok(Scale::Small),
@@ -49,16 +49,16 @@ impl Scale {
     }
 }
 
-/// A workload: its name, and what it is.
+/// Named workload of a comparison.
 pub struct Contest {
-    /// As `--workload` takes it.
+    /// Name that `--workload` takes.
     pub name: &'static str,
-    /// One line about it.
+    /// Description in one line.
     pub about: &'static str,
     run: fn(&mut Field) -> Result<(), Error>,
 }
 
-/// All workloads, in the order they run.
+/// All workloads, in execution order.
 pub static CONTESTS: &[Contest] = &[
     Contest { name: "put-1k", about: "puts of 1 KiB, 500 clients on 100 connections", run: put_1k },
     Contest { name: "put-one", about: "puts of 256 B, one client", run: put_one },
@@ -93,40 +93,40 @@ pub static CONTESTS: &[Contest] = &[
     Contest { name: "authenticate", about: "logins on 200 connections", run: logins },
 ];
 
-/// What a workload measured.
+/// Measurement of a workload.
 pub struct Measured {
-    /// Its name, or that of one of its parts.
+    /// Name of the workload or of one of its parts.
     pub workload: String,
-    /// The run.
+    /// Measured run.
     pub run: Run,
-    /// What the server used, if that was for this load alone.
+    /// Resources that the server used; `None` if they cannot be attributed to this load.
     pub usage: Option<Usage>,
 }
 
-/// A server during one workload.
+/// Server and settings for one workload, and the measurements so far.
 pub struct Field<'a> {
-    /// How to reach it.
+    /// Address and settings of the server.
     pub target: &'a Target,
-    /// What it uses.
+    /// Meter of the server's resource usage.
     pub meter: &'a Meter,
-    /// How much.
+    /// Size of the workload.
     pub scale: Scale,
-    /// Threads of the generator.
+    /// Number of threads of the load generator.
     pub threads: usize,
-    /// It was started for this, and its users and settings may be changed.
+    /// True if the server was started for the comparison, so that its users and settings may be changed.
     pub is_ours: bool,
-    /// What was measured.
+    /// Measurements so far.
     pub measured: Vec<Measured>,
 }
 
 impl Contest {
-    /// Runs it; the measurements are in `field` afterwards.
+    /// Runs the workload, and appends its measurements to `field`.
     pub fn run(&self, field: &mut Field) -> Result<(), Error> {
         (self.run)(field)
     }
 }
 
-/// Reads what the server uses right around the run, the warm-up left out.
+/// Observer that measures the server's resource usage for exactly the run, without the warm-up.
 struct Metered<'a> {
     meter: &'a Meter,
     before: Usage,
@@ -162,7 +162,7 @@ impl Field<'_> {
         Ok(())
     }
 
-    /// Writes one key of the given size.
+    /// Writes one key with a value of the given size.
     fn seed(&self, key: &[u8], value_bytes: usize) -> Result<(), Error> {
         let value = random_from_clock(5).bytes(value_bytes);
         Asker::new(self.target.clone())?.ask(Rpc::KvPut, |message| {
@@ -171,7 +171,7 @@ impl Field<'_> {
         Ok(())
     }
 
-    /// Runs another load beside what `measured` does, at a rate, for so long and a little more.
+    /// Runs another load at the given rate while `measured` runs: for the given time, and slightly longer.
     fn beside<W: Workload + Clone + Sync>(
         &mut self,
         load: W,
@@ -274,7 +274,7 @@ fn txn_mixed(field: &mut Field) -> Result<(), Error> {
     field.measure("txn-mixed", &plan, |thread| {
         TxnMixed::new(keys.clone(), 1024, 4.0, &range, thread as u64)
     })?;
-    // Reads and writes are one load here.
+    // Merge reads and writes into one load.
     if let Some(Measured { run, .. }) = field.measured.last_mut()
         && let Some(writes) = run.series.pop()
         && let Some(all) = run.series.first_mut()
@@ -292,7 +292,7 @@ fn value_1m(field: &mut Field) -> Result<(), Error> {
     field.measure("value-1m", &plan, |_| range.clone())
 }
 
-/// Puts values of varying size under keys of 128 bytes, each once.
+/// Workload that puts values of varying size under keys of 128 bytes, each key once.
 #[derive(Clone)]
 struct Fill {
     values: Vec<u8>,
@@ -323,7 +323,8 @@ impl Workload for Fill {
 }
 
 fn expensive(field: &mut Field) -> Result<(), Error> {
-    // Full is the published experiment: 100k pairs of 1 to 32 KB, ranges of 20k of them, one each second.
+    // The full scale is a published experiment: 100k pairs of 1 to 32 KB, and one range of 20k of them per
+    // second.
     let (pairs, in_range, bytes_max) =
         field.scale.of((4_000, 4_000, 4096), (20_000, 20_000, 8192), (100_000, 20_000, 32_768));
     let time = field.scale.of(Duration::from_secs(4), Duration::from_secs(20), Duration::from_secs(60));
@@ -342,7 +343,7 @@ fn expensive(field: &mut Field) -> Result<(), Error> {
     reads.schedule = Schedule::Open(100.0);
     let writes = Plan { schedule: Schedule::Open(20.0), clients: 20, connections: 4, ..reads.clone() };
     let both = |field: &mut Field, name: &str| -> Result<(), Error> {
-        // Both at once; the writes are measured by a field of their own.
+        // Both loads run at the same time; a separate field holds the measurements of the writes.
         let mut other = Field { measured: Vec::new(), ..*field };
         let (read_name, write_name) = (format!("{name}-reads"), format!("{name}-writes"));
         let written = std::thread::scope(|scope| {
@@ -355,7 +356,8 @@ fn expensive(field: &mut Field) -> Result<(), Error> {
             result.and(written)
         })?;
         field.measured.extend(written);
-        // Nobody can say which of the loads the server worked for; its memory counts for all.
+        // The server's CPU time and disk use cannot be attributed to one of the two loads; its memory counts
+        // for both.
         for measured in &mut field.measured {
             measured.usage =
                 measured.usage.map(|usage| Usage { rss_bytes: usage.rss_bytes, ..Usage::default() });
@@ -389,7 +391,7 @@ fn logins(field: &mut Field) -> Result<(), Error> {
         password: USER.1.to_owned(),
         users: 0,
     });
-    // Others come after this one, without a token.
+    // Later workloads use this server without a token, so authentication is disabled again.
     let token = Asker::new(field.target.clone())?.authenticate(USER.0, USER.1)?;
     let mut target = field.target.clone();
     target.token = Some(token);

@@ -4,93 +4,93 @@ use std::io;
 use loadgen::status::Status;
 use rustls::pki_types::pem;
 
-/// Why a measurement was not made.
+/// Error that prevented a measurement.
 #[derive(Debug)]
 pub enum Error {
     /// The load failed.
     Load(loadgen::Error),
-    /// A put that a load of watches needs failed.
+    /// A put failed during a watch load.
     Put(loadgen::Error),
-    /// As [`Error::Put`], of `watch-latency`, which has a text of its own in etcd's tool.
+    /// Like [`Error::Put`], for `watch-latency`, whose message in etcd's tool is different.
     LatencyPut(loadgen::Error),
-    /// The server canceled a watch, for this reason.
+    /// The server canceled a watch, with this reason.
     WatchCanceled(String),
-    /// The server ended a stream of watches.
+    /// The server ended a watch stream.
     WatchEnded(Status),
-    /// No event came for a minute.
+    /// No event arrived for a minute.
     NoEvent,
-    /// An event of a watch that was not created.
+    /// An event arrived for a watch that was not created.
     UnknownWatch,
-    /// The index refused a range.
+    /// The key index refused a range.
     Index(mvcc::RevisionError),
     /// A file, a directory or a server could not be used.
     At {
-        /// The path, or the server's name.
+        /// Path, or name of the server.
         place: String,
-        /// Why.
+        /// Error of the operating system.
         error: io::Error,
     },
     /// The program of a server could not be started.
     Program {
-        /// The server's name.
+        /// Name of the server.
         name: String,
         /// Path of the program.
         path: String,
-        /// Why.
+        /// Error of the operating system.
         error: io::Error,
     },
-    /// A server did not answer after it was started.
+    /// A server did not answer after its start.
     NotReady {
-        /// The server's name.
+        /// Name of the server.
         name: String,
-        /// Why the last attempt to ask it failed.
+        /// Error of the last request.
         error: loadgen::Error,
-        /// The last lines that it printed.
+        /// Last lines of the server's output.
         log: String,
     },
-    /// Settings for TLS cannot be used.
+    /// The TLS settings are not usable.
     Tls(TlsError),
-    /// The thread with this work ended too early.
+    /// The named thread panicked.
     ThreadGone(&'static str),
-    /// So many operations of the load beside the measured one failed.
+    /// Number of operations that failed in the load beside the measured one.
     BesideFailed(u64),
-    /// The workload would change the settings of a server that others may use.
+    /// The workload would change settings of a server that other clients may use.
     NotOurs,
 }
 
-/// Why settings for TLS cannot be used.
+/// Error of the TLS settings.
 #[derive(Debug)]
 pub enum TlsError {
-    /// Only one of certificate and key is given.
+    /// Only one of certificate and key was given.
     HalfPair,
-    /// The settings of a client.
+    /// Error of the client's settings.
     Client(client::TlsError),
-    /// The settings of a server.
+    /// Error of the server's settings.
     Server(rustls::Error),
-    /// The certificate and the key of a server do not fit.
+    /// The server's certificate and key do not match.
     Pair {
         /// Path of the certificate.
         cert: String,
         /// Path of the key.
         key: String,
-        /// Why.
+        /// Error of the TLS library.
         error: rustls::Error,
     },
     /// A file cannot be read.
     Pem {
-        /// The path of that file.
+        /// Path of the file.
         file: String,
-        /// Why.
+        /// Error of the PEM parser.
         error: pem::Error,
     },
-    /// A file with no certificate.
+    /// The file contains no certificate.
     NoCertificate(String),
-    /// No certificate could be made.
+    /// The certificate could not be generated.
     Made(rcgen::Error),
 }
 
 impl Error {
-    /// An error of the operating system about this path or server.
+    /// Returns a function that converts an operating system error about this path or server.
     pub fn at(place: impl fmt::Display) -> impl Fn(io::Error) -> Error {
         let place = place.to_string();
         move |error| Error::At { place: place.clone(), error }
@@ -159,7 +159,7 @@ impl From<TlsError> for Error {
     }
 }
 
-/// Code 1 with the text of the error.
+/// Exit code 1 with the error's text.
 impl From<Error> for cli::Failure {
     fn from(error: Error) -> cli::Failure {
         cli::Failure::error(error)

@@ -1,4 +1,4 @@
-//! What the flags say, in the terms of this crate; refused where it makes no sense.
+//! Shared flags, and the conversion of their values into this crate's types, with validation.
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -81,8 +81,9 @@ pub(crate) const THREADS: Flag<u64> = Flag::uint("threads", "1", "Threads that g
 pub(crate) const WARMUP: Flag<Duration> =
     Flag::duration("warmup", "0s", "Run the load for so long before it is measured");
 
-/// What every command takes that measures single operations: how long and how often, when they begin, by how many threads.
-/// Such a command has a `--total` and a `--rate` besides, with texts of its own: see [`total`] and [`rate`].
+/// Flags of every command that measures single operations: duration, repetitions, schedule, and number of
+/// threads. Such a command also has a `--total` and a `--rate` flag with its own help text; see [`total`] and
+/// [`rate`].
 pub(crate) const RUN_FLAGS: &[FlagRow] =
     &[DURATION.row(), REPEAT.row(), SCHEDULE.row(), THREADS.row(), WARMUP.row()];
 
@@ -91,17 +92,17 @@ pub(crate) const SEQUENTIAL_KEYS: Flag<bool> = Flag::bool("sequential-keys", "Us
 pub(crate) const CONSISTENCY: Flag<String> =
     Flag::text("consistency", "l", "Linearizable(l) or Serializable(s)");
 
-/// How many operations a command begins in a second, at most.
+/// Returns the `--rate` flag: the largest number of operations that a command begins per second.
 pub(crate) const fn rate(help: &'static str) -> Flag<i64> {
     Flag::int("rate", "0", help)
 }
 
-/// How many operations a command measures.
+/// Returns the `--total` flag: the number of operations that a command measures.
 pub(crate) const fn total(help: &'static str) -> Flag<i64> {
     Flag::int("total", "10000", help)
 }
 
-/// A count of a flag that must not be below one.
+/// Returns the value of a flag that must be at least one.
 pub fn positive(matches: &Matches, flag: Flag<i64>) -> Result<u64, Failure> {
     match u64::try_from(matches.get(flag)) {
         Ok(value) if value > 0 => Ok(value),
@@ -109,23 +110,23 @@ pub fn positive(matches: &Matches, flag: Flag<i64>) -> Result<u64, Failure> {
     }
 }
 
-/// One that must not be below zero.
+/// Returns the value of a flag that must not be negative.
 pub fn natural(matches: &Matches, flag: Flag<i64>) -> Result<u64, Failure> {
     u64::try_from(matches.get(flag)).map_err(|_| {
         Failure::error(format!("--{} must not be negative, got ({})", flag.name(), matches.get(flag)))
     })
 }
 
-/// A size in bytes.
+/// Returns a flag's value as a size in bytes.
 pub fn size(matches: &Matches, flag: Flag<i64>) -> Result<usize, Failure> {
-    // More than a gigabyte in one request is a typing error.
+    // More than a gigabyte in one request is surely a typing error.
     match natural(matches, flag)? {
         bytes if bytes <= 1 << 30 => Ok(bytes as usize),
         bytes => Err(Failure::error(format!("--{} of {bytes} is more than any server takes", flag.name()))),
     }
 }
 
-/// The text of `--consistency`: what is printed first, and whether reads are serializable.
+/// Returns the heading for the value of `--consistency`, and true if reads are serializable.
 pub fn consistency(matches: &Matches) -> Result<(&'static str, bool), Failure> {
     match matches.get(CONSISTENCY) {
         "l" => Ok(("bench with linearizable range\n", false)),
@@ -134,7 +135,7 @@ pub fn consistency(matches: &Matches) -> Result<(&'static str, bool), Failure> {
     }
 }
 
-/// Endpoints and TLS as the flags say, nobody logged in.
+/// Returns endpoints and TLS settings as the flags request, without a login.
 pub fn open_target(matches: &Matches) -> Result<Target, Failure> {
     let endpoints = matches.get(ENDPOINTS);
     let files = tls::Files {
@@ -161,7 +162,7 @@ pub fn open_target(matches: &Matches) -> Result<Target, Failure> {
     Ok(target)
 }
 
-/// Clients and connections.
+/// Returns the number of clients and the number of connections.
 pub fn connections(matches: &Matches) -> Result<(usize, usize), Failure> {
     match (matches.get(CLIENTS) as usize, matches.get(CONNS) as usize) {
         (0, _) => Err(Failure::error("expected positive --clients, got (0)")),
@@ -170,7 +171,7 @@ pub fn connections(matches: &Matches) -> Result<(usize, usize), Failure> {
     }
 }
 
-/// `name:password`; the password is asked for where it is missing.
+/// Splits `name:password`; asks for the password if it is missing.
 pub fn credentials(user: &str, io: &Io) -> Result<(String, String), Failure> {
     if let Some((name, password)) = user.split_once(':') {
         return Ok((name.to_owned(), password.to_owned()));
@@ -180,12 +181,12 @@ pub fn credentials(user: &str, io: &Io) -> Result<(String, String), Failure> {
     Ok((user.to_owned(), password))
 }
 
-/// Reads a line from standard input, which a terminal does not show while it is typed.
+/// Reads a line from standard input, with the terminal's echo turned off.
 fn password(io: &Io) -> std::io::Result<String> {
     io.err.notice("Password: ");
     let hidden = io.is_process && std::io::stdin().is_terminal();
     let echo = |word: &str| {
-        // A terminal that cannot be told shows what is typed; that is no reason to refuse.
+        // If `stty` fails, the terminal shows the typed text; that is no reason to refuse.
         let _ = std::process::Command::new("stty").arg(word).status();
     };
     if hidden {
@@ -200,12 +201,12 @@ fn password(io: &Io) -> std::io::Result<String> {
     Ok(line.trim_end_matches(['\r', '\n']).to_owned())
 }
 
-/// How reports are written.
+/// Returns the style of reports.
 pub fn style(matches: &Matches) -> Style {
     Style { precise: matches.get(PRECISE), sample: matches.get(SAMPLE) }
 }
 
-/// The plan of a load; `total` is the flag that says how many operations.
+/// Returns the plan of a load; the flag `total` gives the number of operations.
 pub fn plan(matches: &Matches, total: Flag<i64>) -> Result<Plan, Failure> {
     let rate = natural(matches, rate(""))? as f64;
     let schedule = match (matches.get(SCHEDULE), rate) {

@@ -1,6 +1,7 @@
-//! Numbers as Go prints them, since etcd's report is made of them.
+//! Formats numbers as Go does, for etcd's report.
 
-/// `%g`: the shortest digits that say exactly this number, with an exponent below 1e-4 and from 1e6 on.
+/// Formats like `%g`: the shortest digits that identify the number, with an exponent below 1e-4 and from 1e6
+/// on.
 pub fn general(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return match value {

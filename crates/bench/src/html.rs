@@ -1,4 +1,4 @@
-//! One page that holds everything: what the figures say, bars for each load, what spoils the figures, and all of them.
+//! HTML report in one page: conclusions, bars for each load, warnings, and all figures.
 
 use html_report::{
     Axis, Bar, Bars, Chart, Column, Fill, Group, Line, Lines, Page, Row as TableRow, Scale, Table,
@@ -7,7 +7,7 @@ use html_report::{
 use crate::outcome::{Document, PERCENTILES, Row};
 use crate::render::{short, short_or_blank};
 
-/// The page.
+/// Returns the HTML page.
 pub fn html(document: &Document) -> String {
     let servers = servers(document);
     let title = match servers.as_slice() {
@@ -50,7 +50,7 @@ pub fn html(document: &Document) -> String {
     page.html()
 }
 
-/// The names of the servers, each once, in the order of their rows.
+/// Returns the distinct names of the servers, in row order.
 fn servers(document: &Document) -> Vec<&str> {
     let mut names: Vec<&str> = Vec::new();
     for row in &document.rows {
@@ -61,12 +61,12 @@ fn servers(document: &Document) -> Vec<&str> {
     names
 }
 
-/// The place of a server among all, by which it has its colour and kind of line everywhere.
+/// Returns the position of a row's server, which determines its color and line style in all charts.
 fn place(servers: &[&str], row: &Row) -> usize {
     servers.iter().position(|name| *name == row.server).unwrap_or(0)
 }
 
-/// The names of the loads, each once, in the order they ran.
+/// Returns the distinct names of the loads, in execution order.
 pub fn workloads(document: &Document) -> Vec<&str> {
     let mut names: Vec<&str> = Vec::new();
     for row in &document.rows {
@@ -77,7 +77,7 @@ pub fn workloads(document: &Document) -> Vec<&str> {
     names
 }
 
-/// The value of a row relative to that of another server with the same load.
+/// Returns the ratio of a row's value to that of another server with the same load.
 pub fn ratio(
     document: &Document,
     row: &Row,
@@ -92,7 +92,7 @@ pub fn ratio(
     (of > 0.0).then_some(value / of)
 }
 
-/// What the marks of the bars mean.
+/// Returns the explanation of the bars' marks.
 fn said_of_bars(document: &Document) -> String {
     let mut said = "Medians.".to_owned();
     if let Some(reference) = &document.reference {
@@ -122,8 +122,8 @@ fn bars_of(document: &Document, servers: &[&str], workload: &str) -> Vec<Bars> {
     .collect()
 }
 
-/// A bar for each server, as long as its figure beside the longest of the servers. `about` is the title, the unit, and which
-/// figures are good. `None` if there is no figure.
+/// Returns a bar for each server, scaled to the longest one. `about` is the title, the unit, and which values
+/// are good. Returns `None` if there is no figure.
 fn bars(
     document: &Document,
     servers: &[&str],
@@ -168,7 +168,7 @@ fn bars(
     })
 }
 
-/// All medians.
+/// Returns the table of all medians.
 fn table(document: &Document) -> Table {
     let mut heads = vec!["rate, /s".to_owned()];
     heads.extend(PERCENTILES.iter().map(|(_, name)| format!("{name}, ms")));
@@ -253,13 +253,13 @@ fn plots_of(document: &Document, servers: &[&str], workload: &str, page: &mut Pa
     }
 }
 
-/// The line of a row. A row without a server's name is that of the only server.
+/// Returns the line of a row in a chart. A row without a server's name belongs to the only server.
 fn line((colour, row): &(usize, &Row), values: Vec<Option<f64>>) -> Line {
     let name = if row.server.is_empty() { &row.workload } else { &row.server };
     Line { name: name.clone(), colour: *colour, values }
 }
 
-/// Values of a row, by place on the axis.
+/// Returns the values of a row for each position on the axis.
 fn at_each<T>(
     x: &[f64],
     points: &[T],
@@ -269,7 +269,7 @@ fn at_each<T>(
     x.iter().map(|x| points.iter().find(|point| place(point) == *x).map(&get)).collect()
 }
 
-/// Rising, each once.
+/// Returns the distinct values in ascending order.
 fn sorted(places: impl Iterator<Item = f64>) -> Vec<f64> {
     let mut places: Vec<f64> = places.collect();
     places.sort_by(f64::total_cmp);
@@ -277,7 +277,7 @@ fn sorted(places: impl Iterator<Item = f64>) -> Vec<f64> {
     places
 }
 
-/// Latency by percentile; `None` if there is none.
+/// Returns the chart of latency by percentile; `None` if there are no latencies.
 fn distribution(rows: &[(usize, &Row)]) -> Option<Chart> {
     let all = || rows.iter().flat_map(|(_, row)| &row.distribution);
     if !all().any(|(_, ms)| *ms > 0.0) {
@@ -300,7 +300,7 @@ fn distribution(rows: &[(usize, &Row)]) -> Option<Chart> {
     }))
 }
 
-/// A figure of each second; `None` if it is zero in all of them.
+/// Returns a chart of a figure over the seconds of the run; `None` if the figure is zero throughout.
 fn over_time(
     title: &str,
     unit: &'static str,
@@ -357,7 +357,7 @@ mod tests {
             [(Fill::Colour(0), 1.0), (Fill::Colour(1), 0.5), (Fill::Limit, 90.0)]
         );
         assert_eq!((&*bars[2].value, &*bars[2].beside), ("9000\u{a0}/s", "90.0 \u{d7}"));
-        // What is above the whole width is cut, which is seen.
+        // A bar longer than the chart is cut, with a visible mark.
         let page = html(&document);
         assert!(
             page.contains("<rect class=\"bar limit\" width=\"100.0%\" height=\"100%\"/><line class=\"cut\""),
@@ -367,7 +367,7 @@ mod tests {
             page.contains("<rect class=\"bar colour-1\" width=\"50.0%\" height=\"100%\"/></svg>"),
             "{page}"
         );
-        // Without other servers it has the scale to itself.
+        // Without other servers, the baseline defines the scale.
         let alone = Document { rows: vec![row("nothing", 9.0), row("b", 0.0)], ..document };
         assert_eq!(drawn(&rates(&alone)[0]), (Fill::Limit, 1.0));
     }

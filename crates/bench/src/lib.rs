@@ -1,17 +1,20 @@
-//! Loads and measures servers of etcd's API: etcd's `benchmark`, command for command, and more.
+//! Loads and measures servers with etcd's API: etcd's `benchmark`, command for command, and more.
 //!
-//! What it is: the workloads of etcd's tool and their reports, word for word ([`loads`], [`report`]), run by `loadgen`;
-//! comparisons of servers that take turns, with what each used; and reports as JSON, CSV and one page of HTML.
+//! Contents: the workloads of etcd's tool and their reports, word for word ([`loads`], [`report`]), executed
+//! by `loadgen`; comparisons of servers in turn, with the resources that each one used; and reports as JSON,
+//! CSV and one HTML page.
 //!
-//! What it does not know: how the servers work. It talks to them as any client does, and reads `/proc` and metrics.
+//! Outside its scope: how the servers work inside. It talks to them as any client does, and reads `/proc` and
+//! metrics.
 //!
-//! Invariants, and the tests that hold them (`tests/it`):
-//! * a held rate is held whatever the server does, and latency counts from when an operation was due (`open_loop`);
-//! * reports of given samples are those of etcd's tool, byte for byte (`reports`: recorded from it);
-//! * whatever a server sends, the engine goes on or gives the connection up, and every call ends (`engine`);
-//! * no flag is taken and ignored (`tool`).
+//! Invariants, and the tests that check them (`tests/it`):
+//! * an open schedule keeps its rate whatever the server does, and latency counts from when an operation was
+//!   due (`open_loop`);
+//! * reports of given samples equal those of etcd's tool, byte for byte (`reports`: recorded from it);
+//! * whatever a server sends, the engine continues or closes the connection, and every call ends (`engine`);
+//! * no flag is accepted and then ignored (`tool`).
 //!
-//! `docs/bench.md` says how to measure with it.
+//! `docs/bench.md` explains how to measure.
 
 #![forbid(unsafe_code)]
 

@@ -1,10 +1,10 @@
-//! What a measurement runs on, and what there may spoil it.
+//! Facts about the machine of a measurement, and conditions that may distort the figures.
 
 use std::fs;
 
 use crate::outcome::Row;
 
-/// Pairs of what and how about this machine.
+/// Returns facts about this machine, as pairs of name and value.
 pub fn facts() -> Vec<(String, String)> {
     let read = |file: &str| fs::read_to_string(file).unwrap_or_default().trim().to_owned();
     let cpus = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -28,7 +28,7 @@ pub fn facts() -> Vec<(String, String)> {
     ]
 }
 
-/// What spoils figures before anything runs.
+/// Returns warnings about conditions that distort figures, checked before the run.
 pub fn checks() -> Vec<String> {
     let mut warnings = Vec::new();
     let governor =
@@ -56,7 +56,8 @@ pub fn checks() -> Vec<String> {
     warnings
 }
 
-/// What the path says: a segment much smaller than usual means a tunnel or a misconfigured MTU.
+/// Returns a warning if TCP segments are much smaller than usual, which means a tunnel or a misconfigured
+/// MTU.
 pub fn path_check(server: &str, segment_bytes: Option<u32>) -> Option<String> {
     let bytes = segment_bytes.filter(|bytes| *bytes < 1400)?;
     Some(format!(
@@ -64,7 +65,7 @@ pub fn path_check(server: &str, segment_bytes: Option<u32>) -> Option<String> {
     ))
 }
 
-/// A rate that was to be held and was not.
+/// Returns a warning if a requested rate was not reached.
 pub fn rate_check(row: &Row, wanted: f64) -> Option<String> {
     let got = row.median.rate;
     (got < wanted * 0.95).then(|| {
@@ -76,12 +77,13 @@ pub fn rate_check(row: &Row, wanted: f64) -> Option<String> {
     })
 }
 
-/// For which part of the time the generator waited for a CPU in the worst run, if that was more than a fifth.
+/// Returns the fraction of time, 0 to 1, that the load generator waited for a CPU in the worst run, if it was
+/// above a fifth.
 pub fn starved(row: &Row) -> Option<f64> {
     Some(row.runs.iter().map(|run| run.client_starved).fold(0.0, f64::max)).filter(|part| *part > 0.2)
 }
 
-/// What that means.
+/// Returns a warning if the load generator waited for a CPU too long.
 pub fn starved_check(row: &Row) -> Option<String> {
     starved(row).map(|part| {
         format!(
@@ -93,7 +95,7 @@ pub fn starved_check(row: &Row) -> Option<String> {
     })
 }
 
-/// What runs say about themselves: a generator that was the limit, failures.
+/// Returns warnings from the runs themselves: failures, and a load generator that was the limit.
 pub fn run_checks(row: &Row) -> Vec<String> {
     let name = if row.server.is_empty() {
         row.workload.clone()

@@ -1,52 +1,53 @@
-//! Results as they are shown and written: figures of runs, their medians, and what they were measured on.
+//! Results as they are shown and written: figures of runs, their medians, and the environment.
 
 use crate::usage::Usage;
 use loadgen::drive::{Generator, Run};
 use loadgen::samples::Series;
 
-/// The percentiles that are given.
+/// Reported percentiles.
 pub const PERCENTILES: [(f64, &str); 6] =
     [(50.0, "p50"), (90.0, "p90"), (95.0, "p95"), (99.0, "p99"), (99.9, "p99.9"), (99.99, "p99.99")];
 
-/// The figures of one run. Latencies are milliseconds.
+/// Figures of one run. Latencies are in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figures {
-    /// Operations that went well.
+    /// Number of successful operations.
     pub count: u64,
-    /// And those that did not.
+    /// Number of failed operations.
     pub failed: u64,
-    /// Seconds.
+    /// Duration of the run in seconds.
     pub elapsed_s: f64,
     /// Operations per second.
     pub rate: f64,
-    /// Latency.
+    /// Mean latency.
     pub mean_ms: f64,
-    /// Latency.
+    /// Lowest latency.
     pub min_ms: f64,
-    /// Latency.
+    /// Highest latency.
     pub max_ms: f64,
-    /// In the order of [`PERCENTILES`].
+    /// Latencies at the percentiles, in the order of [`PERCENTILES`].
     pub percentiles_ms: [f64; 6],
     /// The server's CPU time per operation, in microseconds.
     pub server_cpu_us: Option<f64>,
     /// The server's CPU time in thousandths of one core.
     pub server_per_mille: Option<f64>,
-    /// The server's memory in the end.
+    /// Server's resident memory at the end of the run, in megabytes.
     pub server_rss_mb: Option<f64>,
-    /// Written to the server's disk per operation.
+    /// Bytes written to the server's disk per operation.
     pub server_disk_bytes: Option<f64>,
-    /// Syncs of the server's log per operation.
+    /// Number of log syncs on the server per operation.
     pub server_fsyncs: Option<f64>,
-    /// The load generator's own CPU time per operation, in microseconds.
+    /// Load generator's CPU time per operation, in microseconds.
     pub client_cpu_us: f64,
-    /// How busy its busiest thread was, 0 to 1.
+    /// CPU use of the load generator's busiest thread, 0 to 1.
     pub client_busy: f64,
-    /// How long its threads waited for a CPU, as a part of the run, 0 to 1.
+    /// Fraction of the run that the load generator's threads waited for a CPU, 0 to 1.
     pub client_starved: f64,
 }
 
 impl Figures {
-    /// Of a series of a run; `all` operations of the run share what the server and the generator used.
+    /// Computes the figures of a series. The `all` operations of the run share the resources that the server
+    /// and the generator used.
     pub fn new(
         series: &Series,
         elapsed_s: f64,
@@ -79,7 +80,7 @@ impl Figures {
         }
     }
 
-    /// Each figure's median over runs, by itself.
+    /// Returns the median over the runs, separately for each figure.
     pub fn median(runs: &[Self]) -> Self {
         let of = |get: &dyn Fn(&Self) -> f64| median(runs.iter().map(get).collect()).unwrap_or(0.0);
         let maybe = |get: &dyn Fn(&Self) -> Option<f64>| median(runs.iter().filter_map(get).collect());
@@ -107,14 +108,14 @@ impl Figures {
         }
     }
 
-    /// A percentile by its name.
+    /// Returns the latency at a percentile by its name.
     pub fn percentile(&self, name: &str) -> f64 {
         let at = PERCENTILES.iter().position(|(_, known)| *known == name);
         at.and_then(|at| self.percentiles_ms.get(at)).copied().unwrap_or(0.0)
     }
 }
 
-/// The middle value, or the mean of the two in the middle.
+/// Returns the middle value, or the mean of the two in the middle; `None` for an empty list.
 pub fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -122,27 +123,28 @@ pub fn median(mut values: Vec<f64>) -> Option<f64> {
     Some(if values.len().is_multiple_of(2) { (values[middle - 1] + upper) / 2.0 } else { upper })
 }
 
-/// One line of a result: a load on a server, over all its runs.
+/// Row of a result: one load on one server, over all its runs.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
-    /// Which load.
+    /// Name of the load.
     pub workload: String,
-    /// On which server.
+    /// Name of the server.
     pub server: String,
-    /// Each run.
+    /// Figures of each run.
     pub runs: Vec<Figures>,
-    /// Their medians.
+    /// Medians of the runs.
     pub median: Figures,
-    /// Percent and latency in ms, over all runs together: for the plot.
+    /// Percent and latency in milliseconds, over all runs together, for the plot.
     pub distribution: Vec<(f64, f64)>,
-    /// Of the run with the median rate: second of the run, operations, p50 and p99 in ms.
+    /// Seconds of the run with the median rate: second, operations, p50 and p99 in milliseconds.
     pub seconds: Vec<(f64, u64, f64, f64)>,
     /// Failures by text, over all runs.
     pub errors: Vec<(String, u64)>,
 }
 
 impl Row {
-    /// Makes a row out of runs; `series` says which of each run's. What the server used comes in the same order.
+    /// Creates a row from the runs; `series` selects the series of each run. `usages` has the server's usage
+    /// in the same order.
     pub fn new(workload: &str, server: &str, runs: &[Run], series: usize, usages: &[Option<Usage>]) -> Self {
         let mut row = Self { workload: workload.to_owned(), server: server.to_owned(), ..Self::default() };
         let mut all = Series::default();
@@ -156,7 +158,8 @@ impl Row {
         row.median = Figures::median(&row.runs);
         let histogram = all.histogram();
         if histogram.count() > 0 {
-            // Steps that are even on a scale of nines: 0 %, 50, 75 … up to the last one the samples reach.
+            // The steps are even on a logarithmic scale: 0 %, 50 %, 75 % and so on, up to the last one that
+            // the samples reach.
             let steps = ((histogram.count() as f64).log2() * 4.0).ceil() as u32;
             row.distribution = (0..=steps.min(100))
                 .map(|step| 100.0 * (1.0 - 0.5_f64.powf(f64::from(step) / 4.0)))
@@ -180,23 +183,23 @@ impl Row {
     }
 }
 
-/// Everything that is written about a measurement.
+/// Complete result of a measurement.
 #[derive(Clone, Debug, Default)]
 pub struct Document {
-    /// The exact command.
+    /// Exact command line.
     pub command: String,
-    /// When, as RFC 3339.
+    /// Time of the measurement, as RFC 3339.
     pub time: String,
-    /// Pairs of what and how: machine, kernel, versions.
+    /// Pairs of name and value: machine, kernel, versions.
     pub facts: Vec<(String, String)>,
-    /// What may spoil the figures.
+    /// Conditions that may distort the figures.
     pub warnings: Vec<String>,
-    /// The results.
+    /// Rows of the result.
     pub rows: Vec<Row>,
-    /// What the figures say.
+    /// Sentences about the figures.
     pub conclusions: Vec<String>,
-    /// The server that ratios refer to, if there are several.
+    /// Server that ratios refer to; `None` with a single server.
     pub reference: Option<String>,
-    /// The server that does nothing, if it is among them.
+    /// Server that does no work, if it takes part.
     pub baseline: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Results as JSON, CSV and text.
+//! Renders results as JSON, CSV and text.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ pub use html_report::short;
 
 use crate::outcome::{Document, Figures, PERCENTILES, Row};
 
-/// A number as JSON: not a number and infinity have no form there.
+/// Formats a number as JSON; NaN and infinity, which JSON lacks, become `null`.
 fn number(value: f64) -> String {
     if value.is_finite() { format!("{value}") } else { "null".to_owned() }
 }
@@ -61,7 +61,7 @@ fn figures(figures: &Figures) -> String {
     ])
 }
 
-/// The whole document as one JSON object, with a line feed at the end.
+/// Returns the whole document as one JSON object and a line feed.
 pub fn json(document: &Document) -> String {
     let row = |row: &Row| {
         map(&[
@@ -111,7 +111,7 @@ pub fn json(document: &Document) -> String {
     text
 }
 
-/// One line per run, a header first.
+/// Returns a CSV header, then one line per run.
 pub fn csv(document: &Document) -> String {
     let mut out =
         "workload,server,run,operations,failed,elapsed_s,rate_per_s,mean_ms,min_ms,max_ms".to_owned();
@@ -165,12 +165,12 @@ fn quoted(text: &str) -> String {
     }
 }
 
-/// A number as [`short`] has it, and nothing for what is not known.
+/// Formats a number with [`short`]; an unknown value gives an empty string.
 pub fn short_or_blank(value: Option<f64>) -> String {
     value.map_or_else(String::new, short)
 }
 
-/// What etcd's report does not say, for a terminal.
+/// Returns figures that etcd's report lacks, for a terminal.
 pub fn details(row: &Row) -> String {
     let median = &row.median;
     let mut text = String::new();

@@ -9,12 +9,12 @@ use loadgen::samples::Series;
 
 use crate::go;
 
-/// How a report is written.
+/// Style of a report.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Style {
-    /// All digits (`--precise`).
+    /// True to print all digits (`--precise`).
     pub precise: bool,
-    /// A line for each second (`--sample`).
+    /// True to print a line for each second (`--sample`).
     pub sample: bool,
 }
 
@@ -27,12 +27,12 @@ impl Style {
 /// The percentiles of etcd's report.
 pub const PERCENTILES: [f64; 8] = [10.0, 25.0, 50.0, 75.0, 90.0, 95.0, 99.0, 99.9];
 
-/// What the report says, before it is text. Times are seconds.
+/// Figures of the report, before they become text. Times are in seconds.
 #[derive(Clone, Debug)]
 pub struct Stats {
-    /// From the start of the run to its end.
+    /// Duration of the run.
     pub total: f64,
-    /// Ascending, with counts.
+    /// Latencies in ascending order, with their counts.
     latencies: Vec<(f64, u64)>,
     count: u64,
     /// Mean latency.
@@ -44,7 +44,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Computes the figures; `weight` is how many requests one operation stands for (1 but for `mvcc put`).
+    /// Computes the figures; `weight` is the number of requests per operation (1 except for `mvcc put`).
     pub fn new(series: &Series, total: Duration, weight: f64) -> Self {
         let total = total.as_secs_f64();
         // etcd's tool divides the duration, in whole nanoseconds, by the weight.
@@ -68,22 +68,22 @@ impl Stats {
         }
     }
 
-    /// The fastest, in seconds.
+    /// Returns the lowest latency, in seconds.
     pub fn fastest(&self) -> f64 {
         self.latencies.first().map_or(0.0, |(latency, _)| *latency)
     }
 
-    /// The slowest, in seconds.
+    /// Returns the highest latency, in seconds.
     pub fn slowest(&self) -> f64 {
         self.latencies.last().map_or(0.0, |(latency, _)| *latency)
     }
 
-    /// A percentile as etcd's report has it: the first latency whose place is at or behind it; 0 where the samples are
-    /// too few to reach it.
+    /// Returns a percentile as etcd's report defines it: the first latency whose position reaches the
+    /// percentile; 0 if there are too few samples.
     pub fn percentile(&self, percent: f64) -> f64 {
         let mut before = 0;
         for (latency, count) in &self.latencies {
-            // The first place (from 0) that is at or behind the percentile.
+            // First position, counted from 0, that reaches the percentile.
             let place = self.place(percent);
             if place < before + count {
                 return *latency;
@@ -106,12 +106,12 @@ impl Stats {
     }
 }
 
-/// The whole text of a report; empty if nothing was measured and nothing failed.
+/// Returns the whole text of a report; empty if there are no operations at all.
 pub fn report(style: Style, series: &Series, total: Duration) -> String {
     weighted(style, series, total, 1.0)
 }
 
-/// The same where each operation stands for `weight` requests.
+/// Like [`report`], if each operation stands for `weight` requests.
 pub fn weighted(style: Style, series: &Series, total: Duration, weight: f64) -> String {
     let mut text = String::new();
     if series.count() > 0 {
@@ -180,7 +180,7 @@ fn samples(series: &Series, text: &mut String) {
         return;
     };
     for second in *first..=*last {
-        // A second in which nothing began has a line too.
+        // A second without operations has a line too.
         let (min, mean, max, count) = series.seconds.get(&second).map_or((0, 0, 0, 0), |second| {
             let all = &second.latencies;
             (all.min(), all.mean() as u64, all.max(), all.count())
@@ -191,7 +191,7 @@ fn samples(series: &Series, text: &mut String) {
     *text += "\n";
 }
 
-/// What `--report-perfdash` writes, and the file's name.
+/// Returns the text that `--report-perfdash` writes, after the file's name.
 pub fn perfdash(operation: &str, series: &Series, total: Duration, now: SystemTime) -> (String, String) {
     let stats = Stats::new(series, total, 1.0);
     let ms = |percent| {
@@ -211,12 +211,12 @@ pub fn perfdash(operation: &str, series: &Series, total: Duration, now: SystemTi
     (format!("EtcdAPI_benchmark_{operation}_{}.json", rfc3339(seconds)), text)
 }
 
-/// Go's JSON writes no exponent for numbers of this size.
+/// Formats a number as Go's JSON does, which uses no exponent for numbers of this size.
 fn general_json(value: f64) -> String {
     format!("{value}")
 }
 
-/// Writes that file where etcd's tool does, and says so.
+/// Writes the perfdash file where etcd's tool does, and returns a message about it.
 pub fn write_perfdash(operation: &str, series: &Series, total: Duration, artifacts: Option<&str>) -> String {
     let (name, text) = perfdash(operation, series, total, SystemTime::now());
     let folder = PathBuf::from(artifacts.filter(|dir| !dir.is_empty()).unwrap_or("./_artifacts"));
@@ -238,7 +238,7 @@ pub fn write_perfdash(operation: &str, series: &Series, total: Duration, artifac
     said
 }
 
-/// A time of so many seconds since 1970, as RFC 3339 has it.
+/// Formats seconds since 1970 as RFC 3339.
 pub fn rfc3339(seconds: u64) -> String {
     format!("{}Z", Utc::from_unix(seconds))
 }

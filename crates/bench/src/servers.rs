@@ -1,5 +1,5 @@
-//! The servers of a comparison: started here in directories and on ports of their own, running elsewhere, or the
-//! responder in a thread.
+//! Servers of a comparison: started here in their own directories and on their own ports, already running
+//! elsewhere, or the responder in a thread.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -19,35 +19,35 @@ use loadgen::socket::Endpoint;
 use crate::usage::Meter;
 use crate::{Error, tls};
 
-/// Where a server comes from.
+/// Origin of a server.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
-    /// A program and flags for it besides those that every server gets.
+    /// Program to start, and flags in addition to those that every server gets.
     Program(PathBuf, Vec<String>),
-    /// It runs already.
+    /// Server that already runs.
     Running {
-        /// Where.
+        /// Endpoint of the server.
         endpoint: String,
-        /// Its process, if that is known.
+        /// Process id, if known.
         pid: Option<u32>,
     },
-    /// The responder.
+    /// Built-in responder.
     Responder,
 }
 
-/// A server to be compared.
+/// Server that takes part in a comparison.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Contestant {
-    /// As it is called in the table.
+    /// Name in the table.
     pub name: String,
-    /// Where it comes from.
+    /// Origin of the server.
     pub source: Source,
-    /// Over TLS, with certificates made for it.
+    /// True if the server uses TLS with certificates made for it.
     pub tls: bool,
 }
 
-/// Reads `NAME=PATH[,flag…]`, several of them one after the other: a word that begins with a dash is a flag of the server
-/// before it.
+/// Parses a sequence of `NAME=PATH[,flag…]`; a word that begins with a dash is a flag of the server before
+/// it.
 pub fn programs(words: &[String]) -> Result<Vec<Contestant>, Failure> {
     let mut all: Vec<Contestant> = Vec::new();
     for word in words {
@@ -68,7 +68,7 @@ pub fn programs(words: &[String]) -> Result<Vec<Contestant>, Failure> {
     Ok(all)
 }
 
-/// Reads `NAME=ENDPOINT[,pid=N]`, several of them.
+/// Parses a sequence of `NAME=ENDPOINT[,pid=N]`.
 pub fn running(words: &[String]) -> Result<Vec<Contestant>, Failure> {
     let mut all: Vec<Contestant> = Vec::new();
     for word in words {
@@ -98,23 +98,23 @@ fn named(flag: &str, word: &str, form: &str) -> Result<(String, String), Failure
     }
 }
 
-/// A server that can be asked. What was started ends when this is dropped, and its data goes.
+/// Server that is ready for requests. If it was started here, dropping it stops it and removes its data.
 pub struct Server {
-    /// How to reach it.
+    /// Address and settings for clients.
     pub target: Target,
-    /// What it uses.
+    /// Meter of the server's resource usage.
     pub meter: Meter,
-    /// Its version, if it says.
+    /// Version of the server; empty if unknown.
     pub version: String,
     child: Option<Child>,
-    /// Goes when the process is gone.
+    /// Directory of the server, removed after the process has ended.
     directory: Option<Place>,
     responder: Option<(Arc<AtomicBool>, JoinHandle<()>)>,
 }
 
 impl Server {
-    /// Starts it, or connects to it, and waits until it answers. `place` is where a started server's data goes;
-    /// `given` are TLS settings for servers that run already.
+    /// Starts the server, or connects to it, and waits until it answers. `place` is the parent directory for
+    /// the data of a started server; `given` are the TLS settings for servers that already run.
     pub fn start(contestant: &Contestant, place: &Path, given: &tls::Files) -> Result<Self, Error> {
         let said = Error::at(&contestant.name);
         let place = Place(place.join(format!("mainstay-bench-{}-{}", file_name(&contestant.name), unique())));
@@ -167,7 +167,7 @@ impl Server {
             .name("responder".to_owned())
             .spawn(move || {
                 let _ = tell.send(std::fs::read_link("/proc/thread-self").unwrap_or_default());
-                // It ends when it is told to; if it ends before, calls fail and say so.
+                // The responder runs until `stop` is set. If it fails earlier, the calls fail and report it.
                 let _ = responder.run(&seen);
             })
             .map_err(&said)?;
@@ -177,7 +177,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Starts a server's program in a directory and on ports of its own.
+    /// Starts a server's program in its own directory and on its own ports.
     fn program(
         contestant: &Contestant,
         path: &Path,
@@ -205,7 +205,7 @@ impl Server {
         if let Some((cert, key)) = certificates {
             command.args(["--cert-file", cert, "--key-file", key]);
         }
-        // All that may fail comes before there is a process that would be left.
+        // All fallible steps come before the start, so that no process is left behind.
         let endpoint = endpoint_of(&url)?;
         let child = command
             .args(flags)
@@ -234,7 +234,7 @@ impl Server {
         }
     }
 
-    /// Waits until a linearizable read is answered.
+    /// Waits until the server answers a linearizable read.
     fn wait(&mut self, name: &str) -> Result<(), Error> {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
@@ -259,7 +259,7 @@ impl Server {
                 let last: Vec<&str> = last.into_iter().rev().collect();
                 return Err(Error::NotReady { name: name.to_owned(), error, log: last.join("\n") });
             }
-            // A server that is starting needs some time between two looks at it.
+            // A starting server needs some time between two attempts.
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -268,7 +268,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // Its data is thrown away: there is nothing to end gently.
+            // The data is removed anyway, so a clean shutdown is not needed.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -279,17 +279,17 @@ impl Drop for Server {
     }
 }
 
-/// The scheme of the URLs that clients are given.
+/// Returns the scheme of the client URLs.
 fn scheme(contestant: &Contestant) -> &'static str {
     if contestant.tls { "https" } else { "http" }
 }
 
-/// A directory for one server, whether it was made yet or not.
+/// Directory of one server, which may not exist yet; removed on drop.
 struct Place(PathBuf);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // It may never have been made; and what cannot be removed is only a temporary directory.
+        // The directory may not exist, and one that cannot be removed is only temporary.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -1,4 +1,4 @@
-//! From a command line to a measurement and what is written about it.
+//! Runs one command line: parses it, measures, and writes the results.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -22,8 +22,8 @@ use loadgen::calls::Target;
 use loadgen::drive::{Generator, Observer as _, Plan, Run, Schedule, Workload, measure};
 use loadgen::samples::Series;
 
-/// Runs the tool in this process: `args` are the words behind its name. Results go to standard output, everything else to
-/// standard error.
+/// Runs the tool in this process with `args`, the words after the program's name. Results go to standard
+/// output, everything else to standard error.
 pub fn run(args: &[OsString]) -> ExitCode {
     ExitCode::from(run_in(args, &Io::of_process()))
 }
@@ -51,19 +51,19 @@ pub fn run_in(args: &[OsString], io: &Io) -> u8 {
         }
         Err(error) => {
             io.err.notice(format!("Error: {error}\n{}\n", PROGRAM.usage(&error.path)));
-            // etcd's tool ends with -1 here.
+            // etcd's tool exits with -1 here.
             255
         }
     }
 }
 
 fn help(io: &Io, text: &str) -> u8 {
-    // A reader that has closed standard output has read enough.
+    // A closed standard output is no error: the reader has read enough.
     io.out.notice(text);
     0
 }
 
-/// The command line, so that it can be given again; without what follows a user's name.
+/// Returns the command line in a form that can be executed again, with passwords hidden.
 fn shown(args: &[OsString]) -> String {
     let mut words = vec!["mainstay bench".to_owned()];
     let mut secret = false;
@@ -85,11 +85,11 @@ fn shown(args: &[OsString]) -> String {
     words.join(" ")
 }
 
-/// One run of one command: what it was given, and where it writes.
+/// One execution of a command: its arguments, and its output streams.
 pub(crate) struct Session {
-    /// The command line, as [`shown`].
+    /// Command line, as returned by [`shown`].
     pub(crate) command: String,
-    /// The directory of `ARTIFACTS`, for reports in perfdash's format.
+    /// Value of the environment variable `ARTIFACTS`: the directory for perfdash reports.
     artifacts: Option<String>,
     pub(crate) matches: Matches,
     pub(crate) io: Io,
@@ -98,7 +98,7 @@ pub(crate) struct Session {
 impl Session {
     fn carry_out(&self, command: Command) -> Result<(), Failure> {
         let matches = &self.matches;
-        // A watch or a put with words behind it is a mistake that etcd's tool does not see; refuse it.
+        // etcd's tool ignores extra words after a command; this tool refuses them.
         if !command.takes_words && !matches.args.is_empty() {
             let word = matches.arg_text(0).unwrap_or_default();
             return Err(Failure::usage(format!(
@@ -123,7 +123,7 @@ impl Session {
         (command.run)(self)
     }
 
-    /// Prints on standard output.
+    /// Prints to standard output.
     pub(crate) fn say(&self, text: &str) -> Result<(), Failure> {
         self.io
             .out
@@ -149,8 +149,8 @@ impl Session {
         Ok(target)
     }
 
-    /// Runs a load of single operations and writes about it. `names` are those of its series; `layout` has `%s` for each
-    /// one's report and `%d` for how many operations it had.
+    /// Runs a load of single operations, and writes its results. `names` are the names of its series; in
+    /// `layout`, `%s` stands for a series' report and `%d` for its number of operations.
     pub(crate) fn unary<W: Workload>(
         &self,
         names: &[&str],
@@ -159,12 +159,12 @@ impl Session {
         make: impl Fn(u64) -> Result<W, Failure>,
     ) -> Result<(), Failure> {
         let plan = plan(&self.matches, total)?;
-        // Refused before anything is connected.
+        // A wrong argument is refused before any connection is made.
         let mut first = Some(make(0)?);
         let target = self.target()?;
         let mut watch = Watcher::new(&self.matches, &target, &plan);
         let before = machine::checks();
-        // What works for the first thread works for all.
+        // If the first workload can be created, the others can as well.
         let others: Vec<W> = (1..plan.threads as u64).map(&make).collect::<Result<_, _>>()?;
         let mut others = others.into_iter();
         let mut workloads: Vec<Option<W>> = vec![first.take()];
@@ -197,7 +197,7 @@ impl Session {
         self.write(&text, &document)
     }
 
-    /// Returns the report of a series, and writes it for perfdash where that was asked for.
+    /// Returns the report of a series, and writes the perfdash file if requested.
     fn reported(&self, name: &str, series: &Series, elapsed: Duration) -> String {
         let text = report::report(style(&self.matches), series, elapsed);
         if self.matches.get(REPORT_PERFDASH) {
@@ -226,10 +226,10 @@ impl Session {
         document.warnings.extend(starved);
     }
 
-    /// Runs a load that is measured in parts, as often as `--repeat` says, and writes about it. `layout` has `%s` for the
-    /// report of each part, which are called `names`; it is that of the run with the median rate of the last part. `run` calls
-    /// what it is given between two parts of which one begins where the other ends; parts that go on at once share what
-    /// the server used.
+    /// Runs a load with several measured parts, repeated as `--repeat` requests, and writes its results.
+    /// `names` are the names of the parts; `%s` in `layout` stands for a part's report, taken from the run
+    /// with the median rate of the last part. `run` calls its argument between two parts that follow each
+    /// other; parts that run at the same time share the server's resource usage.
     pub(crate) fn in_parts<const N: usize>(
         &self,
         names: [&str; N],
@@ -286,7 +286,7 @@ impl Session {
         (series, elapsed): (Series, Duration),
     ) -> Result<(), Failure> {
         let said = if self.matches.get(REPORT_PERFDASH) {
-            // The operation is named as the command's last word.
+            // The operation is named after the last word of the command.
             let operation = self.matches.path.last().copied().unwrap_or(name);
             report::write_perfdash(operation, &series, elapsed, self.artifacts.as_deref())
         } else {
@@ -309,15 +309,15 @@ impl Session {
         self.write(&(said + text), &document)
     }
 
-    /// Writes the text, and the files that were asked for.
+    /// Writes the text, and the requested files.
     pub(crate) fn write(&self, text: &str, document: &Document) -> Result<(), Failure> {
         for warning in &document.warnings {
             self.warn(warning);
         }
-        // The text first: a file that cannot be written must not cost the measurement.
+        // The text comes first, so that an unwritable file does not lose the measurement.
         if self.matches.get(JSON) != "-" {
             self.say(text)?;
-            // A program that reads etcd's report gets nothing else, unless it was asked for.
+            // Programs that parse etcd's report get no additional text, unless a flag requests it.
             let ours = [DURATION.row(), REPEAT.row(), SCHEDULE.row(), THREADS.row(), WARMUP.row(), PID.row()];
             let asked = ours.iter().any(|flag| self.matches.is_given(*flag));
             if self.matches.path != ["compare"] && (asked || self.io.is_terminal) {
@@ -341,8 +341,8 @@ impl Session {
     }
 }
 
-/// What the tool and the server used for one of so many parts of a run, which took `elapsed`, by the stages of the run: as many
-/// as parts, if one began where the other ended.
+/// Returns the resources that the tool and the server used for part number `part` of `parts`, which took
+/// `elapsed`. `stages` has one entry per part if the parts followed each other, otherwise one for all.
 fn attributed(
     stages: &[(Duration, Generator)],
     used: &[Option<Usage>],
@@ -351,21 +351,21 @@ fn attributed(
 ) -> (Generator, Option<Usage>) {
     let stage = if stages.len() == parts { part } else { 0 };
     let (took, whole) = stages.get(stage).copied().unwrap_or_default();
-    // What the tool used is known for all parts that went on at once: each gets its share of the time.
+    // The usage of the tool is known only for all parts together, so each part gets its share by time.
     let share = (elapsed.as_secs_f64() / took.as_secs_f64().max(1e-9)).min(1.0);
     let generator =
         Generator { cpu: whole.cpu.mul_f64(share), starved: whole.starved.mul_f64(share), ..whole };
     (generator, used.get(stage).copied().flatten())
 }
 
-/// Which of the runs has the rate closest to the median of its row.
+/// Returns the index of the run whose rate is closest to the median of its row.
 fn closest(runs: &[Run], row: Option<&Row>) -> Option<usize> {
     let row = row?;
     let apart = |at: usize| row.runs.get(at).map_or(f64::MAX, |run| (run.rate - row.median.rate).abs());
     (0..runs.len()).min_by(|a, b| apart(*a).total_cmp(&apart(*b)))
 }
 
-/// The time as RFC 3339.
+/// Returns the current time as RFC 3339.
 pub fn now() -> String {
     report::rfc3339(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()))
 }
@@ -384,10 +384,10 @@ mod tests {
             let (generator, usage) = attributed(&stages, &used, (part, 2), second);
             assert_eq!((generator.cpu, usage), (second * cpu, used[part]), "{part}");
         }
-        // Parts that went on at once share what the run used.
+        // Parts that ran at the same time share the usage of the run.
         let (generator, usage) = attributed(&stages[1..], &used[1..], (1, 2), second / 2);
         assert_eq!((generator.cpu, usage), (second * 5 / 2, used[1]));
-        // A process that was not found has used nothing that is known.
+        // If the server's process was not found, its usage is unknown.
         assert_eq!(attributed(&stages, &[None, None], (1, 2), second).1, None);
     }
 

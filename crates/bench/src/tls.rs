@@ -1,4 +1,4 @@
-//! TLS settings from files, and certificates made for a comparison.
+//! TLS settings from files, and certificates generated for a comparison.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,22 +11,22 @@ use rustls::{ClientConfig, ServerConfig};
 
 use crate::{Error, TlsError};
 
-/// What was given about TLS.
+/// Values of the TLS flags.
 #[derive(Clone, Debug, Default)]
 pub struct Files {
-    /// Whom to trust.
+    /// Path of the trusted certificate authorities.
     pub cacert: String,
-    /// Our certificate.
+    /// Path of the client's certificate.
     pub cert: String,
-    /// And its key.
+    /// Path of the client's key.
     pub key: String,
-    /// Trust anybody.
+    /// True to skip the verification of the server's certificate.
     pub skip_verify: bool,
 }
 
 impl Files {
-    /// TLS settings, if anything that asks for TLS was given, or an endpoint's scheme does (`wanted`). Files name what is
-    /// wrong with them.
+    /// Returns TLS settings if any TLS file is given, or if an endpoint's scheme requires TLS (`wanted`).
+    /// Errors name the file.
     pub fn client(&self, wanted: bool) -> Result<Option<Arc<ClientConfig>>, TlsError> {
         if !wanted && self.cacert.is_empty() && self.cert.is_empty() && self.key.is_empty() {
             return Ok(None);
@@ -58,7 +58,7 @@ fn key(file: &str) -> Result<PrivateKeyDer<'static>, TlsError> {
     PrivateKeyDer::from_pem_file(file).map_err(|error| TlsError::Pem { file: file.to_owned(), error })
 }
 
-/// A server's TLS settings from its certificate and key.
+/// Returns a server's TLS settings from its certificate and key files.
 pub fn server(cert_file: &str, key_file: &str) -> Result<Arc<ServerConfig>, TlsError> {
     let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -70,7 +70,8 @@ pub fn server(cert_file: &str, key_file: &str) -> Result<Arc<ServerConfig>, TlsE
     Ok(Arc::new(config))
 }
 
-/// Makes a certificate of loopback's names that signs itself, and its key, in files of a directory: `(cert, key)`.
+/// Generates a self-signed certificate for the loopback names and its key, in files of a directory. Returns
+/// the paths of both.
 pub fn make(directory: &Path) -> Result<(String, String), Error> {
     let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
     let made = rcgen::generate_simple_self_signed(names).map_err(TlsError::Made)?;

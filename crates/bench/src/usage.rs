@@ -1,4 +1,4 @@
-//! What a server uses: from `/proc` if it runs here, else from its metrics.
+//! Resource usage of a server: from `/proc` if it runs on this machine, else from its metrics.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -8,21 +8,21 @@ use std::time::Duration;
 
 use loadgen::socket::Endpoint;
 
-/// Counters of a server at one time; what is not known is `None`.
+/// Resource counters of a server at one time; unknown counters are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
     /// CPU time, user and system, in seconds.
     pub cpu_s: Option<f64>,
-    /// Resident memory.
+    /// Resident memory in bytes.
     pub rss_bytes: Option<u64>,
-    /// What was handed to the disk so far.
+    /// Bytes written to the disk so far.
     pub written_bytes: Option<u64>,
-    /// How often the log was synced.
+    /// Number of log syncs so far.
     pub fsyncs: Option<f64>,
 }
 
 impl Usage {
-    /// What was used from `before` until now; memory is that of now.
+    /// Returns the difference from `before`; the memory is the current value.
     pub fn since(self, before: Self) -> Self {
         Self {
             cpu_s: self.cpu_s.zip(before.cpu_s).map(|(now, then)| (now - then).max(0.0)),
@@ -36,7 +36,7 @@ impl Usage {
     }
 }
 
-/// Where the figures of a server come from.
+/// Source of a server's resource counters.
 #[derive(Clone, Debug)]
 pub struct Meter {
     pid: Option<u32>,
@@ -45,30 +45,31 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Of the process given, or the one that listens at the endpoint here; its metrics besides.
+    /// Creates a meter for the given process, or for the one that listens at the endpoint on this machine,
+    /// and for the endpoint's metrics.
     pub fn new(endpoint: &Endpoint, pid: Option<u32>) -> Self {
         let pid = pid.or_else(|| is_local(endpoint).then(|| listener(endpoint)).flatten());
         Self { pid, task: None, endpoint: Some(endpoint.clone()) }
     }
 
-    /// Of one thread of this process: CPU time only.
+    /// Creates a meter for one thread of this process, which measures only CPU time.
     pub fn thread(task: &str) -> Self {
         Self { pid: None, task: Some(format!("/proc/{task}/schedstat")), endpoint: None }
     }
 
-    /// The counters before a load. Metrics are asked for first, so that answering them is not part of it.
+    /// Returns the counters before a load. The metrics are read first, so that serving them is not counted.
     pub fn before(&self) -> Usage {
         let metrics = self.metrics();
         self.counters(&metrics)
     }
 
-    /// What was used since, and the memory now.
+    /// Returns the usage since `before`, and the current memory.
     pub fn since(&self, before: Usage) -> Usage {
         let told = self.counters("");
         let metrics = self.metrics();
         let from_metrics = self.counters(&metrics);
         Usage {
-            // From the metrics only where nothing else says.
+            // Metrics are used only for values that `/proc` does not provide.
             cpu_s: told.cpu_s.or(from_metrics.cpu_s),
             rss_bytes: told.rss_bytes.or(from_metrics.rss_bytes),
             written_bytes: told.written_bytes,
@@ -103,10 +104,10 @@ impl Meter {
 
 fn cpu_s(stat: &str) -> Option<f64> {
     let text = fs::read_to_string(stat).ok()?;
-    // The name, in parentheses, may hold anything.
+    // The process name, in parentheses, may contain any character.
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
     let ticks: u64 = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
-    // Linux shows a hundred of them per second on every machine that programs see (USER_HZ).
+    // Linux shows 100 ticks per second (USER_HZ) to programs on every architecture.
     Some(ticks as f64 / 100.0)
 }
 
@@ -122,14 +123,15 @@ fn written_bytes(pid: u32) -> Option<u64> {
 }
 
 fn is_local(endpoint: &Endpoint) -> bool {
-    // Addresses of this machine's other interfaces would do too, but cannot be told from others so simply.
+    // Only loopback addresses are recognized; the machine's other addresses would be local as well, but are
+    // harder to identify.
     endpoint.unix
         || (endpoint.address.as_str())
             .to_socket_addrs()
             .is_ok_and(|mut all| all.any(|address| address.ip().is_loopback()))
 }
 
-/// The process that listens on the endpoint's port, if we may see it.
+/// Returns the id of the process that listens on the endpoint's port, if it is visible.
 fn listener(endpoint: &Endpoint) -> Option<u32> {
     let port: u16 = endpoint.address.rsplit_once(':')?.1.parse().ok()?;
     let mut inodes = Vec::new();
@@ -155,12 +157,12 @@ fn listener(endpoint: &Endpoint) -> Option<u32> {
     None
 }
 
-/// The value of a metric that has no labels.
+/// Returns the value of a metric without labels.
 fn metric(text: &str, name: &str) -> Option<f64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
 }
 
-/// What an endpoint answers to a GET; five seconds at most.
+/// Returns the body of a GET request to an endpoint; fails after five seconds.
 pub fn get(endpoint: &Endpoint, path: &str) -> io::Result<String> {
     if endpoint.unix {
         return Err(io::Error::other("metrics over a Unix socket are not asked for"));
@@ -184,7 +186,7 @@ pub fn get(endpoint: &Endpoint, path: &str) -> io::Result<String> {
             let client = rustls::ClientConnection::new(Arc::new(tls), name).map_err(io::Error::other)?;
             let mut stream = rustls::StreamOwned::new(client, stream);
             stream.write_all(request.as_bytes())?;
-            // Whether the other end says goodbye properly does not matter here.
+            // A missing close_notify alert does not matter here.
             let _ = stream.read_to_end(&mut answer);
         }
     }
@@ -219,7 +221,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = Endpoint::parse(&listener.local_addr().unwrap().to_string(), None).unwrap();
         assert_eq!(super::listener(&endpoint), Some(std::process::id()));
-        // Nobody answers there, so that there are no metrics.
+        // This listener accepts and closes the connection, so that there are no metrics.
         let thread = std::thread::spawn(move || {
             for _ in 0..1 {
                 drop(listener.accept())

@@ -1,4 +1,4 @@
-//! What is looked at while a load runs: what the server uses, and, for a user who watches, how far it is.
+//! Observer of a running load: measures the server's resource usage, and shows progress on a terminal.
 
 use std::time::{Duration, Instant};
 
@@ -11,23 +11,23 @@ use loadgen::calls::Target;
 use loadgen::drive::{Generator, Observer, Plan, thread_times};
 use loadgen::histogram::Histogram;
 
-/// Reads what the server uses around each run, and draws progress on a terminal.
+/// Measures the server's resource usage in each run, and draws progress on a terminal.
 pub struct Watcher {
     meter: Option<Meter>,
     before: Usage,
-    /// What each run used, where that is known.
+    /// Server's resource usage in each run, if known.
     pub usages: Vec<Option<Usage>>,
     progress: cli::Progress,
     total: Option<u64>,
     repeat: usize,
     times: (Duration, Duration),
     began: Instant,
-    /// How long each run took, and what this thread needed meanwhile: for loads that run in it.
+    /// Duration of each run, and this thread's own resource usage, for loads that run in this thread.
     pub own: Vec<(Duration, Generator)>,
 }
 
 impl Watcher {
-    /// For the server at the target's first endpoint.
+    /// Creates a watcher for the server at the target's first endpoint.
     pub fn new(matches: &Matches, target: &Target, plan: &Plan) -> Self {
         let pid = u32::try_from(matches.get(PID)).ok().filter(|pid| *pid > 0);
         let total = plan.duration.is_none().then_some(plan.total);
@@ -54,7 +54,7 @@ impl Observer for Watcher {
     }
 
     fn ends(&mut self, _: usize) {
-        // Loads that run in this thread have no other measure of what they cost.
+        // Loads that run in this thread have no other measure of their own cost.
         let (cpu, starved) = thread_times();
         let cpu = cpu.saturating_sub(self.times.0);
         let took = self.began.elapsed();

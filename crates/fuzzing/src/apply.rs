@@ -1,4 +1,5 @@
-//! Entries of any content, applied to two machines: the state machine is total and deterministic.
+//! Applies log entries of arbitrary content to two state machines: the state machine must accept any bytes
+//! and be deterministic.
 
 use api::Status;
 use api::etcdserverpb::InternalRaftRequest;
@@ -14,10 +15,10 @@ use crate::journal::Journal;
 use crate::script::{Scribe, Script};
 use crate::state::{RULES, assert_same, through_image, through_snapshot, through_transfer};
 
-/// Entries of one input at most.
+/// Largest number of entries of one input.
 const ENTRIES_MAX: usize = 64;
 
-/// What comes next in a script.
+/// Step numbers of a script.
 const ENTRY: u8 = 0;
 const CONF_CHANGE: u8 = 1;
 const COMPACT: u8 = 2;
@@ -26,8 +27,8 @@ const SNAPSHOT: u8 = 4;
 const TRANSFER: u8 = 5;
 const STEPS: u8 = 6;
 
-/// Two machines that are told the same, each in its own circumstances: one answers, the other does not, removes what
-/// was compacted at other times, and is saved and restored in between.
+/// Two state machines that get the same entries under different conditions: the first produces responses; the
+/// second does not, does its physical compaction at other times, and is saved and restored in between.
 pub struct Twins {
     journal: Journal,
     first: Machine,
@@ -41,21 +42,21 @@ impl Default for Twins {
 }
 
 impl Twins {
-    /// Applies an entry to both; false when neither can go on.
+    /// Applies an entry to both machines. Returns false if both fail.
     pub fn entry(&mut self, data: &Bytes) -> bool {
         self.apply(data).is_some()
     }
 
-    /// Applies an entry to both; how it ended.
+    /// Applies an entry to both machines, and returns the outcome.
     ///
     /// # Panics
     ///
-    /// When they cannot go on.
+    /// Panics if the entry cannot be applied.
     pub fn outcome(&mut self, data: &Bytes) -> Result<(), Status> {
         self.apply(data).expect("it can be applied")
     }
 
-    /// Users and roles, which are the same in both.
+    /// Returns the users and roles, after a check that both machines have the same.
     pub fn auth(&self) -> &Auth {
         assert_eq!(self.first.auth, self.second.auth);
         &self.first.auth
@@ -86,13 +87,13 @@ impl Twins {
         }
     }
 
-    /// Applies a membership change to both; false when neither can go on.
+    /// Applies a membership change to both machines. Returns false if both fail.
     pub fn conf_change(&mut self, data: &Bytes) -> bool {
         if let Ok(change) = ConfChange::decode(data.clone()) {
             let before = self.first.members.clone();
             let allowed = machine::validate(&self.first.members, &change, RULES.learners_max);
             assert_eq!(before, self.first.members);
-            // Asked twice, answered alike.
+            // Both machines must give the same answer, and the check must not change the members.
             assert_eq!(allowed, machine::validate(&self.second.members, &change, RULES.learners_max));
         }
         let location = self.journal.append(data);
@@ -105,33 +106,33 @@ impl Twins {
         ours.is_ok()
     }
 
-    /// Lets one of them go on with its removal of what was compacted.
+    /// Lets the second machine continue its physical compaction.
     pub fn compact_step(&mut self, budget: u8) {
         self.second.compact_step(u64::from(budget));
     }
 
-    /// Saves and restores one of them as a checkpoint does.
+    /// Saves and restores the second machine through a checkpoint.
     pub fn restart(&mut self) {
         self.second = through_image(&mut self.second);
     }
 
-    /// The same by way of a snapshot.
+    /// Saves and restores the second machine through a snapshot.
     pub fn restore_snapshot(&mut self) {
         self.second = through_snapshot(&mut self.second, &self.journal);
     }
 
-    /// The same by way of a transfer between members.
+    /// Saves and restores the second machine through a transfer between members.
     pub fn transfer(&mut self) {
         self.second = through_transfer(&mut self.second, &self.journal);
     }
 
-    /// Asserts that both look the same from outside.
+    /// Asserts that both machines are observably equal.
     pub fn finish(mut self) {
         assert_same(&mut self.first, &mut self.second);
     }
 }
 
-/// The target.
+/// Fuzz target: applies the entries of a script to both machines.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let mut twins = Twins::default();
@@ -166,7 +167,7 @@ pub fn run(data: &[u8]) {
     twins.finish();
 }
 
-/// Every kind of request and membership change, alone and one after the other.
+/// Returns seeds with every kind of request and membership change, each one alone and all in a row.
 pub fn seeds() -> Vec<Vec<u8>> {
     let requests: Vec<InternalRaftRequest> = commands::examples();
     let changes = commands::conf_changes();

@@ -1,4 +1,5 @@
-//! Changes of users, roles and permissions, and requests of users over few keys, held against a naive model.
+//! Changes of users, roles and permissions, and requests of users over few keys, compared with a simple
+//! model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +22,7 @@ use crate::apply::Twins;
 use crate::permission_tree::PermissionTree;
 use crate::script::Script;
 
-/// Steps of one input at most.
+/// Largest number of steps of one input.
 const STEPS_MAX: usize = 120;
 
 const USERS: [&str; 5] = [ROOT, "alice", "bob", "nobody", ""];
@@ -30,10 +31,11 @@ const KEYS: [&[u8]; 9] = [b"a", b"aa", b"b", b"b\0", b"c", b"\0", b"\xff", b"m",
 const ENDS: [&[u8]; 9] = [b"", b"", b"", b"\0", b"b", b"c", b"\xff\xff", b"a", b"aa\0"];
 const KINDS: [i32; 4] =
     [permission::Type::Read as i32, permission::Type::Write as i32, permission::Type::Readwrite as i32, 17];
-/// `bcrypt` would be too slow here, and is not looked at: any base64 is a hash.
+/// Password hash for all users: computing `bcrypt` would be slow, and no check reads the hash, so any base64
+/// text is valid.
 const HASH: &str = "aGFzaA==";
 
-/// What is granted to a role: kind, key and range end.
+/// Permission of a role: kind, key and range end.
 type Granted = (i32, &'static [u8], &'static [u8]);
 
 #[derive(Default)]
@@ -42,17 +44,17 @@ struct User {
     roles: BTreeSet<&'static str>,
 }
 
-/// Users and roles in the plainest form, by etcd's rules.
+/// Users and roles in the simplest form, by etcd's rules.
 #[derive(Default)]
 struct Model {
     is_enabled: bool,
-    /// Changes since the first revision, which is 1.
+    /// Number of changes since the first revision, which is 1.
     changes: u64,
     users: BTreeMap<&'static str, User>,
     roles: BTreeMap<&'static str, Vec<Granted>>,
 }
 
-/// Whether the key is in the range of a permission or request.
+/// Returns true if the key is in the range of a permission or request.
 fn within(at: &[u8], key: &[u8], end: &[u8]) -> bool {
     match end {
         [] => at == key,
@@ -70,7 +72,8 @@ impl Model {
         self.changes + 1
     }
 
-    /// Whether each place at which what is allowed may change, from the first key of the request to its end, is allowed.
+    /// Returns true if the permissions cover the request: every point between its first key and its end at
+    /// which permissions may change must be allowed.
     fn covers(&self, user: &User, allows: &[i32], key: &[u8], end: &[u8]) -> bool {
         let granted: Vec<&Granted> = user
             .roles
@@ -80,7 +83,7 @@ impl Model {
             .filter(|(kind, ..)| allows.contains(kind))
             .collect();
         if !end.is_empty() && end != [0] && key >= end {
-            // What no key is asked for depends on the shape of etcd's tree.
+            // The answer for a range without keys depends on the shape of etcd's tree.
             return PermissionTree::of(granted.iter().map(|(_, key, end)| match *end {
                 [] => (key.to_vec(), [key, &[0][..]].concat()),
                 [0] => (key.to_vec(), Vec::new()),
@@ -131,7 +134,7 @@ impl Model {
         }
     }
 
-    /// Carries a change out; true if it changed anything.
+    /// Makes a change. Returns true if it changed anything.
     fn change(&mut self, change: &Change) -> Result<bool, Status> {
         let is_enabled = self.is_enabled;
         let user = |users: &mut BTreeMap<_, User>, name| match users.contains_key(name) {
@@ -213,8 +216,8 @@ impl Model {
                     return Err(error::INVALID_AUTH_MGMT);
                 }
                 let all = self.roles.get_mut(role).ok_or(error::ROLE_NOT_FOUND)?;
-                // As etcd does, which looks at the first permission of this key only: one of the same range behind it stays,
-                // whatever its kind.
+                // Like etcd, this considers only the first permission of the key: a later permission of the
+                // same range stays, whatever its kind.
                 match all.iter_mut().find(|(_, key, _)| *key == granted.1) {
                     Some(first) if first.2 == granted.2 => first.0 = granted.0,
                     _ => {
@@ -237,7 +240,7 @@ impl Model {
     }
 }
 
-/// A change of users and roles.
+/// Change of users and roles.
 #[derive(Clone, Copy, Debug)]
 enum Change {
     Enable,
@@ -326,7 +329,7 @@ impl Change {
     }
 }
 
-/// A caller: mostly at the revision of now, sometimes at another or at none.
+/// Draws a caller, mostly at the current auth revision, sometimes at another or at none.
 fn caller(script: &mut Script<'_>, revision: u64) -> Caller<'static> {
     let user = script.pick(&USERS);
     let revision = match script.below(8) {
@@ -342,7 +345,7 @@ fn header(caller: Caller<'_>) -> RequestHeader {
     RequestHeader { id: 1, username: caller.user.to_owned(), auth_revision: caller.revision }
 }
 
-/// What a gate says of every range of the alphabet, against the model.
+/// Compares the gate's answers with the model for every range of the alphabet.
 fn ask(twins: &Twins, cache: &mut RightsCache, model: &Model, caller: Caller<'_>) {
     let gate = Gate::new(twins.auth(), caller, cache);
     assert_eq!(gate.admin(), model.admin(caller));
@@ -359,7 +362,7 @@ fn ask(twins: &Twins, cache: &mut RightsCache, model: &Model, caller: Caller<'_>
     }
 }
 
-/// A write of a user, and what it is refused with.
+/// Draws a write request of a user, and returns it with the model's verdict.
 fn write(
     script: &mut Script<'_>,
     model: &Model,
@@ -405,7 +408,7 @@ fn write(
                 range_end: Bytes::from_static(end),
                 ..Default::default()
             };
-            // The branch that is not taken is asked for as well.
+            // Permissions are checked for both branches, taken or not.
             request.txn = Some(TxnRequest {
                 success: vec![op(Request::RequestRange(range)), op(Request::RequestTxn(nested))],
                 failure: vec![op(Request::RequestPut(put(second, false)))],
@@ -422,7 +425,7 @@ fn write(
     (request, allowed)
 }
 
-/// The target.
+/// Fuzz target: makes the changes and requests of a script, and compares each result with the model.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let (mut twins, mut model) = (Twins::default(), Model::default());
@@ -436,7 +439,7 @@ pub fn run(data: &[u8]) {
                 let caller = caller(&mut script, model.revision());
                 let change = Change::read(&mut script);
                 let expected = match model.admin(caller) {
-                    // Disabling what is not enabled, and all else, is for root alone.
+                    // Every auth change needs root, also disabling authentication that is not enabled.
                     Err(refused) => Err(refused),
                     Ok(()) => model.change(&change).map(drop),
                 };
@@ -465,7 +468,7 @@ pub fn run(data: &[u8]) {
                 let outcome = twins.outcome(&Bytes::from(request.encode_to_vec()));
                 match allowed {
                     Err(refused) => assert_eq!(outcome, Err(refused), "{request:?}"),
-                    // Two puts of one key in one transaction are refused for that.
+                    // The request may still be refused for two puts of one key in one transaction.
                     Ok(()) => assert!(
                         outcome.as_ref().err().is_none_or(|why| *why == error::DUPLICATE_KEY),
                         "{request:?}: {outcome:?}"
@@ -492,7 +495,7 @@ pub fn run(data: &[u8]) {
     twins.finish();
 }
 
-/// Scripts: bytes of any kind are one; and one in which authentication is enabled with something granted.
+/// Returns scripts of arbitrary bytes, and one that enables authentication with some permissions granted.
 pub fn seeds() -> Vec<Vec<u8>> {
     let root = [0, 7];
     let change =

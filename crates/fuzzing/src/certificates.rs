@@ -1,4 +1,4 @@
-//! Files of certificates, keys and revocations, and certificates that peers show, of any content.
+//! Certificate, key and revocation files, and certificate chains of peers, all of arbitrary content.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tls::{AddressCheck, PeerNames, Settings, Tls};
 
 use crate::script::{Scribe, Script};
 
-/// The second in which certificates are judged.
+/// Time at which certificates are checked, in seconds since the Unix epoch.
 pub(crate) const SECOND: u64 = 1_800_000_000;
 
 pub(crate) const AUTHORITY: &[u8] = include_bytes!("data/ca.der");
@@ -25,7 +25,7 @@ pub(crate) const ALICE_KEY: &[u8] = include_bytes!("data/alice.pkcs8.der");
 const STRANGER: &[u8] = include_bytes!("data/stranger.der");
 const REVOCATIONS: &[u8] = include_bytes!("data/ca.crl.der");
 
-/// A clock that stands.
+/// Clock that always shows the same time.
 #[derive(Debug)]
 pub(crate) struct Still;
 
@@ -35,7 +35,8 @@ impl TimeProvider for Still {
     }
 }
 
-/// What the bytes of a file are put into, so that mutations reach what is inside of PEM.
+/// PEM labels that wrap a file's bytes, so that mutations reach the content inside PEM. The empty label
+/// leaves the bytes unwrapped.
 const WRAPS: [&str; 6] = ["", "CERTIFICATE", "PRIVATE KEY", "EC PRIVATE KEY", "RSA PRIVATE KEY", "X509 CRL"];
 const CERTIFICATE: u8 = 1;
 const PRIVATE_KEY: u8 = 2;
@@ -54,7 +55,7 @@ fn file(script: &mut Script<'_>) -> Vec<u8> {
     if label.is_empty() { bytes.to_vec() } else { pem(label, bytes) }
 }
 
-/// Nothing of what is between the lines with labels is in the text.
+/// Asserts that the text contains no base64 line of the key file.
 fn assert_keeps(text: &str, key: &[u8]) {
     let is_base64 = |byte: u8| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte);
     for line in key.split(|byte| *byte == b'\n').filter_map(|line| std::str::from_utf8(line).ok()) {
@@ -64,7 +65,7 @@ fn assert_keeps(text: &str, key: &[u8]) {
     }
 }
 
-/// What the fixed authority and server make.
+/// Loads the fixed authority and server certificate.
 pub(crate) fn sound(settings: Settings) -> Tls {
     let (own, key) = (pem("CERTIFICATE", SERVER), pem("PRIVATE KEY", SERVER_KEY));
     let authority = pem("CERTIFICATE", AUTHORITY);
@@ -77,7 +78,7 @@ pub(crate) fn sound(settings: Settings) -> Tls {
     load(settings, files, Arc::new(Still), None).expect("sound files")
 }
 
-/// Shows a chain to a listener in every way it is looked at.
+/// Checks a peer's chain with every check of a listener. Returns true if the chain is accepted.
 fn show(tls: &Tls, chain: &[CertificateDer<'_>], remote: IpAddr) -> bool {
     let Some(server) = tls.server() else { return false };
     let _ = PeerNames::of(Some(chain));
@@ -103,7 +104,8 @@ fn show(tls: &Tls, chain: &[CertificateDer<'_>], remote: IpAddr) -> bool {
     admitted.is_ok()
 }
 
-/// The target.
+/// Fuzz target: loads the files of a script, and shows its chain to the resulting listener and to a fixed
+/// one.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let flags = script.u8();
@@ -138,19 +140,19 @@ pub fn run(data: &[u8]) {
             let said = format!("{:?} {:?} {:?} {:?}", tls, tls.describe(), tls.warnings(), tls.expiries());
             assert_keeps(&said, &key);
             show(tls, &chain, remote);
-            // What is built on nothing is the same.
+            // Loading again without earlier settings must succeed as well.
             assert!(load(settings, files, Arc::new(Still), None).is_ok());
         }
     }
-    // To what the fixed authority has not signed the fixed listener is shut.
-    // Who has the authority's own key may show its certificate, as with Go.
+    // The fixed listener must refuse every chain that the fixed authority has not signed. The authority's own
+    // certificate is accepted from the holder of its key, as in Go.
     let is_known = |der: &CertificateDer<'_>| [SERVER, ALICE, AUTHORITY].contains(&der.as_ref());
     if show(&before, &chain, remote) {
         assert!(chain.first().is_some_and(is_known), "somebody else was let in");
     }
 }
 
-/// Sound files and chains, in every form.
+/// Returns valid files and chains in every form.
 pub fn seeds() -> Vec<Vec<u8>> {
     let begin = |flags: u8, key: (u8, &[u8])| {
         Scribe::default().u8(flags).u8(CERTIFICATE).run(SERVER).u8(key.0).run(key.1)
@@ -167,7 +169,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let both = [pem("CERTIFICATE", AUTHORITY), pem("CERTIFICATE", STRANGER)].concat();
     let plain = Scribe::default().u8(1).u8(0).run(&text).u8(0).run(&key).u8(0).run(&both);
     seeds.push(plain.u8(0).run(REVOCATIONS).run(ALICE).run(STRANGER).run(AUTHORITY).done());
-    // The files were switched, and the key is another's.
+    // Certificate and key are swapped; the key belongs to another certificate.
     seeds.push(Scribe::default().u8(0).u8(PRIVATE_KEY).run(SERVER_KEY).u8(CERTIFICATE).run(SERVER).done());
     seeds.push(rest(begin(0, (PRIVATE_KEY, ALICE_KEY))).done());
     seeds

@@ -1,4 +1,4 @@
-//! Requests over few keys, leases and members, so that what one does meets what others did.
+//! Requests over few keys, leases and members, so that each request depends on the effects of others.
 
 use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
@@ -19,10 +19,10 @@ use prost::Message as _;
 use crate::apply::Twins;
 use crate::script::Script;
 
-/// Requests of one input at most.
+/// Largest number of requests of one input.
 const REQUESTS_MAX: usize = 100;
 const OPS_MAX: usize = 128;
-/// How deep transactions nest here.
+/// Largest nesting depth of transactions.
 const DEPTH_MAX: u8 = 3;
 
 const KEYS: [&[u8]; 8] = [b"a", b"aa", b"b", b"b\0", b"c", b"\0", b"\xff", b"zz"];
@@ -121,7 +121,7 @@ fn txn(script: &mut Script<'_>, depth: u8) -> TxnRequest {
     }
 }
 
-/// A request, and whether a sound member would propose it.
+/// Draws a request. Returns it, and true if a correct member would propose it.
 fn request(script: &mut Script<'_>) -> (InternalRaftRequest, bool) {
     let mut request = InternalRaftRequest {
         header: Some(RequestHeader { id: script.u8().into(), ..RequestHeader::default() }),
@@ -203,7 +203,7 @@ fn conf_change(script: &mut Script<'_>) -> ConfChange {
     }
 }
 
-/// The target: what a sound member would propose is applied by both twins, and never ends them.
+/// Fuzz target: both machines must apply every request that a correct member would propose.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let mut twins = Twins::default();
@@ -234,7 +234,7 @@ pub fn run(data: &[u8]) {
     twins.finish();
 }
 
-/// One request of each kind, all of which succeed in this order.
+/// Returns one request of each kind; all of them succeed in this order.
 pub fn examples() -> Vec<InternalRaftRequest> {
     let header = || Some(RequestHeader { id: 7, username: "u".to_owned(), auth_revision: 1 });
     let empty = || InternalRaftRequest { header: header(), ..InternalRaftRequest::default() };
@@ -333,7 +333,7 @@ pub fn examples() -> Vec<InternalRaftRequest> {
     ]
 }
 
-/// Membership changes of each kind.
+/// Returns membership changes of each kind.
 pub fn conf_changes() -> Vec<ConfChange> {
     let member = |id: u64, is_learner| Member {
         id,
@@ -358,7 +358,7 @@ pub fn conf_changes() -> Vec<ConfChange> {
     ]
 }
 
-/// Scripts: bytes of any kind are one.
+/// Returns scripts of arbitrary bytes, since any bytes are a valid script.
 pub fn seeds() -> Vec<Vec<u8>> {
     (0..12u32)
         .map(|seed| {

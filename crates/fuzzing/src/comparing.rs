@@ -1,10 +1,10 @@
-//! What members tell each other about their states.
+//! Messages in which members compare their states.
 
 use consistency::comparison::{read_hash, read_trail, write_trail};
 use http::Response;
 use numbers::{Index, Revision};
 
-/// The target: a trail or an answer of any content.
+/// Fuzz target: reads a state trail and a hash response of arbitrary content.
 pub fn run(data: &[u8]) {
     if let Some(trail) = read_trail(data) {
         assert_eq!(read_trail(write_trail(&trail).as_bytes()).as_ref(), Some(&trail));
@@ -17,7 +17,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// Answers of both kinds.
+/// Returns valid messages of both kinds.
 pub fn seeds() -> Vec<Vec<u8>> {
     let point = |index: u64, hash| machine::StatePoint {
         index: Index(index),

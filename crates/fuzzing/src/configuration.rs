@@ -1,4 +1,4 @@
-//! Flags, environment variables, and what their values are read as.
+//! Command-line flags, environment variables, and the parsing of their values.
 
 use cli::go::{nanoseconds, parse_duration};
 use config::flag::Kind;
@@ -7,8 +7,8 @@ use config::{Invocation, Url, parse};
 
 use crate::script::Script;
 
-/// The target: lines are arguments up to an empty one, then variables of the environment. A line that begins with a
-/// byte below 32 stands for the flag of that number and the rest of the line.
+/// Fuzz target: lines up to the first empty one are arguments, the rest are environment variables. A line
+/// that begins with a byte below 32 means the flag with that number, followed by the rest of the line.
 pub fn run(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let mut lines = text.split('\n');
@@ -20,7 +20,7 @@ pub fn run(data: &[u8]) {
     let read = parse(&args, &env);
     let Ok(Invocation::Serve(parsed)) = read else { return };
     let config = &parsed.config;
-    // What the documentation promises of a configuration that was accepted.
+    // These properties are documented for every accepted configuration.
     assert!(!config.listen_peer_urls.is_empty() && !config.listen_client_urls.is_empty());
     assert!(!config.initial_advertise_peer_urls.is_empty() && !config.advertise_client_urls.is_empty());
     assert!(config.snapshot_count > 0 && config.snapshot_catchup_entries > 0);
@@ -43,7 +43,7 @@ fn expand(line: &str) -> String {
     }
 }
 
-/// Every flag with its default; some whole command lines.
+/// Returns every flag with its default, and some complete command lines.
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds: Vec<Vec<u8>> = FLAGS
         .iter()
@@ -65,7 +65,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// The target for values alone: durations, URLs, lists, and every kind of flag.
+/// Fuzz target for values alone: durations, URLs, lists, and every kind of flag.
 pub fn run_values(data: &[u8]) {
     let mut script = Script::new(data);
     let kind = script.u8();
@@ -86,7 +86,7 @@ pub fn run_values(data: &[u8]) {
     let _ = kinds[usize::from(kind) % kinds.len()].parse(&text);
 }
 
-/// Values of all kinds.
+/// Returns values of all kinds.
 pub fn seeds_values() -> Vec<Vec<u8>> {
     [
         "1h2m3.5s",

@@ -1,8 +1,8 @@
-//! What requests of bounded size may cost, whatever is in them.
+//! Bounds on the cost of requests of limited size, whatever their content.
 //!
-//! A budget of time is a multiple of what decoding the same bytes takes in the same run on the same machine, plus a
-//! constant far above what any sound request needs: what is linear in the request stays far below it, what is
-//! quadratic does not. A budget of memory is a multiple of the request's bytes.
+//! The time budget is a multiple of the time that decoding the same bytes takes in the same run on the same
+//! machine, plus a constant far above the need of any valid request. Work that is linear in the request stays
+//! far below it; quadratic work exceeds it. The memory budget is a multiple of the request's bytes.
 
 use std::time::Duration;
 
@@ -23,24 +23,24 @@ use crate::meter::{Cost, measure};
 use crate::script::{Scribe, Script};
 use crate::state::RULES;
 
-/// Operations of one request here at most: as many as fit into etcd's limit of 1.5 MiB.
+/// Largest number of operations of one request: as many as fit into etcd's limit of 1.5 MiB.
 const OPS_MAX: usize = 60_000;
-/// Groups of operations of one input at most.
+/// Largest number of groups of operations of one input.
 const GROUPS_MAX: usize = 64;
-/// etcd's `--max-txn-ops` by default.
+/// Default of etcd's `--max-txn-ops`.
 const USUAL_OPS_MAX: usize = 128;
-/// Keys in the store that transactions are applied to, and the bytes of their values.
+/// Number of keys in the store that transactions are applied to, and the size of their values in bytes.
 const STORED_KEYS: usize = 2_000;
 const STORED_VALUE_BYTES: usize = 500;
 
-/// How the keys of a group follow each other.
+/// Order of the keys of a group.
 #[derive(Clone, Copy)]
 enum Keys {
     Same,
     Rising,
     Falling,
     Scattered,
-    /// With this many bytes in common.
+    /// Keys with a common prefix of this many bytes.
     Prefixed(usize),
 }
 
@@ -58,7 +58,7 @@ impl Keys {
     }
 }
 
-/// Operations that are still to be given out.
+/// Operations and groups that the script may still create.
 struct Allowance {
     ops: usize,
     groups: usize,
@@ -130,14 +130,15 @@ fn txn(script: &mut Script<'_>) -> TxnRequest {
     }
 }
 
-/// Fails when `cost` is above `factor` times the time of decoding and `constant`, or holds more than `bytes`.
+/// Fails if the processor time exceeds `factor` times the decoding time plus `constant`, or the memory
+/// exceeds `bytes`.
 fn hold(what: &str, cost: Cost, decoding: Duration, factor: u32, constant: Duration, bytes: usize) {
     let cpu_max = decoding * factor + constant;
     assert!(cost.cpu <= cpu_max, "{what} took {:?}, and decoding the same {decoding:?}", cost.cpu);
     assert!(cost.peak_bytes <= bytes, "{what} held {} bytes of {bytes}", cost.peak_bytes);
 }
 
-/// A machine with keys in it.
+/// Returns a state machine with keys in it.
 fn stored(journal: &Journal) -> Machine {
     let mut machine = Machine::new(RULES);
     for number in 0..STORED_KEYS {
@@ -161,7 +162,7 @@ fn stored(journal: &Journal) -> Machine {
     machine
 }
 
-/// The target for transactions: checking one before it is proposed, and applying it where nobody waits for its answer.
+/// Fuzz target for transactions: checks one as before a proposal, and applies it without a response.
 pub fn run_transactions(data: &[u8]) {
     let txn = txn(&mut Script::new(data));
     let request = InternalRaftRequest {
@@ -190,18 +191,19 @@ pub fn run_transactions(data: &[u8]) {
     let command = Command { index: machine.applied_index + 1, term: Term(1), data: &encoded, location };
     let (applied, cost) = measure(|| machine.apply(command, &journal, false).map(drop));
     assert!(applied.is_ok(), "what passed the check can be applied: {applied:?}");
-    // A deletion of everything writes a version of every key; answers would hold every value for every range.
+    // Deleting everything writes a version of every key. Without a response, the values of the ranges are not
+    // held.
     let held = held + STORED_KEYS * 1000;
     hold("applying", cost, decoding.cpu, 60, Duration::from_millis(500), held);
 }
 
-/// Puts beside deletes in both branches, nested chains, ranges of everything.
+/// Returns puts beside deletes in both branches, nested chains, and ranges of all keys.
 pub fn seeds_transactions() -> Vec<Vec<u8>> {
     let group = |scribe: Scribe, kind: u8, keys: u8, count: u8, ending: u8| {
         scribe.u8(kind).u8(keys).u8(count).raw(&[0, 0]).u8(ending)
     };
     let begin = || Scribe::default().u8(0).u8(1);
-    // Kinds: 0 put, 2 delete, 3 range, 4 nested, 5 the end of a branch. Keys: 1 rising, 3 scattered.
+    // Kinds: 0 put, 2 delete, 3 range, 4 nested, 5 end of a branch. Keys: 1 rising, 3 scattered.
     let puts_and_deletes = |keys: u8| {
         let then = group(group(begin(), 0, 1, 14, 0), 2, keys, 14, 3).u8(5).u8(0);
         group(group(then, 0, 3, 14, 0), 2, keys, 14, 3).done()
@@ -222,14 +224,14 @@ pub fn seeds_transactions() -> Vec<Vec<u8>> {
     ]
 }
 
-/// The target for connections: what a client sends in some KiB costs neither seconds nor megabytes.
+/// Fuzz target for connections: a few KiB from a client must not cost seconds or many megabytes.
 pub fn run_connections(data: &[u8]) {
     let ((), cost) = measure(|| front_port::run_http2(data));
     let bytes = 200 * data.len() + (8 << 20);
     hold("a connection", cost, Duration::ZERO, 1, Duration::from_millis(800), bytes);
 }
 
-/// Those of the connections themselves, and frames without end.
+/// Returns the seeds of the HTTP/2 target, and connections with long sequences of frames.
 pub fn seeds_connections() -> Vec<Vec<u8>> {
     let mut seeds = front_port::seeds_http2();
     let frames = |kind: u8, flags: u8, payload: &[u8], count: usize| {

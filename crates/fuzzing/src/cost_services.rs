@@ -1,7 +1,8 @@
-//! What requests may cost a member that serves alone: its shard, its core and its log together.
+//! Bounds on the cost of requests to a single-member cluster: its shard, its core and its log together.
 //!
-//! The budget of a request is a time for each byte that is asked and answered, one for each key that it may have to look
-//! at, and a constant; and memory in proportion to what is asked and answered. Work that grows faster exceeds it.
+//! The time budget of a request is a time per byte of request and response, a time per key that it may visit,
+//! and a constant. The memory budget is proportional to the bytes of request and response. Work that grows
+//! faster exceeds the budget.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -33,15 +34,15 @@ use telemetry::logging::{Format, Level, Logger};
 use crate::meter::{Cost, measure};
 use crate::script::{Scribe, Script};
 
-/// Keys that the member holds, and the bytes of their values.
+/// Number of keys that the member holds, and the size of their values in bytes.
 const KEYS: usize = 400;
 const VALUE_BYTES: usize = 300;
-/// Requests of one input, operations of a transaction, and watches of a stream, at most.
+/// Largest number of requests of one input, operations of a transaction, and watches of a stream.
 const REQUESTS_MAX: usize = 10;
 const OPS_MAX: u8 = 24;
 const WATCHES_MAX: usize = 4096;
 
-/// A member has nobody to talk to.
+/// Peer links of a member without peers.
 struct Nobody;
 
 impl PeerLinks for Nobody {
@@ -70,7 +71,7 @@ impl PeerLinks for Nobody {
     fn close(&self) {}
 }
 
-/// A member that serves alone.
+/// Member of a single-member cluster, with its clock.
 struct World {
     member: Stepped,
     clock: Arc<HandClock>,
@@ -112,7 +113,7 @@ impl World {
         world
     }
 
-    /// Does what there is to do; without anything, time goes on.
+    /// Does all pending work of the member; if there is none, advances the clock.
     fn go_on(&mut self) {
         let mut any = false;
         for _ in 0..4 {
@@ -169,7 +170,7 @@ fn put(n: usize, value_bytes: usize) -> PutRequest {
     PutRequest { key: key(n), value: vec![7; value_bytes].into(), ..PutRequest::default() }
 }
 
-/// A key and the end of a range: one key, some, or all.
+/// Draws a range: one key, some keys, or all keys.
 fn keys(script: &mut Script<'_>) -> (Bytes, Bytes) {
     let first = usize::from(script.u16()) % (KEYS + 50);
     match script.below(4) {
@@ -214,7 +215,7 @@ fn operation(script: &mut Script<'_>) -> Request {
     }
 }
 
-/// Fails when a piece of work cost more than what was asked and answered, and the keys that it looked at, explain.
+/// Fails if some work cost more than the bytes of request and response and the visited keys justify.
 fn hold(what: &str, cost: Cost, bytes: usize, looks: usize) {
     let cpu_max = Duration::from_millis(150) + Duration::from_nanos((300 * bytes + 4000 * looks) as u64);
     assert!(cost.cpu <= cpu_max, "{what} took {:?} for {bytes} bytes and {looks} keys", cost.cpu);
@@ -230,7 +231,7 @@ fn hold(what: &str, cost: Cost, bytes: usize, looks: usize) {
 #[derive(Clone, Default)]
 struct Stream {
     requests: Rc<RefCell<VecDeque<Bytes>>>,
-    /// How many responses there were, and their bytes.
+    /// Number of responses, and their total size in bytes.
     heard: Rc<RefCell<(usize, usize)>>,
 }
 
@@ -259,7 +260,7 @@ impl Responses for Stream {
     }
 }
 
-/// A stream with many watches, and writes that concern them.
+/// Opens a stream with many watches, and writes keys that they watch.
 fn watches(world: &mut World, script: &mut Script<'_>) {
     let (shape, flags) = (script.below(4), script.u8());
     let count = (1usize << script.below(13)).min(WATCHES_MAX);
@@ -295,7 +296,7 @@ fn watches(world: &mut World, script: &mut Script<'_>) {
         let mut serving =
             world.member.watch(false, stream.clone(), stream.clone(), std::future::pending::<()>());
         let mut rest = |world: &mut World| {
-            // Until nothing has come for a while.
+            // Runs until no response has arrived for a while.
             let mut quiet = 0;
             while quiet < 20 {
                 let before = *stream.heard.borrow();
@@ -311,11 +312,11 @@ fn watches(world: &mut World, script: &mut Script<'_>) {
         drop(serving);
     });
     let (responses, heard) = *stream.heard.borrow();
-    // History is walked once for each 256 watches.
+    // History is scanned once for every 256 watches.
     hold("a stream of watches", cost, asked + heard, 8 * (count + responses) + KEYS * (1 + count / 64));
 }
 
-/// The target.
+/// Fuzz target: sends the requests of a script, and checks the cost of each.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let mut world = World::new();
@@ -351,12 +352,12 @@ pub fn run(data: &[u8]) {
         };
         let asked = request.len();
         let (answered, cost) = measure(|| world.call(rpc, request.into()).map_or(0, |answer| answer.len()));
-        // Old versions are looked at, too.
+        // Old versions of keys may be visited as well.
         hold(rpc.path(), cost, asked + answered, ops * 4 * KEYS);
     }
 }
 
-/// Ranges in every order, transactions of many ranges, streams of many watches.
+/// Returns ranges in every order, transactions of many ranges, and streams of many watches.
 pub fn seeds() -> Vec<Vec<u8>> {
     let all =
         |scribe: Scribe, flags: u8, target: u8| scribe.raw(&[0, 0]).u8(3).u8(flags).u8(7).u8(3).u8(target);

@@ -1,7 +1,7 @@
-//! What the index of watches may cost, whatever is watched, in whatever order it comes and goes.
+//! Bounds on the cost of the watch index, for any watched ranges and any order of inserts and removals.
 //!
-//! Putting in and taking out cost O(log n), finding those of a key O(log n) for each that is found. The budget is a
-//! generous time for each such step: what is linear in the number of watches exceeds it by far.
+//! An insert or a removal costs O(log n); finding the watches of a key costs O(log n) for each found watch.
+//! The budget is a generous time per such step; work that is linear in the number of watches far exceeds it.
 
 use std::time::Duration;
 
@@ -11,39 +11,39 @@ use rpc::watch::fuzzing::Watched;
 use crate::meter::measure;
 use crate::script::{Scribe, Script};
 
-/// Watches put in by one input at most.
+/// Largest number of watches that one input inserts.
 const WATCHES_MAX: usize = 30_000;
-/// Groups of operations of one input at most.
+/// Largest number of groups of operations of one input.
 const GROUPS_MAX: usize = 32;
-/// Watches that one look for a key finds at most.
+/// Largest number of watches that one lookup of a key finds.
 const FOUND_MAX: usize = 4096;
-/// Time for a step down the index: some times what it takes without optimisations.
+/// Time budget of one step down the index: several times what a step takes without compiler optimisations.
 const STEP: Duration = Duration::from_nanos(1500);
 const CONSTANT: Duration = Duration::from_millis(60);
 
-/// The n-th range of a group.
+/// Returns the n-th range of a group.
 fn range(shape: u8, n: usize, salt: u8) -> (Bytes, Bytes) {
     let scattered = |n: usize| (n as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(salt);
     let key = |n: u64| Bytes::from(format!("{n:020}"));
     let middle = 1 << 40;
     match shape {
-        // The same key, the same range.
+        // All ranges are the same single key, or the same range.
         0 => (key(0), Bytes::new()),
         1 => (key(0), key(middle)),
-        // Single keys.
+        // Scattered single keys.
         2 => (key(scattered(n)), Bytes::new()),
-        // Starts that rise and fall, without an end.
+        // Rising and falling starts, without an end.
         3 => (key(n as u64), Bytes::from_static(b"\0")),
         4 => (key(middle - n as u64), Bytes::from_static(b"\0")),
-        // Each inside of the one before, and around it.
+        // Each range is inside the one before, or around it.
         5 => (key(n as u64), key(2 * middle - n as u64)),
         6 => (key(middle - n as u64), key(middle + n as u64 + 1)),
-        // Beside each other.
+        // Disjoint neighbours.
         7 => (key(2 * n as u64), key(2 * n as u64 + 1)),
         // Many starts with few ends, and few starts with many ends.
         8 => (key(scattered(n) % middle), key(middle + (n as u64 % 3))),
         9 => (key(n as u64 % 3), key(middle + scattered(n) % middle)),
-        // Short ones before one that reaches over all.
+        // Short ranges after one that covers them all.
         10 if n == 0 => (key(0), Bytes::from_static(b"\0")),
         10 => (key(n as u64), key(n as u64 + 1)),
         _ => {
@@ -53,7 +53,7 @@ fn range(shape: u8, n: usize, salt: u8) -> (Bytes, Bytes) {
     }
 }
 
-/// The target.
+/// Fuzz target: runs groups of operations on the index, and checks the cost of each.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let mut index = Watched::default();
@@ -72,7 +72,7 @@ pub fn run(data: &[u8]) {
                 let room = WATCHES_MAX.saturating_sub(serial as usize).min(count);
                 let fresh: Vec<_> = (0..room)
                     .map(|n| {
-                        // A client chooses in which order they come; the numbers are the server's.
+                        // The client chooses the order of the ranges, the server the numbers.
                         serial += 1;
                         let (key, end) = range(shape, if kind == 0 { n } else { room - n }, salt);
                         (key, end, serial)
@@ -123,7 +123,7 @@ fn index_size(there: &[(Bytes, Bytes, u64)]) -> usize {
     there.len()
 }
 
-/// Every shape put in, looked for, and taken out in every order.
+/// Returns seeds that insert every shape, look keys up, and remove watches in every order.
 pub fn seeds() -> Vec<Vec<u8>> {
     let group = |scribe: Scribe, kind: u8, shape: u8, salt: u8, count: u8| {
         scribe.u8(kind).u8(shape).u8(salt).u8(count)
@@ -135,7 +135,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
             group(group(scribe, 3, shape, 1, 6), 2, 0, shape + 1, 14).done()
         })
         .collect();
-    // One shape over another.
+    // All shapes inserted into the same index.
     let all = (0..12).fold(Scribe::default(), |scribe, shape| group(scribe, 0, shape, shape, 11));
     seeds.push((0..12).fold(all, |scribe, shape| group(scribe, 3, shape, shape, 6)).done());
     seeds

@@ -1,4 +1,4 @@
-//! The client port: frames, gRPC messages, whole connections of HTTP/2 and HTTP/1.
+//! The client port: frames, gRPC messages, and whole connections of HTTP/2 and HTTP/1.
 
 use std::io;
 use std::rc::Rc;
@@ -15,14 +15,14 @@ use tokio::io::AsyncWriteExt as _;
 use crate::script::{Scribe, Script, pieces};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// How long a connection may live on after its client has gone; far above what any does.
+/// Time for which a connection may live on after its client has gone; far above the real time.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// What is under way to the server at most.
+/// Largest number of bytes in flight to the server.
 pub(crate) const PIPE_BYTES: usize = 16 * 1024;
-/// Small, so that every bound is met.
+/// Largest gRPC message in bytes; small, so that inputs reach every limit.
 const MESSAGE_BYTES_MAX: usize = 4096;
 
-/// The target for framing alone: what comes out does not depend on how the bytes were cut.
+/// Fuzz target for gRPC framing: the decoded messages must not depend on how the bytes were cut.
 pub fn run_frames(data: &[u8]) {
     let mut script = Script::new(data);
     let (cut, gzip) = (script.u8(), script.flip());
@@ -33,9 +33,9 @@ pub fn run_frames(data: &[u8]) {
     assert!(whole.0.iter().all(|message| message.len() <= MESSAGE_BYTES_MAX));
 }
 
-/// Messages, plain and packed.
+/// Returns messages, uncompressed and compressed.
 pub fn seeds_frames() -> Vec<Vec<u8>> {
-    // `gzip` of "hello".
+    // The text "hello", compressed with `gzip`.
     let packed = b"\x1f\x8b\x08\0\0\0\0\0\0\x03\xcb\x48\xcd\xc9\xc9\x07\0\x86\xa6\x10\x36\x05\0\0\0";
     let packed = [b"\x01\0\0\0\x19".as_slice(), packed].concat();
     vec![
@@ -45,7 +45,7 @@ pub fn seeds_frames() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Answers calls of every kind in the simplest way.
+/// Service that answers calls of every kind in the simplest way.
 struct Echo;
 
 const METHODS: [(&str, Kind); 6] = [
@@ -116,7 +116,7 @@ thread_local! {
         tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
 }
 
-/// Limits that small inputs meet.
+/// Returns options whose limits are reached by small inputs.
 pub(crate) fn options() -> Options {
     Options {
         methods: METHODS.len(),
@@ -130,12 +130,12 @@ pub(crate) fn service() -> Rc<dyn Service> {
     Rc::new(Echo)
 }
 
-/// Runs on this thread's runtime, with tasks of its own.
+/// Runs a future on this thread's runtime, with a separate set of tasks.
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     RUNTIME.with(|runtime| tokio::task::LocalSet::new().block_on(runtime, future))
 }
 
-/// Waits for a connection to end, which it has to when its client goes.
+/// Waits for a connection to end, which must happen soon after its client has gone.
 pub(crate) async fn served(connection: impl Future<Output = io::Result<()>>) {
     let served = tokio::time::timeout(PATIENCE, connection).await;
     assert!(served.is_ok(), "the connection outlives its client");
@@ -148,7 +148,7 @@ fn serve(bytes: &[u8], cut: u8) {
         let pieces: Vec<Bytes> = pieces(bytes, cut).map(Bytes::copy_from_slice).collect();
         let writing = tokio::task::spawn_local(async move {
             for piece in pieces {
-                // A server that has heard enough reads no more.
+                // The server may stop reading, for example after a protocol error.
                 if requests.write_all(&piece).await.is_err() {
                     return;
                 }
@@ -164,14 +164,14 @@ fn serve(bytes: &[u8], cut: u8) {
     });
 }
 
-/// The target for HTTP/2: frames behind a preface, each with a length that fits; the payload of DATA may get gRPC's
-/// prefix. The first byte 0 leaves all as it is.
+/// Fuzz target for HTTP/2: frames after a preface, each with a matching length; DATA payloads may get gRPC's
+/// prefix. If the first byte is 0, the bytes are sent unchanged.
 pub fn run_http2(data: &[u8]) {
     let (bytes, cut) = http2(data);
     serve(&bytes, cut);
 }
 
-/// The bytes of a connection, and how they are cut.
+/// Returns the bytes of a connection, and the seed for cutting them into pieces.
 pub(crate) fn http2(data: &[u8]) -> (Vec<u8>, u8) {
     let mut script = Script::new(data);
     let (how, cut) = (script.u8(), script.u8());
@@ -195,7 +195,7 @@ pub(crate) fn http2(data: &[u8]) -> (Vec<u8>, u8) {
     (bytes, cut)
 }
 
-/// A header as HPACK's literal without indexing.
+/// Encodes a header as an HPACK literal without indexing.
 fn header(name: &str, value: &str) -> Vec<u8> {
     [&[0, name.len() as u8], name.as_bytes(), &[value.len() as u8], value.as_bytes()].concat()
 }
@@ -210,7 +210,7 @@ fn call(path: &str, more: &[(&str, &str)]) -> Vec<u8> {
     block
 }
 
-/// Calls of every kind.
+/// Returns calls of every kind.
 pub fn seeds_http2() -> Vec<Vec<u8>> {
     let settings = |scribe: Scribe| scribe.u8(4).u8(0).u8(0).run(&[]);
     let mut all = settings(Scribe::default().u8(1).u8(30));
@@ -232,7 +232,7 @@ pub fn seeds_http2() -> Vec<Vec<u8>> {
         all = one(all);
         seeds.push(one(settings(Scribe::default().u8(1).u8(0))).done());
     }
-    // PING, WINDOW_UPDATE, RST_STREAM, PRIORITY, GOAWAY, CONTINUATION.
+    // Frames PING, WINDOW_UPDATE, RST_STREAM, PRIORITY, GOAWAY, and CONTINUATION.
     all = all.u8(6).u8(0).u8(0).run(b"12345678").u8(8).u8(0).u8(0).run(&[0, 0, 1, 0]);
     all = all.u8(3).u8(0).u8(5).run(&[0, 0, 0, 8]).u8(2).u8(0).u8(3).run(&[0, 0, 0, 1, 9]);
     let (front, behind) = (call("/t.E/Bidi", &[]), header("a", "b"));
@@ -242,14 +242,14 @@ pub fn seeds_http2() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// The target for HTTP/1: a connection's bytes as they are.
+/// Fuzz target for HTTP/1: sends the bytes unchanged.
 pub fn run_http1(data: &[u8]) {
     let mut script = Script::new(data);
     let cut = script.u8();
     serve(script.rest(), cut);
 }
 
-/// Requests of every kind.
+/// Returns requests of every kind.
 pub fn seeds_http1() -> Vec<Vec<u8>> {
     [
         "GET /health?serializable=true&exclude=NOSPACE HTTP/1.1\r\nHost: a\r\n\r\n",

@@ -1,18 +1,19 @@
-//! Calls in JSON: from JSON to protobuf, and back.
+//! JSON calls of the gateway: conversion from JSON to protobuf, and back.
 
 use api::Rpc;
 use api::descriptor::{Message, of};
 use gateway::{Next, RangeEncoder, Values, decode, decode_value, encode};
 
-/// As a member with its defaults has it.
+/// Largest number of elements of a request, as in a member with default settings.
 const ELEMENTS_MAX: usize = 64 * 128;
 
 fn shape(number: u8) -> Option<(&'static Message, &'static Message)> {
     of(Rpc::ALL[usize::from(number) % Rpc::ALL.len()])
 }
 
-/// The first byte says which RPC, the second how the body is cut; the rest is a body, and bytes of an answer. What is taken is
-/// written as JSON, which is taken again and means the same; a body means the same whole and in pieces.
+/// Fuzz target: the first byte selects the RPC, the second one how the body is cut; the rest is used both as
+/// a JSON body and as the bytes of a response. An accepted body is written as JSON, which must be accepted
+/// again with the same meaning. A body must mean the same whole and in pieces.
 pub fn run(input: &[u8]) {
     let [number, cut, body @ ..] = input else { return };
     let Some((request, response)) = shape(*number) else { return };
@@ -41,7 +42,8 @@ pub fn run(input: &[u8]) {
         Next::End | Next::More => assert_eq!(read, Ok(Vec::new())),
         Next::Wrong(why) => assert_eq!(read, Err(gateway::Refused::Invalid(why))),
     }
-    // An answer is never wrong; if it were, nothing panics, and what is written piece by piece is the same if it is whole.
+    // A server's response is always valid, but an invalid one must not panic, and writing it in pieces must
+    // give the same text as writing it whole.
     let (mut whole, mut pieces) = (Vec::new(), Vec::new());
     let encoded = encode(response, body, &mut whole);
     let mut encoder = RangeEncoder::new(response, &mut pieces);
@@ -51,7 +53,7 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// Bodies as clients send them.
+/// Returns bodies as clients send them.
 pub fn seeds() -> Vec<Vec<u8>> {
     let call = |rpc: Rpc, body: &str| [&[rpc as u8, 3][..], body.as_bytes()].concat();
     vec![

@@ -1,4 +1,4 @@
-//! Calls of browsers: the bodies of gRPC-Web, read and written.
+//! gRPC-Web calls of browsers: reading and writing their bodies.
 
 use api::{Code, Status};
 use base64::Engine as _;
@@ -6,9 +6,10 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use rpc::grpc_web::frames::{Form, Writer, decoded, next_message, only};
 
-/// The first byte bounds a message, the second says where an answer is flushed and how it ends, the rest is a body. A body is read
-/// as by a simple reader beside it, in both forms; what was read can be written, in pieces too, and is read again the same, as is
-/// how the answer ended.
+/// Fuzz target: the first byte limits the size of a message, the second one says where a response is flushed
+/// and how it ends, the rest is a body. The body is read in both forms, and compared with a simple reader.
+/// The messages are then written as a response, also in pieces, which must read back as the same messages and
+/// the same final status.
 pub fn run(input: &[u8]) {
     let [bound, cut, body @ ..] = input else { return };
     let bytes_max = usize::from(*bound) * 4;
@@ -23,13 +24,13 @@ pub fn run(input: &[u8]) {
     frames(body, bytes_max, *cut);
 }
 
-/// Base64, each group of four by itself.
+/// Decodes base64, each group of four characters separately.
 fn simply_decoded(text: &[u8]) -> Option<Vec<u8>> {
     let groups: Option<Vec<_>> = text.chunks(4).map(|group| STANDARD.decode(group).ok()).collect();
     groups.map(|groups| groups.concat())
 }
 
-/// The messages of a body, and whether nothing is behind them.
+/// Splits a body into messages. Returns them, and true if nothing follows the last one.
 fn simply_cut(mut body: &[u8], bytes_max: usize) -> (Vec<&[u8]>, bool) {
     let mut messages = Vec::new();
     while let [0, a, b, c, d, rest @ ..] = body {
@@ -58,7 +59,7 @@ fn frames(body: &[u8], bytes_max: usize, cut: u8) {
     );
     let one = only(Bytes::copy_from_slice(body), bytes_max);
     assert_eq!(one.is_ok(), messages.len() == 1 && is_whole, "{one:?}");
-    // The end tells a text of the client's.
+    // The final status carries a text from the input.
     let text = String::from_utf8_lossy(body.get(..64).unwrap_or(body)).into_owned();
     let code = Code::ALL[usize::from(cut) % Code::ALL.len()];
     let end = if code == Code::Ok { Ok(()) } else { Err(Status::with(code, text)) };
@@ -67,7 +68,7 @@ fn frames(body: &[u8], bytes_max: usize, cut: u8) {
     }
 }
 
-/// Writes an answer and reads it as a client does.
+/// Writes a response, and reads it as a client does.
 fn written(form: Form, messages: &[Bytes], end: &Result<(), Status>, cut: u8) {
     let (mut writer, mut sent) = (Writer::new(form), Vec::new());
     for (at, message) in messages.iter().enumerate() {
@@ -100,13 +101,13 @@ fn written(form: Form, messages: &[Bytes], end: &Result<(), Status>, cut: u8) {
     let lines: Vec<&str> = told.strip_suffix("\r\n").expect("each line ends").split("\r\n").collect();
     let code = end.as_ref().map_or_else(|status| status.code, |()| Code::Ok);
     assert_eq!(lines[0], format!("grpc-status:{}", code as i32));
-    // Whatever a text holds, it is one line.
+    // The status text is always one line, whatever its content.
     let expected = end.as_ref().err().map(|status| format!("grpc-message:{}", percent(&status.message)));
     assert_eq!(lines.get(1).copied(), expected.as_deref());
     assert!(lines.len() <= 2, "{lines:?}");
 }
 
-/// gRPC's form of a text: bytes other than printable ASCII, and the percent sign, in hexadecimal.
+/// Encodes a text in gRPC's form: all bytes except printable ASCII, and the percent sign, in hexadecimal.
 fn percent(text: &str) -> String {
     let byte = |byte: u8| match byte {
         b' '..=b'~' if byte != b'%' => char::from(byte).to_string(),
@@ -115,7 +116,7 @@ fn percent(text: &str) -> String {
     text.bytes().map(byte).collect()
 }
 
-/// Bodies as browsers send them.
+/// Returns bodies as browsers send them.
 pub fn seeds() -> Vec<Vec<u8>> {
     let call = |cut: u8, body: &[u8]| [&[255, cut][..], body].concat();
     let frames = b"\0\0\0\0\x03\x0a\x01k\0\0\0\0\0\0\0\0\0\x05\x0a\x03key";

@@ -1,4 +1,4 @@
-//! Our HTTP/2 by itself, in both roles: frames in any cuts, and commands in between.
+//! The HTTP/2 crate by itself, in both roles: frames cut at arbitrary positions, with commands in between.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -10,9 +10,10 @@ use http2::{Connection, Event, Input, Key, Options, Payload, Reason, Role, Templ
 use crate::front_port;
 use crate::script::{Scribe, Script, pieces};
 
-/// Largest body that a command sends.
+/// Size of the body that a command sends, in bytes.
 const BODY_BYTES: usize = 40_000;
-/// Memory of a connection beside bodies and buffers, far above what is needed: a block of headers, tables, streams.
+/// Largest memory of a connection besides bodies and buffers, in bytes; far above the need of header blocks,
+/// tables and streams.
 const HEAP_BYTES_MAX: usize = 4 << 20;
 
 fn template(fields: &[(&str, &str)]) -> Template {
@@ -25,7 +26,7 @@ struct End {
     response: Template,
     trailers: Template,
     keys: Vec<Key>,
-    /// What came, as text; parts of bodies with their length and sum.
+    /// Events as text; parts of bodies as their length and sum.
     seen: Vec<String>,
     sent: Vec<u8>,
     commands: Vec<u8>,
@@ -62,7 +63,8 @@ impl End {
         end
     }
 
-    /// The next command, after each event: so commands do not depend on how bytes are cut.
+    /// Executes the next command. A command follows each event, so that commands do not depend on how the
+    /// bytes are cut.
     fn command(&mut self) {
         let Some(command) = self.commands.get(self.next_command).copied() else { return };
         self.next_command = (self.next_command + 1) % self.commands.len();
@@ -100,7 +102,8 @@ impl End {
             self.keys.push(*stream);
         }
         self.seen.push(format!("{event:?}"));
-        // Commands find an empty output, whatever came before: what is sent does not depend on cuts.
+        // The output is emptied before each command, so that the bytes sent do not depend on how the input is
+        // cut.
         self.send();
         self.command();
         self.connection.gather();
@@ -122,7 +125,7 @@ impl End {
         }
     }
 
-    /// Takes all of a connection's bytes.
+    /// Feeds all pieces to the connection, and returns its events and its output.
     fn run(
         mut self,
         pieces: impl Iterator<Item = impl AsRef<[u8]>>,
@@ -177,7 +180,8 @@ impl End {
     }
 }
 
-/// The target: which role, with which limits, which commands, and the frames as those of `front_http2`.
+/// Fuzz target: the script gives the role, the limits, the commands, and the frames in the format of
+/// `front_http2`.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let (role, small) = (if script.flip() { Role::Client } else { Role::Server }, script.flip());
@@ -192,7 +196,7 @@ pub fn run(data: &[u8]) {
     assert!(whole.1 == in_pieces.1, "what is sent depends on how the bytes are cut");
 }
 
-/// The connections of `front_http2` with commands, in both roles.
+/// Returns the connections of `front_http2` with commands, in both roles.
 pub fn seeds() -> Vec<Vec<u8>> {
     let commands: Vec<u8> =
         (0..=255).map(|number: u8| number.wrapping_mul(7).wrapping_add(number >> 3)).collect();

@@ -1,17 +1,17 @@
-//! The index against its naive model: lists of operations, as the property tests of `mvcc` run them.
+//! The key index compared with its simple model: lists of operations, as in the property tests of `mvcc`.
 
 use crate::operations::{self, Here, OPERATION_BYTES};
 
-/// Operations of one input at most.
+/// Largest number of operations of one input.
 const OPERATIONS_MAX: usize = 400;
 
-/// The target.
+/// Fuzz target: runs a list of operations.
 pub fn run(data: &[u8]) {
     let len = data.len().min(OPERATIONS_MAX * OPERATION_BYTES);
     operations::run(&data[..len], &mut Here);
 }
 
-/// Lists: bytes of any kind are one.
+/// Returns lists of arbitrary bytes, since any bytes are a valid list.
 pub fn seeds() -> Vec<Vec<u8>> {
     crate::commands::seeds()
 }

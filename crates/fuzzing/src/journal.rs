@@ -1,4 +1,4 @@
-//! A log in memory: it gives entries their places and reads values out of them.
+//! In-memory log that assigns locations to entries and reads values back.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -7,10 +7,10 @@ use bytes::{Bytes, BytesMut};
 use machine::{ReadError, Values};
 use mvcc::{Location, Value};
 
-/// Small segments, so that there are many.
+/// Size of a segment in bytes; small, so that many segments exist.
 const SEGMENT_BYTES: u32 = 8 << 10;
 
-/// Keeps everything that was ever appended.
+/// In-memory log that keeps everything appended to it.
 #[derive(Default)]
 pub struct Journal {
     records: RefCell<BTreeMap<(u32, u32), Bytes>>,
@@ -18,7 +18,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Stores bytes; says where they lie.
+    /// Stores bytes, and returns their location.
     pub fn append(&self, data: &Bytes) -> Location {
         let mut end = self.end.borrow_mut();
         if end.0 == 0 || end.1 > SEGMENT_BYTES {

@@ -1,7 +1,7 @@
-//! Files of the log and of checkpoints of any content: recovery ends with a log or a refusal.
+//! Log and checkpoint files of arbitrary content: recovery must end with a log or a refusal.
 //!
-//! The formats are drawn in `log/src/format.rs` and `log/src/checkpoint/mod.rs`; what builds them here follows the
-//! drawings, not that code.
+//! The formats are specified in `log/src/format.rs` and `log/src/checkpoint/mod.rs`. This module builds files
+//! from that specification, independent of the code under test.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -21,7 +21,7 @@ pub(crate) const HEADER_BYTES: usize = 4096;
 const RECORD_BYTES: usize = 32;
 const CLUSTER: u64 = 0xc1;
 const MEMBER: u64 = 0x3e;
-/// Files of one input at most.
+/// Largest number of files of one input.
 const FILES_MAX: usize = 6;
 const RECORDS_MAX: usize = 24;
 
@@ -45,10 +45,10 @@ pub(crate) fn new_disk() -> Arc<MemDisk> {
     disk
 }
 
-/// What a log told when it was opened.
+/// Result of opening a log: the recovered state and the replayed items.
 pub(crate) type Told = (Recovered, Vec<Replayed>);
 
-/// Opens the log; `None` when it refuses.
+/// Opens the log. Returns `None` if the log is refused.
 pub(crate) fn open(
     disk: &Arc<MemDisk>,
     from_index: u64,
@@ -68,12 +68,12 @@ pub(crate) fn open(
             }
         }),
     );
-    // A refusal has words.
+    // A refusal must have a message.
     let (log, recovered) = opened.map_err(|error| assert!(!error.to_string().is_empty())).ok()?;
     Some((log, (recovered, replayed), synced))
 }
 
-/// The entries as they stand after a replay: later ones have replaced earlier ones.
+/// Returns the entries after a replay, in which later entries replace earlier ones.
 pub(crate) fn entries(replayed: &[Replayed]) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     for item in replayed {
@@ -89,7 +89,8 @@ pub(crate) fn entries(replayed: &[Replayed]) -> Vec<Entry> {
     entries
 }
 
-/// Opens whatever is there. What opens, opens again and tells the same, takes an entry, and keeps it.
+/// Opens the files as a log. A log that opens must open again with the same result, accept an entry, and keep
+/// it.
 fn check(disk: &Arc<MemDisk>, from_index: u64, verify_all: bool) {
     let _ = Log::identify(&**disk, Path::new(DIR));
     let Some((log, (recovered, replayed), _)) = open(disk, from_index, verify_all) else { return };
@@ -135,8 +136,8 @@ fn check(disk: &Arc<MemDisk>, from_index: u64, verify_all: bool) {
     }
 }
 
-/// What the records of a segment have in common: where their checksums start, their mark, and whether their offset
-/// counts.
+/// Common properties of a segment's records: the start value of their checksums, their mark, and true if the
+/// checksum covers the record's offset.
 #[derive(Clone, Copy)]
 pub(crate) struct Identity {
     seed: u32,
@@ -144,7 +145,7 @@ pub(crate) struct Identity {
     placed: bool,
 }
 
-/// `secret` is there in version 2.
+/// Returns the identity of a segment. `secret` is given for version 2 of the format.
 pub(crate) fn identity(seq: u32, incarnation: u64, secret: Option<u64>) -> Identity {
     if let Some(secret) = secret {
         return Identity { seed: secret as u32, mark: (secret >> 32) as u16, placed: true };
@@ -197,7 +198,7 @@ pub(crate) fn record(
     bytes
 }
 
-/// The target for segments: files with sound headers and checksums, whose records say anything.
+/// Fuzz target for segments: files with valid headers and checksums, whose records have arbitrary content.
 pub fn run_segments(data: &[u8]) {
     let mut script = Script::new(data);
     let disk = new_disk();
@@ -205,14 +206,14 @@ pub fn run_segments(data: &[u8]) {
     let verify_all = script.flip();
     for number in 0..usize::from(script.below(FILES_MAX as u8 + 1)) {
         let seq = if script.below(8) > 0 { number as u32 } else { script.near(&[0, 1, 2]) as u32 };
-        // An odd one makes a segment of version 2.
+        // An odd incarnation makes a segment of version 2.
         let incarnation = if script.below(16) > 0 { 1 + u64::from(script.flip()) } else { script.u64() };
         let secret = (incarnation % 2 == 1).then(|| 0x5ec2_e7ed_0000_0000 | u64::from(seq));
         let mut file = header(seq, incarnation, SEGMENT_BYTES as u64, secret);
         let identity = identity(seq, incarnation, secret);
         let mut batch = HEADER_BYTES as u32;
         for at in 0..usize::from(script.below(RECORDS_MAX as u8)) {
-            // A segment begins with its Start, as a rule.
+            // A segment normally begins with its Start record.
             let kind = if at == 0 && script.below(16) > 0 { 5 } else { script.below(8) };
             let how = script.u8();
             if how & 1 == 1 {
@@ -222,7 +223,8 @@ pub fn run_segments(data: &[u8]) {
             let term = script.near(&[1, 2]);
             let index = script.near(&[1, 2, 3, 4, 5, 6, 7, 8]);
             let payload = match kind {
-                // Hard state: a vote. Value: a sub revision and bytes. Start: its own form.
+                // A hard state holds a vote, a value holds a sub-revision and bytes, and a Start record has
+                // its own format.
                 5 if how & 0x30 != 0 => start(&mut script, number as u32),
                 2 if how & 0x30 != 0 => script.u64().to_le_bytes().to_vec(),
                 _ => script.run().to_vec(),
@@ -230,7 +232,7 @@ pub fn run_segments(data: &[u8]) {
             let (offset, entry_type) = (file.len(), script.below(4));
             let mut bytes = record(identity, offset, kind, entry_type, batch_said, term, index, &payload);
             if how & 0xc0 == 0x40 {
-                // Torn, or damaged.
+                // The record is torn or damaged.
                 let at = usize::from(script.u8()) % bytes.len();
                 bytes[at] ^= script.u8();
             }
@@ -259,12 +261,12 @@ fn start(script: &mut Script<'_>, number: u32) -> Vec<u8> {
     payload
 }
 
-/// Scripts: bytes of any kind are one.
+/// Returns scripts of arbitrary bytes, since any bytes are a valid script.
 pub fn seeds_segments() -> Vec<Vec<u8>> {
     crate::commands::seeds()
 }
 
-/// The target for files as they are: each is a number, how long it is, and bytes.
+/// Fuzz target for whole files: each one is a segment number, flags and bytes.
 pub fn run_files(data: &[u8]) {
     let mut script = Script::new(data);
     let disk = new_disk();
@@ -286,7 +288,7 @@ pub fn run_files(data: &[u8]) {
     check(&disk, 1, false);
 }
 
-/// A log of some batches of all kinds, as its files.
+/// Returns the files of a log with batches of all kinds.
 pub fn seeds_files() -> Vec<Vec<u8>> {
     let disk = new_disk();
     let (mut log, ..) = open(&disk, 1, false).expect("opens");
@@ -326,14 +328,14 @@ pub fn seeds_files() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// The target for damage: a log that is written, closed and hurt in one place either refuses, or has what its records say up to the
-/// first that is hurt. It may lose the others only if no sound one among them proves that the hurt one had been synced
-/// (docs/damage.md, "The limit").
+/// Fuzz target for damage: a log is written, closed and damaged in one place. It must refuse to open, or
+/// contain what its records say up to the first damaged one. It may lose the rest only if no intact record in
+/// it proves that the damaged one had been synced (docs/damage.md, "The limit").
 pub fn run_damage(data: &[u8]) {
     let mut script = Script::new(data);
     let disk = new_disk();
     let (mut log, ..) = open(&disk, 1, false).expect("opens");
-    // The entries that should be there.
+    // Entries that the log should contain.
     let mut model: Vec<Entry> = Vec::new();
     let mut base = 0;
     let batches = 1 + script.below(12);
@@ -357,7 +359,7 @@ pub fn run_damage(data: &[u8]) {
             batch.entries.push(entry);
         }
         if batch.entries.is_empty() {
-            // Nothing was replaced after all.
+            // The batch has no entries, so it replaces none.
             if batch.reset.is_none() {
                 model.clone_from(&before);
             }
@@ -395,7 +397,7 @@ pub fn run_damage(data: &[u8]) {
         1 => bytes[at] ^= script.u8(),
         2 => bytes.truncate(at),
         3 => {
-            // A sector of zeros.
+            // Clear a sector.
             let sector = at / 512 * 512;
             let end = (sector + 512).min(bytes.len());
             bytes[sector..end].fill(0);
@@ -429,12 +431,12 @@ pub fn run_damage(data: &[u8]) {
     check(&disk, 1, false);
 }
 
-/// A record as it lies in a segment.
+/// Record as it is stored in a segment.
 #[derive(Debug)]
 struct Written {
-    /// Its bytes, with the zeros behind it up to a multiple of 8.
+    /// Range of the record's bytes, including the zero padding up to a multiple of 8.
     range: std::ops::Range<usize>,
-    /// Offset of the first record of its batch.
+    /// Offset of the first record of the batch.
     batch: usize,
     kind: u8,
     term: Term,
@@ -442,12 +444,12 @@ struct Written {
     payload: Bytes,
 }
 
-/// The number of these bytes, little-endian.
+/// Reads a little-endian number from these bytes.
 fn number(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// The records of a segment that is sound.
+/// Returns the records of an intact segment.
 fn written(segment: &[u8]) -> Vec<Written> {
     let mut records = Vec::new();
     let mut at = HEADER_BYTES;
@@ -467,7 +469,7 @@ fn written(segment: &[u8]) -> Vec<Written> {
     records
 }
 
-/// What a log of some records holds.
+/// State of a log with some of its records.
 #[derive(Default)]
 struct Held {
     entries: Vec<Entry>,
@@ -503,7 +505,7 @@ fn state_of<'w>(records: impl Iterator<Item = &'w Written>) -> Held {
     held
 }
 
-/// Scripts: bytes of any kind are one.
+/// Returns scripts of arbitrary bytes, since any bytes are a valid script.
 pub fn seeds_damage() -> Vec<Vec<u8>> {
     crate::commands::seeds()
 }
@@ -515,7 +517,7 @@ fn put_crc(bytes: &mut Vec<u8>) {
     bytes.extend_from_slice(&crc.to_le_bytes());
 }
 
-/// The target for the container of checkpoints: a manifest and runs, with or without sound checksums.
+/// Fuzz target for the checkpoint container: a manifest and runs, with or without valid checksums.
 pub fn run_checkpoint(data: &[u8]) {
     let mut script = Script::new(data);
     let disk = new_disk();
@@ -532,7 +534,7 @@ pub fn run_checkpoint(data: &[u8]) {
         let mut file = script.run().to_vec();
         if how & 1 == 0 {
             put_crc(&mut file);
-            // Blocks and footer behind the head, each with its checksum.
+            // Blocks and footer after the header, each with its checksum.
             let seed = crc32c::crc32c(&file[..file.len() - 4]);
             let (mut total, mut bytes, count) = (0, 0, u64::from(how >> 4));
             for number in 0..count {
@@ -558,7 +560,8 @@ pub fn run_checkpoint(data: &[u8]) {
     let store = CheckpointStore::open(Arc::clone(&disk) as Arc<dyn Disk>, dir).expect("a disk in memory");
     let Ok(Some(manifest)) = store.load() else { return };
     for run in &manifest.runs {
-        // As the file is, too: what the manifest says of it would keep most of them out.
+        // Each run is also read with its real file length, since the length in the manifest would reject most
+        // files.
         let len = disk.contents(&dir.join(&run.name)).map_or(0, |bytes| bytes.len() as u64);
         for run in [run.clone(), Run { file_bytes: len, ..run.clone() }] {
             let Ok(mut reader) = store.read(&run) else { continue };
@@ -570,12 +573,12 @@ pub fn run_checkpoint(data: &[u8]) {
             assert!(bytes <= len);
         }
     }
-    // What was read is what is written.
+    // Writing a manifest that was read must give the same manifest.
     store.commit(&manifest).expect("a disk in memory");
     assert_eq!(store.load().expect("reads"), Some(manifest));
 }
 
-/// A checkpoint of one run.
+/// Returns a checkpoint with one run.
 pub fn seeds_checkpoint() -> Vec<Vec<u8>> {
     let disk = new_disk();
     let dir = Path::new(CHECKPOINTS);

@@ -1,14 +1,14 @@
-//! What is fuzzed: one function per decoder, from bytes to a panic or none.
+//! Fuzz targets: one function per decoder, which takes bytes and panics if it finds a bug.
 //!
-//! What it is: [`TARGETS`], each a function over an input and the seeds it begins with. `fuzz/` (a workspace of its
-//! own, at the root of the repository) runs them under libFuzzer; `tests/it` runs them over every file of their
-//! corpora in the normal test run, so that what was found once is looked at for ever.
+//! Contents: [`TARGETS`], each with a function over an input and with seeds to begin with. `fuzz/` (a
+//! separate workspace at the root of the repository) runs the targets under libFuzzer; `tests/it` runs them
+//! over every file of their corpora in the normal test run, so that a bug once found stays tested.
 //!
-//! What it does not know: coverage, mutation, time.
+//! Outside its scope: coverage, mutation, time.
 //!
-//! A target asserts more than that nothing panics: that what was read can be written and read again, that two members
-//! end up the same, that nothing acknowledged is missing. Where checksums would keep every mutation out, the target
-//! computes them.
+//! A target asserts more than the absence of panics: data that was read can be written and read again, two
+//! members end up equal, no acknowledged data is missing. Where checksums would reject every mutation, the
+//! target computes them.
 
 #![allow(
     clippy::expect_used,
@@ -16,7 +16,7 @@
     reason = "a target that finds something panics; that is how it tells"
 )]
 
-// The property tests' own: the model, the lists of operations, and what compares them.
+// The property tests of `mvcc` share these files: the model, the lists of operations, and the comparison.
 extern crate mvcc as mainstay_mvcc;
 
 pub mod apply;
@@ -59,17 +59,17 @@ pub mod state;
 pub mod tls_port;
 pub mod tokens;
 
-/// Counts what every target holds, for those with a budget.
+/// Allocator that counts the memory of every target, for targets with a memory budget.
 #[global_allocator]
 static ALLOCATOR: meter::Counting = meter::Counting;
 
-/// One thing that is fuzzed.
+/// Fuzz target.
 pub struct Target {
-    /// Its name, and that of its corpus's folder.
+    /// Name of the target and of its corpus directory.
     pub name: &'static str,
-    /// Takes an input; panics if that shows a mistake.
+    /// Runs the target on an input; panics if it finds a bug.
     pub run: fn(&[u8]),
-    /// Real inputs to begin with.
+    /// Returns valid inputs to begin with.
     pub seeds: fn() -> Vec<Vec<u8>>,
 }
 
@@ -110,7 +110,7 @@ pub static TARGETS: &[Target] = &[
     Target { name: "transfer", run: restore::run_transfer, seeds: restore::seeds_transfer },
 ];
 
-/// The target of this name.
+/// Returns the target with this name.
 pub fn find(name: &str) -> Option<&'static Target> {
     TARGETS.iter().find(|target| target.name == name)
 }

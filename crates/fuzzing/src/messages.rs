@@ -1,4 +1,4 @@
-//! Every message of the API, and what is checked of requests before they are proposed.
+//! Every message of the API, and the checks of requests before a proposal.
 
 use bytes::Bytes;
 use machine::check;
@@ -6,7 +6,7 @@ use prost::Message;
 
 use crate::commands;
 
-/// Decodes; what can be decoded is encoded, and decoded to the same.
+/// Decodes a message; if that succeeds, encodes it and decodes it again, which must give the same message.
 fn round<M: Message + Default + PartialEq + std::fmt::Debug>(bytes: &[u8]) -> Option<M> {
     let message = M::decode(bytes).ok()?;
     let again = message.encode_to_vec();
@@ -90,11 +90,11 @@ fn any(number: u8, bytes: &[u8]) {
     );
 }
 
-/// The target: the first byte says which message the rest is.
+/// Fuzz target: the first byte selects the message type, the rest is the message.
 pub fn run(data: &[u8]) {
     let Some((number, bytes)) = data.split_first() else { return };
     any(*number, bytes);
-    // The five that are checked, each from the same bytes.
+    // The request types that are checked before a proposal, each decoded from the same bytes.
     if let Ok(range) = api::etcdserverpb::RangeRequest::decode(bytes) {
         let _ = check::range(&range);
     }
@@ -110,7 +110,7 @@ pub fn run(data: &[u8]) {
     {
         let _ = (check::txn_cost(&txn), check::txn_is_read_only(&txn), check::txn_is_serializable(&txn));
     }
-    // As a member reads it out of its log, and as JSON in a membership change.
+    // Membership changes, as a member reads them from its log, and members as JSON inside such a change.
     if let Ok(change) = api::raftpb::ConfChange::decode(bytes) {
         let _ = machine::validate(&machine::Members::default(), &change, 1);
     }
@@ -120,7 +120,7 @@ pub fn run(data: &[u8]) {
     let _ = Bytes::copy_from_slice(bytes);
 }
 
-/// Requests of all kinds.
+/// Returns requests of all kinds.
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     for request in commands::examples() {

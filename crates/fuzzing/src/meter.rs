@@ -1,13 +1,13 @@
-//! What a piece of work costs the thread that does it: processor time and memory.
+//! Measures the processor time and memory of a piece of work in its thread.
 //!
-//! Processor time is that of the thread alone, so that other work on the machine hardly counts; memory is counted by
-//! the allocator, so that it is the same in every run.
+//! Processor time counts only this thread, so that other work on the machine has little influence. The
+//! allocator counts memory, so that the result is the same in every run.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::time::Duration;
 
-/// The system's allocator, which counts what each thread holds.
+/// System allocator that counts the memory each thread holds.
 pub struct Counting;
 
 thread_local! {
@@ -16,7 +16,7 @@ thread_local! {
 }
 
 fn take(bytes: usize) {
-    // A thread that ends frees memory when its counters are gone already.
+    // A thread that ends may free memory after its counters are destroyed.
     let _ = HELD.try_with(|held| {
         let now = held.get().saturating_add(bytes);
         held.set(now);
@@ -25,11 +25,12 @@ fn take(bytes: usize) {
 }
 
 fn give_back(bytes: usize) {
-    // Memory may be freed by another thread than the one that took it.
+    // Memory may be freed by a thread other than the one that allocated it.
     let _ = HELD.try_with(|held| held.set(held.get().saturating_sub(bytes)));
 }
 
-// SAFETY: every call is handed on to the system's allocator as it is; counting allocates nothing and does not unwind.
+// SAFETY: every call is forwarded unchanged to the system allocator; counting allocates nothing and does not
+// unwind.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         take(layout.size());
@@ -51,16 +52,16 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What a piece of work has cost.
+/// Cost of a piece of work.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
     /// Processor time of this thread.
     pub cpu: Duration,
-    /// Bytes held at the same time at most, beyond those held at its begin.
+    /// Largest number of bytes held at the same time, beyond those held at the start.
     pub peak_bytes: usize,
 }
 
-/// Does a piece of work; gives its result and what it cost.
+/// Runs a piece of work. Returns its result and its cost.
 pub fn measure<R>(work: impl FnOnce() -> R) -> (R, Cost) {
     let before = HELD.get();
     MOST.set(before);
@@ -70,10 +71,10 @@ pub fn measure<R>(work: impl FnOnce() -> R) -> (R, Cost) {
     (result, Cost { cpu, peak_bytes: MOST.get().saturating_sub(before) })
 }
 
-/// Processor time that this thread has used.
+/// Returns the processor time that this thread has used.
 fn thread_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a valid place for the answer, and the clock exists on every Linux.
+    // SAFETY: `time` is valid for writes, and the clock exists on every Linux.
     let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     assert_eq!(failed, 0, "the clock of the thread answers");
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

@@ -15,7 +15,7 @@ use crate::script::{Scribe, Script, pieces};
 
 const LOCAL: u64 = 0x11;
 const REMOTE: u64 = 0x22;
-/// How long a connection may live on after its other end has gone.
+/// Time for which a connection may live on after its other end has gone.
 const PATIENCE: Duration = Duration::from_secs(8);
 
 fn examples() -> Vec<Message> {
@@ -56,7 +56,8 @@ fn examples() -> Vec<Message> {
     ]
 }
 
-/// The target for both kinds of stream: what is read does not depend on the cuts, and can be written and read again.
+/// Fuzz target for both kinds of stream: the decoded messages must not depend on how the bytes are cut, and
+/// must survive writing and reading.
 pub fn run_streams(data: &[u8]) {
     let mut script = Script::new(data);
     let (is_apps, cut) = (script.flip(), script.u8());
@@ -67,7 +68,7 @@ pub fn run_streams(data: &[u8]) {
     };
     let (messages, error) = read(bytes, 0);
     assert_eq!((messages.clone(), error), read(bytes, cut));
-    // Nothing else goes out on a stream of appends.
+    // A stream of appends carries only append messages.
     let messages: Vec<Message> = messages
         .into_iter()
         .filter(|message| !is_apps || message.r#type == Some(MessageType::MsgApp as i32))
@@ -78,7 +79,7 @@ pub fn run_streams(data: &[u8]) {
     if !is_apps {
         assert_eq!(messages, again);
     }
-    // The compact form says less of a message than one may hold, but nothing else.
+    // The compact form omits some fields of a message, but must not change the others.
     assert_eq!(messages.len(), again.len());
     for (message, again) in messages.iter().zip(&again) {
         assert_eq!((message.r#type, &message.entries), (again.r#type, &again.entries));
@@ -91,7 +92,7 @@ pub fn run_streams(data: &[u8]) {
     }
 }
 
-/// Streams of both kinds; times.
+/// Returns streams of both kinds, and a time.
 pub fn seeds_streams() -> Vec<Vec<u8>> {
     let apps: Vec<Message> =
         examples().into_iter().filter(|message| message.r#type() == MessageType::MsgApp).collect();
@@ -102,7 +103,7 @@ pub fn seeds_streams() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Takes everything and holds nothing.
+/// Handler that accepts every message and drops it.
 struct Hole;
 
 impl Handler for Hole {
@@ -162,8 +163,8 @@ const PATHS: [&str; 10] = [
     "/raft/stream/",
 ];
 
-/// The target for connections: requests, whose heads may be made here, with bodies of a length that fits. The first
-/// byte 0 leaves all as it is.
+/// Fuzz target for connections: requests whose heads may be built here, with bodies of a matching length. If
+/// the first byte is 0, the bytes are sent unchanged.
 pub fn run_requests(data: &[u8]) {
     let mut script = Script::new(data);
     let (how, cut) = (script.u8(), script.u8());
@@ -184,7 +185,7 @@ pub fn run_requests(data: &[u8]) {
         }
         bytes.extend_from_slice(head.as_bytes());
         if flags & 8 != 0 {
-            // A header of the script's own, on one line.
+            // A header from the script, on one line.
             let line = script.run().iter().copied().filter(|byte| !matches!(byte, b'\r' | b'\n'));
             bytes.extend(line);
             bytes.extend_from_slice(b"\r\n");
@@ -204,7 +205,7 @@ pub fn run_requests(data: &[u8]) {
         peer_urls: vec!["http://127.0.0.1:2380".to_owned()],
         server_version: "3.7.1",
         min_cluster_version: "3.0.0",
-        // Heartbeats are how a stream notices that nobody reads it.
+        // Heartbeats are sent often, since a stream detects a dead reader only by writing.
         read_timeout: Duration::from_millis(6),
         write_timeout: Duration::from_secs(2),
         listeners: Vec::new(),
@@ -217,7 +218,7 @@ pub fn run_requests(data: &[u8]) {
     assert!(ended.expect("the options are sound"), "the connection outlives its other end");
 }
 
-/// Requests to every path.
+/// Returns requests to every path.
 pub fn seeds_requests() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     for message in examples() {

@@ -1,31 +1,32 @@
-//! etcd's tree of permissions by the textbook, with loops and parents: what [`crate::auth_requests`] expects of ranges without
-//! keys in them.
+//! Reimplementation of etcd's permission tree from the textbook, with loops and parent pointers.
+//! [`crate::auth_requests`] uses it to predict the answer for ranges that contain no keys.
 
-/// No node.
+/// Index that stands for no node.
 const NIL: usize = usize::MAX;
 
 struct Node {
     begin: Vec<u8>,
-    /// Empty if nothing ends it.
+    /// End of the interval; empty for no end.
     end: Vec<u8>,
     is_red: bool,
     parent: usize,
     children: [usize; 2],
 }
 
-/// A red-black tree of intervals. Nothing is ever removed: etcd makes a new one with each change of permissions.
+/// Red-black tree of intervals. Removal is not needed, since etcd builds a new tree at each change of
+/// permissions.
 pub(crate) struct PermissionTree {
     nodes: Vec<Node>,
     root: usize,
 }
 
-/// A bound that sorts as etcd's: an empty one is behind all others.
+/// Returns a bound that sorts as in etcd: an empty bound is after all others.
 fn bound(of: &[u8]) -> (bool, &[u8]) {
     (of.is_empty(), of)
 }
 
 impl PermissionTree {
-    /// Inserts intervals in this order.
+    /// Builds a tree by inserting the intervals in this order.
     pub fn of(intervals: impl Iterator<Item = (Vec<u8>, Vec<u8>)>) -> PermissionTree {
         let mut tree = PermissionTree { nodes: Vec::new(), root: NIL };
         for (begin, end) in intervals {
@@ -77,7 +78,7 @@ impl PermissionTree {
         self.nodes[self.root].is_red = false;
     }
 
-    /// Puts `down` below its child of the other side, as that one's child of `side`.
+    /// Rotates `down` below its child on the other side, where it becomes the child on `side`.
     fn rotate(&mut self, down: usize, side: usize) {
         let up = self.nodes[down].children[1 - side];
         let (between, parent) = (self.nodes[up].children[side], self.nodes[down].parent);
@@ -102,7 +103,7 @@ impl PermissionTree {
         below.fold(end, |max, end| if bound(end) > bound(max) { end } else { max })
     }
 
-    /// What is found to overlap the interval, in order.
+    /// Collects in order the nodes that etcd's search finds to overlap the interval.
     fn visit<'a>(&'a self, node: usize, begin: &[u8], end: &[u8], found: &mut Vec<&'a Node>) {
         if node == NIL {
             return;
@@ -126,7 +127,7 @@ impl PermissionTree {
         }
     }
 
-    /// Whether what is found to overlap the interval has no gap, and reaches from its beginning to its end.
+    /// Returns true if the found nodes cover the interval from its beginning to its end without a gap.
     pub fn covers(&self, begin: &[u8], end: &[u8]) -> bool {
         let mut found = Vec::new();
         self.visit(self.root, begin, end, &mut found);

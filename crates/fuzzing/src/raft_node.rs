@@ -1,4 +1,4 @@
-//! Messages of any content into a raft node: none ends the process.
+//! Messages of arbitrary content sent to a raft node: none may end the process.
 
 use api::raftpb::{self, MessageType};
 use bytes::Bytes;
@@ -12,10 +12,11 @@ use prost::Message as _;
 use crate::commands;
 use crate::script::{Scribe, Script};
 
-/// Steps of one input at most.
+/// Largest number of steps of one input.
 const STEPS_MAX: usize = 300;
 
-/// Member 1 of three and a learner, with entries 1 to 10 of term 2, of which 8 are committed and 6 applied.
+/// Returns member 1 of three voters and a learner, with entries 1 to 10 of term 2, of which 8 are committed
+/// and 6 applied.
 fn follower() -> Node {
     let entry =
         |index| Entry { term: Term(2), index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
@@ -32,13 +33,13 @@ fn follower() -> Node {
     Node::new(Config { id: MemberId(1), ..Config::default() }, restored).expect("starts")
 }
 
-/// A member's surroundings: what it asked for and was not yet given.
+/// Raft node with its pending requests to the environment: syncs, commits and fetches that are not done yet.
 struct Member {
     node: Node,
     unsynced: Vec<u64>,
     commits: Vec<Entry>,
     fetches: Vec<consensus::Fetch>,
-    /// What was told so far; none of it may ever go back.
+    /// Index of the last applied entry, which must never decrease.
     applied: Index,
 }
 
@@ -53,10 +54,10 @@ impl Member {
         }
     }
 
-    /// Makes a leader of it, of term 4.
+    /// Makes the node the leader of term 4.
     fn lead(&mut self) {
         let answer = |kind| message(kind, 4);
-        // Refusals are no matter: what came before may have changed its part.
+        // Refusals are ignored: earlier steps may have changed the node's role.
         let _ = self.node.request(Request::Campaign);
         self.settle();
         let _ = self.node.request(Request::Receive(answer(MessageType::MsgPreVoteResp)));
@@ -92,7 +93,7 @@ impl Member {
             self.commits.push(entry.clone());
         }
         for message in messages {
-            // What goes out can be read again.
+            // A message that the node sends must be decodable.
             assert_eq!(raftpb::Message::decode(&*message.encode_to_vec()), Ok(message));
         }
         self.fetches.extend(fetches);
@@ -113,7 +114,7 @@ impl Member {
             ];
             let change =
                 ConfChange { kind: kinds[usize::from(how & 3)], node: MemberId(u64::from(how >> 2) % 6) };
-            // The last voter may not go: the machine refuses that before.
+            // The change is not validated here; the state machine would refuse the removal of the last voter.
             let standing_alone = self.node.standing();
             let _ = standing_alone;
             let _ = self.node.step(Event::ConfChanged(change));
@@ -139,7 +140,7 @@ fn message(kind: MessageType, term: u64) -> raftpb::Message {
     }
 }
 
-/// A message of numbers that mean something to the node.
+/// Builds a message from numbers that are meaningful to the node.
 fn composed(script: &mut Script<'_>, node: &Node) -> raftpb::Message {
     let standing = node.standing();
     let indexes = [standing.last.0, standing.commit.0, standing.last.0, 0, 6, 3, standing.last.0 + 1];
@@ -196,7 +197,7 @@ fn composed(script: &mut Script<'_>, node: &Node) -> raftpb::Message {
     }
 }
 
-/// The target.
+/// Fuzz target: performs the steps of a script, and checks that terms and commit indexes never decrease.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     let mut member = Member::new();
@@ -291,7 +292,7 @@ fn step(script: &mut Script<'_>, member: &mut Member) {
                 };
                 let first = if script.below(8) > 0 { fetch.first } else { Index(script.u64() >> 2) };
                 let entries = (0..u64::from(script.below(4))).map(|offset| entry(first + offset)).collect();
-                // Whatever it brings; it is judged there.
+                // The result may be an error, since the fetched entries are arbitrary.
                 let _ = node.step(Event::Fetched { fetch, entries });
             }
         }
@@ -301,7 +302,7 @@ fn step(script: &mut Script<'_>, member: &mut Member) {
     }
 }
 
-/// Scripts, and one with messages as they are sent.
+/// Returns scripts, and one with messages as members send them.
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = commands::seeds();
     let kinds = [MessageType::MsgApp, MessageType::MsgHeartbeat, MessageType::MsgVote, MessageType::MsgSnap];

@@ -1,6 +1,6 @@
-//! Saved states of any content: checkpoints' blocks, snapshots, and what one member sends another.
+//! Saved states of arbitrary content: checkpoint blocks, snapshots, and transfers between members.
 //!
-//! What opens is a state like any other: it can be written again, read again, and is the same then.
+//! A state that can be opened is a normal state: written and read again, it must be the same.
 
 use std::convert::Infallible;
 
@@ -23,10 +23,10 @@ const SNAPSHOT_MAGIC: &[u8; 16] = b"MAINSNAP\x01\0\0\0\0\0\0\0";
 const TRANSFER_MAGIC: &[u8; 16] = b"MAINXFER\x01\0\0\0\0\0\0\0";
 const ALIGN: usize = 512;
 const FRAME_BYTES: usize = 8;
-/// A run of blocks ends and another begins.
+/// Empty block: ends a run, and the next run begins.
 const NEXT_RUN: &[u8] = b"";
 
-/// A state that all kinds of entries left, and their log.
+/// Returns a state machine that has applied entries of all kinds, with its log.
 fn example() -> (Machine, Journal) {
     let (mut machine, journal) = (Machine::new(RULES), Journal::default());
     for request in commands::examples() {
@@ -46,10 +46,10 @@ fn example() -> (Machine, Journal) {
     (machine, journal)
 }
 
-/// What was restored takes an entry, and is the same behind a checkpoint.
+/// Checks that a restored state machine accepts an entry, and stays the same through a checkpoint.
 fn live_on(mut machine: Machine) {
     let snapshot = machine.store.snapshot();
-    // Nobody writes that often; a state that says so is as good as any other, but can take nothing more.
+    // A state with a huge revision or index is valid, but has no space for further entries.
     if snapshot.current_revision() >= Revision(i64::MAX / 2) || machine.applied_index >= Index(u64::MAX / 2) {
         return;
     }
@@ -66,7 +66,7 @@ fn live_on(mut machine: Machine) {
     assert_same(&mut machine, &mut restored);
 }
 
-/// The target for checkpoints: runs of blocks, each behind its length; an empty one ends a run.
+/// Fuzz target for checkpoints: runs of blocks, each after its length; an empty block ends a run.
 pub fn run_image(data: &[u8]) {
     let mut script = Script::new(data);
     let mut runs: Vec<Vec<Vec<u8>>> = vec![Vec::new()];
@@ -83,7 +83,7 @@ pub fn run_image(data: &[u8]) {
     }
 }
 
-/// Blocks of a base run, and of one with a delta behind it.
+/// Returns the blocks of a base run alone, and of a base run followed by a delta.
 pub fn seeds_image() -> Vec<Vec<u8>> {
     let (mut machine, journal) = example();
     let base = |machine: &mut Machine, from| {
@@ -119,10 +119,10 @@ fn frame(block: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(block);
 }
 
-/// How a stream is made of a script.
+/// Marker byte of a script whose remaining bytes are the stream itself.
 const RAW: u8 = 0;
 
-/// Blocks of a framed stream, without their frames.
+/// Returns the blocks of a framed stream, without their frames.
 fn unframed(stream: &[u8]) -> Vec<&[u8]> {
     let (mut blocks, mut rest) = (Vec::new(), &stream[SNAPSHOT_MAGIC.len()..]);
     while let Some((frame, behind)) = rest.split_first_chunk::<FRAME_BYTES>() {
@@ -134,7 +134,8 @@ fn unframed(stream: &[u8]) -> Vec<&[u8]> {
     blocks
 }
 
-/// The target for snapshots: the stream as it is, or its blocks, which get their frames and padding here.
+/// Fuzz target for snapshots: the script gives the whole stream, or blocks to which this function adds frames
+/// and padding.
 pub fn run_snapshot(data: &[u8]) {
     let mut script = Script::new(data);
     let (how, cut) = (script.u8(), script.u8());
@@ -166,13 +167,13 @@ pub fn run_snapshot(data: &[u8]) {
     }
 }
 
-/// A snapshot, as it is and in blocks.
+/// Returns a snapshot, as a whole stream and in blocks.
 pub fn seeds_snapshot() -> Vec<Vec<u8>> {
     let (mut machine, journal) = example();
     let stream = snapshot_of(&mut machine, &journal);
     let mut blocks = Scribe::default().u8(1).u8(9);
     for block in unframed(&stream) {
-        // The padding comes by itself.
+        // The target adds the padding, so it is removed here.
         let len = block.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
         blocks = blocks.run(&block[..len]);
     }
@@ -184,8 +185,8 @@ fn mix(hash: u64, word: u64) -> u64 {
     (product as u64 ^ (product >> 64) as u64).rotate_left(23)
 }
 
-/// The target for transfers: two streams, each as it is or in blocks, which get their frames and checksums here; and
-/// a receiver that has nothing, or something.
+/// Fuzz target for transfers: two streams, each given whole or in blocks to which this function adds frames
+/// and checksums. The receiver starts empty or with data.
 pub fn run_transfer(data: &[u8]) {
     let mut script = Script::new(data);
     let held = script.run();
@@ -235,7 +236,7 @@ pub fn run_transfer(data: &[u8]) {
     }
 }
 
-/// So many blocks, of which the last is the end and gets its checksum.
+/// Builds a stream of this many blocks; the last one is the end and gets the checksum.
 fn transfer_stream(script: &mut Script<'_>, blocks: u8) -> Vec<u8> {
     let (mut stream, mut checksum) = (TRANSFER_MAGIC.to_vec(), 0_u64);
     for number in 1..=blocks {
@@ -251,7 +252,8 @@ fn transfer_stream(script: &mut Script<'_>, blocks: u8) -> Vec<u8> {
     stream
 }
 
-/// A transfer to who has nothing, whole and broken off in the middle, and one that follows on something.
+/// Returns a transfer to an empty receiver, whole and interrupted, and one to a receiver that already has
+/// data.
 pub fn seeds_transfer() -> Vec<Vec<u8>> {
     let (mut machine, journal) = example();
     let held = machine.head().held().to_bytes();

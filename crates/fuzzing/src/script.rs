@@ -1,18 +1,18 @@
-//! A fuzzer's bytes, read as a script.
+//! Interprets a fuzzer's bytes as a script.
 
-/// Takes numbers and runs of bytes off the front of an input. Behind the end everything is zero and empty: every
-/// input is a script, and a shorter one does less.
+/// Reads numbers and runs of bytes from the front of an input. Past the end, every value is zero or empty, so
+/// that every input is a valid script, and a shorter one does less.
 pub struct Script<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Script<'a> {
-    /// Begins to read.
+    /// Creates a script that reads these bytes.
     pub fn new(bytes: &'a [u8]) -> Script<'a> {
         Script { rest: bytes }
     }
 
-    /// Whether nothing is left.
+    /// Returns true if no bytes are left.
     pub fn is_done(&self) -> bool {
         self.rest.is_empty()
     }
@@ -26,42 +26,42 @@ impl<'a> Script<'a> {
         array
     }
 
-    /// One byte.
+    /// Reads one byte.
     pub fn u8(&mut self) -> u8 {
         self.array::<1>()[0]
     }
 
-    /// Two, little-endian.
+    /// Reads two bytes, little-endian.
     pub fn u16(&mut self) -> u16 {
         u16::from_le_bytes(self.array())
     }
 
-    /// Four.
+    /// Reads four bytes, little-endian.
     pub fn u32(&mut self) -> u32 {
         u32::from_le_bytes(self.array())
     }
 
-    /// Eight.
+    /// Reads eight bytes, little-endian.
     pub fn u64(&mut self) -> u64 {
         u64::from_le_bytes(self.array())
     }
 
-    /// A number below a bound, out of one byte.
+    /// Reads one byte, and returns a number below `bound`.
     pub fn below(&mut self, bound: u8) -> u8 {
         self.u8() % bound.max(1)
     }
 
-    /// Yes or no.
+    /// Reads one byte, and returns its lowest bit.
     pub fn flip(&mut self) -> bool {
         self.u8() & 1 == 1
     }
 
-    /// One of these, out of one byte.
+    /// Reads one byte, and returns the element that it selects.
     pub fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[usize::from(self.u8()) % of.len()]
     }
 
-    /// A number that is mostly next to one of `near`, sometimes anything.
+    /// Returns a number that is mostly close to an element of `near`, and sometimes arbitrary.
     pub fn near(&mut self, near: &[u64]) -> u64 {
         let how = self.u8();
         let base = near[usize::from(how >> 3) % near.len()];
@@ -75,7 +75,8 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// A run of bytes behind its length (two bytes, little-endian), or what is left if that is less.
+    /// Reads a length (two bytes, little-endian) and that many bytes, or all remaining ones if fewer are
+    /// left.
     pub fn run(&mut self) -> &'a [u8] {
         let len = usize::from(self.u16()).min(self.rest.len());
         let (taken, rest) = self.rest.split_at(len);
@@ -83,49 +84,49 @@ impl<'a> Script<'a> {
         taken
     }
 
-    /// Everything that is left.
+    /// Returns all remaining bytes.
     pub fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.rest)
     }
 }
 
-/// Writes what [`Script`] reads, for seeds.
+/// Writes scripts for [`Script`] to read, used for seeds.
 #[derive(Default)]
 pub struct Scribe(Vec<u8>);
 
 impl Scribe {
-    /// Bytes as they are.
+    /// Appends bytes unchanged.
     #[must_use]
     pub fn raw(mut self, bytes: &[u8]) -> Scribe {
         self.0.extend_from_slice(bytes);
         self
     }
 
-    /// One byte.
+    /// Appends one byte.
     #[must_use]
     pub fn u8(self, byte: u8) -> Scribe {
         self.raw(&[byte])
     }
 
-    /// See [`Script::run`].
+    /// Appends a run of bytes, as [`Script::run`] reads it.
     ///
     /// # Panics
     ///
-    /// When the bytes are too many for one run.
+    /// Panics if the bytes are too many for one run.
     #[must_use]
     pub fn run(self, bytes: &[u8]) -> Scribe {
         let len = u16::try_from(bytes.len()).expect("seeds are small");
         self.raw(&len.to_le_bytes()).raw(bytes)
     }
 
-    /// The script.
+    /// Returns the script.
     #[must_use]
     pub fn done(self) -> Vec<u8> {
         self.0
     }
 }
 
-/// Cuts bytes into pieces whose lengths follow from a seed: what comes over a network ends anywhere.
+/// Cuts bytes into pieces whose lengths follow from a seed, since data from a network may be cut anywhere.
 pub fn pieces(bytes: &[u8], seed: u8) -> impl Iterator<Item = &[u8]> {
     let (mut rest, mut state) = (bytes, u32::from(seed));
     std::iter::from_fn(move || {

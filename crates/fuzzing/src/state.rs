@@ -1,4 +1,4 @@
-//! What the targets that drive machines share: rules, copies by way of every format, and comparison.
+//! Shared by the targets that drive state machines: rules, copies through every format, and comparison.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -13,10 +13,10 @@ use numbers::{ChangeId, LeaseId, Revision};
 
 use crate::journal::Journal;
 
-/// The rules of all machines here.
+/// Rules of all state machines in this crate.
 pub const RULES: Rules = Rules { learners_max: 1 };
 
-/// Everything of a version but where its value lies.
+/// Everything about a version except the location of its value.
 type Told = (Vec<u8>, ChangeId, Revision, i64, LeaseId, u32, u32);
 
 fn told(version: Version<'_>) -> Told {
@@ -35,7 +35,8 @@ fn leases(machine: &Machine) -> BTreeMap<LeaseId, Lease> {
     machine.leases.iter().map(|(id, lease)| (id, lease.clone())).collect()
 }
 
-/// Asserts that nothing tells the machines apart but where their values lie. Both finish their physical compaction.
+/// Asserts that the state machines are equal except for the locations of their values. Both finish their
+/// physical compaction first.
 pub fn assert_same(ours: &mut Machine, theirs: &mut Machine) {
     while !ours.compact_step(1000) {}
     while !theirs.compact_step(1000) {}
@@ -62,7 +63,7 @@ pub fn assert_same(ours: &mut Machine, theirs: &mut Machine) {
         while !walk.step(of, 5, |version| fed.push(version.id())) {}
         fed
     };
-    // The first few and the last: a revision that an image claims may be any number.
+    // Only the first few revisions and the last are compared, since an image may claim any revision.
     let current = a.current_revision();
     for at in (first.0..current.0).map(Revision).take(8).chain([current]) {
         assert_eq!(range(&a, at), range(&b, at), "at {at}");
@@ -70,14 +71,14 @@ pub fn assert_same(ours: &mut Machine, theirs: &mut Machine) {
     }
 }
 
-/// The machine by way of a checkpoint's blocks.
+/// Copies the state machine through checkpoint blocks.
 pub fn through_image(machine: &mut Machine) -> Machine {
     let mut writer = RunWriter::new(machine.store.publish(), machine.head(), Revision(0));
     let blocks = std::iter::from_fn(|| writer.next_block().transpose());
     image::restore(RULES, vec![blocks]).expect("what was written can be read")
 }
 
-/// The bytes of a snapshot.
+/// Returns the bytes of a snapshot.
 pub fn snapshot_of(machine: &mut Machine, journal: &Journal) -> Vec<u8> {
     let mut writer = SnapshotWriter::new(machine.store.publish(), machine.head());
     let mut bytes = Vec::new();
@@ -87,7 +88,7 @@ pub fn snapshot_of(machine: &mut Machine, journal: &Journal) -> Vec<u8> {
     bytes
 }
 
-/// The machine by way of a snapshot. Its values lie elsewhere then.
+/// Copies the state machine through a snapshot. The values of the copy have other locations.
 pub fn through_snapshot(machine: &mut Machine, journal: &Journal) -> Machine {
     let bytes = snapshot_of(machine, journal);
     let reader = SnapshotReader::open(bytes.chunks(1000).map(Ok::<_, Infallible>)).expect("can be read");
@@ -95,7 +96,7 @@ pub fn through_snapshot(machine: &mut Machine, journal: &Journal) -> Machine {
     snapshot::restore(RULES, reader, None, place).expect("what was written can be read")
 }
 
-/// The bytes of a transfer of everything.
+/// Returns the bytes of a transfer of the whole state.
 pub fn transfer_of(machine: &mut Machine, journal: &Journal) -> Vec<u8> {
     let mut writer = TransferWriter::new(machine.store.publish(), machine.head(), Revision(0));
     let mut bytes = Vec::new();
@@ -105,7 +106,7 @@ pub fn transfer_of(machine: &mut Machine, journal: &Journal) -> Vec<u8> {
     bytes
 }
 
-/// The machine by way of a transfer to a member that has nothing.
+/// Copies the state machine through a transfer to an empty member.
 pub fn through_transfer(machine: &mut Machine, journal: &Journal) -> Machine {
     let bytes = transfer_of(machine, journal);
     let mut assembly = Assembly::new(RULES, None);

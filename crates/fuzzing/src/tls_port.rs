@@ -1,5 +1,5 @@
-//! Connections over TLS, by the client port's own handshakes and transport: what comes before, in and behind a handshake, in
-//! records of any content, and calls behind one.
+//! TLS connections through the client port's own handshakes and transport: bytes before, during and after a
+//! handshake, in records of arbitrary content, and calls after a handshake.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -19,7 +19,7 @@ use crate::certificates::{ALICE, ALICE_KEY, AUTHORITY, Still, pem, sound};
 use crate::front_port;
 use crate::script::{Scribe, Script, pieces};
 
-/// What comes next in a script.
+/// Step numbers of a script.
 const SAY: u8 = 0;
 const RAW: u8 = 1;
 const FLIP: u8 = 2;
@@ -28,10 +28,10 @@ const REPEAT: u8 = 4;
 const KEYS: u8 = 5;
 const STEPS: u8 = 6;
 
-/// Updates of the keys in a row after which a connection may end: they bring nothing.
+/// Number of successive key updates after which a connection may end, since they carry no data.
 const KEYS_MAX: usize = 12;
 
-/// Most bytes that a connection is told in one input.
+/// Largest number of bytes that one input sends to a connection.
 const BYTES_MAX: usize = 256 * 1024;
 
 struct Ends {
@@ -58,16 +58,16 @@ fn ends() -> &'static Ends {
     })
 }
 
-/// Bytes on their way between a client and a listener's end.
+/// Bytes in flight between a client and a listener.
 #[derive(Default)]
 struct Between {
     to_listener: VecDeque<u8>,
     to_client: Vec<u8>,
-    /// The client sends nothing more.
+    /// True if the client sends nothing more.
     has_ended: bool,
 }
 
-/// The listener's end: never woken, but asked again whenever something has come.
+/// Listener's end of the connection. It never wakes a task; the test polls again whenever bytes have arrived.
 struct End(Rc<RefCell<Between>>);
 
 impl AsyncRead for End {
@@ -100,18 +100,18 @@ impl AsyncWrite for End {
 type Meeting = Pin<Box<dyn Future<Output = Result<Secure<End>, String>>>>;
 
 enum Stage {
-    /// The handshake goes on.
+    /// The handshake is in progress.
     Meeting(Meeting),
     Open(Box<Secure<End>>),
-    /// The connection has ended, by the client or with an error.
+    /// The connection was ended by the client or by an error.
     Over,
 }
 
-/// A listener, as the threads for handshakes and then a connection's socket drive it.
+/// Listener, driven as by the handshake threads and then by a connection's socket.
 struct Listener {
     between: Rc<RefCell<Between>>,
     stage: Stage,
-    /// Who was let in.
+    /// Common name of the accepted client.
     common_name: Option<String>,
     understood: Vec<u8>,
 }
@@ -151,7 +151,7 @@ impl Listener {
                     }
                 },
                 Stage::Open(secure) => {
-                    // Small, so that reads end inside of records.
+                    // Small, so that reads end inside records.
                     let mut room = [0; 700];
                     let mut space = ReadBuf::new(&mut room);
                     match secure.poll_read(&mut cx, &mut space) {
@@ -197,7 +197,7 @@ fn said(client: &mut ClientConnection) -> Vec<u8> {
     bytes
 }
 
-/// The target: what a listener understands is what the client has said, in that order, and nothing behind a record that was
+/// Fuzz target: the listener must receive what the client sent, in order, and nothing after a record that was
 /// changed on its way.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
@@ -205,7 +205,7 @@ pub fn run(data: &[u8]) {
     let server = ends.server.server().expect("it has a certificate");
     let mut listener = Listener::new(server.clone());
     let mut client = client();
-    // How many flights of the handshake go over before the script does.
+    // Number of handshake flights that are exchanged before the script starts.
     let flights = script.below(4);
     for _ in 0..flights {
         listener.take(&said(&mut client));
@@ -269,7 +269,8 @@ pub fn run(data: &[u8]) {
     }
     listener.end();
     assert!(listener.is_over(), "it outlives its client");
-    // Whoever is not through is not let in, and who is let in is known.
+    // A client without a completed handshake must not be accepted, and an accepted client must be the known
+    // one.
     let is_in = listener.common_name.is_some();
     assert!(is_in || (!done && listener.understood.is_empty()));
     assert!(listener.common_name.is_none_or(|name| name == "alice"));
@@ -281,8 +282,9 @@ fn client() -> ClientConnection {
     ClientConnection::new(ends().client.clone(), name).expect("a connection")
 }
 
-/// A connection of either protocol behind a sound handshake. The records end where the pieces do, so that one has a part of
-/// a frame, or many frames. The client goes with or without a farewell, and at once or after the answers.
+/// Makes a connection of either protocol after a valid handshake. The TLS records end where the pieces end,
+/// so that a record holds part of a frame, or many frames. The client leaves with or without a close_notify
+/// alert, at once or after the responses.
 fn call(bytes: &[u8], cut: u8, how: u8) {
     front_port::block_on(async {
         let (near, far) = tokio::io::duplex(front_port::PIPE_BYTES);
@@ -302,7 +304,7 @@ fn call(bytes: &[u8], cut: u8, how: u8) {
                     hand(&mut client.borrow_mut(), &room[..n]);
                 }
             }
-            // The last flight of the handshake comes in one record with the first piece, or before.
+            // The last handshake flight arrives before the first piece, or in one write with it.
             if how & 1 == 0 {
                 let said = said(&mut client.borrow_mut());
                 let _ = requests.write_all(&said).await;
@@ -324,7 +326,7 @@ fn call(bytes: &[u8], cut: u8, how: u8) {
                     let _ = client.writer().write_all(&piece);
                     said(&mut client)
                 };
-                // A server that has heard enough reads no more.
+                // The server may stop reading, for example after a protocol error.
                 if requests.write_all(&records).await.is_err() {
                     break;
                 }
@@ -347,7 +349,7 @@ fn call(bytes: &[u8], cut: u8, how: u8) {
     });
 }
 
-/// The target for calls behind a handshake: HTTP/2 as `front_http2` makes it, or HTTP/1.
+/// Fuzz target for calls after a handshake: HTTP/2 in the format of `front_http2`, or HTTP/1.
 pub fn run_calls(data: &[u8]) {
     let mut script = Script::new(data);
     let how = script.u8();
@@ -359,7 +361,7 @@ pub fn run_calls(data: &[u8]) {
     }
 }
 
-/// The connections of the other targets, with every way to begin and to end.
+/// Returns the connections of the other targets, with every way to begin and to end.
 pub fn seeds_calls() -> Vec<Vec<u8>> {
     let with = |flags: u8, inputs: Vec<Vec<u8>>| {
         inputs.into_iter().enumerate().map(move |(number, input)| {
@@ -371,7 +373,7 @@ pub fn seeds_calls() -> Vec<Vec<u8>> {
     with(0, front_port::seeds_http2()).chain(with(8, front_port::seeds_http1())).collect()
 }
 
-/// Connections that go well, and some that were hurt.
+/// Returns connections that succeed, and some with damaged records.
 pub fn seeds() -> Vec<Vec<u8>> {
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     let step = |scribe: Scribe, kind: u8, bytes: &[u8]| scribe.u8(kind).run(bytes).u8(5).u8(0);
@@ -383,7 +385,8 @@ pub fn seeds() -> Vec<Vec<u8>> {
             seeds.push(step(step(said, kind, b"GET /version HTTP/1.1\r\n\r\n"), SAY, b"more").done());
         }
     }
-    // Records of each type: change of cipher, alert, handshake, data, heartbeat; and one that is too long.
+    // Records of each type: change cipher spec, alert, handshake, application data, heartbeat; a record that
+    // is too long; and bytes without TLS.
     for raw in [
         &b"\x14\x03\x03\x00\x01\x01"[..],
         b"\x15\x03\x03\x00\x02\x01\x00",

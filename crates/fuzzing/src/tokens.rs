@@ -1,4 +1,4 @@
-//! Tokens and the keys that sign them, as bytes of any content.
+//! Auth tokens and their signing keys, as bytes of arbitrary content.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::script::{Scribe, Script};
 
-/// The second in which tokens are judged.
+/// Time at which tokens are checked, in seconds since the Unix epoch.
 const SECOND: i64 = 1_800_000_000;
 const TTL_NS: i64 = 300_000_000_000;
 const SECRET: &[u8] = b"the secret of the fuzzing targets";
@@ -22,7 +22,7 @@ const P256: &[u8] = include_bytes!("../../identity/tests/data/p256.sec1.pem");
 const ED25519: &[u8] = include_bytes!("../../identity/tests/data/ed25519.pkcs8.pem");
 const RSA: &[u8] = include_bytes!("../../identity/tests/data/rsa.spki.pem");
 
-/// What comes next in a script.
+/// Step numbers of a script.
 const TOKEN: u8 = 0;
 const SIGNED: u8 = 1;
 const KEYS: u8 = 2;
@@ -30,7 +30,7 @@ const SIMPLE: u8 = 3;
 const KIND: u8 = 4;
 const KINDS: u8 = 5;
 
-/// Signs with [`SECRET`], without the code under test.
+/// Signs with [`SECRET`], independent of the code under test.
 fn signed(header: &[u8], claims: &[u8]) -> String {
     let text = format!("{}.{}", BASE64.encode(header), BASE64.encode(claims));
     let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, SECRET);
@@ -47,7 +47,7 @@ fn jwt(method: Method, public: Option<&[u8]>, private: Option<&[u8]>) -> Jwt {
     Jwt::new(TTL_NS, keys, 64, now().at, &mut identity::system_entropy())
 }
 
-/// What judges tokens here, one for each kind of key.
+/// Returns the token checkers, one for each kind of key.
 fn judges() -> &'static [Jwt; 4] {
     static JUDGES: OnceLock<[Jwt; 4]> = OnceLock::new();
     JUDGES.get_or_init(|| {
@@ -60,14 +60,14 @@ fn judges() -> &'static [Jwt; 4] {
     })
 }
 
-/// A token of any bytes: what is accepted was signed, by one of the keys, and says who "alice" is: no other token was ever
-/// signed.
+/// Checks a token of arbitrary bytes. An accepted token must be one that was signed, and the only signed
+/// tokens name the user "alice".
 fn any_token(token: &[u8]) {
     for (number, judge) in judges().iter().enumerate() {
         let first = judge.check(token, now());
         if let Ok(holder) = &first {
             assert_eq!((&**holder.user(), holder.revision()), ("alice", Some(7)), "judge {number}");
-            // Remembered or not, the answer is the same.
+            // The result must not depend on whether the token is cached.
             assert!(judge.check(token, now()).is_ok());
             let late = Now { unix_seconds: SECOND + 2_000_000_000, ..now() };
             assert!(judge.check(token, late).is_err(), "it has ended");
@@ -78,7 +78,8 @@ fn any_token(token: &[u8]) {
     assert!(presented(|_| Some(token)).is_some_and(|seen| token.ends_with(seen)));
 }
 
-/// A token that was signed, of any header and claims, held against what the standard library of JSON reads in it.
+/// Checks a signed token of arbitrary header and claims, and compares it with what `serde_json` reads from
+/// it.
 fn signed_token(header: &[u8], claims: &[u8]) {
     let judge = jwt(Method::Hs256, None, Some(SECRET));
     let token = signed(header, claims);
@@ -95,12 +96,12 @@ fn signed_token(header: &[u8], claims: &[u8]) {
     if let Some(begins) = claims.get("nbf") {
         assert!(begins.as_f64().expect("a number") < (SECOND + 1) as f64, "it has not begun");
     }
-    // Signed by another key it is nobody's.
+    // The token is invalid under another key.
     let other = jwt(Method::Hs256, None, Some(b"another secret"));
     assert!(other.check(token.as_bytes(), now()).is_err());
 }
 
-/// Key files of any bytes: keys that are accepted sign what they verify.
+/// Reads key files of arbitrary bytes. Keys that are accepted must verify what they sign.
 fn keys(method: Method, public: &[u8], private: &[u8]) {
     let read = Keys::read(method, Some(public), Some(private));
     let Ok(keys) = read else {
@@ -120,14 +121,14 @@ fn keys(method: Method, public: &[u8], private: &[u8]) {
     assert!(judge.check(signed(b"{\"alg\":\"none\"}", b"{}").as_bytes(), now()).is_err());
 }
 
-/// A simple token of any bytes, at a store that has given one out.
+/// Checks a simple token of arbitrary bytes against a store that has issued one.
 fn simple(token: &[u8], applied: u64) {
     let mut entropy = identity::system_entropy();
     let tokens = Tokens::new(&TokenKind::Simple, Settings::default(), None, None, now().at, &mut entropy)
         .expect("no keys");
     tokens.enable();
     tokens.assign("alice", "AbCdEfGhIjKlMnOp", Index(77), now().at);
-    // The text of etcd 3.4, and that of later ones.
+    // The text of an etcd 3.4 token, and that of later versions.
     let given = [77, 76].map(|number| {
         tokens.issue("alice", "AbCdEfGhIjKlMnOp", Index(number), 3, now()).expect("a token").into_bytes()
     });
@@ -147,7 +148,7 @@ fn simple(token: &[u8], applied: u64) {
     }
 }
 
-/// The target.
+/// Fuzz target: checks a token, a key file or a token kind, as the script says.
 pub fn run(data: &[u8]) {
     let mut script = Script::new(data);
     match script.below(KINDS) {
@@ -168,7 +169,7 @@ pub fn run(data: &[u8]) {
         _ => {
             let text = String::from_utf8_lossy(script.rest());
             if let Ok(kind) = TokenKind::parse(&text) {
-                // Without key files nothing but simple tokens can be made.
+                // Without key files, only simple tokens can be issued.
                 let mut entropy = identity::system_entropy();
                 let made = Tokens::new(&kind, Settings::default(), None, None, now().at, &mut entropy);
                 assert_eq!(made.is_err(), matches!(kind, TokenKind::Jwt(_)));
@@ -177,7 +178,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// Sound tokens and keys, and what has been tried elsewhere.
+/// Returns valid tokens and keys, and known attacks on JWTs.
 pub fn seeds() -> Vec<Vec<u8>> {
     let mut seeds = Vec::new();
     let claims = br#"{"exp":1800000300,"revision":7,"username":"alice"}"#;
@@ -205,7 +206,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let file = |name: u8, public: &[u8], private: &[u8]| {
         Scribe::default().u8(KEYS).u8(name).run(public).raw(private).done()
     };
-    // By the order of `Method::ALL`.
+    // The numbers are positions in `Method::ALL`.
     let data: [(u8, &[u8], &[u8]); 9] = [
         (0, RSA, include_bytes!("../../identity/tests/data/rsa.pkcs1.pem")),
         (3, include_bytes!("../../identity/tests/data/rsa.pkcs1.pub.pem"), b""),

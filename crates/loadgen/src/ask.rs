@@ -1,4 +1,4 @@
-//! Single calls around a load: logging in, asking for a status, setting up users.
+//! Single calls before and after a load: login, status, and user setup.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::drive::outcome;
 use crate::status::Status;
 use crate::wire::{Fields, Message};
 
-/// A connection for one call after the other.
+/// Client that makes one call at a time over one connection.
 pub struct Asker {
     calls: Calls,
     longest: Duration,
@@ -33,13 +33,13 @@ impl Handler for Answer {
 }
 
 impl Asker {
-    /// Connects; each call may take ten seconds.
+    /// Connects. Each call may take ten seconds.
     pub fn new(target: Target) -> Result<Self, Error> {
         let calls = Calls::open(target, 1).map_err(Error::Dial)?;
         Ok(Self { calls, longest: Duration::from_secs(10) })
     }
 
-    /// Calls, and gives the answer's message.
+    /// Makes a call and returns the response message.
     pub fn ask(&mut self, method: Rpc, write: impl FnOnce(&mut Message)) -> Result<Vec<u8>, Error> {
         let mut message = Vec::new();
         write(&mut Message(&mut message));
@@ -56,7 +56,7 @@ impl Asker {
         Ok(answer.body)
     }
 
-    /// Logs in, and gives the token.
+    /// Logs in and returns the token.
     pub fn authenticate(&mut self, name: &str, password: &str) -> Result<String, Error> {
         let answer = self.ask(Rpc::Authenticate, |message| {
             message.bytes(1, name.as_bytes()).bytes(2, password.as_bytes());
@@ -64,7 +64,7 @@ impl Asker {
         String::from_utf8(Fields(&answer).bytes(2).to_vec()).map_err(|_| Error::TokenNotText)
     }
 
-    /// The server's version and the size of its database, from `Status`.
+    /// Returns the server's version and its database size in bytes, from `Status`.
     pub fn status(&mut self) -> Result<(String, u64), Error> {
         let answer = self.ask(Rpc::MaintenanceStatus, |_| ())?;
         let fields = Fields(&answer);

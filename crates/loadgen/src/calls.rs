@@ -1,4 +1,4 @@
-//! Calls over many connections in one thread: what the sockets say is turned into events for a [`Handler`].
+//! Calls over many connections in one thread: turns socket readiness into events for a [`Handler`].
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -11,28 +11,28 @@ use crate::poller::{Poller, Ready};
 use crate::socket::{Endpoint, Socket};
 use crate::status::Status;
 
-/// The receiver of events. Calls may be made from its methods.
+/// Receiver of events. Its methods may start further calls.
 pub trait Handler {
-    /// A message of the call with this tag.
+    /// Handles a response message of the call with this tag.
     fn message(&mut self, calls: &mut Calls, tag: u64, body: &[u8]);
-    /// A call has ended.
+    /// Handles the end of a call.
     fn ended(&mut self, calls: &mut Calls, tag: u64, status: Status);
-    /// Everything that had arrived was handed over; a timer may have fired.
+    /// Called at the end of each turn, after all events were delivered; a timer may have fired.
     fn turned(&mut self, calls: &mut Calls);
 }
 
-/// The servers to connect to, and how.
+/// Servers to connect to, and connection settings.
 #[derive(Clone)]
 pub struct Target {
-    /// Connections go to these in turn.
+    /// Endpoints; calls go to them in turn.
     pub endpoints: Vec<Endpoint>,
     /// Time limit of connecting.
     pub dial_timeout: Duration,
-    /// See [`Options::token`].
+    /// Auth token; see [`Options::token`].
     pub token: Option<String>,
-    /// See [`Options::stream_window`].
+    /// Flow-control window of a stream in bytes; see [`Options::stream_window`].
     pub stream_window: u32,
-    /// See [`Options::connection_window`].
+    /// Flow-control window of a connection in bytes; see [`Options::connection_window`].
     pub connection_window: u32,
 }
 
@@ -54,26 +54,27 @@ struct Link {
     endpoint: usize,
     connection: Connection,
     socket: Option<Socket>,
-    /// Bytes of a frame that is not whole yet.
+    /// Bytes of an incomplete frame.
     partial: Vec<u8>,
-    /// Told to be writable, or nothing has blocked since.
+    /// True if the socket is writable as far as known: no write has blocked since the last notification.
     writable: bool,
-    /// What arrived waits until the server takes some of the output.
+    /// True if received input waits until the server accepts some of the output.
     held_up: bool,
-    /// The server sends nothing behind what there is to read: nobody will say again that there is something.
+    /// True if the server has closed its sending side. The poller sends no further notification, so all
+    /// remaining bytes must be read now.
     closed: bool,
     dirty: bool,
     retry: Option<Instant>,
-    /// Tells events of an earlier socket from those of this one.
+    /// Distinguishes events of this socket from those of earlier ones.
     generation: u32,
 }
 
-/// The connections of one thread.
+/// All connections of one thread.
 pub struct Calls {
     target: Target,
     poller: Poller,
     links: Vec<Link>,
-    /// Number of calls sent per logical connection: they go to the endpoints in turn.
+    /// Number of calls sent on each logical connection; selects the next endpoint.
     turns: Vec<usize>,
     dirty: Vec<usize>,
     ready: Vec<Ready>,
@@ -89,7 +90,8 @@ const REDIAL_MAX: Duration = Duration::from_millis(500);
 const BUFFER_BYTES: usize = 256 << 10;
 
 impl Calls {
-    /// Makes `connections` logical connections, each of which has a real one per endpoint, as etcd's client has.
+    /// Opens `connections` logical connections. Like etcd's client, each has one real connection per
+    /// endpoint.
     pub fn open(target: Target, connections: usize) -> io::Result<Self> {
         assert!(!target.endpoints.is_empty(), "an endpoint at least");
         let mut calls = Self {
@@ -136,7 +138,7 @@ impl Calls {
         self.turns.len()
     }
 
-    /// Returns the bytes that the kernel sends in one segment to the first endpoint.
+    /// Returns the TCP segment size in bytes of the connection to the first endpoint.
     pub fn segment_bytes(&self) -> Option<u32> {
         self.links.first()?.socket.as_ref()?.segment_bytes()
     }
@@ -148,7 +150,8 @@ impl Calls {
         self.mark(link);
     }
 
-    /// Starts a call on which more can be sent, by [`Calls::send`]. Gives where it is.
+    /// Starts a call on which further messages can be sent with [`Calls::send`]. Returns the index of its
+    /// connection.
     pub fn open_stream(&mut self, connection: usize, method: Rpc, message: &[u8], tag: u64) -> usize {
         let link = self.pick(connection);
         self.links[link].connection.call(method, message, tag, true, false);
@@ -156,13 +159,13 @@ impl Calls {
         link
     }
 
-    /// Sends a message on a call opened before; says whether it is still there.
+    /// Sends a message on a call started with [`Calls::open_stream`]. Returns false if the call is over.
     pub fn send(&mut self, link: usize, tag: u64, message: &[u8]) -> bool {
         self.mark(link);
         self.links.get_mut(link).is_some_and(|link| link.connection.send(tag, message))
     }
 
-    /// Ends a call opened before.
+    /// Cancels a call started with [`Calls::open_stream`].
     pub fn cancel(&mut self, link: usize, tag: u64) {
         self.mark(link);
         if let Some(link) = self.links.get_mut(link) {
@@ -170,12 +173,12 @@ impl Calls {
         }
     }
 
-    /// Makes the loop call [`Handler::turned`] at that time at the latest.
+    /// Makes [`Calls::turn`] end, and thus call [`Handler::turned`], at this time at the latest.
     pub fn wake_at(&mut self, now: Instant, time: Instant) -> io::Result<()> {
         self.poller.wake_after(time.saturating_duration_since(now))
     }
 
-    /// Sends what gathered, waits at most so long, and hands over what arrived.
+    /// Sends the pending output, waits at most `longest`, and delivers the events that have arrived.
     pub fn turn<H: Handler>(&mut self, longest: Duration, handler: &mut H) -> io::Result<()> {
         self.flush_all(handler);
         if self.down > 0 {
@@ -243,7 +246,7 @@ impl Calls {
     fn read<H: Handler>(&mut self, at: usize, handler: &mut H) {
         let mut buffer = std::mem::take(&mut self.buffer);
         self.links[at].connection.begin_turn(Instant::now());
-        // What was left when the link was held up comes before what is read.
+        // The input left over when the connection was blocked comes before newly read bytes.
         let mut was_held_up = std::mem::take(&mut self.links[at].held_up);
         loop {
             let link = &mut self.links[at];
@@ -275,7 +278,7 @@ impl Calls {
                 break;
             }
             self.mark(at);
-            // Less than there was room for: the socket is empty, and will say when it is not.
+            // A read that did not fill the buffer has emptied the socket; the poller reports further bytes.
             let is_empty = bytes.len() < buffer.len() && !was_held_up && !self.links[at].closed;
             if is_empty && self.target.endpoints[self.links[at].endpoint].tls.is_none() {
                 self.links[at].held_up = self.links[at].connection.is_blocked();
@@ -286,10 +289,11 @@ impl Calls {
         self.buffer = buffer;
     }
 
-    /// Hands over what arrived at a link: what was left of it, then these bytes.
+    /// Processes the received bytes of a connection: the incomplete frame left over, then these bytes.
     fn take<H: Handler>(&mut self, at: usize, bytes: &[u8], handler: &mut H) -> Result<(), Violation> {
         let link = &mut self.links[at];
-        // Calls are made while the input is read, on this connection too: what is read is not part of it.
+        // Handlers may start calls on this connection while the input is processed, so the input must not be
+        // borrowed from it.
         let mut joined = std::mem::take(&mut link.partial);
         let input = if joined.is_empty() {
             bytes
@@ -315,7 +319,7 @@ impl Calls {
 
     fn flush_all<H: Handler>(&mut self, handler: &mut H) {
         while let Some(at) = self.dirty.pop() {
-            // Whatever the handler does to others while one is lost marks them again.
+            // If the handler changes other connections while this one fails, they are marked as dirty again.
             self.flush(at, handler);
         }
     }
@@ -361,7 +365,7 @@ impl Calls {
         let now = Instant::now();
         for at in 0..self.links.len() {
             if self.links[at].retry.is_some_and(|time| time <= now) {
-                // The other connections wait meanwhile.
+                // Dialing blocks the other connections of this thread, so it gets little time.
                 match self.dial(at, self.target.dial_timeout.min(REDIAL_MAX)) {
                     Ok(()) => {
                         self.links[at].retry = None;

@@ -1,4 +1,5 @@
-//! Calls of gRPC over one HTTP/2 connection as a client sees it: bytes in, events out, and bytes to send. It does no IO.
+//! Client side of gRPC calls over one HTTP/2 connection: consumes received bytes, and produces events and
+//! bytes to send. It does no IO.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
@@ -10,26 +11,26 @@ use http2::{ConnectionError, Fields, InvalidField, Key, OpenError, Output, Reaso
 
 use crate::status::Status;
 
-/// An event of a connection.
+/// Event of a connection.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// A whole message of a call's answer; empty if the call wanted none.
+    /// Complete response message of a call; empty if the call does not keep messages.
     Message {
-        /// Tag as given with the call.
+        /// Tag given with the call.
         tag: u64,
-        /// The message, without gRPC's prefix.
+        /// Message without gRPC's prefix.
         body: Cow<'a, [u8]>,
     },
-    /// A call is over.
+    /// End of a call.
     Ended {
-        /// Tag as given with the call.
+        /// Tag given with the call.
         tag: u64,
-        /// Result of the call.
+        /// Status of the call.
         status: Status,
     },
 }
 
-/// A violation of the protocol by the server; the connection cannot go on.
+/// Protocol violation by the server; the connection must be closed.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Violation(pub &'static str);
 
@@ -39,14 +40,14 @@ impl From<ConnectionError> for Violation {
     }
 }
 
-/// The settings that a connection sends to the server, and the flow-control windows it grants.
+/// Settings that a connection sends to the server, and the flow-control windows that it grants.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// `:authority`
+    /// Value of `:authority`.
     pub authority: String,
     /// True if `:scheme` is https.
     pub tls: bool,
-    /// A token of `Authenticate`, sent with each call.
+    /// Token from `Authenticate`, sent with each call.
     pub token: Option<String>,
     /// Bytes that the server may send on a stream before the window is extended.
     pub stream_window: u32,
@@ -55,7 +56,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Generous windows, no token.
+    /// Returns options with large windows and without a token.
     pub fn new(authority: impl Into<String>) -> Self {
         Self {
             authority: authority.into(),
@@ -66,34 +67,34 @@ impl Options {
         }
     }
 
-    /// Checks that requests can be sent with the authority and the token.
+    /// Checks that the authority and the token are valid header values.
     ///
     /// # Errors
     ///
-    /// For the first of them that no header can carry.
+    /// Returns the first field that is not.
     pub fn check(&self) -> Result<(), InvalidField> {
         template(Rpc::KvRange, self).map(drop)
     }
 }
 
-/// Output beyond which bodies wait: far more than a socket takes at once.
+/// Output in bytes above which request bodies are held back; far more than a socket accepts at once.
 const OUTPUT_BYTES_MAX: usize = 4 << 20;
-/// The largest message that is kept. Those that are only counted may be of any size.
+/// Largest message in bytes whose content is kept. Messages that are only counted may have any size.
 const MESSAGE_BYTES_MAX: usize = 1 << 30;
-/// Bytes of gRPC's prefix of a message.
+/// Length of gRPC's message prefix in bytes.
 const PREFIX_BYTES: usize = 5;
 
-/// A call under way.
+/// Call in flight.
 struct Call {
     key: Key,
     tag: u64,
     keep: bool,
-    /// Prefix of the message that is being received, as far as it has arrived.
+    /// Received bytes of the prefix of the current message.
     prefix: [u8; PREFIX_BYTES],
     prefix_bytes: usize,
     missing: usize,
     body: Vec<u8>,
-    /// True if nothing more is sent.
+    /// True if the client sends no further message on this call.
     complete: bool,
 }
 
@@ -105,28 +106,28 @@ struct Waiting {
     message: Vec<u8>,
 }
 
-/// What is left of the body that [`Connection::next`] hands over message by message.
+/// Rest of a received body, which [`Connection::next`] delivers message by message.
 #[derive(Clone, Copy)]
 struct Data {
     key: Key,
-    /// Where it begins in the input, and its bytes.
+    /// Offset of the rest in the input, and its length in bytes.
     at: usize,
     left: usize,
-    /// Nothing follows.
+    /// True if the stream ends after this body.
     is_last: bool,
 }
 
-/// A client's end. Calls are given with [`Connection::call`]; what arrives is fed to [`Connection::next`]; what is to be
-/// sent gathers in [`Connection::output`].
+/// Client side of a connection. [`Connection::call`] starts a call, [`Connection::next`] processes received
+/// bytes, and [`Connection::output`] holds the bytes to send.
 pub struct Connection {
     options: Options,
     http2: http2::Connection,
-    /// Heads of requests, by method.
+    /// Request header templates, by method.
     heads: [Option<Template>; Rpc::ALL.len()],
-    /// By [`Key::slot`].
+    /// Calls in flight, by [`Key::slot`].
     calls: Vec<Option<Call>>,
     under_way: usize,
-    /// Calls that more may be sent on later, by tag.
+    /// Calls on which further messages may be sent, by tag.
     open: HashMap<u64, Key>,
     waiting: VecDeque<Waiting>,
     data: Option<Data>,
@@ -134,11 +135,11 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A connection whose first bytes (preface, settings) are in the output.
+    /// Creates a connection, with the first bytes (preface and settings) in the output.
     pub fn new(options: Options, now: Instant) -> Self {
         let settings = http2::Options {
             stream_window_bytes: options.stream_window,
-            // The windows are the load's.
+            // The load generator manages flow-control windows itself.
             stream_window_bytes_max: 0,
             connection_window_bytes: options.connection_window,
             output_bytes_max: OUTPUT_BYTES_MAX,
@@ -157,18 +158,19 @@ impl Connection {
         }
     }
 
-    /// Begins a turn, in which what arrived is taken.
+    /// Begins a turn in which received bytes are processed.
     pub fn begin_turn(&mut self, now: Instant) {
         self.http2.begin_turn(now);
     }
 
-    /// Bytes to send next; the sender takes them from the front.
+    /// Returns the bytes to send; the sender removes them from the front.
     pub fn output(&mut self) -> &mut Output {
         self.http2.gather();
         self.http2.output()
     }
 
-    /// Returns true if nothing is taken until the server takes some of the output, see [`http2::Connection::is_blocked`].
+    /// Returns true if no input is processed until the server accepts some of the output; see
+    /// [`http2::Connection::is_blocked`].
     pub fn is_blocked(&self) -> bool {
         self.http2.is_blocked()
     }
@@ -178,13 +180,14 @@ impl Connection {
         self.under_way + self.waiting.len()
     }
 
-    /// The server takes no more calls here, and the last one is answered.
+    /// Returns true if the server accepts no more calls on this connection, and the last one has ended.
     pub fn spent(&self) -> bool {
         self.going_away && self.under_way == 0
     }
 
-    /// Starts a call with its first message. `complete` says that no other message follows. Without `keep` the answers'
-    /// messages are counted but empty. Waits its turn where the server limits the streams of a connection.
+    /// Starts a call with its first message. `complete` means that no further message follows. Without
+    /// `keep`, response messages are delivered with an empty body. If the server limits the number of
+    /// streams, the call waits for a free one.
     pub fn call(&mut self, method: Rpc, message: &[u8], tag: u64, keep: bool, complete: bool) {
         if self.hands_over_the_last() {
             self.waiting.push_back(Waiting { method, tag, keep, complete, message: message.to_vec() });
@@ -194,7 +197,8 @@ impl Connection {
         let key = match self.http2.open(head, &[], false) {
             Ok(key) => key,
             Err(error) => {
-                // Stream numbers last for a billion calls; then the connection is renewed as if the server had asked for it.
+                // Stream numbers last for a billion calls; then the connection is renewed, as after a GOAWAY
+                // from the server.
                 self.going_away |= error == OpenError::Leaving;
                 self.waiting.push_back(Waiting { method, tag, keep, complete, message: message.to_vec() });
                 return;
@@ -214,26 +218,27 @@ impl Connection {
     }
 
     fn put_message(&mut self, key: Key, message: &[u8], complete: bool) {
-        // The stream is open, as far as this end knows; its end is told as an event.
+        // Sending fails only if the server has ended the stream, which is reported as an event.
         let write = |out: &mut Vec<u8>| out.extend_from_slice(message);
         let _ = self.http2.send_message(key, message.len(), complete, write);
     }
 
-    /// Sends a further message of a call that is not complete; says whether there is such a call.
+    /// Sends a further message of a call. Returns false if no open call has this tag.
     pub fn send(&mut self, tag: u64, message: &[u8]) -> bool {
         let Some(key) = self.open.get(&tag).copied() else { return false };
         self.put_message(key, message, false);
         true
     }
 
-    /// Ends a call without waiting for its end; nothing more is heard of it.
+    /// Cancels a call; no event follows for it.
     pub fn cancel(&mut self, tag: u64) {
         if let Some(key) = self.open.get(&tag).copied() {
             self.forget(key);
         }
     }
 
-    /// The connection is lost: all calls under way are over; those that wait are handed back to be started on a new one.
+    /// Ends a lost connection. Returns a status for each call in flight, and a function that restarts the
+    /// waiting calls on a new connection.
     pub fn lose(self, why: &str) -> (Vec<(u64, Status)>, impl FnOnce(&mut Connection)) {
         let calls = self.calls.into_iter().flatten();
         let over = calls.map(|call| (call.tag, Status::unavailable(why))).collect();
@@ -245,7 +250,7 @@ impl Connection {
         })
     }
 
-    /// Returns true while a body is handed over whose stream is over: the place of its call is not free yet.
+    /// Returns true while the last body of a stream is being delivered: its slot in `calls` is still in use.
     fn hands_over_the_last(&self) -> bool {
         self.data.is_some_and(|data| data.is_last)
     }
@@ -263,12 +268,12 @@ impl Connection {
         self.calls.get_mut(key.slot())?.as_mut().filter(|call| call.key == key)
     }
 
-    /// Takes the next event out of what arrived; `at` is how far it was read. Nothing means that the rest, if any, has to
-    /// be given again in front of what arrives next.
+    /// Returns the next event from the received input; `at` is the offset up to which it was processed. After
+    /// `None`, the caller must pass the unprocessed rest again, followed by the bytes that arrive next.
     ///
     /// # Errors
     ///
-    /// What the server did wrong.
+    /// Returns the server's protocol violation.
     pub fn next<'a>(&mut self, input: &'a [u8], at: &mut usize) -> Result<Option<Event<'a>>, Violation> {
         loop {
             if let Some(event) = self.data_event(input)? {
@@ -309,7 +314,7 @@ impl Connection {
         }
     }
 
-    /// The head of an answer came; with trailers only, it is the whole.
+    /// Handles the header of a response; a response with trailers only has nothing else.
     fn head(&mut self, key: Key, fields: &Fields, end: bool) -> Option<Event<'static>> {
         match fields.status() {
             Some(200) if end => self.end(key, status_of(fields)),
@@ -322,11 +327,11 @@ impl Connection {
         }
     }
 
-    /// Goes on within a body.
+    /// Returns the next event from the body that is being delivered.
     fn data_event<'a>(&mut self, input: &'a [u8]) -> Result<Option<Event<'a>>, Violation> {
         while let Some(Data { key, at, left, is_last }) = self.data {
             let Some(call) = self.call_of(key) else {
-                // It was cancelled here.
+                // The call was cancelled by this client.
                 self.data = None;
                 self.start_waiting();
                 return Ok(None);
@@ -334,7 +339,7 @@ impl Connection {
             if left == 0 {
                 self.data = None;
                 if is_last {
-                    // A server ends with trailers; without them nobody knows how the call went.
+                    // A server must end a call with trailers; without them the status is unknown.
                     let message = "the stream ended without a status".to_owned();
                     return Ok(self.end(key, Status { code: 13, message }));
                 }
@@ -356,7 +361,7 @@ impl Connection {
         Some(Event::Ended { tag, status })
     }
 
-    /// Forgets a call, and ends its stream if that is not over; returns its tag.
+    /// Removes a call, resets its stream if it is still open, and returns the call's tag.
     fn forget(&mut self, key: Key) -> Option<u64> {
         let call = self.calls.get_mut(key.slot())?.take_if(|call| call.key == key)?;
         self.under_way -= 1;
@@ -371,11 +376,11 @@ impl Connection {
     }
 }
 
-/// How many bytes of a body were taken, and the message that is whole with them.
+/// Number of bytes taken from a body, and the message that they complete.
 type Taken<'a> = (usize, Option<Cow<'a, [u8]>>);
 
 impl Call {
-    /// Takes some of the answer's body: how much, and the message that is whole with it.
+    /// Takes bytes from a response body. Returns their number and the message that they complete.
     fn take<'a>(&mut self, payload: &'a [u8]) -> Result<Taken<'a>, Violation> {
         if self.prefix_bytes < PREFIX_BYTES {
             let size = (PREFIX_BYTES - self.prefix_bytes).min(payload.len());
@@ -419,11 +424,11 @@ impl Call {
     }
 }
 
-/// The head of requests of a method.
+/// Returns the request header of a method.
 ///
 /// # Panics
 ///
-/// If [`Options::check`] fails, which is asked before there is a connection.
+/// Panics if [`Options::check`] fails; callers check the options before they connect.
 fn head(method: Rpc, options: &Options) -> Template {
     template(method, options).unwrap_or_else(|field| panic!("{field}"))
 }
@@ -444,7 +449,7 @@ fn template(method: Rpc, options: &Options) -> Result<Template, InvalidField> {
     Template::new(fields)
 }
 
-/// The status that the end of an answer tells.
+/// Returns the status from the trailers of a response.
 fn status_of(fields: &Fields) -> Status {
     let code = fields.get(b"grpc-status").and_then(|digits| std::str::from_utf8(digits).ok()?.parse().ok());
     match code {
@@ -453,7 +458,8 @@ fn status_of(fields: &Fields) -> Status {
     }
 }
 
-/// The status of a call whose stream the server reset, in grpc-go's words; REFUSED_STREAM is "not begun".
+/// Returns the status of a call whose stream the server reset, in grpc-go's words. REFUSED_STREAM means that
+/// the server has not processed the call.
 fn reset_status(Reason(code): Reason) -> Status {
     match code {
         7 => Status::unavailable("the server refused the stream (REFUSED_STREAM)"),
@@ -462,7 +468,7 @@ fn reset_status(Reason(code): Reason) -> Status {
     }
 }
 
-/// Undoes the percent encoding of `grpc-message`.
+/// Decodes the percent encoding of `grpc-message`.
 fn unescape(value: &[u8]) -> String {
     let mut out = Vec::with_capacity(value.len());
     let mut rest = value;

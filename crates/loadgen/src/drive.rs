@@ -1,5 +1,5 @@
-//! Runs a load: clients that each make one operation after the other, by a schedule, over the connections of some
-//! threads, and measures it.
+//! Runs a load and measures it: clients that each make one operation at a time, by a schedule, over the
+//! connections of several threads.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -14,28 +14,28 @@ use crate::histogram::Histogram;
 use crate::samples::Series;
 use crate::status::Status;
 
-/// The next request of an operation.
+/// Next request of an operation.
 pub struct Request {
     /// RPC to call.
     pub method: Rpc,
-    /// The message; replaced for each request.
+    /// Encoded message; replaced for each request.
     pub message: Vec<u8>,
-    /// True if the answer is wanted.
+    /// True if the response messages are needed.
     pub keep: bool,
 }
 
-/// The next step of an operation.
+/// Next step of an operation.
 #[derive(Debug)]
 pub enum Step {
-    /// The request is to be sent.
+    /// Send the request.
     Call,
-    /// Send the request on a stream that stays open until [`Workload::message`] has enough of it.
+    /// Send the request on a stream that stays open until [`Workload::message`] returns true.
     Open,
-    /// The operation is over: the series in which it counts, and its error if it failed.
+    /// End the operation: the series in which it counts, and its error if it failed.
     Done(usize, Result<(), Error>),
 }
 
-/// The operations that the clients of a load make. Each thread has its own one.
+/// Operations that the clients of a load make. Each thread has its own instance.
 pub trait Workload: Send {
     /// State of a client between its requests.
     type Client: Send + Default;
@@ -45,59 +45,60 @@ pub trait Workload: Send {
         1
     }
 
-    /// Returns the next step of what a client does once before all runs, unmeasured; called again with each answer until
-    /// it is done.
+    /// Returns the next step of a client's preparation, done once before all runs and not measured. Called
+    /// again with each status until the step is `Done`.
     fn prepare(&mut self, _: &mut Self::Client, _: Option<&Status>, _: &mut Request) -> Step {
         Step::Done(0, Ok(()))
     }
 
-    /// Begins an operation; operations are numbered from 0 over all clients and threads.
+    /// Begins an operation. Operations are numbered from 0 over all clients and threads.
     fn begin(&mut self, client: &mut Self::Client, number: u64, request: &mut Request) -> Step;
 
-    /// A message of the answer to a request that wanted it. True ends an open stream as if it were answered well.
+    /// Handles a response message of a request with `keep`. Returning true ends an open stream as successful.
     fn message(&mut self, _: &mut Self::Client, _: &[u8]) -> bool {
         false
     }
 
-    /// A request is answered; most operations are over then.
+    /// Handles the status of a request, after which most operations are done.
     fn answered(&mut self, client: &mut Self::Client, status: &Status, request: &mut Request) -> Step;
 }
 
-/// The result of a request that is a whole operation.
+/// Returns the final step of an operation that consists of one request with this status.
 pub fn done(status: &Status) -> Step {
     Step::Done(0, outcome(status))
 }
 
-/// The outcome of a call that ended with this status.
+/// Converts the status of a call into a result.
 pub fn outcome(status: &Status) -> Result<(), Error> {
     if status.code == 0 { Ok(()) } else { Err(Error::Status(status.clone())) }
 }
 
-/// The times at which operations begin.
+/// Times at which operations begin.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Schedule {
-    /// Each client begins the next when it has the answer to the last: as fast as the server answers. A server that
-    /// stalls is asked less, so that latencies look better than users would find them.
+    /// Each client begins its next operation when the last one is answered, as fast as the server answers. A
+    /// server that stalls gets fewer requests, so that latencies look better than users would find them.
     Flat,
-    /// This many per second, at fixed times, whatever the server does. Latency counts from the time an operation was due,
-    /// even if no client was free then.
+    /// This many operations begin per second, at fixed times, whatever the server does. Latency counts from
+    /// the time an operation was due, even if no client was free then.
     Open(f64),
-    /// At most this many per second; latency counts from when an operation really began. This is `--rate` of etcd's tool.
+    /// At most this many operations begin per second; latency counts from the actual start. This is `--rate`
+    /// of etcd's tool.
     Paced(f64),
 }
 
-/// The size, clients and times of a load.
+/// Size, clients and times of a load.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Operations per run; not used where there is a duration.
+    /// Number of operations per run; ignored if there is a duration.
     pub total: u64,
-    /// Time in which operations begin.
+    /// Time during which operations begin.
     pub duration: Option<Duration>,
-    /// Times at which they begin.
+    /// Times at which operations begin.
     pub schedule: Schedule,
-    /// Maximum number of operations in flight.
+    /// Number of clients, and thus the largest number of operations in flight.
     pub clients: usize,
-    /// Over how many connections they are spread.
+    /// Number of connections that the clients share.
     pub connections: usize,
     /// Number of threads that send them.
     pub threads: usize,
@@ -105,7 +106,7 @@ pub struct Plan {
     pub warmup: Duration,
     /// Number of measured runs.
     pub repeat: usize,
-    /// Time that answers are waited for once no more operations begin.
+    /// Time for which outstanding operations may still be answered after the last one has begun.
     pub drain_max: Duration,
 }
 
@@ -125,45 +126,46 @@ impl Default for Plan {
     }
 }
 
-/// The measurements of one run.
+/// Measurements of one run.
 #[derive(Clone, Debug)]
 pub struct Run {
     /// A series for each kind of operation.
     pub series: Vec<Series>,
     /// Time when the run began.
     pub began: SystemTime,
-    /// Time from then to the last answer; at least the time that was planned.
+    /// Time from the start to the last response; at least the planned duration.
     pub elapsed: Duration,
     /// Resources that the load generator itself used.
     pub generator: Generator,
 }
 
-/// The load generator's own cost.
+/// Load generator's own cost.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Generator {
     /// CPU time of all its threads.
     pub cpu: Duration,
-    /// Time its threads were ready to run but did not, for want of a CPU.
+    /// Time during which its threads were ready to run but had no CPU.
     pub starved: Duration,
-    /// The busiest thread's CPU time per time of the run, 0 to 1.
+    /// CPU time of the busiest thread as a fraction of the run's time, 0 to 1.
     pub busiest: f64,
     /// Number of times that a connection was lost.
     pub lost: u64,
-    /// The segment size of the first connection, where it is known.
+    /// TCP segment size of the first connection in bytes, if known.
     pub segment_bytes: Option<u32>,
 }
 
-/// Looks on while a load runs.
+/// Observer of a running load.
 pub trait Observer {
-    /// A run begins now.
+    /// Called when a run begins.
     fn begins(&mut self, _run: usize) {}
-    /// A run has ended.
+    /// Called when a run has ended.
     fn ends(&mut self, _run: usize) {}
-    /// Half a second passed, in which this happened; `done` of all operations of the run are over.
+    /// Called about every half second with the latencies since the last call, the actual length of that time,
+    /// and the number of operations done in the run.
     fn progress(&mut self, _run: usize, _recent: &Histogram, _over: Duration, _done: u64) {}
 }
 
-/// Looks at nothing.
+/// Observer that ignores all events.
 pub struct Nobody;
 
 impl Observer for Nobody {}
@@ -191,7 +193,7 @@ struct Ran {
 }
 
 impl Ran {
-    /// Adds what another worker measured in the same run.
+    /// Adds another worker's measurements of the same run.
     fn add(&mut self, part: Ran) {
         self.last = self.last.max(part.last);
         self.cpu += part.cpu;
@@ -206,7 +208,7 @@ impl Ran {
     }
 }
 
-/// Runs a plan; `make` gives each thread its workload. Gives a [`Run`] per repetition.
+/// Runs a plan, and returns one [`Run`] per repetition. `make` creates the workload of each thread.
 pub fn measure<W: Workload>(
     plan: &Plan,
     target: &Target,
@@ -231,7 +233,7 @@ pub fn measure<W: Workload>(
         }
         let result = conduct(plan, &shared, &workers, observer);
         shared.stop.store(true, Ordering::Relaxed);
-        // Workers end when their orders do.
+        // The workers end when their order channels are closed.
         drop(workers);
         result
     })
@@ -245,7 +247,7 @@ fn conduct(
     workers: &[Worker],
     observer: &mut dyn Observer,
 ) -> Result<Vec<Run>, Error> {
-    // Connected, then prepared.
+    // The first wait is for the connections, the second for the preparation.
     all_ready(workers)?;
     order_all(workers, || Order::Prepare)?;
     all_ready(workers)?;
@@ -264,7 +266,7 @@ fn conduct(
     Ok(runs)
 }
 
-/// Gives each worker its own copy of an order.
+/// Sends each worker its own copy of an order.
 fn order_all(workers: &[Worker], order: impl Fn() -> Order) -> Result<(), Error> {
     for (orders, _) in workers {
         orders.send(order()).map_err(|_| Error::ThreadGone)?;
@@ -272,7 +274,7 @@ fn order_all(workers: &[Worker], order: impl Fn() -> Order) -> Result<(), Error>
     Ok(())
 }
 
-/// Waits until each worker has done what it had to do first.
+/// Waits until each worker has finished its current order.
 fn all_ready(workers: &[Worker]) -> Result<(), Error> {
     for (_, answers) in workers {
         answers.recv().map_err(|_| Error::ThreadGone)??;
@@ -280,8 +282,8 @@ fn all_ready(workers: &[Worker]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Lets all workers run once, and adds up what they measured. `progress` is told every half second what happened in it,
-/// how long it really was, and how many operations are over.
+/// Lets all workers run once, and adds up their measurements. Every half second, `progress` gets the
+/// latencies since the last call, the actual length of that time, and the number of operations done.
 fn one_run(
     plan: &Plan,
     duration: Option<Duration>,
@@ -294,7 +296,7 @@ fn one_run(
     let (start, began) = (Instant::now(), SystemTime::now());
     let total = match (duration, plan.schedule) {
         (None, _) => plan.total,
-        // All that is due within the time.
+        // All operations that are due within the time.
         (Some(time), Schedule::Open(rate)) => (time.as_secs_f64() * rate).ceil() as u64,
         (Some(_), _) => u64::MAX,
     };
@@ -325,7 +327,7 @@ fn one_run(
         busiest = busiest.max(part.cpu);
         ran.add(part);
     }
-    // Where the time was given, a rate refers to all of it, also if the last operation came early.
+    // If a duration was given, the rate refers to all of it, even if the last response came earlier.
     let elapsed = (ran.last - start).max(duration.unwrap_or_default());
     Ok(Run {
         series: ran.series,
@@ -354,7 +356,8 @@ fn worker<W: Workload>(
 ) {
     let share = |count: usize| (count + threads - 1 - thread) / threads;
     let connections = share(plan.connections);
-    // Client c is on connection c mod connections, as in etcd's tool; those of this thread are its own.
+    // Client c uses connection c mod connections, as in etcd's tool. This thread runs the clients of its own
+    // connections.
     let clients = (0..plan.clients).filter(|client| client % plan.connections % threads == thread);
     let clients: Vec<usize> = clients.map(|client| client % plan.connections / threads).collect();
     let mut calls = match Calls::open(target, connections) {
@@ -421,14 +424,14 @@ struct Slot<C> {
     connection: usize,
     client: C,
     started: Instant,
-    /// The client's stream, while one is open.
+    /// Index of the connection that carries the client's stream, while one is open.
     open: Option<usize>,
 }
 
 struct Driver<'a, W: Workload> {
     workload: W,
     slots: Vec<Slot<W::Client>>,
-    /// Clients with nothing to do, the one that waits longest last.
+    /// Idle clients; the one that has waited longest is last.
     idle: Vec<usize>,
     request: Request,
     preparing: bool,
@@ -438,11 +441,11 @@ struct Driver<'a, W: Workload> {
     threads: u64,
     schedule: Schedule,
     start: Instant,
-    /// Unix time of the start.
+    /// Unix time at which the run started.
     began: f64,
     until: Option<Instant>,
     total: u64,
-    /// The number of this thread's next operation, with a schedule that fixes their times.
+    /// Number of this thread's next operation, under a schedule with fixed times.
     next: u64,
     token: Instant,
     outstanding: usize,
@@ -452,7 +455,7 @@ struct Driver<'a, W: Workload> {
     pushed: Instant,
 }
 
-/// Maximum duration of a turn; a timer or an answer ends it earlier.
+/// Longest duration of a turn; a timer or a response ends it earlier.
 const TURN: Duration = Duration::from_millis(200);
 
 impl<W: Workload> Driver<'_, W> {
@@ -490,7 +493,8 @@ impl<W: Workload> Driver<'_, W> {
                 return Err(Error::Stopped);
             }
             let now = Instant::now();
-            // With fixed times, what was due but found no client free still has to be done, but not for ever.
+            // With fixed times, operations that were due while no client was free still have to be made, but
+            // not without limit.
             let over = self.until.is_some_and(|until| now >= until) || !self.more(now);
             if over && now > *drain.get_or_insert(now + plan.drain_max) {
                 let left = if let Schedule::Open(_) = self.schedule { self.unserved() } else { 0 };
@@ -500,7 +504,7 @@ impl<W: Workload> Driver<'_, W> {
                         seconds: plan.drain_max.as_secs(),
                     });
                 }
-                // The rate is more than the server bears: what is left counts as failed.
+                // The server cannot sustain the rate, so the remaining operations count as failed.
                 for _ in 0..left {
                     self.note(0, now, now, Err(Error::NotBegun));
                 }
@@ -535,7 +539,7 @@ impl<W: Workload> Driver<'_, W> {
         }
     }
 
-    /// Begins what is due as long as clients are idle, and sets the timer for what is next.
+    /// Begins due operations while clients are idle, and sets the timer for the next one.
     fn dispatch(&mut self, calls: &mut Calls) {
         while let Some(&at) = self.idle.last() {
             let now = Instant::now();
@@ -556,7 +560,7 @@ impl<W: Workload> Driver<'_, W> {
                     }
                     let due = self.start + Duration::from_secs_f64(self.next as f64 / rate);
                     if due > now {
-                        // A timer that cannot be set only makes this thread look less often.
+                        // If the timer cannot be set, this thread only checks less often.
                         let _ = calls.wake_at(now, due);
                         return;
                     }
@@ -576,7 +580,7 @@ impl<W: Workload> Driver<'_, W> {
                         return;
                     }
                     let interval = Duration::from_secs_f64(self.threads as f64 / rate);
-                    // A token that was not taken in time is kept, but only one.
+                    // At most one unused token is kept.
                     self.token = self.token.max(now.checked_sub(interval).unwrap_or(now)) + interval;
                     (number, now)
                 }
@@ -637,7 +641,7 @@ impl<W: Workload> Driver<'_, W> {
         }
     }
 
-    /// Hands what was measured lately to the display of progress.
+    /// Passes the recent measurements to the progress display.
     fn push(&mut self) {
         self.shared.done.fetch_add(self.recent.count(), Ordering::Relaxed);
         let recent = std::mem::replace(&mut self.recent, Histogram::new(Histogram::COARSE));
@@ -691,7 +695,8 @@ impl<W: Workload> Handler for Driver<'_, W> {
     }
 }
 
-/// This thread's CPU time, and the time it waited for a CPU, since it began; nothing where the kernel does not say.
+/// Returns this thread's CPU time, and the time it has waited for a CPU, since the thread started. Both are
+/// zero if the kernel does not report them.
 pub fn thread_times() -> (Duration, Duration) {
     let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let mut nanos = told.split_ascii_whitespace().map(|word| Duration::from_nanos(word.parse().unwrap_or(0)));

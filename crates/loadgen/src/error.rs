@@ -3,62 +3,62 @@ use std::io;
 
 use crate::status::Status;
 
-/// Why a load could not be run, or why one of its operations failed.
+/// Error of a load or of one of its operations.
 #[derive(Debug)]
 pub enum Error {
     /// No connection could be made.
     Dial(io::Error),
-    /// The operating system does not say what the sockets are ready for.
+    /// The operating system could not report the readiness of the sockets.
     Poll(io::Error),
     /// A call failed.
     Status(Status),
     /// A call was not answered in time.
     DeadlineExceeded,
-    /// The server's answer to a login is no text.
+    /// The token in the server's login response is not valid UTF-8.
     TokenNotText,
-    /// The text of an endpoint cannot be used.
+    /// The text of an endpoint is not valid.
     Endpoint(EndpointError),
     /// A key is too short for its number.
     KeyTooShort {
-        /// The number.
+        /// Number that the key must hold.
         number: i64,
         /// Size of the key, in bytes.
         bytes: usize,
     },
-    /// A thread of the load could not be started.
+    /// A thread could not be started.
     NoThread(io::Error),
-    /// A thread of the load has ended too early.
+    /// A thread panicked.
     ThreadGone,
-    /// The calls before the load were not answered in time.
+    /// The preparing calls were not answered in time.
     NotPrepared,
     /// Another thread of the load failed.
     Stopped,
     /// Operations were not answered in time after the load had ended.
     Unanswered {
-        /// The number of operations without an answer.
+        /// Number of operations without a response.
         operations: usize,
-        /// The time that their answers were waited for, in seconds.
+        /// Time in seconds for which their responses were awaited.
         seconds: u64,
     },
-    /// An operation of a held rate did not begin in time, since all clients waited for answers.
+    /// An operation of an open schedule did not begin in time, since all clients were waiting for responses.
     NotBegun,
-    /// The workload's error of an operation.
+    /// Error that the workload itself reported for an operation.
     Workload(Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// An error in the text of an endpoint.
+/// Error in the text of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EndpointError {
     /// The scheme is none of `http`, `https`, `unix` and `unixs`.
     UnknownScheme {
-        /// The text of the endpoint.
+        /// Text of the endpoint.
         endpoint: String,
-        /// The scheme.
+        /// Unknown scheme.
         scheme: String,
     },
-    /// The text has neither a host with a port nor the path of a socket.
+    /// The text contains neither a host with a port nor the path of a socket.
     NoAddress(String),
-    /// The scheme asks for TLS, and there are no settings for it.
+    /// The scheme requires TLS, but no TLS settings were given.
     NoTls(String),
 }
 

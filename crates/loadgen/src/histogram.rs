@@ -1,9 +1,10 @@
-//! How often which latency occurred, in bounded memory.
+//! Latency histogram with bounded memory.
 
-/// Counts values in buckets that grow with the value (log-linear, as HdrHistogram's): each power of two is divided
-/// into `2^precision` equal parts, so that a value read back is too large by at most `1 / 2^precision` of itself.
+/// Histogram whose bucket width grows with the value (log-linear, like HdrHistogram): each power of two is
+/// divided into `2^precision` equal parts, so a value read back exceeds the original by at most
+/// `1 / 2^precision` of it.
 ///
-/// Values are nanoseconds here, but nothing depends on it.
+/// The values are nanoseconds here, but the histogram does not depend on the unit.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     precision: u32,
@@ -15,12 +16,12 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Precision for results: three and a half digits.
+    /// Precision for results: about three and a half decimal digits.
     pub const FINE: u32 = 11;
     /// Precision for a second of the time series.
     pub const COARSE: u32 = 6;
 
-    /// An empty one; `precision` from 1 to 16.
+    /// Creates an empty histogram with a `precision` from 1 to 16.
     pub fn new(precision: u32) -> Self {
         assert!((1..=16).contains(&precision), "a precision between 1 and 16 bits");
         Self { precision, counts: Vec::new(), total: 0, sum: 0, min: u64::MAX, max: 0 }
@@ -49,7 +50,7 @@ impl Histogram {
         self.max = self.max.max(value);
     }
 
-    /// Adds all counts of another one of the same precision.
+    /// Adds all counts of another histogram with the same precision.
     pub fn add(&mut self, other: &Self) {
         assert_eq!(self.precision, other.precision, "histograms of the same precision");
         if other.counts.len() > self.counts.len() {
@@ -69,24 +70,26 @@ impl Histogram {
         self.total
     }
 
-    /// The smallest value, 0 if there is none.
+    /// Returns the smallest value; 0 if there is none.
     pub fn min(&self) -> u64 {
         if self.total == 0 { 0 } else { self.min }
     }
 
-    /// The largest value, exactly.
+    /// Returns the largest value exactly.
     pub fn max(&self) -> u64 {
         self.max
     }
 
-    /// The mean, exactly; 0 if there is none.
+    /// Returns the exact mean; 0 if there are no values.
     pub fn mean(&self) -> f64 {
         if self.total == 0 { 0.0 } else { self.sum as f64 / self.total as f64 }
     }
 
-    /// The value that `percent` of all values do not exceed (the upper end of its bucket, never above the largest).
+    /// Returns the value that `percent` of all values do not exceed: the upper end of its bucket, but never
+    /// more than the largest value.
     pub fn percentile(&self, percent: f64) -> u64 {
-        // A little less than the product, which may come out a little too large and would round up then.
+        // The product is lowered slightly, since a rounding error above an integer would select the next
+        // value.
         let wanted = (percent * self.total as f64 / 100.0 * (1.0 - 1e-12)).ceil() as u64;
         let wanted = wanted.clamp(1, self.total.max(1));
         let mut seen = 0;
@@ -108,7 +111,8 @@ impl Histogram {
             .map(|(at, count)| (self.upper(at).clamp(self.min(), self.max), *count))
     }
 
-    /// Values below `2^precision` have a bucket each; each power of two from there on has half as many as that.
+    /// Returns the bucket of a value. Values below `2^precision` have one bucket each; each power of two
+    /// above has half that number of buckets.
     fn bucket(&self, value: u64) -> usize {
         let exponent = (64 - value.leading_zeros()).saturating_sub(self.precision);
         if exponent == 0 {

@@ -1,16 +1,18 @@
-//! A load generator for gRPC that costs a fraction of what it measures.
+//! Load generator for gRPC that uses a fraction of the resources of the measured server.
 //!
-//! What it is: a gRPC client that does no IO ([`connection`], on the crate `http2`), many of them over non-blocking
-//! sockets in one thread ([`calls`], [`socket`], [`poller`]); schedules that do not hide stalls ([`drive`]) and what they
-//! measure ([`samples`], [`histogram`]); single calls around a load ([`ask`]); protobuf by hand for the few messages a load is
-//! made of ([`wire`]); and a server that answers every request at once and does nothing ([`responder`]), as the baseline.
+//! Contents: a gRPC client without IO ([`connection`], based on the crate `http2`); many such clients over
+//! non-blocking sockets in one thread ([`calls`], [`socket`], [`poller`]); schedules that do not hide stalls
+//! ([`drive`]), and the measurements ([`samples`], [`histogram`]); single calls around a load ([`ask`]);
+//! hand-written protobuf for the few messages of a load ([`wire`]); and a server that answers every request
+//! at once without doing any work ([`responder`]), as the baseline.
 //!
-//! What it does not know: the workloads, reports and commands of `bench`; how the servers work.
+//! Outside its scope: the workloads, reports and commands of `bench`; how the servers work.
 //!
 //! Invariants:
-//! * A held rate is held whatever the server does, and latency counts from when an operation was due (`bench`'s test
-//!   `open_loop`).
-//! * Whatever a server sends, the client goes on or gives the connection up, and every call ends (`bench`'s test `engine`).
+//! * An open schedule keeps its rate whatever the server does, and latency counts from when an operation was
+//!   due (`bench`'s test `open_loop`).
+//! * Whatever a server sends, the client continues or closes the connection, and every call ends (`bench`'s
+//!   test `engine`).
 //!
 //! Unsafe code: [`poller`] (epoll, a timer) and one socket option in [`socket`].
 

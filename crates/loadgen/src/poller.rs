@@ -1,26 +1,27 @@
-//! Waiting for many sockets and for a point in time: Linux's epoll and timerfd.
+//! Waits for many sockets and for a point in time, with Linux's epoll and timerfd.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-/// Waits for sockets to become ready; returns at most 256 per turn, the others in the next.
+/// Waits for sockets to become ready. Returns at most 256 of them per call, the rest in the next call.
 pub struct Poller {
     epoll: OwnedFd,
     timer: OwnedFd,
     events: Vec<libc::epoll_event>,
 }
 
-/// A socket that became ready.
+/// Socket that has become ready.
 #[derive(Clone, Copy, Debug)]
 pub struct Ready {
-    /// Token as given to [`Poller::add`].
+    /// Token given to [`Poller::add`].
     pub token: u64,
-    /// True if there are bytes to read, or the other end is gone.
+    /// True if there are bytes to read, or the peer has closed the connection.
     pub readable: bool,
-    /// True if the other end is gone, or sends nothing more: behind what there is to read comes the end.
+    /// True if the peer has closed the connection or its sending side, so that the stream ends after the
+    /// bytes that can still be read.
     pub closed: bool,
-    /// True if the socket takes bytes again.
+    /// True if the socket accepts bytes again.
     pub writable: bool,
 }
 
@@ -29,12 +30,12 @@ const TIMER: u64 = u64::MAX;
 impl Poller {
     const BATCH: usize = 256;
 
-    /// Watches nothing yet.
+    /// Creates a poller without sockets.
     pub fn new() -> io::Result<Self> {
-        // SAFETY: makes a descriptor and touches no memory of ours.
+        // SAFETY: creates a descriptor and touches no memory of this process.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         let epoll = owned(epoll)?;
-        // SAFETY: as above.
+        // SAFETY: creates a descriptor and touches no memory of this process.
         let timer =
             unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC) };
         let timer = owned(timer)?;
@@ -44,7 +45,8 @@ impl Poller {
         Ok(poller)
     }
 
-    /// Tells of a socket whenever it becomes readable or writable (not while it stays so). It leaves when closed.
+    /// Adds a socket, which is reported each time it becomes readable or writable (edge-triggered). Closing
+    /// the socket removes it.
     pub fn add(&self, socket: &impl AsRawFd, token: u64) -> io::Result<()> {
         assert_ne!(token, TIMER, "the timer's token");
         self.control(
@@ -62,9 +64,10 @@ impl Poller {
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Wakes [`Poller::wait`] once after that time, to the microsecond where the machine can; replaces an earlier one.
+    /// Makes [`Poller::wait`] return once after this time, with microsecond resolution where the machine
+    /// supports it. Replaces an earlier timer.
     pub fn wake_after(&self, time: Duration) -> io::Result<()> {
-        // A time of nothing would disarm the timer.
+        // A time of zero would disarm the timer.
         let time = time.max(Duration::from_nanos(1));
         let spec = libc::itimerspec {
             it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 },
@@ -73,18 +76,18 @@ impl Poller {
                 tv_nsec: libc::c_long::from(time.subsec_nanos() as i32),
             },
         };
-        // SAFETY: `spec` lives through the call; no old value is asked for.
+        // SAFETY: `spec` lives through the call; the old value is not requested.
         let done = unsafe {
             libc::timerfd_settime(self.timer.as_raw_fd(), 0, &raw const spec, std::ptr::null_mut())
         };
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    /// Waits until a socket is ready or the time is over, and replaces `ready` by what became ready.
+    /// Waits until a socket is ready or the time is over, and replaces `ready` with the ready sockets.
     pub fn wait(&mut self, longest: Option<Duration>, ready: &mut Vec<Ready>) -> io::Result<()> {
         ready.clear();
         let milliseconds = longest.map_or(-1, |time| i32::try_from(time.as_millis()).unwrap_or(i32::MAX));
-        // SAFETY: the kernel writes at most `BATCH` events, which is how many there is room for.
+        // SAFETY: the kernel writes at most `BATCH` events, and the buffer has space for that many.
         let count = unsafe {
             libc::epoll_wait(
                 self.epoll.as_raw_fd(),
@@ -118,6 +121,6 @@ fn owned(fd: RawFd) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call before has just made it, and nobody else has it.
+    // SAFETY: the preceding call has just created the descriptor, so nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

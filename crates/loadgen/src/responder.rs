@@ -1,6 +1,6 @@
-//! A gRPC server that does nothing: it answers every request with the same bytes. What is measured against it is the
-//! client and the network, so it is the bare baseline that other servers are compared with; and it can misbehave on
-//! purpose, for tests of the client.
+//! A gRPC server that does no work: it answers every request with the same bytes. A measurement against it
+//! shows the cost of the client and the network alone, which is the baseline for other servers. For tests of
+//! the client, it can misbehave on purpose.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,28 +17,29 @@ use crate::poller::Poller;
 use crate::socket::Socket;
 use crate::wire::{Fields, Message};
 
-/// The responder's answers and windows.
+/// Responses, windows and misbehavior of the responder.
 #[derive(Clone)]
 pub struct Options {
-    /// Bytes of the value of a key that is read.
+    /// Size in bytes of the value that a read returns.
     pub value_bytes: usize,
-    /// TLS, if any.
+    /// TLS settings; `None` for plain text.
     pub tls: Option<Arc<rustls::ServerConfig>>,
-    /// `SETTINGS_INITIAL_WINDOW_SIZE`
+    /// Value of `SETTINGS_INITIAL_WINDOW_SIZE`.
     pub stream_window: u32,
-    /// Window of a connection in bytes; at least 65,535.
+    /// Flow-control window of a connection in bytes; at least 65,535.
     pub connection_window: u32,
-    /// `SETTINGS_MAX_CONCURRENT_STREAMS`, 0 for no limit.
+    /// Value of `SETTINGS_MAX_CONCURRENT_STREAMS`; 0 for no limit.
     pub streams_max: u32,
-    /// `SETTINGS_HEADER_TABLE_SIZE`
+    /// Value of `SETTINGS_HEADER_TABLE_SIZE`.
     pub table_bytes: u32,
-    /// Number of requests after which it stalls once, and for how long.
+    /// Number of requests after which the responder stalls once, and the duration of the stall.
     pub stall: Option<(u64, Duration)>,
-    /// Resets each nth stream instead of answering.
+    /// Every n-th stream is reset instead of answered; `None` for none.
     pub reset_every: Option<u64>,
-    /// Number of requests on a connection after which it sends GOAWAY, answers those that it took, and closes it.
+    /// Number of requests on a connection after which the responder sends GOAWAY, answers the accepted
+    /// requests, and closes the connection.
     pub goaway_after: Option<u64>,
-    /// Refuses each nth request with this code and text.
+    /// Every n-th request is refused with this code and text; `None` for none.
     pub refuse_every: Option<(u64, u32, String)>,
 }
 
@@ -59,7 +60,7 @@ impl Default for Options {
     }
 }
 
-/// A listening responder.
+/// Responder that listens on an address.
 pub struct Responder {
     listener: TcpListener,
     poller: Poller,
@@ -72,15 +73,15 @@ pub struct Responder {
 }
 
 const LISTENER: u64 = 0;
-/// Of a message that is not whole yet, on a stream that takes several.
+/// Largest incomplete message, in bytes, on a stream with several messages.
 const PARTIAL_BYTES_MAX: usize = 4 << 20;
-/// Of one connection.
+/// Largest number of streams of one connection.
 const STREAMS_MAX: u32 = 1 << 20;
-/// Output of a connection beyond which answers wait.
+/// Output of a connection, in bytes, above which responses are held back.
 const OUTPUT_BYTES_MAX: usize = 4 << 20;
 
 impl Responder {
-    /// Listens on `HOST:PORT`; port 0 is any free one.
+    /// Listens on `HOST:PORT`; port 0 selects any free port.
     pub fn bind(address: &str, options: Options) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
@@ -100,12 +101,12 @@ impl Responder {
         Ok(Self { listener, poller, options, protocol, answers, connections, next: 1, requests: 0 })
     }
 
-    /// Returns the address on which it listens.
+    /// Returns the address that the responder listens on.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Answers until `stop` is set (looked at ten times a second).
+    /// Answers requests until `stop` is set, which is checked ten times per second.
     pub fn run(&mut self, stop: &AtomicBool) -> io::Result<()> {
         let mut ready = Vec::new();
         let mut buffer = vec![0; 256 << 10];
@@ -247,11 +248,11 @@ impl Answers {
     }
 }
 
-/// A call that is not answered yet.
+/// Call without a complete response.
 struct Call {
     key: Key,
     kind: Kind,
-    /// A prefix and a message, as far as they came, of those that take several.
+    /// Received bytes of an incomplete message, on a stream with several messages.
     partial: Vec<u8>,
     watches: u64,
 }
@@ -259,23 +260,23 @@ struct Call {
 struct Connection {
     socket: Socket,
     http2: http2::Connection,
-    /// What came and is not a whole frame, or waits until the client takes answers.
+    /// Received bytes that are an incomplete frame, or that wait until the client accepts output.
     input: Vec<u8>,
     held_up: bool,
-    /// By [`Key::slot`].
+    /// Calls in flight, by [`Key::slot`].
     calls: Vec<Option<Call>>,
     requests: u64,
 }
 
-/// What a connection needs of its responder.
+/// Parts of the responder that a connection needs.
 struct Context<'a> {
     answers: &'a Answers,
     options: &'a Options,
-    /// Requests over all connections.
+    /// Number of requests over all connections.
     requests: &'a mut u64,
 }
 
-/// The connection is over.
+/// Error: the connection is over.
 struct Gone;
 
 impl From<io::Error> for Gone {
@@ -296,7 +297,7 @@ impl Connection {
         }
     }
 
-    /// Does all that can be done: reads, answers and sends.
+    /// Reads, answers and sends until the socket would block.
     fn serve(&mut self, buffer: &mut [u8], context: &mut Context<'_>) -> Result<(), Gone> {
         self.http2.begin_turn(Instant::now());
         loop {
@@ -308,7 +309,7 @@ impl Connection {
                 self.held_up = true;
                 return Ok(());
             }
-            // What was left when it was held up comes before what is read.
+            // The input left over when the connection was blocked comes before newly read bytes.
             if std::mem::take(&mut self.held_up) {
                 self.take(&[], context)?;
                 continue;
@@ -323,7 +324,7 @@ impl Connection {
         }
     }
 
-    /// Answers what is in the bytes that came, behind what was left.
+    /// Answers the requests in the received bytes, after the bytes left over from before.
     fn take(&mut self, bytes: &[u8], context: &mut Context<'_>) -> Result<(), Gone> {
         let mut joined = std::mem::take(&mut self.input);
         let input = if joined.is_empty() {
@@ -388,7 +389,7 @@ impl Connection {
         self.calls.get_mut(key.slot())?.take_if(|call| call.key == key)
     }
 
-    /// Answers each whole message of a stream.
+    /// Answers each complete message of a stream.
     fn messages(&mut self, key: Key, answers: &Answers) -> Result<(), Gone> {
         let Some(call) = self.call_of(key) else { return Ok(()) };
         let mut out = Vec::new();
@@ -417,13 +418,13 @@ impl Connection {
             return Err(Gone);
         }
         for answer in out {
-            // It fails for a stream that is over.
+            // Sending fails if the stream is over; then no response is needed.
             let _ = self.answer(key, answers, answer);
         }
         Ok(())
     }
 
-    /// Sends a message of an answer.
+    /// Sends a response message.
     fn answer(&mut self, key: Key, answers: &Answers, message: Bytes) -> Result<(), SendError> {
         if !self.http2.has_begun(key) {
             self.http2.send_head(key, &answers.head, &[], false)?;
@@ -431,7 +432,7 @@ impl Connection {
         self.http2.send_data(key, Payload::message(message, false), false)
     }
 
-    /// The client has said all of a request.
+    /// Handles the end of a request.
     fn finish(&mut self, key: Key, context: &mut Context<'_>) {
         let Some(call) = self.forget(key) else { return };
         *context.requests += 1;
@@ -446,14 +447,14 @@ impl Connection {
             self.http2.reset(key, Reason::CANCEL);
             return;
         }
-        // Each fails for a stream that is over.
+        // Sending fails if the stream is over; then no response is needed.
         let _ = self.conclude(&call, requests, context);
         if options.goaway_after.is_some_and(|after| self.requests >= after) {
             self.http2.shut_down();
         }
     }
 
-    /// Sends an answer, or what is left of it, and its end.
+    /// Sends a response, or its rest, with the trailers.
     fn conclude(&mut self, call: &Call, requests: u64, context: &Context<'_>) -> Result<(), SendError> {
         let (key, answers) = (call.key, context.answers);
         let refused = context.options.refuse_every.as_ref();
@@ -484,7 +485,7 @@ impl Connection {
         self.http2.send_trailers(key, &answers.trailers, &[])
     }
 
-    /// Sends what the client takes; says whether that was all.
+    /// Sends as much output as the socket accepts. Returns true if all of it was sent.
     fn flush(&mut self) -> Result<bool, Gone> {
         loop {
             self.http2.gather();

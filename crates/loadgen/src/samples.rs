@@ -1,24 +1,24 @@
-//! What was measured: each latency, what happened in each second, and what failed.
+//! Measurements: each latency, the operations of each second, and the failures.
 
 use std::collections::BTreeMap;
 
 use crate::histogram::Histogram;
 
-/// Maximum number of latencies that are kept one by one; more are only counted in a histogram.
+/// Largest number of latencies that are kept exactly; further ones are only counted in a histogram.
 const EXACT_MAX: usize = 16 << 20;
 
-/// The measurements of one kind of operation in one run. Latencies are nanoseconds.
+/// Measurements of one kind of operation in one run. Latencies are in nanoseconds.
 #[derive(Clone, Debug)]
 pub struct Series {
     exact: Vec<u64>,
     counted: Histogram,
-    /// Seconds by the Unix time at which operations were due.
+    /// Operations by the Unix second in which they were due.
     pub seconds: BTreeMap<i64, Second>,
-    /// Number of failures by their texts.
+    /// Number of failures by error text.
     pub errors: BTreeMap<String, u64>,
 }
 
-/// The operations of one second.
+/// Operations of one second.
 #[derive(Clone, Debug)]
 pub struct Second {
     /// Histogram of all latencies.
@@ -37,14 +37,14 @@ impl Default for Series {
 }
 
 impl Series {
-    /// A series of these latencies, all begun in that second.
+    /// Creates a series of these latencies, all of operations that were due in this second.
     pub fn of(second: i64, latencies: impl IntoIterator<Item = u64>) -> Self {
         let mut series = Self::default();
         latencies.into_iter().for_each(|latency| series.record(second, latency));
         series
     }
 
-    /// Notes an operation that went well.
+    /// Records a successful operation.
     pub fn record(&mut self, second: i64, latency: u64) {
         if self.exact.len() < EXACT_MAX {
             self.exact.push(latency);
@@ -58,9 +58,9 @@ impl Series {
             .record(latency);
     }
 
-    /// Notes one that failed.
+    /// Records a failed operation.
     pub fn fail(&mut self, mut text: String) {
-        // A server that puts much, or something new, in each text must not fill the memory.
+        // A server that sends long or always different texts must not fill the memory.
         if let Some((end, _)) = text.char_indices().nth(1000) {
             text.truncate(end);
         }
@@ -71,7 +71,7 @@ impl Series {
         }
     }
 
-    /// Adds what another thread measured.
+    /// Adds another thread's measurements.
     pub fn add(&mut self, other: Self) {
         let room = EXACT_MAX.saturating_sub(self.exact.len());
         let (kept, rest) = other.exact.split_at(room.min(other.exact.len()));
@@ -121,7 +121,7 @@ impl Series {
         runs
     }
 
-    /// Returns a histogram of all latencies, with three digits.
+    /// Returns a histogram of all latencies, with three decimal digits.
     pub fn histogram(&self) -> Histogram {
         let mut all = self.counted.clone();
         self.exact.iter().for_each(|latency| all.record(*latency));

@@ -1,4 +1,4 @@
-//! A stream of bytes that never blocks once it is set up: TCP or a Unix socket, plain or with TLS.
+//! A byte stream that never blocks once it is set up: TCP or a Unix socket, with or without TLS.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -11,22 +11,23 @@ use http2::Output;
 
 use crate::EndpointError;
 
-/// Pieces of output that one write takes.
+/// Largest number of output pieces per write.
 const PIECES_MAX: usize = 64;
 
-/// The address of a connection.
+/// Address of a server.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
-    /// `host:port`, or the path of a Unix socket.
+    /// Either `host:port`, or the path of a Unix socket.
     pub address: String,
     /// True if `address` is a path.
     pub unix: bool,
-    /// TLS settings, if it uses TLS.
+    /// TLS settings; `None` for plain text.
     pub tls: Option<Arc<rustls::ClientConfig>>,
 }
 
 impl Endpoint {
-    /// Reads an endpoint as etcd's client does: a scheme decides about TLS, without one `tls` is used where it is given.
+    /// Parses an endpoint as etcd's client does: the scheme decides about TLS; without a scheme, `tls` is
+    /// used if given.
     pub fn parse(text: &str, tls: Option<&Arc<rustls::ClientConfig>>) -> Result<Self, EndpointError> {
         let (scheme, rest) = text.split_once("://").unwrap_or(("", text));
         let (unix, wants_tls) = match scheme {
@@ -56,7 +57,7 @@ impl Endpoint {
         Ok(Self { address: address.to_owned(), unix, tls })
     }
 
-    /// The host's name, without the port.
+    /// Returns the host name without the port.
     pub fn host(&self) -> &str {
         if self.unix {
             return "localhost";
@@ -78,8 +79,8 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Connects, waiting at most so long (per address of the host), and makes it non-blocking. With TLS the handshake is
-    /// done when this returns.
+    /// Connects, with at most `longest` for each address of the host, and makes the socket non-blocking. With
+    /// TLS, the handshake is complete when this returns.
     pub fn connect(endpoint: &Endpoint, longest: Duration) -> io::Result<Self> {
         let stream = if endpoint.unix {
             Stream::Unix(UnixStream::connect(&endpoint.address)?)
@@ -125,7 +126,7 @@ impl Socket {
         Ok(socket)
     }
 
-    /// The server's end of an accepted connection; a TLS handshake happens as bytes come.
+    /// Creates the server's end of an accepted connection. A TLS handshake happens as bytes arrive.
     pub fn accepted(stream: TcpStream, tls: Option<&Arc<rustls::ServerConfig>>) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         let tls = tls
@@ -151,13 +152,13 @@ impl Socket {
         }
     }
 
-    /// Reads what is there; `WouldBlock` if nothing is, 0 at the end.
+    /// Reads the available bytes. Returns `WouldBlock` if there are none, and 0 at the end of the stream.
     pub fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let Some(tls) = &mut self.tls else { return self.stream.read(buffer) };
         loop {
             match tls.reader().read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // A peer that goes without a word has gone all the same.
+                // A peer that closes without a close_notify alert is treated as closed.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 done => return done,
             }
@@ -176,7 +177,7 @@ impl Socket {
         }
     }
 
-    /// Sends all of the output; `WouldBlock` if some of it stays, here or there.
+    /// Sends all of the output. Returns `WouldBlock` if some of it remains in `output` or in the TLS buffer.
     pub fn send(&mut self, output: &mut Output) -> io::Result<()> {
         while !output.is_empty() {
             match self.send_some(output) {
@@ -199,7 +200,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Sends what TLS still holds; `WouldBlock` if some of it stays.
+    /// Sends the bytes in the TLS buffer. Returns `WouldBlock` if some of them remain.
     fn flush(&mut self) -> io::Result<()> {
         if let Some(tls) = &mut self.tls {
             while tls.wants_write() {
@@ -212,12 +213,13 @@ impl Socket {
         Ok(())
     }
 
-    /// The MTU-derived segment size the kernel uses towards the other end, if it says (TCP only).
+    /// Returns the kernel's segment size towards the peer, which is derived from the MTU, if available (TCP
+    /// only).
     pub fn segment_bytes(&self) -> Option<u32> {
         let Stream::Tcp(stream) = &self.stream else { return None };
         let mut value: libc::c_int = 0;
         let mut length = size_of::<libc::c_int>() as libc::socklen_t;
-        // SAFETY: the kernel writes at most `length` bytes to `value`, which is as large.
+        // SAFETY: the kernel writes at most `length` bytes to `value`, which has that size.
         let done = unsafe {
             libc::getsockopt(
                 stream.as_raw_fd(),

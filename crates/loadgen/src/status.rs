@@ -1,21 +1,21 @@
-//! How a call ended, and etcd's words for it.
+//! Status of a call, and its text in etcd's tool.
 
-/// The result of a call.
+/// Status of a call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// gRPC's code, 0 if all is well.
+    /// gRPC status code; 0 is success.
     pub code: u32,
-    /// The server's message.
+    /// Message from the server.
     pub message: String,
 }
 
 impl Status {
-    /// The server cannot be reached.
+    /// Creates the status of an unreachable server.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self { code: 14, message: message.into() }
     }
 
-    /// The text etcd's tool has in its error distribution.
+    /// Returns the text that etcd's tool prints in its error distribution.
     pub fn text(&self) -> String {
         const NAMES: [&str; 17] = [
             "OK",

@@ -1,15 +1,14 @@
-//! Protobuf by hand: the few messages a load is made of, written into a buffer that is used again, and the few fields
-//! read back.
+//! Hand-written protobuf: encodes the few messages of a load into a reused buffer, and decodes a few fields.
 
 use api::wire::{put_varint, wide_tag};
 
 use crate::Error;
 
-/// Writes fields at the end of a buffer.
+/// Encoder that appends fields to a buffer.
 pub struct Message<'a>(pub &'a mut Vec<u8>);
 
 impl Message<'_> {
-    /// A number; 0 is left out, as proto3 does.
+    /// Appends a number; 0 is omitted, as in proto3.
     pub fn uint(&mut self, field: u32, value: u64) -> &mut Self {
         if value != 0 {
             put_varint(self.0, u64::from(field << 3));
@@ -18,17 +17,17 @@ impl Message<'_> {
         self
     }
 
-    /// A signed number of type int64.
+    /// Appends a signed number of type int64.
     pub fn int(&mut self, field: u32, value: i64) -> &mut Self {
         self.uint(field, value as u64)
     }
 
-    /// True or nothing.
+    /// Appends a bool; false is omitted.
     pub fn flag(&mut self, field: u32, value: bool) -> &mut Self {
         self.uint(field, u64::from(value))
     }
 
-    /// Bytes; none are left out.
+    /// Appends bytes; an empty value is omitted.
     pub fn bytes(&mut self, field: u32, value: &[u8]) -> &mut Self {
         if !value.is_empty() {
             self.bytes_always(field, value);
@@ -36,7 +35,7 @@ impl Message<'_> {
         self
     }
 
-    /// Bytes, also where there are none (a member of a `oneof`).
+    /// Appends bytes even if they are empty, as for a member of a `oneof`.
     pub fn bytes_always(&mut self, field: u32, value: &[u8]) -> &mut Self {
         put_varint(self.0, wide_tag(field));
         put_varint(self.0, value.len() as u64);
@@ -44,30 +43,31 @@ impl Message<'_> {
         self
     }
 
-    /// A message within this one.
+    /// Appends a nested message.
     pub fn message(&mut self, field: u32, write: impl FnOnce(&mut Message)) -> &mut Self {
         put_varint(self.0, wide_tag(field));
         let start = self.0.len();
         write(&mut Message(self.0));
         let length = self.0.len() - start;
-        // The length comes before what it counts, and takes one byte in most cases: what was written moves up.
+        // The length precedes the message, and takes one byte in most cases. It is appended, and then rotated
+        // to the front.
         put_varint(self.0, length as u64);
         self.0[start..].rotate_left(length);
         self
     }
 }
 
-/// The value of a field.
+/// Value of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field<'a> {
-    /// A varint or a fixed number.
+    /// Varint or fixed-size number.
     Number(u64),
-    /// Bytes, text, or a message.
+    /// Bytes, text, or a nested message.
     Bytes(&'a [u8]),
 }
 
 impl<'a> Field<'a> {
-    /// The bytes, none if it is a number.
+    /// Returns the bytes; empty if the value is a number.
     pub fn bytes(self) -> &'a [u8] {
         match self {
             Field::Bytes(bytes) => bytes,
@@ -75,7 +75,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// The number, 0 if it is none.
+    /// Returns the number; 0 if the value is not a number.
     pub fn number(self) -> u64 {
         match self {
             Field::Number(number) => number,
@@ -84,22 +84,22 @@ impl<'a> Field<'a> {
     }
 }
 
-/// Goes through the fields of a message; ends early where the message is damaged.
+/// Iterator over the fields of a message; ends early if the message is malformed.
 #[derive(Clone, Copy)]
 pub struct Fields<'a>(pub &'a [u8]);
 
 impl<'a> Fields<'a> {
-    /// The last occurrence of a field, as protobuf wants it.
+    /// Returns the last occurrence of a field, which is the valid one in protobuf.
     pub fn last(self, number: u32) -> Option<Field<'a>> {
         self.filter(|(at, _)| *at == number).last().map(|(_, field)| field)
     }
 
-    /// A number, 0 if it is absent.
+    /// Returns a number; 0 if the field is absent.
     pub fn number(self, field: u32) -> u64 {
         self.last(field).map_or(0, Field::number)
     }
 
-    /// Bytes, none if they are absent.
+    /// Returns bytes; empty if the field is absent.
     pub fn bytes(self, field: u32) -> &'a [u8] {
         self.last(field).map_or(&[], Field::bytes)
     }
@@ -146,9 +146,9 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// Puts a number in front of a key as Go's `binary.PutVarint` does (zigzag), over what is there.
+/// Writes a number over the first bytes of a key, encoded as by Go's `binary.PutVarint` (zigzag).
 ///
-/// A key that is too short for the number is an error, as it is a panic in etcd's tool.
+/// A key that is too short for the number is an error; etcd's tool panics in that case.
 pub fn number_key(key: &mut [u8], number: i64) -> Result<(), Error> {
     let mut rest = (number << 1 ^ number >> 63) as u64;
     let size = key.len();
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!(key, [2, 0, 0, 0]);
         number_key(&mut key, 300).unwrap();
         assert_eq!(key, [0xd8, 4, 0, 0]);
-        // A shorter number leaves the rest as it was, as the reused buffer of etcd's tool does.
+        // A shorter number leaves the remaining bytes unchanged, as the reused buffer of etcd's tool does.
         number_key(&mut key, 1).unwrap();
         assert_eq!(key, [2, 4, 0, 0]);
         assert!(number_key(&mut key[..1], 64).is_err());

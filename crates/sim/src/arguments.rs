@@ -1,4 +1,4 @@
-//! What the command line asks for.
+//! Parses the command line of the simulator.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use mainstay_sim::Options;
 use mainstay_sim::profile::{Fault, Work};
 use planted::Bug;
 
-/// How to call it.
+/// Usage text that `--help` prints.
 pub const USAGE: &str = "\
 mainstay-sim: simulates clusters of Mainstay; a seed decides everything
 
@@ -34,7 +34,7 @@ mainstay-sim: simulates clusters of Mainstay; a seed decides everything
 
 Exits with 1 if something did not hold.";
 
-/// What is to be done.
+/// Action that the command line selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Print the usage.
@@ -43,41 +43,41 @@ pub enum Mode {
     Bugs,
     /// Run one seed.
     One(u64),
-    /// Run seeds from this one on, in steps, for the process that asked for it.
+    /// Run every `step`-th seed from `from` on, as a child of a process that runs many seeds.
     Worker {
-        /// The first.
+        /// First seed.
         from: u64,
-        /// To the next.
+        /// Distance from one seed to the next.
         step: u64,
     },
-    /// Run many.
+    /// Run many seeds.
     Many,
     /// Shrink a failure.
     Minimise(u64),
-    /// Look for planted bugs.
+    /// Hunt for planted bugs.
     Hunt,
-    /// Look for some that are found soon.
+    /// Hunt for those planted bugs that are found quickly.
     Smoke,
 }
 
-/// What the command line asks for.
+/// Parsed command line.
 #[derive(Clone, Debug)]
 pub struct Arguments {
-    /// What is to be done.
+    /// Action to take.
     pub mode: Mode,
-    /// How to run each seed.
+    /// Options for the run of each seed.
     pub options: Options,
-    /// How many seeds.
+    /// Number of seeds; `None` for the default of the mode.
     pub seeds: Option<u64>,
-    /// The first one.
+    /// First seed.
     pub from: u64,
-    /// Processes at once.
+    /// Number of child processes that run at the same time.
     pub jobs: u64,
-    /// How long at most.
+    /// Time after which the run stops.
     pub time: Option<Duration>,
-    /// Goes on behind the first failure.
+    /// True to continue after the first failure.
     pub keep_going: bool,
-    /// The bug to plant.
+    /// Bug to plant.
     pub bug: Option<Bug>,
 }
 
@@ -106,7 +106,7 @@ fn kinds<K: Copy>(
 }
 
 impl Arguments {
-    /// Reads the words behind the program's name.
+    /// Parses the command-line words after the program's name.
     pub fn parse(words: impl Iterator<Item = String>) -> Result<Arguments, String> {
         let mut arguments = Arguments {
             mode: Mode::Many,
@@ -181,7 +181,7 @@ impl Arguments {
         Ok(arguments)
     }
 
-    /// The words that give the same options again.
+    /// Returns the command-line words that reproduce these options.
     pub fn words(&self) -> Vec<String> {
         let mut words = Vec::new();
         let names: Vec<&str> = self.options.without_faults.iter().map(|fault| fault.name()).collect();
@@ -215,7 +215,7 @@ impl Arguments {
         words
     }
 
-    /// As [`Arguments::words`], to be typed.
+    /// Returns [`Arguments::words`] as one string, for a user to type.
     pub fn again(&self) -> String {
         self.words().iter().map(|word| format!("{word} ")).collect()
     }

@@ -1,4 +1,5 @@
-//! What must hold at every step, whatever goes wrong: raft's five properties, and what Mainstay adds to them.
+//! Checks that must hold after every step under any fault: raft's five properties, and Mainstay's own
+//! invariants.
 
 use std::collections::BTreeMap;
 
@@ -7,43 +8,44 @@ use numbers::{Index, Revision, Term};
 
 use crate::network::Host;
 
-/// What a member shows of itself after a step.
+/// State of a member that the checks read after a step.
 #[derive(Clone, Debug, Default)]
 pub struct Standing {
-    /// Its id.
+    /// Member id.
     pub id: u64,
-    /// Which life of its process.
+    /// Number of the process start (1 is the first) at this place.
     pub life: u64,
-    /// Whether it leads.
+    /// True if the member is the leader.
     pub leads: bool,
-    /// The term that it is in.
+    /// Current raft term of the member.
     pub term: Term,
-    /// The last entry it knows to be committed.
+    /// Commit index of the member.
     pub commit: Index,
-    /// The last entry it has applied.
+    /// Index of the last entry that the member has applied.
     pub applied: Index,
-    /// The term of that one.
+    /// Raft term of the entry at [`Self::applied`].
     pub applied_term: Term,
-    /// The first and the last entry of its log.
+    /// Index of the first entry in the member's log.
     pub first: Index,
-    /// See `first`.
+    /// Index of the last entry in the member's log.
     pub last: Index,
-    /// The last entry that is durable, as raft knows.
+    /// Index of the last entry that raft knows to be durable.
     pub synced: Index,
-    /// The last entry that is on disk: raft hears of it later while a state is taken over or entries are overwritten.
+    /// Index of the last entry on disk. Raft learns of it later while a snapshot is installed or entries are
+    /// overwritten.
     pub stored: Index,
-    /// The last entry that a durable checkpoint has: what raft knows to be synced may lag behind it while a second
-    /// state is taken over right after a first.
+    /// Index of the last entry that a durable checkpoint covers. While a second snapshot is installed right
+    /// after a first, raft's synced index may lag behind it.
     pub checkpoint: Index,
-    /// Who votes, as far as its raft knows.
+    /// Ids of the voters in the member's raft configuration.
     pub voters: Vec<u64>,
-    /// Who votes by the state it has applied.
+    /// Ids of the voters in the state that the member has applied.
     pub voting_members: Vec<u64>,
-    /// The revision of its store.
+    /// Revision of the member's key-value store.
     pub revision: i64,
 }
 
-/// What is durable of one member's log: terms of the entries behind `base`.
+/// Durable part of one member's log: the terms of the entries after `base`.
 #[derive(Clone, Debug, Default)]
 struct Durable {
     base: Index,
@@ -60,10 +62,11 @@ impl Durable {
         self.terms.get(usize::try_from(at).ok()?).copied()
     }
 
-    /// Follows the log: entries that differ are found from the end, since equal ones have equal ones before them.
+    /// Updates the copy from the log. Scans from the end and stops at the first equal entry: if two logs
+    /// agree on an entry, they agree on all entries before it.
     fn follow(&mut self, first: Index, synced: Index, term: &dyn Fn(Index) -> Option<Term>) {
         if self.last() + 1 < first || self.base >= synced {
-            // It took over a state: the log begins anew.
+            // The member installed a snapshot, so its log starts again.
             *self = Durable { base: first.previous().min(synced), terms: Vec::new() };
         }
         let len = usize::try_from(synced.ahead_of(self.base)).unwrap_or(0);
@@ -81,30 +84,31 @@ impl Durable {
     }
 }
 
-/// What is known of a committed entry.
+/// Data recorded about a committed entry.
 #[derive(Debug)]
 struct Committed {
-    /// The term of the entry.
+    /// Raft term of the entry.
     term: Term,
-    /// The term in which it was first seen to be committed.
+    /// Raft term in which a member first reported the entry as committed.
     in_term: Term,
 }
 
-/// Everything known about the run so far.
+/// Everything that the checks have recorded about the run so far.
 #[derive(Default)]
 pub struct Checks {
-    /// Entries that every first member begins with, committed by agreement.
+    /// Index of the last entry that each founding member starts with; these entries are committed without a
+    /// vote.
     founding: Index,
-    /// Who led in a term.
+    /// Id of the leader of each term.
     leaders: BTreeMap<Term, u64>,
-    /// All committed entries, from index 1 on.
+    /// All committed entries, starting at index 1.
     committed: Vec<Committed>,
-    /// By index: revision and hash of the state after it.
+    /// Revision and hash of the state after the entry at each index.
     states: BTreeMap<Index, (Revision, u64)>,
-    /// By member and term: whom it voted for.
+    /// Candidate that each member voted for in each term, by member id and term.
     votes: BTreeMap<(u64, Term), u64>,
     members: BTreeMap<Host, Member>,
-    /// Whether disks may not give back what was written.
+    /// True if disks may fail to return data that was written.
     pub reads_fail: bool,
 }
 
@@ -113,22 +117,22 @@ struct Member {
     standing: Standing,
     durable: Durable,
     hashed: Index,
-    /// The highest term of a message that promised something.
+    /// Highest term of any message in which the member made a promise.
     promised: Term,
 }
 
 impl Checks {
-    /// For a cluster that is formed by so many members.
+    /// Creates checks for a cluster founded by this number of members.
     pub fn new(members: usize) -> Checks {
         Checks { founding: Index(members as u64), ..Checks::default() }
     }
 
-    /// The last committed entry.
+    /// Returns the highest index that any member has reported as committed.
     pub fn commit(&self) -> Index {
         Index(self.committed.len() as u64)
     }
 
-    /// How far a member was when it was looked at last.
+    /// Returns the state of a member at the last check.
     pub fn standing(&self, place: Host) -> Option<&Standing> {
         self.members.get(&place).map(|member| &member.standing)
     }
@@ -138,21 +142,22 @@ impl Checks {
         self.states.last_key_value().map_or(1, |(_, (revision, _))| revision.0)
     }
 
-    /// The member at this place has lost its data, on purpose, and a new one takes its place.
+    /// Forgets the member at this place: it lost its data on purpose, and a new member replaces it.
     pub fn forget(&mut self, place: Host) {
         self.members.remove(&place);
     }
 
-    /// A member sends a message that promises something: it has to be in this term for ever.
+    /// Records that a member sends a message that makes a promise: from now on the member may never be in an
+    /// earlier term.
     ///
     /// # Errors
     ///
-    /// What is promised is not durable.
+    /// Returns an error if the promised entry is not durable.
     pub fn promises(&mut self, place: Host, term: Term, stored_through: Option<Index>) -> Result<(), String> {
         let member = self.members.entry(place).or_default();
         member.promised = member.promised.max(term);
-        // What was stored in an earlier term may have been replaced since, and both come to the disk with one sync: the
-        // message is then as one that the network has delayed.
+        // An entry that was stored in an earlier term may have been replaced since, and one sync writes both
+        // changes to disk. The message is then equivalent to one that the network delayed.
         if let Some(index) = stored_through
             && term >= member.standing.term
             && index > member.durable.last().max(member.standing.checkpoint).max(member.standing.stored)
@@ -166,11 +171,11 @@ impl Checks {
         Ok(())
     }
 
-    /// A member's vote leaves it.
+    /// Records that a member sends a vote.
     ///
     /// # Errors
     ///
-    /// It voted for another in this term.
+    /// Returns an error if the member voted for another candidate in this term.
     pub fn votes(&mut self, id: u64, term: Term, candidate: u64) -> Result<(), String> {
         let known = *self.votes.entry((id, term)).or_insert(candidate);
         if known != candidate {
@@ -181,11 +186,11 @@ impl Checks {
         Ok(())
     }
 
-    /// Looks at a member after a step.
+    /// Checks a member after a step.
     ///
     /// # Errors
     ///
-    /// The property that does not hold.
+    /// Returns the property that does not hold.
     pub fn look(
         &mut self,
         place: Host,
@@ -209,7 +214,8 @@ impl Checks {
                 now.applied, now.commit
             ));
         }
-        // One that cannot read an entry for a follower goes on without it and those before.
+        // A member that cannot read an entry for a follower continues without that entry and those before it,
+        // so this check is skipped where reads may fail.
         if now.synced + 1 >= now.first && now.first > now.checkpoint + 1 && !self.reads_fail {
             return Err(format!(
                 "the log of member {place} is synced from entry {} on, but its checkpoint ends at {}",
@@ -245,7 +251,7 @@ impl Checks {
         self.applies(place, &now, trail)
     }
 
-    /// A process has been started again: nothing that it promised may be gone.
+    /// Checks that a restarted process has kept everything it promised before.
     fn returned(
         &mut self,
         place: Host,
@@ -326,7 +332,8 @@ impl Checks {
                 self.committed.push(Committed { term: entry_term, in_term: Term(0) });
                 continue;
             }
-            // One that was removed while it led commits by those who voted before, until enough of the others know.
+            // A leader that has applied its own removal still commits by the votes of the previous
+            // configuration, until enough other members know of the removal.
             let with_itself: Vec<u64> = now.voters.iter().copied().chain([now.id]).collect();
             let with_itself = if now.voters.contains(&now.id) { &[][..] } else { &with_itself[..] };
             for voters in [&now.voters[..], was_voters, with_itself] {
@@ -344,7 +351,8 @@ impl Checks {
                 ));
             }
         }
-        // What it knows to be committed is what everybody knows; a look at the last ones is enough every time.
+        // Entries that this member knows to be committed must equal those recorded. Checking the last few at
+        // every step is enough.
         let newest = now.commit.min(self.commit());
         for index in newest.saturating_sub(4).max(now.first).through(newest) {
             if index == Index(0) {
@@ -366,7 +374,7 @@ impl Checks {
         self.members.values().any(|member| {
             member.standing.id == id
                 && (member.durable.term(index) == Some(term)
-                    // What a snapshot covers is stored as well.
+                    // Entries that a snapshot covers count as stored.
                     || member.durable.base >= index && member.durable.base > Index(0))
         })
     }
@@ -392,7 +400,8 @@ impl Checks {
         }
         for point in &trail(member.hashed).points {
             let state = (point.revision, point.hash);
-            // A machine that was restored begins with a point of its own: nothing changed at that entry.
+            // A state machine restored from a snapshot begins its trail with an extra point at an entry that
+            // changed nothing, so the comparison uses the newest recorded state at or before this index.
             let newest = self.states.last_key_value().map_or(Index(0), |(index, _)| *index);
             let known = match self.states.range(..=point.index).next_back() {
                 _ if point.index > newest => *self.states.entry(point.index).or_insert(state),
@@ -414,7 +423,7 @@ impl Checks {
     ///
     /// # Errors
     ///
-    /// Two logs with an entry in common differ before it.
+    /// Returns an error if two logs share an entry and differ in an earlier one.
     pub fn compare_logs(&self) -> Result<(), String> {
         let members: Vec<(&Host, &Member)> = self.members.iter().collect();
         for (at, (place, a)) in members.iter().enumerate() {

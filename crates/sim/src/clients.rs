@@ -1,4 +1,4 @@
-//! Clients' calls and watch streams on their way to members and back.
+//! Calls and watch streams of clients, on their way to members and back.
 
 use std::rc::Rc;
 
@@ -15,17 +15,17 @@ use crate::schedule::{MICRO, MILLI, Nanos, SECOND};
 use crate::watchers::{Incoming, Returning};
 use crate::world::{Calling, Event, Underway, World};
 
-/// What becomes of an operation whose answer nests too deep for the simulator to read.
+/// Reason recorded for an operation whose response nests too deep for the simulator to decode.
 pub(crate) const TOO_DEEP: &str = "too deep";
-/// How long a client waits for an answer.
+/// Time that a client waits for a response.
 pub(crate) const PATIENCE: Nanos = 8 * SECOND;
 
-/// What a client knows of its operation; `None` if the answer cannot be read.
+/// Converts a response into the outcome that the client records; `None` if the response cannot be decoded.
 fn outcome(request: &oracle::Request, heard: Heard) -> Option<Outcome> {
     Some(match heard {
         Heard::Answer(Ok(message)) => match crate::wire::decode(request, message) {
             Some((header, response)) => Outcome::Done(header, response),
-            // The simulator's own decoder has a limit as well: the answer nests as deep as what was asked.
+            // The simulator's decoder has a nesting limit as well: the response nests as deep as the request.
             None if crate::workload::is_deep(request) => Outcome::Unknown(TOO_DEEP.to_owned()),
             None => return None,
         },
@@ -76,7 +76,7 @@ impl World {
         }
         let rng = desk.client.rng();
         if rng.one_in(4) || !desk.answered {
-            // Mostly one that runs: who knows of several finds it soon.
+            // Clients prefer a running member, since a client with several endpoints finds one quickly.
             let from = if running.is_empty() || rng.one_in(8) { &members } else { &running };
             desk.place = rng.pick(from);
         }
@@ -121,7 +121,7 @@ impl World {
         self.place_call(Caller::Client(number), id, place, calling, PATIENCE);
     }
 
-    /// Sends a call on its way, and sees to its being given up in the end.
+    /// Sends a call to a member, and schedules the moment at which the caller gives up.
     pub(crate) fn place_call(
         &mut self,
         caller: Caller,
@@ -188,7 +188,7 @@ impl World {
         self.lurk(to, &request);
     }
 
-    /// A member's answer goes back to its caller, unless it is lost.
+    /// Sends a member's response back to its caller, unless the network loses it.
     pub(crate) fn tell(&mut self, at: Host, caller: Caller, operation: u64, heard: Heard) {
         let now = self.now();
         let lost = self.profile.fails(Fault::ClientLoss) && self.chaos && self.dice.network.one_in(50);
@@ -253,8 +253,8 @@ impl World {
         self.schedule.at(next + refused, Event::ClientNext(number));
     }
 
-    /// Every other time that a lease is revoked and granted again, no disk takes anything for a while: both wait in the log while the
-    /// time of the old lease runs out.
+    /// Stalls the disks of all running members for a while at every second call. Then the revocation and the
+    /// new grant of a lease wait in the log together while the old lease expires.
     fn hold_up_regrant(&mut self) {
         if !self.chaos || !self.profile.fails(Fault::Stall) || !self.profile.works(Work::Regrant) {
             return;
@@ -283,15 +283,15 @@ impl World {
         self.history.operations.push(record);
     }
 
-    /// Returns true if a lease could not be granted because the id that the member chose for it is in use. Where proposals may be carried
-    /// out twice, the first one has granted it.
+    /// Returns true if a grant was refused because the id that the member chose for the lease is in use. If
+    /// members may carry out a proposal twice, the first execution has granted that lease.
     fn is_id_used_twice(&self, request: &oracle::Request, outcome: &Outcome) -> bool {
         let asks_for_any = matches!(request, oracle::Request::Grant { id: 0, .. });
         let is_refused = matches!(outcome, Outcome::Refused(oracle::Refusal::LeaseExists));
         asks_for_any && is_refused && !self.profile.fails(Fault::Etcd)
     }
 
-    /// Whether a member says that it cannot read a value, though nothing happened to its disk.
+    /// Returns true if a member reports an unreadable value although its disk has had no read fault.
     fn is_unexpected(&self, status: &api::Status) -> bool {
         let reads_fail = self.profile.reads_fail();
         status.message.contains("a value could not be read") && !reads_fail
@@ -328,7 +328,7 @@ impl World {
         let asked = before + 1..=self.next_watch;
         let streams = watcher.streams;
         let needs_leader = watcher.rng().one_in(4);
-        // A slow one that comes back when the work is done hurries like all others.
+        // A slow watcher that reconnects after the workload has ended reads as fast as all others.
         let pace = if self.working { watcher.pace } else { watcher.pace.min(20 * MILLI) };
         let Some(process) = self.wake(at, life) else { return };
         let done = Rc::clone(&process.done);
@@ -345,7 +345,7 @@ impl World {
         );
         process.streams.push((number, streams));
         process.stepped.spawn(async move {
-            // However it ends, the client sees a stream that is over.
+            // However the call ends, the client sees a closed stream.
             let _ = future.await;
             done.borrow_mut().push(Done::Stream(number, streams));
         });
@@ -355,8 +355,8 @@ impl World {
         self.schedule.after(pace, Event::WatchRead(number, streams));
     }
 
-    /// Lets every watcher look now, and often from then on. The look that a slow one had planned while there was work
-    /// may be many seconds away, and until then it hears nothing though there is something for it.
+    /// Lets every watcher read now, and often from now on. Otherwise a slow watcher's next read may be many
+    /// seconds away, and the watcher would receive nothing until then.
     pub(crate) fn hurry_watchers(&mut self) {
         for (number, watcher) in self.watchers.iter_mut().enumerate().filter(|(_, watcher)| watcher.is_open())
         {
@@ -371,7 +371,7 @@ impl World {
             return;
         }
         let at = self.watchers[number].place;
-        // Nothing comes through a cut, and in the end the client gives the stream up.
+        // No data passes through a cut link, so the client gives up the stream in the end.
         let cut = self.network.cut_since(CLIENTS, at).is_some_and(|since| now > since + SILENCE_MAX);
         let breaks =
             self.profile.fails(Fault::ClientLoss) && self.chaos && self.watchers[number].rng().one_in(200);

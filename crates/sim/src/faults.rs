@@ -1,4 +1,4 @@
-//! What goes wrong, when, and how it is put right again.
+//! Decides which faults happen and when, and ends them again.
 
 mod kinds;
 
@@ -13,26 +13,26 @@ use crate::schedule::{MILLI, SECOND};
 use crate::staged::Step;
 use crate::world::{Event, World};
 
-/// Something that was made wrong for a while.
+/// A fault that lasts for a while and has to be undone.
 pub(crate) enum Undo {
-    /// Cuts and slow links.
+    /// Network cuts and slow links.
     Network,
-    /// Loss, duplication, reordering.
+    /// Message loss, duplication and reordering.
     Weather,
-    /// A disk without room.
+    /// A full disk.
     Full(Host),
     /// A slow disk.
     SlowDisk(Host),
-    /// A clock's drift.
+    /// Clock drift.
     Drift(Host),
-    /// A page cache that has what the disk has not.
+    /// A page cache that holds data which the disk does not have.
     Cache(Host),
 }
 
-/// By how many millionths a clock may be wrong.
+/// Highest clock drift, in parts per million.
 pub(crate) const DRIFT_MAX_PPM: i64 = 20_000;
 
-/// The number of a segment of the log; `None` for any other file.
+/// Returns the number of a log segment file; `None` for any other file.
 fn segment_number(path: &Path) -> Option<u32> {
     path.extension().filter(|extension| *extension == "seg")?;
     u32::from_str_radix(path.file_stem()?.to_str()?, 16).ok()
@@ -51,11 +51,11 @@ impl World {
         }
     }
 
-    /// A member that is a member still, whatever its state.
+    /// Draws a place whose member is not retired, in whatever state it is.
     fn some_member(&mut self) -> Host {
         let all: Vec<Host> =
             self.places.iter().filter(|place| !place.retired).map(|place| place.number).collect();
-        // A leader has more to lose.
+        // Faults at the leader are the most revealing, so it is chosen more often.
         if self.dice.faults.one_in(4)
             && let Some(leader) = self.leader()
         {
@@ -110,7 +110,7 @@ impl World {
             Fault::Misdirected => self.lie_about_write(at, Lie::Misdirected),
             Fault::Wall => self.set_wall(at),
             Fault::Strand | Fault::Ambush => self.staged.lurk(kind),
-            // These have no moments of their own.
+            // These faults are never injected as single events; other code reads them from the profile.
             Fault::NoHeir
             | Fault::Farewell
             | Fault::Break
@@ -123,11 +123,11 @@ impl World {
         }
     }
 
-    /// Draws the kind of the next fault from those of the profile; none if it has none.
+    /// Draws the kind of the next fault from those in the profile; returns `None` if the profile has none.
     fn pick_fault(&mut self) -> Option<Fault> {
         let kinds: Vec<Fault> =
             Fault::ALL.iter().copied().filter(|fault| self.profile.fails(*fault)).collect();
-        // A switched-off fault must not change what the dice give for the others.
+        // An empty list draws no number, so that a disabled fault does not change what other faults draw.
         if kinds.is_empty() {
             return None;
         }
@@ -138,7 +138,7 @@ impl World {
             }
         }
         for lie in [Fault::LostWrite, Fault::Misdirected] {
-            // Most of them come to nothing.
+            // Most of these faults have no effect, so they are tried more often.
             if self.profile.fails(lie) && self.dice.faults.one_in(6) {
                 kind = lie;
             }
@@ -146,13 +146,14 @@ impl World {
         Some(kind)
     }
 
-    /// Looks how far all logs are durable. When one goes on behind that, its later batches prove that this had been synced.
-    /// So does the end that a member notes when it starts.
+    /// Records how far each member's log is durable. When a log grows past that point, its later batches
+    /// prove that the part before was synced. The log end that a member records when it starts proves the
+    /// same.
     pub(crate) fn settle_logs(&mut self) {
         (0..self.places.len()).for_each(|at| self.settle_log(at));
     }
 
-    /// Looks how far the log of one member is durable.
+    /// Records how far one member's log is durable.
     pub(crate) fn settle_log(&mut self, at: Host) {
         let place = &mut self.places[at];
         let Some(process) = &place.process else { return };
@@ -162,14 +163,14 @@ impl World {
         }
     }
 
-    /// A process was started and has noted where its log ends.
+    /// Takes over the log end that a freshly started process has recorded.
     pub(crate) fn log_opened(&mut self, at: Host) {
         let place = &mut self.places[at];
         let end = place.process.as_ref().and_then(|process| process.stepped.log_end());
         (place.proven_log, place.log_end) = (end, end);
     }
 
-    /// Ends one fault that had a duration.
+    /// Ends one fault that lasts for a while.
     pub(crate) fn undo(&mut self, undo: Undo) {
         let now = self.now();
         match undo {
@@ -182,7 +183,7 @@ impl World {
         }
     }
 
-    /// A process could not be started.
+    /// Handles a process that could not be started.
     pub(crate) fn not_started(&mut self, at: Host, error: &DataDirError) {
         let power = self.places[at].disk.is_dark();
         self.end(at, power);
@@ -192,7 +193,7 @@ impl World {
             return;
         }
         if self.operator.is_removed(place.id) && matches!(error, DataDirError::Removed { .. }) {
-            // Its operator had not looked who is a member since.
+            // The operator has not listed the members since the removal, so the member is retired here.
             place.retired = true;
             return;
         }
@@ -203,7 +204,7 @@ impl World {
         self.start_after(at, delay);
     }
 
-    /// All faults end: networks and disks are sound from now on, and enough members run.
+    /// Ends all faults: networks and disks work from now on, and enough members run.
     pub(crate) fn heal(&mut self) {
         let now = self.now();
         self.chaos = false;
@@ -222,7 +223,7 @@ impl World {
             let capacity = self.profile.capacity().map(|most| {
                 let used = place.disk.used_bytes();
                 let nearly = most > used && most - used < u64::from(self.profile.segment_bytes);
-                // What is left is taken by somebody else, for good.
+                // Now and then another program takes the remaining disk space for good.
                 if nearly && self.dice.faults.one_in(2) { used + self.dice.faults.below(512) } else { most }
             });
             place.disk.set_capacity(capacity);
@@ -231,12 +232,12 @@ impl World {
             }
             (place.may_end, place.may_not_start) = (false, false);
             if self.profile.fails(Fault::ReadError) && !(place.decayed || place.lost) {
-                // One that could not read what it needed is out of service until it is started again.
+                // A member that could not read what it needed is out of service until it is restarted.
                 self.end(at, false);
             }
             let place = &mut self.places[at];
             if place.decayed || place.lost {
-                // An operator would replace it; here the others have to do without.
+                // An operator would replace the member; in this phase the others have to do without it.
                 self.end(at, true);
                 self.places[at].retired = true;
                 self.places[at].starts_at = None;
@@ -250,7 +251,7 @@ impl World {
             self.places.len() == self.profile.members && self.places.iter().all(|place| !place.retired);
         let whole = whole && !self.profile.fails(Fault::Shrink);
         if whole && self.profile.members >= 3 && self.dice.faults.one_in(4) {
-            // A majority is enough.
+            // A majority is enough, so one member may stay down.
             let at = self.dice.faults.place(self.profile.members);
             self.end(at, true);
             self.places[at].retired = true;

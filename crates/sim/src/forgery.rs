@@ -1,5 +1,6 @@
-//! Values of an attacker who knows how the log writes its records, the ids that every answer's header tells, and how
-//! segments are numbered: were a segment's identity made of these alone, such a value could be taken for a part of the log.
+//! Values made by an attacker who knows the log's record format, the ids in every response header, and the
+//! segment numbering. If a segment's identity were derived from these alone, recovery could mistake such a
+//! value for log records.
 
 use std::path::Path;
 
@@ -8,26 +9,26 @@ use server::stepped::Identity;
 
 use crate::rng::Rng;
 
-/// What a client knows of a member.
+/// Data about a member that any client can learn.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
     cluster: u64,
     member: u64,
-    /// The newest segment of its log; from how much was written a client can tell about where it is.
+    /// Number of the newest log segment; a client can estimate it from the amount of data written.
     segment: u32,
 }
 
-/// Bytes of a record's head.
+/// Length of a record header in bytes.
 const HEAD_BYTES: usize = 32;
-/// Bytes before a segment's first record.
+/// Offset of the first record of a segment, in bytes.
 const SEGMENT_HEADER_BYTES: u32 = 4096;
-/// A value's bytes at most.
+/// Largest length of a forged value in bytes.
 const BYTES_MAX: usize = 24 << 10;
-/// Files are used again for a segment so many numbers later, at most.
+/// Highest distance from the newest segment to the segment number that a reused file gets.
 const SEGMENTS_AHEAD: u32 = 8;
 
 impl Known {
-    /// What there is to know of the member with this disk.
+    /// Collects what a client can learn about the member with this disk.
     pub fn of(identity: &Identity, disk: &MemDisk) -> Known {
         let number = |path: &Path| {
             let name = path.file_name()?.to_str()?.strip_suffix(".seg")?;
@@ -37,7 +38,8 @@ impl Known {
         Known { cluster: identity.cluster_id, member: identity.member_id, segment }
     }
 
-    /// What identifies a segment whose header has no secret: its ids, the first incarnation and its number, summed.
+    /// Computes the identity that a segment would have without a secret: a checksum of the ids, the first
+    /// incarnation and the segment number.
     fn guess(&self, segment: u32) -> u32 {
         let mut bytes = Vec::with_capacity(28);
         for number in [self.cluster, self.member, 1] {
@@ -47,7 +49,7 @@ impl Known {
         crc32c::crc32c(&bytes)
     }
 
-    /// A record without a payload.
+    /// Builds a record without a payload.
     fn record(&self, segment: u32, kind: u8, batch_start: u32) -> [u8; HEAD_BYTES] {
         let identity = self.guess(segment);
         let mark = (identity >> 16) as u16 ^ identity as u16;
@@ -62,8 +64,8 @@ impl Known {
         bytes
     }
 
-    /// Makes a value long, of records for the segments that come next. Where it comes to lie is not known, so that each
-    /// eighth of it has the records at other offsets.
+    /// Fills a value with records for the next segments. The offset at which the value will be stored is
+    /// unknown, so each eighth of the value places its records at another alignment.
     pub fn forge(&self, rng: &mut Rng, segment_bytes: u32, value: &mut Vec<u8>) {
         let bytes = (segment_bytes as usize / 3).min(BYTES_MAX);
         for shift in 0..8 {

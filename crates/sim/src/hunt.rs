@@ -1,4 +1,4 @@
-//! How many seeds it takes to find each planted bug.
+//! Measures how many seeds it takes to find each planted bug.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -8,9 +8,10 @@ use planted::Bug;
 use crate::arguments::Arguments;
 use crate::process_pool::ProcessPool;
 
-/// Seeds for each bug, unless the command line says otherwise.
+/// Default number of seeds for each bug.
 const BUDGET: u64 = 1000;
-/// Bugs that are found soon, one for each way in which they are: they must be found at every change.
+/// Bugs that are found quickly, one for each kind of detection; every change to the code must keep finding
+/// them.
 const SMOKE: &[Bug] = &[
     Bug::AckBeforeSync,
     Bug::DirectoryNotSynced,
@@ -26,17 +27,17 @@ const SMOKE: &[Bug] = &[
     Bug::StaleRead,
     Bug::SecondBranchUngated,
 ];
-/// Seeds for each of these.
+/// Default number of seeds for each bug of the smoke run.
 const SMOKE_BUDGET: u64 = 300;
 
-/// Hunts, and prints a table.
+/// Hunts for planted bugs and prints a table.
 pub fn run(arguments: &Arguments) -> ExitCode {
     let wanted = |bug: &&Bug| arguments.bug.is_none_or(|one| one == **bug);
     let bugs: Vec<Bug> = Bug::ALL.iter().filter(wanted).copied().collect();
     hunt(&bugs, arguments.seeds.unwrap_or(BUDGET), arguments)
 }
 
-/// Hunts for those that are found soon.
+/// Hunts for the planted bugs that are found quickly.
 pub fn smoke(arguments: &Arguments) -> ExitCode {
     hunt(SMOKE, arguments.seeds.unwrap_or(SMOKE_BUDGET), arguments)
 }

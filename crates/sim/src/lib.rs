@@ -1,16 +1,18 @@
-//! A whole cluster of Mainstay in one thread, decided by one number: faults, schedule, workload.
+//! Simulates a whole Mainstay cluster in one thread. One number, the seed, decides faults, schedule and
+//! workload.
 //!
-//! What it is: [`run()`] builds the world of a seed ([`world::World`]) and lets it live through two phases: faults, then none,
-//! in which it has to recover and converge. Members are [`server::stepped::Stepped`]: the production code of everything
-//! but threads and sockets. Checkers look at every step ([`checks`]), the oracle at what clients saw.
+//! Contents: [`run()`] builds the world of a seed ([`world::World`]) and runs it through two phases: one with
+//! faults, and one without, in which the cluster has to recover and converge. Members are
+//! [`server::stepped::Stepped`]: the production code except threads and sockets. Checkers examine every step
+//! ([`checks`]), and the oracle judges what clients saw.
 //!
-//! What it does not know: real time, real files, real sockets. The same seed gives the same trace, on whatever machine
-//! and thread.
+//! Outside its scope: real time, real files, real sockets. The same seed gives the same trace on any machine
+//! and in any thread.
 //!
-//! Invariants: nothing waits for real time; every choice comes from one of the seed's streams ([`rng`]); everything that
-//! crosses the network crosses it as bytes.
+//! Invariants: nothing waits for real time; every random choice comes from one of the seed's streams
+//! ([`rng`]); everything that crosses the network crosses it as bytes.
 //!
-//! Tests: beside the code and `tests/it`; `cargo run --release -p mainstay-sim` runs as many seeds as one likes.
+//! Tests: beside the code and in `tests/it`; `cargo run --release -p mainstay-sim` runs any number of seeds.
 
 #![forbid(unsafe_code)]
 

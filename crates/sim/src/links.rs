@@ -1,4 +1,4 @@
-//! A member's ways to the others: what it wants sent gathers here until the world takes it.
+//! Outgoing links of a member to the other members: messages queue here until the simulated world takes them.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,15 +12,15 @@ use tokio::sync::oneshot;
 
 use crate::network::Host;
 
-/// The port of members' peer URLs.
+/// Port of the members' peer URLs.
 const PORT: u16 = 2380;
 
-/// The peer URL of the member at this place.
+/// Returns the peer URL of the member at a place.
 pub fn url(place: Host) -> String {
     format!("http://10.0.{}.{}:{PORT}", place / 250, place % 250 + 1)
 }
 
-/// The place that a peer URL names.
+/// Returns the place that a peer URL names.
 pub fn place_of(url: &str) -> Option<Host> {
     let address = url.strip_prefix("http://")?.split(':').next()?;
     let mut parts = address.split('.').skip(2);
@@ -29,24 +29,24 @@ pub fn place_of(url: &str) -> Option<Host> {
     Some(high * 250 + low.checked_sub(1)?)
 }
 
-/// Tells the asking task.
+/// Channel that returns the response to the task that sent the request.
 pub type Answer = oneshot::Sender<Result<http::Response<Bytes>, RequestError>>;
 
-/// What a member wants sent.
+/// Data that a member sends to another.
 pub enum Outgoing {
-    /// Messages of raft.
+    /// Raft messages.
     Messages(Vec<Message>),
-    /// Its state.
+    /// Snapshot of the member's state, with the raft message that announces it.
     Snapshot(Message, Box<dyn SnapshotSource>),
-    /// A request outside of raft.
+    /// Request between members outside raft.
     Request {
-        /// To whom.
+        /// Member that the request goes to.
         target: Target,
-        /// The request.
+        /// Request to send.
         request: http::Request<Bytes>,
-        /// How long the answer may take.
+        /// Time within which the response must arrive.
         timeout: Duration,
-        /// Who waits for it.
+        /// Channel for the response.
         answer: Answer,
     },
 }
@@ -55,13 +55,13 @@ pub enum Outgoing {
 struct State {
     outgoing: Vec<Outgoing>,
     members: BTreeMap<u64, Host>,
-    /// Who sent something without being known, and can be answered.
+    /// Places of senders that are no known members, so that they can be answered.
     remotes: BTreeMap<u64, Host>,
     active: BTreeMap<u64, Instant>,
     closed: bool,
 }
 
-/// One process's links.
+/// Outgoing links of one process.
 #[derive(Default)]
 pub struct Links {
     state: Mutex<State>,
@@ -72,19 +72,20 @@ impl Links {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what is to be sent.
+    /// Takes everything that waits to be sent.
     pub fn take(&self) -> Vec<Outgoing> {
         std::mem::take(&mut self.state().outgoing)
     }
 
-    /// Where a member is, as far as this one knows.
+    /// Returns the place of a member, as far as this member knows it.
     pub fn place_of(&self, id: u64) -> Option<Host> {
         let state = self.state();
         state.members.get(&id).or_else(|| state.remotes.get(&id)).copied()
     }
 
-    /// A participant sent something. Requests between members name where their sender listens, so one that is not known can
-    /// be answered all the same: a member that joins and stops before it has any entry starts without knowing anyone.
+    /// Records that a sender's request has arrived. Requests between members name the sender's address, so an
+    /// unknown sender can be answered as well: a member that joins and stops before its first entry starts
+    /// without knowing any other member.
     pub fn heard_of(&self, id: u64, place: Host) {
         let mut state = self.state();
         if !state.members.contains_key(&id) {
@@ -92,22 +93,22 @@ impl Links {
         }
     }
 
-    /// The other members that this one knows, and where they are.
+    /// Returns ids and places of the other members that this member knows.
     pub fn members(&self) -> Vec<(u64, Host)> {
         self.state().members.iter().map(|(id, place)| (*id, *place)).collect()
     }
 
-    /// Whether a connection to this member is up.
+    /// Returns true if a connection to this member is up.
     pub fn is_active(&self, id: u64) -> bool {
         self.state().active.contains_key(&id)
     }
 
-    /// A connection came up.
+    /// Records that a connection to a member came up.
     pub fn connected(&self, id: u64, now: Instant) {
         self.state().active.entry(id).or_insert(now);
     }
 
-    /// A connection broke.
+    /// Records that a connection to a member broke.
     pub fn disconnected(&self, id: u64) {
         self.state().active.remove(&id);
     }
@@ -183,7 +184,7 @@ mod tests {
         assert_eq!(links.place_of(7), None);
         links.heard_of(7, 3);
         assert_eq!(links.place_of(7), Some(3));
-        // The log tells of another first.
+        // The log adds another member first.
         links.set_members(vec![(8, vec![url(1)])]);
         assert_eq!(links.place_of(7), Some(3));
         assert!(links.members().iter().all(|(id, _)| *id != 7), "nobody connects to it");

@@ -1,6 +1,6 @@
-//! The simulator on the command line: many seeds, one seed step by step, and the hunt for planted bugs.
+//! The simulator's command line: runs many seeds, runs one seed step by step, or hunts for planted bugs.
 //!
-//! Seeds run in processes of their own, so that one which aborts ends nobody else's.
+//! Seeds run in child processes, so that a seed that aborts does not end the others.
 
 mod arguments;
 mod hunt;

@@ -1,4 +1,4 @@
-//! One member: a place with a disk and a clock, and the process that runs there, if one does.
+//! One member: a place with a disk and a clock, and the process that runs there, if any.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -21,7 +21,7 @@ use crate::links::{Answer, Links};
 use crate::network::Host;
 use crate::schedule::Nanos;
 
-/// A place's own time: right at first, it may run too fast or too slow, jump, and stand still.
+/// Local time of a place. It starts exact, and may then run too fast or too slow, jump, or stand still.
 #[derive(Clone, Debug, Default)]
 pub struct LocalTime {
     base_world: Nanos,
@@ -30,96 +30,97 @@ pub struct LocalTime {
 }
 
 impl LocalTime {
-    /// What it shows.
+    /// Returns the local time at a given world time.
     pub fn at(&self, now: Nanos) -> Nanos {
         let passed = i128::from(now.saturating_sub(self.base_world));
         let local = passed + passed * i128::from(self.ppm) / 1_000_000;
         self.base_local + u64::try_from(local).unwrap_or(0)
     }
 
-    /// How long the world takes while this much passes here; a little longer rather than shorter.
+    /// Returns how long the world takes while the given local duration passes, rounded up.
     pub fn in_world(&self, local: Duration) -> Nanos {
         let local = i128::try_from(local.as_nanos()).unwrap_or(0);
         let world = local * 1_000_000 / i128::from(1_000_000 + self.ppm) + 1;
         Nanos::try_from(world).unwrap_or(Nanos::MAX / 4).min(Nanos::MAX / 4)
     }
 
-    /// Runs faster by so many millionths from now on.
+    /// Makes the clock run faster by `ppm` parts per million from now on.
     pub fn drift(&mut self, now: Nanos, ppm: i64) {
         *self = LocalTime { base_local: self.at(now), base_world: now.max(self.base_world), ppm };
     }
 
-    /// Stands still for so long, as the clock of a machine that is suspended.
+    /// Stops the clock for a duration, like the clock of a suspended machine.
     pub fn suspend(&mut self, now: Nanos, length: Nanos) {
         let base_world = self.base_world.max(now + length);
         *self = LocalTime { base_local: self.at(now), base_world, ppm: self.ppm };
     }
 
-    /// Stands still no more.
+    /// Lets a suspended clock run again.
     pub fn resume(&mut self, now: Nanos) {
         *self = LocalTime { base_local: self.at(now), base_world: now, ppm: self.ppm };
     }
 
-    /// Jumps forward.
+    /// Moves the clock forward by `by`.
     pub fn jump(&mut self, by: Nanos) {
         self.base_local += by;
     }
 
-    /// By how many millionths it is too fast.
+    /// Returns the drift in parts per million; positive is too fast.
     pub fn ppm(&self) -> i64 {
         self.ppm
     }
 }
 
-/// Where a member is.
+/// Host of one member: its disk, its clocks and, while it runs, its process.
 pub struct Place {
-    /// Its number.
+    /// Number of the place.
     pub number: Host,
-    /// Its disk.
+    /// Disk of the member.
     pub disk: MemDisk,
-    /// Its time.
+    /// Local time of the place.
     pub time: LocalTime,
-    /// The clock that its process sees.
+    /// Clock that the member's process reads.
     pub hand: Arc<HandClock>,
-    /// The process.
+    /// Running process; `None` while the member is down.
     pub process: Option<Process>,
-    /// The id of the member, once it has been started.
+    /// Member id, set when the member is started first.
     pub id: u64,
-    /// What it begins with if it joins a cluster; `None`: it forms one.
+    /// Initial data of a member that joins a cluster; `None` for a founding member.
     pub beginning: Option<Beginning>,
-    /// How often a process was started here.
+    /// Number of process starts at this place.
     pub lives: u64,
-    /// Until when the process stands still.
+    /// World time until which the process is paused.
     pub paused_until: Nanos,
-    /// Until when the disk takes nothing.
+    /// World time until which the disk finishes no operation.
     pub stalled_until: Nanos,
-    /// By how much its disk is slower than others.
+    /// Factor by which the disk is slower than others.
     pub slowness: u64,
-    /// A fault of the disk is in place, or was since the process started: that it ends is no surprise.
+    /// True if a disk fault is active, or was active since the process started; then the process may end by
+    /// itself.
     pub may_end: bool,
-    /// One is in place with which a process may not start.
+    /// True if a disk fault is active that may prevent a start.
     pub may_not_start: bool,
-    /// Its data is damaged or gone: it is to be replaced.
+    /// True if the member's data is damaged or gone, so that it has to be replaced.
     pub lost: bool,
-    /// It is no member any more, and will not be started again.
+    /// True if the member was removed for good and will not be started again.
     pub retired: bool,
-    /// When it is to be started, if it is.
+    /// World time of the next start; `None` if none is planned.
     pub starts_at: Option<Nanos>,
-    /// A bit of its data has turned around, or its disk has lied about a write.
+    /// True if a bit of the member's data was flipped, or its disk misreported a write.
     pub decayed: bool,
-    /// Time of day when its process was started last.
+    /// Time of day at the last start of the process.
     pub started_wall: Option<SystemTime>,
-    /// Its time of day begins at every start where it began at the last one.
+    /// True if the time of day restarts at each process start from the value of the start before.
     pub clock_resets: bool,
-    /// Where its log ended when it was looked at last: all of it was durable.
+    /// End of the log at the last check; everything before it was durable.
     pub log_end: Option<LogEnd>,
-    /// The part of its log of which something proves that it was durable: a batch behind it, since that was begun only
-    /// then, or the end noted at the last start.
+    /// Part of the log that is proven durable: either a later batch follows, which starts only after the
+    /// sync, or the last start recorded this end.
     pub proven_log: Option<LogEnd>,
 }
 
 impl Place {
-    /// An empty place.
+    /// Creates an empty place.
     pub fn new(seed: u64, number: Host, epoch: Instant) -> Place {
         let wall = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
         Place {
@@ -147,7 +148,7 @@ impl Place {
         }
     }
 
-    /// Lets its clock go on to what it shows now.
+    /// Advances the clock to the current local time.
     pub fn tick(&mut self, now: Nanos) {
         let shown = u64::try_from(self.hand.elapsed().as_nanos()).unwrap_or(u64::MAX);
         let local = self.time.at(now);
@@ -157,124 +158,125 @@ impl Place {
     }
 }
 
-/// Who calls.
+/// Sender of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caller {
-    /// A client whose history is judged.
+    /// Client whose history the oracle judges.
     Client(usize),
-    /// A client that does one operation.
+    /// Client that makes one call.
     Extra,
-    /// A client that wants a token.
+    /// Client that requests an auth token.
     Login(usize),
-    /// The administrator of users.
+    /// Administrator of users and roles.
     Administrator,
-    /// The operator of the cluster.
+    /// Operator of the cluster.
     Operator,
-    /// One of many who do the same at the same time, and are not listened to.
+    /// One of many clients that make the same call at the same time; responses to these calls are ignored.
     Crowd,
 }
 
-/// What a client hears of its call.
+/// Result of a call as the client sees it.
 #[derive(Debug)]
 pub enum Heard {
-    /// The answer's bytes.
+    /// Response bytes, or the status that the member returned.
     Answer(Result<Bytes, Status>),
-    /// A lease's new time to live.
+    /// New time to live of a lease, or the status that the member returned.
     Renewal(Result<Seconds, Status>),
-    /// Nobody listens there: the call was never made.
+    /// Connection refused; the call was never made.
     Nobody,
-    /// The connection broke.
+    /// Connection lost.
     Broken,
 }
 
-/// Who is told of the answer to a request between members.
+/// Receiver of the response to a request between members.
 #[derive(Clone)]
 pub enum Reply {
-    /// A member's task, once.
+    /// Task of a member; the sender can be taken once.
     Task(Rc<RefCell<Option<Answer>>>),
-    /// The snapshot of this number that a member sends.
+    /// Sender of the snapshot with this number.
     Snapshot(u64),
 }
 
-/// What a task of a process has come to.
+/// Result of a finished task of a process.
 pub enum Done {
-    /// A client's call.
+    /// Call of a client: caller, operation number, result.
     Call(Caller, u64, Heard),
-    /// A request of another member: whose, in which life, and whom to tell.
+    /// Request of another member: the sender's place and process start number, the receiver of the response,
+    /// and the response.
     Served((Host, u64), Reply, http::Response<Bytes>),
-    /// A watch stream: whose, and which of its streams.
+    /// Closed watch stream: watcher number and stream number.
     Stream(usize, u64),
-    /// A snapshot of this member, in this life, was received; whether all is well.
+    /// Received snapshot: the sender's place and process start number, and the result.
     Received((Host, u64), Result<(), ReceiveError>),
 }
 
-/// A snapshot that is being sent.
+/// Snapshot that a member is sending.
 pub struct Sending {
-    /// Number among this life's.
+    /// Number of the snapshot, counted from the process start.
     pub number: u64,
-    /// To whom.
+    /// Id of the receiving member.
     pub to: u64,
-    /// The message that goes with it.
+    /// Raft message that announces the snapshot.
     pub message: Message,
-    /// Where it comes from, until it is opened.
+    /// Source of the snapshot, until it is opened.
     pub source: Option<Box<dyn SnapshotSource>>,
-    /// The pieces, once it is.
+    /// Iterator over the pieces, once the source is open.
     pub pieces: Option<Pieces>,
-    /// What is under way already.
+    /// Pieces that are already on their way.
     pub sent: Vec<std::io::Result<Bytes>>,
 }
 
-/// A running process.
+/// Running process of a member.
 pub struct Process {
-    /// The member. First, so that it is dropped first.
+    /// Member under test. It is the first field, so that it is dropped first.
     pub stepped: Stepped,
-    /// Its id.
+    /// Member id.
     pub id: u64,
-    /// Which life of the place it is.
+    /// Number of this process start at its place.
     pub life: u64,
-    /// Its ways to the others.
+    /// Outgoing links to the other members.
     pub links: Arc<Links>,
-    /// What its tasks have come to.
+    /// Results of finished tasks that the world has not handled yet.
     pub done: Rc<RefCell<Vec<Done>>>,
-    /// Clients' calls that are being answered.
+    /// Calls of clients that are in flight, by caller and operation number.
     pub calls: Vec<(Caller, u64)>,
-    /// Watchers with a stream here.
+    /// Watch streams that this process serves, by watcher number and stream number.
     pub streams: Vec<(usize, u64)>,
-    /// Snapshots that go out.
+    /// Snapshots that are being sent.
     pub sending: Vec<Sending>,
-    /// Snapshots sent so far.
+    /// Number of snapshots sent so far.
     pub snapshots: u64,
-    /// When its core turns next.
+    /// World time of the core's next turn.
     pub turn_at: Nanos,
-    /// When its next timer is due.
+    /// World time of the next timer.
     pub timer_at: Nanos,
-    /// Whether a turn of the log is under way.
+    /// True if a turn of the log is scheduled.
     pub log_busy: bool,
-    /// Whether a look at the work in the background is under way.
+    /// True if a step of the background work is scheduled.
     pub background_busy: bool,
-    /// Whether a read of values is under way.
+    /// True if a read of values is scheduled.
     pub read_busy: bool,
-    /// It has been told to stop in order.
+    /// True if the process was asked to shut down cleanly.
     pub stopping: bool,
 }
 
-/// The pieces of a snapshot, read one by one: what they are read from stays as it was when it was opened.
+/// Pieces of a snapshot, read one by one. The view behind them does not change after it is opened.
 pub struct Pieces {
     future: LocalBoxFuture<Result<(), BoxError>>,
     next: Rc<RefCell<Option<std::io::Result<Bytes>>>>,
 }
 
-/// What reading a piece gave.
+/// Result of reading a piece of a snapshot.
 pub enum Piece {
-    /// A piece.
+    /// Piece, or the error of reading it.
     Next(std::io::Result<Bytes>),
-    /// There was no more.
+    /// End of the snapshot.
     End,
-    /// It could not be opened.
+    /// Error of opening the snapshot source.
     Failed(BoxError),
 }
 
-/// Lets the polling task go on once.
+/// Future that is pending at its first poll and ready at the second.
 struct Once(bool);
 
 impl Future for Once {
@@ -286,7 +288,7 @@ impl Future for Once {
 }
 
 impl Pieces {
-    /// Opens a source for a receiver that says what it has, if it does.
+    /// Opens a snapshot source. `receiver` is the receiver's description of the data that it holds.
     pub fn open(mut source: Box<dyn SnapshotSource>, receiver: Option<Bytes>) -> Pieces {
         let next = Rc::new(RefCell::new(None));
         let out = Rc::clone(&next);
@@ -301,7 +303,7 @@ impl Pieces {
         Pieces { future, next }
     }
 
-    /// Reads one.
+    /// Reads the next piece.
     pub fn read(&mut self) -> Piece {
         let mut context = Context::from_waker(Waker::noop());
         match self.future.as_mut().poll(&mut context) {
@@ -315,8 +317,8 @@ impl Pieces {
     }
 }
 
-/// A member's disk. In some runs much of it is not in memory, so that values have to be fetched; in some a power cut keeps names
-/// in any order.
+/// Creates a member's disk. For some seeds, reads often miss the page cache, so that values have to be
+/// fetched; for some, a power cut may keep directory entries in any order.
 fn disk_of(seed: u64, number: u64) -> MemDisk {
     let disk = MemDisk::new(seed ^ number << 40);
     if (seed ^ number).is_multiple_of(3) {

@@ -1,4 +1,4 @@
-//! The fewest faults, the least work and the shortest time with which a seed still fails.
+//! Finds the fewest faults, the least work and the shortest time with which a seed still fails.
 
 use std::process::{Command, ExitCode, Stdio};
 
@@ -18,7 +18,7 @@ fn fails(seed: u64, arguments: &Arguments) -> bool {
     status.is_ok_and(|status| !status.success())
 }
 
-/// Shrinks a failure, and prints how to call what is left of it.
+/// Shrinks a failure, and prints the command line that reproduces the smallest one.
 pub fn run(seed: u64, arguments: &Arguments) -> ExitCode {
     let mut least = arguments.clone();
     if !fails(seed, &least) {

@@ -1,60 +1,63 @@
-//! The network between members, and between clients and members: when something that is sent arrives, and whether.
+//! The network between members, and between clients and members: decides if and when a message arrives.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::rng::Rng;
 use crate::schedule::{MILLI, Nanos, SECOND};
 
-/// A participant on the network. Members have the numbers of their places; clients are one place together.
+/// Number of a participant on the network. A member has the number of its place; all clients share one
+/// number.
 pub type Host = usize;
 
-/// All clients.
+/// Host number of all clients.
 pub const CLIENTS: Host = usize::MAX;
 
-/// How long a connection over which nothing comes is taken for alive.
+/// Time without data after which a connection counts as dead.
 pub const SILENCE_MAX: Nanos = 5 * SECOND;
 
-/// What is wrong with the network at large, each in a thousand messages.
+/// Network-wide faults, each as a rate per thousand messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Weather {
-    /// Lost.
+    /// Messages lost.
     pub loss: u64,
-    /// Delivered twice.
+    /// Messages delivered twice.
     pub duplication: u64,
-    /// Delivered out of turn.
+    /// Messages delivered out of order.
     pub reordering: u64,
-    /// The connection breaks right behind it.
+    /// Messages after which the connection breaks.
     pub breaking: u64,
 }
 
 /// The state of the network.
 pub struct Network {
     delay: Nanos,
-    /// Mean delay of links that are slower than others.
+    /// Mean delay of each slow link, by sender and receiver.
     slow: BTreeMap<(Host, Host), Nanos>,
-    /// Nothing passes in this direction, since when.
+    /// Time of the cut, for each pair of sender and receiver whose direction is cut.
     cut: BTreeMap<(Host, Host), Nanos>,
-    /// When the last thing sent over a link arrives: nothing overtakes it, but for weather.
+    /// Arrival time of the last message on each link and lane; later messages arrive after it, unless they
+    /// are reordered.
     arrivals: BTreeMap<(Host, Host, u8), Nanos>,
-    /// How often the connection in a direction broke: what was on its way then never arrives.
+    /// Number of times that the connection in each direction broke; messages in flight at a break never
+    /// arrive.
     breaks: BTreeMap<(Host, Host), u64>,
-    /// What is wrong at large.
+    /// Network-wide faults that are active.
     pub weather: Weather,
 }
 
-/// When what is sent arrives.
+/// Arrival of a sent message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Passage {
-    /// It does not.
+    /// Never arrives.
     Lost,
-    /// Then.
+    /// Arrives at this time.
     At(Nanos),
-    /// Then, and then once more.
+    /// Arrives at both times.
     Twice(Nanos, Nanos),
 }
 
 impl Network {
-    /// A good network with this mean delay.
+    /// Creates a network without faults that has this mean delay.
     pub fn new(delay: Nanos) -> Network {
         Network {
             delay,
@@ -71,7 +74,8 @@ impl Network {
         mean / 2 + rng.around(mean / 2).min(20 * mean)
     }
 
-    /// Sends something from one host to another over one of the connections between them, in its order.
+    /// Sends a message over one of the connections between two hosts, called lanes. Each lane keeps its
+    /// order. Returns when the message arrives.
     pub fn pass(&mut self, from: Host, to: Host, lane: u8, now: Nanos, rng: &mut Rng) -> Passage {
         if self.is_cut(from, to) || rng.per_mille(self.weather.loss) {
             return Passage::Lost;
@@ -89,29 +93,30 @@ impl Network {
         Passage::At(at)
     }
 
-    /// Whether nothing passes in this direction.
+    /// Returns true if this direction is cut.
     pub fn is_cut(&self, from: Host, to: Host) -> bool {
         !self.cut.is_empty() && self.cut.contains_key(&(from, to))
     }
 
-    /// Since when one of the directions between two hosts has been cut.
+    /// Returns the time of the earlier cut of the two directions between two hosts; `None` if neither is cut.
     pub fn cut_since(&self, a: Host, b: Host) -> Option<Nanos> {
         let there = self.cut.get(&(a, b));
         let back = self.cut.get(&(b, a));
         there.into_iter().chain(back).min().copied()
     }
 
-    /// Whether two hosts can open a connection.
+    /// Returns true if two hosts can open a connection.
     pub fn connects(&self, a: Host, b: Host) -> bool {
         self.cut_since(a, b).is_none()
     }
 
-    /// The number of the connection in this direction.
+    /// Returns the number of the current connection in this direction.
     pub fn connection(&self, from: Host, to: Host) -> u64 {
         self.breaks.get(&(from, to)).copied().unwrap_or(0)
     }
 
-    /// The connection in this direction breaks, with what is on its way; the next message opens another.
+    /// Breaks the connection in this direction and loses all messages in flight; the next message opens
+    /// another.
     pub fn break_off(&mut self, from: Host, to: Host) {
         *self.breaks.entry((from, to)).or_default() += 1;
         self.arrivals.retain(|(a, b, _), _| (*a, *b) != (from, to));
@@ -122,7 +127,7 @@ impl Network {
         self.cut.entry((from, to)).or_insert(now);
     }
 
-    /// Cuts all that leads from one group to another.
+    /// Cuts every direction from one group to another.
     pub fn cut_groups(&mut self, from: &BTreeSet<Host>, to: &BTreeSet<Host>, now: Nanos) {
         for a in from {
             for b in to.iter().filter(|b| *b != a) {
@@ -131,18 +136,18 @@ impl Network {
         }
     }
 
-    /// Makes a link slow, in one direction.
+    /// Makes one direction of a link slow.
     pub fn slow(&mut self, from: Host, to: Host, delay: Nanos) {
         self.slow.insert((from, to), delay);
     }
 
-    /// All cuts and slow links are gone.
+    /// Removes all cuts and slow links.
     pub fn join(&mut self) {
         self.cut.clear();
         self.slow.clear();
     }
 
-    /// Everything is as it should be.
+    /// Ends all network faults.
     pub fn heal(&mut self) {
         self.join();
         self.weather = Weather::default();

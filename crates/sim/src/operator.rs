@@ -1,6 +1,7 @@
-//! The operator of the cluster: replaces lost members, adds, promotes and removes others, and looks after things.
+//! The operator of the cluster: replaces lost members, adds, promotes and removes others, and runs
+//! maintenance.
 //!
-//! Every answer may be lost; then it looks who is a member before it goes on.
+//! Every response may be lost; then the operator lists the members before it continues.
 
 use std::collections::BTreeSet;
 
@@ -17,16 +18,16 @@ use crate::profile::{Fault, Work};
 use crate::schedule::{MILLI, SECOND};
 use crate::world::{Calling, Event, World};
 
-/// What it is waiting for.
+/// Kind of the call that the operator waits for.
 enum Doing {
-    /// The list, and whether it is known to be the newest.
+    /// Member list; true if the list is linearizable.
     List(bool),
     Add,
     Change,
     Other,
 }
 
-/// A member as it was listed.
+/// Member as the last list shows it.
 #[derive(Clone, Debug)]
 struct Listed {
     id: u64,
@@ -40,27 +41,27 @@ struct Listed {
 pub(crate) struct Operator {
     pending: Option<(u64, Doing)>,
     listed: Vec<Listed>,
-    /// Nothing was changed since the members were listed.
+    /// True if no membership change was requested since the last list.
     fresh: bool,
-    /// Members that were to be removed, whether or not they were.
+    /// Ids of members whose removal was requested, whether or not it succeeded.
     removing: BTreeSet<u64>,
     voters_wanted: usize,
-    /// Places that a member was to be added at.
+    /// Places where a member's addition was requested.
     adding: BTreeSet<Host>,
 }
 
 impl Operator {
-    /// Whether this member was to be removed.
+    /// Returns true if the removal of this member was requested.
     pub fn is_removed(&self, id: u64) -> bool {
         self.removing.contains(&id)
     }
 
-    /// Who is a member is looked up before anything else is done.
+    /// Makes the operator list the members before its next action.
     pub fn look_again(&mut self) {
         self.fresh = false;
     }
 
-    /// Whether all members that there should be are there.
+    /// Returns true if the cluster has all wanted voters, no learner, and no pending addition.
     pub fn is_whole(&self) -> bool {
         let voters = self.listed.iter().filter(|member| !member.learner).count();
         self.fresh && voters >= self.voters_wanted && voters == self.listed.len() && self.adding.is_empty()
@@ -82,21 +83,21 @@ impl World {
         }
         let at = self.dice.operator.pick(&running);
         if !self.chaos {
-            // Without the member that was added last there may be no majority, and then nobody serves clients: whoever
-            // added it starts it all the same, with what the peers' port says.
+            // Without the newest member the cluster may lack a majority, and then serves no client. So the
+            // operator starts an added member with the member list that a running member gives to its peers.
             self.start_added_by_peers(at);
             self.end_removed(at);
         }
         if !self.chaos && self.dice.operator.one_in(2) {
-            // There is room again, but an alarm that the quota had raised stays until somebody takes it back.
-            // Alarms of members that are gone stay as well.
+            // Disk space is back, but an alarm raised by the quota stays until it is disarmed. Alarms of
+            // removed members stay as well.
             let nospace = pb::AlarmType::Nospace as i32;
             let state = self.places[at].process.as_ref().map(|process| process.stepped.published());
             let raised = |place: &&Place| {
                 state.as_ref().is_some_and(|state| state.alarms.is_raised(nospace, place.id))
             };
-            // One that the disk had raised goes by itself, as long as the member runs: a crash may come before it has
-            // written down what raised it.
+            // An alarm raised by a full disk is disarmed by its member, while that member runs. After a crash
+            // the member may have forgotten that it raised the alarm.
             let quota = self.profile.fails(Fault::Quota);
             let stays =
                 |place: &&Place| raised(place) && (quota || place.process.is_none() || place.lives > 1);
@@ -112,7 +113,8 @@ impl World {
             }
         }
         if !self.operator.fresh || !self.chaos {
-            // Without the member that was added last there may be no majority: then only an old list can be had.
+            // Without the newest member there may be no majority; then only a serializable, possibly old list
+            // is available.
             let linearizable = self.chaos && self.dice.operator.one_in(2);
             let list = pb::MemberListRequest { linearizable };
             let rpc = Rpc::ClusterMemberList;
@@ -121,8 +123,8 @@ impl World {
         self.look_after(at);
     }
 
-    /// Ends those that were removed, as far as a member knows, and that know nobody who could tell them: they were started
-    /// again before they had anything.
+    /// Ends removed members that know no other member and so cannot learn of their removal: they were
+    /// restarted before they had received an entry.
     fn end_removed(&mut self, at: Host) {
         let Some(process) = &self.places[at].process else { return };
         let state = process.stepped.published();
@@ -157,12 +159,13 @@ impl World {
         if voters < self.profile.members && learner.is_none() {
             return self.add(at);
         }
-        // Where removals of leaders are what it is about, there are many.
+        // Profiles about the removal of leaders make many removals.
         let stages = self.profile.fails(Fault::NoHeir) || self.profile.fails(Fault::Farewell);
         let choice = self.dice.operator.below(if stages { 3 } else { 8 });
         if self.profile.works(Work::Members) && choice < 3 {
             let least = if self.profile.fails(Fault::Shrink) { 1 } else { 3 };
-            // One whose disk is damaged may be missing for good, and then a second one is too many.
+            // A member with a damaged disk may be lost for good, so the operator must not remove a second
+            // one.
             let sound = |place: &Place| place.retired || !(place.lost || place.decayed);
             if voters > least && choice < 2 && self.places.iter().all(sound) {
                 let leader = self.leader();
@@ -199,7 +202,7 @@ impl World {
         self.profile.works(Work::Members) && self.profile.fails(Fault::Flags)
     }
 
-    /// The place of a member that leads, or believes so.
+    /// Returns the place of a member that is the leader, or believes it is.
     pub(crate) fn leader(&self) -> Option<Host> {
         let leads = |place: &&Place| {
             place.process.is_some() && self.checks.standing(place.number).is_some_and(|s| s.leads)
@@ -230,7 +233,7 @@ impl World {
         self.places.push(Place::new(seed, number, epoch));
         self.operator.adding.insert(number);
         self.operator.fresh = false;
-        // Where members have different limits of their number, there are to be several.
+        // Where members have different learner limits, the cluster should have several learners.
         let is_learner = self.dice.operator.one_in(2) || self.has_many_learners();
         let message = pb::MemberAddRequest { peer_urls: vec![url(number)], is_learner }.encode_to_vec();
         self.operator_call(at, Rpc::ClusterMemberAdd, message, Doing::Add);
@@ -261,7 +264,7 @@ impl World {
                 }
             }
             (Doing::Add, Some(message)) => {
-                // Whoever adds a member starts it, whatever is to be looked up later.
+                // The operator starts an added member at once, without waiting for the next list.
                 if let Ok(added) = pb::MemberAddResponse::decode(message) {
                     let cluster = added.header.map_or(0, |header| header.cluster_id);
                     self.start_added(cluster, &added.members);
@@ -269,7 +272,7 @@ impl World {
                 self.operator.fresh = false;
             }
             (Doing::Other, _) => {}
-            // Whatever the answer: who is a member now is looked up.
+            // Whatever the response, the operator lists the members next.
             _ => self.operator.fresh = false,
         }
     }
@@ -283,7 +286,7 @@ impl World {
         listed.collect()
     }
 
-    /// Starts the members that a running one knows of, and that were added and never started.
+    /// Starts the added and never started members that a running member knows.
     fn start_added_by_peers(&mut self, at: Host) {
         let Some(process) = self.places[at].process.as_ref() else { return };
         let cluster_id = process.stepped.identity().cluster_id;
@@ -314,7 +317,7 @@ impl World {
         }
     }
 
-    /// Takes the newest list.
+    /// Takes over a new member list.
     fn listed(&mut self, members: Vec<pb::Member>) {
         let now = self.now();
         let listed = World::places_of(&members);
@@ -332,7 +335,7 @@ impl World {
                 continue;
             }
             if place.lives == 0 && at >= self.profile.members {
-                // Its addition may still be under way; a member that comes late is found by a later list.
+                // The addition may still be in flight; a later list will then show the member.
                 continue;
             }
             if place.lives > 0 && self.operator.removing.contains(&place.id) && place.process.is_none() {

@@ -1,4 +1,4 @@
-//! Many seeds, in several processes.
+//! Runs many seeds in several child processes.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -9,14 +9,14 @@ use mainstay_sim::run as live;
 
 use crate::arguments::Arguments;
 
-/// Runs seeds and says what came of each, one line per beginning and end.
+/// Runs seeds and reports each one on standard output, with one line at its start and one at its end.
 pub fn work(from: u64, step: u64, arguments: &Arguments) -> ExitCode {
     let mut out = std::io::stdout().lock();
     let mut seed = from;
     let mut left = arguments.seeds.unwrap_or(u64::MAX);
     while left > 0 {
         left -= 1;
-        // Whoever reads this may be gone.
+        // The parent process may have ended; then there is no reader.
         if writeln!(out, "begin {seed}").and_then(|()| out.flush()).is_err() {
             return ExitCode::SUCCESS;
         }
@@ -35,35 +35,35 @@ pub fn work(from: u64, step: u64, arguments: &Arguments) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// What came of a seed.
+/// Result of a finished seed.
 #[derive(Clone, Debug)]
 pub struct Ended {
-    /// The seed.
+    /// Seed number.
     pub seed: u64,
-    /// Virtual nanoseconds.
+    /// Duration of the run in virtual nanoseconds.
     pub lasted: u64,
-    /// Events.
+    /// Number of events.
     pub events: u64,
-    /// Operations answered.
+    /// Number of operations answered.
     pub answered: u64,
-    /// Questions that the oracle left open.
+    /// Number of questions that the oracle left open.
     pub undecided: u64,
-    /// What did not hold; empty if all did.
+    /// Text of the violation; empty if everything held.
     pub violation: String,
 }
 
-/// Processes that run seeds.
+/// Child processes that run seeds.
 pub struct ProcessPool {
     children: Vec<Child>,
     ended: Receiver<Ended>,
 }
 
 impl ProcessPool {
-    /// Starts processes that run seeds from this one on.
+    /// Starts child processes that run seeds from `from` on.
     ///
     /// # Errors
     ///
-    /// When a process cannot be started.
+    /// Returns an error if a process cannot be started.
     pub fn start(
         words: &[String],
         from: u64,
@@ -107,7 +107,7 @@ impl ProcessPool {
                 if let Some(seed) = begun {
                     let violation = "the process aborted".to_owned();
                     let ended = Ended { seed, lasted: 0, events: 0, answered: 0, undecided: 0, violation };
-                    // Nobody may want to know any more.
+                    // The receiver may have been dropped; then the result has no reader.
                     let _ = sender.send(ended);
                 }
             });
@@ -115,7 +115,7 @@ impl ProcessPool {
         Ok(ProcessPool { children, ended })
     }
 
-    /// What came of the next seed; `None` when there are no more.
+    /// Waits for the next finished seed; returns `None` if no more seed follows or the time is over.
     pub fn next(&self, until: Option<Instant>) -> Option<Ended> {
         match until {
             None => self.ended.recv().ok(),
@@ -127,7 +127,7 @@ impl ProcessPool {
 impl Drop for ProcessPool {
     fn drop(&mut self) {
         for child in &mut self.children {
-            // It may have ended by itself.
+            // The child may have ended by itself; then there is nothing to kill.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -147,7 +147,7 @@ fn parse(line: &str) -> Option<Ended> {
     })
 }
 
-/// Runs many seeds and prints how it went.
+/// Runs many seeds and prints the results. Returns true if everything held.
 fn run_many(arguments: &Arguments) -> Result<bool, String> {
     let began = Instant::now();
     let until = arguments.time.map(|time| began + time);
@@ -193,7 +193,7 @@ fn rate(count: u64, lasted_ms: u64, events: u64, answered: u64, bad: u64, began:
     )
 }
 
-/// As the command line asks.
+/// Runs many seeds as the command line asks.
 pub fn run(arguments: &Arguments) -> ExitCode {
     match run_many(arguments) {
         Ok(true) => ExitCode::SUCCESS,

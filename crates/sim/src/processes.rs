@@ -1,4 +1,4 @@
-//! The processes of members: how they start, take turns and end, and what is looked at after each turn.
+//! Member processes: how they start, take turns and end, and what is checked after each turn.
 
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
@@ -20,15 +20,16 @@ use crate::schedule::{MICRO, MILLI, Nanos, SECOND};
 use crate::witness;
 use crate::world::{Event, World};
 
-/// Nodes on a way down a tree of watched ranges: many times the logarithm of their number.
+/// Largest number of nodes on a path down a tree of watched ranges: many times the logarithm of the number of ranges.
 const WATCH_DEPTH_MAX: usize = 120;
-/// Leases that a leader may look at in one turn.
+/// Largest number of leases that a leader may visit in one turn.
 const LEASES_MAX: usize = 4096;
-/// Keys that a shard may look at in one go for what a transaction compares that only reads, and a few of the last comparison.
+/// Largest number of keys that a shard may visit in one go for the comparisons of a read-only transaction. It includes a
+/// few keys of the last comparison.
 const COMPARED_MAX: usize = 600;
 
 impl World {
-    /// Has a process started after a while, unless one runs.
+    /// Schedules a process start after a delay, unless a process runs or an earlier start is planned.
     pub(crate) fn start_after(&mut self, at: Host, delay: Nanos) {
         let when = self.now() + delay;
         let place = &mut self.places[at];
@@ -165,7 +166,8 @@ impl World {
                 self.trace.note(now, format_args!("m{at} starts, life {life}, id {id:x}"));
                 self.look(at);
                 self.settle(at);
-                // What a member found when it started may decay before it has written anything.
+                // The data that a member has just read at its start may be damaged before the member writes
+                // anything.
                 if self.profile.fails(Fault::Decay) && life > 1 && self.chaos && self.dice.faults.one_in(6) {
                     self.decay(at);
                 }
@@ -178,13 +180,13 @@ impl World {
         }
     }
 
-    /// Ends a process: without power the page cache goes too.
+    /// Ends a process. If the power fails, the page cache is lost too.
     pub(crate) fn end(&mut self, at: Host, power: bool) {
         let now = self.now();
         if power {
             self.drop_cache(at);
         } else if !self.places[at].disk.lies().is_empty() {
-            // They may come to light before it is started again.
+            // The page cache, and with it the misreported writes, may be dropped before the next start.
             self.settle_log(at);
         }
         let place = &mut self.places[at];
@@ -224,7 +226,7 @@ impl World {
         for other in &mut self.places {
             let Some(process) = &other.process else { continue };
             process.links.disconnected(id);
-            // A snapshot that it was receiving breaks off.
+            // A snapshot that the ended member was receiving breaks off.
             if process.sending.iter().any(|sending| sending.to == id) {
                 let from = (other.number, process.life);
                 self.schedule.after(MILLI, Event::SnapshotEnded { from, to: id, delivered: false });
@@ -232,12 +234,13 @@ impl World {
         }
     }
 
-    /// The process has ended by itself.
+    /// Handles a process that ended by itself.
     pub(crate) fn ended(&mut self, at: Host, outcome: Result<(), String>) {
         let now = self.now();
         self.print_lines(at);
         let place = &mut self.places[at];
-        // One that hears of its removal while it stops does not start again: those who told it may be gone.
+        // A process that learns of its removal while it shuts down is not restarted: the members that told it
+        // may be gone.
         let is_removed = |process: &Process| process.stepped.probe().is_removed;
         let stopping = place.process.as_ref().is_some_and(|process| process.stopping && !is_removed(process));
         let dark = place.disk.is_dark();
@@ -325,7 +328,7 @@ impl World {
         }
     }
 
-    /// One of the reads of values that a call waits for.
+    /// Performs one of the value reads that a call waits for.
     pub(crate) fn read(&mut self, at: Host, life: u64) {
         let now = self.now();
         let stalled = self.places[at].stalled_until;
@@ -346,7 +349,8 @@ impl World {
         (self.dice.schedule.around(self.profile.sync) + MICRO) * slowness
     }
 
-    /// Does all that can be done at a place without anything happening elsewhere, and sees to what comes next.
+    /// Runs the tasks of a place until each of them waits for a scheduled event, then schedules the next
+    /// events.
     pub(crate) fn settle(&mut self, at: Host) {
         for _ in 0..1000 {
             let Some(process) = &mut self.places[at].process else { return };
@@ -375,7 +379,7 @@ impl World {
         self.plan(at);
     }
 
-    /// Puts what a process will do next into the schedule.
+    /// Schedules a process's next turn, timer and disk work.
     pub(crate) fn plan(&mut self, at: Host) {
         let now = self.now();
         let turn = self.profile.turn;
@@ -407,7 +411,7 @@ impl World {
         if read {
             let pause = match self.profile.reads {
                 Some(mean) if mean > 0 && self.chaos => {
-                    // A read that began while there were faults does not outlast them.
+                    // A read that began during the faulty phase does not outlast that phase.
                     self.dice.schedule.around(mean).min(self.profile.chaos.saturating_sub(now))
                 }
                 _ => 0,
@@ -425,7 +429,7 @@ impl World {
         }
     }
 
-    /// Looks at a member after a step, with all checkers.
+    /// Runs all checkers on a member after a step.
     pub(crate) fn look(&mut self, at: Host) {
         let Some(process) = &self.places[at].process else { return };
         let probe = process.stepped.probe();
@@ -478,10 +482,10 @@ impl World {
         }
     }
 
-    /// Looks how much was looked at in one go; builds without planted bugs do not count it.
+    /// Checks how much work a member did in one go. Builds without planted bugs do not count this work.
     pub(crate) fn look_at_work(&mut self, at: Host) {
         let applied = usize::try_from(applied_per_turn(at)).unwrap_or(usize::MAX);
-        // Before the last question of a turn.
+        // The bound excludes the last question of a turn.
         let questions = usize::try_from(questions_per_turn(at) - 1).unwrap_or(usize::MAX);
         let bounds = [
             (Measure::WatchDepth, WATCH_DEPTH_MAX),
@@ -490,7 +494,7 @@ impl World {
             (Measure::Queued, 99),
             (Measure::Questions, questions),
             (Measure::Compared, COMPARED_MAX),
-            // No client can tell: its revocation may have come behind its grant.
+            // Clients cannot detect this bug: the revocation may have come after the grant.
             (Measure::GrantedAhead, 0),
         ];
         for (measure, max) in bounds {
@@ -510,19 +514,21 @@ impl World {
         let lines = std::mem::take(&mut *self.lines.0.lock().unwrap_or_else(PoisonError::into_inner));
         let now = self.now();
         for line in String::from_utf8_lossy(&lines).lines() {
-            // Its own time of day says nothing here.
+            // The member's own timestamp is dropped: it is meaningless in simulated time.
             let text = line.split_once('\t').map_or(line, |(_, rest)| rest);
             println!("{:4}.{:06}   m{at}: {text}", now / SECOND, now / MICRO % 1_000_000);
         }
     }
 }
 
-/// What a member looks at for questions in a turn of its core, but for the last of them.
+/// Returns how many keys a member may visit for questions in one turn of its core, not counting the last
+/// question.
 fn questions_per_turn(at: Host) -> u64 {
     if at.is_multiple_of(2) { 1 } else { 2048 }
 }
 
-/// What a member applies in a turn of its core. However an entry is cut into slices, it comes to the same.
+/// Returns how many entries a member applies in one turn of its core. The result must not depend on how the
+/// work is sliced.
 fn applied_per_turn(at: Host) -> u64 {
     if at.is_multiple_of(2) { 5 } else { 2048 }
 }

@@ -1,7 +1,7 @@
-//! What a seed's world is like: how many members, what clients do, what goes wrong and how often.
+//! The profile of a seed's world: number of members, work of the clients, and kinds and rate of faults.
 //!
-//! Swarm testing (Groce et al. 2012): every seed has a random half of all faults and operations, since a fault that is
-//! always there hides what only comes to light without it.
+//! Swarm testing (Groce et al. 2012): every seed has a random half of all faults and operations, since a
+//! fault that is always present hides what shows only without it.
 
 use crate::rng::Rng;
 use crate::schedule::{MILLI, Nanos, SECOND};
@@ -13,10 +13,10 @@ macro_rules! kinds {
         pub enum $kind { $($(#[doc = $doc])+ $variant),+ }
 
         impl $kind {
-            /// All of them.
+            /// All kinds, in declaration order.
             pub const ALL: &[$kind] = &[$($kind::$variant),+];
 
-            /// Its name on a command line.
+            /// Returns the name that the command line uses.
             pub fn name(self) -> &'static str {
                 match self { $($kind::$variant => $name),+ }
             }
@@ -25,39 +25,39 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// What may go wrong.
+    /// Kinds of faults.
     Fault {
-        /// Power goes at one member: what was not synced is kept, lost or torn.
+        /// Power fails at one member: unsynced data is kept, lost or torn.
         Power = "power";
-        /// Power goes in the middle of a disk operation.
+        /// Power fails in the middle of a disk operation.
         PowerAtOperation = "power-at-operation";
-        /// A process is killed; what it wrote stays in the page cache.
+        /// A process is killed; the data it wrote stays in the page cache.
         Kill = "kill";
-        /// A process is stopped in order and started again.
+        /// A process shuts down cleanly and is started again.
         Stop = "stop";
-        /// A process stands still for a while.
+        /// A process is paused for a while.
         Pause = "pause";
-        /// Power goes at several members at once, perhaps all.
+        /// Power fails at several members at once, perhaps at all.
         Blackout = "blackout";
         /// A member's clock runs too fast or too slow.
         Drift = "drift";
         /// A member's clock jumps forward.
         Jump = "jump";
-        /// Some members do not hear others, nor are heard.
+        /// The network is cut in both directions between two groups of members.
         Partition = "partition";
-        /// Some members do not hear others, but are heard.
+        /// The network is cut in one direction between two groups of members.
         OneWay = "one-way";
         /// Single messages are lost.
         Loss = "loss";
-        /// Messages come twice.
+        /// Messages are delivered twice.
         Duplication = "duplication";
         /// Messages overtake each other.
         Reordering = "reordering";
         /// Some links are slow.
         SlowLink = "slow-link";
-        /// Snapshots break off.
+        /// Snapshot transfers break off.
         Break = "break";
-        /// A disk takes no writes for a while, and says nothing.
+        /// A disk finishes no writes for a while and reports no error.
         Stall = "stall";
         /// A disk is always slow.
         SlowDisk = "slow-disk";
@@ -69,65 +69,71 @@ kinds! {
         SyncError = "sync-error";
         /// A read fails.
         ReadError = "read-error";
-        /// A disk fails for ever: the member is replaced.
+        /// A disk fails for good; the operator replaces the member.
         DiskLost = "disk-lost";
-        /// A bit of synced data turns around.
+        /// A bit of synced data flips.
         Decay = "decay";
-        /// Clients are cut off from a member, or answers to them are lost.
+        /// Clients are cut off from a member, or responses to them are lost.
         ClientLoss = "client-loss";
-        /// Members have different flags, and others after every start, as in a rolling change.
+        /// Members have different flags, and other flags after every start, as in a rolling change.
         Flags = "flags";
-        /// Connections between members break at any message, with all that is under way on them.
+        /// Connections between members break at any message, and all messages in flight on them are lost.
         Cut = "cut";
-        /// Members are removed down to the last but one, leaders as often as others.
+        /// Members are removed down to the last but one; leaders are removed as often as others.
         Shrink = "shrink";
-        /// Disks are small until the end: room has to come back by deletions and compactions.
+        /// Disks are small until the end of the run: deletions and compactions have to free space.
         Tight = "tight";
-        /// Quotas are near what clients write.
+        /// Quotas are close to the amount that clients write.
         Quota = "quota";
-        /// Some members speak as etcd does: proposals are taken in any term and handed on, extensions are unknown.
+        /// Some members behave like etcd: they accept proposals of any term, forward them, and do not know
+        /// Mainstay's protocol extensions.
         Etcd = "etcd";
-        /// A follower that has handed a write on is cut off until it needs a snapshot; then its leader ends, or it does.
+        /// A follower that has forwarded a write is cut off until it needs a snapshot; then its leader or the
+        /// follower itself ends.
         Strand = "strand";
-        /// A leader is stopped or stands still while it renews leases.
+        /// A leader is stopped or paused while it renews leases.
         Ambush = "ambush";
-        /// Nobody can take over from a leader that is being removed: the disks of the others take nothing for a while.
+        /// No member can take over from a leader that is being removed: the disks of the others stall for a
+        /// while.
         NoHeir = "no-heir";
-        /// A leader that is being removed ends as soon as it has applied that, with all that it has sent since.
+        /// A leader that is being removed ends as soon as it has applied the removal; everything it has sent
+        /// since is lost.
         Farewell = "farewell";
-        /// Any operation on files fails, with any error.
+        /// Any file operation fails, with any error.
         FileError = "file-error";
-        /// A machine is suspended: its process and its clock stand still, and the world goes on.
+        /// A machine is suspended: its process and its clock stand still while the rest of the world
+        /// continues.
         Suspend = "suspend";
-        /// A disk says that it has written and synced something, and has not.
+        /// A disk reports a write as done and synced although it is not.
         LostWrite = "lost-write";
-        /// A disk writes something to another place than it was told, and says nothing.
+        /// A disk writes data to a wrong position and reports no error.
         Misdirected = "misdirected-write";
-        /// A member's time of day jumps, forwards or back, or begins at every start where it began before.
+        /// A member's time of day jumps forward or back, or restarts at each process start from an earlier
+        /// value.
         Wall = "wall-clock";
     }
 }
 
 kinds! {
-    /// What clients do.
+    /// Kinds of work that clients do.
     Work {
-        /// Puts, now and then with a lease, or with the value before.
+        /// Puts, some of them with a lease or with a request for the previous value.
         Put = "put";
-        /// Deletions of one key or of some.
+        /// Deletions of one key or of several keys.
         Delete = "delete";
         /// Linearizable ranges.
         Range = "range";
         /// Serializable ranges.
         Stale = "stale";
-        /// Ranges at a revision of the past.
+        /// Ranges at an old revision.
         History = "history";
-        /// Transactions: compare and set, several operations, nested.
+        /// Transactions: compare-and-set, several operations, nested ones.
         Txn = "txn";
         /// Compactions.
         Compact = "compact";
-        /// Leases: grant, renew, revoke, look at, and let run out.
+        /// Leases: grant, renew, revoke, read, and let expire.
         Lease = "lease";
-        /// Locks, by lease and transaction.
+        /// Locks built on a lease and a transaction.
         Lock = "lock";
         /// Watches.
         Watch = "watch";
@@ -141,45 +147,47 @@ kinds! {
         BigValues = "big-values";
         /// Leases renewed at the last moment.
         Keep = "keep";
-        /// Values made of records of the log that ids and numbers which clients know are guessed from.
+        /// Values made of forged log records, based on the ids and numbers that clients know.
         Forged = "forged";
-        /// Deep and large transactions, values that look like records, a thousand leases, watches in a bad order.
+        /// Deep and large transactions, values that look like records, a thousand leases, and watches in an
+        /// order that unbalances a tree.
         Hostile = "hostile";
-        /// Users, roles and tokens: permissions come and go.
+        /// Users, roles and tokens: permissions are granted and revoked.
         Users = "users";
-        /// Leases revoked and granted again under the same id, most of them right before their end.
+        /// Leases revoked and granted again under the same id, mostly right before they expire.
         Regrant = "regrant";
     }
 }
 
-/// A set of faults or of work.
+/// Set of faults or of work, as a bit mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kinds(pub u64);
 
 impl Kinds {
-    /// Whether it holds this one; a kind is cast to its number.
+    /// Returns true if the set contains the kind with this number; a kind is cast to its number.
     pub fn has(self, kind: u8) -> bool {
         self.0 & (1 << kind) != 0
     }
 
-    /// With this one.
+    /// Returns the set with this kind added.
     pub fn with(self, kind: u8) -> Kinds {
         Kinds(self.0 | 1 << kind)
     }
 
-    /// Without this one.
+    /// Returns the set with this kind removed.
     pub fn without(self, kind: u8) -> Kinds {
         Kinds(self.0 & !(1 << kind))
     }
 }
 
-/// Operations of clients in a run, more or less.
+/// Approximate limit of client operations in a run.
 const OPERATIONS_MAX: u64 = 2500;
-/// `--quota-backend-bytes` where quotas are nothing to think of.
+/// Value of `--quota-backend-bytes` in worlds without quota faults.
 const QUOTA_BYTES: u64 = 2 << 30;
-/// What no seed has by itself, since the product does not stand it yet: `--with` turns it on.
+/// Faults that no seed has by default, since the product does not withstand them yet; `--with` enables them.
 const HELD_BACK: &[Fault] = &[Fault::Tight];
-/// What was added later: one seed of so many has it, whatever else it has.
+/// Faults drawn from their own random streams, so that all other draws of a seed stay the same: one seed in
+/// the given number has each.
 const WITH_OWN_DICE: &[(Fault, u64)] = &[
     (Fault::FileError, 3),
     (Fault::Suspend, 4),
@@ -187,7 +195,8 @@ const WITH_OWN_DICE: &[(Fault, u64)] = &[
     (Fault::Misdirected, 5),
     (Fault::Wall, 4),
 ];
-/// What needs a world made for it: a seed has it seldom, whatever else it has. See [`Profile::arrange`].
+/// Faults that need a world arranged for them: one seed in the given number has each, independent of its
+/// other faults. See [`Profile::arrange`].
 const STAGED: &[(Fault, u64)] = &[
     (Fault::Strand, 6),
     (Fault::Ambush, 8),
@@ -197,36 +206,37 @@ const STAGED: &[(Fault, u64)] = &[
     (Fault::Tight, 10),
 ];
 
-/// What may hold up a revocation for seconds.
+/// Faults that may delay a revocation for seconds.
 pub(crate) const SLOW: &[Fault] =
     &[Fault::Pause, Fault::Suspend, Fault::Jump, Fault::Stall, Fault::SlowDisk, Fault::Full, Fault::SlowLink];
 
-/// The flags of a member, as far as they may differ between members.
+/// Flags of a member that may differ between members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Flags {
-    /// `--election-timeout`.
+    /// Value of `--election-timeout`, in nanoseconds.
     pub election: Nanos,
-    /// `--heartbeat-interval`.
+    /// Value of `--heartbeat-interval`, in nanoseconds.
     pub heartbeat: Nanos,
-    /// `--pre-vote`.
+    /// Value of `--pre-vote`.
     pub pre_vote: bool,
-    /// `--snapshot-count`: entries without which no checkpoint is taken.
+    /// Value of `--snapshot-count`: number of new entries before a checkpoint is taken.
     pub snapshot_count: u64,
-    /// `--snapshot-catchup-entries`: entries kept behind a checkpoint for followers.
+    /// Value of `--snapshot-catchup-entries`: number of entries covered by a checkpoint that the log keeps
+    /// for slow followers.
     pub catchup_entries: u64,
-    /// `--max-learners`.
+    /// Value of `--max-learners`.
     pub learners_max: u64,
-    /// `--quota-backend-bytes`.
+    /// Value of `--quota-backend-bytes`.
     pub quota_bytes: u64,
-    /// `--max-txn-ops`.
+    /// Value of `--max-txn-ops`.
     pub txn_ops_max: u64,
-    /// `--max-request-bytes`.
+    /// Value of `--max-request-bytes`.
     pub request_bytes_max: u64,
-    /// `--compaction-batch-limit`.
+    /// Value of `--compaction-batch-limit`.
     pub compaction_batch: u64,
-    /// `--strict-reconfig-check`.
+    /// Value of `--strict-reconfig-check`.
     pub strict: bool,
-    /// `--initial-election-tick-advance`.
+    /// Value of `--initial-election-tick-advance`.
     pub advance: bool,
 }
 
@@ -250,71 +260,72 @@ impl Flags {
     }
 }
 
-/// What a seed's world is like.
+/// Profile of a seed's world.
 #[derive(Clone, Debug)]
 pub struct Profile {
     /// The seed itself.
     pub seed: u64,
-    /// Members at the beginning, which all vote.
+    /// Number of founding members; all of them vote.
     pub members: usize,
-    /// Clients that do one operation at a time.
+    /// Number of clients that make one call at a time.
     pub clients: usize,
-    /// Watch streams at once.
+    /// Number of watch streams that are open at the same time.
     pub watchers: usize,
-    /// Keys that clients use.
+    /// Number of keys that clients use.
     pub keys: u64,
-    /// What may go wrong.
+    /// Kinds of faults that happen.
     pub faults: Kinds,
-    /// What clients do.
+    /// Kinds of work that clients do.
     pub work: Kinds,
-    /// How much of each sort of work, in the order of [`Work::ALL`].
+    /// Weight of each kind of work, in the order of [`Work::ALL`].
     pub weights: Vec<u64>,
     /// Mean time between two faults.
     pub fault_every: Nanos,
-    /// Mean time between two looks of the operator.
+    /// Mean time between two actions of the operator.
     pub operator_every: Nanos,
     /// Mean time that a client waits between two operations.
     pub think: Nanos,
-    /// How long faults happen.
+    /// Duration of the phase with faults.
     pub chaos: Nanos,
-    /// Mean time that a message takes.
+    /// Mean network delay of a message.
     pub delay: Nanos,
-    /// Mean time that a turn of the log takes.
+    /// Mean duration of a turn of the log.
     pub sync: Nanos,
-    /// Mean time between something being to do for a member and its doing it.
+    /// Mean delay between the moment a member has work and its turn.
     pub turn: Nanos,
-    /// The flags of all members, unless they differ.
+    /// Flags of all members, unless members have different flags.
     pub flags: Flags,
-    /// Bytes of a segment of the log.
+    /// Size of a log segment in bytes.
     pub segment_bytes: u32,
     /// Entries between checkpoints.
     pub checkpoint_entries: u64,
-    /// Bytes of a disk, when disks are small.
+    /// Size of each disk in bytes, where disks are small.
     pub disk_bytes: u64,
-    /// Bytes that may be under way to a follower, if that is not the usual number.
+    /// Bytes that may be in flight to a follower; `None` for the default.
     pub window_bytes: Option<usize>,
-    /// Leases that a crowd is granted at once; 0 for no crowd.
+    /// Number of leases granted to a crowd at once; 0 for no crowd.
     pub crowd: u64,
-    /// Bytes of the largest values, where disks are large.
+    /// Size of the largest values in bytes, where disks are large.
     value_bytes: u64,
-    /// Of the batches that wait for it the log takes so many at once, if not all: the others came while it was writing.
+    /// Number of waiting batches that the log takes at once; `None` for all of them. The rest count as
+    /// batches that arrived during the write.
     pub log_batches: Option<usize>,
-    /// Values that are not at hand are read when the disk comes to it, and so much later on average while there are faults;
-    /// `None`: at once.
+    /// Mean delay of a value read that misses the page cache, while faults happen; `None` reads at once.
     pub reads: Option<Nanos>,
-    /// Whether tokens are signed, and of the auth revision at which they were given out; members keep the others.
+    /// True if tokens are signed and carry the auth revision at which they were issued; otherwise members
+    /// store the tokens.
     pub signed_tokens: bool,
-    /// What the work in the background takes for each step beside the disk's time, on average.
+    /// Mean time of one step of background work, in addition to the disk time.
     pub background: Nanos,
 }
 
 impl Profile {
-    /// The world of a seed.
+    /// Draws the profile of a seed.
     pub fn of(seed: u64) -> Profile {
         let mut rng = Rng::stream(seed, "profile");
         let members = rng.pick(&[1, 1, 2, 2, 3, 3, 3, 3, 3, 3, 4, 5, 5, 7]);
         let half = |rng: &mut Rng, count: usize| {
-            // Now and then none or all.
+            // A tenth of the draws selects nothing, another tenth everything.
             match rng.below(10) {
                 0 => 0,
                 1 => (1 << count) - 1,
@@ -322,7 +333,7 @@ impl Profile {
                 _ => rng.draw(),
             }
         };
-        // What has its own dice leaves the others' as they are.
+        // Faults and work with their own random streams leave the other draws unchanged.
         let file_error = Fault::FileError as usize;
         let mut faults = Kinds(half(&mut rng, file_error) & ((1 << file_error) - 1));
         for (fault, times) in WITH_OWN_DICE {
@@ -345,7 +356,7 @@ impl Profile {
         if Rng::stream(seed, Work::Regrant.name()).one_in(6) {
             work |= 1 << Work::Regrant as u8;
         }
-        // Without writes there is nothing to lose.
+        // Without writes no data could be lost.
         work |= 1 << Work::Put as u8;
         let mut flags = Flags::draw(&mut rng);
         flags.learners_max = 2;
@@ -354,15 +365,15 @@ impl Profile {
         }
         let clients = rng.pick(&[2, 3, 5, 8]);
         let think = rng.pick(&[5, 20, 50, 100]) * MILLI;
-        // Where clients do much in little time there is no need for much time.
+        // If clients do much work in little time, a short run is enough.
         let chaos = rng.between(5, 25) * SECOND;
         let chaos = chaos.min((OPERATIONS_MAX * think / clients as u64).max(4 * SECOND));
-        // Values as large as the smallest segments would have every segment mostly made of its header.
+        // Large values in the smallest segments would leave each segment with little more than its header.
         let large = work & 1 << Work::BigValues as u8 != 0;
         let sizes: &[u32] = if large { &[64, 64, 128, 256] } else { &[16, 16, 32, 32, 64, 256] };
         let mut segment_bytes: u32 = rng.pick(sizes) << 10;
-        // Where large values are written in groups and nothing is compacted, there are soon more segments of the smallest size than
-        // one of them can list; a member's are larger, for the disk that they are on.
+        // Large values written in groups without compaction soon fill more of the smallest segments than one
+        // segment can list. Real members have larger segments, sized for their disk.
         let does = |kind: Work| work & 1 << kind as u8 != 0;
         if does(Work::Forged) && does(Work::Hostile) && !does(Work::Compact) {
             segment_bytes = segment_bytes.max(64 << 10);
@@ -370,7 +381,7 @@ impl Profile {
         let mut paces = Rng::stream(seed, "paces");
         let mut checkpoint_entries = rng.pick(&[5, 20, 50, 200]);
         if paces.one_in(3) {
-            // Who lags a little gets a snapshot.
+            // A follower that lags a little needs a snapshot.
             (flags.catchup_entries, flags.snapshot_count, checkpoint_entries) = (1, 1, 5);
         }
         Profile {
@@ -407,13 +418,13 @@ impl Profile {
         }
     }
 
-    /// Makes the world fit what happens in it, as far as that needs a certain one. To be called once it is known what
-    /// may go wrong.
+    /// Adjusts the world to the faults that need a certain one. Call this once the faults are final.
     pub fn arrange(&mut self) {
         let mut rng = Rng::stream(self.seed, "arrangement");
         let works = |work: Work| 1 << work as u8;
         if self.works(Work::Users) {
-            // What these look for needs clients without tokens, and alarms that anybody may take back.
+            // The staged faults need clients without tokens, and the space faults need alarms that anyone may
+            // disarm.
             let without = STAGED.iter().map(|(fault, _)| *fault).chain([Fault::Quota, Fault::Full]);
             without.for_each(|fault| self.faults = self.faults.without(fault as u8));
             self.work = self.work.without(Work::Keep as u8).without(Work::Regrant as u8);
@@ -421,12 +432,12 @@ impl Profile {
             self.chaos = self.chaos.max(8 * SECOND);
         }
         if self.works(Work::Regrant) {
-            // What is revoked and granted again has to wait for the disk while the time of the old lease runs out.
+            // The revocation and the new grant have to wait for the disk while the old lease expires.
             self.work.0 |= works(Work::Keep);
             self.faults = self.faults.with(Fault::Stall as u8).without(Fault::Quota as u8);
         }
         if self.fails(Fault::Strand) {
-            // Soon somebody who was away needs a snapshot.
+            // A follower that was cut off soon needs a snapshot.
             self.flags.catchup_entries = rng.pick(&[1, 5]);
             self.flags.snapshot_count = 1;
             self.checkpoint_entries = 5;
@@ -435,7 +446,7 @@ impl Profile {
             self.members = self.members.max(3);
         }
         if !self.works(Work::Hostile) || self.fails(Fault::Tight) {
-            // A small disk has no room for a state of thousands of leases.
+            // A small disk has no space for the state of thousands of leases.
             self.crowd = 0;
         }
         if self.fails(Fault::Ambush) {
@@ -449,7 +460,7 @@ impl Profile {
             self.faults = self.faults.without(Fault::Farewell as u8);
         }
         if self.fails(Fault::Farewell) {
-            // Handing over has to succeed.
+            // The handover of leadership has to succeed, so only these faults stay.
             let calm = [Fault::Farewell, Fault::ClientLoss, Fault::Stop];
             self.faults =
                 Kinds(calm.iter().fold(0, |kinds, fault| kinds | 1 << *fault as u8) & self.faults.0);
@@ -471,36 +482,39 @@ impl Profile {
         }
     }
 
-    /// Whether the member at a place speaks as etcd does; one at least does not.
+    /// Returns true if the member at a place behaves like etcd; at least one member does not.
     pub fn is_etcd(&self, place: usize) -> bool {
         let mut rng = Rng::stream(self.seed, "etcd");
         let own = rng.place(self.members);
         self.fails(Fault::Etcd) && place != own && rng.draw() >> (place % 64) & 1 == 1
     }
 
-    /// Bytes of the largest values. On a small disk one must leave room for others.
+    /// Returns the size of the largest values in bytes. On a small disk, one value must leave space for
+    /// others.
     pub fn value_bytes(&self) -> u64 {
         if self.fails(Fault::Tight) { u64::from(self.segment_bytes / 4) } else { self.value_bytes }
     }
 
-    /// Whether views are held for long by those who wait for values: much has to be fetched, and slowly.
+    /// Returns true if calls that wait for values hold their views for long: many values have to be fetched,
+    /// and slowly.
     pub fn reads_slowly(&self) -> bool {
         self.reads.is_some_and(|mean| mean >= 300 * MILLI)
     }
 
-    /// Bytes of every disk, if they are small.
+    /// Returns the size of every disk in bytes; `None` if disks are not small.
     pub fn capacity(&self) -> Option<u64> {
         self.fails(Fault::Tight).then_some(self.disk_bytes)
     }
 
-    /// The flags of the member at a place in one of its lives.
+    /// Returns the flags of the member at a place for one of its process starts.
     pub fn flags_of(&self, place: usize, life: u64) -> Flags {
         if !self.fails(Fault::Flags) {
             return self.flags.clone();
         }
         let mut rng = Rng::stream(self.seed, &format!("flags {place} {life}"));
         let mut flags = Flags::draw(&mut rng);
-        // Without it a member with a short timeout and a short log campaigns for ever before others can, as in etcd.
+        // Without pre-vote, a member with a short timeout and a short log campaigns forever before others
+        // can, as in etcd.
         flags.pre_vote = true;
         if self.fails(Fault::Quota) {
             flags.quota_bytes = rng.pick(&[32, 64, 200]) << 10;
@@ -508,23 +522,23 @@ impl Profile {
         flags
     }
 
-    /// Whether this may go wrong.
+    /// Returns true if this fault may happen.
     pub fn fails(&self, fault: Fault) -> bool {
         self.faults.has(fault as u8)
     }
 
-    /// Returns true if members may find values that they cannot read from their disk.
+    /// Returns true if members may find values that they cannot read from disk.
     pub fn reads_fail(&self) -> bool {
         let faults = [Fault::ReadError, Fault::Decay, Fault::LostWrite, Fault::Misdirected];
         faults.iter().any(|fault| self.fails(*fault))
     }
 
-    /// Whether clients do this.
+    /// Returns true if clients do this work.
     pub fn works(&self, work: Work) -> bool {
         self.work.has(work as u8)
     }
 
-    /// The world in a few words.
+    /// Describes the world in one line.
     pub fn describe(&self) -> String {
         let faults: Vec<&str> = Fault::ALL.iter().filter(|f| self.fails(**f)).map(|f| f.name()).collect();
         let work: Vec<&str> = Work::ALL.iter().filter(|w| self.works(**w)).map(|w| w.name()).collect();

@@ -1,7 +1,7 @@
-//! Dice: one seed, and as many independent streams as the world has concerns.
+//! Random numbers: one seed, and one independent stream for each concern of the world.
 //!
-//! Xoshiro256** (Blackman, Vigna 2018), filled by [`Random`]. A stream is named, so that what
-//! one concern draws (or ceases to draw, when its faults are switched off) does not shift what another one gets.
+//! Xoshiro256** (Blackman, Vigna 2018), filled by [`Random`]. Each stream has a name, so that the numbers one
+//! concern draws (or stops drawing when its faults are disabled) do not shift the numbers of another.
 
 use stdx::Random;
 
@@ -12,9 +12,9 @@ pub struct Rng {
 }
 
 impl Rng {
-    /// The stream of that name that belongs to a seed.
+    /// Creates the stream of this name for a seed.
     pub fn stream(seed: u64, name: &str) -> Rng {
-        // FNV-1a of the name: names are few and short, it only has to tell them apart.
+        // FNV-1a of the name. The names are few and short, so a hash that tells them apart is enough.
         let named = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
         });
@@ -22,7 +22,7 @@ impl Rng {
         Rng { state: std::array::from_fn(|_| filling.number()) }
     }
 
-    /// Any number.
+    /// Returns a random 64-bit number.
     pub fn draw(&mut self) -> u64 {
         let [a, b, c, d] = self.state;
         let drawn = b.wrapping_mul(5).rotate_left(7).wrapping_mul(9);
@@ -35,51 +35,53 @@ impl Rng {
         drawn
     }
 
-    /// A number below this one, which is not 0. The bias of the multiplication is below one in 2^32 here.
+    /// Returns a number below `limit`, which must not be 0. The bias of the multiplication is below one in
+    /// 2^32 here.
     pub fn below(&mut self, limit: u64) -> u64 {
         assert!(limit > 0, "nothing is below 0");
         let wide = u128::from(self.draw()) * u128::from(limit);
         u64::try_from(wide >> 64).unwrap_or(0)
     }
 
-    /// A number from a range that is not empty.
+    /// Returns a number from `low` to `high`, both included.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    /// A place in a list that is not empty.
+    /// Returns an index into a list that is not empty.
     pub fn place(&mut self, len: usize) -> usize {
         usize::try_from(self.below(len as u64)).unwrap_or(0)
     }
 
-    /// One of a list that is not empty.
+    /// Returns an element of a list that is not empty.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.place(from.len())]
     }
 
-    /// Yes, once in so many times.
+    /// Returns true once in `times` calls on average.
     pub fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 
-    /// Yes, in so many of a thousand times.
+    /// Returns true in `of` of a thousand calls on average.
     pub fn per_mille(&mut self, of: u64) -> bool {
         self.below(1000) < of
     }
 
-    /// A duration around a mean: mostly near it, sometimes many times as long (exponential).
+    /// Returns a duration with this mean: mostly near the mean, sometimes many times as long (exponential).
     pub fn around(&mut self, mean: u64) -> u64 {
-        // -ln(u) in steps of 1/1024, from the number of leading zeros and what is behind them: integers only, so that
-        // every machine draws the same.
+        // Computes -ln(u) in steps of 1/1024, from the number of leading zeros and the bits behind them. Only
+        // integers are used, so that every machine draws the same numbers.
         let drawn = self.draw() | 1;
         let zeros = u64::from(drawn.leading_zeros());
         let fraction = if zeros < 63 { (drawn << (zeros + 1)) >> 54 } else { 0 };
         let log2 = zeros * 1024 + (1024 - fraction);
-        // 710 / 1024 is ln 2, and half of it is added where a straight line stands for the logarithm.
+        // 710 / 1024 is ln 2. Half of the product is added where a straight line approximates the logarithm.
         (u128::from(mean) * u128::from(log2) * 710 / (1024 * 1024)).try_into().unwrap_or(u64::MAX)
     }
 
-    /// One of the indices of a list of weights of which one at least is not 0.
+    /// Returns an index into a list of weights, in proportion to the weights. At least one weight must not be
+    /// 0.
     pub fn weighted(&mut self, weights: &[u64]) -> usize {
         let mut drawn = self.below(weights.iter().sum());
         for (index, weight) in weights.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! One seed from beginning to end.
+//! Runs one seed from beginning to end.
 
 use std::cell::RefCell;
 use std::mem::ManuallyDrop;
@@ -20,69 +20,69 @@ use crate::witness;
 use crate::workload::Client;
 use crate::world::{Counts, World};
 
-/// How long the cluster may take to have a leader once all faults are over.
+/// Time within which the cluster must have a leader once all faults are over.
 const ELECTION_TIMEOUT: Nanos = 40 * SECOND;
-/// How long each client may take from there on to have an operation answered.
+/// Time within which each client must then have an operation answered.
 const PROGRESS_TIMEOUT: Nanos = 60 * SECOND;
-/// How long members may take to be all alike once clients have stopped.
+/// Time within which all members must have equal state once clients have stopped.
 const CONVERGENCE_TIMEOUT: Nanos = 90 * SECOND;
-/// How long members may take to give back what they hold for readers and for states that were not received whole: longer
-/// than what has arrived of one is kept.
+/// Time within which members must release everything held for readers and for partly received snapshots;
+/// longer than they keep a partial snapshot.
 const REST_TIMEOUT: Nanos = 75 * SECOND;
-/// How long watchers may take to hear of everything.
+/// Time without an event after which a watcher counts as having received everything.
 const DRAIN_TIMEOUT: Nanos = 6 * SECOND;
-/// How long events may go on coming at all.
+/// Longest time for which watch events may keep arriving.
 const DRAIN_MAX: Nanos = 120 * SECOND;
-/// How often conditions are looked at.
+/// Interval at which conditions are checked.
 const LOOK_EVERY: Nanos = 50 * MILLI;
 
-/// How to run a seed.
+/// Options for the run of a seed.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Prints what happens.
+    /// True to print the trace.
     pub prints: bool,
-    /// Faults that do not happen though the seed would have them.
+    /// Faults that are disabled although the seed has them.
     pub without_faults: Vec<Fault>,
-    /// Faults that happen though the seed would not have them.
+    /// Faults that are enabled although the seed does not have them.
     pub with_faults: Vec<Fault>,
-    /// Work that clients do though the seed would not have it.
+    /// Work that is enabled although the seed does not have it.
     pub with_work: Vec<Work>,
-    /// Members at the beginning, whatever the seed says.
+    /// Number of founding members, in place of the seed's.
     pub members: Option<usize>,
-    /// Work that clients do not do though the seed would have it.
+    /// Work that is disabled although the seed has it.
     pub without_work: Vec<Work>,
-    /// The faults end at this time instead.
+    /// Time at which the faults end, in place of the seed's.
     pub chaos: Option<Nanos>,
-    /// Clients at most.
+    /// Largest number of clients.
     pub clients_max: Option<usize>,
-    /// Stops after so many events.
+    /// Number of events after which the run stops.
     pub until: Option<u64>,
 }
 
-/// What came of a seed.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The seed.
     pub seed: u64,
-    /// Two runs with the same digest were the same.
+    /// Digest of all events; two runs with the same digest were identical.
     pub digest: u64,
-    /// What did not hold.
+    /// Text of the violation; `None` if everything held.
     pub violation: Option<String>,
-    /// Virtual time.
+    /// Duration of the run in virtual time.
     pub lasted: Nanos,
-    /// Events.
+    /// Number of events.
     pub events: u64,
-    /// Events of each kind.
+    /// Number of events of each kind.
     pub kinds: Vec<u64>,
-    /// What happened how often.
+    /// Counts of what happened.
     pub counts: Counts,
-    /// The last lines of the trace, if something did not hold.
+    /// Last lines of the trace, if there was a violation.
     pub last: Vec<String>,
-    /// What the oracle could not decide.
+    /// Number of questions that the oracle left open.
     pub undecided: usize,
 }
 
-/// The world of a seed with these options.
+/// Returns the profile of a seed, changed by these options.
 pub fn profile(seed: u64, options: &Options) -> Profile {
     let mut profile = Profile::of(seed);
     for fault in &options.with_faults {
@@ -107,10 +107,10 @@ pub fn profile(seed: u64, options: &Options) -> Profile {
     profile
 }
 
-/// Runs a seed.
+/// Runs a seed and returns the result.
 pub fn run(seed: u64, options: &Options) -> Report {
     let profile = profile(seed, options);
-    // After a panic nothing of it can be relied on, not even that it can be dropped.
+    // After a panic no part of the world can be relied on, and dropping it could panic again.
     let mut world = ManuallyDrop::new(World::new(seed, profile, options.prints));
     if options.prints {
         println!("seed {seed}: {}", world.profile.describe());
@@ -154,7 +154,7 @@ struct Life<'w> {
     until: Option<u64>,
 }
 
-/// Why a run ended early: something does not hold, which the world knows.
+/// Error of a run that ended early because of a violation that the world has recorded.
 const FAILED: &str = "";
 
 impl Life<'_> {
@@ -171,7 +171,8 @@ impl Life<'_> {
             before.iter().all(|client| world.was_answered(*client, since))
         })?;
         if self.world.is_short_of_space() {
-            // Whoever was refused for want of space has deleted and compacted, and the alarm was taken back.
+            // Clients that were refused for lack of space have deleted and compacted, and the alarm was
+            // disarmed.
             let since = self.world.now();
             self.wait("room for a write", PROGRESS_TIMEOUT, |world| {
                 world.history.operations.iter().rev().take_while(|op| op.returned >= since).any(|op| {
@@ -190,11 +191,11 @@ impl Life<'_> {
             self.reach_limits()?;
         }
         self.wait("all members being alike", CONVERGENCE_TIMEOUT, World::is_alike)?;
-        // What is under way to watchers arrives.
+        // Messages on their way to watchers arrive.
         let revision = self.world.checks.revision();
         self.world.hurry_watchers();
         self.pass(DRAIN_TIMEOUT)?;
-        // Who is slow and far behind is still being told.
+        // A slow watcher that is far behind is still receiving events.
         self.wait("the last event for every watcher", DRAIN_MAX, |world| {
             world.watchers.iter().all(|watcher| watcher.told_at + DRAIN_TIMEOUT / 2 < world.now())
         })?;
@@ -211,11 +212,11 @@ impl Life<'_> {
         self.finish(revision)
     }
 
-    /// What is as large as is allowed is carried out like everything else, now that nothing is in the way.
+    /// Checks that the largest allowed requests are carried out, now that no fault interferes.
     fn reach_limits(&mut self) -> Result<(), String> {
         let world = &mut *self.world;
         let Some(leader) = world.leader() else { return Ok(()) };
-        // With one entry a round trip, thousands of leases at once take longer than a request may.
+        // With one entry per round trip, thousands of concurrent leases take longer than a request's timeout.
         let slow = world.profile.window_bytes.is_some();
         world.extra(Client::deepest(), leader);
         let id = world.next_operation;
@@ -288,8 +289,8 @@ impl Life<'_> {
         let ppm = u64::try_from(2 * DRIFT_MAX_PPM).unwrap_or(0);
         world.history.settings.clock_drift_ppm = if world.profile.fails(Fault::Drift) { ppm } else { 0 };
         if world.profile.works(Work::Hostile) || planted::is_any() {
-            // Each step of a search may carry out transactions of a hundred operations. A history that is wrong is searched
-            // to the end, which takes a minute; another seed finds the bug in less.
+            // Each step of a search may execute transactions of a hundred operations. Searching a wrong
+            // history to its end takes a minute; another seed finds the bug in less.
             world.history.settings.search_steps_max = 5_000;
         }
         let verdict = oracle::check(&world.history);
@@ -310,7 +311,7 @@ impl World {
         self.places.iter().filter_map(|place| place.process.as_ref())
     }
 
-    /// Members whose processes run.
+    /// Returns the places whose processes run.
     pub(crate) fn members(&self) -> Vec<Host> {
         self.places.iter().filter(|place| place.process.is_some()).map(|place| place.number).collect()
     }
@@ -336,7 +337,7 @@ impl World {
         )
     }
 
-    /// Whether a member says that there is no space.
+    /// Returns true if a member has raised the alarm for lack of space.
     fn is_short_of_space(&self) -> bool {
         let nospace = api::etcdserverpb::AlarmType::Nospace as i32;
         let processes = self.places.iter().filter_map(|place| place.process.as_ref());
@@ -359,7 +360,8 @@ impl World {
             && hashes.first().is_some_and(|first| first.is_some() && hashes.iter().all(|hash| hash == first))
     }
 
-    /// Whether no member holds anything for a caller that is gone, and none has put off a checkpoint for too many bytes.
+    /// Returns true if no member holds anything for a caller that is gone, and no member has delayed a
+    /// checkpoint for more bytes than its limit.
     fn is_at_rest(&self) -> bool {
         let processes = self.places.iter().filter_map(|place| place.process.as_ref());
         processes.map(|process| process.stepped.probe()).all(|probe| {
@@ -368,7 +370,7 @@ impl World {
         })
     }
 
-    /// Where each member stands, for a run that failed.
+    /// Describes the state of each member, for the report of a failed run.
     pub(crate) fn describe(&self) -> String {
         let line = |place: &crate::member::Place| match &place.process {
             Some(process) => format!("  m{}: {:?}", place.number, process.stepped.probe()),
@@ -379,7 +381,7 @@ impl World {
         self.places.iter().map(line).collect::<Vec<_>>().join("\n")
     }
 
-    /// Asks one member, now; nothing happens elsewhere meanwhile.
+    /// Calls one member and returns its response, without advancing the rest of the simulation.
     pub(crate) fn ask_now(&mut self, at: Host, rpc: Rpc, message: Vec<u8>) -> Result<Bytes, String> {
         let Some(process) = &mut self.places[at].process else { return Err("it does not run".to_owned()) };
         process.stepped.hold_reads(false);
@@ -416,7 +418,7 @@ impl World {
         let learns =
             self.places[at].process.as_ref().is_some_and(|p| p.stepped.probe().learners.contains(&own));
         if learns {
-            // It answers nothing else.
+            // A learner answers no other calls.
             return Ok(Final {
                 member: at as u64 + 1,
                 revision: header.revision,

@@ -1,4 +1,4 @@
-//! Worlds in which one thing happens that chance would bring about too seldom.
+//! Scripted worlds for situations that random faults reach too rarely.
 
 use api::Rpc;
 use api::etcdserverpb as pb;
@@ -39,7 +39,7 @@ fn pass(world: &mut World, time: Nanos) {
     }
 }
 
-/// Waits until something holds; `false` if it does not within this time.
+/// Waits until a condition holds; returns `false` if it does not hold within this time.
 fn wait(world: &mut World, patience: Nanos, holds: impl Fn(&World) -> bool) -> bool {
     let until = world.now() + patience;
     while !holds(world) {
@@ -75,8 +75,9 @@ fn version(world: &mut World, at: Host, key: &str) -> i64 {
     }
 }
 
-/// A write that a follower handed on waits there. The follower takes over a state that holds it already; then another
-/// member comes to lead. The follower must not hand the write on a second time.
+/// A write that a follower has forwarded is pending there. The follower installs a snapshot that already
+/// contains the write; then another member becomes leader. The follower must not forward the write a second
+/// time.
 #[test]
 fn a_write_that_a_snapshot_brought_is_not_proposed_again() {
     let mut happened = 0;

@@ -1,9 +1,9 @@
-//! What happens when: a queue of events in virtual nanoseconds.
+//! Queue of events in virtual nanoseconds.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Nanoseconds of the world's own time, which begins at 0.
+/// Virtual time in nanoseconds, starting at 0.
 pub type Nanos = u64;
 
 /// One microsecond.
@@ -13,7 +13,7 @@ pub const MILLI: Nanos = 1_000_000;
 /// One second.
 pub const SECOND: Nanos = 1_000_000_000;
 
-/// Events in the order of their times; those of the same time in the order in which they were put in.
+/// Events in the order of their times; events of the same time keep their insertion order.
 pub struct Schedule<E> {
     now: Nanos,
     next: u64,
@@ -23,7 +23,7 @@ pub struct Schedule<E> {
 struct Due<E> {
     at: Nanos,
     number: u64,
-    /// In a place of its own, so that the queue moves little.
+    /// Boxed, so that the heap moves little memory.
     event: Box<E>,
 }
 
@@ -54,36 +54,36 @@ impl<E> Default for Schedule<E> {
 }
 
 impl<E> Schedule<E> {
-    /// The time of the event taken last.
+    /// Returns the time of the last event taken.
     pub fn now(&self) -> Nanos {
         self.now
     }
 
-    /// Puts an event in that happens so long from now.
+    /// Adds an event that happens after a delay.
     pub fn after(&mut self, delay: Nanos, event: E) {
         self.at(self.now + delay, event);
     }
 
-    /// Puts an event in that happens at this time, or now if that is over.
+    /// Adds an event that happens at this time, or now if the time has passed.
     pub fn at(&mut self, at: Nanos, event: E) {
         let number = self.next;
         self.next += 1;
         self.waiting.push(Reverse(Due { at: at.max(self.now), number, event: Box::new(event) }));
     }
 
-    /// Takes the next event; time moves on to it.
+    /// Takes the next event and advances the time to it.
     pub fn take(&mut self) -> Option<E> {
         let Reverse(due) = self.waiting.pop()?;
         self.now = due.at;
         Some(*due.event)
     }
 
-    /// Events that wait.
+    /// Returns the number of waiting events.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Whether nothing will ever happen again.
+    /// Returns true if no event waits.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }

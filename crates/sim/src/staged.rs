@@ -1,4 +1,4 @@
-//! Faults that wait for their moment: what they need has to be under way when they come.
+//! Faults that wait for their moment: a certain operation has to be in flight when they happen.
 
 use api::Rpc;
 use api::etcdserverpb::{LeaseGrantRequest, LeaseRevokeRequest};
@@ -12,88 +12,88 @@ use crate::profile::{Fault, SLOW, Work};
 use crate::schedule::{MILLI, Nanos, SECOND};
 use crate::world::{Calling, Event, World};
 
-/// How long a stranded follower is kept away at the most.
+/// Longest time for which a stranded follower is cut off.
 const AWAY_MAX: Nanos = 2500 * MILLI;
-/// How long it may take to get a snapshot then.
+/// Time within which the follower should then receive a snapshot.
 const SNAPSHOT_MAX: Nanos = 2 * SECOND;
-/// How long all must have been well before a leader that is removed may be expected to hand over.
+/// Time without faults after which a leader that is removed is expected to hand over.
 const CALM: Nanos = 1500 * MILLI;
 
-/// What is being staged.
+/// State of the staged faults.
 #[derive(Default)]
 pub(crate) struct Staged {
-    /// Waits for a client's call.
+    /// Fault that waits for a client's call.
     lurks: Option<Fault>,
-    /// The follower that is cut off, and until when it is waited for.
+    /// Follower that is cut off, and the time at which the wait for its lag ends.
     stranded: Option<(Host, Nanos)>,
-    /// It has been let back, and takes over a state next.
+    /// True if the stranded follower is connected again and installs a snapshot next.
     back: bool,
-    /// The leader that ends as soon as it has applied its removal.
+    /// Leader that ends as soon as it has applied its own removal.
     leaving: Option<Host>,
-    /// When something went wrong last.
+    /// Time of the last fault.
     fault_at: Nanos,
 }
 
-/// The next step of what is being staged.
+/// Next step of a staged fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
-    /// This follower is cut off.
+    /// Cuts off this follower.
     CutOff(Host),
-    /// Is it so far behind that it needs a snapshot?
+    /// Checks if the follower is so far behind that it needs a snapshot.
     Behind(Host),
-    /// It is let back.
+    /// Connects the follower again.
     Back(Host),
-    /// It should have taken over a state by now.
+    /// Gives up waiting: the follower should have installed a snapshot by now.
     Late(Host),
-    /// This member's process ends, by loss of power or killed.
+    /// Ends this member's process, by loss of power if true, else by a kill.
     End(Host, bool),
-    /// The leader ends.
+    /// Ends the leader's process abruptly.
     Depose,
-    /// The leader is told to stop.
+    /// Asks the leader's process to shut down cleanly.
     Stop,
-    /// A client writes something here.
+    /// Writes a key at this member.
     Write(Host),
-    /// A client other than its owner has a lease revoked.
+    /// Revokes a lease at this member, on behalf of a client that does not own the lease.
     Revoke(Host, i64),
-    /// Its owner renews it all the same, at this member.
+    /// Renews the revoked lease at this member, on behalf of its owner.
     Renew(Host, i64),
-    /// A crowd is granted so many leases here.
+    /// Grants this number of leases at this member at once.
     Crowd(Host, u64),
-    /// They are revoked, again all at once.
+    /// Revokes this number of the crowd's leases at once.
     Disperse(Host, u64),
-    /// This member is gone for ever, with all that it has sent and that has not arrived.
+    /// Retires this member, and loses everything it has sent that has not arrived.
     Vanish(Host),
 }
 
 impl Staged {
-    /// Whether nothing else is to go wrong.
+    /// Returns true if no other fault may happen now.
     pub fn is_delicate(&self) -> bool {
         self.leaving.is_some()
     }
 
-    /// Whether something is to happen when this member has come so far.
+    /// Returns true if a step waits for the progress of this member.
     pub fn waits_for(&self, at: Host) -> bool {
         self.leaving == Some(at) || self.back && self.stranded.is_some_and(|(stranded, _)| stranded == at)
     }
 
-    /// Something goes wrong.
+    /// Records the time of a fault.
     pub fn disturbed(&mut self, now: Nanos) {
         self.fault_at = now;
     }
 
-    /// A fault waits for its moment.
+    /// Makes a fault wait for its moment.
     pub fn lurk(&mut self, fault: Fault) {
         self.lurks = Some(fault);
     }
 
-    /// The operator has been answered.
+    /// Records that the operator's call was answered.
     pub fn removal_ended(&mut self) {
         self.leaving = None;
     }
 }
 
 impl World {
-    /// A client's call has come to a member.
+    /// Starts a waiting fault if the call that arrives at a member suits it.
     pub(crate) fn lurk(&mut self, at: Host, request: &Calling) {
         let Some(fault) = self.staged.lurks.filter(|_| self.chaos) else { return };
         let Some(leader) = self.leader() else { return };
@@ -109,11 +109,11 @@ impl World {
         let (turn, delay, sync) = (self.profile.turn, self.profile.delay, self.profile.sync);
         match (fault, lease) {
             (Fault::Strand, _) if writes && at != leader && self.staged.stranded.is_none() => {
-                // By then the write has gone to the leader, more or less.
+                // After this delay, the write has approximately reached the leader.
                 let delay = 2 * turn + delay / 2 + self.dice.faults.around(delay);
                 self.schedule.after(delay, Event::Staged(Step::CutOff(at)));
             }
-            // Where leases are granted anew that is worth waiting for.
+            // Where leases are often granted again under a revoked id, the ambush waits for such a grant.
             (Fault::Ambush, Some(_))
                 if !SLOW.iter().any(|fault| self.profile.fails(*fault)) && !self.dice.faults.one_in(4) =>
             {
@@ -131,7 +131,7 @@ impl World {
         self.staged.lurks = None;
     }
 
-    /// Whether a lease is granted under the id of one that is just being revoked.
+    /// Returns true if the request grants a lease under an id whose revocation is in flight.
     fn is_granted_anew(&self, request: &Calling) -> bool {
         let Calling::Unary(Rpc::LeaseGrant, message) = request else { return false };
         let grant = LeaseGrantRequest::decode(message.clone());
@@ -141,8 +141,8 @@ impl World {
             .any(|extra| matches!(extra.request, oracle::Request::Revoke { id: one } if one == id))
     }
 
-    /// Nothing is committed until the leader has noted the time left of the lease that is being revoked; then another
-    /// leader goes by what was noted.
+    /// Stalls the followers until the leader has recorded the time left of the lease that is being revoked,
+    /// and then ends the leader. The next leader uses the recorded time.
     fn hold_up_grant(&mut self, leader: Host) {
         let now = self.now();
         let length = 2300 * MILLI;
@@ -153,7 +153,7 @@ impl World {
         self.schedule.after(delay, Event::Staged(Step::Depose));
     }
 
-    /// A leader stands still so long that it is replaced, and the lease that it is about to renew is revoked meanwhile.
+    /// Pauses a leader so long that it is replaced, and revokes the lease that the leader is about to renew.
     fn depose(&mut self, leader: Host, lease: i64) {
         let now = self.now();
         let others = self.running().into_iter().filter(|at| *at != leader);
@@ -168,7 +168,7 @@ impl World {
         self.schedule.after(3 * election + SECOND, Event::Staged(Step::Renew(leader, lease)));
     }
 
-    /// The operator is about to have a member removed.
+    /// Stages a fault around the removal of a member that the operator is about to request.
     pub(crate) fn stage_removal(&mut self, id: u64) {
         let now = self.now();
         let Some(leader) = self.leader().filter(|at| self.places[*at].id == id) else { return };
@@ -182,7 +182,7 @@ impl World {
                 self.places[*at].slowness = self.dice.faults.pick(&[1, 10, 30]);
                 self.schedule.after(length + 4 * SECOND, Event::Undo(Undo::SlowDisk(*at)));
             }
-            // What is written behind the removal fills the windows.
+            // Writes after the removal fill the replication windows.
             for number in 0..8 {
                 let delay = 2 * election + 100 * MILLI + number * 20 * MILLI;
                 self.schedule.after(delay, Event::Staged(Step::Write(leader)));
@@ -195,10 +195,10 @@ impl World {
         }
     }
 
-    /// Looks whether a member is where something was staged for.
+    /// Checks whether a member has reached the point that a staged fault waits for.
     pub(crate) fn look_at_stage(&mut self, at: Host, before: Option<&Standing>) {
         let Some(now) = self.checks.standing(at).cloned() else { return };
-        // While it takes its leave it does not say that it leads.
+        // A leader that is handing over does not report that it leads.
         let led = now.leads || before.is_some_and(|before| before.leads);
         if self.staged.leaving == Some(at) && led && !self.is_member(at, now.id) {
             self.staged.leaving = None;
@@ -305,7 +305,7 @@ impl World {
         }
     }
 
-    /// So many leases are granted at once. They are revoked at once after a while, or end by themselves together.
+    /// Grants this number of leases at once. After a while they are revoked at once, or they expire together.
     fn crowd(&mut self, at: Host, leases: u64) {
         let ttl = i64::try_from(self.dice.faults.between(2, 9)).unwrap_or(2);
         for number in 0..leases {
@@ -323,7 +323,7 @@ impl World {
             let delay = self.dice.faults.between(SECOND, 3 * SECOND);
             self.schedule.after(delay, Event::Staged(Step::Disperse(at, leases)));
         } else if self.dice.faults.one_in(2) {
-            // Another leader has the clocks of all to start.
+            // The next leader has to start the timers of all leases.
             let delay = self.dice.faults.between(SECOND / 2, 2 * SECOND);
             self.schedule.after(delay, Event::Staged(Step::Stop));
         }
@@ -335,7 +335,7 @@ impl World {
         self.place_call(Caller::Crowd, operation, at, Calling::Unary(rpc, message.into()), SECOND);
     }
 
-    /// Sends an operation of a client that does nothing else.
+    /// Sends an operation of a client that makes only this call.
     pub(crate) fn extra(&mut self, request: oracle::Request, to: Host) {
         self.next_operation += 1;
         let id = self.next_operation;
@@ -358,7 +358,7 @@ impl World {
     }
 }
 
-/// The first id of the leases of a crowd.
+/// First lease id of a crowd.
 const CROWD_LEASES: i64 = 1 << 40;
-/// The numbers of clients that do one operation.
+/// First number of the clients that make one call.
 const EXTRA_CLIENTS: u64 = 1 << 20;

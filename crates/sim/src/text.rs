@@ -1,11 +1,11 @@
-//! Operations in a few words, for a reader of a trace.
+//! Short descriptions of operations, for the reader of a trace.
 
 use oracle::{Outcome, Request};
 
 const WIDTH_MAX: usize = 220;
 
 fn cut(mut text: String) -> String {
-    // Bytes as text, where they are text.
+    // Cuts the text at a character boundary.
     if text.len() > WIDTH_MAX {
         let end = (0..=WIDTH_MAX).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
         text.truncate(end);
@@ -18,7 +18,7 @@ fn name(bytes: &[u8]) -> String {
     bytes.escape_ascii().to_string()
 }
 
-/// A request.
+/// Describes a request.
 pub fn request(request: &Request) -> String {
     cut(match request {
         Request::Put(p) => format!("put {} = {} lease {:x}", name(&p.key), cut(name(&p.value)), p.lease),
@@ -38,7 +38,7 @@ pub fn request(request: &Request) -> String {
     })
 }
 
-/// An outcome.
+/// Describes an outcome.
 pub fn outcome(outcome: &Outcome) -> String {
     cut(match outcome {
         Outcome::Done(header, oracle::Response::Range(r)) => {

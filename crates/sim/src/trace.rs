@@ -1,18 +1,18 @@
-//! What happened, as a digest and, on request, as text.
+//! Record of what happened, as a digest and, on request, as text.
 
 use std::fmt::Arguments;
 
-/// Hashes every event as it happens, and prints it if asked to.
+/// Hashes every event as it happens, and prints it if requested.
 pub struct Trace {
     digest: u64,
     events: u64,
     prints: bool,
     kinds: [u64; 16],
-    /// The last lines, for a failure that was not printed as it happened.
+    /// Last lines, for a failure in a run that did not print.
     last: std::collections::VecDeque<String>,
 }
 
-/// Lines that are kept for a failure.
+/// Number of lines kept for a failure.
 const LAST_MAX: usize = 40;
 
 impl Trace {
@@ -21,32 +21,32 @@ impl Trace {
         Trace { digest: 0xcbf2_9ce4_8422_2325, events: 0, prints, kinds: [0; 16], last: Default::default() }
     }
 
-    /// Two runs have had the same events if this is the same.
+    /// Returns the digest; two runs with the same digest have had the same events.
     pub fn digest(&self) -> u64 {
         self.digest
     }
 
-    /// Events so far.
+    /// Returns the number of events so far.
     pub fn events(&self) -> u64 {
         self.events
     }
 
-    /// Events of each kind so far.
+    /// Returns the number of events of each kind so far.
     pub fn kinds(&self) -> &[u64] {
         &self.kinds
     }
 
-    /// Whether lines are wanted.
+    /// Returns true if lines are printed.
     pub fn prints(&self) -> bool {
         self.prints
     }
 
-    /// The last lines written, the oldest first.
+    /// Returns the last lines written, the oldest first.
     pub fn last(&self) -> impl Iterator<Item = &str> {
         self.last.iter().map(String::as_str)
     }
 
-    /// An event in numbers: what every event leaves, cheap enough for the many.
+    /// Records an event as numbers. This is cheap, and every event does it.
     pub fn event(&mut self, now: u64, kind: u8, numbers: &[u64]) {
         self.events += 1;
         self.kinds[usize::from(kind) % 16] += 1;
@@ -56,12 +56,12 @@ impl Trace {
         }
     }
 
-    /// A line for a reader about what just happened; part of the digest too.
+    /// Records a line for a reader about what just happened; the digest includes it.
     pub fn note(&mut self, now: u64, line: Arguments<'_>) {
         use std::fmt::Write as _;
         let mut text = String::new();
         let (s, us) = (now / 1_000_000_000, now / 1000 % 1_000_000);
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(text, "{s:4}.{us:06} {line}");
         for chunk in text.as_bytes().chunks(8) {
             let mut word = [0; 8];

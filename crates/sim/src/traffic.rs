@@ -1,4 +1,4 @@
-//! What goes between members: messages, requests, snapshots, and whether there are connections for them.
+//! Traffic between members: messages, requests, snapshots, and the connections that carry them.
 
 use std::cell::RefCell;
 use std::io;
@@ -18,7 +18,7 @@ use crate::profile::Fault;
 use crate::schedule::{MICRO, MILLI, SECOND};
 use crate::world::{CONNECTIONS_EVERY, Event, World};
 
-/// Bytes of a snapshot's piece that a link carries in its mean delay.
+/// Bytes of a snapshot piece that a link carries within its mean delay.
 const PIECE_BYTES: u64 = 64 << 10;
 
 impl World {
@@ -37,7 +37,7 @@ impl World {
                 }
                 if self.watchers[watcher].streams == streams {
                     let now = self.now();
-                    // What was sent before the end arrives before it.
+                    // Responses sent before the end of the stream arrive before it.
                     self.watchers[watcher].read(now, true);
                     self.watchers[watcher].broken(now);
                     let delay = self.watchers[watcher].rng().below(SECOND);
@@ -51,7 +51,7 @@ impl World {
                 self.trace
                     .note(now, format_args!("m{at} has received a snapshot of m{}: {outcome:?}", from.0));
                 self.counts.snapshots += u64::from(delivered);
-                // Without an answer the sender gives up in the end.
+                // If the network loses the response, the sender gives up after a timeout.
                 let delay = match self.network.pass(at, from.0, 2, now, &mut self.dice.network) {
                     Passage::At(when) | Passage::Twice(when, _) => when,
                     Passage::Lost => now + 4 * SILENCE_MAX,
@@ -115,7 +115,8 @@ impl World {
             let Some(to) = process.links.place_of(id) else { continue };
             if !process.links.is_active(id) {
                 self.schedule.after(MILLI, Event::Unreachable(at, life, id));
-                // A connection that can be made is made for it, sometimes.
+                // A connection is opened for the message if possible. While faults happen, half of the attempts
+                // fail, and the message is lost.
                 if !self.network.connects(at, to) || self.chaos && self.dice.network.one_in(2) {
                     continue;
                 }
@@ -127,8 +128,9 @@ impl World {
                     self.schedule.at(when, Event::Messages { from: at, to, id, connection, messages });
                 }
                 Passage::Twice(when, again) => {
-                    // Connections carry a message at most once; what raft's own algorithm has to bear, it gets all the
-                    // same. A proposal handed on it does not have to bear twice.
+                    // Connections deliver a message at most once, but raft's algorithm tolerates duplicates
+                    // and is tested with them. Forwarded proposals are excluded, since they need not tolerate
+                    // duplicates.
                     let mut copy = messages.clone();
                     copy.retain(|message| message.r#type() != MessageType::MsgProp);
                     self.schedule.at(when, Event::Messages { from: at, to, id, connection, messages });
@@ -137,7 +139,7 @@ impl World {
             }
             let breaking = self.network.weather.breaking;
             if breaking > 0 && self.dice.network.per_mille(breaking) {
-                // What is on its way does not arrive; the sender learns of the break.
+                // Messages in flight are lost; the sender learns of the break.
                 self.network.break_off(at, to);
                 let Some(process) = &self.places[at].process else { return };
                 process.links.disconnected(id);
@@ -146,7 +148,7 @@ impl World {
         }
     }
 
-    /// What a message promises has to be durable before it leaves.
+    /// Checks that everything a message promises is durable before the message leaves.
     pub(crate) fn promise(&mut self, at: Host, message: &Message) -> Result<(), String> {
         let vote = match message.r#type() {
             MessageType::MsgVoteResp if !message.reject() => Some(message.to()),
@@ -193,7 +195,7 @@ impl World {
         if sender != 0 {
             process.links.heard_of(sender, from);
         }
-        // As they are on the wire: what they share in memory is not shared between members.
+        // Encodes and decodes each message as the wire does, so that members share no memory.
         for message in &mut messages {
             if let Ok(copy) = Message::decode(message.encode_to_vec().as_slice()) {
                 *message = copy;
@@ -282,7 +284,7 @@ impl World {
             Reply::Task(waiting) => {
                 let Some(sender) = waiting.borrow_mut().take() else { return };
                 if self.wake(at, life).is_some() {
-                    // The receiver may have been dropped.
+                    // The receiver may have been dropped; then there is nobody to answer.
                     let _ = sender.send(answer);
                     self.trace.event(now, 8, &[at as u64]);
                     self.settle(at);
@@ -311,14 +313,15 @@ impl World {
             }
             let Some(process) = &self.places[at].process else { continue };
             let life = process.life;
-            // Also where there is plenty, but a segment could not be made for another reason.
+            // Space may also be lacking on a large disk, where a segment could not be created for another
+            // reason.
             let lacks_space = self.profile.fails(Fault::Full) || process.stepped.log_lacks_space();
             let (mut refused, mut removed) = (Vec::new(), false);
             for (id, place) in process.links.members() {
                 let there = self.places.get(place).and_then(|place| place.process.as_ref());
                 let alive = there.is_some_and(|process| process.id == id);
                 match self.network.cut_since(at, place) {
-                    // A stream is refused to one that was removed.
+                    // A removed member's stream is refused.
                     None if there.is_some_and(|there| {
                         alive && there.stepped.is_ready() && there.stepped.peering().is_removed(process.id)
                     }) =>
@@ -347,7 +350,7 @@ impl World {
                 process.stepped.peering().refused(id);
             }
             if lacks_space && !process.log_busy {
-                // A log without room looks for some now and then.
+                // A log without space looks for some now and then.
                 process.log_busy = true;
                 self.schedule.after(MICRO, Event::Log(at, life));
             }
@@ -418,7 +421,7 @@ impl World {
             }
         }
         if breaks && self.dice.network.one_in(3) {
-            // It broke because the sender died; perhaps another goes on.
+            // The transfer broke because the sender crashes; another member may then send the snapshot.
             self.crash(at, false);
         }
     }

@@ -1,8 +1,9 @@
-//! Users, roles and tokens: an administrator who grants and revokes while clients work, and the tokens that clients send.
+//! Users, roles and tokens: an administrator grants and revokes permissions while clients work and send
+//! tokens.
 //!
-//! Each slot has a user with a role of its own. A change of which nobody knows whether it happened may happen at any later
-//! time, so the administrator then gives up that user and makes another one, with new names: what the judge cannot know is
-//! left behind with the old one.
+//! Each slot has a user with its own role. If the result of a change is unknown, the change may still take
+//! effect at any later time. The administrator then gives up that user and creates another one with new
+//! names, so that the oracle never has to judge the old user.
 
 use std::collections::BTreeMap;
 
@@ -20,13 +21,13 @@ use crate::rng::Rng;
 use crate::schedule::{MILLI, Nanos};
 use crate::world::{Calling, Event, World};
 
-/// The user and role that may do everything.
+/// Name of the user and of the role that may do everything.
 pub(crate) const ROOT: &str = "root";
-/// Users besides root at any time.
+/// Number of users besides root at any time.
 const SLOTS: usize = 3;
-/// Permissions of a user at the most.
+/// Largest number of permissions of a user.
 const PERMISSIONS_MAX: usize = 4;
-/// How long a call of the administrator may take.
+/// Time that a call of the administrator may take.
 const ADMIN_PATIENCE: Nanos = PATIENCE;
 
 /// A permission of a role.
@@ -45,11 +46,11 @@ struct User {
     password: u64,
     has_role: bool,
     permissions: Vec<Permission>,
-    /// The next step of making it; all steps are done when it is the number of them.
+    /// Number of creation steps done; the user is complete when all steps are done.
     made: usize,
 }
 
-/// A token, whose, and since when the client has it.
+/// Auth token: its user, its text, and the time at which the client received it.
 #[derive(Clone, Debug)]
 pub(crate) struct Token {
     pub user: String,
@@ -57,48 +58,48 @@ pub(crate) struct Token {
     pub since: Nanos,
 }
 
-/// What the administrator asks for.
+/// Call of the administrator.
 #[derive(Clone, Debug)]
 enum Step {
-    /// A token for the administrator.
+    /// Request a token for the administrator.
     Login,
     AddRoot,
     GrantRoot,
     Enable,
     Disable,
-    /// A step of making the user of this slot.
+    /// Do the next step of creating the user of this slot.
     Make(usize),
-    /// A permission of the user of this slot is granted or revoked.
+    /// Grant or revoke one permission of the user of this slot.
     Toggle(usize, usize),
-    /// The role is granted or taken away.
+    /// Grant the role to the user of this slot, or revoke it.
     Role(usize),
-    /// The user gets another password.
+    /// Change the user's password.
     Password(usize),
-    /// The user is deleted, and another one made.
+    /// Delete the user and create another one.
     Delete(usize),
 }
 
-/// The administrator and what it knows of users.
+/// The administrator and the state of the users as the administrator knows it.
 pub(crate) struct Users {
     rng: Rng,
     pending: Option<(u64, Step, Nanos)>,
-    /// Root exists, and has its role.
+    /// True if root exists, and true if root has its role.
     root: [bool; 2],
-    /// Whether authentication is required, as far as is known.
+    /// True if authentication is enabled, as far as the administrator knows.
     pub enabled: bool,
-    /// Whether it ever may have been: then clients need tokens.
+    /// True if authentication may be enabled, so that clients need tokens.
     pub needed: bool,
-    /// Nothing is to be required any more.
+    /// True once authentication is to be disabled for the rest of the run.
     pub closing: bool,
-    /// Users by slot, being made or in use.
+    /// Users by slot, complete or still being created.
     users: Vec<User>,
-    /// Names and passwords of the users that are in use.
+    /// Names and passwords of the users that clients use, by slot.
     current: Vec<Option<(String, u64)>>,
     generations: u64,
     root_token: Option<Token>,
-    /// Tokens of clients.
+    /// Tokens by client number.
     tokens: BTreeMap<usize, Token>,
-    /// Tokens of watch streams.
+    /// Tokens of watch streams by watcher number.
     pub streams: BTreeMap<usize, Token>,
 }
 
@@ -120,7 +121,8 @@ impl Users {
         }
     }
 
-    /// The name of the user of a client or a watcher; root's for every fourth, and while its own is being made.
+    /// Returns name and password of the user of a client or a watcher. Every fourth client uses root, as does
+    /// each client whose user is still being created.
     fn user_of(&self, number: usize) -> (String, u64) {
         let own = number.checked_rem(SLOTS + 1).filter(|slot| *slot < SLOTS);
         own.and_then(|slot| self.current[slot].clone()).unwrap_or((ROOT.to_owned(), 0))
@@ -154,7 +156,7 @@ impl Users {
         User { name, password: 1, has_role: false, permissions, made: 0 }
     }
 
-    /// What the administrator does next.
+    /// Returns the administrator's next step.
     fn next(&mut self, keys: u64) -> Option<Step> {
         if self.needed && self.root_token.is_none() {
             return Some(Step::Login);
@@ -188,7 +190,7 @@ impl Users {
         })
     }
 
-    /// The user of this slot is given up.
+    /// Gives up the user of this slot and draws another one.
     fn give_up(&mut self, slot: usize, keys: u64) {
         self.users[slot] = self.draw_user(keys);
         self.current[slot] = None;
@@ -272,7 +274,7 @@ fn login(user: &str, number: u64) -> Vec<u8> {
     pb::AuthenticateRequest { name, password }.encode_to_vec()
 }
 
-/// Whether a client has to authenticate again.
+/// Returns true if an error means that the client has to authenticate again.
 pub(crate) fn wants_login(why: &str) -> bool {
     [error::INVALID_AUTH_TOKEN, error::AUTH_OLD_REVISION, error::USER_EMPTY, error::USER_NOT_FOUND]
         .iter()
@@ -280,7 +282,7 @@ pub(crate) fn wants_login(why: &str) -> bool {
 }
 
 impl World {
-    /// The administrator's next call.
+    /// Makes the administrator's next call.
     pub(crate) fn administrate(&mut self) {
         let Some(users) = &mut self.users else { return };
         let pause = if users.closing { 50 * MILLI } else { 20 * MILLI + users.rng.around(120 * MILLI) };
@@ -339,7 +341,7 @@ impl World {
         );
     }
 
-    /// The administrator is answered.
+    /// Handles the response to the administrator's call.
     pub(crate) fn administrator_told(&mut self, operation: u64, heard: Heard) {
         let (now, keys) = (self.now(), self.profile.keys);
         let Some(users) = &mut self.users else { return };
@@ -364,7 +366,7 @@ impl World {
                 users.root_token = None;
             }
             match &step {
-                // An earlier call has done it after all.
+                // An earlier call, whose result was unknown, did succeed.
                 Step::AddRoot if why.contains("already exists") => users.root[0] = true,
                 Step::Login if why.contains("not enabled") => {
                     (users.enabled, users.needed) = (false, false);
@@ -452,7 +454,7 @@ impl World {
         self.trace.note(now, format_args!("{told}"));
     }
 
-    /// Sends a client's request for a token; false if it needs none, or has one.
+    /// Sends a client's request for a token. Returns false if the client needs none or has one.
     pub(crate) fn client_logs_in(&mut self, number: usize, at: Host) -> bool {
         let Some(users) = &mut self.users else { return false };
         if !users.needed {
@@ -475,7 +477,7 @@ impl World {
         true
     }
 
-    /// A client hears of its request for a token.
+    /// Handles the response to a client's request for a token.
     pub(crate) fn login_told(&mut self, number: usize, operation: u64, heard: Heard) {
         let now = self.now();
         let desk = &mut self.desks[number];
@@ -498,7 +500,7 @@ impl World {
         self.schedule.after(pause, Event::ClientNext(number));
     }
 
-    /// An operation of a client has been sent: whose it is.
+    /// Records the user on whose behalf a client's operation was sent.
     pub(crate) fn asks(&mut self, number: usize, operation: u64) {
         if let Some(token) = self.users.as_ref().and_then(|users| users.tokens.get(&number)) {
             let (user, token_at) = (token.user.clone(), token.since);
@@ -506,7 +508,7 @@ impl World {
         }
     }
 
-    /// A client's operation was refused for this reason.
+    /// Handles the refusal of a client's operation for this reason.
     pub(crate) fn client_refused(&mut self, number: usize, why: &str) {
         if let Some(users) = &mut self.users
             && wants_login(why)
@@ -515,7 +517,7 @@ impl World {
         }
     }
 
-    /// The token that a call comes with.
+    /// Returns the token that a call carries.
     pub(crate) fn token_of(&self, caller: Caller) -> Option<String> {
         let users = self.users.as_ref()?;
         match caller {
@@ -527,7 +529,8 @@ impl World {
         }
     }
 
-    /// The token for the next stream of a watcher, that of a client of the same user; `None` if there is none now.
+    /// Returns the token for a watcher's next stream: the token of any client with the same user. The outer
+    /// `None` means that no token is available now.
     pub(crate) fn stream_token(&mut self, number: usize) -> Option<Option<String>> {
         let Some(users) = &mut self.users else { return Some(None) };
         users.streams.remove(&number);
@@ -542,7 +545,7 @@ impl World {
         Some(Some(text))
     }
 
-    /// Watches of this watcher were asked for.
+    /// Records the user on whose behalf a watcher's watches were requested.
     pub(crate) fn watches_asked(&mut self, number: usize, ids: impl Iterator<Item = u64>) {
         if let Some(token) = self.users.as_ref().and_then(|users| users.streams.get(&number)) {
             for id in ids {
@@ -552,14 +555,14 @@ impl World {
         }
     }
 
-    /// Authentication is switched off at the end, so that what members hold can be asked of them.
+    /// Starts to disable authentication at the end of the run, so that the state of the members can be read.
     pub(crate) fn close_users(&mut self) {
         if let Some(users) = &mut self.users {
             users.closing = true;
         }
     }
 
-    /// Whether nobody needs a token any more.
+    /// Returns true if no caller needs a token any more.
     pub(crate) fn is_open_to_all(&self) -> bool {
         let open = |place: &crate::member::Place| {
             place.process.as_ref().is_none_or(|process| !process.stepped.published().auth.is_enabled())

@@ -1,4 +1,4 @@
-//! Watch streams of clients: some lag, some break off and go on where they were.
+//! Watch streams of clients: some lag behind, some break and resume at their last revision.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -20,15 +20,15 @@ use crate::profile::{Profile, Work};
 use crate::rng::Rng;
 use crate::schedule::{MILLI, Nanos};
 
-/// The number of the first of many watches that are not listened to.
+/// First watch id of a crowd of watches whose responses are ignored.
 const CROWD: i64 = 1 << 20;
 
-/// What lies between a client's stream and the member that serves it.
+/// Buffers between a client's stream and the member that serves it.
 #[derive(Default)]
 pub struct Pipe {
     requests: VecDeque<Bytes>,
     responses: VecDeque<Bytes>,
-    /// Responses that may wait.
+    /// Number of responses that may wait for the client.
     window: usize,
     closed: bool,
     reads: Option<Waker>,
@@ -36,7 +36,7 @@ pub struct Pipe {
 }
 
 impl Pipe {
-    /// A pipe in which so many responses may wait for the client.
+    /// Creates a pipe in which `window` responses may wait for the client.
     pub fn new(window: usize) -> Rc<RefCell<Pipe>> {
         Rc::new(RefCell::new(Pipe { window, ..Pipe::default() }))
     }
@@ -60,7 +60,7 @@ impl Pipe {
     }
 }
 
-/// The member's end for requests.
+/// Member's end of the pipe for requests.
 pub struct Incoming(pub Rc<RefCell<Pipe>>);
 
 impl Requests for Incoming {
@@ -77,7 +77,7 @@ impl Requests for Incoming {
     }
 }
 
-/// The member's end for responses.
+/// Member's end of the pipe for responses.
 pub struct Returning(pub Rc<RefCell<Pipe>>);
 
 impl Responses for Returning {
@@ -110,39 +110,39 @@ impl Responses for Returning {
     }
 }
 
-/// One watch of a stream, and where it goes on after a break.
+/// One watch of a stream, and the revision at which it resumes after a break.
 struct Open {
     record: Watch,
-    /// The number that the server knows it by.
+    /// Watch id that the server uses.
     watch_id: i64,
-    /// From where on it goes on.
+    /// Revision at which the watch resumes.
     next_revision: i64,
-    /// Events of a response that is still to be completed were seen.
+    /// True if the last response was a fragment and the rest has not arrived.
     partial: bool,
     ended: bool,
 }
 
-/// A client with one watch stream at a time.
+/// Client with one watch stream at a time.
 pub struct Watcher {
-    /// Its number, which counts as a client's.
+    /// Number of the watcher, which also serves as a client number.
     pub number: u64,
     rng: Rng,
     pipe: Option<Rc<RefCell<Pipe>>>,
     open: Vec<Open>,
-    /// Mean time between two looks at what has come.
+    /// Mean time between two reads of the stream.
     pub pace: Nanos,
-    /// Streams so far: what is under way for an older one is void.
+    /// Number of streams so far; events scheduled for an older stream are ignored.
     pub streams: u64,
-    /// The place of the member that serves it.
+    /// Place of the member that serves the stream.
     pub place: usize,
-    /// When it was last told of an event, or connected.
+    /// Time of the last event received, or of the last connect.
     pub told_at: Nanos,
-    /// All watches that have ended.
+    /// Watches that have ended.
     pub done: Vec<Watch>,
 }
 
 impl Watcher {
-    /// A watcher of this number in the world of a seed.
+    /// Creates the watcher of this number in the world of a seed.
     pub fn new(seed: u64, number: u64) -> Watcher {
         let mut rng = Rng::stream(seed, &format!("watcher {number}"));
         let pace = rng.pick(&[MILLI, 20 * MILLI, 300 * MILLI, 1500 * MILLI, 6000 * MILLI]);
@@ -159,22 +159,22 @@ impl Watcher {
         }
     }
 
-    /// Its dice.
+    /// Returns the watcher's random stream.
     pub fn rng(&mut self) -> &mut Rng {
         &mut self.rng
     }
 
-    /// Whether it has a stream.
+    /// Returns true if the watcher has a stream.
     pub fn is_open(&self) -> bool {
         self.pipe.is_some()
     }
 
-    /// Whether this pipe is its present one.
+    /// Returns true if the pipe is the watcher's current one.
     pub fn is_of(&self, pipe: &Rc<RefCell<Pipe>>) -> bool {
         self.pipe.as_ref().is_some_and(|own| Rc::ptr_eq(own, pipe))
     }
 
-    /// Opens a stream to a member: watches that broke off go on, or new ones begin.
+    /// Opens a stream to a member: resumes the watches of a broken stream, or creates new watches.
     pub fn connect(
         &mut self,
         place: usize,
@@ -235,14 +235,14 @@ impl Watcher {
         }
         self.streams += 1;
         self.place = place;
-        // Nothing can have come yet, so it is not done before it had time to be told.
+        // No event can have arrived yet; the watcher gets time to receive one before it counts as finished.
         self.told_at = now;
         self.pipe = Some(Rc::clone(&pipe));
         pipe
     }
 
-    /// Many watches of ranges that nobody writes to, in an order that makes a tree deep which does not balance; some are
-    /// canceled again.
+    /// Creates many watches of ranges that no client writes, in orders that make an unbalanced tree deep, and
+    /// cancels some of them.
     fn crowd(&mut self, pipe: &Rc<RefCell<Pipe>>) {
         let count = self.rng.pick(&[50, 300, 300, 1000]);
         let order = self.rng.below(5);
@@ -251,10 +251,10 @@ impl Watcher {
             let (key, range_end) = match order {
                 0 => (far(number), far(number + 1)),
                 1 => (far(count - number), far(count - number + 1)),
-                // One in the other.
+                // Each range contains the next one.
                 2 => (far(number), far(3 * count - number)),
                 3 => (far(count - number), far(count + number + 1)),
-                // From both ends to the middle.
+                // Ranges alternate from both ends towards the middle.
                 _ if number % 2 == 0 => (far(number), far(number + 1)),
                 _ => (far(2 * count - number), far(2 * count)),
             };
@@ -314,14 +314,14 @@ impl Watcher {
         (watch, start)
     }
 
-    /// From now on much may wait for the client, which takes all of it with every look.
+    /// Lets many responses wait for the client, which from now on takes all of them with every read.
     pub fn widen(&mut self) {
         if let Some(pipe) = &self.pipe {
             pipe.borrow_mut().window = 1024;
         }
     }
 
-    /// Reads what has come.
+    /// Reads the responses that have arrived.
     pub fn read(&mut self, now: Nanos, all: bool) {
         let Some(pipe) = &self.pipe else { return };
         let count = if all { usize::MAX } else { usize::try_from(self.rng.between(1, 20)).unwrap_or(1) };
@@ -346,18 +346,18 @@ impl Watcher {
             open.record.responses.push(oracle::WatchResponse { at: now, revision, answer });
         };
         if response.watch_id == -1 && !response.created {
-            // An answer to a request for progress is about all watches of the stream.
+            // The response to a progress request concerns all watches of the stream.
             for open in self.open.iter_mut().filter(|open| !open.ended) {
                 note(open, WatchAnswer::Progress);
             }
             return;
         }
         if response.watch_id >= CROWD {
-            // What comes behind it is still to be told.
+            // Responses behind this one are still to be read.
             self.told_at = now;
             return;
         }
-        // A creation that failed is answered with -1: it is the first one that was not answered yet.
+        // A failed creation carries watch id -1; it belongs to the first watch without a response.
         let named = response.watch_id;
         let failed = response.created && response.canceled;
         let found = self.open.iter_mut().find(|open| {
@@ -390,11 +390,11 @@ impl Watcher {
         let events = response.events.into_iter().map(crate::wire::event).collect();
         note(open, WatchAnswer::Events { events, fragment: response.fragment });
         open.partial = response.fragment;
-        // What came of a revision that is still to be completed comes once more after a break.
+        // After a break, the events of an incomplete revision are sent again.
         open.next_revision = if response.fragment { last } else { last + 1 };
     }
 
-    /// The stream is over, by whomever.
+    /// Handles the end of the stream, whichever side ended it.
     pub fn broken(&mut self, _now: Nanos) {
         let Some(pipe) = self.pipe.take() else { return };
         pipe.borrow_mut().close();
@@ -402,7 +402,7 @@ impl Watcher {
         self.done.extend(self.open.iter().map(|open| open.record.clone()));
     }
 
-    /// The run is over, and everything up to this revision should have come.
+    /// Ends the watcher with the run. If `drained` is given, events up to that revision must have arrived.
     pub fn finish(&mut self, drained: Option<i64>) {
         let connected = self.pipe.take();
         for open in self.open.drain(..).filter(|_| connected.is_some()) {

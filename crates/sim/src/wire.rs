@@ -1,4 +1,4 @@
-//! Requests and answers: between the words of the judge and the bytes of the API.
+//! Converts requests and responses between the oracle's types and the bytes of the API.
 
 use api::etcdserverpb as pb;
 use api::etcdserverpb::compare::TargetUnion;
@@ -100,7 +100,7 @@ fn txn(t: &Txn) -> pb::TxnRequest {
     }
 }
 
-/// The path and the message of a request.
+/// Encodes a request: returns its RPC and the message bytes.
 pub fn encode(request: &Request) -> (Rpc, Bytes) {
     let (rpc, message) = match request {
         Request::Range(r) => (Rpc::KvRange, range(r).encode_to_vec()),
@@ -137,7 +137,7 @@ fn key_value(kv: mvccpb::KeyValue) -> KeyValue {
     }
 }
 
-/// An event of a watch.
+/// Converts an event of a watch.
 pub fn event(event: mvccpb::Event) -> Event {
     Event {
         deleted: event.r#type == 1,
@@ -166,7 +166,7 @@ fn txn_result(t: pb::TxnResponse) -> Option<TxnResult> {
     Some(TxnResult { succeeded: t.succeeded, results: results.collect::<Option<_>>()? })
 }
 
-/// Reads an answer; `None` if it is not one to this request.
+/// Decodes a response; `None` if the message does not match this request.
 pub fn decode(request: &Request, message: Bytes) -> Option<(Header, Response)> {
     macro_rules! read {
         ($answer:ident, $given:ident => $response:expr) => {{
@@ -197,7 +197,7 @@ pub fn decode(request: &Request, message: Bytes) -> Option<(Header, Response)> {
     Some((header, response))
 }
 
-/// What a client knows after an error.
+/// Returns the outcome that a client can conclude from an error.
 pub fn failed(status: &Status) -> Outcome {
     let certain = [
         (error::COMPACTED, Refusal::Compacted),

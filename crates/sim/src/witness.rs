@@ -1,18 +1,19 @@
-//! Panics of what is simulated, as text.
+//! Captures panics of the simulated code as text.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Once;
 
 thread_local! {
-    /// `None` while nobody listens; else what the last panic said.
+    /// Text of the last panic; `None` while no run captures panics.
     static HEARD: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
 static LISTENS: Once = Once::new();
 
-/// Does something; a panic in it is an error that says what and where, also one that something else caught: a task that panics
-/// is gone without a word. Where panics abort the process, they do.
+/// Runs a closure and returns its panic as an error with message and location. A panic that other code caught
+/// counts as well, since a panicking task would otherwise disappear silently. Where panics abort the process,
+/// they still do.
 pub fn panics<T>(something: impl FnOnce() -> T) -> Result<T, String> {
     LISTENS.call_once(|| {
         let before = take_hook();
@@ -32,7 +33,7 @@ pub fn panics<T>(something: impl FnOnce() -> T) -> Result<T, String> {
     outcome.ok().filter(|_| heard.is_empty()).ok_or(heard)
 }
 
-/// Whether there was a panic, whatever caught it.
+/// Returns true if any panic happened, whether or not other code caught it.
 pub fn heard_one() -> bool {
     HEARD.with(|heard| heard.borrow().as_ref().is_some_and(|heard| !heard.is_empty()))
 }

@@ -1,4 +1,4 @@
-//! What clients ask for: operations drawn from the workload's own dice, with values that are never used twice.
+//! Operations of clients, drawn from each client's own random stream, with values that are never used twice.
 
 use std::collections::BTreeMap;
 
@@ -12,46 +12,47 @@ use crate::profile::{Fault, Profile, SLOW, Work};
 use crate::rng::Rng;
 use crate::schedule::{MILLI, Nanos, SECOND};
 
-/// The end of a range that has none.
+/// Range end of a range without an upper bound.
 const NO_END: &[u8] = b"\0";
-/// Locks that clients compete for.
+/// Number of locks that clients compete for.
 const LOCKS: u64 = 2;
-/// Transactions that lie in each other in the deepest one that is sent at the end.
+/// Number of nested transactions in the deepest request, which is sent at the end.
 const DEPTH: usize = 62;
-/// Leases that a client keeps at once.
+/// Largest number of leases that a client keeps at once.
 const LEASES_MAX: usize = 3;
 
-/// How far a client is with a lock.
+/// Progress of a client with a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Locking {
-    /// It has asked for a lease to hold it by.
+    /// The client has requested a lease for the lock.
     Granting,
-    /// It has asked for its key to be created.
+    /// The client has requested the creation of its lock key.
     Queueing(Fence, i64),
-    /// It looks whether its key is the oldest, so many times more.
+    /// The client reads whether its lock key is the oldest, up to this many more times.
     Waiting(Fence, i64, u32),
-    /// It holds the lock, since then, for so many writes more.
+    /// The client has held the lock since this time, and makes this many more writes.
     Holding(Fence, i64, Nanos, u32),
-    /// It gives up its key.
+    /// The client deletes its lock key.
     Leaving(Fence, i64),
 }
 
-/// A lease that a client keeps by renewing it at the last moment, and the clock of its time to live.
+/// Lease that a client renews at the last moment, with the client's view of its time to live.
 #[derive(Clone, Copy, Debug)]
 struct Keeping {
     lease: i64,
     ttl: i64,
-    /// When the grant, or the last renewal that was answered, was asked for.
+    /// Time at which the grant, or the last answered renewal, was requested.
     asked: Nanos,
-    /// How long before its end the next renewal is sent.
+    /// Time before the lease's end at which the next renewal is sent.
     margin: Nanos,
-    /// It was granted anew, and not renewed since.
+    /// True if the lease was granted again under the same id, and not renewed since.
     anew: bool,
 }
 
 impl Keeping {
-    /// Whether much of its time is over, but not so much that it may end before it is revoked: the revocation of an
-    /// expired lease ends one that was granted anew meanwhile, as with etcd.
+    /// Returns true if much of the lease's time has passed, but not so much that the lease may expire before
+    /// it is revoked. The revocation of an expired lease also ends a lease that was granted again under its
+    /// id, as in etcd.
     fn is_exchangeable(&self, now: Nanos) -> bool {
         let ttl = u64::try_from(self.ttl).unwrap_or(0) * SECOND;
         !self.anew && now > self.asked + 3 * SECOND && now + 5 * SECOND < self.asked + ttl
@@ -63,7 +64,7 @@ impl Keeping {
         now + 400 * MILLI > self.asked + ttl
     }
 
-    /// Whether nothing holds up a revocation for seconds.
+    /// Returns true if no fault may delay a revocation for seconds.
     fn may_be_exchanged(profile: &Profile) -> bool {
         profile.fails(Fault::Ambush) && !SLOW.iter().any(|fault| profile.fails(*fault))
     }
@@ -74,36 +75,36 @@ impl Keeping {
     }
 }
 
-/// A client: one operation at a time.
+/// Client that makes one call at a time.
 pub struct Client {
-    /// Its number.
+    /// Client number.
     pub number: u64,
     rng: Rng,
-    /// Keys as it saw them last.
+    /// Keys with the values that the client saw last.
     seen: BTreeMap<Vec<u8>, KeyValue>,
     leases: Vec<i64>,
     lock: Option<Locking>,
-    /// Whether it does nothing but keep a lease.
+    /// True if the client does nothing but keep a lease.
     keeper: bool,
     keeping: Option<Keeping>,
-    /// A lease that another client revokes right before this client's next operation.
+    /// Lease that another client revokes right before this client's next operation.
     pub revokes_first: Option<i64>,
-    /// When its last operation was sent.
+    /// Time at which the client's last operation was sent.
     asked: Nanos,
-    /// It was told that there is no space, and makes some.
+    /// True if the client was refused for lack of space, and now frees some.
     cramped: bool,
-    /// What it knows of the member it asks next.
+    /// Data about the member that the client calls next.
     pub known: Option<Known>,
     values: u64,
-    /// The newest revision it has heard of.
+    /// Newest revision that the client has seen.
     revision: i64,
     compacted: i64,
-    /// Locks that it held: the fence, the lease, from when and until when.
+    /// Locks that the client has held: the fence, the lease, the start and the end.
     pub held: Vec<(Fence, i64, Nanos, Nanos)>,
 }
 
 impl Client {
-    /// A client of this number in the world of a seed.
+    /// Creates the client of this number in the world of a seed.
     pub fn new(seed: u64, number: u64) -> Client {
         Client {
             number,
@@ -124,12 +125,12 @@ impl Client {
         }
     }
 
-    /// Its dice.
+    /// Returns the client's random stream.
     pub fn rng(&mut self) -> &mut Rng {
         &mut self.rng
     }
 
-    /// The newest revision it has heard of.
+    /// Returns the newest revision that the client has seen.
     pub fn revision(&self) -> i64 {
         self.revision
     }
@@ -192,7 +193,7 @@ impl Client {
         range
     }
 
-    /// A revision that is likely to be readable.
+    /// Returns an old revision that is probably not compacted.
     fn past(&mut self) -> i64 {
         let low = self.compacted.max(1);
         let high = self.revision.max(low);
@@ -253,7 +254,7 @@ impl Client {
                 0 | 1 => actions.push(Action::Range(self.range(profile))),
                 2 if profile.works(Work::Delete) => {
                     let key = self.key(profile);
-                    // Two changes of one key in one transaction are refused.
+                    // A server refuses two changes of one key in one transaction.
                     if !used.contains(&key) {
                         used.push(key.clone());
                         let prev_kv = self.rng.one_in(2);
@@ -287,7 +288,7 @@ impl Client {
         txn.success = self.actions(profile, depth);
         txn.failure = self.actions(profile, depth);
         if let (0, Some(first)) = (depth, txn.compare.first()) {
-            // The classic: set what was compared.
+            // Compare-and-set: writes the key that was compared.
             let key = first.key.clone();
             let value = self.value(profile);
             let touched = |action: &Action| match action {
@@ -333,7 +334,7 @@ impl Client {
         }
     }
 
-    /// The next step of its way through a lock.
+    /// Returns the next request for a lock, and the fence it depends on.
     fn lock_step(&mut self, profile: &Profile, now: Nanos) -> Option<(Request, Option<Fence>)> {
         let locking = self.lock.clone()?;
         Some(match locking {
@@ -378,7 +379,7 @@ impl Client {
                 if left % 2 == 0 {
                     return Some((Request::KeepAlive { id: lease }, None));
                 }
-                // Guarded by the lock's own key, as a careful client does.
+                // The write is guarded by the client's own lock key, as a careful client does.
                 let guard = Compare {
                     key: fence.key.clone(),
                     range_end: Vec::new(),
@@ -396,11 +397,11 @@ impl Client {
         })
     }
 
-    /// The next step of a client that keeps a lease.
+    /// Returns the next request of a client that keeps a lease.
     fn keep(&mut self, profile: &Profile, now: Nanos) -> Request {
         let Some(keeping) = self.keeping else {
             let long = profile.fails(Fault::Ambush) && self.rng.one_in(2);
-            // What is granted again all the time has to end all the time.
+            // Leases that are granted again and again have to expire often.
             let most = if profile.works(Work::Regrant) { 4 } else { 12 };
             let ttl = if long { 12 } else { i64::try_from(self.rng.between(1, most)).unwrap_or(1) };
             return Request::Grant { id: 0, ttl };
@@ -421,7 +422,7 @@ impl Client {
         match self.rng.below(40) {
             0 => Request::Revoke { id },
             1 => {
-                // Left to expire.
+                // The client lets the lease expire.
                 self.keeping = None;
                 Request::TimeToLive { id, keys: true }
             }
@@ -435,7 +436,7 @@ impl Client {
 
     fn kept(&mut self, request: &Request, outcome: &Outcome) {
         match outcome {
-            // Of what became of the old one the answer says nothing.
+            // The response to a repeated grant does not tell whether the old lease still exists.
             Outcome::Unknown(_) | Outcome::Refused(_)
                 if matches!(request, Request::Grant { id: 1.., .. }) =>
             {
@@ -459,7 +460,7 @@ impl Client {
         }
     }
 
-    /// When it wants its next operation, if that is not a matter of thinking.
+    /// Returns the time of the client's next operation; `None` if the client follows the normal think time.
     pub fn next_at(&mut self, now: Nanos) -> Option<Nanos> {
         if !self.keeper {
             return None;
@@ -469,7 +470,7 @@ impl Client {
         Some(renewal.max(now + MILLI).min(look))
     }
 
-    /// Transactions that are as deep or as large as a server takes, or a little more.
+    /// Returns a transaction that is as deep or as large as a server accepts, or slightly more.
     fn hostile(&mut self, profile: &Profile) -> Request {
         if self.rng.one_in(4) {
             let depth = self.rng.pick(&[8, 31, 47, 48, 49, 50, 62, 63, 64, 65]);
@@ -502,7 +503,7 @@ impl Client {
         let actions = (0..count).map(|number| if number < keys { number } else { 3 * number + 1 });
         let mut success: Vec<Action> = actions.map(action).collect();
         if profile.works(Work::BigValues) || profile.works(Work::Forged) {
-            // A hundred answers with all values in each would be most of what the whole run takes and remembers.
+            // A hundred responses with all values would dominate the time and memory of the run.
             let ranges = success.iter_mut().filter_map(|action| match action {
                 Action::Range(range) => Some(range),
                 _ => None,
@@ -512,7 +513,7 @@ impl Client {
         Request::Txn(Txn { success, ..Txn::default() })
     }
 
-    /// A transaction of which only one branch is carried out, and both are large.
+    /// Returns a transaction with two large branches, of which only one is executed.
     fn two_branches(&mut self, profile: &Profile) -> Request {
         let count = self.rng.pick(&[10, 60, 64, 120, 128]);
         let values: [Vec<u8>; 2] = [self.value(profile), self.value(profile)];
@@ -533,7 +534,7 @@ impl Client {
         Request::Txn(Txn { compare, success, failure })
     }
 
-    /// A transaction that only reads, and looks at all keys for each of its comparisons.
+    /// Returns a read-only transaction in which each comparison visits all keys.
     fn compares_much(&mut self, profile: &Profile) -> Request {
         let all = Compare {
             key: b"k".to_vec(),
@@ -545,7 +546,7 @@ impl Client {
         Request::Txn(Txn { compare, success: vec![Action::Range(self.range(profile))], ..Txn::default() })
     }
 
-    /// A transaction that nests almost as deep as a server takes.
+    /// Returns a transaction that nests almost as deep as a server accepts.
     pub fn deepest() -> Request {
         let put = Put { key: b"k000".to_vec(), value: b"deep".to_vec(), ..Put::default() };
         let mut txn = Txn { success: vec![Action::Put(put)], ..Txn::default() };
@@ -555,7 +556,7 @@ impl Client {
         Request::Txn(txn)
     }
 
-    /// The next operation.
+    /// Returns the client's next request, and the fence it depends on.
     pub fn next(&mut self, profile: &Profile, now: Nanos) -> (Request, Option<Fence>) {
         self.asked = now;
         self.keeper = profile.works(Work::Keep) && self.number % 2 == 1;
@@ -593,7 +594,7 @@ impl Client {
             Work::Delete => {
                 let span =
                     if self.rng.one_in(3) { self.span(profile) } else { (self.key(profile), Vec::new()) };
-                // Keys of locks are nobody's to delete but their owners'.
+                // Only the owner of a lock may delete its keys.
                 let (key, range_end) = if span.1 == NO_END { (b"k".to_vec(), b"l".to_vec()) } else { span };
                 Request::Delete(Delete { key, range_end, prev_kv: self.rng.one_in(2) })
             }
@@ -624,7 +625,7 @@ impl Client {
         self.seen.insert(kv.key.clone(), kv.clone());
     }
 
-    /// Takes what became of its operation.
+    /// Handles the outcome of the client's operation.
     pub fn told(&mut self, request: &Request, outcome: &Outcome, now: Nanos) {
         match (request, outcome) {
             (_, Outcome::Refused(Refusal::Other(why))) if why.contains("space exceeded") => {
@@ -698,7 +699,8 @@ impl Client {
                     _ => false,
                 };
                 if lost {
-                    // From the answer on it knows; before it, the judge goes by the lease.
+                    // With this response the client knows that it lost the lock; before it, the oracle judges
+                    // by the lease.
                     self.held.push((fence, lease, since, now));
                     return None;
                 }
@@ -712,7 +714,7 @@ impl Client {
         }
     }
 
-    /// The run is over: locks that are held are held to the end.
+    /// Records locks that are held at the end of the run as held until then.
     pub fn finish(&mut self, now: Nanos) {
         if let Some(Locking::Holding(fence, lease, since, _)) = self.lock.take() {
             self.held.push((fence, lease, since, now));
@@ -720,7 +722,7 @@ impl Client {
     }
 }
 
-/// Whether transactions lie in each other so deep that not every client can read the answer.
+/// Returns true if transactions nest so deep that not every client can decode the response.
 pub fn is_deep(request: &Request) -> bool {
     let Request::Txn(mut txn) = request.clone() else { return false };
     for _ in 0..20 {

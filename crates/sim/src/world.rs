@@ -1,7 +1,7 @@
-//! The world of one seed: members, network, disks, clocks, clients, and what happens to them in which order.
+//! The world of one seed: members, network, disks, clocks and clients, and the order of events.
 //!
-//! One event is taken from the schedule at a time; everything that follows from it at the same place happens at once,
-//! everything that goes elsewhere becomes an event of its own. Nothing here waits for real time.
+//! The world takes one event at a time from the schedule. All consequences at the same place happen at once;
+//! everything that goes to another place becomes an event. Nothing here waits for real time.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,12 +25,12 @@ use crate::users::Users;
 use crate::watchers::Watcher;
 use crate::workload::Client;
 
-/// How often connections between members are looked at.
+/// Interval at which connections between members are checked.
 pub(crate) const CONNECTIONS_EVERY: Nanos = 100 * MILLI;
-/// How often all logs are compared.
+/// Interval at which all logs are compared.
 const COMPARE_EVERY: Nanos = 500 * MILLI;
 
-/// Everything that can happen.
+/// Events of the simulated world.
 pub(crate) enum Event {
     Turn(Host, u64),
     Log(Host, u64),
@@ -41,7 +41,7 @@ pub(crate) enum Event {
         from: Host,
         to: Host,
         id: u64,
-        /// The number of the connection that they go over.
+        /// Number of the connection that carries the messages.
         connection: u64,
         messages: Vec<Message>,
     },
@@ -99,7 +99,7 @@ pub(crate) enum Event {
     Administrator,
 }
 
-/// A client's call as it goes over the network.
+/// Call of a client as the network carries it.
 #[derive(Clone)]
 pub(crate) enum Calling {
     Unary(Rpc, Bytes),
@@ -118,25 +118,25 @@ impl Calling {
     }
 }
 
-/// An operation of a client that is under way.
+/// Operation of a client that is in flight.
 pub(crate) struct Underway {
     pub(crate) operation: oracle::Operation,
 }
 
-/// A client and what it is doing.
+/// Client and the state of its current operation.
 pub(crate) struct ActiveClient {
     pub client: Client,
     pub open: Option<Underway>,
     pub place: Host,
-    /// Whether its last operation was answered.
+    /// True if the client's last operation was answered.
     pub answered: bool,
-    /// The number of the client's `Authenticate` call that is under way, and the user that it names.
+    /// Number of the client's `Authenticate` call that is in flight, and the user that it names.
     pub login: Option<(u64, String)>,
-    /// It was told that authentication is not enabled.
+    /// True if a member has answered that authentication is not enabled.
     pub needs_no_token: bool,
 }
 
-/// Where log lines of members go.
+/// Buffer for the log lines of members.
 #[derive(Clone, Default)]
 pub(crate) struct Lines(pub(crate) Arc<Mutex<Vec<u8>>>);
 
@@ -151,7 +151,7 @@ impl Write for Lines {
     }
 }
 
-/// What the seeds of a run decide, each for itself.
+/// Random streams of the run, one for each concern.
 pub(crate) struct Dice {
     pub schedule: Rng,
     pub network: Rng,
@@ -159,10 +159,10 @@ pub(crate) struct Dice {
     pub operator: Rng,
 }
 
-/// What happened how often: what never happens is not tested.
+/// Counts of what happened. A fault that never happens is not tested.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Starts of processes.
+    /// Process starts.
     pub starts: u64,
     /// Crashes of all sorts.
     pub crashes: u64,
@@ -172,13 +172,13 @@ pub struct Counts {
     pub snapshots: u64,
     /// Snapshots that broke off.
     pub snapshots_broken: u64,
-    /// Members lost and replaced.
+    /// Members that lost their data and were replaced.
     pub replaced: u64,
     /// Operations of clients.
     pub operations: u64,
-    /// Of these answered.
+    /// Operations of clients that were answered.
     pub answered: u64,
-    /// Events of watches.
+    /// Responses that watches received.
     pub watches: u64,
     /// Entries committed.
     pub entries: u64,
@@ -195,7 +195,7 @@ pub struct World {
     pub(crate) places: Vec<Place>,
     pub(crate) desks: Vec<ActiveClient>,
     pub(crate) watchers: Vec<Watcher>,
-    /// Operations under way of clients that do nothing else.
+    /// In-flight operations of clients that make only one call.
     pub(crate) extras: Vec<oracle::Operation>,
     pub(crate) staged: crate::staged::Staged,
     pub(crate) operator: Operator,
@@ -206,9 +206,9 @@ pub struct World {
     pub(crate) counts: Counts,
     pub(crate) history: History,
     pub(crate) failure: Option<String>,
-    /// Faults happen.
+    /// True while faults happen.
     pub(crate) chaos: bool,
-    /// Clients begin new operations.
+    /// True while clients begin new operations.
     pub(crate) working: bool,
     pub(crate) next_operation: u64,
     pub(crate) next_watch: u64,
@@ -217,7 +217,7 @@ pub struct World {
 }
 
 impl World {
-    /// The world of a seed, before anything has happened.
+    /// Creates the world of a seed, before anything has happened.
     pub fn new(seed: u64, profile: Profile, prints: bool) -> World {
         let epoch = Instant::now();
         let stream = |name| Rng::stream(seed, name);
@@ -292,7 +292,7 @@ impl World {
         self.begin_faults();
     }
 
-    /// The time.
+    /// Returns the current virtual time.
     pub fn now(&self) -> Nanos {
         self.schedule.now()
     }
@@ -305,7 +305,7 @@ impl World {
         }
     }
 
-    /// Takes the next event. `false` when something does not hold, or nothing can happen any more.
+    /// Handles the next event. Returns `false` after a violation, or if no event is left.
     pub fn step(&mut self) -> bool {
         let Some(event) = self.schedule.take() else { return false };
         self.dispatch(event);
@@ -317,7 +317,7 @@ impl World {
         (place.paused_until > self.now() && place.process.is_some()).then_some(place.paused_until)
     }
 
-    /// The process of this life, with its clock put right; `None` if it is gone.
+    /// Returns the process of this start with its clock advanced to now; `None` if that process is gone.
     pub(crate) fn wake(&mut self, at: Host, life: u64) -> Option<&mut Process> {
         let now = self.now();
         let place = self.places.get_mut(at)?;
@@ -340,7 +340,7 @@ impl World {
             _ => None,
         };
         if let Some(until) = at.and_then(|at| self.paused(at)) {
-            // Who stands still finds it when it goes on.
+            // A paused process handles the event when it continues.
             self.schedule.at(until, event);
             return;
         }

@@ -1,7 +1,8 @@
-//! Authorities, certificates and lists of revocations for tests of TLS.
+//! Certificate authorities, certificates and revocation lists for tests of TLS.
 //!
-//! [`Authority`] makes them in memory, [`Folder`] as files of a directory. Certificates are for servers and clients, and are
-//! valid from 2025 to 2055, unless their parameters say otherwise. [`Clock`] is the time that they are judged by.
+//! [`Authority`] makes them in memory, [`Folder`] as files in a directory. Certificates are for servers and
+//! clients, and are valid from 2025 to 2055, unless their parameters say otherwise. [`Clock`] provides the
+//! time at which they are verified.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,22 +20,22 @@ use rustls_pki_types::{CertificateDer, UnixTime};
 
 /// 2026-06-01T00:00:00Z, in seconds of Unix time: a time at which certificates and lists are valid.
 pub const NOW: u64 = 1_780_272_000;
-/// 2055-01-01T00:00:00Z, in seconds of Unix time: the end of certificates.
+/// 2055-01-01T00:00:00Z, in seconds of Unix time: the time at which certificates expire.
 pub const END: u64 = 2_682_374_400;
-/// 2050-01-01T00:00:00Z, in seconds of Unix time: when a newer list of revocations is due.
+/// 2050-01-01T00:00:00Z, in seconds of Unix time: the time at which a newer revocation list is due.
 pub const NEXT_LIST: u64 = 2_524_608_000;
 
-/// A clock that stands, first at [`NOW`], until a test moves it.
+/// Clock that shows [`NOW`] until a test changes it.
 #[derive(Debug)]
 pub struct Clock(AtomicU64);
 
 impl Clock {
-    /// A clock of one test.
+    /// Creates a clock for one test.
     pub fn new() -> Arc<Clock> {
         Arc::new(Clock(AtomicU64::new(NOW)))
     }
 
-    /// Moves it to so many seconds of Unix time.
+    /// Sets the clock to a Unix time in seconds.
     pub fn set(&self, seconds: u64) {
         self.0.store(seconds, Ordering::Relaxed);
     }
@@ -46,7 +47,7 @@ impl TimeProvider for Clock {
     }
 }
 
-/// Parameters of a certificate for servers and clients with this common name.
+/// Returns the parameters of a certificate for servers and clients with this common name.
 pub fn params(name: &str) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
@@ -58,11 +59,12 @@ pub fn params(name: &str) -> CertificateParams {
     params
 }
 
-/// The same, for these hosts and addresses.
+/// Returns the parameters of a certificate for servers and clients with this common name and these host names
+/// or IP addresses.
 ///
 /// # Panics
 ///
-/// If one of them is neither.
+/// Panics if an element of `hosts` is not valid.
 pub fn params_for(name: &str, hosts: &[&str]) -> CertificateParams {
     let hosts: Vec<String> = hosts.iter().map(|host| (*host).to_owned()).collect();
     let mut params = params(name);
@@ -70,7 +72,7 @@ pub fn params_for(name: &str, hosts: &[&str]) -> CertificateParams {
     params
 }
 
-/// Parameters of an authority's own certificate.
+/// Returns the parameters of an authority's own certificate.
 pub fn authority_params(name: &str) -> CertificateParams {
     let mut params = params(name);
     params.extended_key_usages.clear();
@@ -83,23 +85,23 @@ fn new_key() -> KeyPair {
     KeyPair::generate().expect("keys can be made")
 }
 
-/// A certificate with its key, in PEM.
+/// Certificate with its key, in PEM.
 #[derive(Clone, Debug)]
 pub struct Pair {
-    /// The certificate, and perhaps those of authorities behind it.
+    /// PEM of the certificate, possibly followed by those of its authorities.
     pub cert: String,
-    /// The key, in PKCS#8.
+    /// PEM of the key, in PKCS#8.
     pub key: String,
-    /// The certificate in DER.
+    /// Certificate in DER.
     pub der: CertificateDer<'static>,
 }
 
 impl Pair {
-    /// A certificate that vouches for itself.
+    /// Creates a self-signed certificate.
     ///
     /// # Panics
     ///
-    /// If it cannot be made of these parameters; so do all functions that make one.
+    /// Panics if the parameters are not valid; so do all functions that make a certificate.
     pub fn self_signed(params: &CertificateParams) -> Pair {
         let key = new_key();
         Pair::of(&params.self_signed(&key).expect("the parameters are sound"), &key)
@@ -109,7 +111,7 @@ impl Pair {
         Pair { cert: certificate.pem(), key: key.serialize_pem(), der: certificate.der().clone() }
     }
 
-    /// Followed by the certificates of authorities.
+    /// Returns the pair with the certificates of authorities appended.
     #[must_use]
     pub fn with_chain(&self, chain: &[&Authority]) -> Pair {
         let chain: String = chain.iter().map(|authority| authority.pem.as_str()).collect();
@@ -117,34 +119,34 @@ impl Pair {
     }
 }
 
-/// Somebody who signs certificates.
+/// Authority that signs certificates.
 pub struct Authority {
-    /// Its key, and what certificates say of it.
+    /// Signing key and name of the authority.
     pub issuer: Issuer<'static, KeyPair>,
-    /// Its own certificate.
+    /// PEM of the authority's own certificate.
     pub pem: String,
-    /// The same in DER.
+    /// Authority's own certificate in DER.
     pub der: CertificateDer<'static>,
 }
 
 impl Authority {
-    /// An authority that vouches for itself.
+    /// Creates a self-signed authority.
     pub fn new(name: &str) -> Authority {
         Authority::with(authority_params(name))
     }
 
-    /// The same, with these parameters.
+    /// Creates a self-signed authority with these parameters.
     pub fn with(params: CertificateParams) -> Authority {
         Authority::with_key(params, new_key())
     }
 
-    /// The same, with this key.
+    /// Creates a self-signed authority with these parameters and this key.
     pub fn with_key(params: CertificateParams, key: KeyPair) -> Authority {
         let certificate = params.self_signed(&key).expect("the parameters are sound");
         Authority::of(&certificate, params, key)
     }
 
-    /// An authority below this one.
+    /// Creates an authority whose certificate this authority signs.
     #[must_use]
     pub fn below(&self, params: CertificateParams) -> Authority {
         let key = new_key();
@@ -156,17 +158,17 @@ impl Authority {
         Authority { pem: certificate.pem(), der: certificate.der().clone(), issuer: Issuer::new(params, key) }
     }
 
-    /// A certificate of this authority.
+    /// Issues a certificate for a new key.
     pub fn issue(&self, params: CertificateParams) -> Pair {
         self.issue_for(params, &new_key())
     }
 
-    /// The same, for a key that is there already.
+    /// Issues a certificate for an existing key.
     pub fn issue_for(&self, params: CertificateParams, key: &KeyPair) -> Pair {
         Pair::of(&params.signed_by(key, &self.issuer).expect("the parameters are sound"), key)
     }
 
-    /// A list of revoked serial numbers, in DER.
+    /// Returns a revocation list with these serial numbers, in DER.
     pub fn revoke(&self, serials: &[&[u8]]) -> Vec<u8> {
         let revoked = |serial: &&[u8]| RevokedCertParams {
             serial_number: SerialNumber::from_slice(serial),
@@ -186,30 +188,30 @@ impl Authority {
     }
 }
 
-/// Files of a certificate and its key.
+/// Paths of a certificate and its key.
 #[derive(Clone, Debug)]
 pub struct Files {
-    /// The certificate.
+    /// Path of the certificate.
     pub cert: PathBuf,
-    /// The key.
+    /// Path of the key.
     pub key: PathBuf,
 }
 
-/// An authority, and the directory for its certificate and for all that it issues.
+/// Authority, with the directory for its certificate and for everything that it issues.
 pub struct Folder {
-    /// Who signs.
+    /// Authority that signs.
     pub authority: Authority,
     dir: PathBuf,
-    /// File of the authority's certificate.
+    /// Path of the authority's certificate.
     pub ca: PathBuf,
 }
 
 impl Folder {
-    /// A new authority, whose certificate is written to `NAME.ca.pem`.
+    /// Creates an authority, and writes its certificate to `NAME.ca.pem`.
     ///
     /// # Panics
     ///
-    /// If the directory cannot be written to; so do all functions that write to it.
+    /// Panics if the directory is not writable; so do all functions that write to it.
     pub fn new(dir: &Path, name: &str) -> Folder {
         let authority = Authority::new(name);
         let mut folder = Folder { authority, dir: dir.to_owned(), ca: PathBuf::new() };
@@ -217,15 +219,15 @@ impl Folder {
         folder
     }
 
-    /// Writes a file of the directory, and returns its path.
+    /// Writes a file in the directory, and returns its path.
     pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
         let path = self.dir.join(name);
         std::fs::write(&path, contents).expect("the directory can be written to");
         path
     }
 
-    /// Writes `NAME.crt` and `NAME.key`: a certificate for servers and clients with this common name and serial number, for
-    /// these hosts. A later one of the same common name replaces the files.
+    /// Writes `NAME.crt` and `NAME.key`: a certificate for servers and clients with this common name, serial
+    /// number and hosts. A later call with the same name replaces the files.
     pub fn issue(&self, name: &str, serial: &[u8], hosts: &[&str]) -> Files {
         let mut params = params_for(name, hosts);
         params.serial_number = Some(SerialNumber::from_slice(serial));
@@ -236,7 +238,7 @@ impl Folder {
         }
     }
 
-    /// Writes the list of revoked serial numbers, `revoked.crl`.
+    /// Writes the revocation list with these serial numbers to `revoked.crl`.
     pub fn revoke(&self, serials: &[&[u8]]) -> PathBuf {
         self.write("revoked.crl", self.authority.revoke(serials))
     }

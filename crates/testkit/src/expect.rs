@@ -1,8 +1,8 @@
-//! Whole outputs, compared with files beside the tests. `UPDATE_EXPECT=1` rewrites the files.
+//! Compares whole outputs with files beside the tests. `UPDATE_EXPECT=1` rewrites the files.
 
 use std::path::{Path, PathBuf};
 
-/// A file in `tests/it/expect`.
+/// Returns the content of a file in `tests/it/expect`.
 pub fn read(name: &str) -> String {
     let path = folder().join(name);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
@@ -28,7 +28,7 @@ pub fn check_file(path: &Path, actual: &str) {
 }
 
 fn folder() -> PathBuf {
-    // Of the crate under test: cargo says so at run time.
+    // Directory of the crate under test, which cargo provides at run time.
     let crate_root = std::env::var_os("CARGO_MANIFEST_DIR").expect("tests are run by cargo");
     Path::new(&crate_root).join("tests/it/expect")
 }

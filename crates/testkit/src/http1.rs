@@ -1,54 +1,54 @@
-//! HTTP/1.1 by hand: heads, chunks, and answers read byte by byte.
+//! Hand-written HTTP/1.1: request headers, chunks, and responses read byte by byte.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
 use crate::TIMEOUT;
 
-/// An answer, or its head.
+/// Response, or only its header.
 #[derive(Debug)]
 pub struct Answer {
-    /// The status code.
+    /// Status code.
     pub status: u16,
-    /// Names in lower case and values, in the order in which they were sent.
+    /// Header names in lower case with their values, in the order sent.
     pub headers: Vec<(String, String)>,
-    /// The body, if it was read.
+    /// Body, if it was read.
     pub body: Vec<u8>,
 }
 
 impl Answer {
-    /// The first header of this name, which is in lower case.
+    /// Returns the first header with this name, given in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|header| header.0 == name).map(|header| header.1.as_str())
     }
 
-    /// The body as text.
+    /// Returns the body as text.
     ///
     /// # Panics
     ///
-    /// When it is not UTF-8.
+    /// Panics if the body is not UTF-8.
     pub fn text(&self) -> &str {
         std::str::from_utf8(&self.body).expect("the body is text")
     }
 }
 
-/// Opens a connection.
+/// Opens a connection whose reads and writes fail after [`TIMEOUT`].
 ///
 /// # Panics
 ///
-/// When nobody listens. Reads and writes of the connection fail after [`TIMEOUT`].
+/// Panics if the connection cannot be opened.
 pub fn connect(address: SocketAddr) -> TcpStream {
     with_timeouts(TcpStream::connect(address).expect("a connection"))
 }
 
-/// The same connection, whose reads and writes fail after [`TIMEOUT`].
+/// Returns the connection, with reads and writes that fail after [`TIMEOUT`].
 pub fn with_timeouts(stream: TcpStream) -> TcpStream {
     stream.set_read_timeout(Some(TIMEOUT)).expect("a read time-out");
     stream.set_write_timeout(Some(TIMEOUT)).expect("a write time-out");
     stream
 }
 
-/// The head of a request, with a host.
+/// Returns the header of a request, including a host.
 pub fn head(method: &str, path: &str, headers: &[(&str, &str)]) -> Vec<u8> {
     let mut head = format!("{method} {path} HTTP/1.1\r\nHost: x\r\n");
     for (name, value) in headers {
@@ -57,16 +57,16 @@ pub fn head(method: &str, path: &str, headers: &[(&str, &str)]) -> Vec<u8> {
     (head + "\r\n").into_bytes()
 }
 
-/// One chunk of a chunked body; an empty one ends it.
+/// Returns one chunk of a chunked body; an empty chunk ends the body.
 pub fn chunk(bytes: &[u8]) -> Vec<u8> {
     [format!("{:x}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat()
 }
 
-/// Sends one request on a connection of its own, which the server is asked to close, and reads the answer.
+/// Sends one request on a new connection, asks the server to close it, and reads the response.
 ///
 /// # Panics
 ///
-/// When there is no whole answer.
+/// Panics if the response is not complete.
 pub fn request(
     address: SocketAddr,
     method: &str,
@@ -86,20 +86,20 @@ pub fn request(
     read_answer(&mut stream)
 }
 
-/// Asks for a page on a connection of its own.
+/// Sends a GET request on a new connection, and reads the response.
 ///
 /// # Panics
 ///
-/// When there is no whole answer.
+/// Panics if the response is not complete.
 pub fn get(address: SocketAddr, path: &str) -> Answer {
     request(address, "GET", path, &[], b"")
 }
 
-/// Reads the head of an answer; what comes behind it is not read.
+/// Reads the header of a response, and leaves the body unread.
 ///
 /// # Panics
 ///
-/// When it is not whole or not HTTP.
+/// Panics if the header is not complete or not HTTP.
 pub fn read_head(stream: &mut TcpStream) -> Answer {
     let mut bytes = Vec::new();
     while !bytes.ends_with(b"\r\n\r\n") {
@@ -118,11 +118,11 @@ pub fn read_head(stream: &mut TcpStream) -> Answer {
     Answer { status, headers: headers.collect(), body: Vec::new() }
 }
 
-/// Reads an answer whose body has a length, or ends with its connection.
+/// Reads a response whose body has a length, or ends with the connection.
 ///
 /// # Panics
 ///
-/// When it is not whole or not HTTP.
+/// Panics if the response is not complete or not HTTP.
 pub fn read_answer(stream: &mut TcpStream) -> Answer {
     let mut answer = read_head(stream);
     match answer.header("content-length").map(|length| length.parse().expect("a length is a number")) {
@@ -137,11 +137,12 @@ pub fn read_answer(stream: &mut TcpStream) -> Answer {
     answer
 }
 
-/// Reads one chunk of a chunked body: empty at the body's end, `None` when the connection ended.
+/// Reads one chunk of a chunked body. Returns an empty chunk at the end of the body, and `None` if the
+/// connection has ended.
 ///
 /// # Panics
 ///
-/// When its length is not a number.
+/// Panics if the length of the chunk is not a number.
 pub fn read_chunk(stream: &mut TcpStream) -> Option<Vec<u8>> {
     let mut line = Vec::new();
     while !line.ends_with(b"\r\n") {

@@ -1,4 +1,4 @@
-//! HTTP/2 by hand: frames, header blocks without compression, gRPC messages, and a blocking connection.
+//! Hand-written HTTP/2: frames, uncompressed header blocks, gRPC messages, and a blocking connection.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -6,46 +6,46 @@ use std::time::Duration;
 
 use crate::TIMEOUT;
 
-/// What a client sends first (RFC 9113, section 3.4).
+/// First bytes that a client sends (RFC 9113, section 3.4).
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Kind of a frame that carries a message's bytes.
+/// Type of a frame with message bytes.
 pub const DATA: u8 = 0;
-/// Kind of a frame that begins a call, or ends it (trailers).
+/// Type of a frame with the header or trailers of a call.
 pub const HEADERS: u8 = 1;
-/// Kind of a frame that ends a stream at once.
+/// Type of a frame that ends a stream at once.
 pub const RST_STREAM: u8 = 3;
-/// Kind of a frame that says what its sender can take.
+/// Type of a frame with the sender's settings.
 pub const SETTINGS: u8 = 4;
-/// Kind of a frame that is answered by its like.
+/// Type of a frame that the receiver echoes.
 pub const PING: u8 = 6;
-/// Kind of a frame that announces the connection's end.
+/// Type of a frame that announces the end of the connection.
 pub const GOAWAY: u8 = 7;
-/// Kind of a frame that allows the other side to send more.
+/// Type of a frame that allows the receiver to send more.
 pub const WINDOW_UPDATE: u8 = 8;
-/// Kind of a frame that goes on with a header block.
+/// Type of a frame that continues a header block.
 pub const CONTINUATION: u8 = 9;
 
-/// Flag of DATA and HEADERS: nothing follows on this stream.
+/// Flag of DATA and HEADERS: the last frame that the sender sends on this stream.
 pub const END_STREAM: u8 = 1;
 /// Flag of HEADERS and CONTINUATION: the header block is complete.
 pub const END_HEADERS: u8 = 4;
 
-/// A frame as it was received.
+/// Received frame.
 #[derive(Debug)]
 pub struct Frame {
-    /// One of the kinds above, or another.
+    /// Frame type.
     pub kind: u8,
-    /// A bit for each flag.
+    /// Flag bits.
     pub flags: u8,
-    /// Number of the stream; 0 is the connection.
+    /// Stream number; 0 is the connection.
     pub stream: u32,
-    /// What follows the head of nine bytes.
+    /// Bytes after the nine-byte frame header.
     pub payload: Vec<u8>,
 }
 
 impl Frame {
-    /// Takes the frame at the front of `bytes`; `None` if it is not whole.
+    /// Takes the frame at the front of `bytes`. Returns `None` if the frame is incomplete.
     pub fn take(bytes: &mut &[u8]) -> Option<Frame> {
         let (head, rest) = bytes.split_first_chunk::<HEAD_BYTES>()?;
         let (payload, rest) = rest.split_at_checked(payload_bytes(head))?;
@@ -65,7 +65,7 @@ fn payload_bytes(head: &[u8; HEAD_BYTES]) -> usize {
     u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize
 }
 
-/// The bytes of a frame.
+/// Encodes a frame.
 pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let len = u32::try_from(payload.len()).expect("a small payload").to_be_bytes();
     let mut bytes = vec![len[1], len[2], len[3], kind, flags];
@@ -74,24 +74,25 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A header block without compression: each field is literal, is not indexed, and has no Huffman code (RFC 7541,
-/// section 6.2.2).
+/// Encodes a header block without compression: each field is literal, not indexed, and without Huffman coding
+/// (RFC 7541, section 6.2.2).
 pub fn block(headers: &[(&str, &str)]) -> Vec<u8> {
     literals(0, headers)
 }
 
-/// The same with fields that the other end puts into its table (section 6.2.1), as clients send them the first time.
+/// Encodes a header block whose fields the receiver adds to its dynamic table (RFC 7541, section 6.2.1), as
+/// clients send them the first time.
 pub fn indexed_block(headers: &[(&str, &str)]) -> Vec<u8> {
     literals(0x40, headers)
 }
 
-/// Fields whose names and values are literal; `kind` is the byte that says what becomes of them.
+/// Encodes fields with literal names and values; `kind` is the byte that selects the representation.
 fn literals(kind: u8, headers: &[(&str, &str)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (name, value) in headers {
         bytes.push(kind);
         for text in [name, value] {
-            // An integer with a prefix of 7 bits (RFC 7541, section 5.1).
+            // Integer with a prefix of 7 bits (RFC 7541, section 5.1).
             if text.len() < 127 {
                 bytes.push(text.len() as u8);
             } else {
@@ -109,7 +110,7 @@ fn literals(kind: u8, headers: &[(&str, &str)]) -> Vec<u8> {
     bytes
 }
 
-/// The header block of a gRPC call, with more fields behind those that every call has.
+/// Returns the header block of a gRPC call, with additional fields after the usual ones.
 pub fn call_block(path: &str, more: &[(&str, &str)]) -> Vec<u8> {
     let mut headers = vec![
         (":method", "POST"),
@@ -123,7 +124,7 @@ pub fn call_block(path: &str, more: &[(&str, &str)]) -> Vec<u8> {
     block(&headers)
 }
 
-/// A gRPC message with its prefix. `flag` is 1 if the message is compressed, otherwise 0.
+/// Returns a gRPC message with its prefix. `flag` is 1 if the message is compressed, otherwise 0.
 pub fn message(flag: u8, body: &[u8]) -> Vec<u8> {
     let mut bytes = vec![flag];
     bytes.extend(u32::try_from(body.len()).expect("a small message").to_be_bytes());
@@ -131,28 +132,28 @@ pub fn message(flag: u8, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The frames of a unary call whose request is this message.
+/// Returns the frames of a unary call with this request message.
 pub fn call(stream: u32, path: &str, request: &[u8]) -> Vec<u8> {
     let mut bytes = frame(HEADERS, END_HEADERS, stream, &call_block(path, &[]));
     bytes.extend(frame(DATA, END_STREAM, stream, &message(0, request)));
     bytes
 }
 
-/// A client's end of a connection; it does only what it is told to. It speaks HTTP/1 as well if it is sent such bytes.
+/// Client side of a connection, which sends only what the test requests. It can also send HTTP/1 bytes.
 #[derive(Debug)]
 pub struct Connection {
     stream: TcpStream,
 }
 
 impl Connection {
-    /// Connects and sends nothing.
+    /// Connects without sending anything.
     pub fn silent(address: SocketAddr) -> Connection {
         let stream = TcpStream::connect(address).expect("a connection");
         stream.set_read_timeout(Some(TIMEOUT)).expect("a read time-out");
         Connection { stream }
     }
 
-    /// Connects and sends the preface and these settings (six bytes each).
+    /// Connects, and sends the preface and these settings (six bytes each).
     pub fn h2(address: SocketAddr, settings: &[u8]) -> Connection {
         let mut connection = Connection::silent(address);
         connection.send(PREFACE);
@@ -160,7 +161,7 @@ impl Connection {
         connection
     }
 
-    /// Connects as a client that opens all windows as far as they go.
+    /// Connects, and opens all flow-control windows to the maximum.
     pub fn greedy(address: SocketAddr) -> Connection {
         let window_max = (i32::MAX as u32).to_be_bytes();
         let mut connection = Connection::h2(address, &[&[0, 4][..], &window_max].concat());
@@ -168,12 +169,13 @@ impl Connection {
         connection
     }
 
-    /// Writes bytes. Returns false if the server has closed.
+    /// Writes bytes. Returns false if the server has closed the connection.
     pub fn send(&mut self, bytes: &[u8]) -> bool {
         self.stream.write_all(bytes).is_ok()
     }
 
-    /// Writes bytes until the server takes no more for 300 ms, or has closed. Returns how many it took.
+    /// Writes bytes until the server accepts none for 300 ms, or has closed. Returns the number of bytes
+    /// written.
     pub fn flood(&mut self, bytes: &[u8]) -> usize {
         self.stream.set_write_timeout(Some(Duration::from_millis(300))).expect("a write time-out");
         let mut taken = 0;
@@ -186,19 +188,19 @@ impl Connection {
         taken
     }
 
-    /// Sends a unary call, with `body` as the whole of its data, in one write: the server may otherwise look at its
-    /// parts at different times.
+    /// Sends a unary call, with `body` as all of its data, in one write; in several writes, the server could
+    /// process the parts at different times.
     pub fn call(&mut self, stream: u32, path: &str, more: &[(&str, &str)], body: &[u8]) {
         let mut frames = frame(HEADERS, END_HEADERS, stream, &call_block(path, more));
         frames.extend(frame(DATA, END_STREAM, stream, body));
         self.send(&frames);
     }
 
-    /// The next frame; `None` when the server has closed.
+    /// Returns the next frame, or `None` if the server has closed the connection.
     ///
     /// # Panics
     ///
-    /// When nothing comes for [`TIMEOUT`].
+    /// Panics if nothing arrives for [`TIMEOUT`].
     #[expect(clippy::should_implement_trait, reason = "a test reads a frame; it does not iterate")]
     pub fn next(&mut self) -> Option<Frame> {
         let mut head = [0; HEAD_BYTES];
@@ -218,11 +220,11 @@ impl Connection {
         }
     }
 
-    /// The next frame of this kind; others before it are dropped.
+    /// Returns the next frame of this type, and drops all frames before it.
     ///
     /// # Panics
     ///
-    /// When the server closes before, or nothing comes for [`TIMEOUT`].
+    /// Panics if the server closes first, or nothing arrives for [`TIMEOUT`].
     pub fn next_of(&mut self, kind: u8) -> Frame {
         loop {
             let frame = self.next().expect("the server did not close");
@@ -232,11 +234,11 @@ impl Connection {
         }
     }
 
-    /// Everything that comes until the server closes.
+    /// Returns all bytes that arrive until the server closes.
     ///
     /// # Panics
     ///
-    /// When it does not close and nothing comes for [`TIMEOUT`].
+    /// Panics if the server does not close and nothing arrives for [`TIMEOUT`].
     pub fn read_to_close(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
         if let Err(error) = self.stream.read_to_end(&mut all) {
@@ -250,12 +252,12 @@ impl Connection {
         while self.next().is_some() {}
     }
 
-    /// The bare stream.
+    /// Returns the underlying stream.
     pub fn into_stream(self) -> TcpStream {
         self.stream
     }
 
-    /// Shuts the sending side.
+    /// Shuts down the sending side.
     pub fn finish(&mut self) {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
@@ -265,11 +267,12 @@ fn is_timeout(error: &std::io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
 }
 
-/// Sends bytes on a connection of its own, shuts the sending side, and returns what came until the server closed.
+/// Sends bytes on a new connection, shuts down the sending side, and returns what arrived until the server
+/// closed.
 ///
 /// # Panics
 ///
-/// When the server does not close.
+/// Panics if the server does not close.
 pub fn send_garbage(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut connection = Connection::silent(address);
     connection.send(bytes);

@@ -2,11 +2,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-/// Runs a test's future to its end, on this thread, in a tokio runtime of its own, and returns what it returned.
+/// Runs a test's future to its end on this thread, in a new tokio runtime, and returns the result.
 ///
 /// # Panics
 ///
-/// When it has not ended after `limit`: something hangs.
+/// Panics if the future has not ended after `limit`, which means that the test hangs.
 #[track_caller]
 pub fn block_on<T>(limit: Duration, test: impl Future<Output = T>) -> T {
     let runtime =
@@ -15,11 +15,11 @@ pub fn block_on<T>(limit: Duration, test: impl Future<Output = T>) -> T {
     ended.unwrap_or_else(|_| panic!("the test has not ended after {limit:?}"))
 }
 
-/// As [`wait_until`](crate::wait_until), for tests that run in a tokio runtime.
+/// Like [`wait_until`](crate::wait_until), for tests that run in a tokio runtime.
 ///
 /// # Panics
 ///
-/// When nothing was found for `timeout`; `what` then says what was waited for.
+/// Panics if `look` finds nothing within `timeout`; `what` describes the awaited condition in the message.
 pub async fn eventually<T>(what: &str, timeout: Duration, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + timeout;
     let mut pause = Duration::from_millis(1);

@@ -1,24 +1,24 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A directory of one test. It exists and is empty at first; when the value is dropped it is removed with all that is
-/// in it, unless the test fails or `MAINSTAY_TEST_KEEP` is set.
+/// Directory of one test, empty at first. Dropping the value removes the directory with its contents, unless
+/// the test fails or `MAINSTAY_TEST_KEEP` is set.
 #[derive(Debug)]
 pub struct TempDir {
     path: PathBuf,
 }
 
 impl TempDir {
-    /// Creates a directory in `target/tmp` of the build, which is on a real disk. The name begins with `name`, for those
-    /// who look at what a failed test left.
+    /// Creates a directory in `target/tmp` of the build, which is on a real disk. Its name begins with
+    /// `name`, so that the directory of a failed test can be identified.
     pub fn new(name: &str) -> TempDir {
         TempDir::within(&build_dir(), name).expect("a test can make its directory")
     }
 
-    /// Creates a directory in memory if the machine has such a file system (`/dev/shm`), for tests that are not about
-    /// the disk: other processes' syncs do not delay them. Otherwise it is as [`TempDir::new`] makes it.
+    /// Creates a directory in memory if the machine has such a file system (`/dev/shm`), for tests that are
+    /// not about the disk: other processes' syncs do not delay them. Otherwise behaves like [`TempDir::new`].
     ///
-    /// Its path is short enough for the address of a socket.
+    /// The path is short enough for the address of a socket.
     pub fn in_memory(name: &str) -> TempDir {
         TempDir::within(Path::new("/dev/shm"), &format!("mainstay-{name}"))
             .unwrap_or_else(|_| TempDir::new(name))
@@ -28,18 +28,18 @@ impl TempDir {
         static CREATED: AtomicU32 = AtomicU32::new(0);
         let number = CREATED.fetch_add(1, Ordering::Relaxed);
         let path = parent.join(format!("{name}-{}-{number}", std::process::id()));
-        // A process that had the same id may have left one.
+        // An earlier process with the same id may have left a directory.
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir(&path)?;
         Ok(TempDir { path })
     }
 
-    /// The directory's path, which is absolute.
+    /// Returns the absolute path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The path of something in the directory.
+    /// Returns the path of an entry in the directory.
     pub fn join(&self, name: impl AsRef<Path>) -> PathBuf {
         self.path.join(name)
     }
@@ -48,14 +48,15 @@ impl TempDir {
 impl Drop for TempDir {
     fn drop(&mut self) {
         if !std::thread::panicking() && std::env::var_os("MAINSTAY_TEST_KEEP").is_none() {
-            // A test may have removed it itself.
+            // The test may have removed the directory itself.
             let _ = std::fs::remove_dir_all(&self.path);
         }
     }
 }
 
-/// `target/tmp`, as cargo names it to integration tests in `CARGO_TARGET_TMPDIR` at compile time: tests are run from
-/// `target/PROFILE/deps`. The system's directory if it cannot be made.
+/// Returns `target/tmp`, which cargo passes to integration tests as `CARGO_TARGET_TMPDIR` at compile time. It
+/// is found from the test's own path in `target/PROFILE/deps`. Returns the system's temporary directory if
+/// `target/tmp` cannot be created.
 fn build_dir() -> PathBuf {
     let program = std::env::current_exe().unwrap_or_default();
     let target = program.ancestors().find(|dir| dir.join("CACHEDIR.TAG").is_file());

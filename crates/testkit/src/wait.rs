@@ -1,10 +1,10 @@
 use std::time::{Duration, Instant};
 
-/// Waits until `look` finds something and returns it, for something that happens by itself in another thread or process.
+/// Waits until `look` finds something in another thread or process, and returns it.
 ///
 /// # Panics
 ///
-/// When nothing was found for `timeout`; `what` then says what was waited for.
+/// Panics if `look` finds nothing within `timeout`; `what` describes the awaited condition in the message.
 #[track_caller]
 pub fn wait_until<T>(what: &str, timeout: Duration, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + timeout;
@@ -14,7 +14,7 @@ pub fn wait_until<T>(what: &str, timeout: Duration, mut look: impl FnMut() -> Op
             return found;
         }
         assert!(Instant::now() < deadline, "waited {timeout:?} in vain: {what}");
-        // Short at first, since most of what is waited for is about to happen.
+        // The pauses are short at first, since most awaited conditions are met soon.
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(10));
     }

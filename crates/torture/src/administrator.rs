@@ -1,7 +1,8 @@
-//! Users and their rights: they are set up at the start, and some are changed all the time.
+//! Users and their permissions: created at the start of the run, and some of them changed all the time.
 //!
-//! Each changing user has a role of its own. A change of which nobody knows whether it happened may happen at any later time,
-//! so that user is then given up, and another one made under a new name.
+//! Each changing user has its own role. If the result of a change is unknown, the change may still take
+//! effect at any later time; the administrator then gives up that user and creates another one with a new
+//! name.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,9 +20,9 @@ use crate::security::{Identity, ROOT, SLOTS, STAFF, WORKER, count, first_passwor
 use crate::session::ClientContext;
 use crate::user_client;
 
-/// Permissions of a user at the most.
+/// Largest number of permissions of a user.
 const PERMISSIONS_MAX: usize = 4;
-/// How long the users that are there at the start may take to be made.
+/// Time that each call may take that creates the permanent users.
 const SET_UP_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// A permission of a role.
@@ -32,7 +33,7 @@ struct Permission {
     granted: bool,
 }
 
-/// A user, its role, and what is known of both.
+/// A user, its role, and their state as the administrator knows it.
 struct User {
     name: String,
     password: u64,
@@ -40,15 +41,15 @@ struct User {
     permissions: Vec<Permission>,
 }
 
-/// A call, and what is changed by it.
+/// Auth call, and the change that it makes.
 pub(crate) struct Change {
     rpc: Rpc,
     message: Vec<u8>,
-    /// And whether it holds from then on.
+    /// Grants that the call changes, with true if the grant exists afterwards.
     about: Vec<(Grant, bool)>,
 }
 
-/// What is known after a change was asked for.
+/// Result of a change as the administrator knows it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Known {
     Done,
@@ -56,7 +57,7 @@ pub(crate) enum Known {
     Unknown,
 }
 
-/// Authentication on or off.
+/// Returns the change that enables or disables authentication.
 pub(crate) fn switch(on: bool) -> Change {
     let about = vec![(Grant::Authentication, on)];
     let rpc = if on { Rpc::AuthEnable } else { Rpc::AuthDisable };
@@ -130,7 +131,7 @@ impl User {
         format!("{}'s {}", self.name, self.password)
     }
 
-    /// The calls that make it, one after the other.
+    /// Returns the calls that create the user, in order.
     fn make(&self) -> Vec<Change> {
         let role = self.role();
         let mut changes = vec![add_role(&role), add_user(&self.name, self.password())];
@@ -177,7 +178,7 @@ impl User {
     }
 }
 
-/// What an error says about a change. By the text, as elsewhere.
+/// Classifies the error of a change, by its text like `outcome::of`.
 fn known_after(status: &Status) -> Known {
     let certain = [
         error::PERMISSION_DENIED,
@@ -199,9 +200,9 @@ fn known_after(status: &Status) -> Known {
     Known::Unknown
 }
 
-/// Asks for a change, and records what became of it.
+/// Requests a change, and records the result.
 pub(crate) async fn carry_out(context: &ClientContext, client: u64, member: usize, change: &Change) -> Known {
-    // If it fails, nothing was sent.
+    // If connecting fails, no request was sent.
     let Ok(link) = context.open(member, Identity::Root, client).await else { return Known::Refused };
     let call = context.record.now();
     let options = link.options().within(context.timeout);
@@ -228,10 +229,10 @@ pub(crate) async fn carry_out(context: &ClientContext, client: u64, member: usiz
     known
 }
 
-/// Makes the users that are always there, and switches authentication on. Members must be healthy.
+/// Creates the permanent users and enables authentication. All members must be healthy.
 ///
 /// # Errors
-/// What did not succeed.
+/// Names the change that did not succeed in time.
 pub async fn set_up(context: &ClientContext, client: u64) -> Result<(), String> {
     use authpb::permission::Type;
     let Some(users) = &context.security.users else { return Ok(()) };
@@ -255,7 +256,7 @@ pub async fn set_up(context: &ClientContext, client: u64) -> Result<(), String> 
     Ok(())
 }
 
-/// Makes users, and changes what they may do, until the phase ends.
+/// Creates users and changes their permissions until the phase ends.
 pub async fn work(context: Arc<ClientContext>, number: u64, mut rng: Rng, mut phase: watch::Receiver<Phase>) {
     let Some(users) = &context.security.users else { return };
     let mut made = 0;
@@ -312,7 +313,7 @@ pub async fn work(context: Arc<ClientContext>, number: u64, mut rng: Rng, mut ph
     }
 }
 
-/// Makes a user; false if one of the calls was not answered with a yes.
+/// Creates a user. Returns false if any call did not succeed for certain.
 async fn make(context: &ClientContext, number: u64, user: &User) -> bool {
     for (nth, change) in user.make().iter().enumerate() {
         let member = nth % context.addresses.len().max(1);

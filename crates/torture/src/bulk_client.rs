@@ -1,5 +1,5 @@
-//! A client with large values: logs grow, segments are sealed, checkpoints are written and space is reclaimed within
-//! minutes.
+//! A client with large values: logs grow, segments are sealed, checkpoints are written and space is reclaimed
+//! within minutes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use crate::load::{Phase, pause};
 use crate::rng::Rng;
 use crate::session::{ClientContext, Session};
 
-/// Keys that are overwritten in turn.
+/// Number of keys, which are overwritten at random.
 const KEYS: u64 = 12;
-/// Between two puts; with the mean size some 2 MB/s.
+/// Interval between two puts; with the mean size this writes about 2 MB/s.
 const EVERY: Duration = Duration::from_millis(150);
 const KIB_LEAST: u64 = 64;
 const KIB_MOST: u64 = 512;
 
-/// Puts until the phase ends, and reads now and then.
+/// Puts until the phase ends; one request in ten is a read.
 pub async fn work(context: Arc<ClientContext>, number: u64, mut rng: Rng, mut phase: watch::Receiver<Phase>) {
     let mut session = Session::new(&context, number, 0);
     while pause(&mut phase, EVERY).await {

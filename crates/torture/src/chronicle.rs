@@ -1,87 +1,87 @@
-//! What was done to members and what became of them.
+//! Log of what was done to the members and how they reacted.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::session::ClientContext;
 
-/// What a member's process is, as far as this program made it so.
+/// State of a member's process, as far as this program caused it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// There is no process.
+    /// No process runs.
     Down,
-    /// It runs.
+    /// The process runs.
     Up,
-    /// It is stopped by a signal.
+    /// The process is stopped by SIGSTOP.
     Paused,
 }
 
-/// What a member says of itself.
+/// Status that a member reports about itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// It answers at all.
+    /// True if the member answers.
     pub answers: bool,
-    /// It believes to lead.
+    /// True if the member believes it is the leader.
     pub leads: bool,
-    /// The term that it is in.
+    /// Raft term of the member.
     pub term: u64,
-    /// It knows a leader.
+    /// True if the member knows a leader.
     pub sees_leader: bool,
 }
 
-/// A fault that was injected.
+/// One injected fault, drawn as a bar in the timeline.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Bar {
-    /// Its name.
+    /// Name of the fault.
     pub name: String,
-    /// What exactly was done.
+    /// Description of what was done.
     pub detail: String,
-    /// To whom.
+    /// Affected members.
     pub members: Vec<usize>,
-    /// When it began, in nanoseconds.
+    /// Start of the fault, in nanoseconds since the run began.
     pub from: u64,
-    /// When it was over; the run may end before.
+    /// End of the fault; `None` if the run ended first.
     pub to: Option<u64>,
-    /// When all members were healthy again.
+    /// Time at which all members were healthy again.
     pub recovered: Option<u64>,
 }
 
-/// Something that must not happen, beside what the oracle finds.
+/// A violation that this program found by itself, outside the oracle.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trouble {
-    /// When, in nanoseconds.
+    /// Time, in nanoseconds since the run began.
     pub at: u64,
-    /// In a few words.
+    /// Kind of the violation, in a few words.
     pub kind: String,
-    /// In a sentence.
+    /// Description, in a sentence.
     pub text: String,
 }
 
-/// What was done to the members and what became of them, for the timeline and the report.
+/// Log of what was done to the members and how they reacted, for the timeline and the report.
 pub struct Chronicle {
     context: Arc<ClientContext>,
     inner: Mutex<Chapters>,
 }
 
-/// A change of something over time: from when it is so.
+/// Values over time: each with the time from which it holds.
 pub type Trail<T> = Vec<(u64, T)>;
 
-/// What the chronicle holds.
+/// Contents of the chronicle.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chapters {
-    /// Of each member.
+    /// Process states of each member.
     pub states: Vec<Trail<State>>,
-    /// Of each member.
+    /// Reported status of each member.
     pub readings: Vec<Trail<Reading>>,
-    /// In the order in which they began.
+    /// Injected faults, ordered by their start.
     pub bars: Vec<Bar>,
-    /// In the order in which they were found.
+    /// Violations, in the order in which they were found.
     pub troubles: Vec<Trouble>,
-    /// Remarks.
+    /// Remarks with their times.
     pub notes: Trail<String>,
 }
 
 impl Chronicle {
-    /// An empty one.
+    /// Creates an empty chronicle.
     pub fn new(context: &Arc<ClientContext>) -> Chronicle {
         let members = context.addresses.len();
         let inner = Chapters {
@@ -92,17 +92,17 @@ impl Chronicle {
         Chronicle { context: Arc::clone(context), inner: Mutex::new(inner) }
     }
 
-    /// What has been written.
+    /// Locks and returns the contents.
     pub fn lock(&self) -> MutexGuard<'_, Chapters> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nanoseconds since the run began.
+    /// Returns the nanoseconds since the run began.
     pub fn now(&self) -> u64 {
         self.context.record.now()
     }
 
-    /// A member's process is now like that.
+    /// Records the state of a member's process.
     pub fn is(&self, member: usize, state: State) {
         let now = self.now();
         if let Some(trail) = self.lock().states.get_mut(member) {
@@ -110,7 +110,7 @@ impl Chronicle {
         }
     }
 
-    /// A member says this of itself.
+    /// Records the status that a member reports.
     pub fn read(&self, member: usize, reading: Reading) {
         let now = self.now();
         if let Some(trail) = self.lock().readings.get_mut(member) {
@@ -118,7 +118,7 @@ impl Chronicle {
         }
     }
 
-    /// A fault begins. Gives its number.
+    /// Records that a fault begins, and returns the fault's number.
     pub fn begin(&self, name: &str) -> usize {
         let from = self.now();
         let mut inner = self.lock();
@@ -126,7 +126,7 @@ impl Chronicle {
         inner.bars.len() - 1
     }
 
-    /// What exactly is done, and to whom.
+    /// Adds affected members and a description to a fault.
     pub fn detail(&self, bar: usize, members: &[usize], detail: &str) {
         if let Some(bar) = self.lock().bars.get_mut(bar) {
             bar.members = members.to_vec();
@@ -137,7 +137,7 @@ impl Chronicle {
         }
     }
 
-    /// The fault is over.
+    /// Records that a fault is over.
     pub fn over(&self, bar: usize) {
         let now = self.now();
         if let Some(bar) = self.lock().bars.get_mut(bar) {
@@ -145,7 +145,7 @@ impl Chronicle {
         }
     }
 
-    /// All members are healthy after it.
+    /// Records that all members are healthy again after a fault.
     pub fn recovered(&self, bar: usize) {
         let now = self.now();
         if let Some(bar) = self.lock().bars.get_mut(bar) {
@@ -153,14 +153,14 @@ impl Chronicle {
         }
     }
 
-    /// Something happened that must not.
+    /// Records a violation.
     pub fn trouble(&self, kind: &str, text: impl Into<String>) {
         let at = self.now();
         let (kind, text) = (kind.to_owned(), text.into());
         self.lock().troubles.push(Trouble { at, kind, text });
     }
 
-    /// A remark.
+    /// Records a remark.
     pub fn note(&self, text: impl Into<String>) {
         let at = self.now();
         self.lock().notes.push((at, text.into()));

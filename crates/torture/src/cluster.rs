@@ -21,53 +21,53 @@ use crate::security::{Identity, Security};
 use crate::session::{ClientContext, Session};
 use crate::small_disk::SmallDisk;
 
-/// Where every member listens, on its own address.
+/// Port for clients; every member has its own address.
 pub const CLIENT_PORT: u16 = 2379;
 const PEER_PORT: u16 = 2380;
-/// How long all members may take to be healthy when nothing is in their way.
+/// Time within which all members must be healthy once no fault is active.
 pub const RECOVERY_TIME_MAX: Duration = Duration::from_secs(60);
-/// How long an orderly stop may take.
+/// Time that a clean shutdown may take.
 const STOP_TIME_MAX: Duration = Duration::from_secs(30);
-/// How long a killed process may take to be gone.
+/// Time within which a killed process must be gone.
 const KILL_TIME_MAX: Duration = Duration::from_secs(30);
-/// How long a call of the operator may take.
+/// Time that a call of the operator may take.
 const CALL_TIME_MAX: Duration = Duration::from_secs(5);
-/// The number of the client that acts as operator.
+/// Client number of the operator.
 const OPERATOR: u64 = 7000;
-/// How long it may take to see whether somebody is let in.
+/// Time that a check of a member's access control may take.
 const GLANCE_TIME_MAX: Duration = Duration::from_secs(2);
 /// Time that a process may take from its start until it listens.
 const LISTEN_TIME_MAX: Duration = Duration::from_secs(30);
-/// Of what a member said, at most this much is quoted.
+/// Largest part of a member's output that a message quotes, in bytes.
 const QUOTE_BYTES: u64 = 1500;
 
-/// Flags of every member, before those that were asked for: small logs and little patience for laggards, so that
-/// checkpoints and snapshots are a matter of seconds.
+/// Flags of every member, placed before the user's flags: small logs and short catch-up, so that checkpoints
+/// and snapshots happen within seconds.
 const FLAGS: &[&str] =
     &["--snapshot-count=300", "--snapshot-catchup-entries=100", "--watch-progress-notify-interval=2s"];
 
-/// A place for a member and who is there.
+/// Slot of a member: its address, its data, and its process while one runs.
 struct MemberSlot {
     name: String,
     address: Ipv4Addr,
     data_dir: PathBuf,
     log_path: PathBuf,
     process: Option<Process>,
-    /// Which of the builds it runs.
+    /// Index of the build that the member runs.
     build: usize,
     clock: Option<ClockOffset>,
-    /// Whether it joined a cluster that was there.
+    /// True if the member joined an existing cluster.
     joined: bool,
-    /// Whether nobody is surprised when the process ends.
+    /// True if the process may end by itself without a violation.
     may_end: bool,
 }
 
-/// The members, their network and their disks.
+/// The members, with their network and their disks.
 pub struct Cluster {
-    // In the order in which they have to go.
+    // The field order is the order in which the parts must be dropped.
     slots: Vec<MemberSlot>,
     disks: Vec<SmallDisk>,
-    /// `None`: all are on the loopback.
+    /// Simulated network; `None` if all members are on the loopback.
     pub network: Option<Network>,
     builds: Vec<PathBuf>,
     flags: Vec<String>,
@@ -77,31 +77,31 @@ pub struct Cluster {
     runtime: Runtime,
 }
 
-/// What a cluster is made of.
+/// Parts that a cluster is built from.
 pub struct Parts {
-    /// One or two binaries.
+    /// One or two server binaries.
     pub builds: Vec<PathBuf>,
-    /// Further flags of every member.
+    /// Additional flags of every member.
     pub flags: Vec<String>,
-    /// A bug that is planted in every member whose build can have it.
+    /// Bug that is planted in every member whose build supports it.
     pub bug: Option<String>,
-    /// The address of each member.
+    /// Address of each member.
     pub addresses: Vec<Ipv4Addr>,
-    /// `None`: all are on the loopback.
+    /// Simulated network; `None` if all members are on the loopback.
     pub network: Option<Network>,
-    /// One for each member, or none.
+    /// One file system for each member, or none at all.
     pub disks: Vec<SmallDisk>,
-    /// Where data directories are, without disks of their own.
+    /// Directory of the data directories, if members have no file systems of their own.
     pub work_dir: PathBuf,
-    /// Where logs go.
+    /// Directory of the members' logs.
     pub out_dir: PathBuf,
 }
 
 impl Cluster {
-    /// A cluster none of whose members runs yet.
+    /// Creates a cluster in which no member runs yet.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn plan(
         parts: Parts,
         context: &Arc<ClientContext>,
@@ -134,17 +134,17 @@ impl Cluster {
         })
     }
 
-    /// How many members there are.
+    /// Returns the number of members.
     pub fn size(&self) -> usize {
         self.slots.len()
     }
 
-    /// A member's disk.
+    /// Returns a member's file system, if it has its own.
     pub fn disk(&self, at: usize) -> Option<&SmallDisk> {
         self.disks.get(at)
     }
 
-    /// A member's data directory.
+    /// Returns a member's data directory.
     pub fn data_dir(&self, at: usize) -> io::Result<&Path> {
         self.slot(at).map(|slot| slot.data_dir.as_path())
     }
@@ -182,7 +182,7 @@ impl Cluster {
             .args(FLAGS)
             .args(security.pki.iter().flat_map(|pki| pki.flags(at)));
         if let Some(users) = &security.users {
-            // How long a password takes is not what is tested.
+            // The time of a password hash is not under test, so the cost is low.
             command.arg("--bcrypt-cost=4");
             if let Some(pki) = security.pki.as_ref().filter(|_| users.are_signed) {
                 command.arg(format!("--auth-token={}", pki.jwt()));
@@ -195,7 +195,7 @@ impl Cluster {
         Ok(command)
     }
 
-    /// How clients and members identify themselves.
+    /// Returns how clients and members identify themselves.
     pub fn security(&self) -> &Security {
         &self.context.security
     }
@@ -207,7 +207,7 @@ impl Cluster {
     /// Starts a member's process.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn start(&mut self, at: usize) -> io::Result<()> {
         let slot = self.slot(at)?;
         let command = self.command(slot)?;
@@ -223,11 +223,11 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until a member's process takes connections: by then it has loaded its certificates. It needs no other member for
-    /// that.
+    /// Waits until a member's process accepts connections: by then it has loaded its certificates. A member
+    /// accepts connections without any other member.
     ///
     /// # Errors
-    /// It does not in time, or has ended.
+    /// Returns an error if the process does not listen in time, or has ended.
     pub fn wait_until_it_listens(&mut self, at: usize) -> io::Result<()> {
         let address = SocketAddr::from((self.slot(at)?.address, CLIENT_PORT));
         let deadline = Instant::now() + LISTEN_TIME_MAX;
@@ -245,7 +245,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Whether a member's process is there.
+    /// Returns true if a member's process runs.
     pub fn runs(&self, at: usize) -> bool {
         self.slots.get(at).is_some_and(|slot| slot.process.is_some())
     }
@@ -253,7 +253,7 @@ impl Cluster {
     /// Ends a member as a crash would.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn kill(&mut self, at: usize) -> io::Result<()> {
         if let Some(mut process) = self.slot_mut(at)?.process.take() {
             process.kill(KILL_TIME_MAX)?;
@@ -262,10 +262,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// Ends several at the same moment.
+    /// Ends several members at the same moment, as a crash would.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn kill_together(&mut self, members: &[usize]) -> io::Result<()> {
         for at in members {
             if let Some(process) = &mut self.slot_mut(*at)?.process {
@@ -275,10 +275,10 @@ impl Cluster {
         members.iter().try_for_each(|at| self.kill(*at))
     }
 
-    /// Ends a member in order.
+    /// Shuts a member down cleanly.
     ///
     /// # Errors
-    /// It does not end in time.
+    /// Returns an error if the process does not end in time.
     pub fn stop(&mut self, at: usize) -> io::Result<()> {
         if let Some(mut process) = self.slot_mut(at)?.process.take() {
             process.signal(libc::SIGTERM)?;
@@ -288,10 +288,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// Lets a member stand still, or go on.
+    /// Stops a member's process with SIGSTOP, or lets it continue.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn pause(&mut self, at: usize, still: bool) -> io::Result<()> {
         if let Some(process) = &mut self.slot_mut(at)?.process {
             process.signal(if still { libc::SIGSTOP } else { libc::SIGCONT })?;
@@ -300,19 +300,19 @@ impl Cluster {
         Ok(())
     }
 
-    /// The next process of this member has this clock.
+    /// Sets the clock of this member's next process.
     ///
     /// # Errors
-    /// There is no such member.
+    /// Returns an error if the member does not exist.
     pub fn set_clock(&mut self, at: usize, clock: ClockOffset) -> io::Result<()> {
         self.slot_mut(at)?.clock = Some(clock);
         Ok(())
     }
 
-    /// The next process of this member is of the next build.
+    /// Switches this member's next process to the next build.
     ///
     /// # Errors
-    /// There is no such member.
+    /// Returns an error if the member does not exist.
     pub fn change_build(&mut self, at: usize) -> io::Result<()> {
         let builds = self.builds.len().max(1);
         let slot = self.slot_mut(at)?;
@@ -320,16 +320,16 @@ impl Cluster {
         Ok(())
     }
 
-    /// Says whether this member's process may end by itself.
+    /// Sets whether this member's process may end by itself.
     ///
     /// # Errors
-    /// There is no such member.
+    /// Returns an error if the member does not exist.
     pub fn may_end(&mut self, at: usize, may: bool) -> io::Result<()> {
         self.slot_mut(at)?.may_end = may;
         Ok(())
     }
 
-    /// Looks for processes that ended by themselves. That is trouble, unless it was to be expected.
+    /// Checks for processes that ended by themselves. Such an end is a violation, unless it was allowed.
     pub fn look(&mut self) {
         for at in 0..self.slots.len() {
             let Some(slot) = self.slots.get_mut(at) else { continue };
@@ -354,7 +354,8 @@ impl Cluster {
         }
     }
 
-    /// Looks for panics in the members' logs: where a build does not end with one, it goes on without what panicked.
+    /// Searches the members' logs for panics: a build that does not abort on a panic continues without the
+    /// panicked task.
     pub fn look_for_panics(&self) {
         for at in 0..self.slots.len() {
             let log = self.slot(at).and_then(|slot| std::fs::read(&slot.log_path)).unwrap_or_default();
@@ -368,10 +369,10 @@ impl Cluster {
         }
     }
 
-    /// Waits until a member's process has ended by itself; `None` if it does not in time.
+    /// Waits until a member's process has ended by itself. Returns `None` if it does not end in time.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn wait_for_end(&mut self, at: usize, patience: Duration) -> io::Result<Option<ExitStatus>> {
         let Some(process) = &mut self.slot_mut(at)?.process else { return Ok(None) };
         match process.wait(patience) {
@@ -385,23 +386,25 @@ impl Cluster {
         }
     }
 
-    /// How long a member's log is, in bytes.
+    /// Returns the length of a member's log in bytes.
     pub fn log_bytes(&self, at: usize) -> u64 {
         let path = self.slots.get(at).map(|slot| &slot.log_path);
         path.and_then(|path| path.metadata().ok()).map_or(0, |metadata| metadata.len())
     }
 
-    /// What a member wrote to its log from here on, but for the last part at most.
+    /// Returns the part of a member's log after byte `from`, cut to its last `QUOTE_BYTES` bytes.
     pub fn said(&self, at: usize, from: u64) -> String {
         self.quote(at, from, QUOTE_BYTES)
     }
 
-    /// Whether it has said this since its log had so many bytes, as far as the last mebibyte tells.
+    /// Returns true if these words are in a member's log after byte `from`. Only the last mebibyte is
+    /// searched.
     pub fn has_said(&self, at: usize, from: u64, words: &str) -> bool {
         self.times_said(at, from, words) > 0
     }
 
-    /// How often it has said this since its log had so many bytes, as far as the last mebibyte tells.
+    /// Returns how often these words are in a member's log after byte `from`. Only the last mebibyte is
+    /// searched.
     pub fn times_said(&self, at: usize, from: u64, words: &str) -> usize {
         self.quote(at, from, 1 << 20).matches(words).count()
     }
@@ -418,10 +421,10 @@ impl Cluster {
         read().unwrap_or_else(|error| error.to_string())
     }
 
-    /// Calls a unary method at a member, over a connection of its own.
+    /// Calls a unary method at a member over a new connection.
     ///
     /// # Errors
-    /// The server's, or the connection's.
+    /// Returns the status of the server, or the error of the connection.
     pub fn call<A: Message + Default>(
         &self,
         at: usize,
@@ -431,10 +434,10 @@ impl Cluster {
         self.call_within(at, rpc, request, CALL_TIME_MAX)
     }
 
-    /// As [`Cluster::call`], with this much time.
+    /// Like [`Cluster::call`], with a timeout of the caller's choice.
     ///
     /// # Errors
-    /// As [`Cluster::call`].
+    /// Same as for [`Cluster::call`].
     pub fn call_within<A: Message + Default>(
         &self,
         at: usize,
@@ -448,7 +451,7 @@ impl Cluster {
         A::decode(answer).map_err(|error| Status::with(Code::Internal, format!("not an answer: {error}")))
     }
 
-    /// Connects to a member with these settings alone.
+    /// Connects to a member with only these TLS settings.
     fn dial(&self, at: usize, tls: &Tls) -> Result<Channel, Status> {
         let slot = self.slot(at).map_err(|error| Status::with(Code::Internal, error.to_string()))?;
         let endpoint = Endpoint::new(format!("https://{}:{CLIENT_PORT}", slot.address));
@@ -458,20 +461,20 @@ impl Cluster {
         opened.map_err(|error| Status::with(Code::Unavailable, format!("connection error: {error}")))
     }
 
-    /// The certificate that a member shows a new client, in DER.
+    /// Returns the certificate that a member presents to a new client, in DER.
     ///
     /// # Errors
-    /// No connection comes about.
+    /// Returns an error if no connection can be made.
     pub fn certificate_of(&self, at: usize, tls: &Tls) -> Result<Vec<u8>, Status> {
         let channel = self.dial(at, tls)?;
         let shown = channel.peer().and_then(|peer| peer.chain.first().cloned());
         shown.ok_or(Status::new(Code::Internal, "no certificate was shown"))
     }
 
-    /// A connection to a member over which it answers.
+    /// Opens a connection to a member that answers calls on it.
     ///
     /// # Errors
-    /// There is none.
+    /// Returns an error if no connection can be made, or the member does not answer.
     pub fn hold(&self, at: usize, tls: &Tls) -> Result<Channel, Status> {
         let channel = self.dial(at, tls)?;
         if !self.answers(&channel) {
@@ -480,12 +483,13 @@ impl Cluster {
         Ok(channel)
     }
 
-    /// Whether a member lets a client in with these settings: any answer of its services will do.
+    /// Returns true if a member accepts a client with these TLS settings. Any answer of its services counts,
+    /// also a refusal.
     pub fn lets_in(&self, at: usize, tls: &Tls) -> bool {
         self.dial(at, tls).is_ok_and(|channel| self.answers(&channel))
     }
 
-    /// Whether a member answers over a connection, be it with a refusal.
+    /// Returns true if a member answers over a connection, also with a refusal.
     pub fn answers(&self, channel: &Channel) -> bool {
         let (rpc, message) = crate::injector::question();
         let options = CallOptions::default().within(GLANCE_TIME_MAX);
@@ -495,34 +499,34 @@ impl Cluster {
         }
     }
 
-    /// Asks a member as a client whose operations are recorded, so that the judge knows of it.
+    /// Calls a member as a client whose operations are recorded, so that the oracle knows the operation.
     pub fn operate(&self, at: usize, request: oracle::Request) -> oracle::Outcome {
         self.runtime.block_on(Session::of(&self.context, Identity::Root, OPERATOR, at).ask(request))
     }
 
-    /// Has a change of users and roles carried out, or of whether they are asked for, and records it.
+    /// Makes a change of users, of roles or of authentication itself, and records it.
     pub(crate) fn administer(&self, at: usize, change: &Change) -> Known {
         self.runtime.block_on(carry_out(&self.context, OPERATOR, at, change))
     }
 
-    /// Lets something be done in the background's own time.
+    /// Runs a future to its end on the cluster's runtime.
     pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
         self.runtime.block_on(future)
     }
 
-    /// What a member says of itself.
+    /// Returns the status that a member reports.
     ///
     /// # Errors
-    /// As [`Cluster::call`].
+    /// Same as for [`Cluster::call`].
     pub fn status(&self, at: usize) -> Result<pb::StatusResponse, Status> {
         let time = Duration::from_secs(1);
         self.call_within(at, Rpc::MaintenanceStatus, &pb::StatusRequest {}, time)
     }
 
-    /// Whether a member answers a linearizable read.
+    /// Makes a linearizable read at a member, and returns the revision.
     ///
     /// # Errors
-    /// Why it does not.
+    /// Returns the reason why the member does not answer.
     pub fn healthy(&self, at: usize) -> Result<i64, Status> {
         let request = pb::RangeRequest { key: "none".into(), ..pb::RangeRequest::default() };
         let time = Duration::from_secs(2);
@@ -530,10 +534,10 @@ impl Cluster {
         Ok(answer.header.map_or(0, |header| header.revision))
     }
 
-    /// Starts those who do not run, and waits until all are healthy.
+    /// Starts all members that do not run, and waits until all are healthy.
     ///
     /// # Errors
-    /// Who is not, and why.
+    /// Names a member that is not healthy, and the reason.
     pub fn recover(&mut self) -> io::Result<()> {
         let deadline = Instant::now() + RECOVERY_TIME_MAX;
         for at in 0..self.size() {
@@ -561,7 +565,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Who leads, when a majority has a leader and it says so itself.
+    /// Returns the leader, if a member reports itself as the leader within this time.
     pub fn leader(&self, patience: Duration) -> Option<usize> {
         let deadline = Instant::now() + patience;
         loop {
@@ -569,7 +573,7 @@ impl Cluster {
             for at in 0..self.size() {
                 let Ok(status) = self.status(at) else { continue };
                 let own = status.header.as_ref().map_or(0, |header| header.member_id);
-                // A leader that was cut off may not know yet that there is a newer one.
+                // A leader that was cut off may not know a newer leader yet, so the highest term wins.
                 if own != 0 && own == status.leader && leads.is_none_or(|(_, term)| term < status.raft_term) {
                     leads = Some((at, status.raft_term));
                 }
@@ -581,7 +585,7 @@ impl Cluster {
         }
     }
 
-    /// Asks again while the answer is one that goes by, at whichever member runs.
+    /// Repeats a call at the running members until it succeeds or the error counts as done.
     fn insist<A: Message + Default>(
         &self,
         but: usize,
@@ -613,17 +617,18 @@ impl Cluster {
         }
     }
 
-    /// Does what an operator does after a member's disk is lost: removes the member, adds a new one with its addresses
-    /// and starts it with nothing. The member must not run.
+    /// Replaces a member whose disk is lost, as an operator does: removes the member, adds a new one with the
+    /// same addresses, and starts it without data. The old process must not run.
     ///
     /// # Errors
-    /// What the cluster refuses.
+    /// Returns the refusal of the cluster.
     pub fn replace(&mut self, at: usize) -> io::Result<()> {
         let peer = format!("{}://{}:{PEER_PORT}", self.scheme(), self.slot(at)?.address);
         let other = (0..self.size())
             .find(|other| *other != at && self.runs(*other))
             .ok_or_else(|| io::Error::other("no other member runs"))?;
-        // As this member knows them; it may lag behind, never by this member's own addition.
+        // The list comes from the other member, whose state may lag behind, but never misses this member's
+        // own addition.
         let deadline = Instant::now() + RECOVERY_TIME_MAX;
         let members = loop {
             let request = pb::MemberListRequest { linearizable: true };
@@ -653,7 +658,7 @@ impl Cluster {
         self.start(at)
     }
 
-    /// How many alarms are raised; 0 also if nobody can say.
+    /// Returns the number of raised alarms; 0 also if no member answers.
     pub fn alarms(&self) -> usize {
         let request = pb::AlarmRequest {
             action: pb::alarm_request::AlarmAction::Get as i32,
@@ -666,7 +671,7 @@ impl Cluster {
         listed.map_or(0, |list| list.alarms.len())
     }
 
-    /// Takes back every alarm about room.
+    /// Disarms every alarm for lack of space.
     pub fn disarm(&self) {
         for at in 0..self.size() {
             let request = pb::AlarmRequest {

@@ -1,4 +1,4 @@
-//! A client that throws history away, now here, now there.
+//! A client that compacts, each time at a random member.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ pub async fn work(context: Arc<ClientContext>, number: u64, mut rng: Rng, mut ph
         let Ok(newest) = session.revision().await else { continue };
         let behind = rng.between(0, 1000) as i64;
         let physical = rng.percent(40);
-        // Sometimes what is compacted already, or not yet there: then it is refused.
+        // Some revisions are already compacted or do not exist yet; those requests are refused.
         let revision = (newest + 5 - behind).max(1);
         session.ask(Request::Compact { revision, physical }).await;
     }

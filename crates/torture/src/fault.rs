@@ -1,49 +1,49 @@
-//! The faults there are.
+//! All kinds of faults.
 
 use std::fmt;
 
-/// What a fault needs of the machine.
+/// Requirement of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// Nothing but processes of one's own.
+    /// Only processes started by this program.
     Nothing,
     /// A network namespace for each member.
     Network,
     /// A network namespace for each member, and TUN devices.
     Shaping,
-    /// A small file system for each member.
+    /// A separate small file system for each member.
     Disk,
     /// Time namespaces.
     Clock,
-    /// Files as this project's server writes them.
+    /// Files in the format of this project's server.
     OwnFiles,
-    /// Users, and so an administrator who may switch authentication off.
+    /// Users, and an administrator who may disable authentication.
     Users,
-    /// Certificates, and members that read them again while they run as this project's server does.
+    /// Certificates, and members that reload them while they run, as this project's server does.
     Certificates,
 }
 
 macro_rules! faults {
     ($($(#[$doc:meta])* $variant:ident, $name:literal, $need:ident, $text:literal;)*) => {
-        /// Something that is done to a cluster.
+        /// Fault that can be injected into a cluster.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Fault { $($(#[$doc])* $variant,)* }
 
         impl Fault {
-            /// Every fault there is.
+            /// All faults.
             pub const ALL: &[Fault] = &[$(Fault::$variant,)*];
 
-            /// The name by which it is asked for.
+            /// Returns the name that the command line uses.
             pub const fn name(self) -> &'static str {
                 match self { $(Fault::$variant => $name,)* }
             }
 
-            /// What it does, in one line.
+            /// Describes the fault in one line.
             pub const fn text(self) -> &'static str {
                 match self { $(Fault::$variant => $text,)* }
             }
 
-            /// What it needs of the machine.
+            /// Returns what the fault requires.
             pub const fn need(self) -> Need {
                 match self { $(Fault::$variant => Need::$need,)* }
             }
@@ -52,61 +52,61 @@ macro_rules! faults {
 }
 
 faults! {
-    /// The leader ends as in a crash.
+    /// The leader crashes.
     KillLeader, "kill-leader", Nothing, "kill -9 the leader, start it again after a while";
-    /// Some member ends as in a crash.
+    /// A random member crashes.
     KillAny, "kill-any", Nothing, "kill -9 some member, start it again after a while";
-    /// The whole cluster ends as in a loss of power.
+    /// All members crash at once, as in a power failure.
     KillAll, "kill-all", Nothing, "kill -9 all members at once, start them in any order";
-    /// A member stands still.
+    /// A member's process is stopped for a while.
     Pause, "pause", Nothing, "SIGSTOP a member, the leader every other time, SIGCONT after a while";
-    /// An orderly restart.
+    /// A member restarts cleanly.
     Restart, "restart", Nothing, "SIGTERM a member, wait for its end, start it again";
-    /// An orderly restart of all, one after the other.
+    /// All members restart cleanly, one after the other.
     Rolling, "rolling", Nothing, "restart all members in order, each with the other build if there is a second one";
-    /// The leader hands over.
+    /// The leader hands over leadership.
     MoveLeader, "move-leader", Nothing, "move the leadership to another member";
-    /// History is thrown away.
+    /// Old revisions are compacted.
     Compact, "compact", Nothing, "compact, physically, close to the newest revision, then defragment every member";
-    /// A disk is lost.
+    /// A member loses its disk and is replaced.
     Replace, "replace", Nothing, "kill -9 a member, lose its data, remove it, add a new one with its addresses";
-    /// A disk lies.
+    /// A disk returns wrong data.
     FlipBit, "flip-bit", OwnFiles, "kill -9 a member and turn over a bit of a sealed file: it has to refuse to start, and is replaced";
-    /// The leader is alone.
+    /// The leader is cut off.
     PartitionLeader, "partition-leader", Network, "cut the leader off from all others";
-    /// A minority is alone.
+    /// A minority is cut off.
     PartitionMinority, "partition-minority", Network, "cut a minority off from the others";
-    /// No majority anywhere.
+    /// No majority is connected.
     PartitionAll, "partition-all", Network, "cut every member off from every other";
-    /// One direction fails.
+    /// The network fails in one direction.
     OneWay, "one-way", Network, "let nothing through from one member to another, or to all others; the other direction works";
-    /// Links take their time.
+    /// Links are slow.
     SlowNet, "slow-net", Shaping, "delay what members say to each other by up to 80 ms, limit the rate of one of them";
     /// Links lose packets.
     LossyNet, "lossy-net", Shaping, "lose up to 20 % of all packets between members, send some twice, others out of order";
-    /// Syncs take their time.
+    /// Syncs are slow.
     SlowDisk, "slow-disk", Disk, "freeze and thaw a member's file system several times a second";
-    /// Syncs do not end.
+    /// Syncs do not finish.
     StalledDisk, "stalled-disk", Disk, "freeze a member's file system, the leader's every other time, for seconds";
-    /// No room left.
+    /// The disk is full.
     FullDisk, "full-disk", Disk, "take all the room there is on a member's file system, give it back after a while";
     /// Time jumps.
     Clock, "clock", Clock, "kill -9 a member and start it with monotonic and boot clocks that have jumped by up to 12 days, forward or back";
-    /// Certificates are replaced.
+    /// Certificates are renewed.
     RotateCerts, "rotate-certs", Certificates, "new certificates and keys of the same authorities for all members, and for clients";
-    /// Authorities are replaced.
+    /// Certificate authorities are replaced.
     RotateCa, "rotate-ca", Certificates, "new authorities: trusted beside the old ones, then they issue, then the old ones are trusted no longer";
-    /// A certificate is not to be used any longer.
+    /// A client's certificate is revoked.
     RevokeCert, "revoke-cert", Certificates, "revoke the certificate of a client, which nobody may use from then on, over old connections either; every other time take that back";
-    /// A member is not to be believed any longer.
+    /// A member's certificate is revoked.
     RevokeMember, "revoke-member", Certificates, "revoke the certificates that a member shows and has shown the others, which do not take its connections until it has a new one";
-    /// A file makes no sense.
+    /// A PEM file is broken.
     BrokenPem, "broken-pem", Certificates, "garble a certificate, key, authority or list of a member that runs, and put it right after a while";
-    /// Nobody is asked who he is.
+    /// Authentication is disabled for a while.
     AuthOff, "auth-off", Users, "switch authentication off, and on again after a while";
 }
 
-/// Names of several faults, for asking for them together.
+/// Names of fault groups for the command line.
 const GROUPS: &[(&str, &[Fault])] = &[
     ("kill", &[Fault::KillLeader, Fault::KillAny, Fault::KillAll]),
     ("partition", &[Fault::PartitionLeader, Fault::PartitionMinority, Fault::PartitionAll, Fault::OneWay]),
@@ -127,11 +127,11 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
-    /// Reads names of faults and groups with commas between them; `-name` takes away. None twice, in the order of
-    /// [`Fault::ALL`].
+    /// Parses a comma-separated list of fault and group names; `-name` removes a fault or group. The result
+    /// has no duplicates and the order of [`Fault::ALL`].
     ///
     /// # Errors
-    /// The name that means nothing, and those that mean something.
+    /// Names the unknown word, and lists the known ones.
     pub fn parse_list(list: &str) -> Result<Vec<Fault>, String> {
         let mut chosen = Vec::new();
         for (nth, word) in list.split(',').map(str::trim).filter(|word| !word.is_empty()).enumerate() {
@@ -159,7 +159,7 @@ impl Fault {
         Ok(chosen)
     }
 
-    /// Names of the groups, each with what it stands for, for help.
+    /// Returns the name of each group with the names of its faults, for the help text.
     pub fn groups() -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
         GROUPS.iter().map(|(name, faults)| (*name, faults.iter().map(|fault| fault.name()).collect()))
     }

@@ -1,4 +1,4 @@
-//! Faults, one after the other: which, when, to whom, for how long.
+//! Injects faults one after the other: decides which fault, when, at which members, and for how long.
 
 mod certificates;
 mod disks;
@@ -17,12 +17,12 @@ use crate::rng::Rng;
 
 pub(crate) use certificates::{Revoked, question};
 
-/// How long a leader may take to be found.
+/// Time within which the leader must be found.
 const LEADER_TIME_MAX: Duration = Duration::from_secs(20);
-/// How often it is looked at whether the run is to end, and whether all processes are there.
+/// Interval at which the injector checks for the end of the run and for ended processes.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Injects faults until it is told to stop.
+/// Injects faults until the run ends.
 pub struct Injector<'a> {
     cluster: &'a mut Cluster,
     chronicle: Arc<Chronicle>,
@@ -33,12 +33,12 @@ pub struct Injector<'a> {
     deadline: Instant,
     stopped: &'a dyn Fn() -> bool,
     say: &'a dyn Fn(&str),
-    /// What nobody may get in with.
+    /// Client certificates that are revoked and must be refused.
     revoked: Revoked,
 }
 
 impl<'a> Injector<'a> {
-    /// One that injects these faults, each about equally often.
+    /// Creates an injector that injects each of these faults about equally often.
     pub fn new(
         cluster: &'a mut Cluster,
         chronicle: &Arc<Chronicle>,
@@ -52,7 +52,7 @@ impl<'a> Injector<'a> {
         Injector { cluster, chronicle, faults, every, rng, queue, deadline, stopped, say, revoked }
     }
 
-    /// Injects until the deadline. What goes wrong is written to the chronicle.
+    /// Injects faults until the deadline, and records violations in the chronicle.
     pub fn run(&mut self) {
         while self.wait(self.every) {
             if self.queue.is_empty() {
@@ -67,7 +67,7 @@ impl<'a> Injector<'a> {
     fn one(&mut self, fault: Fault) {
         let bar = self.chronicle.begin(fault.name());
         let injected = self.inject(fault, bar);
-        // Whatever failed on the way: the next one begins with nothing in its way.
+        // The next fault starts from a healed cluster, even if this one failed.
         let healed = self.heal();
         self.chronicle.over(bar);
         if let Err(error) = injected.and(healed) {
@@ -89,10 +89,10 @@ impl<'a> Injector<'a> {
         self.chronicle.trouble("not recovered", format!("after {fault}: {error}"));
     }
 
-    /// Takes back whatever can be taken back.
+    /// Undoes all faults that can be undone.
     ///
     /// # Errors
-    /// The first failure; everything is tried.
+    /// Returns the first error, after every step was tried.
     pub fn heal(&mut self) -> io::Result<()> {
         let mut result = match &mut self.cluster.network {
             Some(network) => network.heal(),
@@ -104,7 +104,7 @@ impl<'a> Injector<'a> {
             }
             result = result.and(self.cluster.pause(at, false));
         }
-        // Whoever ended by now did so while it was allowed to.
+        // A process that has ended by now ended while that was allowed.
         self.cluster.look();
         for at in 0..self.cluster.size() {
             result = result.and(self.cluster.may_end(at, false));
@@ -112,7 +112,7 @@ impl<'a> Injector<'a> {
         result
     }
 
-    /// Waits, and looks after the processes meanwhile. False: the run is over.
+    /// Waits and checks the processes at short intervals. Returns false if the run is over.
     fn wait(&mut self, time: Duration) -> bool {
         let until = Instant::now() + time;
         loop {
@@ -128,7 +128,8 @@ impl<'a> Injector<'a> {
         }
     }
 
-    /// Long enough for an election, which takes up to two seconds, and often short enough to end in the midst of one.
+    /// Draws a duration that is often long enough for an election, which takes up to two seconds, and often
+    /// ends in the middle of one.
     fn lasting(&mut self) -> Duration {
         Duration::from_millis(self.rng.between(500, 4500))
     }
@@ -138,7 +139,7 @@ impl<'a> Injector<'a> {
         self.wait(time);
     }
 
-    /// The numbers of all members.
+    /// Returns the numbers of all members.
     fn all(&self) -> Vec<usize> {
         (0..self.cluster.size()).collect()
     }
@@ -164,7 +165,7 @@ impl<'a> Injector<'a> {
         (self.say)(&format!("{name}: {text}"));
     }
 
-    /// Injects one fault; returns when it is over or the run is.
+    /// Injects one fault. Returns when the fault or the run is over.
     fn inject(&mut self, fault: Fault, bar: usize) -> io::Result<()> {
         match fault {
             Fault::KillLeader => {

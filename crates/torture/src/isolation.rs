@@ -1,4 +1,5 @@
-//! What this machine allows: namespaces, file systems of one's own, time namespaces.
+//! Checks and sets up what this machine allows: network and mount namespaces, separate file systems, time
+//! namespaces.
 
 use std::ffi::CString;
 use std::io;
@@ -7,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use crate::process::ClockOffset;
 
-/// Runs a command of the system; what it said is the error.
+/// Runs a system command; its standard error becomes the error text.
 pub(crate) fn system(program: &str, words: &[&str]) -> io::Result<()> {
     let output = Command::new(program)
         .args(words)
@@ -21,17 +22,19 @@ pub(crate) fn system(program: &str, words: &[&str]) -> io::Result<()> {
     Err(io::Error::other(format!("{program} {}: {}", words.join(" "), said.trim())))
 }
 
-/// Moves the calling thread, and all threads and processes it starts from then on, to a view of mounts and, if asked
-/// for, a network of their own. Interfaces, routes, namespaces and mounts made there vanish with the last of these processes, however
-/// it ends; nothing of it is seen from outside.
+/// Moves the calling thread, and all threads and processes that it starts later, into a private mount
+/// namespace and, if requested, a private network namespace. Interfaces, routes, namespaces and mounts made
+/// there vanish with the last of these processes, however it ends, and are invisible from outside.
 ///
-/// Has to be called before the program has a second thread.
+/// Must be called before the program has a second thread.
 ///
 /// # Errors
-/// The operating system refuses: the program does not run as root, or in a container.
+/// Returns an error if the operating system refuses, because the program does not run as root or runs in a
+/// container.
 pub fn enter(with_network: bool) -> io::Result<()> {
     let what = if with_network { libc::CLONE_NEWNET | libc::CLONE_NEWNS } else { libc::CLONE_NEWNS };
-    // SAFETY: a plain system call; it changes where this thread makes sockets and mounts, and nothing in memory.
+    // SAFETY: a plain system call; it changes where this thread makes sockets and mounts, and touches no
+    // memory.
     if unsafe { libc::unshare(what) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -45,7 +48,7 @@ pub fn enter(with_network: bool) -> io::Result<()> {
         }
         Ok(())
     };
-    // What is mounted from here on stays here.
+    // Mounts made from here on stay in this namespace.
     mount(None, "/", libc::MS_REC | libc::MS_PRIVATE)?;
     if !with_network {
         return Ok(());
@@ -55,10 +58,10 @@ pub fn enter(with_network: bool) -> io::Result<()> {
     system("ip", &["link", "set", "lo", "up"])
 }
 
-/// Whether processes can be started with clocks that are shifted.
+/// Checks that processes can be started with shifted clocks.
 ///
 /// # Errors
-/// Why not.
+/// Returns the reason if they cannot.
 pub fn probe_clock() -> io::Result<()> {
     const SHIFT_SECONDS: i64 = 100_000_000;
     let uptime = |text: &str| -> Option<f64> { text.split_whitespace().next()?.parse().ok() };
@@ -74,10 +77,10 @@ pub fn probe_clock() -> io::Result<()> {
     }
 }
 
-/// Whether a file system of one's own can be made and mounted in this directory.
+/// Checks that a file system can be made and mounted in this directory.
 ///
 /// # Errors
-/// Why not.
+/// Returns the reason if it cannot.
 pub fn probe_disk(dir: &Path) -> io::Result<()> {
     const PROBE_BYTES: u64 = 32 << 20;
     let disk = crate::small_disk::SmallDisk::make(dir, "probe", PROBE_BYTES)?;

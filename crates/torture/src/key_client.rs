@@ -1,4 +1,4 @@
-//! A client that reads and writes a few keys, among others that do the same.
+//! A client that reads and writes a few keys, in competition with others that do the same.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,15 +14,15 @@ use crate::load::{Phase, pause_until};
 use crate::rng::Rng;
 use crate::session::{ClientContext, Session};
 
-/// After how many operations of all clients they move to new keys: what the judge searches through at once is
-/// bounded.
+/// Number of operations of all clients after which they move to new keys. This bounds what the oracle has to
+/// search at once.
 const GROUP_OPERATIONS: u64 = 1500;
-/// Keys of a group: few, so that clients collide.
+/// Number of keys in a group; few, so that clients collide.
 const GROUP_KEYS: usize = 6;
-/// After a failure; a member that is down answers at once.
+/// Delay after a failure, since a member that is down refuses at once.
 const REST: Duration = Duration::from_millis(60);
 
-/// What clients have seen of the keys.
+/// State of the keys as the clients have seen it.
 #[derive(Default)]
 pub struct Known {
     inner: Mutex<Seen>,
@@ -36,7 +36,7 @@ struct Seen {
 }
 
 impl Known {
-    /// The newest revision that any client has seen.
+    /// Returns the newest revision that any client has seen.
     pub fn newest(&self) -> i64 {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).newest
     }
@@ -95,7 +95,7 @@ pub async fn work(
         if !pause_until(&mut phase, due).await {
             return;
         }
-        // What was missed while nobody answered is not made up for.
+        // Requests that were due while the member did not answer are skipped.
         due = (due + every).max(tokio::time::Instant::now());
         let id = context.record.number();
         let group = id / GROUP_OPERATIONS;
@@ -108,7 +108,7 @@ pub async fn work(
     }
 }
 
-/// The next request of a client. Each value is put once.
+/// Draws the next request of a client. Each value is put only once.
 fn invent(rng: &mut Rng, known: &Known, id: u64, group: u64) -> Request {
     let mut order: Vec<usize> = (0..GROUP_KEYS).collect();
     rng.shuffle(&mut order);
@@ -178,13 +178,13 @@ fn invent(rng: &mut Rng, known: &Known, id: u64, group: u64) -> Request {
             let target = target.get(rng.index(target.len())).copied().unwrap_or_default();
             let order = if rng.percent(50) { Order::Ascend } else { Order::Descend };
             let limit = rng.between(0, 4) as i64;
-            // Equal numbers have no order of their own, and a limit would cut anywhere among them.
+            // Keys with equal sort values have no defined order, so a limit could cut anywhere among them.
             let limit = if matches!(target, SortTarget::Key | SortTarget::Value) { limit } else { 0 };
             Request::Range(Range { order, target, limit, ..all() })
         }
         95..96 => Request::Range(Range { keys_only: true, limit: rng.between(0, 3) as i64, ..all() }),
         96..97 => Request::Range(Range { count_only: true, ..all() }),
-        // The past, compacted or not, and sometimes the future.
+        // Reads an old revision, compacted or not, and sometimes a future one.
         _ => {
             let newest = known.newest();
             let revision = (newest + 20 - rng.between(0, 400) as i64).max(1);
@@ -193,7 +193,7 @@ fn invent(rng: &mut Rng, known: &Known, id: u64, group: u64) -> Request {
     }
 }
 
-/// A comparison that often holds.
+/// Draws a comparison that often holds.
 fn guard(rng: &mut Rng, known: &Known, key: Vec<u8>) -> Compare {
     let revision = if rng.percent(10) { 0 } else { known.mod_revision(&key) };
     let (relation, target) = match rng.below(10) {

@@ -1,4 +1,5 @@
-//! A client that makes leases, attaches keys to them, keeps them alive, and lets them end in either way.
+//! A client that creates leases, attaches keys to them, keeps them alive, and lets them end by revocation or
+//! expiry.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use crate::load::{Phase, pause, working};
 use crate::rng::Rng;
 use crate::session::{ClientContext, Session};
 
-/// Grants a lease. Gives its id and its time to live in seconds.
+/// Grants a lease. Returns its id and its time to live in seconds.
 pub async fn grant(session: &mut Session, ttl: i64, id: i64) -> Option<(i64, i64)> {
     match session.ask(Request::Grant { id, ttl }).await {
         Outcome::Done(_, Response::Granted { id, ttl }) => Some((id, ttl)),
@@ -18,7 +19,7 @@ pub async fn grant(session: &mut Session, ttl: i64, id: i64) -> Option<(i64, i64
     }
 }
 
-/// Renews a lease three times in each of its lives until it is gone or the task is ended.
+/// Renews a lease three times per time to live, until the lease is gone or the task is aborted.
 pub async fn keep_alive(context: Arc<ClientContext>, client: u64, member: usize, lease: i64, ttl: i64) {
     let mut session = Session::new(&context, client, member);
     let every = Duration::from_millis(u64::try_from(ttl).unwrap_or(1) * 1000 / 3);
@@ -32,7 +33,7 @@ pub async fn keep_alive(context: Arc<ClientContext>, client: u64, member: usize,
     }
 }
 
-/// Lives one lease after the other until the phase ends.
+/// Uses one lease after the other until the phase ends.
 pub async fn work(
     context: Arc<ClientContext>,
     number: u64,
@@ -44,7 +45,7 @@ pub async fn work(
     let mut lives = 0_u64;
     while working(&phase) {
         lives += 1;
-        // Some want an id of their own; no two the same.
+        // Some leases have an id chosen by the client; all such ids are different.
         let wanted = if rng.percent(20) { (number * 1_000_000 + lives) as i64 } else { 0 };
         let ttl = rng.between(3, 7) as i64;
         let Some((lease, ttl)) = grant(&mut session, ttl, wanted).await else {
@@ -91,7 +92,8 @@ async fn live(
         session.ask(Request::Revoke { id: lease }).await;
         return;
     }
-    // Nobody renews it any more: it and its keys end, not before their time. Whoever looks sees when.
+    // The lease is renewed no more: it and its keys must end, but not too early. The reads below record when
+    // the keys end.
     let deadline = tokio::time::Instant::now() + Duration::from_secs(u64::try_from(ttl).unwrap_or(1) + 4);
     while tokio::time::Instant::now() < deadline && pause(phase, Duration::from_millis(250)).await {
         let keys =

@@ -1,26 +1,26 @@
-//! What an earlier run left that was killed: its directory of images. Its namespaces, mounts and processes are gone by
-//! themselves.
+//! Working directories left by earlier runs that were killed. The namespaces, mounts and processes of such a
+//! run disappear by themselves.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 const PREFIX: &str = "mainstay-torture-";
 
-/// A directory of this run, removed at its end.
+/// Working directory of this run, removed at its end.
 pub struct WorkDir(PathBuf);
 
 impl WorkDir {
-    /// Makes it.
+    /// Creates the directory.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn make() -> io::Result<WorkDir> {
         let path = std::env::temp_dir().join(format!("{PREFIX}{}", std::process::id()));
         std::fs::create_dir_all(&path)?;
         Ok(WorkDir(path))
     }
 
-    /// Where it is.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -34,7 +34,7 @@ impl Drop for WorkDir {
     }
 }
 
-/// Removes the directories of runs whose process is gone.
+/// Removes the working directories of runs whose process is gone.
 pub fn remove() {
     let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return };
     for entry in entries.filter_map(Result::ok) {

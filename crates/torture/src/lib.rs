@@ -1,18 +1,20 @@
-//! Runs a cluster of real processes under faults, with clients that record what they see, and judges it.
+//! Runs a cluster of real processes under faults, records what clients see, and judges the result.
 //!
-//! What it is: the parts of the program `mainstay-torture`. Members run in network namespaces and on file systems of
-//! their own, as far as the machine allows; everything that is made for a run ends with the program, however it ends.
+//! Contents: the parts of the program `mainstay-torture`. Members run in their own network namespaces and on
+//! their own file systems, as far as the machine allows; everything that is made for a run ends with the
+//! program, however the program ends.
 //!
-//! What it does not know: how the server works inside. It takes any server with etcd's flags and API, real etcd among
-//! them; only the fault `flip-bit` knows file names. Whether a history is sound is the `oracle`'s business.
+//! Outside its scope: how the server works inside. It tests any server with etcd's flags and API, including
+//! real etcd; only the fault `flip-bit` knows file names. The `oracle` decides if a history is correct.
 //!
-//! Invariants: an operation is sent once and recorded once; an outcome counts as refused only where nothing can happen
-//! any more (`outcome`); a fault is undone before the next begins, and every member must be healthy between two.
+//! Invariants: an operation is sent once and recorded once; an outcome counts as refused only where the
+//! operation can never take effect (`outcome`); a fault is undone before the next begins, and every member
+//! must be healthy between two faults.
 //!
-//! Unsafe code: system calls that the standard library does not have, in `isolation`, `process`, `shaper`,
+//! Unsafe code: system calls that the standard library lacks, in `isolation`, `process`, `shaper`,
 //! `small_disk` and the binary's signal handler.
 //!
-//! Tests: `tests/it`; they need no root.
+//! Tests: `tests/it`; they do not need root.
 
 mod administrator;
 mod bulk_client;

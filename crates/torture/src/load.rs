@@ -1,4 +1,4 @@
-//! All clients of a run, in a thread of their own.
+//! All clients of a run, in one thread.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -17,65 +17,65 @@ use crate::{
     watch_client,
 };
 
-/// What clients are to do.
+/// Phase of a run, as the clients see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Ask.
+    /// Clients send requests.
     Work,
-    /// Finish what is under way. Watches go on.
+    /// Clients finish requests in flight; watches continue.
     Rest,
-    /// Watches end when they have come to this revision.
+    /// Watches end once they have reached this revision.
     Drain(i64),
-    /// End whatever is missing.
+    /// All remaining work ends.
     Over,
 }
 
-/// Whether clients still work.
+/// Returns true while clients still send requests.
 pub(crate) fn working(phase: &watch::Receiver<Phase>) -> bool {
     *phase.borrow() == Phase::Work
 }
 
-/// Waits, unless work ends before. True: it has not.
+/// Waits for a duration. Returns false as soon as the work phase ends.
 pub(crate) async fn pause(phase: &mut watch::Receiver<Phase>, time: Duration) -> bool {
     pause_until(phase, tokio::time::Instant::now() + time).await
 }
 
-/// As [`pause`], to a moment.
+/// Like [`pause`], until a point in time.
 pub(crate) async fn pause_until(phase: &mut watch::Receiver<Phase>, due: tokio::time::Instant) -> bool {
     let over = phase.wait_for(|phase| *phase != Phase::Work);
     tokio::time::timeout_at(due, over).await.is_err()
 }
 
-/// Numbers of clients, by kind: the first of each.
+/// First client number of each kind of client.
 const FOLLOWERS: u64 = 1000;
 const GLANCERS: u64 = 2000;
 const LOCKERS: u64 = 3000;
 const LESSEES: u64 = 4000;
 const COMPACTOR: u64 = 5000;
 const BULK: u64 = 5500;
-/// The last reading of everything at each member.
+/// First number of the clients that read everything again at the end, one for each member.
 pub const REREADERS: u64 = 6000;
 
-/// Clients whose rights change, by password and by certificate.
+/// First number of the clients whose permissions change.
 const USERS: u64 = 8000;
-/// Those that watch.
+/// First number of the watchers whose permissions change.
 const SPIES: u64 = 8200;
-/// Who changes users and rights.
+/// Client number of the administrator, who changes users and permissions.
 pub const ADMINISTRATOR: u64 = 8500;
 const PROBERS: u64 = 9000;
 
-/// How much clients do.
+/// Amount of work that clients do.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// Clients that read and write keys.
+    /// Number of clients that read and write keys.
     pub clients: usize,
-    /// Operations per second of all these together, at most.
+    /// Largest number of operations per second of all these clients together.
     pub rate: u64,
-    /// Decides what they ask.
+    /// Seed of the clients' random streams.
     pub seed: u64,
 }
 
-/// Clients at work.
+/// Running clients.
 pub struct Load {
     phase: watch::Sender<Phase>,
     workers_done: watch::Receiver<bool>,
@@ -83,10 +83,10 @@ pub struct Load {
 }
 
 impl Load {
-    /// Starts them all.
+    /// Starts all clients.
     ///
     /// # Errors
-    /// No thread can be had.
+    /// Returns an error if no thread can be started.
     pub fn start(
         context: &Arc<ClientContext>,
         chronicle: &Arc<Chronicle>,
@@ -102,15 +102,16 @@ impl Load {
         Ok(Load { phase, workers_done, thread })
     }
 
-    /// Ends the work: true when all have finished what was under way.
+    /// Ends the work phase. Returns true once all clients have finished their requests in flight, false if
+    /// that takes too long.
     pub async fn rest(&mut self, patience: Duration) -> bool {
         self.phase.send_replace(Phase::Rest);
         let done = self.workers_done.wait_for(|done| *done);
         matches!(tokio::time::timeout(patience, done).await, Ok(Ok(_)))
     }
 
-    /// Waits until watches have told everything up to a revision, and ends. False: some have not in time, or a client
-    /// failed.
+    /// Waits until all watches have received everything up to a revision, and ends. Returns false if a watch
+    /// did not in time, or a client panicked.
     pub fn drain(self, revision: i64, patience: Duration) -> bool {
         self.phase.send_replace(Phase::Drain(revision));
         let deadline = std::time::Instant::now() + patience;

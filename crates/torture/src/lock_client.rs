@@ -1,5 +1,5 @@
-//! A client that takes a lock again and again, as etcd's `concurrency.Mutex` does, and writes while it believes to
-//! hold it.
+//! A client that takes a lock again and again, as etcd's `concurrency.Mutex` does, and writes while it
+//! believes that it holds the lock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,17 +17,17 @@ use crate::session::{ClientContext, Session};
 
 const PREFIX: &str = "lock/a/";
 const PREFIX_END: &str = "lock/a0";
-/// Written by holders only.
+/// Key that only holders of the lock write.
 const FENCED: &str = "fence/a";
-/// Seconds. A holder that is cut off may believe for about that long that it still holds the lock: that is why its
-/// writes carry a guard.
+/// Time to live of the lock's lease, in seconds. A holder that is cut off may believe for about that long
+/// that it still holds the lock, so its writes carry a guard.
 const TTL: i64 = 4;
-/// How long a client waits for the lock.
+/// Time that a client waits for the lock.
 const WAIT_MAX: Duration = Duration::from_secs(10);
-/// How often it looks whether its turn has come.
+/// Interval at which a waiting client checks if it holds the lock.
 const LOOK_EVERY: Duration = Duration::from_millis(60);
 
-/// Takes the lock until the phase ends.
+/// Takes the lock again and again until the phase ends.
 pub async fn work(
     context: Arc<ClientContext>,
     number: u64,
@@ -48,7 +48,7 @@ pub async fn work(
             }
         }
         keeper.abort();
-        // Otherwise it ends by itself.
+        // If the revocation fails, the lease expires by itself.
         session.ask(Request::Revoke { id: lease }).await;
     }
 }
@@ -64,7 +64,7 @@ fn first_of_all() -> Range {
     }
 }
 
-/// Takes the lock, writes, gives it up. False: this session is of no use any more.
+/// Takes the lock, writes, and releases it. Returns false if the session must not be used any more.
 async fn hold(session: &mut Session, lease: i64, rng: &mut Rng, phase: &mut watch::Receiver<Phase>) -> bool {
     let context = Arc::clone(session.context());
     let key = format!("{PREFIX}{lease:x}").into_bytes();
@@ -102,7 +102,7 @@ async fn hold(session: &mut Session, lease: i64, rng: &mut Rng, phase: &mut watc
         }
         match session.ask(Request::Range(first_of_all())).await {
             Outcome::Done(_, Response::Range(range)) => match range.kvs.first() {
-                // Nobody waits, then neither does this client: its lease has ended.
+                // No lock key exists, not even this client's: its lease has ended.
                 None => return false,
                 Some(kv) => is_first = kv.key == key && kv.create_revision == created,
             },

@@ -8,7 +8,7 @@ use oracle::History;
 use torture::options::{self, Invocation};
 use torture::{report, run, timeline};
 
-/// Set by the first signal that asks for an end; at the second the program ends as signals end programs.
+/// Set by the first termination signal; the second one ends the program at once.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn interrupt(signal: libc::c_int) {
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
     if finding.is_clean() { ExitCode::SUCCESS } else { ExitCode::from(1) }
 }
 
-/// Judges a history that was kept.
+/// Judges a recorded history.
 fn judge(path: &Path) -> ExitCode {
     let text = std::fs::read_to_string(path).map_err(|error| error.to_string());
     let history = text.and_then(|text| History::from_lines(&text).map_err(|error| error.to_string()));

@@ -7,27 +7,28 @@ use std::os::fd::OwnedFd;
 use crate::isolation::system;
 use crate::shaper::{Quality, Shaper};
 
-/// How a cut is felt.
+/// Behavior of a cut link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// Packets vanish: nothing fails at once.
+    /// Packets vanish, so that nothing fails at once.
     Silent,
-    /// The sender is told that the other is not to be reached: connecting fails at once.
+    /// The sender gets an ICMP error, so that connecting fails at once.
     Unreachable,
 }
 
-/// A network in which members can be cut off from each other without any connection being closed: each is in a
-/// namespace that a router joins with the others. This program is at the router and reaches all members at all times.
+/// Network in which members can be cut off from each other without closing any connection: each member is in
+/// its own namespace, and a router joins the namespaces. This program runs at the router and always reaches
+/// all members.
 ///
-/// Needs [`crate::isolation::enter`] before; everything vanishes with that.
+/// Requires a call of [`crate::isolation::enter`] before; the network vanishes with that namespace.
 pub struct Network {
     places: Vec<OwnedFd>,
-    /// What was added to the router's rules, to take it away again.
+    /// Routing rules that were added, so that they can be removed.
     rules: BTreeSet<Vec<String>>,
     shaper: Option<Shaper>,
 }
 
-/// The table of routes that lead through the shaper.
+/// Number of the routing table that leads through the shaper.
 const SHAPED_TABLE: &str = "99";
 
 fn ip(words: &[&str]) -> io::Result<()> {
@@ -35,10 +36,11 @@ fn ip(words: &[&str]) -> io::Result<()> {
 }
 
 impl Network {
-    /// A network with so many places. Without TUN devices, links cannot be shaped; why goes to `no_shaper`.
+    /// Creates a network with namespaces for `size` members. Without TUN devices, links cannot be shaped; the
+    /// reason is stored in `no_shaper`.
     ///
     /// # Errors
-    /// What the operating system refuses.
+    /// Returns the error of the operating system.
     pub fn make(size: usize, seed: u64, no_shaper: &mut Option<String>) -> io::Result<Network> {
         let mut places = Vec::new();
         for at in 0..size {
@@ -55,7 +57,7 @@ impl Network {
             ip(&["-n", &name, "route", "add", "default", "via", &router])?;
             places.push(File::open(format!("/run/netns/{name}"))?.into());
         }
-        // This thread's own network's.
+        // This setting belongs to this thread's network namespace.
         std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
         let mut network = Network { places, rules: BTreeSet::new(), shaper: None };
         match Network::shaper(seed) {
@@ -68,7 +70,8 @@ impl Network {
     fn shaper(seed: u64) -> io::Result<Shaper> {
         let shaper = Shaper::open("slow0", seed)?;
         ip(&["link", "set", "slow0", "up"])?;
-        // Packets come back from there with the sender's address.
+        // Packets return from the device with the original sender's address, which reverse path filtering
+        // would drop.
         for device in ["all", "slow0"] {
             std::fs::write(format!("/proc/sys/net/ipv4/conf/{device}/rp_filter"), "0")?;
         }
@@ -76,12 +79,12 @@ impl Network {
         Ok(shaper)
     }
 
-    /// The address of a place.
+    /// Returns the address of a member.
     pub fn address(at: usize) -> Ipv4Addr {
         Ipv4Addr::new(10, 77, u8::try_from(at).unwrap_or(u8::MAX), 1)
     }
 
-    /// The namespace of a place.
+    /// Returns the network namespace of a member.
     pub fn place(&self, at: usize) -> Option<&OwnedFd> {
         self.places.get(at)
     }
@@ -99,10 +102,10 @@ impl Network {
         Ok(())
     }
 
-    /// From now on nothing gets from `from` to `to`.
+    /// Drops all packets from `from` to `to` from now on.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn cut(&mut self, from: usize, to: usize, cut: Cut) -> io::Result<()> {
         let action = match cut {
             Cut::Silent => "blackhole",
@@ -111,20 +114,20 @@ impl Network {
         self.add_rule("100", from, to, &[action])
     }
 
-    /// From now on what goes from `from` to `to` goes as all shaped links do.
+    /// Routes packets from `from` to `to` through the shaper from now on.
     ///
     /// # Errors
-    /// The operating system's; there are no shaped links.
+    /// Returns the error of the operating system, or `Unsupported` without a shaper.
     pub fn shape(&mut self, from: usize, to: usize, quality: Quality) -> io::Result<()> {
         let Some(shaper) = &self.shaper else { return Err(io::ErrorKind::Unsupported.into()) };
         shaper.set(Network::address(from), Network::address(to), quality);
         self.add_rule("200", from, to, &["lookup", SHAPED_TABLE])
     }
 
-    /// Everything gets everywhere again, at once.
+    /// Removes all cuts and shaped links at once.
     ///
     /// # Errors
-    /// The operating system's; what could not be taken away stays, for the next call.
+    /// Returns the error of the operating system. Rules that could not be removed are kept for the next call.
     pub fn heal(&mut self) -> io::Result<()> {
         let mut result = Ok(());
         self.rules.retain(|rule| {

@@ -1,56 +1,56 @@
-//! The flags.
+//! Command-line flags.
 
 use std::path::PathBuf;
 
 use crate::fault::Fault;
 
-/// How the members reach each other.
+/// Connection between the members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkKind {
-    /// Each in a network namespace of its own.
+    /// Each member in its own network namespace.
     Namespaces,
-    /// All on addresses of the loopback.
+    /// All members on loopback addresses.
     Loopback,
 }
 
-/// What a run is asked to be.
+/// Options of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// The server's binary; `None`: the release build of this project.
+    /// Path of the server's binary; `None` for the release build of this project.
     pub server: Option<PathBuf>,
-    /// Another build, which members change to and from at rolling restarts.
+    /// Path of another build; members alternate between the two at rolling restarts.
     pub second_build: Option<PathBuf>,
-    /// How many members: 1, 3 or 5.
+    /// Number of members: 1, 3 or 5.
     pub members: usize,
-    /// How long clients work and faults are injected.
+    /// Time in seconds for which clients work and faults are injected.
     pub seconds: u64,
-    /// Decides which faults come when, and what clients ask; `None`: one at random.
+    /// Seed of the fault schedule and of the clients' requests; `None` draws one.
     pub seed: Option<u64>,
     /// Seconds from the end of one fault to the next.
     pub every: f64,
-    /// Faults asked for by name; `None`: all that this machine allows.
+    /// Faults requested by name; `None` for all that this machine allows.
     pub faults: Option<Vec<Fault>>,
-    /// Clients that read and write keys.
+    /// Number of clients that read and write keys.
     pub clients: usize,
-    /// Operations per second of all these clients together, at most.
+    /// Largest number of operations per second of all these clients together.
     pub rate: u64,
-    /// How long one operation may take, in milliseconds.
+    /// Timeout of one operation, in milliseconds.
     pub timeout_ms: u64,
-    /// Further flags for every member.
+    /// Additional flags for every member.
     pub flags: Vec<String>,
-    /// Clients and members speak TLS, and both show certificates.
+    /// True to use TLS between clients and members, with certificates on both sides.
     pub tls: bool,
-    /// There are users: clients log in, and rights change all the time.
+    /// True to create users: clients log in, and permissions change all the time.
     pub users: bool,
-    /// A bug that is planted in members whose build can have it.
+    /// Bug that is planted in members whose build supports it.
     pub bug: Option<String>,
-    /// How members are connected; `None`: namespaces if allowed.
+    /// Connection between the members; `None` for namespaces where allowed.
     pub network: Option<NetworkKind>,
-    /// Keep the members' data and the whole history also when all went well.
+    /// True to keep the members' data and the whole history even without a violation.
     pub keep: bool,
-    /// Where results go.
+    /// Output directory.
     pub out: Option<PathBuf>,
-    /// Say on standard error what is done to whom.
+    /// True to print each injected fault to standard error.
     pub verbose: bool,
 }
 
@@ -79,18 +79,18 @@ impl Default for Options {
     }
 }
 
-/// What the arguments ask for.
+/// Action that the arguments request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Invocation {
-    /// The help text.
+    /// Print the help text.
     Help,
-    /// A run.
+    /// Run a cluster.
     Run(Box<Options>),
-    /// The judgement of a history that was kept.
+    /// Check a recorded history with the oracle.
     Judge(PathBuf),
 }
 
-/// One flag: its name, what its value is called (nothing: it has none), and what it means.
+/// Command-line flag: its name, the placeholder of its value (empty if it has none), and its help text.
 struct Flag {
     name: &'static str,
     value: &'static str,
@@ -254,7 +254,7 @@ const FLAGS: &[Flag] = &[
     },
 ];
 
-/// The help text.
+/// Returns the help text.
 pub fn help() -> String {
     let mut out = String::from(
         "Runs a cluster of real processes under faults, records what clients see, and judges it.\n\n\
@@ -285,10 +285,10 @@ pub fn help() -> String {
     out
 }
 
-/// Reads the arguments behind the program's name.
+/// Parses the arguments after the program's name.
 ///
 /// # Errors
-/// What is wrong with them, in a sentence.
+/// Describes the wrong argument in a sentence.
 pub fn parse(arguments: &[String]) -> Result<Invocation, String> {
     let mut options = Options::default();
     let mut rest = arguments.iter();

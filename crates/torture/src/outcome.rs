@@ -1,18 +1,19 @@
-//! What an error says about the fate of the request.
+//! Decides from an error if the request may have taken effect.
 //!
-//! Clients here send each request once, over one connection, so a call is at most one write. What is open is whether
-//! it was one:
+//! Clients here send each request once, over one connection, so a call results in at most one write. The open
+//! question is whether it resulted in one:
 //!
-//! * Refused for certain is what etcd answers before it proposes anything, or what the state machine decides instead
-//!   of a write; and what never left, because no connection came about.
-//! * Everything else is unknown: the client's own deadline, a broken connection, every "request timed out" (the
-//!   proposal stays in the log whoever waits for it), "server stopped", "leader changed". So is "database space
-//!   exceeded": a member that finds its quota used up while it applies a put says so after it has put.
+//! * Refused for certain: errors that etcd returns before it proposes anything, or that the state machine
+//!   returns instead of a write; and requests that were never sent because no connection could be made.
+//! * Unknown: everything else, such as the client's own deadline, a broken connection, every "request timed
+//!   out" (the proposal stays in the log even if no caller waits for it), "server stopped" and "leader
+//!   changed". "Database space exceeded" is unknown as well: a member that finds its quota used up while it
+//!   applies a put reports the error after the put.
 
 use api::{Status, error};
 use oracle::{Outcome, Refusal};
 
-/// Errors after which nothing ever happens, and which the judge does not ask about.
+/// Errors after which the request never takes effect, and whose exact kind the oracle ignores.
 const CERTAIN: &[&Status] = &[
     &error::TOO_MANY_REQUESTS,
     &error::NO_LEADER,
@@ -34,9 +35,9 @@ const CERTAIN: &[&Status] = &[
     &error::USER_NOT_FOUND,
 ];
 
-/// The outcome of a request that was sent and failed with this.
+/// Returns the outcome of a request that was sent and failed with this status.
 pub fn of(status: &Status) -> Outcome {
-    // By the text alone: proxies and versions differ in codes before they differ in texts.
+    // Only the text is compared: proxies and versions change codes more often than texts.
     let is = |other: &Status| status.message == other.message;
     let refusal = if is(&error::COMPACTED) {
         Refusal::Compacted
@@ -56,12 +57,12 @@ pub fn of(status: &Status) -> Outcome {
     Outcome::Refused(refusal)
 }
 
-/// The outcome of a request that was never sent.
+/// Returns the outcome of a request that was never sent.
 pub fn never_sent(why: &str) -> Outcome {
     Outcome::Refused(Refusal::Other(format!("not sent: {why}")))
 }
 
-/// A short name of a failure, for counting: its text without what differs from one time to the next.
+/// Returns a short name of a failure for counting: its text without the variable parts.
 pub fn kind(outcome: &Outcome) -> Option<String> {
     let text = match outcome {
         Outcome::Done(..) => return None,

@@ -1,4 +1,5 @@
-//! Authorities, certificates and lists of revocations: as files for members, as settings for clients.
+//! Certificate authorities, certificates and revocation lists: as files for members, as TLS settings for
+//! clients.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,33 +12,34 @@ use rcgen::{
     IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
 };
 
-/// All keys and certificates of a run. Members and clients have different authorities, so that no client passes for a
-/// member.
+/// All keys and certificates of a run. Members and clients have different authorities, so that a client
+/// cannot pass as a member.
 pub struct Pki {
     inner: Mutex<Inner>,
 }
 
 struct Inner {
     dir: PathBuf,
-    /// Names and addresses that members' certificates are for.
+    /// Host names and addresses in the members' certificates.
     hosts: Vec<String>,
     clients: Realm,
     peers: Realm,
     last_serial: u64,
-    /// Serial numbers of clients that are revoked, and of members.
+    /// Serial numbers of revoked client certificates, and of revoked member certificates.
     revoked: [Vec<u64>; 2],
-    /// What the list of revocations in each file says, and which authority has signed it.
+    /// Contents of the revocation list in each file: the PEM text of the signing authority, and the serial
+    /// numbers.
     lists: BTreeMap<PathBuf, (String, Vec<u64>)>,
-    /// Serial numbers of the certificates that each member shows the others or has shown them, the newest last; without those
-    /// that are revoked.
+    /// Serial numbers of the certificates that each member presents or has presented to the others, the
+    /// newest last, without the revoked ones.
     peer_serials: Vec<Vec<u64>>,
-    /// Settings of clients by the common name of their certificate.
+    /// TLS settings of clients, by the common name of their certificate.
     settings: BTreeMap<String, Tls>,
-    /// The certificate that each member shows clients, in DER.
+    /// Certificate that each member presents to clients, in DER.
     shown: Vec<Vec<u8>>,
 }
 
-/// The authorities that are trusted for one purpose; one of them issues.
+/// Authorities that are trusted for one purpose; one of them issues.
 struct Realm {
     trusted: Vec<Authority>,
     issuer: usize,
@@ -48,34 +50,34 @@ struct Authority {
     pem: String,
 }
 
-/// A client's certificate in files.
+/// Client certificate stored in files.
 #[derive(Clone, Debug)]
 pub struct ClientCertificate {
-    /// Its serial number.
+    /// Serial number of the certificate.
     pub serial: u64,
     files: TlsFiles,
 }
 
 impl ClientCertificate {
-    /// Settings that know no earlier session.
+    /// Loads TLS settings without any earlier TLS session.
     ///
     /// # Errors
-    /// A file is gone.
+    /// Returns an error if a file is missing.
     pub fn load(&self) -> io::Result<Tls> {
         self.files.load().map_err(io::Error::other)
     }
 
-    /// The same, for whatever certificate a server shows.
+    /// Loads TLS settings that accept any server certificate.
     ///
     /// # Errors
-    /// As [`ClientCertificate::load`].
+    /// Same as for [`ClientCertificate::load`].
     pub fn load_trusting_anyone(&self) -> io::Result<Tls> {
         let files = TlsFiles { insecure_skip_verify: true, ..self.files.clone() };
         files.load().map_err(io::Error::other)
     }
 }
 
-/// The files of one side of a member.
+/// Names of the two sides of a member, each with its own files.
 const SIDES: [&str; 2] = ["client", "peer"];
 
 impl Authority {
@@ -90,7 +92,7 @@ impl Authority {
     }
 }
 
-/// A certificate, its key and its DER form.
+/// Certificate with its key, both in PEM, and the certificate in DER.
 struct Leaf {
     cert: String,
     key: String,
@@ -123,10 +125,10 @@ impl Realm {
 }
 
 impl Pki {
-    /// Authorities, and certificates for members at these addresses, in a directory.
+    /// Creates the authorities, and the certificates for members at these addresses, in a directory.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn new(dir: &Path, addresses: &[std::net::Ipv4Addr]) -> io::Result<Pki> {
         let mut hosts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
         hosts.extend(["127.0.0.1".to_owned(), "localhost".to_owned()]);
@@ -159,7 +161,7 @@ impl Pki {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The flags of a member.
+    /// Returns the TLS flags of a member.
     pub fn flags(&self, at: usize) -> Vec<String> {
         let dir = self.lock().member(at);
         let flag = |name: &str, file: &str| format!("--{name}={}", dir.join(file).display());
@@ -177,17 +179,17 @@ impl Pki {
         ]
     }
 
-    /// The value of `--auth-token` for tokens that are signed.
+    /// Returns the value of `--auth-token` for signed tokens.
     pub fn jwt(&self) -> String {
         let dir = self.lock().dir.clone();
         let path = |file: &str| dir.join(file).display().to_string();
         format!("jwt,pub-key={},priv-key={},sign-method=ES256,ttl=10m", path("jwt.pub"), path("jwt.key"))
     }
 
-    /// Writes new certificates and keys of a member for both sides.
+    /// Writes new certificates and keys for both sides of a member.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn write_leaves(&self, at: usize) -> io::Result<()> {
         let mut inner = self.lock();
         let dir = inner.member(at);
@@ -195,7 +197,8 @@ impl Pki {
             let serial = inner.serial();
             let realm = if side == "peer" { &inner.peers } else { &inner.clients };
             let leaf = realm.issue(&format!("m{at}"), serial, &inner.hosts)?;
-            // One after the other, as operators' tools do: a member must not use them before both are there.
+            // The two files are written one after the other, as operators' tools do. A member must not use
+            // them before both are written.
             std::fs::write(dir.join(format!("{side}.crt")), leaf.cert)?;
             std::fs::write(dir.join(format!("{side}.key")), leaf.key)?;
             if side == "client"
@@ -212,10 +215,10 @@ impl Pki {
         Ok(())
     }
 
-    /// Writes the authorities that a member trusts and the lists of revocations, those that have changed.
+    /// Writes a member's trusted authorities, and those revocation lists that have changed.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn write_trust(&self, at: usize) -> io::Result<()> {
         let mut inner = self.lock();
         let dir = inner.member(at);
@@ -226,20 +229,21 @@ impl Pki {
         inner.write_list(dir.join("peer.crl"), peers, |inner| &inner.peers)
     }
 
-    /// The file of a member by its name: one that a fault may break.
+    /// Returns the path of a member's file, for a fault that breaks it.
     pub fn file(&self, at: usize, name: &str) -> PathBuf {
         self.lock().member(at).join(name)
     }
 
-    /// The certificate that a member has to show clients, in DER.
+    /// Returns the certificate that a member must present to clients, in DER.
     pub fn shown(&self, at: usize) -> Vec<u8> {
         self.lock().shown.get(at).cloned().unwrap_or_default()
     }
 
-    /// The settings of a client whose certificate has this common name. All clients of that name share them.
+    /// Returns the TLS settings of the clients whose certificate has this common name. All clients of one
+    /// name share them.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn client(&self, name: &str) -> io::Result<Tls> {
         if let Some(tls) = self.lock().settings.get(name) {
             return Ok(tls.clone());
@@ -249,10 +253,10 @@ impl Pki {
         Ok(tls)
     }
 
-    /// A new certificate of this common name, in files of its own.
+    /// Issues a new client certificate with this common name, in its own files.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn issue_client(&self, name: &str) -> io::Result<ClientCertificate> {
         let mut inner = self.lock();
         let serial = inner.serial();
@@ -270,15 +274,15 @@ impl Pki {
         Ok(ClientCertificate { serial, files })
     }
 
-    /// From now on clients that connect get new certificates, and trust whom members trust now.
+    /// Makes clients that connect from now on use new certificates and the currently trusted authorities.
     pub fn renew_clients(&self) {
         self.lock().settings.clear();
     }
 
-    /// Two more authorities are trusted, one for clients and one for members.
+    /// Adds two trusted authorities, one for clients and one for members.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn add_authorities(&self) -> io::Result<()> {
         let mut inner = self.lock();
         let number = inner.serial();
@@ -287,14 +291,14 @@ impl Pki {
         Ok(())
     }
 
-    /// From now on the newest authorities issue.
+    /// Makes the newest authorities the issuers.
     pub fn issue_by_newest(&self) {
         let mut inner = self.lock();
         inner.clients.issuer = inner.clients.trusted.len() - 1;
         inner.peers.issuer = inner.peers.trusted.len() - 1;
     }
 
-    /// Only those authorities are trusted that issue now.
+    /// Drops the trust in all authorities that do not issue now.
     pub fn drop_old_authorities(&self) {
         let mut inner = self.lock();
         let Inner { clients, peers, .. } = &mut *inner;
@@ -304,20 +308,20 @@ impl Pki {
         }
     }
 
-    /// A client's certificate is on the list of revocations from now on; members learn of it from their files.
+    /// Adds a client certificate to the revocation list; members learn of it when their files are written.
     pub fn revoke(&self, serial: u64) {
         let [clients, _] = &mut self.lock().revoked;
         clients.push(serial);
     }
 
-    /// A client's certificate is not on the list of revocations any longer.
+    /// Removes a client certificate from the revocation list.
     pub fn pardon(&self, serial: u64) {
         let [clients, _] = &mut self.lock().revoked;
         clients.retain(|revoked| *revoked != serial);
     }
 
-    /// The certificates that a member has shown the others are on their list from now on: its newest, and those before, with
-    /// which connections were made that may still be there. Returns the newest one's serial number.
+    /// Revokes all certificates that a member has presented to the others: the newest one, and earlier ones
+    /// whose connections may still exist. Returns the newest serial number.
     pub fn revoke_member(&self, at: usize) -> u64 {
         let mut inner = self.lock();
         let own = inner.peer_serials.get_mut(at).map(std::mem::take).unwrap_or_default();
@@ -329,7 +333,7 @@ impl Pki {
 }
 
 impl Inner {
-    /// Writes a list of revocations, signed by the authority that issues, unless the file has it.
+    /// Writes a revocation list signed by the issuing authority, unless the file is up to date.
     fn write_list(
         &mut self,
         path: PathBuf,
@@ -382,13 +386,13 @@ mod tests {
             Pki::new(dir.path(), &["127.0.0.1".parse().unwrap(), "127.0.0.2".parse().unwrap()]).unwrap();
         let serials = |at: usize| pki.lock().peer_serials[at].clone();
         let (first, others) = (serials(0), serials(1));
-        // A new one, which no connection has needed yet.
+        // A new certificate that no connection has used yet.
         pki.write_leaves(0).unwrap();
         let newest = serials(0)[1];
         assert_eq!(pki.revoke_member(0), newest);
         assert_eq!(pki.lock().revoked[1], [first[0], newest]);
         assert_eq!(serials(1), others, "the others' are good");
-        // The next time it is about what it was given since.
+        // The next call revokes only certificates issued since.
         pki.write_leaves(0).unwrap();
         let given = serials(0)[0];
         assert_eq!(pki.revoke_member(0), given);

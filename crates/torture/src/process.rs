@@ -1,4 +1,4 @@
-//! A member's process: started at its place in the network, with its clock, and ended with this program.
+//! A member's process: it starts in its network namespace with its clock, and ends with this program.
 
 use std::fs::File;
 use std::io;
@@ -7,21 +7,21 @@ use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// How often a process is looked at whose end is waited for.
+/// Interval at which a process is checked while its end is awaited.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// By how much a process's monotonic and boot clocks differ from this machine's.
+/// Offset of a process's monotonic and boot clocks from the machine's clocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClockOffset {
-    /// Seconds ahead.
+    /// Offset in seconds; positive is ahead.
     pub seconds: i64,
 }
 
-/// Starts the command in a time namespace with these clocks.
+/// Makes the command start in a time namespace with this clock offset.
 pub(crate) fn shift_clock(command: &mut Command, offset: ClockOffset) {
     let line = format!("monotonic {0} 0\nboottime {0} 0\n", offset.seconds);
     let shift = move || {
-        // SAFETY: a plain system call in a process with one thread; the new namespace is entered at the exec to come.
+        // SAFETY: a plain system call in a process with one thread; the next exec enters the new namespace.
         if unsafe { libc::unshare(CLONE_NEWTIME) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -45,31 +45,32 @@ pub(crate) fn shift_clock(command: &mut Command, offset: ClockOffset) {
     unsafe { command.pre_exec(shift) };
 }
 
-/// From `linux/sched.h`.
+/// Value from `linux/sched.h`.
 const CLONE_NEWTIME: libc::c_int = 0x80;
 
-/// Where and how a process is started.
+/// Environment of a process.
 pub struct Place<'a> {
-    /// The network namespace, if not this program's.
+    /// Network namespace; `None` for this program's.
     pub network: Option<&'a OwnedFd>,
-    /// The clock, if not the machine's.
+    /// Clock offset; `None` for the machine's clocks.
     pub clock: Option<ClockOffset>,
 }
 
-/// A process, killed when it is dropped.
+/// Child process, killed on drop.
 pub struct Process {
     child: Child,
     ended: Option<ExitStatus>,
 }
 
 impl Process {
-    /// Starts the command; both its outputs are appended to the log. It is killed when the calling thread ends.
+    /// Starts the command and appends its output and errors to the log. The process is killed when the
+    /// calling thread ends.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn start(mut command: Command, place: &Place<'_>, log: &File) -> io::Result<Process> {
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log.try_clone()?);
-        // A signal from the terminal is for this program; it ends its processes in its own way.
+        // A terminal signal must reach only this program, which then ends its processes itself.
         command.process_group(0);
         if let Some(network) = place.network {
             let network = network.as_raw_fd();
@@ -93,7 +94,7 @@ impl Process {
             if !bound {
                 return Err(io::Error::last_os_error());
             }
-            // SAFETY: as above. The parent may have ended before the call.
+            // SAFETY: a plain system call. It detects a parent that ended before the call of prctl.
             if unsafe { libc::getppid() }.unsigned_abs() != parent {
                 return Err(io::Error::from_raw_os_error(libc::ESRCH));
             }
@@ -104,31 +105,31 @@ impl Process {
         Ok(Process { child: command.spawn()?, ended: None })
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends a signal; none if it has ended.
+    /// Sends a signal, unless the process has ended.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn signal(&mut self, signal: libc::c_int) -> io::Result<()> {
         if self.ended()?.is_some() {
             return Ok(());
         }
         let Ok(id) = libc::pid_t::try_from(self.id()) else { return Err(io::ErrorKind::InvalidInput.into()) };
-        // SAFETY: the id is that of a child that has not been waited for, so nobody else can have it.
+        // SAFETY: the id belongs to a child that was not waited for, so no other process can have it.
         if unsafe { libc::kill(id, signal) } != 0 {
             return Err(io::Error::last_os_error());
         }
         Ok(())
     }
 
-    /// How it ended, if it has.
+    /// Returns the exit status if the process has ended.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait()?;
@@ -136,10 +137,10 @@ impl Process {
         Ok(self.ended)
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the process.
     ///
     /// # Errors
-    /// It still runs when the time is over.
+    /// Returns `TimedOut` if the process still runs after this time.
     pub fn wait(&mut self, patience: Duration) -> io::Result<ExitStatus> {
         let deadline = Instant::now() + patience;
         loop {
@@ -156,10 +157,10 @@ impl Process {
         }
     }
 
-    /// Ends it at once, and waits until it is gone: then its files and ports are free.
+    /// Kills the process and waits until it is gone; then its files and ports are free.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn kill(&mut self, patience: Duration) -> io::Result<ExitStatus> {
         self.signal(libc::SIGKILL)?;
         self.wait(patience)
@@ -168,16 +169,17 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It fails only for a process that has ended.
+        // Killing fails only if the process has already ended.
         let _ = self.child.kill();
-        // Not without end: a process whose disk is frozen cannot end, and who drops it may be about to thaw it.
+        // The wait is bounded: a process whose disk is frozen cannot end, and the caller may be about to thaw
+        // the disk.
         if let Err(error) = self.wait(Duration::from_secs(10)) {
             eprintln!("process {}: {error}", self.id());
         }
     }
 }
 
-/// An end in words.
+/// Describes an exit status.
 pub fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),

@@ -1,4 +1,4 @@
-//! What clients did, as it grows.
+//! Record of everything that clients did.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,14 +9,14 @@ use oracle::{Asker, GrantChange, Holding, Operation, Outcome, Watch};
 
 use crate::outcome;
 
-/// What all clients did, as it grows. All times are nanoseconds since it was made.
+/// Record of everything that all clients did. All times are nanoseconds since the record was created.
 pub struct Record {
     began: Instant,
     next: AtomicU64,
     inner: Mutex<Recorded>,
 }
 
-/// What is recorded.
+/// Contents of the record.
 #[derive(Default)]
 pub struct Recorded {
     /// Finished operations.
@@ -25,15 +25,15 @@ pub struct Recorded {
     pub watches: Vec<Watch>,
     /// Finished holdings of locks.
     pub holdings: Vec<Holding>,
-    /// What was changed of users and their rights.
+    /// Changes of users and their permissions.
     pub grants: Vec<GrantChange>,
-    /// Whose operations and watches those are.
+    /// Users on whose behalf operations and watches were sent.
     pub askers: Vec<Asker>,
-    /// How often what failed.
+    /// Number of failures by kind.
     pub failures: BTreeMap<String, u64>,
-    /// How many operations came out how: done, refused, unknown.
+    /// Number of operations by outcome: done, refused, unknown.
     pub tally: [u64; 3],
-    /// How many events came over watches.
+    /// Number of events that watches received.
     pub events: u64,
 }
 
@@ -44,28 +44,28 @@ impl Default for Record {
 }
 
 impl Record {
-    /// Nanoseconds since the beginning.
+    /// Returns the nanoseconds since the record was created.
     pub fn now(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// When that was, or will be.
+    /// Converts a time of the record to an instant.
     pub fn instant(&self, at: u64) -> Instant {
         self.began + Duration::from_nanos(at)
     }
 
-    /// A number that no other operation or watch has.
+    /// Returns a number that no other operation or watch has.
     pub fn number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// What is recorded until now.
+    /// Locks and returns the contents.
     pub fn lock(&self) -> MutexGuard<'_, Recorded> {
-        // A client that panicked has not left anything half done here.
+        // A poisoned lock is harmless: no client panics while it changes the contents.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An operation has come to its end.
+    /// Records a finished operation.
     pub fn did(&self, operation: Operation) {
         let mut inner = self.lock();
         inner.tally[match operation.outcome {

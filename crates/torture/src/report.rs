@@ -1,4 +1,4 @@
-//! What a run found, in words and as JSON.
+//! The findings of a run, as text and as JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 
 use crate::run::Finding;
 
-/// Of one kind of violation at most so many are printed: one mistake has many consequences.
+/// Largest number of violations of one kind that are printed, since one mistake has many consequences.
 const SHOWN_OF_A_KIND: usize = 4;
-/// Of one violation at most so much is printed, in characters.
+/// Largest number of characters that are printed of one violation.
 const SHOWN_CHARS: usize = 700;
 
-/// What sort of operation a request is.
+/// Category of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Sort {
     /// Ranges.
@@ -23,17 +23,17 @@ pub enum Sort {
     Write,
     /// Transactions.
     Txn,
-    /// Whatever is about leases.
+    /// Lease requests.
     Lease,
     /// Compactions.
     Compact,
 }
 
 impl Sort {
-    /// Every sort there is.
+    /// All categories.
     pub const ALL: [Sort; 5] = [Sort::Read, Sort::Write, Sort::Txn, Sort::Lease, Sort::Compact];
 
-    /// The sort of a request.
+    /// Returns the category of a request.
     pub fn of(request: &Request) -> Sort {
         match request {
             Request::Range(_) => Sort::Read,
@@ -48,7 +48,7 @@ impl Sort {
         }
     }
 
-    /// Its name.
+    /// Returns the name of the category.
     pub fn name(self) -> &'static str {
         match self {
             Sort::Read => "reads",
@@ -60,7 +60,7 @@ impl Sort {
     }
 }
 
-/// What so many of a thousand are not above, of sorted values.
+/// Returns the quantile of sorted values, in thousandths.
 pub fn quantile(sorted: &[u64], per_mille: usize) -> Option<u64> {
     let last = sorted.len().checked_sub(1)?;
     sorted.get(last * per_mille / 1000).copied()
@@ -79,7 +79,7 @@ fn latencies(operations: &[Operation], sort: Sort) -> Vec<u64> {
     times
 }
 
-/// How many operations of a sort came out how: done, refused, unknown.
+/// Counts the operations of a category by outcome: done, refused, unknown.
 fn outcomes(operations: &[Operation], sort: Sort) -> [u64; 3] {
     let mut counts = [0; 3];
     for operation in operations.iter().filter(|operation| Sort::of(&operation.request) == sort) {
@@ -92,7 +92,7 @@ fn outcomes(operations: &[Operation], sort: Sort) -> [u64; 3] {
     counts
 }
 
-/// From each kill of a leader to the end of the first write called after it, in nanoseconds.
+/// Returns the times from each kill of a leader to the end of the first write sent after it, in nanoseconds.
 fn after_leader_kills(finding: &Finding) -> Vec<u64> {
     let kills = finding.chapters.bars.iter().filter(|bar| bar.name == "kill-leader");
     let mut times: Vec<u64> = kills
@@ -109,7 +109,7 @@ fn after_leader_kills(finding: &Finding) -> Vec<u64> {
     times
 }
 
-/// Every violation: when, of what kind, in words.
+/// Returns every violation: its time, its kind and its text.
 pub fn violations(finding: &Finding) -> Vec<(Option<u64>, String, String)> {
     let mut out = Vec::new();
     for trouble in &finding.chapters.troubles {
@@ -160,7 +160,7 @@ fn recoveries(finding: &Finding) -> Vec<u64> {
     times
 }
 
-/// The report as JSON.
+/// Returns the report as JSON.
 pub fn json(finding: &Finding) -> Value {
     let options = &finding.options;
     let path = |path: &Option<std::path::PathBuf>| path.as_ref().map(|path| path.display().to_string());
@@ -247,7 +247,7 @@ pub fn json(finding: &Finding) -> Value {
     })
 }
 
-/// The summary for the console.
+/// Returns the summary for the console.
 pub fn summary(finding: &Finding) -> String {
     let mut out = String::new();
     write_summary(finding, &mut out);
@@ -255,7 +255,7 @@ pub fn summary(finding: &Finding) -> String {
 }
 
 fn write_summary(finding: &Finding, out: &mut String) {
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let mut line = |name: &str, text: String| {
         let _ = writeln!(out, "{name:<12}{text}");
     };
@@ -356,7 +356,7 @@ fn write_summary(finding: &Finding, out: &mut String) {
 /// Writes the history and the report to the output directory.
 ///
 /// # Errors
-/// The operating system's.
+/// Returns the error of the operating system.
 pub fn write(finding: &Finding) -> io::Result<()> {
     std::fs::write(finding.out.join("history.jsonl"), finding.history.to_lines())?;
     let mut report = serde_json::to_string_pretty(&json(finding)).map_err(io::Error::other)?;

@@ -28,18 +28,18 @@ use crate::settlement;
 use crate::small_disk::SmallDisk;
 use crate::{administrator, isolation, leftovers};
 
-/// Of each member's file system. Images are sparse.
+/// Size of each member's file system in bytes. The images are sparse.
 const DISK_BYTES: u64 = 4 << 30;
-/// How long clients may take to finish what is under way.
+/// Time within which clients must finish their requests in flight.
 const REST_TIME_MAX: Duration = Duration::from_secs(60);
-/// How long watches may take to tell what is left.
+/// Time within which watches must receive the remaining events.
 const DRAIN_TIME_MAX: Duration = Duration::from_secs(60);
-/// By how much members' clocks and ours may drift apart, in millionths; all are of one machine.
+/// Largest drift between the clocks of members and clients, in parts per million; all run on one machine.
 const DRIFT_PPM: u64 = 1000;
-/// What a lease may seem to lack: a timer's grain.
+/// Tolerated error of a lease's time to live in nanoseconds, for the resolution of timers.
 const LEASE_SLACK: u64 = 10_000_000;
 
-/// Why a run could not be set up.
+/// Error of a run that could not be set up.
 #[derive(Debug)]
 pub struct SetupError {
     /// The message for the user: what could not be set up, and why.
@@ -65,41 +65,41 @@ impl From<io::Error> for SetupError {
 /// A fault that this machine does not allow, and why.
 pub type Skipped = (Fault, String);
 
-/// What a run found.
+/// Findings of a run.
 pub struct Finding {
-    /// As it was asked for; paths and seed are filled in.
+    /// Options of the run, with the paths and the seed filled in.
     pub options: Options,
-    /// Faults that were injected.
+    /// Faults that could be injected.
     pub faults: Vec<Fault>,
     /// Faults that this machine does not allow, and why.
     pub skipped: Vec<Skipped>,
-    /// What was done to members.
+    /// Log of what was done to the members.
     pub chapters: Chapters,
-    /// What clients saw.
+    /// History that the clients recorded.
     pub history: History,
-    /// What the oracle says of that.
+    /// Verdict of the oracle on the history.
     pub verdict: Verdict,
-    /// How long judging took.
+    /// Duration of the judging.
     pub judging: Duration,
-    /// How often what failed.
+    /// Number of failures by kind.
     pub failures: BTreeMap<String, u64>,
-    /// What was done about users and certificates, by name; nothing if there are none.
+    /// Counters about users and certificates, by name; empty if the run has neither.
     pub security: Vec<(&'static str, u64)>,
-    /// When clients ended their work, in nanoseconds.
+    /// Time at which clients ended their work, in nanoseconds.
     pub worked: u64,
-    /// Where results are.
+    /// Output directory.
     pub out: PathBuf,
 }
 
 impl Finding {
-    /// Whether everything was as promised.
+    /// Returns true if there was no violation.
     pub fn is_clean(&self) -> bool {
         self.verdict.is_clean() && self.chapters.troubles.is_empty()
     }
 }
 
-/// Thaws file systems when this program is gone, whatever way it went: a process whose disk is frozen cannot even be
-/// killed.
+/// Thaws the file systems when this program is gone, however it ended: a process whose disk is frozen cannot
+/// be killed.
 struct ThawGuard {
     stdin: Option<ChildStdin>,
     child: Child,
@@ -119,17 +119,17 @@ impl ThawGuard {
 impl Drop for ThawGuard {
     fn drop(&mut self) {
         self.stdin = None;
-        // It ends by itself now.
+        // The helper process ends by itself once its input is closed.
         let _ = self.child.wait();
     }
 }
 
-/// What this machine gives a run.
+/// Resources that this machine provides for a run.
 struct Machine {
     addresses: Vec<Ipv4Addr>,
     network: Option<Network>,
     disks: Vec<SmallDisk>,
-    /// What is missing, and why.
+    /// Requirements that this machine does not meet, and why.
     missing: Vec<(Need, String)>,
     work_dir: leftovers::WorkDir,
 }
@@ -191,13 +191,13 @@ impl Machine {
     }
 }
 
-/// Whether a binary is this project's server.
+/// Returns true if a binary is this project's server.
 fn is_own(server: &Path) -> bool {
     let said = Command::new(server).arg("--version").stdin(Stdio::null()).output();
     said.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains("Mainstay Version"))
 }
 
-/// The server's binary, if none is named.
+/// Finds the server's binary if no path is given.
 fn default_server() -> Result<PathBuf, SetupError> {
     let mut candidates = Vec::new();
     if let Ok(own) = std::env::current_exe()
@@ -239,7 +239,7 @@ fn out_dir(options: &Options) -> Result<PathBuf, SetupError> {
     existing(&path)
 }
 
-/// Which faults are injected, and which are not, and why.
+/// Returns the faults to inject, and the skipped ones with the reason.
 fn choose(options: &Options, machine: &Machine, own: bool) -> Result<(Vec<Fault>, Vec<Skipped>), SetupError> {
     let mut chosen = Vec::new();
     let mut skipped = Vec::new();
@@ -247,11 +247,11 @@ fn choose(options: &Options, machine: &Machine, own: bool) -> Result<(Vec<Fault>
         let mut why =
             machine.missing.iter().find(|(need, _)| *need == fault.need()).map(|(_, why)| why.clone());
         if fault.need() == Need::Certificates && !options.tls {
-            // Nobody asked for TLS.
+            // The run does not use TLS.
             continue;
         }
         if fault.need() == Need::Users && !options.users {
-            // Nobody asked for users.
+            // The run does not have users.
             continue;
         }
         if matches!(fault.need(), Need::OwnFiles | Need::Certificates) && !own {
@@ -262,7 +262,7 @@ fn choose(options: &Options, machine: &Machine, own: bool) -> Result<(Vec<Fault>
         }
         match why {
             None => chosen.push(*fault),
-            // What was asked for by name is not left out in silence.
+            // A fault that was requested by name must not be skipped silently.
             Some(why) if options.faults.is_some() && options.network == Some(NetworkKind::Loopback) => {
                 return Err(SetupError::of(format!("the fault {fault} is not possible here: {why}")));
             }
@@ -272,10 +272,10 @@ fn choose(options: &Options, machine: &Machine, own: bool) -> Result<(Vec<Fault>
     Ok((chosen, skipped))
 }
 
-/// Does what the options say.
+/// Performs a run.
 ///
 /// # Errors
-/// It could not be set up. What goes wrong after that is in the finding.
+/// Returns an error if the run could not be set up. Later failures are part of the findings.
 pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Finding, SetupError> {
     let builds = builds(&mut options)?;
     let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -321,7 +321,8 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
     if options.keep {
         keep(&cluster, &out)?;
     }
-    // Processes before disks, and disks before the guard and the directory.
+    // The processes end before the disks are unmounted, and the disks before the guard and the directory are
+    // removed.
     drop(cluster);
     drop(guard);
     drop(machine.work_dir);
@@ -354,13 +355,13 @@ pub fn run(mut options: Options, interrupted: &'static AtomicBool) -> Result<Fin
     })
 }
 
-/// Certificates and users, as far as they are asked for.
+/// Creates certificates and users as the options request.
 fn security(options: &Options, machine: &Machine, seed: u64) -> Result<Security, SetupError> {
     let pki = match options.tls {
         true => Some(Pki::new(&machine.work_dir.path().join("tls"), &machine.addresses)?),
         false => None,
     };
-    // Signed tokens need a key, which is made with the certificates.
+    // Signed tokens need a key, which is created with the certificates.
     let users = options.users.then(|| Users::new(options.tls && seed % 2 == 1));
     Ok(Security { pki, users, ..Security::default() })
 }
@@ -383,7 +384,7 @@ fn security_figures(context: &ClientContext) -> Vec<(&'static str, u64)> {
     .to_vec()
 }
 
-/// The binaries of the run, the first of which members start with. Writes the first into the options.
+/// Returns the binaries of the run; members start with the first one. Stores the first path in the options.
 fn builds(options: &mut Options) -> Result<Vec<PathBuf>, SetupError> {
     let server = match &options.server {
         Some(server) => existing(server)?,
@@ -397,8 +398,8 @@ fn builds(options: &mut Options) -> Result<Vec<PathBuf>, SetupError> {
     Ok(builds)
 }
 
-/// Runs clients and faults until the time is over, then lets the cluster come to rest. Returns when the clients ended
-/// their work, in nanoseconds, and the members' final states.
+/// Runs clients and faults until the time is over, then waits until the cluster is quiet. Returns the time at
+/// which the clients ended their work, in nanoseconds, and the members' final states.
 fn work(
     cluster: &mut Cluster,
     context: &Arc<ClientContext>,
@@ -430,12 +431,13 @@ fn work(
     let worked = chronicle.now();
     let finals = settle(cluster, context, chronicle, load);
     over.store(true, Ordering::Relaxed);
-    // It has no result.
+    // The thread has no result.
     let _ = progress.join();
     Ok((worked, finals))
 }
 
-/// Lets the clients finish, the members agree, and the watches tell what is left. Returns the members' final states.
+/// Lets the clients finish, the members converge, and the watches receive the remaining events. Returns the
+/// members' final states.
 fn settle(
     cluster: &mut Cluster,
     context: &Arc<ClientContext>,
@@ -462,7 +464,7 @@ fn settle(
     settled.finals
 }
 
-/// The faults as notes of the history: one when each begins, one when it is over.
+/// Converts the faults to notes of the history: one at the start of each fault, one at its end.
 fn notes(chapters: &Chapters) -> Vec<Note> {
     let mut notes = Vec::new();
     for bar in &chapters.bars {
@@ -474,7 +476,7 @@ fn notes(chapters: &Chapters) -> Vec<Note> {
     notes
 }
 
-/// Copies the members' data.
+/// Copies the members' data to the output directory.
 fn keep(cluster: &Cluster, out: &Path) -> io::Result<()> {
     for at in 0..cluster.size() {
         let from = cluster.data_dir(at)?;
@@ -487,7 +489,7 @@ fn keep(cluster: &Cluster, out: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A line that shows on a terminal how far the run is.
+/// Starts a thread that shows the progress of the run on a terminal.
 fn progress(
     context: &Arc<ClientContext>,
     chronicle: &Arc<Chronicle>,
@@ -517,7 +519,7 @@ fn progress(
             } else {
                 "settling".to_owned()
             };
-            // What cannot be shown is not needed.
+            // The progress line is best effort.
             let _ = write!(
                 terminal,
                 "\r\x1b[K{stage} · {done} done, {refused} refused, {unknown} unknown · {events} events · \

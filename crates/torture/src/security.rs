@@ -1,4 +1,4 @@
-//! Who clients are: their certificates, names, passwords and tokens.
+//! Identities of clients: certificates, names, passwords and tokens.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,91 +13,91 @@ use prost::Message;
 
 use crate::pki::Pki;
 
-/// The user that may do everything.
+/// User that may do everything.
 pub const ROOT: &str = "root";
-/// A user that may read and write all keys; it shows a certificate, if there are certificates.
+/// User that may read and write all keys; it authenticates by certificate if the run has certificates.
 pub const WORKER: &str = "worker";
-/// A user that may read and write all keys; it has a password.
+/// User that may read and write all keys; it authenticates by password.
 pub const STAFF: &str = "staff";
-/// The common name of a certificate that is no user's.
+/// Common name of a certificate that belongs to no user.
 const NOBODY: &str = "nobody";
-/// How many users there are whose rights change.
+/// Number of users whose permissions change.
 pub const SLOTS: usize = 3;
-/// How long a login may take.
+/// Time that a login may take.
 const LOGIN_TIME_MAX: Duration = Duration::from_secs(3);
 
-/// Whom a client acts for.
+/// User on whose behalf a client acts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Identity {
     /// The user that may do everything.
     Root,
-    /// A user that may read and write all keys, by its certificate.
+    /// User that may read and write all keys, authenticated by certificate.
     Worker,
-    /// A user that may read and write all keys, by its password.
+    /// User that may read and write all keys, authenticated by password.
     Staff,
-    /// The user that has this place among those whose rights change; by its certificate if there are certificates and the
-    /// second is true.
+    /// User in this slot among those whose permissions change. It authenticates by certificate if the flag is
+    /// true and the run has certificates.
     Slot(usize, bool),
 }
 
-/// A user as a client knows it.
+/// User account as a client knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {
-    /// The name; empty if there are no users.
+    /// Name of the user; empty if the run has no users.
     pub name: String,
-    /// `None`: by certificate.
+    /// Password; `None` if the user authenticates by certificate.
     pub password: Option<String>,
 }
 
-/// A token, and since when the client has it.
+/// Auth token, and the time at which the client received it.
 #[derive(Clone, Debug)]
 pub struct Token {
     text: HeaderValue,
-    /// In nanoseconds of the run.
+    /// Time of receipt, in nanoseconds since the run began.
     pub since: u64,
 }
 
-/// How often what was done.
+/// Counters about users and certificates.
 #[derive(Debug, Default)]
 pub struct Figures {
-    /// Tokens that clients were given.
+    /// Tokens that clients received.
     pub logins: AtomicU64,
     /// Logins that were refused or not answered.
     pub logins_failed: AtomicU64,
     /// Changes of users and roles that were acknowledged.
     pub changes: AtomicU64,
-    /// Those of which nobody knows.
+    /// Changes of users and roles with an unknown result.
     pub changes_unknown: AtomicU64,
-    /// Attempts to get in with certificates that must not be taken.
+    /// Attempts to connect with certificates that must be refused.
     pub intrusions: AtomicU64,
-    /// Times that a member took over changed files.
+    /// Times that a member loaded changed files.
     pub reloads: AtomicU64,
 }
 
-/// Adds one.
+/// Adds one to a counter.
 pub fn count(figure: &AtomicU64) {
     figure.fetch_add(1, Ordering::Relaxed);
 }
 
-/// How clients and members of a run identify themselves.
+/// Certificates, users and counters of a run.
 #[derive(Default)]
 pub struct Security {
-    /// `None`: everything is plain HTTP.
+    /// Certificates; `None` for plain HTTP.
     pub pki: Option<Pki>,
-    /// `None`: there are no users.
+    /// Users; `None` if the run has no users.
     pub users: Option<Users>,
-    /// What was counted.
+    /// Counters about users and certificates.
     pub figures: Figures,
 }
 
 /// The users of a run.
 #[derive(Default)]
 pub struct Users {
-    /// Whether tokens are signed, and not kept by members.
+    /// True if tokens are signed, so that members do not store them.
     pub are_signed: bool,
     required: AtomicBool,
     slots: Mutex<[Option<(String, String)>; SLOTS]>,
-    /// By user and number of the client.
+    /// Tokens by user name and client number.
     tokens: Mutex<BTreeMap<(String, u64), Token>>,
 }
 
@@ -105,12 +105,12 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The password that a user has at first.
+/// Returns the initial password of a user.
 pub fn first_password(user: &str) -> String {
     format!("{user}'s first")
 }
 
-/// Whether a client has to authenticate again.
+/// Returns true if the client has to authenticate again after this error.
 pub fn wants_login(status: &Status) -> bool {
     [error::INVALID_AUTH_TOKEN, error::AUTH_OLD_REVISION, error::USER_EMPTY, error::USER_NOT_FOUND]
         .iter()
@@ -118,17 +118,17 @@ pub fn wants_login(status: &Status) -> bool {
 }
 
 impl Users {
-    /// Users with tokens of one kind or the other.
+    /// Creates the users' state, with signed or stored tokens.
     pub fn new(are_signed: bool) -> Users {
         Users { are_signed, ..Users::default() }
     }
 
-    /// From now on members ask who their clients are.
+    /// Records that authentication is enabled, so that clients authenticate from now on.
     pub fn require(&self) {
         self.required.store(true, Ordering::SeqCst);
     }
 
-    /// Puts a user in a place, or nobody.
+    /// Puts a user into a slot, or empties the slot.
     pub fn set(&self, slot: usize, user: Option<(String, String)>) {
         if let Some(place) = locked(&self.slots).get_mut(slot) {
             *place = user;
@@ -137,12 +137,12 @@ impl Users {
 }
 
 impl Security {
-    /// Whether there is somebody in this place; true for those that are always there.
+    /// Returns true if the identity currently has a user; permanent users always exist.
     pub fn is_there(&self, identity: Identity) -> bool {
         self.account(identity).is_some()
     }
 
-    /// Who that is now; `None` if nobody has the place.
+    /// Returns the current account of an identity; `None` if its slot is empty.
     pub fn account(&self, identity: Identity) -> Option<Account> {
         let Some(users) = self.users.as_ref().filter(|users| users.required.load(Ordering::SeqCst)) else {
             return Some(Account { name: String::new(), password: None });
@@ -162,22 +162,23 @@ impl Security {
         Some(Account { password: account.password.filter(|_| !by_certificate), ..account })
     }
 
-    /// The common name of the certificate that this user shows.
+    /// Returns the common name of the certificate that this user presents.
     pub fn certificate_name(account: &Account) -> &str {
         if account.password.is_some() || account.name.is_empty() { NOBODY } else { &account.name }
     }
 
-    /// As whom members see a call of this user with this token. Who found authentication off when it logged in has none; if it
-    /// is on again when the call is made, only the certificate is left, which is nobody's.
+    /// Returns the user to whom members attribute a call of this account with this token. A client that
+    /// logged in while authentication was disabled has no token. If authentication is enabled again by the
+    /// time of the call, only the certificate counts, which belongs to no user.
     pub fn seen_as<'a>(account: &'a Account, token: Option<&Token>) -> &'a str {
         if token.is_none() { Security::certificate_name(account) } else { &account.name }
     }
 
-    /// The token of a user for this client: the one that it has, or a new one, asked for over this connection. `None`: it
-    /// needs none.
+    /// Returns this client's token of a user, and requests one over this connection if needed. `None` means
+    /// that the client needs no token.
     ///
     /// # Errors
-    /// The server's, or the connection's.
+    /// Returns the status of the server, or the error of the connection.
     pub async fn token(
         &self,
         channel: &Channel,
@@ -195,7 +196,7 @@ impl Security {
         let answer =
             channel.unary_with(Rpc::Authenticate.path(), &options, request.encode_to_vec().into()).await;
         if answer.as_ref().is_err_and(|status| status.message == error::AUTH_NOT_ENABLED.message) {
-            // An administrator has switched it off: nobody needs a token.
+            // Authentication is disabled, so that no token is needed.
             return Ok(None);
         }
         let answer = answer.inspect_err(|_| count(&self.figures.logins_failed))?;
@@ -208,7 +209,7 @@ impl Security {
         Ok(Some(token))
     }
 
-    /// A server did not take a client's token: the next call asks for another one.
+    /// Forgets a token that a server refused; the next call requests another one.
     pub fn forget(&self, user: &str, client: u64) {
         if let Some(users) = &self.users {
             locked(&users.tokens).remove(&(user.to_owned(), client));
@@ -217,7 +218,7 @@ impl Security {
 }
 
 impl Token {
-    /// The options of a call with this token.
+    /// Adds this token, if there is one, to the options of a call.
     pub fn put(token: Option<&Token>, options: CallOptions) -> CallOptions {
         match token {
             Some(token) => options.with(HeaderName::from_static("token"), token.text.clone()),

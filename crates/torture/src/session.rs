@@ -14,45 +14,45 @@ use crate::record::Record;
 use crate::security::{Account, Identity, Security, Token, wants_login};
 use crate::{outcome, translation};
 
-/// How long connecting may take.
+/// Time that connecting may take.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(2);
-/// After so many calls in a row without an answer in time a new connection is made.
+/// Number of successive timed-out calls after which a new connection is made.
 const LATE_MAX: u32 = 3;
 
-/// What all clients share.
+/// State that all clients share.
 pub struct ClientContext {
-    /// What they did.
+    /// Record of what the clients did.
     pub record: Record,
-    /// Where each member serves.
+    /// Client address of each member.
     pub addresses: Vec<SocketAddr>,
-    /// How often each member's process was started.
+    /// Number of process starts of each member.
     pub lives: Vec<AtomicU64>,
-    /// How long an operation may take.
+    /// Timeout of an operation.
     pub timeout: Duration,
-    /// Who they are.
+    /// Identities of the clients.
     pub security: Security,
 }
 
-/// A connection to a member, and as whom it is used.
+/// Connection to a member, and the user on whose behalf it is used.
 #[derive(Clone)]
 pub struct Link {
     /// The connection.
     pub channel: Channel,
-    /// The life of the process at the other end, 0 if that is not certain.
+    /// Number of the process start at the other end; 0 if uncertain.
     pub life: u64,
-    /// The user; its name is empty if there are no users.
+    /// User account; its name is empty if the run has no users.
     pub account: Account,
-    /// What calls have to show.
+    /// Token that calls carry.
     pub token: Option<Token>,
 }
 
 impl Link {
-    /// The options of a call.
+    /// Returns the options of a call.
     pub fn options(&self) -> CallOptions {
         Token::put(self.token.as_ref(), CallOptions::default())
     }
 
-    /// Whose operation or watch that is; `None` if there are no users.
+    /// Returns the user on whose behalf an operation or watch is sent; `None` if the run has no users.
     pub fn asker(&self, asking: Asking) -> Option<Asker> {
         let token_at = self.token.as_ref().map_or(0, |token| token.since);
         let user = Security::seen_as(&self.account, self.token.as_ref()).to_owned();
@@ -61,13 +61,13 @@ impl Link {
 }
 
 impl ClientContext {
-    /// Which life of a member's process runs, or ran last.
+    /// Returns the number of a member's last process start.
     pub fn life(&self, member: usize) -> u64 {
         self.lives.get(member).map_or(0, |life| life.load(Ordering::SeqCst))
     }
 
-    /// Connects to a member with a certificate of this common name, if there are certificates. The number is the life of the
-    /// process at the other end, 0 if that is not certain.
+    /// Connects to a member with a certificate of this common name, if the run has certificates. Returns the
+    /// number of the process start at the other end, 0 if uncertain.
     async fn connect(&self, member: usize, name: &str) -> Result<(Channel, u64), Status> {
         let Some(address) = self.addresses.get(member) else {
             return Err(unavailable(&format!("there is no member {member}")));
@@ -88,21 +88,22 @@ impl ClientContext {
         match connected {
             Err(_) => Err(unavailable("no greeting in time")),
             Ok(Err(error)) => Err(unavailable(&error.to_string())),
-            // A process is gone before the next is started, so it is this one's.
+            // A process is gone before the next one starts, so this connection belongs to the counted
+            // process.
             Ok(Ok(channel)) if self.life(member) == before => Ok((channel, before)),
             Ok(Ok(channel)) => Ok((channel, 0)),
         }
     }
 
-    /// Connects to a member as this client, which acts for somebody, and logs in if it has to.
+    /// Connects to a member as this client with this identity, and logs in if needed.
     ///
     /// # Errors
-    /// No request of the client was sent.
+    /// Returns an error if connecting or logging in fails; then no request of the client was sent.
     pub async fn open(&self, member: usize, identity: Identity, client: u64) -> Result<Link, Status> {
         self.reopen(None, member, identity, client).await
     }
 
-    /// As [`ClientContext::open`], over a connection that stands if it still serves for that.
+    /// Like [`ClientContext::open`], but reuses an existing connection if possible.
     async fn reopen(
         &self,
         link: Option<Link>,
@@ -121,17 +122,18 @@ impl ClientContext {
         Ok(Link { channel, life, account, token })
     }
 
-    /// A call of this client's failed: what that says about its token.
+    /// Handles the failure of a call: drops the client's token if the error says that it is not valid.
     pub fn failed(&self, link: &Link, client: u64, status: &Status) {
         if wants_login(status) {
             self.security.forget(&link.account.name, client);
         }
     }
 
-    /// A call over a connection of its own. A token that is not taken is replaced once.
+    /// Makes a call over a new connection. If the token is refused, the call is repeated once with a new
+    /// token.
     ///
     /// # Errors
-    /// The server's, or the connection's.
+    /// Returns the status of the server, or the error of the connection.
     pub async fn call(
         &self,
         (member, identity, client): (usize, Identity, u64),
@@ -156,7 +158,7 @@ fn unavailable(text: &str) -> Status {
     Status::with(Code::Unavailable, format!("connection error: {text}"))
 }
 
-/// A client's connection to one member, which is made again when it breaks. No request is sent twice.
+/// Client's connection to one member, opened again when it breaks. No request is sent twice.
 pub struct Session {
     context: Arc<ClientContext>,
     client: u64,
@@ -167,46 +169,47 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session that connects when it has to.
+    /// Creates a session, which connects at its first call.
     pub fn new(context: &Arc<ClientContext>, client: u64, member: usize) -> Session {
         let identity = if client.is_multiple_of(2) { Identity::Staff } else { Identity::Worker };
         Session::of(context, identity, client, member)
     }
 
-    /// As [`Session::new`], for somebody in particular.
+    /// Like [`Session::new`], with a given identity.
     pub fn of(context: &Arc<ClientContext>, identity: Identity, client: u64, member: usize) -> Session {
         Session { context: Arc::clone(context), client, identity, member, link: None, late: 0 }
     }
 
-    /// The client's number.
+    /// Returns the client number.
     pub fn client(&self) -> u64 {
         self.client
     }
 
-    /// What all clients share.
+    /// Returns the state that all clients share.
     pub fn context(&self) -> &Arc<ClientContext> {
         &self.context
     }
 
-    /// Goes on at another member.
+    /// Continues at another member.
     pub fn move_to(&mut self, member: usize) {
         if self.member != member {
             (self.member, self.link, self.late) = (member, None, 0);
         }
     }
 
-    /// Asks, records, and says what came of it.
+    /// Sends a request, records it, and returns its outcome.
     pub async fn ask(&mut self, request: Request) -> Outcome {
         self.ask_fenced(request, None).await
     }
 
-    /// As [`Session::ask`], believing to hold a lock.
+    /// Like [`Session::ask`], for a client that believes it holds a lock.
     pub async fn ask_fenced(&mut self, request: Request, fence: Option<Fence>) -> Outcome {
         let id = self.context.record.number();
         self.ask_numbered(id, request, fence).await
     }
 
-    /// As [`Session::ask_fenced`], with a number of the record that the request may have used for its values.
+    /// Like [`Session::ask_fenced`], with a number from the record that the request may already use in its
+    /// values.
     pub async fn ask_numbered(&mut self, id: u64, request: Request, fence: Option<Fence>) -> Outcome {
         let mut call = self.context.record.now();
         let mut life = 0;
@@ -247,10 +250,10 @@ impl Session {
         outcome
     }
 
-    /// The member's revision. Not recorded.
+    /// Returns the member's revision. The read is not recorded.
     ///
     /// # Errors
-    /// The server's, or the connection's.
+    /// Returns the status of the server, or the error of the connection.
     pub async fn revision(&mut self) -> Result<i64, Status> {
         let link = self.link().await?;
         let request = RangeRequest { key: "none".into(), ..RangeRequest::default() };
@@ -290,11 +293,11 @@ impl Session {
     }
 }
 
-/// Sends a request once. An answer that is none is an unknown outcome.
+/// Sends a request once. A response that cannot be decoded gives an unknown outcome.
 async fn send(link: &Link, request: &Request, timeout: Duration) -> Result<Outcome, Status> {
     let (rpc, message) = translation::call(request);
     let answer = if matches!(request, Request::KeepAlive { .. }) {
-        // The one stream among them; one message each way.
+        // A keepalive is the only streaming request; it sends one message and expects one.
         let asking = async {
             let (mut sender, mut receiver) = link.channel.stream_with(rpc.path(), &link.options()).await?;
             sender.send_last(message).await?;

@@ -1,4 +1,4 @@
-//! The end of a run: everything is healed, all members come equally far, and each says what it holds.
+//! End of a run: all faults are healed, all members reach the same revision, and each reports its data.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,18 +13,19 @@ use crate::load::REREADERS;
 use crate::session::ClientContext;
 use crate::{translation, watch_client};
 
-/// A dump of everything may be large.
+/// Timeout for reading all keys, which may be a large response.
 const DUMP_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// How it ended.
+/// Final state of the cluster.
 pub struct Settled {
     /// The last revision.
     pub revision: i64,
-    /// What each member said.
+    /// Final data of each member.
     pub finals: Vec<Final>,
 }
 
-/// Brings all members to the end and asks them. A member that does not come there is a finding.
+/// Brings all members to the same revision and reads their data. A member that does not get there is a
+/// violation.
 pub fn settle(cluster: &mut Cluster, context: &Arc<ClientContext>, chronicle: &Arc<Chronicle>) -> Settled {
     if let Err(error) = cluster.recover() {
         chronicle.trouble("not recovered", format!("at the end: {error}"));
@@ -49,7 +50,7 @@ pub fn settle(cluster: &mut Cluster, context: &Arc<ClientContext>, chronicle: &A
     Settled { revision, finals }
 }
 
-/// All members know the same users and roles.
+/// Checks that all members have the same users and roles.
 fn compare_users(cluster: &Cluster, chronicle: &Chronicle) {
     if cluster.security().users.is_none() {
         return;
@@ -67,7 +68,8 @@ fn compare_users(cluster: &Cluster, chronicle: &Chronicle) {
     }
 }
 
-/// The number of changes that a member knows, its users with their roles, and its roles with their permissions.
+/// Returns a member's auth state: enabled or not, the auth revision, and its users and roles with their
+/// permissions as text.
 fn users_of(cluster: &Cluster, at: usize) -> Result<(bool, u64, Vec<String>), Status> {
     let status: pb::AuthStatusResponse = cluster.call(at, Rpc::AuthStatus, &pb::AuthStatusRequest {})?;
     let mut lines = Vec::new();
@@ -86,7 +88,7 @@ fn users_of(cluster: &Cluster, at: usize) -> Result<(bool, u64, Vec<String>), St
     Ok((status.enabled, status.auth_revision, lines))
 }
 
-/// Waits until no lease is left that could end, and all members have the same revision. Gives it.
+/// Waits until no lease is left and all members have the same revision, and returns the revision.
 fn converge(cluster: &mut Cluster, chronicle: &Chronicle) -> i64 {
     let deadline = Instant::now() + RECOVERY_TIME_MAX;
     loop {
@@ -119,7 +121,7 @@ fn converge(cluster: &mut Cluster, chronicle: &Chronicle) -> i64 {
     }
 }
 
-/// A member's own revision, compact revision and number of leases.
+/// Returns a member's revision, compact revision and number of leases.
 fn state(cluster: &Cluster, at: usize) -> Result<(i64, i64, usize), Status> {
     let hash: pb::HashKvResponse =
         cluster.call(at, Rpc::MaintenanceHashKv, &pb::HashKvRequest { revision: 0 })?;
@@ -128,7 +130,7 @@ fn state(cluster: &Cluster, at: usize) -> Result<(i64, i64, usize), Status> {
     Ok((revision, hash.compact_revision, leases.leases.len()))
 }
 
-/// What a member holds, and its compact revision.
+/// Reads all data of a member, and its compact revision.
 fn ask(cluster: &Cluster, at: usize, revision: i64) -> Result<(Final, i64), Status> {
     let all = pb::RangeRequest {
         key: "\0".into(),
@@ -140,7 +142,7 @@ fn ask(cluster: &Cluster, at: usize, revision: i64) -> Result<(Final, i64), Stat
     let request = pb::HashKvRequest { revision };
     let hash: pb::HashKvResponse =
         cluster.call_within(at, Rpc::MaintenanceHashKv, &request, DUMP_TIME_MAX)?;
-    // A store that was never compacted says -1.
+    // A store that was never compacted reports -1.
     let compact_revision = hash.compact_revision.max(0);
     let last = Final {
         member: at as u64,

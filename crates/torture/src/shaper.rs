@@ -1,5 +1,5 @@
-//! Slow and lossy links, made here: the router sends what goes over such a link to a TUN device, and this program
-//! sends it on when, and if, the link would. Kernels without netem do as well as others.
+//! Slow and lossy links in user space: the router sends packets of such a link to a TUN device, and this
+//! program forwards, delays or drops them. This works on kernels without netem.
 
 use std::collections::{BTreeMap, BinaryHeap};
 use std::fs::{File, OpenOptions};
@@ -12,39 +12,39 @@ use std::time::{Duration, Instant};
 
 use crate::rng::Rng;
 
-/// How good a link is, in one direction.
+/// Quality of a link, in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Quality {
-    /// What every packet takes, in milliseconds.
+    /// Delay of every packet, in milliseconds.
     pub delay_ms: u64,
-    /// What some take in addition, at most.
+    /// Largest additional random delay, in milliseconds.
     pub jitter_ms: u64,
-    /// How many of a hundred packets are lost.
+    /// Percentage of packets that are lost.
     pub loss_percent: u64,
-    /// How many of a hundred come twice.
+    /// Percentage of packets that are delivered twice.
     pub twice_percent: u64,
-    /// How many of a hundred do not wait for those before them.
+    /// Percentage of packets that may overtake earlier ones.
     pub reorder_percent: u64,
-    /// How many bytes get through per second; 0: no limit.
+    /// Bandwidth in bytes per second; 0 for no limit.
     pub bytes_per_second: u64,
 }
 
-/// Packets under way, at most: a router's buffer ends, too.
+/// Largest number of packets in flight; a real router's buffer is limited, too.
 const PACKETS_MAX: usize = 8192;
-/// More than any packet of a device with a usual MTU.
+/// Larger than any packet of a device with a usual MTU, in bytes.
 const PACKET_BYTES_MAX: usize = 65_536;
 
 type Links = Arc<Mutex<BTreeMap<(Ipv4Addr, Ipv4Addr), Quality>>>;
 
-/// The device and its thread, which ends with it.
+/// TUN device and its thread; dropping the shaper ends the thread.
 pub(crate) struct Shaper {
     links: Links,
-    /// Closing it wakes the thread.
+    /// Closing this pipe wakes the thread.
     stop: Option<io::PipeWriter>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-/// A packet under way. The heap gives the earliest first.
+/// Packet in flight. The heap returns the earliest first.
 struct Packet {
     due: Instant,
     nth: u64,
@@ -69,10 +69,10 @@ impl Ord for Packet {
 }
 
 impl Shaper {
-    /// Makes the device.
+    /// Creates the device.
     ///
     /// # Errors
-    /// The operating system's: there is no `/dev/net/tun`, or it may not be used.
+    /// Returns the error of the operating system: `/dev/net/tun` does not exist or may not be used.
     pub fn open(name: &str, seed: u64) -> io::Result<Shaper> {
         let device = OpenOptions::new()
             .read(true)
@@ -106,12 +106,12 @@ impl Shaper {
         Ok(Shaper { links, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// From now on the link between these is like that.
+    /// Sets the quality of one link direction.
     pub fn set(&self, from: Ipv4Addr, to: Ipv4Addr, quality: Quality) {
         self.links.lock().unwrap_or_else(PoisonError::into_inner).insert((from, to), quality);
     }
 
-    /// All links are good.
+    /// Makes all links good again.
     pub fn clear(&self) {
         self.links.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
@@ -121,21 +121,21 @@ impl Drop for Shaper {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
-            // It has no result, and says itself if it failed.
+            // The thread has no result, and prints its own error.
             let _ = thread.join();
         }
     }
 }
 
-/// What the thread holds.
+/// State of the shaper's thread.
 struct Under {
     device: File,
     links: Links,
     rng: Rng,
     waiting: BinaryHeap<Packet>,
-    /// Until when a link with a limited rate is busy.
+    /// Time until which a link with limited bandwidth is busy.
     busy_until: BTreeMap<(Ipv4Addr, Ipv4Addr), Instant>,
-    /// When the latest packet is due that others must not overtake.
+    /// Due time of the latest packet that later ones must not overtake.
     latest: BTreeMap<(Ipv4Addr, Ipv4Addr), Instant>,
     packets: u64,
 }
@@ -146,7 +146,7 @@ impl Under {
         loop {
             let now = Instant::now();
             while let Some(packet) = self.waiting.peek().filter(|packet| packet.due <= now) {
-                // A device that takes no packet loses it, as links do.
+                // If the device does not accept the packet, it is lost, as on a real link.
                 let _ = self.device.write(&packet.bytes);
                 self.waiting.pop();
             }
@@ -165,7 +165,7 @@ impl Under {
         }
     }
 
-    /// Decides about a packet.
+    /// Decides if and when a packet is forwarded.
     fn take(&mut self, bytes: &[u8]) {
         let Some(link) = ends(bytes) else { return };
         let quality = self.links.lock().unwrap_or_else(PoisonError::into_inner).get(&link).copied();
@@ -194,7 +194,7 @@ impl Under {
     }
 }
 
-/// Source and destination of an IPv4 packet.
+/// Returns source and destination of an IPv4 packet.
 fn ends(packet: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr)> {
     let address = |from: usize| -> Option<Ipv4Addr> {
         let bytes: [u8; 4] = packet.get(from..from + 4)?.try_into().ok()?;
@@ -204,7 +204,7 @@ fn ends(packet: &[u8]) -> Option<(Ipv4Addr, Ipv4Addr)> {
     Some((address(12)?, address(16)?))
 }
 
-/// Waits for a packet or the time; true: the end.
+/// Waits for a packet or the timeout. Returns true if the thread must end.
 fn wait(device: &File, stopped: &io::PipeReader, timeout: Option<Duration>) -> io::Result<bool> {
     let poll = |fd: i32| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut fds = [poll(device.as_raw_fd()), poll(stopped.as_raw_fd())];

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use crate::isolation::system;
 
-/// From `linux/fs.h`: `_IOWR('X', 119, int)` and `_IOWR('X', 120, int)`.
+/// Values from `linux/fs.h`: `_IOWR('X', 119, int)` and `_IOWR('X', 120, int)`.
 const FIFREEZE: libc::c_ulong = 0xc004_5877;
 const FITHAW: libc::c_ulong = 0xc004_5878;
 
-/// A file system of its own, in an image file: it can be full, and it can stand still.
+/// Separate file system in an image file, which can be filled and frozen.
 ///
-/// Unmounted and removed when it is dropped. Its mount vanishes with the program's view of mounts in any case.
+/// Unmounted and removed on drop. Its mount vanishes with the program's mount namespace in any case.
 pub struct SmallDisk {
     image: PathBuf,
     mounted_at: PathBuf,
@@ -22,46 +22,46 @@ impl SmallDisk {
     /// Makes an image below `dir` and mounts it as `dir/name`.
     ///
     /// # Errors
-    /// What the operating system or its tools refuse.
+    /// Returns the error of the operating system or of its tools.
     pub fn make(dir: &Path, name: &str, bytes: u64) -> io::Result<SmallDisk> {
         let (image, mounted_at) = (dir.join(format!("{name}.img")), dir.join(name));
         std::fs::create_dir_all(&mounted_at)?;
         File::create(&image)?.set_len(bytes)?;
         let mut disk = SmallDisk { image, mounted_at, mounted: false };
         let image = path_text(&disk.image)?;
-        // No blocks kept for root: full is full.
+        // No blocks are reserved for root, so that a full disk is really full.
         system("mkfs.ext4", &["-q", "-F", "-m", "0", "-E", "nodiscard", image])?;
         system("mount", &["-o", "loop,noatime", image, path_text(&disk.mounted_at)?])?;
         disk.mounted = true;
         Ok(disk)
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn path(&self) -> &Path {
         &self.mounted_at
     }
 
     fn control(&self, request: libc::c_ulong) -> io::Result<()> {
         let dir = File::open(&self.mounted_at)?;
-        // SAFETY: the descriptor is open; these requests take an integer that they do not look at.
+        // SAFETY: the descriptor is open; these requests ignore their integer argument.
         if unsafe { libc::ioctl(dir.as_raw_fd(), request as _, 0) } != 0 {
             return Err(io::Error::last_os_error());
         }
         Ok(())
     }
 
-    /// From now on writes and syncs wait.
+    /// Freezes the file system: writes and syncs block from now on.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn freeze(&self) -> io::Result<()> {
         self.control(FIFREEZE)
     }
 
-    /// Writes and syncs go on. Nothing for a file system that is not frozen.
+    /// Thaws the file system. Does nothing if it is not frozen.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn thaw(&self) -> io::Result<()> {
         match self.control(FITHAW) {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
@@ -73,10 +73,10 @@ impl SmallDisk {
         self.mounted_at.join("ballast")
     }
 
-    /// Takes all the room there is, but for so many bytes.
+    /// Uses up all free space except this number of bytes.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn fill(&self, but_bytes: u64) -> io::Result<()> {
         const PORTION: u64 = 4 << 20;
         let file = OpenOptions::new().create(true).append(true).open(self.ballast())?;
@@ -95,10 +95,10 @@ impl SmallDisk {
         file.set_len(len.saturating_sub(but_bytes))
     }
 
-    /// Gives the room back.
+    /// Releases the space again.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Returns the error of the operating system.
     pub fn free(&self) -> io::Result<()> {
         match std::fs::remove_file(self.ballast()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -106,10 +106,10 @@ impl SmallDisk {
         }
     }
 
-    /// Unmounts it and removes the image.
+    /// Unmounts the file system and removes the image.
     ///
     /// # Errors
-    /// The operating system's: a process still uses it.
+    /// Returns the error of the operating system, for example if a process still uses it.
     pub fn remove(mut self) -> io::Result<()> {
         self.unmount()
     }

@@ -1,4 +1,4 @@
-//! `timeline.html`: what failed when, and what clients noticed of it, in one file that needs nothing else.
+//! Writes `timeline.html`: the faults and their effect on clients, in one self-contained file.
 
 use std::io;
 
@@ -9,12 +9,12 @@ use crate::chronicle::{Chapters, Reading, State, Trail};
 use crate::report::{Sort, quantile, violations};
 use crate::run::Finding;
 
-/// At most so many buckets of time: more than a screen has pixels are of no use.
+/// Largest number of time buckets; more than the pixels of a screen are useless.
 const BUCKETS_MAX: u64 = 1200;
-/// At most so many violations are listed.
+/// Largest number of violations that are listed.
 const VIOLATIONS_MAX: usize = 500;
 
-/// The document.
+/// Returns the document.
 pub fn html(finding: &Finding) -> String {
     let chapters = &finding.chapters;
     let operations = &finding.history.operations;
@@ -60,15 +60,15 @@ pub fn html(finding: &Finding) -> String {
     page.html()
 }
 
-/// Writes it to the output directory.
+/// Writes the document to the output directory.
 ///
 /// # Errors
-/// The operating system's.
+/// Returns the error of the operating system.
 pub fn write(finding: &Finding) -> io::Result<()> {
     std::fs::write(finding.out.join("timeline.html"), html(finding))
 }
 
-/// What was done, in a line.
+/// Describes the run in one line.
 fn about(finding: &Finding) -> String {
     let options = &finding.options;
     let server = options.server.as_ref().map(|path| path.display().to_string()).unwrap_or_default();
@@ -99,7 +99,7 @@ fn seconds(nanos: u64) -> f64 {
     (nanos as f64 / 1e6).round() / 1e3
 }
 
-/// The faults, and for each member when it ran, when it led, and when it had no leader.
+/// Returns the lanes of the faults, and for each member when it ran, led, and had no leader.
 fn lanes(finding: &Finding, end: u64) -> Lanes {
     let chapters = &finding.chapters;
     Lanes {
@@ -110,12 +110,12 @@ fn lanes(finding: &Finding, end: u64) -> Lanes {
     }
 }
 
-/// The name of a member.
+/// Returns the name of a member.
 fn member(at: usize) -> String {
     format!("m{at}")
 }
 
-/// The faults, each from its beginning to its end, and the time until all members were healthy.
+/// Returns a span for each fault, with the time until all members were healthy.
 fn faults(chapters: &Chapters, end: u64) -> Vec<Span> {
     let mut spans = Vec::new();
     for bar in &chapters.bars {
@@ -148,7 +148,7 @@ fn faults(chapters: &Chapters, end: u64) -> Vec<Span> {
     spans
 }
 
-/// A span whose kind says all.
+/// Returns a span without label and detail; its kind says everything.
 fn plain(kind: &'static str, tone: Tone) -> Span {
     Span {
         lane: String::new(),
@@ -186,7 +186,7 @@ fn members(chapters: &Chapters, end: u64) -> Vec<Span> {
             Reading { sees_leader: false, .. } => Some(plain("knows no leader", Tone::Warning)),
             _ => None,
         });
-        // A member that is down cannot answer.
+        // A member that is down cannot report a leader.
         let is_up = |from: u64, to: u64| {
             states
                 .iter()
@@ -204,7 +204,7 @@ fn members(chapters: &Chapters, end: u64) -> Vec<Span> {
     spans
 }
 
-/// Pieces of a trail that are worth drawing: from, to, what.
+/// Returns those pieces of a trail that are drawn: start, end and span.
 fn pieces<T: Copy>(trail: &Trail<T>, end: u64, draw: impl Fn(T) -> Option<Span>) -> Vec<(u64, u64, Span)> {
     let mut out = Vec::new();
     for (nth, (from, value)) in trail.iter().enumerate() {
@@ -216,19 +216,19 @@ fn pieces<T: Copy>(trail: &Trail<T>, end: u64, draw: impl Fn(T) -> Option<Span>)
     out
 }
 
-/// What clients did, counted in equal pieces of time.
+/// Counts of client operations in equal time buckets.
 struct Buckets {
-    /// How long a bucket is, in nanoseconds; whole seconds.
+    /// Width of a bucket in nanoseconds; a whole number of seconds.
     width: u64,
-    /// Per sort of request and bucket, how many operations were done.
+    /// Number of operations done, by category and bucket.
     done: [Vec<u64>; Sort::ALL.len()],
-    /// Per bucket, how many operations were refused.
+    /// Number of operations refused, by bucket.
     refused: Vec<u64>,
-    /// Per bucket, of how many operations it is unknown whether they happened.
+    /// Number of operations with unknown outcome, by bucket.
     unknown: Vec<u64>,
-    /// Per bucket, how long each read took, in nanoseconds.
+    /// Latency of each read in nanoseconds, by bucket.
     reads: Vec<Vec<u64>>,
-    /// Per bucket, how long each write and each transaction took, in nanoseconds.
+    /// Latency of each write and transaction in nanoseconds, by bucket.
     writes: Vec<Vec<u64>>,
 }
 
@@ -274,7 +274,7 @@ impl Buckets {
         }
     }
 
-    /// Returns three charts over time: operations done a second, operations failed a second, and their latency.
+    /// Returns three charts over time: operations done per second, operations failed per second, and latency.
     fn charts(&mut self) -> [Chart; 3] {
         let width = self.width;
         let per_second = |counts: &Vec<u64>| {
@@ -333,7 +333,7 @@ impl Buckets {
     }
 }
 
-/// A quantile of each bucket in ms, where anything was measured.
+/// Returns a quantile of each bucket in milliseconds; `None` for an empty bucket.
 fn latencies(buckets: &mut [Vec<u64>], per_mille: usize) -> Vec<Option<f64>> {
     buckets
         .iter_mut()

@@ -1,4 +1,4 @@
-//! Between the oracle's words and the messages on the wire.
+//! Converts between the oracle's types and the messages on the wire.
 
 use api::Rpc;
 use api::etcdserverpb as pb;
@@ -13,7 +13,7 @@ use oracle::{
 };
 use prost::Message;
 
-/// The method that a request is for, and its message.
+/// Returns the RPC and the message bytes of a request.
 pub fn call(request: &Request) -> (Rpc, Bytes) {
     let encoded = |message: &dyn Encode| message.bytes();
     match request {
@@ -46,10 +46,10 @@ impl<M: Message> Encode for M {
     }
 }
 
-/// An answer to a request.
+/// Decodes the response to a request.
 ///
 /// # Errors
-/// The message is none that answers such a request.
+/// Returns an error if the message is no valid response to this request.
 pub fn answer(request: &Request, message: Bytes) -> Result<(Header, Response), String> {
     fn read<M: Message + Default>(message: Bytes) -> Result<M, String> {
         M::decode(message).map_err(|error| format!("not an answer: {error}"))
@@ -195,16 +195,16 @@ fn comparison(compare: &Compare) -> pb::Compare {
     }
 }
 
-/// Values up to this are recorded as they are.
+/// Largest value, in bytes, that is recorded in full.
 const WHOLE_BYTES_MAX: usize = 8192;
 
-/// What is recorded of a value: all of a small one, of a large one its beginning, length and a hash. The judge only asks
-/// whether values are the same.
+/// Returns what is recorded of a value: all of a small one; the beginning, length and hash of a large one.
+/// The oracle only compares values for equality.
 pub fn recorded(value: &[u8]) -> Vec<u8> {
     if value.len() <= WHOLE_BYTES_MAX {
         return value.to_vec();
     }
-    // FNV's way, eight bytes at a time.
+    // Variant of FNV that takes eight bytes at a time.
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for bytes in value.chunks(8) {
         let mut word = [0; 8];
@@ -217,7 +217,7 @@ pub fn recorded(value: &[u8]) -> Vec<u8> {
     format!("{begin} {} bytes {hash:016x}", value.len()).into_bytes()
 }
 
-/// A key as the wire has it.
+/// Converts a key-value pair from the wire.
 pub fn key_value(kv: mvccpb::KeyValue) -> KeyValue {
     KeyValue {
         key: kv.key.to_vec(),
@@ -229,7 +229,7 @@ pub fn key_value(kv: mvccpb::KeyValue) -> KeyValue {
     }
 }
 
-/// An event as the wire has it; nothing if it is about no key.
+/// Converts an event from the wire; `None` if it has no key.
 pub fn event(event: mvccpb::Event) -> Option<Event> {
     Some(Event {
         deleted: event.r#type() == mvccpb::event::EventType::Delete,

@@ -1,4 +1,4 @@
-//! Clients whose rights change: they ask for what they may do, and for what they may not.
+//! Clients whose permissions change: they send requests that they may and may not make.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,26 +11,27 @@ use crate::rng::Rng;
 use crate::security::Identity;
 use crate::session::{ClientContext, Session};
 
-/// Parts of the keys that permissions are about.
+/// Number of parts that divide the keys under changing permissions.
 const PARTS: u64 = 6;
-/// After how many operations of all clients they move to new keys: what the judge searches through at once is bounded.
+/// Number of operations of all clients after which they move to new keys. This bounds what the oracle has to
+/// search at once.
 const GROUP_OPERATIONS: u64 = 1500;
-/// After a failure.
+/// Delay after a failure.
 const REST: Duration = Duration::from_millis(100);
 
-/// The first key of a part, and the end of the part before.
+/// Returns the first key of a part, which is also the end of the part before.
 fn part(number: u64) -> Vec<u8> {
     format!("u/{number}/").into_bytes()
 }
 
-/// Some range of the keys that permissions are about.
+/// Draws a range of the keys under changing permissions.
 pub fn some_range(rng: &mut Rng) -> (Vec<u8>, Vec<u8>) {
     let from = rng.below(PARTS);
     let to = rng.between(from + 1, PARTS);
     if rng.percent(15) { (b"u/".to_vec(), b"u0".to_vec()) } else { (part(from), part(to)) }
 }
 
-/// Asks until the phase ends.
+/// Sends requests until the phase ends.
 pub async fn work(
     context: Arc<ClientContext>,
     identity: Identity,
@@ -44,7 +45,7 @@ pub async fn work(
             continue;
         }
         if rng.percent(3) {
-            // Tokens are good at every member.
+            // Tokens are valid at every member.
             session.move_to(rng.index(context.addresses.len()));
         }
         let id = context.record.number();

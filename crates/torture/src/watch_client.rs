@@ -19,20 +19,20 @@ use crate::security::Identity;
 use crate::session::ClientContext;
 use crate::{translation, user_client};
 
-/// From the first key, and to the last.
+/// Both the start and the end of the range of all keys.
 const ALL: &[u8] = b"\0";
-/// After a stream broke, and before the next try.
+/// Delay between a broken stream and the next attempt.
 const REST: Duration = Duration::from_millis(100);
 
-/// When a watch is closed.
+/// Condition under which a watch is closed.
 enum Until {
-    /// When it has come to this revision, or has nothing more to tell for some time, or work is over.
+    /// The watch has reached this revision, or has received nothing for some time, or the work phase is over.
     Revision(i64),
-    /// When all clients are done and it has come to the last revision.
+    /// All clients are done and the watch has reached the last revision.
     Drained,
 }
 
-/// Watches everything from revision 1 on, and goes on wherever a stream broke, until it is drained.
+/// Watches all keys from revision 1 on, resumes after each broken stream, and ends once it is drained.
 pub async fn follow(
     context: Arc<ClientContext>,
     number: u64,
@@ -49,7 +49,8 @@ pub async fn follow(
         watch.fragment = member == 2;
         let strict = number.is_multiple_of(2);
         run(&context, (&mut watch, identity_of(number)), strict, Until::Drained, &mut phase).await;
-        // All that is told of one revision comes at once, so what has come need not come again.
+        // A response without fragments holds all events of its revisions, so the next watch starts after
+        // them.
         for response in &watch.responses {
             match &response.answer {
                 WatchAnswer::Events { events, fragment: false } => {
@@ -70,7 +71,7 @@ pub async fn follow(
     }
 }
 
-/// Opens watches from some revision of the past, one after the other, until work is over.
+/// Opens watches from an old revision, one after the other, until the work phase is over.
 pub async fn glance(
     context: Arc<ClientContext>,
     known: Arc<Known>,
@@ -103,7 +104,7 @@ pub async fn glance(
     }
 }
 
-/// Watches what somebody may perhaps read, whose rights change, until work is over.
+/// Watches ranges that a user with changing permissions may or may not read, until the work phase is over.
 pub async fn spy(
     context: Arc<ClientContext>,
     known: Arc<Known>,
@@ -129,19 +130,19 @@ pub async fn spy(
     }
 }
 
-/// At the end: one more watch of everything that is left, at one member.
+/// Watches all remaining events once more at one member, at the end of the run.
 pub async fn reread(context: &Arc<ClientContext>, number: u64, member: usize, from: i64, to: i64) {
     let mut watch = plan(context, number, member);
     (watch.key, watch.range_end, watch.start_revision) = (ALL.to_vec(), ALL.to_vec(), from);
     let (_sender, mut phase) = watch::channel(Phase::Drain(to));
     let patience = Duration::from_secs(30);
     let reading = run(context, (&mut watch, identity_of(number)), false, Until::Drained, &mut phase);
-    // Without everything in time it is judged for what it has.
+    // If the watch does not receive everything in time, the oracle judges what it has received.
     let _ = tokio::time::timeout(patience, reading).await;
     context.record.lock().watches.push(watch);
 }
 
-/// Whom a client with this number acts for.
+/// Returns the identity of the client with this number.
 fn identity_of(number: u64) -> Identity {
     if number.is_multiple_of(2) { Identity::Staff } else { Identity::Worker }
 }
@@ -165,7 +166,7 @@ fn plan(context: &ClientContext, client: u64, member: usize) -> Watch {
     }
 }
 
-/// Opens the watch and writes down what it tells, until it is over.
+/// Opens a watch and records its responses until it ends.
 async fn run(
     context: &ClientContext,
     (watch, identity): (&mut Watch, Identity),
@@ -200,7 +201,7 @@ async fn run(
         return;
     }
     let mut come = watch.start_revision - 1;
-    // A watch with filters may have nothing to tell for ever.
+    // A watch with filters may never receive an event, so its time is limited.
     let patience = tokio::time::Instant::now()
         + match until {
             Until::Revision(i64::MAX) => Duration::from_secs(6),
@@ -251,7 +252,7 @@ async fn run(
         if let WatchAnswer::Canceled { reason, .. } = &answer
             && !reason.is_empty()
         {
-            // It may be for the token that it came with.
+            // The cancellation may be due to an invalid token.
             context.security.forget(&link.account.name, watch.client);
         }
         watch.responses.push(WatchResponse { at, revision, answer });

@@ -1,11 +1,11 @@
-//! The table of the console's files, which the binary holds.
+//! Generates the table of the console's files, which are compiled into the binary.
 
 use std::fs;
 use std::path::Path;
 
 use crate::generated::{Files, root};
 
-/// The path of the table from the root of the repository, and the table.
+/// Returns the table with its path from the root of the repository.
 pub fn generate() -> Result<Files, String> {
     Ok(Files::from([("crates/console/src/table.rs".to_owned(), table()?)]))
 }
@@ -27,7 +27,8 @@ fn table() -> Result<String, String> {
     ))
 }
 
-/// Adds the files below a folder, whose path is `prefix`. A hidden file is an editor's.
+/// Adds the names of the files below a folder, whose path is `prefix`. Hidden files, which editors create,
+/// are skipped.
 fn collect(folder: &Path, prefix: &str, names: &mut Vec<String>) -> Result<(), String> {
     let failed = |e: std::io::Error| format!("{}: {e}", folder.display());
     for entry in fs::read_dir(folder).map_err(failed)? {

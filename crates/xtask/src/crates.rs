@@ -1,4 +1,4 @@
-//! Which crate may use which: the list in ARCHITECTURE.md, and what is held of it by tests.
+//! Allowed dependencies between crates: the list in ARCHITECTURE.md, and the tests that enforce it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,7 +7,8 @@ use std::path::Path;
 
 use crate::generated::root;
 
-/// From the lowest to the highest: a crate may use only crates before it. Dependencies of tests do not count.
+/// All crates from the lowest to the highest: a crate may use only crates before it. Dev-dependencies do not
+/// count.
 const ORDER: &[&str] = &[
     "stdx",
     "numbers",
@@ -54,7 +55,7 @@ const ORDER: &[&str] = &[
     "xtask",
 ];
 
-/// The lines of ARCHITECTURE.md around the list.
+/// Lines of ARCHITECTURE.md around the list.
 const BEGIN: &str = "<!-- crates: written by `cargo xtask crates` -->\n```text\n";
 const END: &str = "```\n<!-- crates: end -->\n";
 
@@ -62,7 +63,7 @@ fn read(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
 }
 
-/// Each crate and the crates of this repository that it uses.
+/// Returns each crate with the crates of this repository that it uses.
 fn dependencies() -> Result<BTreeMap<String, Vec<String>>, String> {
     let folder = root().join("crates");
     let mut found = BTreeMap::new();
@@ -82,7 +83,7 @@ fn dependencies() -> Result<BTreeMap<String, Vec<String>>, String> {
     Ok(found)
 }
 
-/// What another dependency leads to anyway is left out.
+/// Returns the dependencies that no other dependency already implies.
 fn direct<'a>(uses: &'a [String], all: &BTreeMap<String, Vec<String>>) -> Vec<&'a str> {
     fn leads(from: &str, to: &str, all: &BTreeMap<String, Vec<String>>) -> bool {
         all.get(from).is_some_and(|uses| uses.iter().any(|used| used == to || leads(used, to, all)))
@@ -90,7 +91,7 @@ fn direct<'a>(uses: &'a [String], all: &BTreeMap<String, Vec<String>>) -> Vec<&'
     uses.iter().filter(|used| !uses.iter().any(|other| leads(other, used, all))).map(String::as_str).collect()
 }
 
-/// The list: a line for each crate, and what it uses.
+/// Returns the list: one line for each crate with its dependencies.
 fn drawn() -> Result<String, String> {
     let all = dependencies()?;
     let place = |name: &str| ORDER.iter().position(|known| *known == name);
@@ -119,7 +120,7 @@ fn drawn() -> Result<String, String> {
     Ok(text)
 }
 
-/// Where the list stands in ARCHITECTURE.md.
+/// Splits ARCHITECTURE.md into the text before the list, the list, and the text after it.
 fn split(page: &str) -> Result<(&str, &str, &str), String> {
     let missing = || format!("ARCHITECTURE.md has no place for the list of crates: {BEGIN}{END}");
     let (before, rest) = page.split_once(BEGIN).ok_or_else(missing)?;
@@ -131,7 +132,7 @@ fn split(page: &str) -> Result<(&str, &str, &str), String> {
 ///
 /// # Errors
 ///
-/// When a crate uses one that stands above it, or a file cannot be read or written.
+/// Returns an error if a crate uses one that is listed above it, or if a file cannot be read or written.
 pub fn write() -> Result<String, String> {
     let path = root().join("ARCHITECTURE.md");
     let page = read(&path)?;
@@ -145,7 +146,7 @@ pub fn write() -> Result<String, String> {
 mod tests {
     use super::*;
 
-    /// Crates with code that the compiler does not check. All others forbid it.
+    /// Crates that contain unsafe code. All others forbid it.
     const UNSAFE: [&str; 10] = [
         "mvcc",
         "disk",
@@ -207,7 +208,8 @@ mod tests {
         }
     }
 
-    /// rustdoc takes a second for each crate, so only crates with examples are looked at. Others must have none.
+    /// rustdoc takes a second for each crate, so doc tests run only for crates with examples. The others must
+    /// have no examples.
     #[test]
     fn every_example_in_documentation_is_run() {
         for name in ORDER {
@@ -223,7 +225,7 @@ mod tests {
         }
     }
 
-    /// Blocks of Rust in documentation comments, as file and line.
+    /// Returns the Rust code blocks in documentation comments, as file and line.
     fn examples_below(folder: &Path) -> std::io::Result<Vec<String>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(folder)? {

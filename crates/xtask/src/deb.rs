@@ -1,4 +1,4 @@
-//! `cargo xtask deb`: the Debian package of a binary that was built.
+//! `cargo xtask deb`: builds the Debian package from a compiled binary.
 
 use std::ffi::OsStr;
 use std::fs::{self, Permissions};
@@ -6,7 +6,7 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Pages of the manual: what `mainstay man` is asked for, the page's name, and its section.
+/// Manual pages: argument of `mainstay man`, name of the page, and its section.
 const PAGES: [(&str, &str, u8); 11] = [
     ("", "mainstay", 8),
     ("ctl", "mainstay-ctl", 1),
@@ -20,9 +20,10 @@ const PAGES: [(&str, &str, u8); 11] = [
     ("grpc-proxy", "mainstay-grpc-proxy", 1),
     ("completion", "mainstay-completion", 1),
 ];
-/// Names of etcd's tools, for those who put this directory into their PATH: Debian's own packages have the names in /usr/bin.
+/// Names of etcd's tools, for users who add this directory to their PATH; in /usr/bin, Debian's own etcd
+/// packages use these names.
 const TOOLS: [&str; 3] = ["etcd", "etcdctl", "etcdutl"];
-/// Release of the program, and of the package of it.
+/// Version of the program with the Debian revision of its package.
 const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "-1");
 const MAINTAINER: &str = "The authors of Mainstay <mainstay@localhost>";
 const DESCRIPTION: &str = "distributed key-value store with etcd's API
@@ -30,7 +31,8 @@ const DESCRIPTION: &str = "distributed key-value store with etcd's API
  between members and semantics. Started on etcd's data directory it goes on as
  the same member.";
 
-/// Makes the package from `target/release/mainstay`, or from another binary. Returns what was made.
+/// Builds the package from `target/release/mainstay`, or from another binary. Returns a message that names
+/// the package.
 pub fn make(binary: Option<&str>) -> Result<String, String> {
     let root = crate::generated::root().canonicalize().map_err(|e| e.to_string())?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
@@ -88,7 +90,7 @@ pub fn make(binary: Option<&str>) -> Result<String, String> {
     tree.put("DEBIAN/control", control.as_bytes(), 0o644)?;
     let package = target.join(format!("debian/mainstay_{VERSION}_{architecture}.deb"));
     let mut packed = Command::new("dpkg-deb");
-    // Files that are younger get this time in the package.
+    // `dpkg-deb` replaces later file times with this time.
     packed.env("SOURCE_DATE_EPOCH", epoch.to_string());
     packed.args(["--root-owner-group", "-Zxz", "--threads-max=1", "--build"]).args([&tree.root, &package]);
     let done = packed.output().map_err(|e| format!("dpkg-deb: {e}"))?;
@@ -98,8 +100,8 @@ pub fn make(binary: Option<&str>) -> Result<String, String> {
     Ok(format!("made {}", package.display()))
 }
 
-/// The time that the package carries, in seconds since 1970: `SOURCE_DATE_EPOCH`, or that of the last commit. The same binary and
-/// source give the same package.
+/// Returns the timestamp of the package in seconds since 1970: `SOURCE_DATE_EPOCH`, or the time of the last
+/// commit. The same binary and source give the same package.
 fn epoch(root: &Path) -> Result<u64, String> {
     let text = match std::env::var("SOURCE_DATE_EPOCH") {
         Ok(text) => text,
@@ -112,10 +114,10 @@ fn epoch(root: &Path) -> Result<u64, String> {
     text.trim().parse().map_err(|_| format!("SOURCE_DATE_EPOCH: {text:?} is no number of seconds"))
 }
 
-/// The files of the package.
+/// File tree of the package.
 struct Tree {
     root: PathBuf,
-    /// The repository's folder of the same name.
+    /// The repository's `packaging` folder.
     packaging: PathBuf,
 }
 
@@ -124,7 +126,7 @@ impl Tree {
         let path = self.root.join(path);
         let folder = path.parent().unwrap_or(&self.root);
         fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-        // Whatever the umask is.
+        // The permissions must not depend on the umask.
         for folder in folder.ancestors().take_while(|folder| folder.starts_with(&self.root)) {
             fs::set_permissions(folder, Permissions::from_mode(0o755))
                 .map_err(|e| format!("{}: {e}", folder.display()))?;
@@ -148,7 +150,7 @@ impl Tree {
         symlink(to, &path).map_err(|e| format!("{}: {e}", path.display()))
     }
 
-    /// Puts a file and packs it, without its name and time: the same content gives the same package.
+    /// Adds a file, compressed without its name and time, so that the same content gives the same package.
     fn zipped(&self, path: &str, content: &[u8]) -> Result<(), String> {
         let plain = path.trim_end_matches(".gz");
         self.put(plain, content, 0o644)?;
@@ -156,7 +158,8 @@ impl Tree {
     }
 }
 
-/// The oldest release of glibc that a program can run with, by the names of the symbols that it wants.
+/// Returns the oldest glibc release that a program can run with, according to the versions of its imported
+/// symbols.
 fn needed_libc(program: &Path) -> Result<String, String> {
     let listed = said("objdump", [OsStr::new("-T"), program.as_os_str()])?;
     let listed = String::from_utf8_lossy(&listed);
@@ -175,7 +178,7 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     fs::read(path).map_err(|e| format!("{}: {e}", path.display()))
 }
 
-/// What a program prints.
+/// Runs a program and returns its standard output.
 fn said<S: AsRef<OsStr>>(
     program: impl AsRef<OsStr>,
     words: impl IntoIterator<Item = S>,

@@ -1,26 +1,26 @@
-//! What this project takes from others: under which licences, from where, and how much of it twice.
+//! Checks third-party dependencies: their licences, their source, and packages in two versions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use serde_json::Value;
 
-/// Licences that a dependency may be used under, by their SPDX names.
+/// Licences that dependencies may have, by their SPDX names.
 const LICENCES: [&str; 8] =
     ["0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "Unicode-3.0", "Zlib"];
 
-/// Where all of it comes from.
+/// Only permitted source of dependencies.
 const SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// Packages of which two versions are built, until those who want the older one have moved on.
+/// Packages that are built in two versions, until the dependents of the older version are updated.
 const TWICE: [&str; 8] =
     ["bitflags", "hashbrown", "logos", "logos-codegen", "logos-derive", "syn", "thiserror", "thiserror-impl"];
 
-/// Looks at every package that a build on Linux takes.
+/// Checks every package that a build on Linux uses.
 ///
 /// # Errors
 ///
-/// The text names each package that may not be used, or is taken twice without being listed.
+/// Names each package that may not be used, or that is built twice without being listed.
 pub fn check() -> Result<String, String> {
     let metadata = metadata()?;
     let built = strings(&metadata["resolve"]["nodes"], "id");
@@ -39,7 +39,7 @@ pub fn check() -> Result<String, String> {
     }
 }
 
-/// What a build on Linux is made of, as cargo resolves it by the lock file.
+/// Returns cargo's metadata of a build on Linux, resolved by the lock file.
 pub fn metadata() -> Result<Value, String> {
     let arguments =
         ["metadata", "--format-version=1", "--locked", "--filter-platform=x86_64-unknown-linux-gnu"];
@@ -87,11 +87,11 @@ fn wrong(packages: &[&Value]) -> Vec<String> {
     wrong
 }
 
-/// Whether an SPDX expression can be met with the licences listed. `/` is an older way of writing `OR`; an exception
-/// allows more than the licence does.
+/// Returns true if the listed licences satisfy an SPDX expression. `/` is an older notation for `OR`; an
+/// exception only adds permissions to a licence.
 fn is_allowed(expression: &str) -> bool {
     let flat = expression.replace(['(', ')'], " ").replace('/', " OR ");
-    // `A OR B AND C` does not occur among those used with another meaning than `(A OR B) AND C`.
+    // Among the dependencies, no expression mixes `OR` and `AND` with a meaning other than `(A OR B) AND C`.
     flat.split(" AND ").all(|all| {
         all.split(" OR ").any(|one| LICENCES.contains(&one.split(" WITH ").next().unwrap_or(one).trim()))
     })

@@ -1,13 +1,14 @@
-//! Files of the repository that are written by a program and committed, and the check that they are up to date.
+//! Files of the repository that a program generates and that are committed, and the check that they are up to
+//! date.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Path from the root of the repository -> content.
+/// Content of each file, by its path from the root of the repository.
 pub type Files = BTreeMap<String, String>;
 
-/// The root of the repository.
+/// Returns the root of the repository.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -16,7 +17,7 @@ pub fn root() -> PathBuf {
 ///
 /// # Errors
 ///
-/// The text names the file that cannot be read.
+/// Names the file that cannot be read.
 pub fn read(name: &str) -> Result<String, String> {
     fs::read_to_string(root().join(name)).map_err(|e| format!("{name}: {e}"))
 }
@@ -25,7 +26,7 @@ pub fn read(name: &str) -> Result<String, String> {
 ///
 /// # Errors
 ///
-/// The text names the file that cannot be written.
+/// Names the file that cannot be written.
 pub fn write(files: &Files) -> Result<String, String> {
     for (name, text) in files {
         let path = root().join(name);
@@ -37,11 +38,11 @@ pub fn write(files: &Files) -> Result<String, String> {
     Ok(format!("wrote {} files", files.len()))
 }
 
-/// Compares the files with the committed ones, which this verb writes.
+/// Compares the files with the committed ones. `verb` is the xtask command that writes them.
 ///
 /// # Errors
 ///
-/// The text names the file that is not up to date.
+/// Names the file that is not up to date.
 pub fn check(files: &Files, verb: &str) -> Result<String, String> {
     for (name, text) in files {
         if read(name).ok().as_deref() != Some(text) {

@@ -67,7 +67,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs what CI runs, so that there is one list of it.
+/// Runs the same script as CI, so that there is only one list of checks.
 fn ci(arguments: &[&str]) -> Result<String, String> {
     let script = generated::root().join(".ci/run");
     let status =

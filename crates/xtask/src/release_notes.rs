@@ -1,4 +1,4 @@
-//! `cargo xtask release-notes VERSION`: the section of CHANGELOG.md that belongs to a version.
+//! `cargo xtask release-notes VERSION`: prints the section of CHANGELOG.md for a version.
 
 use crate::generated::read;
 
@@ -6,12 +6,12 @@ use crate::generated::read;
 ///
 /// # Errors
 ///
-/// The text says which versions CHANGELOG.md has.
+/// Names the versions that CHANGELOG.md has.
 pub fn print(version: &str) -> Result<String, String> {
     cut(&read("CHANGELOG.md")?, version)
 }
 
-/// The version that a line begins the section of: `## 0.1.0 (unreleased)`.
+/// Returns the version if the line begins a section, such as `## 0.1.0 (unreleased)`.
 fn version_of(line: &str) -> Option<&str> {
     line.strip_prefix("## ")?.split_whitespace().next()
 }

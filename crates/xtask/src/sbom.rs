@@ -1,5 +1,6 @@
-//! `cargo xtask sbom`: what the binary is made of, as CycloneDX 1.5 has it: each crate with version, licence, digest and source,
-//! and which uses which. The same source gives the same bytes: there is no time and no random number in it.
+//! `cargo xtask sbom`: writes the components of the binary as CycloneDX 1.5: each crate with version,
+//! licence, digest, source and dependencies. The same source gives the same bytes, since the output contains
+//! no time and no random number.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,15 +10,15 @@ use serde_json::{Value, json};
 
 use crate::dependencies;
 
-/// The package whose binary is described.
+/// Name of the package whose binary is described.
 const BINARY: &str = "mainstay";
 const REGISTRY: &str = "registry+";
 
-/// Writes `target/sbom/mainstay.cdx.json`. Returns what was written.
+/// Writes `target/sbom/mainstay.cdx.json`. Returns a message about the file.
 ///
 /// # Errors
 ///
-/// The text says what of `cargo metadata` or of the lock file could not be used.
+/// Describes the part of `cargo metadata` or of the lock file that could not be used.
 pub fn write() -> Result<String, String> {
     let root = crate::generated::root();
     let lock = root.join("Cargo.lock");
@@ -33,7 +34,7 @@ pub fn write() -> Result<String, String> {
     Ok(format!("wrote {}: {count} components", path.display()))
 }
 
-/// SHA-256 of each package of the registry, by name and version, from the lock file.
+/// Returns the SHA-256 of each registry package from the lock file, by name and version.
 fn digests(lock: &str) -> BTreeMap<(String, String), String> {
     let mut digests = BTreeMap::new();
     for package in lock.split("[[package]]").skip(1) {
@@ -50,13 +51,13 @@ fn digests(lock: &str) -> BTreeMap<(String, String), String> {
     digests
 }
 
-/// The packages of `cargo metadata` by their ids.
+/// Returns the packages of `cargo metadata` by id.
 fn by_id(list: &Value) -> BTreeMap<&str, &Value> {
     let items = list.as_array().into_iter().flatten();
     items.filter_map(|item| Some((item["id"].as_str()?, item))).collect()
 }
 
-/// Ids of the packages that a node uses when it is built or run: tests do not count.
+/// Returns the ids of the packages that a node needs to build or run; dev-dependencies do not count.
 fn uses(node: &Value) -> impl Iterator<Item = &str> {
     let is_used = |each: &&Value| {
         let mut kinds = each["dep_kinds"].as_array().into_iter().flatten();
@@ -70,7 +71,7 @@ fn text<'a>(package: &'a Value, field: &str) -> Result<&'a str, String> {
 }
 
 fn purl(package: &Value) -> Result<String, String> {
-    // A version may have build metadata behind a plus, which the form of a package's URL escapes.
+    // A version may have build metadata after a plus, which a package URL must escape.
     Ok(format!("pkg:cargo/{}@{}", text(package, "name")?, text(package, "version")?.replace('+', "%2B")))
 }
 
@@ -84,7 +85,7 @@ fn component(package: &Value, digests: &BTreeMap<(String, String), String>) -> R
         "version": version,
         "purl": purl,
         "scope": "required",
-        // An older way of writing `OR`.
+        // `/` is an older notation for `OR`.
         "licenses": [{ "expression": text(package, "license")?.replace('/', " OR ") }],
     });
     if let Some(source) = package["source"].as_str() {
@@ -100,7 +101,7 @@ fn component(package: &Value, digests: &BTreeMap<(String, String), String>) -> R
     Ok(component)
 }
 
-/// The bill of materials of the binary.
+/// Returns the bill of materials of the binary.
 fn bom(metadata: &Value, digests: &BTreeMap<(String, String), String>) -> Result<Value, String> {
     let packages = by_id(&metadata["packages"]);
     let nodes = by_id(&metadata["resolve"]["nodes"]);

@@ -1,4 +1,4 @@
-//! `authenticate`: logins.
+//! The `authenticate` command: measures logins.
 
 use cli::{Command, Failure, Flag};
 

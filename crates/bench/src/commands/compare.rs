@@ -1,4 +1,5 @@
-//! `compare`: servers take turns at workloads, and what comes of it is one table.
+//! The `compare` command: runs workloads against several servers in turn, and puts the results into one
+//! table.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -86,7 +87,7 @@ fn compare(session: &Session) -> Result<(), Failure> {
 
 const BASELINE: &str = "responder";
 
-/// Runs a comparison as the flags say.
+/// Runs a comparison as the flags request.
 fn measured(session: &Session) -> Result<Document, Failure> {
     let matches = &session.matches;
     let contests = choose(matches.get(WORKLOAD))?;
@@ -131,7 +132,8 @@ fn measured(session: &Session) -> Result<Document, Failure> {
         for contestant in &contestants {
             let server = match Server::start(contestant, &place, &given) {
                 Ok(server) => server,
-                // Not every server has TLS; one that does not start without it is a mistake of the command.
+                // A server without TLS support is skipped with a warning. A failed start without TLS is an
+                // error of the command.
                 Err(error) if contestant.tls => {
                     let warning = format!("{}: not measured: {error}", contestant.name);
                     if !document.warnings.contains(&warning) && round == 0 {
@@ -209,7 +211,7 @@ fn contestants(matches: &Matches) -> Result<Vec<Contestant>, Failure> {
     if matches.get(TLS) {
         let with: Vec<Contestant> = all
             .iter()
-            // One that runs already has TLS or has it not.
+            // A server that already runs cannot be switched to TLS.
             .filter(|one| !matches!(one.source, Source::Running { .. }))
             .map(|one| Contestant { name: format!("{}+tls", one.name), tls: true, ..one.clone() })
             .collect();
@@ -223,7 +225,7 @@ fn contestants(matches: &Matches) -> Result<Vec<Contestant>, Failure> {
     Ok(all)
 }
 
-/// Puts the runs of all rounds together, per workload and server.
+/// Combines the runs of all rounds, by workload and server.
 fn gather(
     document: &mut Document,
     contestants: &[Contestant],
@@ -285,14 +287,15 @@ fn gather(
     }
 }
 
-/// A figure of a row, where it is known.
+/// Getter of a row's figure; `None` if the figure is unknown.
 type Column = fn(&Row) -> Option<f64>;
-/// A situation, the workload that stands for it, whether less is better, and what is looked at.
+/// Situation, its representative workload, true if less is better, the unit or aspect shown, and the figure
+/// that is compared.
 type Situation = (&'static str, &'static str, bool, &'static str, Column);
-/// A server and its figure.
+/// Server and its figure.
 type Placed = (String, f64);
 
-/// What the figures say about typical situations; each sentence only where there are figures for it.
+/// Returns sentences about typical situations, one for each situation with figures.
 fn conclusions(document: &Document) -> Vec<String> {
     let mut all = Vec::new();
     let is_plain = |row: &&Row| {
@@ -376,7 +379,7 @@ fn conclusions(document: &Document) -> Vec<String> {
     all
 }
 
-/// The order over all loads: mean ranks of rate, p99 and CPU per operation.
+/// Returns the overall ranking: mean ranks by rate, p99 and CPU per operation over all loads.
 fn ranks<'a>(document: &'a Document, rows: &dyn Fn(&str) -> Vec<&'a Row>) -> Option<String> {
     let mut sums: Vec<(String, f64, f64)> = Vec::new();
     for workload in workloads(document) {
@@ -416,7 +419,7 @@ fn ranks<'a>(document: &'a Document, rows: &dyn Fn(&str) -> Vec<&'a Row>) -> Opt
     ))
 }
 
-/// The table and what follows from it, as Markdown.
+/// Returns the table and the conclusions as Markdown.
 pub fn text(document: &Document) -> String {
     let mut text = String::new();
     let reference = document.reference.as_deref();

@@ -1,4 +1,4 @@
-//! `completion`: scripts that let a shell complete commands and flags.
+//! The `completion` command: prints a script for shell completion of commands and flags.
 
 use cli::{Command, Failure};
 

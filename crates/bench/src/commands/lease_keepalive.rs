@@ -1,4 +1,4 @@
-//! `lease-keepalive`: renewals of a lease.
+//! The `lease-keepalive` command: measures renewals of a lease.
 
 use cli::{Command, Failure, Flag};
 

@@ -1,5 +1,5 @@
-//! The commands: etcd's benchmark's, with the same names and defaults, and ours. One file per command, with its flags and the
-//! function that runs it.
+//! All commands: those of etcd's benchmark, with the same names and defaults, and Mainstay's additional ones.
+//! Each command has one file with its flags and its function.
 
 mod authenticate;
 mod compare;
@@ -21,13 +21,13 @@ use cli::{Command, Failure, FlagRow, Program};
 use crate::given;
 use crate::session::Session;
 
-/// How a command is run.
+/// Function of a command, and the arguments that the command accepts.
 #[derive(Clone, Copy)]
 pub struct Run {
     pub(crate) run: fn(&Session) -> Result<(), Failure>,
-    /// True if the command takes words that are no flags.
+    /// True if the command takes positional arguments.
     pub(crate) takes_words: bool,
-    /// Flags of every command that this one has no use for.
+    /// Global flags that this command does not support.
     pub(crate) unused: &'static [FlagRow],
 }
 
@@ -47,7 +47,7 @@ impl Run {
     }
 }
 
-/// The tool.
+/// The command-line tool.
 pub static PROGRAM: Program<Run> = Program {
     root: Command {
         name: "benchmark",

@@ -1,4 +1,4 @@
-//! `put`: writes of single keys.
+//! The `put` command: measures writes of single keys.
 
 use std::time::Duration;
 

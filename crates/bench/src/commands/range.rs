@@ -1,4 +1,4 @@
-//! `range`: reads of a key or of a range.
+//! The `range` command: measures reads of a key or of a range.
 
 use cli::{Command, Failure, Flag};
 

@@ -1,4 +1,4 @@
-//! `responder`: a server that answers every request at once and does nothing.
+//! The `responder` command: a server that answers every request at once without doing any work.
 
 use std::sync::atomic::AtomicBool;
 

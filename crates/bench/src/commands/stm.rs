@@ -1,4 +1,4 @@
-//! `stm`: software transactional memory.
+//! The `stm` command: measures software transactional memory.
 
 use cli::{Command, Failure, Flag};
 

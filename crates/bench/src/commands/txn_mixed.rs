@@ -1,4 +1,4 @@
-//! `txn-mixed`: transactions, some of which read a range and some of which put a key.
+//! The `txn-mixed` command: measures transactions, some of which read a range and some of which put a key.
 
 use cli::{Command, Failure, Flag};
 

@@ -1,4 +1,4 @@
-//! `txn-put`: transactions of puts.
+//! The `txn-put` command: measures transactions of puts.
 
 use cli::{Command, Failure, Flag};
 

@@ -1,4 +1,4 @@
-//! `watch`: creating watches, and the events that they receive.
+//! The `watch` command: measures the creation of watches and the delivery of their events.
 
 use cli::{Command, Failure, Flag};
 

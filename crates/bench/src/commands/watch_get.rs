@@ -1,4 +1,4 @@
-//! `watch-get`: reads while many watches are behind.
+//! The `watch-get` command: measures reads while many watches lag behind.
 
 use cli::{Command, Failure, Flag};
 

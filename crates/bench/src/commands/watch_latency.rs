@@ -1,4 +1,4 @@
-//! `watch-latency`: the time from a put to its event.
+//! The `watch-latency` command: measures the time from a put to its event.
 
 use cli::{Command, Failure, Flag};
 

@@ -1,17 +1,17 @@
-//! `authenticate`: names and passwords, again and again; what a client without token reuse does to a server.
+//! The load of `authenticate`: repeated logins, like a client that does not reuse its token.
 
 use api::Rpc;
 use loadgen::drive::{Request, Step, Workload, done};
 use loadgen::status::Status;
 use loadgen::wire::Message;
 
-/// Logs in with each operation.
+/// Workload that logs in with each operation.
 pub struct Authenticate {
-    /// The name, or what the names of many users begin with.
+    /// User name, or the common prefix of many user names.
     pub name: String,
-    /// The password of all of them.
+    /// Password of all users.
     pub password: String,
-    /// How many users log in in turn, with a number from 0 behind their names; 0 for one user of that name.
+    /// Number of users that log in in turn, named with a suffix from 0 on; 0 for one user without a suffix.
     pub users: u64,
 }
 

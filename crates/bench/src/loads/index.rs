@@ -1,4 +1,5 @@
-//! `mvcc put` and `mvcc range`: the index alone, in this process, without network, log or disk.
+//! The loads of `mvcc put` and `mvcc range`: the key index alone, in this process, without network, log or
+//! disk.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -9,18 +10,18 @@ use numbers::{LeaseId, Revision};
 use super::random_from_clock;
 use crate::Error;
 
-/// What is put.
+/// Size of a put load.
 #[derive(Clone, Copy, Debug)]
 pub struct Puts {
-    /// How many operations.
+    /// Number of operations.
     pub total: u64,
-    /// Of keys.
+    /// Size of a key in bytes.
     pub key_bytes: usize,
-    /// Of values; the index keeps only their length and place.
+    /// Size of a value in bytes; the index stores only its length and location.
     pub value_bytes: usize,
-    /// How many keys one operation puts.
+    /// Number of keys that one operation puts.
     pub per_txn: usize,
-    /// After how many operations readers see them, as a member publishes once per batch.
+    /// Number of operations after which the index is published to readers, as a member does once per batch.
     pub batch: u64,
 }
 
@@ -61,7 +62,7 @@ pub fn put(puts: &Puts) -> (Series, Duration) {
     (series, began.elapsed())
 }
 
-/// Puts random keys, and measures reading `limit` of them in order from a random one on, `total` times.
+/// Puts random keys, then measures `total` reads of `limit` keys in order, each from a random key on.
 pub fn range(puts: &Puts, total: u64, limit: usize) -> Result<(Series, Duration), Error> {
     let keys = keys(puts.key_bytes, puts.total as usize * puts.per_txn.max(1));
     let mut series = Series::default();

@@ -1,17 +1,17 @@
-//! `lease-keepalive`: each client keeps a lease of its own alive.
+//! The load of `lease-keepalive`: each client keeps its own lease alive.
 
 use api::Rpc;
 use loadgen::drive::{Request, Step, Workload, done};
 use loadgen::status::Status;
 use loadgen::wire::{Fields, Message};
 
-/// A lease per client, granted before the load; then one keep-alive stream per operation, which is
-/// given up when its answer is there, as etcd's client does it for a single keep-alive.
+/// Workload with one lease per client, granted before the load. Each operation opens a keepalive stream and
+/// abandons it after the first response, as etcd's client does for a single keepalive.
 #[derive(Clone, Debug, Default)]
 pub struct KeepAlive;
 
 impl Workload for KeepAlive {
-    /// The lease.
+    /// Lease id.
     type Client = u64;
 
     fn prepare(&mut self, _: &mut u64, answer: Option<&Status>, request: &mut Request) -> Step {
@@ -33,7 +33,7 @@ impl Workload for KeepAlive {
     }
 
     fn message(&mut self, lease: &mut u64, body: &[u8]) -> bool {
-        // The grant's answer and that to a keep-alive both have header, ID and TTL.
+        // The responses to a grant and to a keepalive both start with header, ID and TTL.
         *lease = Fields(body).number(2);
         true
     }

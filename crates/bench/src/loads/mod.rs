@@ -1,4 +1,4 @@
-//! What etcd's benchmark does, command by command, with its keys and its requests.
+//! Loads of etcd's benchmark, command by command, with the same keys and requests.
 
 pub mod authenticate;
 pub mod index;
@@ -10,7 +10,7 @@ pub mod write;
 
 use stdx::Random;
 
-/// Random numbers that differ from run to run, and for each purpose (`salt`) within one.
+/// Returns a random generator that differs from run to run, and within a run for each purpose (`salt`).
 pub fn random_from_clock(salt: u64) -> Random {
     let nanos = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)

@@ -1,35 +1,35 @@
-//! `range`: one request, a stream, or page by page.
+//! The load of `range`: a single request, a stream, or a read page by page.
 
 use api::Rpc;
 use loadgen::drive::{Request, Step, Workload, done, outcome};
 use loadgen::status::Status;
 use loadgen::wire::{Fields, Message};
 
-/// How many keys a page has: Kubernetes' watch cache asks for so many.
+/// Number of keys on a page, the same that Kubernetes' watch cache requests.
 pub const PAGE: i64 = 10_000;
 
-/// What is read, and how.
+/// Workload that reads a range.
 #[derive(Clone, Debug, Default)]
 pub struct Range {
-    /// The first key.
+    /// First key of the range.
     pub key: Vec<u8>,
-    /// Where it ends; empty for one key, `\0` for everything from `key` on.
+    /// End of the range; empty for one key, `\0` for everything from `key` on.
     pub end: Vec<u8>,
-    /// 0 for no limit.
+    /// Largest number of keys; 0 for no limit.
     pub limit: i64,
-    /// Only how many.
+    /// True to read only the number of keys.
     pub count_only: bool,
-    /// Keys without values.
+    /// True to read keys without values.
     pub keys_only: bool,
-    /// Whatever the member asked has.
+    /// True for serializable reads, which return the contacted member's own state.
     pub serializable: bool,
-    /// `RangeStream` instead of `Range`.
+    /// True to call `RangeStream` instead of `Range`.
     pub stream: bool,
-    /// Pages of [`PAGE`] keys at one revision.
+    /// True to read pages of [`PAGE`] keys, all at one revision.
     pub paginate: bool,
 }
 
-/// The end of the range of all keys with a prefix.
+/// Returns the end of the range of all keys with a prefix.
 pub fn prefix_end(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
@@ -42,7 +42,7 @@ pub fn prefix_end(prefix: &[u8]) -> Vec<u8> {
 }
 
 impl Range {
-    /// All keys with this prefix.
+    /// Selects all keys with this prefix.
     pub fn prefix(&mut self, prefix: &[u8]) {
         self.end = prefix_end(prefix);
         self.key = if prefix.is_empty() { vec![0] } else { prefix.to_vec() };
@@ -61,7 +61,7 @@ impl Range {
     }
 }
 
-/// How far a client is in its pages.
+/// Progress of a client through its pages.
 #[derive(Debug, Default)]
 pub struct Page {
     next: Vec<u8>,
@@ -112,12 +112,12 @@ impl Workload for Range {
     }
 }
 
-/// Any unary request whose answer does not matter, again and again: for loads beside the one measured.
+/// Workload that repeats one unary request and ignores the response: for loads beside the measured one.
 #[derive(Clone, Debug)]
 pub struct Same {
-    /// What is called.
+    /// RPC to call.
     pub method: Rpc,
-    /// The message.
+    /// Encoded request message.
     pub message: Vec<u8>,
 }
 

@@ -1,4 +1,5 @@
-//! `stm`: software transactions as etcd's client makes them: read, and commit if nothing that was read has changed.
+//! The load of `stm`: software transactions as in etcd's client, which read keys and commit if none of them
+//! has changed.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -11,50 +12,50 @@ use loadgen::wire::{Fields, Message, number_key};
 
 use super::random_from_clock;
 
-/// What a transaction is promised about its reads.
+/// Isolation level of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isolation {
-    /// Each read is of some committed revision.
+    /// Each read returns some committed revision.
     ReadCommitted,
-    /// A key is the same however often it is read.
+    /// Repeated reads of a key return the same value.
     RepeatableReads,
     /// All reads are of one revision.
     Serializable,
-    /// And what is written did not change since.
+    /// All reads are of one revision, and the written keys have not changed since.
     SerializableSnapshot,
 }
 
-/// What holds other clients off during a transaction.
+/// Lock that clients hold during a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Locker {
-    /// Nothing but the transaction itself.
+    /// No lock; only the transaction itself protects.
     None,
-    /// A mutex made of keys by the client.
+    /// Mutex that the client builds from keys.
     Client,
-    /// The server's lock service.
+    /// Lock service of the server.
     Rpc,
 }
 
-/// Transactions over random keys.
+/// Workload of transactions over random keys.
 #[derive(Clone, Debug)]
 pub struct Stm {
-    /// What is promised.
+    /// Isolation level.
     pub isolation: Isolation,
-    /// What is locked.
+    /// Lock held during each transaction.
     pub locker: Locker,
-    /// How many keys there are.
+    /// Number of keys.
     pub keys: u64,
-    /// How many of them a transaction reads.
+    /// Number of keys that a transaction reads.
     pub keys_per_txn: usize,
-    /// How many of those it also writes, in percent, rounded down.
+    /// Percentage of the read keys that a transaction also writes, rounded down.
     pub write_percent: u64,
-    /// How large their values are.
+    /// Size of the values in bytes.
     pub value_bytes: usize,
     random: Random,
 }
 
 const LOCK: &[u8] = b"stmlock";
-/// etcd's sessions live for a minute, and are kept alive three times in it.
+/// Time to live of etcd's sessions, in seconds; a session is renewed three times in it.
 const TTL_S: i64 = 60;
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 
@@ -75,11 +76,11 @@ enum Phase {
 
 struct Read {
     mod_revision: i64,
-    /// The store's revision when it was read.
+    /// Revision of the store at the read.
     revision: i64,
 }
 
-/// How far a client is.
+/// Progress of a client in its transaction.
 #[derive(Default)]
 pub struct Client {
     phase: Phase,
@@ -87,17 +88,17 @@ pub struct Client {
     alive: Option<Instant>,
     lock_key: Vec<u8>,
     lock_revision: i64,
-    /// What a wait is for.
+    /// Key whose deletion the client waits for.
     ahead: Vec<u8>,
     keys: Vec<[u8; 16]>,
     reads: Vec<Read>,
-    /// Reads go to this revision, if any.
+    /// Revision that reads are pinned to; 0 for none.
     base: i64,
     verdict: Verdict,
     error: Option<loadgen::Error>,
 }
 
-/// What an answer said.
+/// Result that a response carried.
 #[derive(Default)]
 enum Verdict {
     #[default]
@@ -113,7 +114,7 @@ enum Verdict {
 }
 
 impl Stm {
-    /// Transactions with a random source of their own.
+    /// Creates a workload of transactions with its own random stream.
     pub fn new(isolation: Isolation, locker: Locker, keys: u64, seed: u64) -> Self {
         Self {
             isolation,
@@ -151,7 +152,8 @@ impl Stm {
         client.phase = Phase::Reading;
         request.method = Rpc::KvTxn;
         request.keep = true;
-        // The first read of a serializable transaction is linearizable, and its revision that of all others.
+        // The first read of a serializable transaction is linearizable, and its revision applies to all other
+        // reads.
         let first = client.reads.is_empty() && self.is_serializable();
         let revision = if self.is_serializable() { client.base } else { 0 };
         Message(&mut request.message).message(2, |op| {
@@ -171,7 +173,7 @@ impl Stm {
         let mut txn = Message(&mut request.message);
         if self.isolation != Isolation::ReadCommitted {
             for (key, read) in client.keys.iter().zip(&client.reads) {
-                // Its modification revision (2) is still the same (0).
+                // The key's modification revision (target 2) must be equal (result 0).
                 txn.message(1, |compare| {
                     compare.uint(2, 2).bytes(3, key);
                     revision_always(compare, read.mod_revision);
@@ -196,7 +198,7 @@ impl Stm {
             });
         }
         if self.is_serializable() {
-            // The reads that are repeated if it failed.
+            // If the comparisons fail, these reads prepare the next attempt.
             for key in &client.keys {
                 txn.message(3, |op| {
                     op.message(1, |range| {
@@ -222,7 +224,8 @@ impl Stm {
                 request.method = Rpc::KvTxn;
                 let key = &client.lock_key;
                 let mut txn = Message(&mut request.message);
-                // If the key was never created (1), create it; either way see who is first.
+                // Creates the key if its create revision (target 1) is 0. In both cases reads the first key
+                // in the queue.
                 txn.message(1, |compare| {
                     compare.uint(2, 1).bytes(3, key);
                     create_revision_always(compare, 0);
@@ -244,7 +247,7 @@ impl Stm {
         Step::Call
     }
 
-    /// Who is right before us in the queue.
+    /// Reads the key right before the client's own in the lock queue.
     fn look_ahead(&self, client: &mut Client, request: &mut Request) -> Step {
         client.phase = Phase::LookingAhead;
         request.method = Rpc::KvRange;
@@ -288,14 +291,14 @@ impl Stm {
     }
 }
 
-/// The range that gives the first of those who want the lock.
+/// Adds the range that returns the first key in the lock queue.
 fn owner(op: &mut Message) {
     op.message(1, |range| {
         range.bytes(1, b"stmlock/").bytes(2, b"stmlock0").int(3, 1).uint(5, 1).uint(6, 2);
     });
 }
 
-/// A comparison's revision is a member of a `oneof`: it is written also where it is 0.
+/// Writes a comparison's revision even if it is 0, since the field belongs to a `oneof`.
 fn revision_always(compare: &mut Message, revision: i64) {
     if revision == 0 {
         compare.0.extend_from_slice(&[6 << 3, 0]);
@@ -309,7 +312,7 @@ fn create_revision_always(compare: &mut Message, revision: i64) {
     compare.0.extend_from_slice(&[5 << 3, 0]);
 }
 
-/// The read of a `RangeResponse` within a transaction's answer.
+/// Extracts the read from a `RangeResponse` inside a transaction's response.
 fn read_of(range: Fields, outer: i64) -> Read {
     let revision = Fields(range.bytes(1)).number(3) as i64;
     Read {
@@ -381,7 +384,8 @@ impl Workload for Stm {
                 };
             }
             Phase::Waiting => {
-                // A deletion (type 1) of the key before ours, or an end of the watch that makes us look again.
+                // The wait ends with a deletion (type 1) of the previous key, or with the end of the watch,
+                // after which the client reads the queue again.
                 let gone =
                     answer.clone().any(|(field, event)| field == 11 && Fields(event.bytes()).number(1) == 1);
                 return gone || answer.number(4) != 0;
@@ -447,7 +451,8 @@ impl Workload for Stm {
                 self.read(client, request)
             }
             (Phase::Committing, Verdict::Conflict(reads)) => {
-                // Serializable transactions got what they need for the next attempt with the refusal.
+                // For serializable transactions, the failed commit has returned the reads for the next
+                // attempt.
                 client.reads.clear();
                 client.base = 0;
                 if self.is_serializable() && reads.len() == client.keys.len() {
@@ -456,7 +461,7 @@ impl Workload for Stm {
                 self.read(client, request)
             }
             (Phase::Committing, Verdict::Committed) => {
-                // Values have to differ from one transaction to the next.
+                // Advances the random stream, since values have to differ between transactions.
                 self.random.number();
                 self.unlock(client, request)
             }
@@ -469,12 +474,12 @@ impl Workload for Stm {
     }
 }
 
-/// Why an operation of this load failed, where the server did not say so.
+/// Error of an operation that this load detects itself.
 #[derive(Debug)]
 enum StmError {
-    /// The lease behind the lock has expired.
+    /// The lease of the lock has expired.
     SessionExpired,
-    /// The answer does not fit what was asked.
+    /// The response does not match the request.
     Senseless(Phase),
 }
 

@@ -1,4 +1,5 @@
-//! `watch`, `watch-get` and `watch-latency`. They run in one thread: what counts is when events come.
+//! The loads of `watch`, `watch-get` and `watch-latency`. They run in one thread, since only the arrival
+//! times of events matter.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -12,7 +13,7 @@ use loadgen::wire::{Fields, Message};
 use super::random_from_clock;
 use crate::Error;
 
-/// Calls of this kind have this bit in their tag; the others are streams of watches.
+/// Bit in the tag of unary calls; tags without it belong to watch streams.
 const UNARY: u64 = 1 << 63;
 const TURN: Duration = Duration::from_millis(100);
 
@@ -20,18 +21,18 @@ fn unix_second() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs() as i64)
 }
 
-/// What a measurement gave: a series, and how long it took.
+/// Series of a measurement, and its duration.
 pub type Measured = (Series, Duration);
 
-/// The streams that watch, and what came on them.
+/// Watch streams, and the events that have arrived on them.
 struct Watching {
-    /// Where each stream is, once it is open.
+    /// Index of the connection that carries each stream, once the stream is open.
     links: Vec<Option<usize>>,
-    /// Answers to creations, each with its stream, not taken yet.
+    /// Streams with a response to a watch creation that was not handled yet, one entry per response.
     created: Vec<usize>,
-    /// Events that came at once: stream, watch on it, how many, when.
+    /// Events that arrived together: stream, watch on the stream, number of events, arrival time.
     events: Vec<(usize, usize, usize, Instant)>,
-    /// Unary calls that ended.
+    /// Results of finished unary calls.
     answers: Vec<(u64, Result<(), loadgen::Error>)>,
     bodies: Vec<(u64, i64)>,
     failed: Option<Error>,
@@ -49,7 +50,7 @@ impl Watching {
         }
     }
 
-    /// Asks for one more watch on a stream.
+    /// Requests one more watch on a stream.
     fn create(&mut self, calls: &mut Calls, stream: usize, key: &[u8], revision: i64, prev_kv: bool) {
         let mut message = Vec::new();
         Message(&mut message).message(1, |create| {
@@ -109,7 +110,7 @@ impl Handler for Watching {
     fn turned(&mut self, _: &mut Calls) {}
 }
 
-/// Lets through so many per second, some at once if they were not used.
+/// Rate limiter with bursts: unused operations of up to `burst` may be made up.
 struct Pace {
     interval: Duration,
     burst: u32,
@@ -120,12 +121,12 @@ impl Pace {
     fn new(rate: u64, burst: u64) -> Option<Self> {
         let (now, burst) = (Instant::now(), u32::try_from(burst.max(1)).unwrap_or(u32::MAX));
         let interval = Duration::from_secs_f64(1.0 / rate.max(1) as f64);
-        // What may be saved up is there from the start.
+        // The full burst is available from the start.
         let next = now.checked_sub(interval * (burst - 1)).unwrap_or(now);
         (rate > 0).then_some(Self { interval, burst, next })
     }
 
-    /// Takes a token, or says when there is one.
+    /// Takes a token; if none is available, returns the time of the next one.
     fn take(&mut self, now: Instant) -> Result<(), Instant> {
         if self.next > now {
             return Err(self.next);
@@ -136,27 +137,27 @@ impl Pace {
     }
 }
 
-/// `watch`
+/// The load of `watch`.
 #[derive(Clone, Debug)]
 pub struct Watch {
-    /// How many streams.
+    /// Number of streams.
     pub streams: usize,
-    /// How many watches each has.
+    /// Number of watches on each stream.
     pub per_stream: usize,
-    /// The keys watched.
+    /// Watched keys.
     pub keys: Vec<Vec<u8>>,
-    /// Puts per second, 0 for no limit.
+    /// Puts per second; 0 for no limit.
     pub put_rate: u64,
-    /// How many puts.
+    /// Number of puts.
     pub put_total: u64,
-    /// How many clients put.
+    /// Number of clients that put.
     pub clients: usize,
 }
 
 impl Watch {
-    /// Creates the watches: one after the other on each stream, since the client that etcd's tool uses waits for each.
-    /// Then puts; each event is noted with the time it took to take it up. Gives the measurements of both.
-    /// `between` is called when the watches are made.
+    /// Creates the watches, one after the other on each stream, since the client in etcd's tool waits for
+    /// each one. Then puts keys; each event is recorded with the time that handling it took. Returns both
+    /// measurements. Calls `between` once all watches exist.
     pub fn run(
         &self,
         target: Target,
@@ -194,7 +195,7 @@ impl Watch {
         }
         let made = (series, began.elapsed());
         between();
-        // Every key has as many watchers as come to it in turn.
+        // The keys are assigned to the watchers in turn.
         let watchers_of = |key: usize| (watchers + self.keys.len() - 1 - key) / self.keys.len();
         let events: usize = (0..self.put_total).map(|put| watchers_of(put as usize % self.keys.len())).sum();
         Ok([made, self.put(&mut calls, &mut watching, events)?])
@@ -207,7 +208,7 @@ impl Watch {
         let (mut put, mut free, mut left) = (0_u64, self.clients, events);
         let mut message = Vec::new();
         let mut until = deadline();
-        // All puts, though the last of them may be of keys that nobody watches: the next run must not see them.
+        // Waits for all puts, even of keys without a watcher, so that the next run does not see them.
         while left > 0 || put < self.put_total || free < self.clients {
             while free > 0 && put < self.put_total {
                 let now = Instant::now();
@@ -230,7 +231,7 @@ impl Watch {
             watching.bodies.clear();
             for (_, _, count, _) in watching.events.drain(..) {
                 until = deadline();
-                // As in etcd's tool: from taking a response up to having counted its event.
+                // As in etcd's tool, the time runs from receiving a response to counting its event.
                 let (start, second) = (Instant::now(), unix_second());
                 for _ in 0..count.min(left) {
                     series.record(second, start.elapsed().as_nanos() as u64);
@@ -242,19 +243,19 @@ impl Watch {
     }
 }
 
-/// `watch-get`: serializable reads by one client while many watches catch up with the past.
+/// The load of `watch-get`: serializable reads by one client while many watches catch up on old events.
 #[derive(Clone, Copy, Debug)]
 pub struct WatchGet {
-    /// How many watches.
+    /// Number of watches.
     pub watchers: usize,
-    /// Over how many streams.
+    /// Number of streams.
     pub streams: usize,
-    /// How many events each has to catch up with.
+    /// Number of events that each watch has to catch up on.
     pub events: usize,
 }
 
 impl WatchGet {
-    /// Gives the measurement of the reads.
+    /// Returns the measurement of the reads.
     pub fn run(&self, target: Target, connections: usize) -> Result<Measured, Error> {
         let mut calls = Calls::open(target.clone(), connections).map_err(loadgen::Error::Dial)?;
         let mut reader = Calls::open(target, 1).map_err(loadgen::Error::Dial)?;
@@ -294,7 +295,7 @@ impl WatchGet {
                 reader.call(0, Rpc::KvRange, &message, UNARY, false);
                 Instant::now()
             });
-            // Both are looked at in turn: neither waits for the other longer than a turn takes.
+            // Reads and watches are polled in turn, so each waits for the other by one turn at most.
             reader.turn(Duration::from_millis(1), &mut reads).map_err(loadgen::Error::Poll)?;
             reads.bodies.clear();
             if let Some((_, answer)) = reads.answers.pop() {
@@ -321,27 +322,27 @@ impl WatchGet {
     }
 }
 
-/// `watch-latency`: from the answer to a put until its event is at each watcher.
+/// The load of `watch-latency`: measures from the response to a put until the event has reached each watcher.
 #[derive(Clone, Copy, Debug)]
 pub struct WatchLatency {
-    /// How many streams.
+    /// Number of streams.
     pub streams: usize,
-    /// How many watches each has.
+    /// Number of watches on each stream.
     pub per_stream: usize,
-    /// True if events carry what was before.
+    /// True if events carry the previous value.
     pub prev_kv: bool,
-    /// How many puts.
+    /// Number of puts.
     pub put_total: u64,
-    /// How many per second.
+    /// Puts per second.
     pub put_rate: u64,
-    /// Of the key.
+    /// Size of the key in bytes.
     pub key_bytes: usize,
-    /// Of the value.
+    /// Size of the value in bytes.
     pub value_bytes: usize,
 }
 
 impl WatchLatency {
-    /// Gives the measurements of the puts and of the events.
+    /// Returns the measurements of the puts and of the events.
     pub fn run(&self, target: Target, connections: usize) -> Result<[Measured; 2], Error> {
         let mut random = random_from_clock(3);
         let (key, value) = (random.bytes(self.key_bytes), random.bytes(self.value_bytes));
@@ -360,7 +361,7 @@ impl WatchLatency {
         }
         let mut puts = Series::default();
         let mut answered: Vec<Instant> = Vec::new();
-        // When each watcher's events came, in order: they come in the order of the puts.
+        // Arrival times of each watcher's events, in the order of the puts.
         let mut came: Vec<Vec<Vec<Instant>>> = vec![vec![Vec::new(); self.per_stream]; self.streams];
         let mut pace = Pace::new(self.put_rate, self.put_rate);
         let (began, mut until) = (Instant::now(), deadline());
@@ -404,7 +405,7 @@ impl WatchLatency {
         let mut events = Series::default();
         for times in came.iter().flatten() {
             for (event, put) in times.iter().zip(&answered) {
-                // An event may be here before the answer to the put is.
+                // An event may arrive before the response to its put; then the latency is 0.
                 events.record(unix_second(), event.saturating_duration_since(*put).as_nanos() as u64);
             }
         }

@@ -1,4 +1,4 @@
-//! `put`, `txn-put` and `txn-mixed`.
+//! The loads of `put`, `txn-put` and `txn-mixed`.
 
 use stdx::Random;
 
@@ -9,16 +9,16 @@ use loadgen::wire::{Message, number_key};
 
 use super::random_from_clock;
 
-/// The keys of a load: a buffer of fixed size with a number in front.
+/// Keys of a load: a buffer of fixed size that begins with a number.
 #[derive(Clone, Debug)]
 pub struct Keys {
     key: Vec<u8>,
-    /// How many different keys there are.
+    /// Number of different keys.
     pub space: u64,
 }
 
 impl Keys {
-    /// Refuses a size that cannot hold the numbers.
+    /// Creates the keys. Returns an error if the size cannot hold the numbers.
     pub fn new(size: usize, space: u64) -> Result<Self, loadgen::Error> {
         let mut key = vec![0; size];
         number_key(&mut key, i64::try_from(space.saturating_sub(1)).unwrap_or(i64::MAX))?;
@@ -26,16 +26,16 @@ impl Keys {
         Ok(Self { key, space })
     }
 
-    /// The key of a number below the space.
+    /// Returns the key with this number, which must be below the number of keys.
     pub fn key(&mut self, number: u64) -> &[u8] {
         let number = i64::try_from(number).unwrap_or(i64::MAX);
-        // As etcd's tool, over what the last number left.
+        // Like etcd's tool, writes the number over the bytes of the previous one.
         assert!(number_key(&mut self.key, number).is_ok(), "the size was checked for the whole space");
         &self.key
     }
 }
 
-/// One put after the other.
+/// Workload of single puts.
 #[derive(Clone, Debug)]
 pub struct Put {
     keys: Keys,
@@ -45,7 +45,7 @@ pub struct Put {
 }
 
 impl Put {
-    /// Puts a value of so many random bytes.
+    /// Creates a workload that puts values of this many random bytes.
     pub fn new(keys: Keys, value_bytes: usize, sequential: bool, seed: u64) -> Self {
         let mut random = random_from_clock(seed);
         Self { keys, value: random.bytes(value_bytes), sequential, random }
@@ -68,7 +68,7 @@ impl Workload for Put {
     }
 }
 
-/// Transactions of some puts each.
+/// Workload of transactions with several puts.
 #[derive(Clone, Debug)]
 pub struct TxnPut {
     keys: Keys,
@@ -77,7 +77,8 @@ pub struct TxnPut {
 }
 
 impl TxnPut {
-    /// Refuses more operations than keys, as a transaction may write a key only once.
+    /// Creates the workload. The caller checks that there are not more operations than keys, as a transaction
+    /// may write a key only once.
     pub fn new(keys: Keys, value_bytes: usize, operations: u64, seed: u64) -> Self {
         Self { keys, value: random_from_clock(seed).bytes(value_bytes), operations }
     }
@@ -105,19 +106,19 @@ impl Workload for TxnPut {
     }
 }
 
-/// Transactions that read a range or put a key. Reads are series 0, writes series 1.
+/// Workload of transactions that read a range or put a key. Reads are series 0, writes series 1.
 #[derive(Clone, Debug)]
 pub struct TxnMixed {
     keys: Keys,
     value: Vec<u8>,
-    /// Which part of all are reads.
+    /// Fraction of reads among all transactions, 0 to 1.
     reads: f64,
     read: Vec<u8>,
     random: Random,
 }
 
 impl TxnMixed {
-    /// `reads` is a range up to `end`, empty for everything; `ratio` is reads per write.
+    /// Creates the workload. `reads` is the range to read; `ratio` is the number of reads per write.
     pub fn new(keys: Keys, value_bytes: usize, ratio: f64, reads: &super::range::Range, seed: u64) -> Self {
         let mut random = random_from_clock(seed);
         let mut read = Vec::new();

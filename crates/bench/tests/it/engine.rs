@@ -1,4 +1,4 @@
-//! The engine against the responder: plain and with TLS, with limits, refusals, resets and farewells.
+//! Tests of the engine against the responder: plain and with TLS, with limits, refusals, resets and GOAWAY.
 
 use std::time::Duration;
 
@@ -53,13 +53,13 @@ fn small_windows_both_ways_only_slow_it_down() {
         ..Options::default()
     });
     let target = Target { stream_window: 3000, connection_window: 70_000, ..served.target() };
-    // Values of 300 kB out, of 200 kB in, in pieces of a thousand bytes.
+    // Values of 300 kB are sent and values of 200 kB received, while windows and frames are small.
     assert_eq!(puts(&target, &plan(20, 2, 6), 300_000).series[0].count(), 20);
     let read = measure(&plan(30, 2, 6), &target, |_| Checked, &mut Nobody).unwrap();
     assert_eq!(read[0].series[0].count(), 30, "{:?}", read[0].series[0].errors);
 }
 
-/// Reads, and looks at what comes.
+/// Reads, and checks the values that arrive.
 struct Checked;
 
 impl Workload for Checked {
@@ -111,7 +111,7 @@ fn resets_and_refusals_are_counted_by_their_text() {
         series.errors["rpc error: code = Canceled desc = stream terminated by RST_STREAM with error code: CANCEL"],
         70
     );
-    // Each 70th is reset before it can be refused.
+    // Every 70th request is reset before it can be refused.
     assert_eq!(series.errors[&refusal], 90);
     assert_eq!(series.count(), 540);
 }
@@ -122,7 +122,7 @@ fn after_a_farewell_the_load_goes_on_over_a_new_connection() {
     let run = puts(&served.target(), &plan(2000, 2, 40), 8);
     let series = &run.series[0];
     assert_eq!(series.count() + series.failed(), 2000);
-    // What was sent but not taken counts as failed; all else is answered.
+    // Requests that the server did not accept count as failed; all others are answered.
     assert!(series.count() > 1000, "{} of 2000: {:?}", series.count(), series.errors);
     assert!(series.errors.keys().all(|text| text.contains("code = Unavailable")), "{:?}", series.errors);
     assert!(run.generator.lost >= 5, "{} connections were renewed", run.generator.lost);
@@ -147,7 +147,7 @@ fn over_tls_all_is_the_same_and_a_stranger_is_refused() {
     assert_eq!(read[0].series[0].count(), 50, "{:?}", read[0].series[0].errors);
     let careless = client(tls::Files { skip_verify: true, ..Default::default() });
     assert_eq!(puts(&careless, &plan(10, 1, 1), 8).series[0].count(), 10);
-    // One that trusts somebody else.
+    // This client trusts another certificate.
     let other = TempDir::new("tls-other");
     let (stranger, _) = tls::make(other.path()).unwrap();
     let wary = client(tls::Files { cacert: stranger, ..Default::default() });
@@ -178,7 +178,7 @@ fn streams_answer_and_are_given_up() {
     let served = Served::start(Options::default());
     let run = measure(&plan(400, 3, 12), &served.target(), |_| KeepAlive, &mut Nobody).unwrap().remove(0);
     assert_eq!(run.series[0].count(), 400, "{:?}", run.series[0].errors);
-    // Watches are created; nothing is put, so nothing more happens.
+    // Creates watches only; without puts, no event arrives.
     let watch = Watch {
         streams: 5,
         per_stream: 20,
@@ -238,7 +238,7 @@ fn a_server_that_comes_back_is_used_again() {
         ..plan(1, 3, 20)
     };
     let load = std::thread::spawn(move || puts(&target, &plan, 64));
-    // It goes at any time while the load runs, and is away for a while.
+    // The server stops while the load runs, and is away for a while.
     std::thread::park_timeout(Duration::from_millis(300));
     drop(served);
     std::thread::park_timeout(Duration::from_millis(200));

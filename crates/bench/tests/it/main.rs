@@ -1,4 +1,4 @@
-//! The load generator against its own responder, and what it writes against recorded texts.
+//! Tests of the load generator against its own responder, and of its output against recorded texts.
 
 mod engine;
 mod open_loop;

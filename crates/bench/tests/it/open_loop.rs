@@ -1,4 +1,4 @@
-//! A server that stands still for a while: a schedule that goes on shows it, one that waits hides it.
+//! A server that stalls for a while: an open schedule reveals the stall, a paced one hides it.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::served::Served;
 
 const STALL: Duration = Duration::from_millis(400);
 
-/// 2000 reads at 1000 per second; the server stalls after the 500th.
+/// Makes 2000 reads at 1000 per second; the server stalls after the 500th.
 fn stalled(schedule: Schedule) -> Series {
     let served = Served::start(Options { stall: Some((500, STALL)), ..Options::default() });
     let plan = Plan { total: 2000, clients: 4, connections: 2, schedule, ..Plan::default() };
@@ -24,7 +24,7 @@ fn a_stall_is_seen_by_all_who_came_during_it() {
     let series = stalled(Schedule::Open(1000.0));
     let all = series.histogram();
     assert_eq!(all.count(), 2000);
-    // 400 operations were due in the 400 ms; those that came in its first half waited 200 ms and more.
+    // 400 operations were due during the 400 ms; those in the first half waited at least 200 ms.
     let waited = all.buckets().filter(|(nanos, _)| *nanos > 200_000_000).map(|(_, count)| count).sum::<u64>();
     assert!(waited >= 190, "{waited} of 2000 waited for more than half of the stall");
     assert!(all.percentile(99.0) > 350_000_000, "p99 is {} ns", all.percentile(99.0));
@@ -36,7 +36,7 @@ fn the_paced_schedule_of_etcds_tool_leaves_the_stall_out() {
     let series = stalled(Schedule::Paced(1000.0));
     let slow =
         series.histogram().buckets().filter(|(nanos, _)| *nanos > 200_000_000).map(|(_, n)| n).sum::<u64>();
-    // Those that were under way, one per client; some more if the machine itself pauses.
+    // Only operations in flight met the stall, one per client, and some more if the machine itself pauses.
     assert!((1..=40).contains(&slow), "{slow} operations met the stall");
 }
 

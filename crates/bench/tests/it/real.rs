@@ -1,4 +1,5 @@
-//! Against real etcd, where `MAINSTAY_TEST_ETCD_DIR` names a directory with programs called `etcd-3.5` and the like.
+//! Tests against real etcd, if `MAINSTAY_TEST_ETCD_DIR` names a directory with programs called `etcd-3.5` and
+//! the like.
 
 use std::path::PathBuf;
 
@@ -11,7 +12,7 @@ use mainstay_bench::tls;
 use crate::tool::{SUMMARY, call, shape};
 use testkit::TempDir;
 
-/// A server for each program there; nothing, and a word about it, where there are none.
+/// Runs a test against a server for each of these programs; prints a note if there are none.
 fn each(test: &str, mut run: impl FnMut(&Server, &str)) {
     let Some(directory) = std::env::var_os("MAINSTAY_TEST_ETCD_DIR").map(PathBuf::from) else {
         eprintln!("SKIPPED {test}: set MAINSTAY_TEST_ETCD_DIR to a directory with etcd-3.5, etcd-3.6 …");
@@ -70,12 +71,12 @@ fn loads_leave_what_they_should() {
         assert_eq!(count(server), 50);
         assert_eq!(run(&["range", "--prefix", "--paginate", "--total=5"]), 0);
         assert_eq!(run(&["lease-keepalive", "--total=20"]), 0);
-        // Two of four keys are written: each transaction that went through raised the revision once.
+        // Two of the four keys are written: each transaction that succeeded raised the revision once.
         for isolation in ["c", "r", "s", "ss"] {
             let words = ["stm", "--total=40", "--keys=8", "--keys-per-txn=4", "--isolation", isolation];
             assert_eq!(run(&words), 40, "{isolation}");
         }
-        // Taking the lock and giving it back are a revision each.
+        // Acquiring and releasing the lock take one revision each.
         assert_eq!(run(&["stm", "--total=20", "--stm-locker=lock-client"]), 40);
         assert_eq!(run(&["stm", "--total=20", "--stm-locker=lock-rpc"]), 40);
     });

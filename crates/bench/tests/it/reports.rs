@@ -1,11 +1,12 @@
-//! Reports of fixed samples, whole: what etcd's report package writes for the same samples (recorded from it).
+//! Compares whole reports of fixed samples with those that etcd's report package writes for the same samples
+//! (recorded from it).
 
 use std::time::{Duration, UNIX_EPOCH};
 
 use loadgen::samples::Series;
 use mainstay_bench::report::{Style, perfdash, report, weighted};
 
-/// 200 operations that went well in three seconds, and some that did not.
+/// Returns 200 successful operations in three seconds, and some failed ones.
 fn samples() -> Series {
     let mut series = Series::default();
     for number in 0..200_u64 {

@@ -1,4 +1,4 @@
-//! A responder in a thread of the test.
+//! A responder that runs in a thread of the test.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

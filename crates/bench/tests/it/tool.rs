@@ -1,4 +1,4 @@
-//! The tool as it is called: what it prints, refuses and writes.
+//! Tests of the command line: its output, refusals and files.
 
 use std::ffi::OsString;
 
@@ -10,7 +10,7 @@ use testkit::TempDir;
 
 use crate::served::Served;
 
-/// Exit code, standard output, standard error.
+/// Runs the tool. Returns the exit code, standard output and standard error.
 pub fn call(words: &[&str]) -> (u8, String, String) {
     let args: Vec<OsString> = words.iter().map(OsString::from).collect();
     let (io, printed) = Io::in_memory();
@@ -26,7 +26,8 @@ fn against(served: &Served, words: &[&str]) -> String {
     out
 }
 
-/// What a report looks like whatever was measured: each number an `N`, bars and unreached percentiles left out.
+/// Returns the shape of a report, independent of the measured values: each number is an `N`, and bars and
+/// missing percentiles are omitted.
 pub fn shape(text: &str) -> String {
     let mut out = String::new();
     for line in text.lines().filter(|line| !line.contains("% in ")) {
@@ -233,7 +234,7 @@ fn json_says_everything_about_each_run() {
             .map(|name| latency[name].as_f64().unwrap())
             .collect();
         assert!(values.is_sorted(), "{values:?}");
-        // The responder is this very process.
+        // The responder runs in this test's process.
         assert!(run["server"]["rss_mb"].as_f64().unwrap() > 0.1);
         assert!(run["generator"]["cpu_us_per_operation"].as_f64().unwrap() > 0.0);
     }
@@ -288,12 +289,12 @@ fn csv_has_a_line_per_run_and_html_is_one_sound_page() {
     assert!(html.contains("<h1>Benchmark report</h1>"), "{html}");
 }
 
-/// Every element that is opened is closed in order, and nothing is taken from elsewhere.
+/// Asserts that every opened element is closed in order, and that the page loads nothing from other files.
 fn assert_sound(html: &str) {
     for foreign in ["<script src", "<link", "<img", " src=", "url(", "@import"] {
         assert!(!html.contains(foreign), "{foreign} in the page");
     }
-    // The style and the script are the page's own.
+    // Style and script are part of the page.
     let (begin, rest) = html.split_once("<style>").expect("a style");
     let (_, rest) = rest.split_once("</style>").unwrap();
     let (body, script) = rest.split_once("<script type=\"module\">").expect("a script");
@@ -350,13 +351,13 @@ fn a_comparison_of_running_servers_gives_a_table_ratios_and_a_page() {
     assert!(rows.iter().all(|row| row["runs"].as_array().unwrap().len() == 2), "a run per round");
     let html = std::fs::read_to_string(html).unwrap();
     assert_sound(&html);
-    // What a reader wants first comes first.
+    // The most important sections come first.
     let order: Vec<Option<usize>> =
         ["Conclusions by situation", "Each load", "What spoils these", "All figures", "Measured on"]
             .map(|heading| html.find(&format!("<h2>{heading}")))
             .into();
     assert!(order.iter().all(Option::is_some) && order.is_sorted(), "{order:?}");
-    // Three charts for each load, in which every server has its bar and its figure, and two of them a mark.
+    // Each load has charts in which every server has a bar and a figure, and two servers have a mark.
     let charts: Vec<&str> = html.split("<table class=\"bars\">").skip(1).collect();
     assert!(charts.len() >= 2 * 2, "rate and p99 of each load at least: {}", charts.len());
     for chart in charts {
@@ -367,7 +368,7 @@ fn a_comparison_of_running_servers_gives_a_table_ratios_and_a_page() {
         assert!(chart.contains(">one <small>reference</small></th>"), "{chart}");
         assert!(chart.contains(">responder <small>bare limit</small></th>"), "{chart}");
     }
-    // Each plot has its points as a table, from which it is drawn.
+    // Each plot has a table of its points, from which it is drawn.
     let plots = html.matches("data-chart=\"lines\"").count();
     assert!(plots >= 2 && plots == html.matches("<details open><summary>Table").count(), "{plots}");
 }
@@ -385,7 +386,7 @@ fn a_server_that_does_not_start_leaves_nothing_behind() {
 
 #[test]
 fn several_words_for_one_server_are_its_flags() {
-    // `--version` makes a program end at once, which is told with its name.
+    // `--version` makes the program exit at once, which the error reports with its name.
     let (code, _, err) =
         call(&["compare", "--server=it=/bin/true,--version", "--workload=put-one", "--repeat=1"]);
     assert_eq!(code, 1);

@@ -1,3 +1,3 @@
-//! Every target over its seeds and over every file of its corpus.
+//! Runs every target over its seeds and over every file of its corpus.
 
 mod replay;

@@ -1,4 +1,4 @@
-//! What was found once is looked at for ever.
+//! Replays the corpus, so that bugs once found stay tested.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -51,7 +51,7 @@ fn every_file_of_every_corpus_is_taken() {
     assert!(failed.is_empty(), "these inputs are not taken: {failed:#?}");
 }
 
-/// What lies where after a write is hit by few inputs that are not made for it, so many are tried.
+/// Few inputs hit the part of a file that a write has just changed, so many random inputs are tried.
 #[test]
 fn damage_anywhere_in_a_log_is_refused_or_costs_what_the_limit_says() {
     let target = TARGETS.iter().find(|target| target.name == "log_damage").expect("is a target");

@@ -1,4 +1,4 @@
-//! Answers in pieces, damaged, and cut off.
+//! Tests with responses in pieces, damaged, and cut off.
 
 use testkit::http2::block;
 
@@ -31,7 +31,7 @@ fn fresh() -> Connection {
     Connection::new(Options::new("host:1"), Instant::now())
 }
 
-/// A connection with three calls: one that wants its messages, one that does not, one stream.
+/// Returns a connection with three calls: one that keeps its messages, one that does not, and one stream.
 fn begun() -> Connection {
     let mut connection = fresh();
     connection.call(Rpc::KvRange, b"one", 10, true, true);
@@ -40,7 +40,7 @@ fn begun() -> Connection {
     connection
 }
 
-/// Feeds input in pieces as sockets may give it, and writes down what came.
+/// Feeds input in pieces as sockets may deliver it, and returns the events as text.
 fn seen(connection: &mut Connection, input: &[u8], piece: usize) -> Result<Vec<String>, Violation> {
     let (mut all, mut waiting) = (Vec::new(), Vec::new());
     for bytes in input.chunks(piece) {
@@ -65,7 +65,7 @@ fn answers() -> Vec<u8> {
     frames(&[
         (SETTINGS, 0, 0, &[0, 3, 0, 0, 0, 100]),
         (HEADERS, END_HEADERS, 1, &head),
-        // A message over three frames, the second of them padded; its prefix is cut too.
+        // A message in three frames, the second of them padded; the message prefix is cut as well.
         (DATA, 0, 1, &[0, 0, 0]),
         (DATA, PADDED, 1, &[2, 0, 6, b'a', b'b', 0, 0]),
         (PING, 0, 0, &[1; 8]),
@@ -74,7 +74,7 @@ fn answers() -> Vec<u8> {
         (HEADERS, END_HEADERS, 5, &head),
         // Three messages in one frame, one of them empty.
         (DATA, 0, 5, &[0, 0, 0, 0, 1, b'x', 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, b'y']),
-        // A block that is continued, with trailers only.
+        // A header block continued in a second frame, with trailers only.
         (HEADERS, END_STREAM, 3, split),
         (CONTINUATION, END_HEADERS, 3, rest),
         (99, 0, 7, b"nobody knows this frame"),
@@ -104,7 +104,7 @@ fn answers_are_the_same_in_whatever_pieces_they_come() {
     }
 }
 
-/// Damage at each place: it is refused or borne, calls end once at most, and nothing panics.
+/// Damages every byte: the input is refused or tolerated, each call ends at most once, and nothing panics.
 #[test]
 fn damaged_answers_are_borne() {
     let input = answers();
@@ -144,12 +144,12 @@ fn after_the_first_request_headers_are_a_few_bytes() {
     connection.call(Rpc::KvPut, b"", 50, false, true);
     let before = connection.output().len();
     connection.call(Rpc::KvPut, b"", 60, false, true);
-    // Seven headers of a byte or two, two frame heads, an empty message.
+    // Seven headers of one or two bytes, two frame headers, and an empty message.
     assert!(connection.output().len() - before <= 9 + 8 + 9 + 5, "{}", connection.output().len() - before);
 }
 
-/// A stream whose last bytes have come is over for HTTP/2, and its place is free, before all of its messages were handed
-/// over.
+/// After the last bytes of a stream have arrived, HTTP/2 considers the stream closed and its slot free,
+/// although not all of its messages have been delivered yet.
 #[test]
 fn a_call_that_is_begun_meanwhile_takes_nobodys_place() {
     let mut connection = fresh();

@@ -1,4 +1,4 @@
-//! The faults themselves: each is a function that breaks something at one member, or between members.
+//! The individual faults: each function breaks something at one member, or between members.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use crate::profile::Fault;
 use crate::schedule::{MILLI, Nanos, SECOND};
 use crate::world::{Event, World};
 
-/// Bytes at the end of a file that decay more often than others.
+/// Length in bytes of the file tail where bits flip more often than elsewhere.
 const LAST_BYTES: u64 = 200;
 
-/// The operations that [`Fault::FileError`] lets fail.
+/// Disk operations that [`Fault::FileError`] may fail.
 const FILE_OPERATIONS: &[Operation] = &[
     Operation::Create,
     Operation::Rename,
@@ -30,21 +30,22 @@ const FILE_OPERATIONS: &[Operation] = &[
     Operation::Sync,
 ];
 
-/// Returns false for the texts that keep etcd out: no member reads them.
+/// Returns false for the files whose only purpose is to stop etcd from using the directory; no member reads
+/// them.
 fn is_read(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     name != "snap" && !name.starts_with("THIS-IS-DATA-OF-MAINSTAY")
 }
 
 impl World {
-    /// Draws a duration between these bounds, in nanoseconds.
+    /// Draws a duration between two bounds, in nanoseconds.
     fn duration(&mut self, low: Nanos, high: Nanos) -> Nanos {
-        // Short ones are as likely as long ones.
+        // Short durations are as likely as long ones.
         let shift = self.dice.faults.below(6);
         low + (self.dice.faults.below(high - low) >> shift)
     }
 
-    /// A process is told to stop.
+    /// Asks a process to shut down cleanly.
     pub(crate) fn stop(&mut self, at: Host) {
         if let Some(process) = &mut self.places[at].process
             && !process.stopping
@@ -56,7 +57,7 @@ impl World {
         }
     }
 
-    /// A process ends, and is started again after a while.
+    /// Ends a process abruptly, and restarts it after a while.
     pub(crate) fn crash(&mut self, at: Host, power: bool) {
         if self.places[at].lives == 0 || self.places[at].retired || self.places[at].lost {
             return;
@@ -75,7 +76,7 @@ impl World {
         }
     }
 
-    /// Cuts a member's power in the middle of one of its next operations on the disk.
+    /// Cuts a member's power in the middle of one of its next disk operations.
     pub(super) fn cut_power_at_operation(&mut self, at: Host) {
         let nth = self.dice.faults.between(1, 40);
         self.places[at].disk.fail_next(Operation::Change, nth, disk::Fault::PowerCut);
@@ -83,14 +84,14 @@ impl World {
 
     /// Stops a process for a while, as SIGSTOP does.
     pub(super) fn pause(&mut self, at: Host) {
-        // Now and then so long that others have elected another leader and let leases expire.
+        // A quarter of the pauses is so long that the others elect another leader and let leases expire.
         let long = self.dice.faults.one_in(4);
         let length =
             if long { self.dice.faults.between(4, 9) * SECOND } else { self.duration(MILLI, 8 * SECOND) };
         self.places[at].paused_until = self.now() + length;
     }
 
-    /// Suspends a machine for a while: it hears nothing, and by its clock no time has gone by.
+    /// Suspends a machine for a while: it receives nothing, and its own clock does not advance.
     pub(super) fn suspend(&mut self, at: Host) {
         let now = self.now();
         let length = self.duration(MILLI, 12 * SECOND);
@@ -99,7 +100,7 @@ impl World {
         place.time.suspend(now, length);
     }
 
-    /// Makes a member's clock go too fast or too slow for a while.
+    /// Makes a member's clock run too fast or too slow for a while.
     pub(super) fn drift(&mut self, at: Host) {
         let now = self.now();
         let ppm = self.dice.faults.below(2 * DRIFT_MAX_PPM as u64 + 1) as i64 - DRIFT_MAX_PPM;
@@ -108,15 +109,16 @@ impl World {
         self.schedule.after(length, Event::Undo(Undo::Drift(at)));
     }
 
-    /// Moves a member's clock forward at once. Leases may seem to live shorter by as much.
+    /// Moves a member's clock forward in one step. Leases may appear to live shorter by the same amount.
     pub(super) fn jump(&mut self, at: Host) {
         let by = self.duration(MILLI, 5 * SECOND);
         self.places[at].time.jump(by);
         self.history.settings.lease_slack += by;
     }
 
-    /// Sets a member's time of day forward or back, by up to years; or has it begin, at every start of the process, where it began at
-    /// the last one, as on a machine without a clock that runs on while it is off.
+    /// Moves a member's time of day forward or back, by up to years. In a third of the cases it instead
+    /// restarts at each process start from the value of the start before, as on a machine whose clock stops
+    /// while it is off.
     pub(super) fn set_wall(&mut self, at: Host) {
         let dice = &mut self.dice.faults;
         if dice.one_in(3) {
@@ -140,19 +142,19 @@ impl World {
         let mut group: BTreeSet<Host> = all.iter().copied().filter(|_| self.dice.faults.one_in(2)).collect();
         let mut rest: BTreeSet<Host> = all.iter().copied().filter(|at| !group.contains(at)).collect();
         match self.dice.faults.below(4) {
-            // One member alone.
+            // Isolates one member.
             0 => {
                 let alone = self.dice.faults.pick(&all);
                 group = BTreeSet::from([alone]);
                 rest = all.iter().copied().filter(|at| *at != alone).collect();
             }
-            // A pair that does not hear each other, while all others do.
+            // Separates two members that all others can still reach.
             1 => {
                 let (a, b) = (self.dice.faults.pick(&all), self.dice.faults.pick(&all));
                 group = BTreeSet::from([a]);
                 rest = BTreeSet::from([b]);
             }
-            // Clients on one side.
+            // Puts the clients on one side of the cut.
             2 => {
                 rest.insert(CLIENTS);
             }
@@ -167,7 +169,7 @@ impl World {
         self.schedule.after(length, Event::Undo(Undo::Network));
     }
 
-    /// Loses, duplicates, or reorders messages between all members, or breaks their connections, for a while.
+    /// Loses, duplicates or reorders messages between all members, or breaks their connections, for a while.
     pub(super) fn worsen_weather(&mut self, kind: Fault) {
         let strength = self.dice.faults.pick(&[10, 50, 200]);
         let weather = &mut self.network.weather;
@@ -181,7 +183,7 @@ impl World {
         self.schedule.after(length, Event::Undo(Undo::Weather));
     }
 
-    /// Delays all that a member sends to another one for a while.
+    /// Delays everything that one member sends to another for a while.
     pub(super) fn slow_link(&mut self, at: Host) {
         let to = self.some_member();
         let delay = self.dice.faults.pick(&[50, 200, 800]) * MILLI;
@@ -190,12 +192,12 @@ impl World {
         self.schedule.after(length, Event::Undo(Undo::Network));
     }
 
-    /// Lets a member's disk finish nothing for a while.
+    /// Stops a member's disk from finishing any operation for a while.
     pub(super) fn stall(&mut self, at: Host) {
         self.places[at].stalled_until = self.now() + self.duration(10 * MILLI, 6 * SECOND);
     }
 
-    /// Makes a member's disk take several times as long for a while.
+    /// Slows a member's disk down by a factor of 2 to 30 for a while.
     pub(super) fn slow_disk(&mut self, at: Host) {
         self.places[at].slowness = self.dice.faults.between(2, 30);
         let length = self.duration(SECOND, 10 * SECOND);
@@ -208,13 +210,13 @@ impl World {
         let spare = self.dice.faults.below(u64::from(self.profile.segment_bytes));
         let most = self.profile.capacity().unwrap_or(u64::MAX);
         place.disk.set_capacity(Some((place.disk.used_bytes() + spare).min(most)));
-        // A member that runs waits for space.
+        // A running member waits for space; a starting one fails.
         place.may_not_start = true;
         let length = self.duration(100 * MILLI, 8 * SECOND);
         self.schedule.after(length, Event::Undo(Undo::Full(at)));
     }
 
-    /// Fails one of the next operations of this kind on a member's disk.
+    /// Fails one of the next operations of the given kind on a member's disk.
     pub(super) fn fail_operation(&mut self, at: Host, operation: Operation) {
         let nth = self.dice.faults.between(1, 20);
         let place = &mut self.places[at];
@@ -224,8 +226,8 @@ impl World {
         place.may_not_start = true;
     }
 
-    /// Fails one of the next operations of any kind on a member's disk, with any error. What is no write and no sync ends no
-    /// process, unless that is about to end anyway, or to start.
+    /// Fails one of the next operations of any kind on a member's disk, with any error. An operation that is
+    /// neither a write nor a sync may end a process only while the process starts or shuts down.
     pub(super) fn fail_file_operation(&mut self, at: Host) {
         let dice = &mut self.dice.faults;
         let operation = dice.pick(FILE_OPERATIONS);
@@ -240,32 +242,35 @@ impl World {
         self.trace.note(now, format_args!("m{at}: {operation:?} number {nth} will fail with errno {code}"));
     }
 
-    /// Whether the data of one more member may be damaged: the others have to hold everything.
+    /// Returns true if the data of one more member may be damaged, since all other members hold the whole
+    /// state.
     fn may_damage(&self) -> bool {
         self.profile.members >= 3
-            // Of those that are removed nobody knows who is needed still.
+            // After removals it is unknown which members are still needed.
             && !self.profile.fails(Fault::Shrink)
             && self.operator.is_whole()
             && self.places.iter().all(|place| place.retired || !(place.lost || place.decayed))
-            // Whoever was added must have been started, and have caught up.
+            // Added members must have been started and have caught up.
             && self.places.iter().filter(|place| !place.retired).all(|place| {
                 self.checks.standing(place.number).is_some_and(|standing| standing.applied + 50 > self.checks.commit())
             })
     }
 
-    /// Has a member's disk lie about some of its next writes, if the others hold everything. It comes to light later.
+    /// Makes a member's disk misreport some of its next writes, if the other members hold the whole state.
+    /// The damage shows later.
     pub(super) fn lie_about_write(&mut self, at: Host, lie: Lie) {
         if !self.may_damage() {
             return;
         }
         let nth = self.dice.faults.between(1, 8);
-        // A short write is mostly mended by the next one, which is in the same sector.
+        // The next write to the same sector mostly repairs a short lost write.
         let count = self.dice.faults.pick(&[1, 1, 3, 10]);
         self.places[at].disk.lie_about_writes(lie, nth, count);
         self.schedule.after(100 * MILLI, Event::Undo(Undo::Cache(at)));
     }
 
-    /// A member's page cache is dropped, while it runs or because it ends: not before its disk has lied, and mostly later.
+    /// Drops a member's page cache, while the member runs or as it ends. This waits until its disk has
+    /// misreported a write, and mostly some time longer.
     pub(super) fn drop_cache_somehow(&mut self, at: Host) {
         if !self.chaos {
             return;
@@ -284,8 +289,9 @@ impl World {
         }
     }
 
-    /// From now on a member reads what its disk really has. That is what it had been told to write, but where something proves that
-    /// this had been synced (what [`World::decay`] may hit), and where the log has not come yet.
+    /// Makes a member read what its disk really holds. A misreported sector stays damaged only where the
+    /// write is known to have been synced (the part that [`World::decay`] may hit as well) or where the log
+    /// has not arrived yet; everywhere else the member reads what it wrote.
     pub(crate) fn drop_cache(&mut self, at: Host) {
         let lies = self.places[at].disk.lies();
         if lies.is_empty() {
@@ -325,7 +331,7 @@ impl World {
         }
     }
 
-    /// Loses all data of a member for good, if the others hold everything.
+    /// Destroys all data of a member for good, if the other members hold the whole state.
     pub(super) fn lose_disk(&mut self, at: Host) {
         if !self.may_damage() || self.places[at].lives == 0 {
             return;
@@ -338,7 +344,7 @@ impl World {
         self.trace.note(now, format_args!("m{at} has lost its disk"));
     }
 
-    /// Flips a bit of a member's synced files, if the others hold everything.
+    /// Flips one bit in a member's synced files, if the other members hold the whole state.
     pub(crate) fn decay(&mut self, at: Host) {
         if !self.may_damage() {
             return;
@@ -350,7 +356,7 @@ impl World {
         for (path, _) in place.disk.files().into_iter().filter(|(path, _)| is_read(path)) {
             let len = match (used(&path), segment_number(&path)) {
                 (len, Some(number)) if number == proven.segment => len.min(u64::from(proven.offset)),
-                // Of the last batch nobody knows whether it was synced: a torn write looks the same.
+                // Whether the last batch was synced is unknown, since a torn write looks the same.
                 (_, Some(number)) if number > proven.segment => 0,
                 (len, _) => len,
             };
@@ -361,13 +367,13 @@ impl World {
         if files.is_empty() {
             return;
         }
-        // The log's end, every other time.
+        // Half of the time the end of the log is damaged.
         let last = files.iter().find(|(path, _)| segment_number(path) == Some(proven.segment)).cloned();
         let (path, len) = match last {
             Some(last) if self.dice.faults.one_in(2) => last,
             _ => files[self.dice.faults.place(files.len())].clone(),
         };
-        // What was written last has the fewest witnesses.
+        // The newest bytes have the fewest other copies, so half of the flips hit them.
         let back = if self.dice.faults.one_in(2) { len } else { len.min(LAST_BYTES) };
         let offset = len - 1 - self.dice.faults.below(back);
         let bit = self.dice.faults.below(8) as u8;
@@ -382,7 +388,7 @@ impl World {
                 format_args!("m{at}: bit {bit} of byte {offset} of {} turns around", path.display()),
             );
             if self.dice.faults.one_in(2) {
-                // It comes to light when the files are read again.
+                // The restart makes the member read its files again, which reveals the damage.
                 self.crash(at, false);
             }
         }

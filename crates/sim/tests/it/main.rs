@@ -1,3 +1,3 @@
-//! The simulator's own tests, and a look at many seeds.
+//! Integration tests of the simulator: many seeds, regression seeds, and determinism.
 
 mod seeds;

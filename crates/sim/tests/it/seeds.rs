@@ -1,11 +1,12 @@
-//! Many seeds, those that found something, and some twice.
+//! Runs many seeds, runs seeds that once found a bug, and runs some seeds twice.
 
 use mainstay_sim::{Options, Report, run};
 
-/// Seeds of a normal run; `MAINSTAY_SEEDS` names another number and `MAINSTAY_SEED` a single one.
+/// Number of seeds in a normal run. `MAINSTAY_SEEDS` sets another number, and `MAINSTAY_SEED` selects a
+/// single seed.
 const SEEDS: u64 = 40;
 
-/// Seeds that once failed, and what they found.
+/// Seeds that once failed, and the bug that each one found.
 const FOUND: &[(u64, &str)] = &[
     (32, "a slow watcher was taken for one that is told nothing any more"),
     (207, "a leader that had not applied a grant yet answered that the lease was gone"),
@@ -65,7 +66,7 @@ fn seeds() {
     let reports: Vec<Report> = halves.into_iter().flat_map(|half| half.join().expect("no panic")).collect();
     reports.iter().for_each(check);
     if count >= SEEDS {
-        // What never happens is not tested.
+        // A fault that never happens is not tested.
         let sum = |of: fn(&Report) -> u64| reports.iter().map(of).sum::<u64>();
         assert!(sum(|r| r.counts.answered) > 100 * count);
         assert!(sum(|r| r.counts.crashes) > count);

@@ -1,4 +1,5 @@
-//! Faults of certificates: replaced, revoked, broken; by the authorities that were there, or by new ones.
+//! Certificate faults: certificates are replaced, revoked or broken, under the old authorities or under new
+//! ones.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -13,23 +14,24 @@ use crate::cluster::Cluster;
 use crate::pki::{ClientCertificate, Pki};
 use crate::security::{WORKER, count};
 
-/// How long a member may take to use files that changed; it says two seconds.
+/// Time within which a member must use changed files; the server promises two seconds.
 const RELOAD_TIME_MAX: Duration = Duration::from_secs(20);
-/// How long a connection may live on after its certificate was revoked and the files were read.
+/// Time within which a member must close connections of a revoked certificate, once it has read the
+/// revocation list.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(5);
-/// How often it is looked.
+/// Interval between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// What a member's log says of each side when it uses changed files.
+/// Text in a member's log for each side whose changed files it has loaded.
 const RELOADED: &str = "reloaded TLS files";
-/// The same when it cannot.
+/// Text in a member's log for changed files that it cannot use.
 const KEPT: &str = "cannot use changed TLS files";
 
-/// What members are to do with changed files.
+/// Sides of the members whose files change.
 #[derive(Clone, Copy)]
 enum Sides {
     Both,
     Clients,
-    /// The other members', of all but one member.
+    /// Peer side of all members except one.
     Peers {
         but: usize,
     },
@@ -40,7 +42,8 @@ impl Injector<'_> {
         self.cluster.security().pki.as_ref().ok_or_else(|| io::Error::other("there are no certificates"))
     }
 
-    /// Changes files of all members, one after the other; now and then one is killed meanwhile. Returns when all use them.
+    /// Changes files of all members one after the other, and returns when all members use them. Now and then,
+    /// a member is killed while the files change.
     fn change(
         &mut self,
         bar: usize,
@@ -64,12 +67,13 @@ impl Injector<'_> {
         }
         let killed = self.rng.percent(25).then(|| self.leader_or_any());
         if let Some(at) = killed {
-            // It starts with the new files.
+            // The killed member starts with the new files.
             self.chronicle.detail(bar, &[at], &format!("m{at} killed meanwhile"));
             self.cluster.kill(at)?;
             self.wait(Duration::from_millis(300));
             self.cluster.start(at)?;
-            // It has loaded them before others are written: of files that it finds at its start it never says that it uses them.
+            // Wait until the member has loaded these files before the next ones are written, since it logs no
+            // reload for the files it starts with.
             self.cluster.wait_until_it_listens(at)?;
         }
         for (at, logged) in waits.into_iter().filter(|(at, _)| Some(*at) != killed) {
@@ -83,7 +87,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Waits until a member has said something so often.
+    /// Waits until these words are in a member's log this many times.
     fn wait_for_words(&self, at: usize, from: u64, words: &str, times: usize) -> io::Result<()> {
         let deadline = Instant::now() + RELOAD_TIME_MAX;
         while self.cluster.times_said(at, from, words) < times {
@@ -96,7 +100,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// New clients see the certificates that members have to show by now.
+    /// Checks that new clients see the current certificates of all members.
     fn look_at_shown(&mut self) -> io::Result<()> {
         self.cluster.recover()?;
         for at in self.all() {
@@ -122,7 +126,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Nobody gets in with this certificate, at any member.
+    /// Checks that no member accepts this certificate.
     fn look_at_refused(&mut self, what: &str, tls: &Tls) -> io::Result<()> {
         self.cluster.recover()?;
         for at in self.all() {
@@ -135,7 +139,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// New certificates of the same authorities for all members; clients have new ones, too.
+    /// Issues new certificates from the same authorities to all members and clients.
     pub(super) fn rotate_leaves(&mut self, bar: usize) -> io::Result<()> {
         let all = self.all();
         self.tell(bar, &all, "all members and clients get new certificates");
@@ -144,7 +148,8 @@ impl Injector<'_> {
         self.look_at_shown()
     }
 
-    /// New authorities: trusted beside the old ones at first, then they issue, then the old ones are trusted no longer.
+    /// Replaces the authorities: the new ones are first trusted beside the old ones, then they issue, then
+    /// the old ones are no longer trusted.
     pub(super) fn rotate_authorities(&mut self, bar: usize) -> io::Result<()> {
         let all = self.all();
         self.tell(bar, &all, "new authorities beside the old ones");
@@ -161,13 +166,14 @@ impl Injector<'_> {
         self.pki()?.drop_old_authorities();
         self.change(bar, Sides::Both, Pki::write_trust)?;
         self.pki()?.renew_clients();
-        // It trusts nobody new, so only its own certificate is in question where members show new ones: skip both.
+        // This client trusts no new authority, so it would reject the members' new certificates. Only the
+        // client's certificate is under test, so the client skips the check.
         let stranger = old.load_trusting_anyone()?;
         self.look_at_refused("a certificate of an authority that is not trusted any longer", &stranger)?;
         self.look_at_shown()
     }
 
-    /// A certificate that a client uses is revoked.
+    /// Revokes a certificate that a client uses.
     pub(super) fn revoke_certificate(&mut self, bar: usize) -> io::Result<()> {
         let all = self.all();
         let revoked = self.pki()?.issue_client(WORKER)?;
@@ -183,7 +189,7 @@ impl Injector<'_> {
         self.pki()?.revoke(revoked.serial);
         self.change(bar, Sides::Clients, Pki::write_trust)?;
         self.cluster.recover()?;
-        // With a session of before, and without.
+        // The certificate must be refused with a TLS session from before the revocation, and without one.
         self.look_at_refused("a revoked certificate and an earlier session", &tls)?;
         self.look_at_refused("a revoked certificate", &revoked.load()?)?;
         let deadline = Instant::now() + CLOSE_TIME_MAX;
@@ -220,8 +226,8 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// The certificates of a member are revoked, whichever its connections were made with: the others do not take new ones until
-    /// it has another certificate.
+    /// Revokes all certificates of a member, with whichever of them its connections were made. The other
+    /// members refuse new connections until the member has another certificate.
     pub(super) fn revoke_member(&mut self, bar: usize) -> io::Result<()> {
         let at = self.leader_or_any();
         let others: Vec<usize> = self.all().into_iter().filter(|other| *other != at).collect();
@@ -232,7 +238,7 @@ impl Injector<'_> {
         if others.is_empty() {
             return Ok(());
         }
-        // It connects again and again, and is told why that is in vain.
+        // The revoked member connects again and again, and the others log why they refuse it.
         let hex = format!("{serial:x}");
         let words = format!("certificate serial {:0>len$} revoked", hex, len = hex.len().next_multiple_of(2));
         let deadline = Instant::now() + RELOAD_TIME_MAX;
@@ -252,7 +258,7 @@ impl Injector<'_> {
         let from = self.cluster.log_bytes(at);
         self.pki()?.write_leaves(at)?;
         self.wait_for_words(at, from, RELOADED, 2)?;
-        // It has the list of the others, too.
+        // The member's own revocation list changes too.
         let from = self.cluster.log_bytes(at);
         self.pki()?.write_trust(at)?;
         self.wait_for_words(at, from, RELOADED, 1)?;
@@ -260,7 +266,8 @@ impl Injector<'_> {
         self.look_at_shown()
     }
 
-    /// A file of a member is garbled, and put right after a while. Meanwhile nothing changes for anybody.
+    /// Breaks a file of a member and restores it after a while. The broken file must have no effect on any
+    /// connection.
     pub(super) fn break_pem(&mut self, bar: usize) -> io::Result<()> {
         let at = self.any();
         let files = [
@@ -281,7 +288,8 @@ impl Injector<'_> {
             1 => (b"-----BEGIN CERTIFICATE-----\nnothing of the kind\n-----END".to_vec(), "garbled"),
             _ => (Vec::new(), "empty"),
         };
-        // An empty list of revocations is none at all, and no authority is no reason to trust others.
+        // An empty revocation list is not valid, and an empty authority file must not change whom the member
+        // trusts.
         self.tell(bar, &[at], &format!("{name} of m{at} is {how}"));
         let logged = self.cluster.log_bytes(at);
         std::fs::write(&path, bad)?;
@@ -293,7 +301,7 @@ impl Injector<'_> {
         said.and(looked).and(looked_again)
     }
 
-    /// At the end: none of the certificates that were revoked is let in.
+    /// Checks at the end of the run that no revoked certificate is accepted.
     pub fn look_at_revoked(&mut self) -> io::Result<()> {
         for revoked in std::mem::take(&mut self.revoked) {
             let words = format!("the revoked certificate {}, at the end", revoked.serial);
@@ -303,11 +311,11 @@ impl Injector<'_> {
     }
 }
 
-/// What is asked to see whether a client is let in.
+/// Returns the call that tests if a client is accepted.
 pub(crate) fn question() -> (Rpc, bytes::Bytes) {
     let request = pb::RangeRequest { key: "none".into(), serializable: true, ..pb::RangeRequest::default() };
     (Rpc::KvRange, request.encode_to_vec().into())
 }
 
-/// Certificates that were revoked in a run.
+/// Client certificates that were revoked during a run.
 pub type Revoked = Vec<ClientCertificate>;

@@ -1,4 +1,4 @@
-//! Faults of disks and of what is on them.
+//! Faults of disks and of the data on them.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 
 use super::Injector;
 
-/// A log with less than this is not worth damaging: what follows may be no proof.
+/// Smallest log, in bytes, that is worth damaging: in a shorter log no later record may prove that the
+/// damaged one was synced.
 const WRITTEN_BYTES_LEAST: u64 = 64 << 10;
-/// How long it is tried to use up the room that a log has prepared, and in what portions.
+/// Time spent on using up the space that a log has allocated in advance.
 const FILLING_TIME_MAX: Duration = Duration::from_secs(25);
 const FILLING_BYTES: usize = 1 << 20;
 
 impl Injector<'_> {
-    /// Freezes and thaws the file system of a member in quick turn.
+    /// Freezes and thaws a member's file system in quick alternation.
     pub(super) fn slow_disk(&mut self, bar: usize) -> io::Result<()> {
         let at = self.leader_or_any();
         let (frozen, thawed) = (self.rng.between(40, 250), self.rng.between(5, 60));
@@ -31,7 +32,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Freezes the file system of a member for a while.
+    /// Freezes a member's file system for a while.
     pub(super) fn stall_disk(&mut self, bar: usize) -> io::Result<()> {
         let at = self.leader_or_any();
         self.tell(bar, &[at], &format!("disk of m{at} stands still"));
@@ -40,9 +41,10 @@ impl Injector<'_> {
         self.on_disk(at, |disk| disk.thaw())
     }
 
-    /// Fills the file systems of one member or of all, until their logs have used up what they had prepared.
+    /// Fills the file systems of one member or of all members, until their logs have used up the space that
+    /// they allocated in advance.
     pub(super) fn full_disk(&mut self, bar: usize) -> io::Result<()> {
-        // Some room is left now and then, so that it becomes full in the midst of something.
+        // Half of the time some space is left, so that the disk becomes full in the middle of a write.
         let left = if self.rng.percent(50) { 0 } else { self.rng.below(3 << 20) };
         let members = if self.rng.percent(20) {
             (0..self.cluster.size()).collect()
@@ -55,7 +57,8 @@ impl Injector<'_> {
             self.cluster.may_end(*at, true)?;
             self.on_disk(*at, |disk| disk.fill(left))?;
         }
-        // A member has room prepared for its log: somebody has to use it up.
+        // A member has allocated space for its log in advance, so more data has to be written until that
+        // space is used up.
         let until = Instant::now() + FILLING_TIME_MAX;
         let mut written = 0;
         while self.wait(Duration::ZERO) && Instant::now() < until && self.cluster.alarms() == 0 {
@@ -76,7 +79,8 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Flips a bit of a member's files while it is down, looks what its start says, and replaces it.
+    /// Flips a bit in a member's files while the member is down, checks that the start reports it, and
+    /// replaces the member.
     pub(super) fn flip_bit(&mut self, bar: usize) -> io::Result<()> {
         let at = self.leader_or_any();
         self.cluster.kill(at)?;
@@ -119,7 +123,7 @@ impl Injector<'_> {
         self.cluster.replace(at)
     }
 
-    /// Turns over a bit of a file that is not written any more, and that a start has to read.
+    /// Flips a bit in a file that is no longer written and that a start has to read.
     fn flip_in(&mut self, member_dir: &Path) -> io::Result<Option<(PathBuf, u64)>> {
         let mut files = Vec::new();
         if let Ok(entries) = std::fs::read_dir(member_dir.join("checkpoint")) {
@@ -132,7 +136,8 @@ impl Injector<'_> {
                 }
             }
         }
-        // Without a checkpoint a start reads the whole log: then any record will do that others follow.
+        // Without a checkpoint, a start reads the whole log; then any record that is followed by others is
+        // suitable.
         let whole_log = files.is_empty();
         if whole_log && let Ok(entries) = std::fs::read_dir(member_dir.join("log")) {
             for entry in entries {
@@ -162,7 +167,7 @@ impl Injector<'_> {
         let mut offset = self.rng.below(end);
         let mut byte = [0];
         file.read_exact_at(&mut byte, offset)?;
-        // Zeros of a log may be padding, which nobody reads.
+        // Zeros in a log may be padding, which a start does not read.
         while whole_log && byte == [0] && offset < end {
             offset += 1;
             file.read_exact_at(&mut byte, offset)?;
@@ -174,7 +179,7 @@ impl Injector<'_> {
     /// Acts on the file system of a member.
     ///
     /// # Errors
-    /// The member has no file system of its own, or the action's error.
+    /// Returns an error if the member has no separate file system, or the error of the action.
     fn on_disk(
         &self,
         at: usize,

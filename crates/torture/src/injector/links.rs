@@ -19,7 +19,7 @@ impl Injector<'_> {
         }
     }
 
-    /// These on one side, all others on the other.
+    /// Separates the members of `side` from all others.
     pub(super) fn partition(&mut self, bar: usize, side: &[usize]) -> io::Result<()> {
         let cut = self.kind_of_cut();
         let names: Vec<String> = side.iter().map(|at| format!("m{at}")).collect();
@@ -35,7 +35,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Every member alone: nothing passes between any two.
+    /// Separates every member from every other.
     pub(super) fn partition_all(&mut self, bar: usize) -> io::Result<()> {
         let all = self.all();
         let cut = self.kind_of_cut();
@@ -49,7 +49,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Cuts the packets in one direction between one member and another, or all others.
+    /// Drops the packets in one direction between a member and one other member, or all others.
     pub(super) fn one_way(&mut self, bar: usize) -> io::Result<()> {
         let (at, outwards, all) = (self.leader_or_any(), self.rng.percent(50), self.rng.percent(50));
         let only = self.any();
@@ -72,7 +72,7 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Makes every link between members slow or lossy, until everything is healed.
+    /// Makes every link between members slow or lossy, until the faults are healed.
     pub(super) fn shape(&mut self, bar: usize, fault: Fault) -> io::Result<()> {
         let limited = self.any();
         let loss_percent = self.rng.between(2, 20);

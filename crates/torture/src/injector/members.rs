@@ -1,4 +1,5 @@
-//! Faults of processes and of what they decide: killed, paused, restarted, replaced; leaders moved, histories compacted.
+//! Faults of processes: members are killed, paused, restarted or replaced, leadership moves, revisions are
+//! compacted.
 
 use std::io;
 use std::time::Duration;
@@ -77,7 +78,7 @@ impl Injector<'_> {
     pub(super) fn set_clock(&mut self, bar: usize) -> io::Result<()> {
         let at = self.leader_or_any();
         let back = self.rng.percent(40);
-        // A clock cannot be before the machine's start.
+        // A clock cannot be set before the machine's boot.
         let seconds = if back {
             -(self.rng.below(uptime_seconds()? / 2 + 1) as i64)
         } else {
@@ -97,7 +98,8 @@ impl Injector<'_> {
         let target = self.cluster.status(to).ok().and_then(|status| status.header);
         let Some(target) = target.map(|header| header.member_id) else { return Ok(()) };
         let request = pb::MoveLeaderRequest { target_id: target };
-        // It may have lost the leadership by itself meanwhile, or take too long: neither breaks a promise.
+        // The leader may have lost its leadership in the meantime, or take too long; neither violates a
+        // guarantee.
         if let Err(status) =
             self.cluster.call::<pb::MoveLeaderResponse>(from, Rpc::MaintenanceMoveLeader, &request)
         {
@@ -125,13 +127,13 @@ impl Injector<'_> {
         Ok(())
     }
 
-    /// Compacts as a client whose operations are recorded: the judge has to know of every compaction.
+    /// Compacts as a recorded client, since the oracle has to know every compaction.
     pub(super) fn record_compaction(&self, at: usize, request: pb::CompactionRequest) {
         self.cluster
             .operate(at, oracle::Request::Compact { revision: request.revision, physical: request.physical });
     }
 
-    /// Something small that happens while another member is away: only where a majority is left.
+    /// Adds a small second fault while another member is down, but only where a majority remains.
     fn companion(&mut self, bar: usize, away: usize) -> io::Result<()> {
         let chosen = self.rng.below(10);
         let others: Vec<usize> = (0..self.cluster.size()).filter(|at| *at != away).collect();

@@ -1,4 +1,4 @@
-//! Faults of users: authentication goes off and on.
+//! Fault of users: authentication is disabled and enabled again.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use super::Injector;
 use crate::administrator::{Known, switch};
 
-/// How long it may take until authentication is known to be on again.
+/// Time within which authentication must be known to be enabled again.
 const SWITCH_TIME_MAX: Duration = Duration::from_secs(30);
-/// Between two attempts.
+/// Delay between two attempts.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 impl Injector<'_> {
-    /// Switches authentication off, and on again after a while. Clients go on: those without a token need none meanwhile, and those
-    /// with one need another one behind it.
+    /// Disables authentication, and enables it again after a while. Clients continue: none needs a token
+    /// while it is disabled, and each client with a token needs a new one afterwards.
     pub(super) fn switch_authentication(&mut self, bar: usize) -> io::Result<()> {
         let at = self.any();
         let off = self.cluster.administer(at, &switch(false));

@@ -1,4 +1,4 @@
-//! Tests of the program: its parts, and itself on the loopback. None needs root.
+//! Tests of the program's parts, and of the program itself on the loopback. None needs root.
 
 mod options;
 mod outcome;

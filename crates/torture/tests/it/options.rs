@@ -1,4 +1,4 @@
-//! What arguments mean.
+//! Tests of the command-line parser.
 
 use torture::fault::Fault;
 use torture::options::{Invocation, NetworkKind, Options, help, parse};

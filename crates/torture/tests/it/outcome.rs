@@ -1,4 +1,4 @@
-//! What errors say about the fate of a request.
+//! Tests of the classification of errors.
 
 use api::{Code, Status, error};
 use oracle::{Outcome, Refusal};
@@ -33,7 +33,7 @@ fn only_what_can_never_happen_counts_as_refused() {
         &error::CANCELED,
         &error::DEADLINE_EXCEEDED,
         &error::CORRUPT,
-        // A member whose quota is used up while it applies a put says so after it has put.
+        // A member whose quota is used up while it applies a put reports the error after the put.
         &error::NO_SPACE,
         &Status::new(Code::Unavailable, "connection error: broken pipe"),
         &Status::new(Code::DeadlineExceeded, "context deadline exceeded"),

@@ -1,4 +1,4 @@
-//! The program itself: on the loopback, with crashes only.
+//! Tests of the program on the loopback, with crashes only.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,8 @@ use testkit::{TIMEOUT, TempDir, wait_until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_mainstay-torture");
 
-/// The server, built beside this program. Without it the test says so, past the test harness.
+/// Path of the server, built beside this program. If it is missing, the test reports that it was skipped,
+/// bypassing the test harness's capture.
 fn server(test: &str) -> Option<PathBuf> {
     let path = Path::new(PROGRAM).parent().map(|dir| dir.join("mainstay")).filter(|path| path.is_file());
     if path.is_none() {
@@ -18,8 +19,8 @@ fn server(test: &str) -> Option<PathBuf> {
     path
 }
 
-/// The program, keeping its directories of work in this one: in one for all, a run removes what another test's killed run
-/// left, and says so.
+/// Returns a command for the program that keeps its working directories in `scratch`. In a shared directory,
+/// a run would remove and report what another test's killed run left.
 fn program(scratch: &TempDir) -> Command {
     let mut command = Command::new(PROGRAM);
     command.env("TMPDIR", scratch.path()).stdin(Stdio::null());
@@ -30,7 +31,7 @@ fn run(scratch: &TempDir, arguments: &[&str]) -> Output {
     program(scratch).args(arguments).output().expect("the program can be started")
 }
 
-/// Ids of processes with this in their command lines.
+/// Returns the ids of processes with these words in their command lines.
 fn processes(words: &str) -> Vec<u32> {
     let entries = std::fs::read_dir("/proc").expect("/proc is there").filter_map(Result::ok);
     entries
@@ -82,7 +83,7 @@ fn crashes_on_the_loopback_break_no_promise() {
     let judged = run(&scratch, &["--judge", history.to_str().expect("UTF-8")]);
     assert_eq!(judged.status.code(), Some(0), "{}", String::from_utf8_lossy(&judged.stdout));
 
-    // An answer that nobody gave: the judge has to notice.
+    // The oracle has to notice a response that no server gave.
     let text = std::fs::read_to_string(&history).expect("there is a history");
     let from = text.find("\"deleted\":1").expect("somebody deleted a key");
     let (before, after) = text.split_at(from);
@@ -124,7 +125,8 @@ fn users_over_tls_see_no_more_than_they_may_while_certificates_change() {
     assert_eq!(output.status.code(), Some(0), "{said}{errors}");
     let report = std::fs::read_to_string(out.join("report.json")).expect("there is a report");
     let report: serde_json::Value = serde_json::from_str(&report).expect("it is JSON");
-    // There may be time for one change of certificates only, and a member that is killed meanwhile does not count.
+    // There may be time for only one change of certificates, and a member that is killed during it is not
+    // counted.
     for (name, least) in [("logins", 3), ("changes of users", 3), ("reloads", 2)] {
         assert!(report["security"][name].as_u64() >= Some(least), "{name}: {}", report["security"]);
     }
@@ -160,7 +162,7 @@ fn members_end_with_the_program_however_it_ends() {
     child.wait().expect("it is our child");
     wait_until("no member outlives the program", TIMEOUT, || processes(&words).is_empty().then_some(()));
     assert!(left.exists(), "nobody was there to remove it");
-    // The next run removes it.
+    // The next run removes the directory.
     let mut child = started(&scratch, &server, "second");
     let words = format!("mainstay-torture-{}/", child.id());
     assert!(!left.exists(), "what a killed run left is removed");
@@ -183,7 +185,8 @@ fn what_cannot_be_set_up_is_said_with_exit_code_2() {
             "the fault partition-leader is not possible here: members are on the loopback",
         ),
         (&["--judge", "/nowhere"], "/nowhere: No such file or directory"),
-        // What is tested does not run: no fault of the machine, whose exit code is another.
+        // The server under test does not run; this is not a fault of the machine, which has another exit
+        // code.
         (
             &["--server", "/bin/false", "--network", "loopback", "--faults", "", "--out", out],
             "the cluster does not start: m0 does not stay up",

@@ -1,4 +1,4 @@
-//! The timeline and the report of a made-up run.
+//! Tests of the timeline and the report of a made-up run.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -83,7 +83,7 @@ fn finding() -> Finding {
     }
 }
 
-/// The rows of the table of a chart or of a section: each as the texts of its cells.
+/// Returns the rows of the table of a chart or section, each as the texts of its cells.
 fn rows(html: &str, title: &str) -> Vec<Vec<String>> {
     let table =
         html.split_once(&format!("<caption class=\"unseen\">{title}</caption>")).expect("the table").1;

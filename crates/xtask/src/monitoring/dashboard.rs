@@ -1,23 +1,24 @@
-//! The dashboard, in Grafana's JSON: rows of panels, from what a cluster does as a whole to what a member holds.
+//! Grafana dashboard as JSON: rows of panels, from the cluster as a whole to the resources of one member.
 
 use serde_json::{Value, json};
 
-/// Stands for the selectors of the dashboard's variables in the expressions below.
+/// Placeholder in the expressions below for the selectors of the dashboard's variables.
 const CHOSEN: &str = "#";
 const SELECTORS: &str = "job=\"$job\",instance=~\"$instance\"";
 
-/// Columns of Grafana's grid.
+/// Number of columns of Grafana's grid.
 const COLUMNS: u64 = 24;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// One figure.
+    /// Single value.
     Figure,
-    /// Series over time.
+    /// Time series.
     Chart,
 }
 
-/// A panel as it is written below: its title, its unit by Grafana's id, what it shows, and the expressions with their legends.
+/// Panel as defined below: kind, title, Grafana's unit id, description, and the expressions with their
+/// legends.
 struct Written {
     kind: Kind,
     title: &'static str,
@@ -26,7 +27,7 @@ struct Written {
     series: &'static [(&'static str, &'static str)],
 }
 
-/// A panel with the selectors filled in.
+/// Panel with the selectors filled in.
 pub struct Panel {
     kind: Kind,
     pub title: &'static str,
@@ -601,7 +602,7 @@ fn filled(written: &Written) -> Panel {
     }
 }
 
-/// All panels, in their order.
+/// Returns all panels in order.
 pub fn panels() -> impl Iterator<Item = Panel> {
     ROWS.iter().flat_map(|(_, panels)| panels.iter().map(filled))
 }
@@ -669,7 +670,7 @@ fn panel(panel: &Panel, id: u64, place: Value) -> Value {
     })
 }
 
-/// A variable of the dashboard that lists the values of a label.
+/// Returns a dashboard variable that lists the values of a label.
 fn variable(name: &str, label: &str, query: &str, all: bool) -> Value {
     let mut value = json!({
         "name": name,
@@ -692,7 +693,7 @@ fn variable(name: &str, label: &str, query: &str, all: bool) -> Value {
     value
 }
 
-/// The dashboard.
+/// Returns the dashboard.
 pub fn json() -> String {
     let mut panels = Vec::new();
     let (mut id, mut y) = (0, 0);

@@ -1,9 +1,9 @@
-//! Which metrics and labels a PromQL expression names. It is read as far as that takes; Prometheus' own parser has the last word
-//! (`interop/packages`).
+//! Finds the metrics and labels that a PromQL expression names. The parser covers only what this needs;
+//! Prometheus' own parser does the full check (`interop/packages`).
 
 use super::table::{TARGET_LABELS, Table};
 
-/// Words of the language that no metric is called by.
+/// PromQL keywords and functions, which are never metric names.
 const WORDS: [&str; 20] = [
     "and",
     "or",
@@ -26,10 +26,10 @@ const WORDS: [&str; 20] = [
     "inf",
     "nan",
 ];
-/// Words with a list of labels behind them.
+/// Keywords that are followed by a list of labels.
 const LISTS: [&str; 6] = ["by", "without", "on", "ignoring", "group_left", "group_right"];
 
-/// A series selector, or a list of labels.
+/// Series selector or list of labels in an expression.
 #[derive(Debug, PartialEq, Eq)]
 enum Part<'a> {
     Selector { name: &'a str, labels: Vec<&'a str> },
@@ -40,7 +40,7 @@ enum Part<'a> {
 ///
 /// # Errors
 ///
-/// The text says which metric or label the table lacks, or where the expression breaks off.
+/// Names the metric or label that the table lacks, or the place where the expression breaks off.
 pub fn check(expression: &str, table: &Table) -> Result<Vec<String>, String> {
     let mut names = Vec::new();
     let mut known = TARGET_LABELS.to_vec();
@@ -88,9 +88,9 @@ fn parts(expression: &str) -> Result<Vec<Part<'_>>, String> {
         let word = &rest[..length];
         rest = rest[length..].trim_start();
         if first.is_ascii_digit() {
-            // A number, or a duration behind `offset`.
+            // A number, or a duration after `offset`.
         } else if LISTS.contains(&word) {
-            // `group_left` may stand alone.
+            // `group_left` may have no list.
             if rest.starts_with('(') {
                 let list = inside(rest, ')')?;
                 parts.push(Part::Labels(
@@ -111,7 +111,8 @@ fn parts(expression: &str) -> Result<Vec<Part<'_>>, String> {
     Ok(parts)
 }
 
-/// What stands between the bracket that `text` begins with and the one that closes it, outside of quotes.
+/// Returns the text between the opening bracket at the start of `text` and its closing bracket, ignoring
+/// brackets in quotes.
 fn inside(text: &str, close: char) -> Result<&str, String> {
     let mut quote = None;
     let mut escaped = false;
@@ -128,7 +129,7 @@ fn inside(text: &str, close: char) -> Result<&str, String> {
     Err(format!("no {close} behind: {text}"))
 }
 
-/// The labels of a list of matchers.
+/// Returns the labels in a list of matchers.
 fn matched(matchers: &str) -> Result<Vec<&str>, String> {
     let mut labels = Vec::new();
     let mut rest = matchers.trim();
@@ -144,7 +145,7 @@ fn matched(matchers: &str) -> Result<Vec<&str>, String> {
     Ok(labels)
 }
 
-/// What stands behind a text in quotes.
+/// Returns the text after a quoted string.
 fn behind_text(text: &str) -> Result<&str, String> {
     let quote = text
         .chars()

@@ -1,8 +1,9 @@
-//! `cargo xtask dashboards`: what is generated from the table of metrics: a Grafana dashboard, recording rules and alerts for
-//! Prometheus with a test of each alert, the runbook in docs/operations.md, and docs/metrics.md.
+//! `cargo xtask dashboards`: generates from the table of metrics a Grafana dashboard, recording rules and
+//! alerts for Prometheus with a test of each alert, the runbook in docs/operations.md, and docs/metrics.md.
 //!
-//! The files are committed. An expression that names a metric or a label which the table lacks is refused, and so is a metric of
-//! ours (`mainstay_…`) that no panel shows. `interop/packages` has Prometheus' and Grafana's own code look at the files.
+//! The files are committed. Generation fails if an expression names a metric or label that the table lacks,
+//! or if no panel shows one of Mainstay's own metrics (`mainstay_…`). `interop/packages` checks the files
+//! with Prometheus' and Grafana's own code.
 
 mod dashboard;
 mod expression;
@@ -20,16 +21,16 @@ const RUNBOOK: [&str; 2] =
     ["<!-- alerts: written by `cargo xtask dashboards` -->\n", "<!-- alerts: end -->\n"];
 const OPERATIONS: &str = "docs/operations.md";
 
-/// Dashboard, rules, alerts, runbook and reference.
+/// Generates the dashboard, rules, alerts, runbook and reference.
 ///
 /// # Errors
 ///
-/// The text names each expression that the table of metrics does not bear out, or the file that cannot be read.
+/// Names each expression that does not match the table of metrics, or the file that cannot be read.
 pub fn generate() -> Result<Files, String> {
     let mut table = Table::of_a_member();
     let mut wrong = Vec::new();
     let mut used = BTreeSet::new();
-    // A recorded series may be used by the rules and panels behind it.
+    // Later rules and panels may use the series of a recording rule.
     for rule in rules::RECORDED {
         match expression::check(rule.expression, &table) {
             Ok(names) => used.extend(names),
@@ -70,7 +71,7 @@ pub fn generate() -> Result<Files, String> {
     Ok(files.into_iter().map(|(name, text)| (name.to_owned(), text)).collect())
 }
 
-/// The document with the text between the two lines replaced.
+/// Returns the document with the text between the two marker lines replaced.
 fn with_runbook(document: &str, runbook: &str) -> Result<String, String> {
     let [begin, end] = RUNBOOK;
     let cut = document.split_once(begin).and_then(|(before, rest)| Some((before, rest.split_once(end)?.1)));

@@ -1,10 +1,10 @@
-//! docs/metrics.md: every metric with its type, labels, unit and meaning.
+//! Generates docs/metrics.md: every metric with its type, labels, unit and meaning.
 
 use std::fmt::Write as _;
 
 use super::table::{Row, Table};
 
-/// Metrics whose unit their name does not tell, by the beginning of the name, and the unit.
+/// Units of metrics whose name does not tell the unit, by name prefix.
 const UNITS: [(&str, &str); 5] = [
     ("etcd_debugging_lease_ttl_total", "seconds"),
     ("etcd_debugging_mvcc_db_compaction_last", "seconds since 1970"),
@@ -13,7 +13,7 @@ const UNITS: [(&str, &str); 5] = [
     ("etcd_server_quota_backend_bytes", "bytes"),
 ];
 
-/// Sections: a title, what it is about, and how the names begin.
+/// Sections: title, description, and name prefixes.
 const SECTIONS: [(&str, &str, &[&str]); 8] = [
     (
         "The member",
@@ -41,7 +41,7 @@ const SECTIONS: [(&str, &str, &[&str]); 8] = [
     ("Scrapes", "", &["promhttp_"]),
 ];
 
-/// Returns the unit of a metric's value; nothing for what is merely counted, or is 0 or 1.
+/// Returns the unit of a metric's value; an empty text for counts and for values of 0 or 1.
 fn unit(row: &Row) -> &'static str {
     if let Some((_, unit)) = UNITS.iter().find(|(beginning, _)| row.name.starts_with(beginning)) {
         return unit;
@@ -58,17 +58,18 @@ fn unit(row: &Row) -> &'static str {
     }
 }
 
-/// A bound with at most six digits, since 0.001 doubled thirteen times is not exactly 8.192.
+/// Formats a histogram bound with at most six decimals, since 0.001 doubled thirteen times is not exactly
+/// 8.192.
 fn number(value: f64) -> String {
     let text = format!("{value:.6}");
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// The document.
+/// Returns the document.
 ///
 /// # Errors
 ///
-/// The text names a metric that belongs to no section, or that has no meaning in the table.
+/// Names a metric that belongs to no section, or whose meaning is missing in the table.
 pub fn markdown(table: &Table) -> Result<String, String> {
     let mut text = String::from(
         "# Metrics\n\n\

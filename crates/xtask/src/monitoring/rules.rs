@@ -1,11 +1,13 @@
-//! Recording rules and alerts for Prometheus, a test of each alert in promtool's form, and what to do about each.
+//! Recording rules and alerts for Prometheus, a test of each alert in promtool's format, and a remedy for
+//! each alert.
 //!
-//! Expressions take a Prometheus job for a cluster. Metrics that only members have need no selector; those that every program has
-//! (`up`, `process_…`) are selected by a job with `mainstay` or `etcd` in its name.
+//! Expressions treat a Prometheus job as a cluster. Metrics that only members export need no selector;
+//! metrics that every program exports (`up`, `process_…`) are selected by a job with `mainstay` or `etcd` in
+//! its name.
 
 use std::fmt::Write as _;
 
-/// A series that Prometheus computes regularly.
+/// Series that Prometheus computes at intervals.
 pub struct Recorded {
     pub name: &'static str,
     pub expression: &'static str,
@@ -68,24 +70,25 @@ pub const RECORDED: &[Recorded] = &[
     },
 ];
 
-/// Series of a test: name and labels, and values a minute apart in promtool's notation.
+/// Series of a test: name with labels, and values one minute apart in promtool's notation.
 type Series = &'static [(&'static str, &'static str)];
 
-/// An alert, and what to do about it.
+/// Alert with its remedy.
 pub struct Alert {
     pub name: &'static str,
-    /// `critical`: the cluster does not serve, or data are in danger; `warning`: it will be, or clients notice.
+    /// Either `critical` (the cluster does not serve, or data is at risk) or `warning` (this is about to
+    /// happen, or clients notice a problem).
     pub severity: &'static str,
-    /// How long the expression has to hold.
+    /// Time for which the expression must hold before the alert fires.
     pub holds: &'static str,
     pub expression: &'static str,
-    /// One line for a person who is woken up, with Prometheus' templates.
+    /// Summary in one line for the on-call person, with Prometheus' templates.
     pub summary: &'static str,
     pub meaning: &'static str,
     pub remedy: &'static str,
-    /// Series at which it fires within an hour.
+    /// Series for which the alert fires within an hour.
     pub fires: Series,
-    /// Series at which it does not.
+    /// Series for which the alert does not fire.
     pub rests: Series,
 }
 
@@ -545,19 +548,19 @@ pub const ALERTS: &[Alert] = &[
 
 const GENERATED: &str = "# Generated from the table of metrics: `cargo xtask dashboards` writes it.\n";
 
-/// A text as YAML has it in double quotes.
+/// Returns a text as a YAML string in double quotes.
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// An expression as a block, so that it stands there as it is written.
+/// Returns an expression as a YAML block, with its line breaks kept.
 fn block(expression: &str, indent: usize) -> String {
     let space = " ".repeat(indent);
     let lines: Vec<String> = expression.lines().map(|line| format!("{space}{line}\n")).collect();
     format!("|-\n{}", lines.concat())
 }
 
-/// The file of recording rules.
+/// Returns the file of recording rules.
 pub fn recording_yaml() -> String {
     let mut text = format!("{GENERATED}groups:\n  - name: mainstay-rules\n    rules:\n");
     for Recorded { name, expression, .. } in RECORDED {
@@ -566,7 +569,7 @@ pub fn recording_yaml() -> String {
     text
 }
 
-/// The file of alerts.
+/// Returns the file of alerts.
 pub fn alerts_yaml() -> String {
     let mut text = format!("{GENERATED}groups:\n  - name: mainstay-alerts\n    rules:\n");
     for alert in ALERTS {
@@ -586,7 +589,8 @@ pub fn alerts_yaml() -> String {
     text
 }
 
-/// Tests for `promtool test rules`: each alert fires at the series that it is meant for, and not at those beside them.
+/// Returns tests for `promtool test rules`: each alert fires for the series meant for it, and not for the
+/// similar ones.
 pub fn tests_yaml() -> String {
     let mut text = format!(
         "{GENERATED}rule_files:\n  - mainstay-rules.yaml\n  - mainstay-alerts.yaml\nevaluation_interval: 1m\ntests:\n"
@@ -613,13 +617,13 @@ pub fn tests_yaml() -> String {
     text
 }
 
-/// How many minutes a series of values lasts: `1x3 0x2` has 4 values and then 3.
+/// Returns the length of a series of values in minutes: `1x3 0x2` has 4 values and then 3.
 fn length(values: &str) -> usize {
     let counts = values.split(' ').filter_map(|part| part.rsplit_once('x')?.1.parse::<usize>().ok());
     counts.map(|count| count + 1).sum::<usize>() - 1
 }
 
-/// The runbook: a section for each alert.
+/// Returns the runbook, with a section for each alert.
 pub fn runbook() -> String {
     let mut text = String::new();
     for alert in ALERTS {
@@ -641,7 +645,7 @@ pub fn runbook() -> String {
     text
 }
 
-/// A paragraph in lines of at most 120 characters.
+/// Wraps a paragraph into lines of at most 120 characters.
 fn wrapped(text: &str) -> String {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {

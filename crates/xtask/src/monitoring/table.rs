@@ -1,4 +1,4 @@
-//! The table of metrics, as the generators need it.
+//! Table of metrics in the form that the generators need.
 
 use std::collections::BTreeMap;
 
@@ -6,24 +6,24 @@ use api::Rpc;
 use config::MetricsDetail;
 use telemetry::metrics::{MetricType, Metrics};
 
-/// Labels that Prometheus gives to each series of a target.
+/// Labels that Prometheus adds to each series of a target.
 pub const TARGET_LABELS: [&str; 2] = ["job", "instance"];
 
 /// One metric.
 pub struct Row {
-    /// Name of the family.
+    /// Name of the metric family.
     pub name: String,
-    /// `counter`, `gauge` or `histogram`.
+    /// Type: `counter`, `gauge` or `histogram`.
     pub kind: &'static str,
     /// Names of the labels.
     pub labels: Vec<String>,
     /// HELP text.
     pub help: String,
-    /// Bounds of a histogram: the first, the factor between two, and their number.
+    /// Bounds of a histogram: the first bound, the factor between two bounds, and their number.
     pub bounds: Option<(f64, f64, usize)>,
 }
 
-/// All metrics by name, and the series that recording rules make of them.
+/// All metrics by name, and the series of recording rules.
 #[derive(Default)]
 pub struct Table {
     rows: BTreeMap<String, Row>,
@@ -31,7 +31,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// What a member that counts in detail (`--metrics=extensive`) exports, the figures of its process included.
+    /// Returns the metrics that a member with detailed counting (`--metrics=extensive`) exports, including
+    /// those of its process.
     pub fn of_a_member() -> Table {
         let metrics = Metrics::new(&Rpc::ALL, MetricsDetail::Extensive);
         let mut table = Table::default();
@@ -44,7 +45,7 @@ impl Table {
                 bounds: row.buckets.map(|buckets| (buckets.start, buckets.factor, buckets.count)),
             });
         }
-        // Figures of the process are in no table; they are in every exposition, without labels.
+        // The process metrics have no table; every exposition contains them, without labels.
         let mut text = String::new();
         metrics.render(&mut text);
         let mut help = "";
@@ -66,7 +67,7 @@ impl Table {
                 });
             }
         }
-        // What Prometheus itself says of each target.
+        // Prometheus itself adds this series for each target.
         table.recorded.insert("up".to_owned(), Vec::new());
         table
     }
@@ -75,17 +76,18 @@ impl Table {
         self.rows.insert(row.name.clone(), row);
     }
 
-    /// Adds a series that a recording rule makes, with its labels.
+    /// Adds the series of a recording rule, with its labels.
     pub fn record(&mut self, name: &str, labels: &[&str]) {
         self.recorded.insert(name.to_owned(), labels.iter().map(|label| (*label).to_owned()).collect());
     }
 
-    /// The metrics, sorted by name.
+    /// Returns the metrics, sorted by name.
     pub fn rows(&self) -> impl Iterator<Item = &Row> {
         self.rows.values()
     }
 
-    /// Finds what an expression names: the name of the metric, and the labels of its series besides those of the target.
+    /// Looks up a series that an expression names. Returns the name of the metric, and the labels of the
+    /// series besides those of the target.
     pub fn series(&self, name: &str) -> Option<(&str, Vec<&str>)> {
         if let Some((name, labels)) = self.recorded.get_key_value(name) {
             return Some((name, labels.iter().map(String::as_str).collect()));
@@ -95,7 +97,7 @@ impl Table {
         {
             return Some((&row.name, row.labels.iter().map(String::as_str).collect()));
         }
-        // A histogram has no series of its own name.
+        // A histogram exports only series with these suffixes.
         ["_bucket", "_sum", "_count"].iter().find_map(|suffix| {
             let row = self.rows.get(name.strip_suffix(suffix)?)?;
             if row.kind != "histogram" {

@@ -1,4 +1,4 @@
-//! `mvcc`: the index alone, without a server.
+//! The `mvcc` commands: measure the key index alone, without a server.
 
 mod put;
 mod range;

@@ -1,4 +1,4 @@
-//! `mvcc put`: writes into the index.
+//! The `mvcc put` command: measures writes to the key index.
 
 use cli::{Command, Failure, Flag};
 
@@ -50,7 +50,7 @@ fn put(session: &Session) -> Result<(), Failure> {
         batch: positive(matches, BATCH_LIMIT)?,
     };
     let measured = index::put(&puts);
-    // etcd's tool gives each operation the weight of its puts if --txn is given.
+    // Like etcd's tool, weights each operation by its number of puts, unless `--sample` is given.
     let text = if matches.get(SAMPLE) {
         report::report(style(matches), &measured.0, measured.1)
     } else {

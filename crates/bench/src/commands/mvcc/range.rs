@@ -1,4 +1,4 @@
-//! `mvcc range`: reads of the index.
+//! The `mvcc range` command: measures reads of the key index.
 
 use cli::{Command, Failure, Flag};
 
