@@ -328,7 +328,7 @@ pub fn seeds_files() -> Vec<Vec<u8>> {
 
 /// The target for damage: a log that is written, closed and hurt in one place either refuses, or has what its records say up to the
 /// first that is hurt. It may lose the others only if no sound one among them proves that the hurt one had been synced
-/// (docs/damage.md, "The limit").
+/// (docs/reference/damage.md, "The limit").
 pub fn run_damage(data: &[u8]) {
     let mut script = Script::new(data);
     let disk = new_disk();

@@ -3,7 +3,7 @@
 //! The other members apply the entry, and what follows from it must not differ here, so this member applies nothing from
 //! then on. It does not exit either: it would come to the same entry after every start. It takes no part in raft any
 //! more, so that the others elect a leader without it; it answers stale reads, and says why it answers nothing else.
-//! It stays so until it is stopped. See `docs/damage.md`.
+//! It stays so until it is stopped. See `docs/reference/damage.md`.
 
 use std::time::Duration;
 

@@ -339,7 +339,7 @@ pub const ALERTS: &[Alert] = &[
         summary: "{{ $labels.instance }} cannot answer {{ $value | humanizePercentage }} of its calls",
         meaning: "Calls end with codes that are no fault of the client: Unavailable, DeadlineExceeded, ResourceExhausted and such.",
         remedy: "The panel \"Calls by code\" says which. Unavailable: no leader. ResourceExhausted: the quota, or a limit of \
-                 [resources.md](resources.md). DeadlineExceeded: the stages of requests say what they wait for.",
+                 [resources.md](reference/resources.md). DeadlineExceeded: the stages of requests say what they wait for.",
         fires: &[
             (
                 "grpc_server_handled_total{job=\"m\",instance=\"a\",grpc_type=\"unary\",grpc_method=\"Put\",grpc_code=\"Unavailable\"}",
@@ -450,7 +450,7 @@ pub const ALERTS: &[Alert] = &[
         expression: "increase(mainstay_client_connections_shed_total[10m]) + increase(mainstay_client_connections_refused_total[10m]) > 0",
         summary: "{{ $labels.instance }} closed {{ $value | humanize }} connections of clients in ten minutes to protect itself",
         meaning: "All clients together held more than `--client-memory-bytes`, or too many connections were open.",
-        remedy: "[resources.md](resources.md) says what counts. The log names the addresses; `mainstay doctor` shows who holds what.",
+        remedy: "[resources.md](reference/resources.md) says what counts. The log names the addresses; `mainstay doctor` shows who holds what.",
         fires: &[
             ("mainstay_client_connections_shed_total{job=\"m\",instance=\"a\"}", "0x55 2x5"),
             ("mainstay_client_connections_refused_total{job=\"m\",instance=\"a\"}", "0x60"),
