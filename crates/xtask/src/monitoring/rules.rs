@@ -631,7 +631,7 @@ pub fn runbook() -> String {
         let holds = if alert.holds == "0m" {
             "at once".to_owned()
         } else {
-            format!("when it has held for {}", alert.holds)
+            format!("after {}", alert.holds)
         };
         let _ = write!(
             text,
