@@ -341,7 +341,7 @@ def wrong_names(page, names, scripts):
 
 def documents():
     """Every document of the repository that is not material of a test."""
-    found = [*glob.glob(os.path.join(ROOT, "*.md")), *glob.glob(os.path.join(ROOT, "docs/*.md")), os.path.join(ROOT, "interop/README.md")]
+    found = [path for one in ("*.md", "docs/*.md", "docs/reference/*.md", "interop/README.md") for path in glob.glob(os.path.join(ROOT, one))]
     return sorted(os.path.relpath(path, ROOT) for path in found)
 
 

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-/// What bounds the console's memory, connections and waiting. The product of the bounds is in `docs/resources.md`.
+/// What bounds the console's memory, connections and waiting. The product of the bounds is in `docs/reference/resources.md`.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Connections of browsers. A further one takes the place of the one that has had no request under way for longest; if all have one,

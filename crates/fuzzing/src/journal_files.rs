@@ -330,7 +330,7 @@ pub fn seeds_files() -> Vec<Vec<u8>> {
 
 /// Fuzz target for damage: a log is written, closed and damaged in one place. It must refuse to open, or
 /// contain what its records say up to the first damaged one. It may lose the rest only if no intact record in
-/// it proves that the damaged one had been synced (docs/damage.md, "The limit").
+/// it proves that the damaged one had been synced (docs/reference/damage.md, "The limit").
 pub fn run_damage(data: &[u8]) {
     let mut script = Script::new(data);
     let disk = new_disk();

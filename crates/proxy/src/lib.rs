@@ -9,7 +9,7 @@
 //! Invariants:
 //! * What one client is told never comes from what a client with another token was told.
 //! * A call goes to a member at most once unless the client crate says that it may be repeated.
-//! * Memory and connections per client are bounded (`docs/resources.md`).
+//! * Memory and connections per client are bounded (`docs/reference/resources.md`).
 //! * A flag that is taken has its effect; one that has none yet is refused.
 //!
 //! Tests: `tests/it`, against a front of their own and raw sockets; `mainstay/tests/it/proxy.rs`, with the binary.

@@ -200,7 +200,7 @@ fn a_record_that_is_damaged_between_others_of_its_sector_is_refused() {
     }
 }
 
-/// The limit of what a log can tell (docs/damage.md): a sector that holds the end of one batch and the whole of the last one looks,
+/// The limit of what a log can tell (docs/reference/damage.md): a sector that holds the end of one batch and the whole of the last one looks,
 /// once it is lost, like that sector of a write of the first of them that never came to its end. Only what was noted elsewhere
 /// tells.
 #[test]

@@ -1,5 +1,5 @@
 //! Every kind of file in the data directory, damaged in every way, under a real member: it starts with everything that
-//! was acknowledged, or refuses by name, place and remedy. `docs/damage.md` is made of these runs; with
+//! was acknowledged, or refuses by name, place and remedy. `docs/reference/damage.md` is made of these runs; with
 //! `MAINSTAY_WRITE_DOCS=1` it is written anew, otherwise compared.
 
 use std::collections::BTreeMap;
@@ -36,7 +36,7 @@ const SAMPLED: usize = 6;
 /// A case that takes longer is named.
 const SLOW: std::time::Duration = std::time::Duration::from_secs(10);
 /// The documentation, with the tables between these marks.
-const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/damage.md");
+const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/damage.md");
 const BEGIN: &str = "<!-- made by damage_table.rs: begin -->\n";
 const END: &str = "<!-- made by damage_table.rs: end -->\n";
 
@@ -712,16 +712,17 @@ fn table(cases: &[Case], outcomes: &[Outcome]) -> (String, [usize; 4]) {
     for (case, outcome) in cases.iter().zip(outcomes) {
         let said = |words: &[String]| match words {
             [] => String::new(),
-            words => format!("; says: {}", words.join("; ")),
+            words => format!("; logs: {}", words.join("; ")),
         };
         let (at, happens) = match outcome {
             Outcome::Whole(words) => (0, format!("starts, everything is there{}", said(words))),
             Outcome::Failing(words) => {
-                let names = "starts; the values in the damaged place are answered with an error that names file and offset";
-                (1, format!("{names}, the others are there{}", said(words)))
+                let names = "starts; values in the damaged place return an error that names file and offset";
+                (1, format!("{names}, all others are there{}", said(words)))
             }
             Outcome::Refused(why) => {
-                let (found, _) = why.split_once(&format!("; {REMEDY_BEGIN}")).unwrap_or((why, ""));
+                let begins = ["; if it is gone, ", "; "].map(|joint| format!("{joint}{REMEDY_BEGIN}"));
+                let found = begins.iter().find_map(|begin| Some(why.split_once(begin)?.0)).unwrap_or(why);
                 (2, format!("refuses: {found}"))
             }
             Outcome::Short(words) => {
@@ -775,7 +776,7 @@ fn every_file_damaged_in_every_way() {
         }
     };
 
-    // A member that was stopped in order, and whose log holds everything.
+    // A member that was shut down cleanly, and whose log holds everything.
     let stopped = make("stopped", "table", false, false);
     let mut cases = Vec::new();
     for role in ["old segment", "sealed segment", "active segment"] {
@@ -802,7 +803,7 @@ fn every_file_damaged_in_every_way() {
     cases.extend(replaced("witness", other.dir.clone()));
     cases.extend(left_over());
     cases.extend(whole_directories(&other.dir));
-    section("A member that was stopped in order", &stopped, cases, &[]);
+    section("A member that was shut down cleanly", &stopped, cases, &[]);
 
     // One that was killed: there is no witness of where the log ended.
     let killed = make("killed", "table", false, true);
@@ -867,10 +868,10 @@ fn compare_docs(made: &str, full: bool) {
     let (_, tables, _) = docs();
     if tables.is_empty() {
         // Nobody has written them yet; the outcomes were checked all the same.
-        println!("docs/damage.md has no tables: run this test with MAINSTAY_WRITE_DOCS=1");
+        println!("docs/reference/damage.md has no tables: run this test with MAINSTAY_WRITE_DOCS=1");
         return;
     }
-    let stale = "docs/damage.md is out of date: run this test with MAINSTAY_WRITE_DOCS=1";
+    let stale = "docs/reference/damage.md is out of date: run this test with MAINSTAY_WRITE_DOCS=1";
     let mut rest = tables.as_str();
     for line in made.lines().filter(|line| full || line.starts_with("## ") || line.starts_with("| ")) {
         let at = rest.find(&format!("{line}\n")).unwrap_or_else(|| panic!("{stale}; it has no line\n{line}"));

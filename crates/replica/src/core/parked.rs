@@ -5,7 +5,7 @@
 //! from then on. It does not exit either, because it would reach the same entry after every start. It takes
 //! no part in raft any more, so that the other members elect a leader without it; it answers serializable
 //! reads, and refuses other requests with the reason. This lasts until the member is stopped. See
-//! `docs/damage.md`.
+//! `docs/reference/damage.md`.
 
 use std::time::Duration;
 

@@ -99,9 +99,10 @@ pub const ALERTS: &[Alert] = &[
         holds: "1m",
         expression: "sum by (job) (up{job=~\".*(mainstay|etcd).*\"})\n< floor(count by (job) (up{job=~\".*(mainstay|etcd).*\"}) / 2) + 1",
         summary: "{{ $labels.job }}: only {{ $value }} members answer, which is no majority",
-        meaning: "Prometheus reaches fewer members than a majority. If they are down, the cluster takes no writes and no linearizable reads.",
-        remedy: "Look whether the members run (`systemctl status mainstay`, the log's last lines) and whether Prometheus reaches them. \
-                 Start what is down. If a majority is lost for good, see \"Growing, shrinking and repairing a cluster\" for \
+        meaning: "Prometheus reaches fewer members than a majority. If the others are down, the cluster serves no writes and no \
+                  linearizable reads.",
+        remedy: "Check whether the members run (`systemctl status mainstay`, the log's last lines) and whether Prometheus reaches them. \
+                 Start those that are down. If a majority is lost for good, see \"Growing, shrinking and repairing a cluster\" for \
                  `--force-new-cluster`.",
         fires: &[
             ("up{job=\"mainstay\",instance=\"a\"}", "1x60"),
@@ -121,8 +122,8 @@ pub const ALERTS: &[Alert] = &[
         holds: "3m",
         expression: "up{job=~\".*(mainstay|etcd).*\"} == 0",
         summary: "{{ $labels.job }}: {{ $labels.instance }} does not answer",
-        meaning: "A member is down, or Prometheus does not reach it. The cluster serves as long as a majority is left.",
-        remedy: "Start it. If it refuses, its log says what is damaged: `mainstay rebuild` brings it back from the others.",
+        meaning: "A member is down, or Prometheus does not reach it. The cluster serves as long as a majority remains.",
+        remedy: "Start it. If it refuses, its log says what is damaged, and `mainstay rebuild` restores it from the others.",
         fires: &[("up{job=\"mainstay\",instance=\"a\"}", "0x60")],
         rests: &[
             ("up{job=\"mainstay\",instance=\"a\"}", "1x60"),
@@ -135,8 +136,8 @@ pub const ALERTS: &[Alert] = &[
         holds: "1m",
         expression: "etcd_server_has_leader == 0",
         summary: "{{ $labels.instance }} has had no leader for a minute",
-        meaning: "The member takes no writes and no linearizable reads. If all members say so, there is no quorum, or the members do \
-                  not reach each other; if one does, it is cut off.",
+        meaning: "The member serves no writes and no linearizable reads. If all members report this, there is no quorum, or the members \
+                  do not reach each other; if only one does, it is cut off.",
         remedy: "Compare `etcdctl endpoint status --cluster -w table` at each member, and look at MainstayPeerLost. `mainstay check network` \
                  measures the links.",
         fires: &[("etcd_server_has_leader{job=\"m\",instance=\"a\"}", "0x60")],
@@ -150,7 +151,7 @@ pub const ALERTS: &[Alert] = &[
         summary: "{{ $labels.instance }} found a member whose state differs from its own",
         meaning: "Members do not hold the same data. The CORRUPT alarm is raised, and writes are refused.",
         remedy: "See \"When members differ\": the leader's log names the member, the entry and the revision. Rebuild that member, then \
-                 `etcdctl alarm disarm`.",
+                 run `etcdctl alarm disarm`.",
         fires: &[("mainstay_state_hash_differences_total{job=\"m\",instance=\"a\"}", "0x54 1x5")],
         rests: &[("mainstay_state_hash_differences_total{job=\"m\",instance=\"a\"}", "1x60")],
     },
@@ -160,9 +161,9 @@ pub const ALERTS: &[Alert] = &[
         holds: "0m",
         expression: "max by (job, server_id, alarm_type) (etcd_debugging_server_alarms) == 1",
         summary: "{{ $labels.job }}: member {{ $labels.server_id }} has raised {{ $labels.alarm_type }}",
-        meaning: "NOSPACE: the quota or a disk is full, and puts are refused. CORRUPT: a member's data differ.",
-        remedy: "NOSPACE: see \"Space\" and \"A full disk\": compact, delete keys or raise `--quota-backend-bytes`, then `etcdctl alarm \
-                 disarm`. CORRUPT: see \"When members differ\".",
+        meaning: "NOSPACE: the quota or a disk is full, and puts are refused. CORRUPT: the data of a member differs.",
+        remedy: "NOSPACE: see \"Space\" and \"A full disk\": compact, delete keys or raise `--quota-backend-bytes`, then run `etcdctl \
+                 alarm disarm`. CORRUPT: see \"When members differ\".",
         fires: &[(
             "etcd_debugging_server_alarms{job=\"m\",instance=\"a\",server_id=\"1\",alarm_type=\"NOSPACE\"}",
             "1x60",
@@ -178,7 +179,7 @@ pub const ALERTS: &[Alert] = &[
         holds: "10m",
         expression: "instance:etcd_quota_used:ratio > 0.8",
         summary: "{{ $labels.instance }} has used {{ $value | humanizePercentage }} of its quota",
-        meaning: "At the quota the NOSPACE alarm is raised and puts are refused.",
+        meaning: "When the quota is reached, the NOSPACE alarm is raised and puts are refused.",
         remedy: "Find what grows (`mainstay doctor`). Compact, or let the members do it (`--auto-compaction-retention`); delete what is not \
                  needed; or raise `--quota-backend-bytes` at all members.",
         fires: &[
@@ -198,9 +199,9 @@ pub const ALERTS: &[Alert] = &[
         holds: "15m",
         expression: "predict_linear(etcd_mvcc_db_total_size_in_bytes[1h], 4 * 3600) > (etcd_server_quota_backend_bytes > 0)\n\
                      and instance:etcd_quota_used:ratio > 0.4",
-        summary: "{{ $labels.instance }} reaches its quota within four hours if it goes on like this",
-        meaning: "The data have grown so fast during the last hour that the quota is full before anybody might look.",
-        remedy: "As for MainstayQuotaNear. A client that writes without end is the usual cause: `mainstay doctor` names it.",
+        summary: "{{ $labels.instance }} will reach its quota within four hours at this rate",
+        meaning: "At the rate of the last hour, the quota will be full before anybody is likely to notice.",
+        remedy: "As for MainstayQuotaNear. The usual cause is a client that never stops writing: `mainstay doctor` names it.",
         fires: &[
             ("etcd_mvcc_db_total_size_in_bytes{job=\"m\",instance=\"a\"}", "3000+60x60"),
             ("etcd_server_quota_backend_bytes{job=\"m\",instance=\"a\"}", "10000x60"),
@@ -216,10 +217,10 @@ pub const ALERTS: &[Alert] = &[
         holds: "5m",
         expression: "increase(etcd_server_leader_changes_seen_total[15m]) >= 3",
         summary: "{{ $labels.instance }} has seen {{ $value | humanize }} changes of leader in a quarter of an hour",
-        meaning: "Elections again and again: each stops writes for about the election timeout. A slow disk, a bad link, or members \
-                  without processor time.",
-        remedy: "Look at MainstaySlowSync, MainstaySlowLink and MainstayProcessorFull of the same time. `mainstay check disk` says which \
-                 `--heartbeat-interval` and `--election-timeout` suit the disk.",
+        meaning: "Elections repeat, and each stops writes for about the election timeout. Causes: a slow disk, a bad link, or members \
+                  short of processor time.",
+        remedy: "Check whether MainstaySlowSync, MainstaySlowLink or MainstayProcessorFull fired at the same time. `mainstay check disk` \
+                 says which `--heartbeat-interval` and `--election-timeout` suit the disk.",
         fires: &[("etcd_server_leader_changes_seen_total{job=\"m\",instance=\"a\"}", "0+1x60")],
         rests: &[("etcd_server_leader_changes_seen_total{job=\"m\",instance=\"a\"}", "0x30 1x30")],
     },
@@ -230,8 +231,8 @@ pub const ALERTS: &[Alert] = &[
         expression: "etcd_network_active_peers == 0 and etcd_network_known_peers == 1",
         summary: "{{ $labels.instance }} has no connection to member {{ $labels.Remote }}",
         meaning: "Two members do not reach each other, or one of them is down.",
-        remedy: "If the other one is up, look at the network between the two (`mainstay check network`), and at certificates: the log says \
-                 why a connection was refused.",
+        remedy: "If both are up, check the network between them (`mainstay check network`) and their certificates: the log says why a \
+                 connection was refused.",
         fires: &[
             ("etcd_network_active_peers{job=\"m\",instance=\"a\",Local=\"1\",Remote=\"2\"}", "0x60"),
             ("etcd_network_known_peers{job=\"m\",instance=\"a\",Local=\"1\",Remote=\"2\"}", "1x60"),
@@ -249,9 +250,10 @@ pub const ALERTS: &[Alert] = &[
         holds: "5m",
         expression: "max by (job) (etcd_server_proposals_committed_total)\n- on (job) group_right etcd_server_proposals_applied_total > 10000",
         summary: "{{ $labels.instance }} is {{ $value | humanize }} entries behind its cluster",
-        meaning: "A member does not keep up. Its serializable reads are old, and a leader that is lost now may leave a smaller quorum.",
-        remedy: "See \"When a member is slow, or behind\". Usually its disk or its processor: compare the panels of the log and of the \
-                 process with those of the other members.",
+        meaning: "A member does not keep up. Its serializable reads are outdated, and the loss of the leader now may leave a smaller \
+                  quorum.",
+        remedy: "See \"When a member is slow, or behind\". The cause is usually its disk or its processor: compare the panels of the log \
+                 and of the process with those of the other members.",
         fires: &[
             ("etcd_server_proposals_committed_total{job=\"m\",instance=\"a\"}", "50000x60"),
             ("etcd_server_proposals_applied_total{job=\"m\",instance=\"a\"}", "50000x60"),
@@ -269,9 +271,9 @@ pub const ALERTS: &[Alert] = &[
         holds: "10m",
         expression: "instance:etcd_disk_wal_fsync_duration_seconds:p99_5m > 0.1",
         summary: "{{ $labels.instance }}: one sync of the log in a hundred takes {{ $value | humanizeDuration }}",
-        meaning: "Each write waits for a sync of a majority. A disk that suits takes less than 10 ms.",
-        remedy: "`mainstay check disk --path DIR` measures it without the member. Look for others that use the disk; put the log onto one of \
-                 its own (`--wal-dir`).",
+        meaning: "Each write waits for a sync of a majority. A suitable disk takes less than 10 ms.",
+        remedy: "`mainstay check disk --path DIR` measures the disk without the member. Look for other programs that use the disk, or \
+                 put the log on a disk of its own (`--wal-dir`).",
         fires: &[
             ("etcd_disk_wal_fsync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"0.128\"}", "0x60"),
             ("etcd_disk_wal_fsync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"0.256\"}", "0+60x60"),
@@ -288,8 +290,8 @@ pub const ALERTS: &[Alert] = &[
         holds: "5m",
         expression: "instance:etcd_disk_wal_fsync_duration_seconds:p99_5m > 0.5",
         summary: "{{ $labels.instance }}: one sync of the log in a hundred takes {{ $value | humanizeDuration }}",
-        meaning: "At the election timeout (1 s by default) a leader with such a disk hands over, and clients see timeouts.",
-        remedy: "As for MainstaySlowSync, now. `etcdctl move-leader` takes the leadership to a member with a sound disk.",
+        meaning: "At the election timeout (1 s by default), a leader with such a disk transfers leadership, and clients see timeouts.",
+        remedy: "As for MainstaySlowSync, but at once. `etcdctl move-leader` moves leadership to a member with a sound disk.",
         fires: &[
             ("etcd_disk_wal_fsync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"0.512\"}", "0x60"),
             ("etcd_disk_wal_fsync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"1.024\"}", "0+60x60"),
@@ -307,8 +309,8 @@ pub const ALERTS: &[Alert] = &[
         expression: "instance_to:etcd_network_peer_round_trip_time_seconds:p99_5m > 0.15",
         summary: "{{ $labels.instance }}: one round trip to member {{ $labels.To }} in a hundred takes {{ $value | humanizeDuration }}",
         meaning: "Writes and linearizable reads wait for a round trip to a majority.",
-        remedy: "`mainstay check network` measures round trips, loss and bandwidth. For members in different regions raise \
-                 `--heartbeat-interval` to the round trip and `--election-timeout` to ten times as much.",
+        remedy: "`mainstay check network` measures round trips, loss and bandwidth. For members in different regions, raise \
+                 `--heartbeat-interval` to the round trip and `--election-timeout` to ten times that.",
         fires: &[
             (
                 "etcd_network_peer_round_trip_time_seconds_bucket{job=\"m\",instance=\"a\",To=\"2\",le=\"0.2048\"}",
@@ -340,9 +342,9 @@ pub const ALERTS: &[Alert] = &[
         holds: "10m",
         expression: "instance:grpc_server_failed:ratio5m > 0.05\nand instance:grpc_server_handled:rate5m > 0.1",
         summary: "{{ $labels.instance }} cannot answer {{ $value | humanizePercentage }} of its calls",
-        meaning: "Calls end with codes that are no fault of the client: Unavailable, DeadlineExceeded, ResourceExhausted and such.",
+        meaning: "Calls end with codes that are not the client's fault, such as Unavailable, DeadlineExceeded and ResourceExhausted.",
         remedy: "The panel \"Calls by code\" says which. Unavailable: no leader. ResourceExhausted: the quota, or a limit of \
-                 [resources.md](resources.md). DeadlineExceeded: the stages of requests say what they wait for.",
+                 [resources.md](reference/resources.md). DeadlineExceeded: the stages of requests show what they wait for.",
         fires: &[
             (
                 "grpc_server_handled_total{job=\"m\",instance=\"a\",grpc_type=\"unary\",grpc_method=\"Put\",grpc_code=\"Unavailable\"}",
@@ -374,7 +376,7 @@ pub const ALERTS: &[Alert] = &[
         holds: "0m",
         expression: "increase(etcd_server_proposals_failed_total[15m]) > 5",
         summary: "{{ $labels.instance }}: {{ $value | humanize }} proposals failed in a quarter of an hour",
-        meaning: "Writes did not come to be committed in time, usually since leaders changed or there was no quorum.",
+        meaning: "Writes were not committed in time, usually because the leader changed or there was no quorum.",
         remedy: "As for MainstayLeaderChanges and MainstayNoLeader.",
         fires: &[("etcd_server_proposals_failed_total{job=\"m\",instance=\"a\"}", "0+1x60")],
         rests: &[("etcd_server_proposals_failed_total{job=\"m\",instance=\"a\"}", "0x50 3x10")],
@@ -385,8 +387,8 @@ pub const ALERTS: &[Alert] = &[
         holds: "5m",
         expression: "increase(etcd_server_slow_read_indexes_total[10m]) + increase(etcd_server_read_indexes_failed_total[10m]) > 10",
         summary: "{{ $labels.instance }}: {{ $value | humanize }} linearizable reads were confirmed late or not at all in ten minutes",
-        meaning: "The leader does not confirm reads in time: the link to it, or its processor.",
-        remedy: "Look at MainstaySlowLink and at the leader's processor time. Reads that may be old can be serializable.",
+        meaning: "The leader does not confirm reads in time, because of the link to it or its processor.",
+        remedy: "Check MainstaySlowLink and the leader's processor time. Reads that may return old data can be serializable.",
         fires: &[
             ("etcd_server_slow_read_indexes_total{job=\"m\",instance=\"a\"}", "0+3x60"),
             ("etcd_server_read_indexes_failed_total{job=\"m\",instance=\"a\"}", "0x60"),
@@ -402,9 +404,9 @@ pub const ALERTS: &[Alert] = &[
         holds: "10m",
         expression: "rate(etcd_server_slow_apply_total[5m]) > 1",
         summary: "{{ $labels.instance }} applies {{ $value | humanize }} requests a second too slowly",
-        meaning: "Requests take longer to apply than `--warning-apply-duration`. Large transactions and deletions do, and values that \
-                  have to be read from the disk.",
-        remedy: "`/debug/requests` and the log line `request stats` name the requests; the stages say where their time goes.",
+        meaning: "Requests take longer to apply than `--warning-apply-duration`. Causes: large transactions and deletions, and values \
+                  that must be read from disk.",
+        remedy: "`/debug/requests` and the log line `request stats` name the requests; the stages show where their time goes.",
         fires: &[("etcd_server_slow_apply_total{job=\"m\",instance=\"a\"}", "0+120x60")],
         rests: &[("etcd_server_slow_apply_total{job=\"m\",instance=\"a\"}", "0+30x60")],
     },
@@ -414,9 +416,9 @@ pub const ALERTS: &[Alert] = &[
         holds: "15m",
         expression: "instance:process_cpu_used:ratio5m > 0.9",
         summary: "{{ $labels.instance }} uses {{ $value | humanizePercentage }} of its processors",
-        meaning: "The member is at the end of what its processors can do; latencies rise, and elections may follow.",
-        remedy: "`mainstay doctor` says who asks what. Give it more processors, spread clients over the members, or limit expensive calls \
-                 (`--max-expensive-calls`).",
+        meaning: "The member is at the limit of its processors; latencies rise, and elections may follow.",
+        remedy: "`mainstay doctor` shows which client sends what. Add processors, spread clients over the members, or limit expensive \
+                 calls (`--max-expensive-calls`).",
         fires: &[
             ("process_cpu_seconds_total{job=\"m\",instance=\"a\"}", "0+118x60"),
             ("mainstay_processors{job=\"m\",instance=\"a\"}", "2x60"),
@@ -431,10 +433,10 @@ pub const ALERTS: &[Alert] = &[
         severity: "warning",
         holds: "10m",
         expression: "process_open_fds{job=~\".*(mainstay|etcd).*\"} / process_max_fds{job=~\".*(mainstay|etcd).*\"} > 0.8",
-        summary: "{{ $labels.instance }} has {{ $value | humanizePercentage }} of the files open that it may",
+        summary: "{{ $labels.instance }} has {{ $value | humanizePercentage }} of its allowed files open",
         meaning: "Connections beyond the limit are closed at once.",
         remedy: "See \"Open files\": raise the limit (`LimitNOFILE` of the unit), or find the client with too many connections \
-                 (`mainstay doctor`) and bound it (`--max-connections-per-address`).",
+                 (`mainstay doctor`) and limit it (`--max-connections-per-address`).",
         fires: &[
             ("process_open_fds{job=\"mainstay\",instance=\"a\"}", "900x60"),
             ("process_max_fds{job=\"mainstay\",instance=\"a\"}", "1000x60"),
@@ -453,7 +455,8 @@ pub const ALERTS: &[Alert] = &[
         expression: "increase(mainstay_client_connections_shed_total[10m]) + increase(mainstay_client_connections_refused_total[10m]) > 0",
         summary: "{{ $labels.instance }} closed {{ $value | humanize }} connections of clients in ten minutes to protect itself",
         meaning: "All clients together held more than `--client-memory-bytes`, or too many connections were open.",
-        remedy: "[resources.md](resources.md) says what counts. The log names the addresses; `mainstay doctor` shows who holds what.",
+        remedy: "[resources.md](reference/resources.md) says what counts. The log names the addresses; `mainstay doctor` shows which \
+                 client holds what.",
         fires: &[
             ("mainstay_client_connections_shed_total{job=\"m\",instance=\"a\"}", "0x55 2x5"),
             ("mainstay_client_connections_refused_total{job=\"m\",instance=\"a\"}", "0x60"),
@@ -469,8 +472,8 @@ pub const ALERTS: &[Alert] = &[
         holds: "5m",
         expression: "mainstay_long_reads_oldest_seconds > 300",
         summary: "{{ $labels.instance }}: a reader has held the same state for {{ $value | humanizeDuration }}",
-        meaning: "Compacted versions that a large range, a snapshot or a checkpoint still reads are not removed: the data grow meanwhile.",
-        remedy: "Find the client that takes its answer slowly (`mainstay doctor`). The member ends such readers by itself after 5 to 30 \
+        meaning: "Compacted versions that a large range, a snapshot or a checkpoint still reads are not removed, so the data grows.",
+        remedy: "Find the client that reads its answer slowly (`mainstay doctor`). The member itself ends such readers after 5 to 30 \
                  minutes.",
         fires: &[("mainstay_long_reads_oldest_seconds{job=\"m\",instance=\"a\"}", "0+60x60")],
         rests: &[("mainstay_long_reads_oldest_seconds{job=\"m\",instance=\"a\"}", "200x60")],
@@ -481,7 +484,8 @@ pub const ALERTS: &[Alert] = &[
         holds: "15m",
         expression: "etcd_debugging_mvcc_slow_watcher_total > 0",
         summary: "{{ $labels.instance }}: {{ $value }} watchers have been behind for a quarter of an hour",
-        meaning: "Watchers read history instead of new events: their clients are slow, or began at an old revision and do not catch up.",
+        meaning: "Watchers read history instead of new events: their clients are slow, or started at an old revision and do not catch \
+                  up.",
         remedy: "`mainstay doctor` names their addresses. A compaction may cancel them.",
         fires: &[("etcd_debugging_mvcc_slow_watcher_total{job=\"m\",instance=\"a\"}", "2x60")],
         rests: &[("etcd_debugging_mvcc_slow_watcher_total{job=\"m\",instance=\"a\"}", "0x50 2x10")],
@@ -492,8 +496,8 @@ pub const ALERTS: &[Alert] = &[
         holds: "10m",
         expression: "mainstay_tls_certificate_not_after_seconds - time() < 14 * 86400",
         summary: "{{ $labels.instance }}: a {{ $labels.certificate }} certificate of the {{ $labels.listener }} side ends in {{ $value | humanizeDuration }}",
-        meaning: "New connections are refused once it has ended.",
-        remedy: "Write the new files over the old ones: they are used within two seconds ([tls.md](tls.md)).",
+        meaning: "Once the certificate has expired, new connections are refused.",
+        remedy: "Overwrite the old files with new ones: they are used within two seconds ([tls.md](tls.md)).",
         fires: &[(
             "mainstay_tls_certificate_not_after_seconds{job=\"m\",instance=\"a\",listener=\"client\",certificate=\"server\"}",
             "864000x60",
@@ -509,8 +513,8 @@ pub const ALERTS: &[Alert] = &[
         holds: "5m",
         expression: "mainstay_tls_reload_failing == 1",
         summary: "{{ $labels.instance }} cannot use the TLS files of the {{ $labels.listener }} side",
-        meaning: "The files on disk are cut, garbled or do not fit each other. Those loaded before stay in use, but the member would not \
-                  start with these.",
+        meaning: "The files on disk are truncated, corrupt or do not match each other. The files loaded before stay in use, but the \
+                  member would not start with the new ones.",
         remedy: "The log names the file and what is wrong with it: `cannot use changed TLS files`.",
         fires: &[("mainstay_tls_reload_failing{job=\"m\",instance=\"a\",listener=\"peer\"}", "1x60")],
         rests: &[("mainstay_tls_reload_failing{job=\"m\",instance=\"a\",listener=\"peer\"}", "0x60")],
@@ -521,8 +525,8 @@ pub const ALERTS: &[Alert] = &[
         holds: "0m",
         expression: "increase(mainstay_audit_entries_dropped_total[10m]) > 0",
         summary: "{{ $labels.instance }} dropped {{ $value | humanize }} entries of the audit log in ten minutes",
-        meaning: "The disk of the audit log is full or slow: calls are served, and not all are in the log.",
-        remedy: "Make space, or keep fewer files (`--audit-log-files`); see [audit.md](audit.md).",
+        meaning: "The disk of the audit log is full or slow: calls are served, but not all of them are logged.",
+        remedy: "Free space, or keep fewer files (`--audit-log-files`); see [audit.md](audit.md).",
         fires: &[("mainstay_audit_entries_dropped_total{job=\"m\",instance=\"a\"}", "0x55 9x5")],
         rests: &[("mainstay_audit_entries_dropped_total{job=\"m\",instance=\"a\"}", "9x60")],
     },
@@ -532,7 +536,7 @@ pub const ALERTS: &[Alert] = &[
         holds: "1d",
         expression: "count by (job) (count by (job, server_version) (etcd_server_version == 1)) > 1",
         summary: "{{ $labels.job }}: members have presented {{ $value }} different versions for a day",
-        meaning: "An upgrade or a downgrade was begun and not finished.",
+        meaning: "An upgrade or a downgrade was started and not finished.",
         remedy: "Finish it: `etcdctl endpoint status --cluster -w table` shows the versions.",
         fires: &[
             ("etcd_server_version{job=\"m\",instance=\"a\",server_version=\"3.6.0\"}", "1x3000"),
@@ -631,7 +635,7 @@ pub fn runbook() -> String {
         let holds = if alert.holds == "0m" {
             "at once".to_owned()
         } else {
-            format!("when it has held for {}", alert.holds)
+            format!("after {}", alert.holds)
         };
         let _ = write!(
             text,
