@@ -632,11 +632,7 @@ pub fn runbook() -> String {
     let mut text = String::new();
     for alert in ALERTS {
         let severity = if alert.severity == "critical" { "Critical" } else { "Warning" };
-        let holds = if alert.holds == "0m" {
-            "at once".to_owned()
-        } else {
-            format!("after {}", alert.holds)
-        };
+        let holds = if alert.holds == "0m" { "at once".to_owned() } else { format!("after {}", alert.holds) };
         let _ = write!(
             text,
             "\n### {}\n\n{}\n\n{}\n",
