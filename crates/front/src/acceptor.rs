@@ -19,7 +19,8 @@ use crate::handshakes::{Arriving, Quota};
 use crate::shard::Closing;
 use crate::standing::Admission;
 use crate::stream::{Detached, Stream};
-use crate::{Budget, Listener, ListenerSocket, Origin, Serves, ShardCounters, budget};
+use crate::{Listener, ListenerSocket, Origin, Serves};
+use accounting::{Budget, ShardCounters};
 
 /// Pause in accepting after an error such as too many open files.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -54,7 +55,7 @@ pub(crate) struct OpenSlot {
 impl OpenSlot {
     fn new(counters: &Arc<ShardCounters>, addresses: &Arc<Addresses>, peer: IpAddr) -> OpenSlot {
         counters.connections.fetch_add(1, Relaxed);
-        let party = budget::party(peer);
+        let party = accounting::party(peer);
         *addresses.lock().entry(party).or_default() += 1;
         OpenSlot { shard: counters.clone(), addresses: addresses.clone(), party }
     }
@@ -87,7 +88,7 @@ impl Addresses {
         if peer.is_unspecified() {
             return 0;
         }
-        self.lock().get(&budget::party(peer)).copied().unwrap_or_default()
+        self.lock().get(&accounting::party(peer)).copied().unwrap_or_default()
     }
 }
 

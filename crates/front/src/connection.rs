@@ -16,11 +16,9 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
 use crate::admission::{self, Seen};
-use crate::budget::{Account, Held};
 use crate::call::{Call, Gathering, Step, Waiting, call_bytes};
 use crate::calls::Calls;
 use crate::context::ConnectionContext;
-use crate::counters;
 use crate::keepalive::{Heartbeat, PingPolicy};
 use crate::ledger::Charge;
 use crate::long_turns::{LONG_BYTES, Ticket};
@@ -29,6 +27,7 @@ use crate::shard::{Begun, Secured, ShardState};
 use crate::socket::{ALLOWANCE_BYTES, Socket, Transport};
 use crate::turnstile::Pass;
 use crate::{LocalBoxFuture, Options, Origin, Service};
+use accounting::{Account, Held};
 use http2::{Event, Fields, Key, Limits, Rate, Reason, Role};
 use stdx::race;
 use tending::Stalls;
@@ -567,7 +566,7 @@ impl Connection {
                 let policy = self.ping_policy.get_or_insert_default();
                 policy.note_sent(sent);
                 if policy.is_too_many(now, has_calls, &self.around.shard.options) {
-                    counters::add(&self.around.shard.counters.too_many_pings, 1);
+                    accounting::add(&self.around.shard.counters.too_many_pings, 1);
                     return Next::TooMuch(b"too_many_pings");
                 }
             }

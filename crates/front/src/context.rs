@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use api::Status;
 
-use crate::budget::Account;
 use crate::shard::ShardState;
 use crate::turn::Turn;
 use crate::{Origin, Service};
+use accounting::Account;
 
 /// Work of a connection's turn, in bytes: messages unpacked, answers that were packed or made in pieces, and what services looked at,
 /// whatever they looked for. One rule for all calls, since who waits for the turn's end does not care what takes it.

@@ -17,7 +17,6 @@ use http::StatusCode;
 use http::request::Parts;
 use hyper::body::{Body as _, Frame, Incoming, SizeHint};
 
-use crate::budget::{Account, Held};
 use crate::http1::Pace;
 use crate::inbound::NextMessage;
 use crate::inbox::RequestStream;
@@ -25,7 +24,9 @@ use crate::ledger::Charge;
 use crate::long_turns::Ticket;
 use crate::outbound::Sending;
 use crate::shard::ShardState;
-use crate::{Inbound, LocalBoxFuture, Origin, Outbound, ShardCounters};
+use crate::{Inbound, LocalBoxFuture, Origin, Outbound};
+use accounting::ShardCounters;
+use accounting::{Account, Held};
 
 /// What a service keeps for a connection that speaks HTTP/1; empty until the service puts something in. For HTTP/2 it is what
 /// [`crate::Service::connected`] gave, which is kept elsewhere.

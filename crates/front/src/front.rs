@@ -12,7 +12,8 @@ use crate::acceptor::{Acceptor, Handed, Hands, Reception};
 use crate::handshakes::Quota;
 use crate::rejections::Rejections;
 use crate::shard::{Certificates, Closing};
-use crate::{Listener, Options, Service, Shard, ShardCounters, ShardId, acceptor, handshakes};
+use crate::{Listener, Options, Service, Shard, ShardId, acceptor, handshakes};
+use accounting::ShardCounters;
 
 /// Messages that a shard takes between two looks at the network, on average, from which on other threads go first before the next
 /// look. A client that waits for each answer sends one.

@@ -28,7 +28,8 @@ use crate::socket::BufferPool;
 use crate::standing::Admission;
 use crate::turnstile::Turnstile;
 use crate::wire::{TlsStream, Wire};
-use crate::{Budget, Options, Origin, Serves, Service, ShardCounters, connection};
+use crate::{Options, Origin, Serves, Service, connection};
+use accounting::{Budget, ShardCounters};
 
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 

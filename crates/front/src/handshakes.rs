@@ -26,14 +26,15 @@ use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
 use tokio::sync::mpsc;
 
 use crate::acceptor::{Hands, Secured};
-use crate::budget::{Charge, party};
 use crate::rejections::Rejections;
 use crate::shard::Closing;
 use crate::socket::Transport;
 use crate::standing::Admission;
 use crate::stream::{Detached, Stream};
 use crate::wire::Kernel;
-use crate::{Budget, Origin, Rejected};
+use crate::{Origin, Rejected};
+use accounting::Budget;
+use accounting::{Charge, party};
 
 /// What a handshake holds that has hardly begun, in bytes: state, the library's first buffer, a task.
 const FIRST_BYTES: usize = 16 * 1024;

@@ -18,7 +18,6 @@ use hyper::rt::ReadBufCursor;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::Service;
-use crate::budget::Account;
 use crate::call::Progress;
 use crate::exchange::{Exchange, Http1Body, Kept, Phase, RequestBody};
 use crate::ledger::Charge;
@@ -26,6 +25,7 @@ use crate::long_turns::{LONG_BYTES, Ticket};
 use crate::shard::{Begun, Closing, ShardState};
 use crate::socket::{SharedSocket, Socket, Transport};
 use crate::turnstile::Pass;
+use accounting::Account;
 
 /// Bytes read at once into hyper's buffer.
 const READ_BYTES: usize = 8 * 1024;

@@ -5,9 +5,9 @@ use std::task::{Context, Poll, ready};
 use api::{Code, Status};
 use bytes::Bytes;
 
-use crate::ShardCounters;
 use crate::assembler::Assembler;
 use crate::inbox::{CutOff, RequestStream};
+use accounting::ShardCounters;
 
 /// The messages that a client sends on a streaming call. A message not taken keeps the client's window shut.
 pub struct Inbound {

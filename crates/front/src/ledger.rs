@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::task::Waker;
 
-use crate::budget::Account;
+use accounting::Account;
 
 /// Counts bytes that are held for a connection, and charges them to its account.
 #[derive(Debug)]

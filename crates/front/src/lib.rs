@@ -29,13 +29,11 @@
 mod acceptor;
 mod admission;
 mod assembler;
-mod budget;
 mod call;
 mod calls;
 mod clock;
 mod connection;
 mod context;
-mod counters;
 mod exchange;
 mod front;
 #[doc(hidden)]
@@ -67,8 +65,6 @@ mod turn;
 mod turnstile;
 mod wire;
 
-pub use budget::{Account, AccountTurn, Budget, Charge, Held, KEY_BYTES, note_work, work_left};
-pub use counters::{MethodCounters, ShardCounters};
 pub use exchange::{ChunkSource, Exchange, LocalStream, RequestBody, ResponseBody};
 pub use front::{Front, MakeService, start};
 pub use head::Head;

@@ -2,7 +2,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Budget, Rejected};
+use crate::Rejected;
+use accounting::Budget;
 
 /// Limits and timeouts of a front. [`Options::default`] has etcd's defaults where etcd has one.
 #[derive(Clone)]

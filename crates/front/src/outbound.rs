@@ -13,7 +13,6 @@ use http::StatusCode;
 use http2::{Payload, Reason};
 
 use crate::assembler::PREFIX_BYTES;
-use crate::budget::Account;
 use crate::gzip;
 use crate::inbound::CANCELED;
 use crate::ledger::{Charge, Ledger};
@@ -21,6 +20,7 @@ use crate::messages::Messages;
 use crate::reply::check_len;
 use crate::responder::{Moves, Responder};
 use crate::shard::ShardState;
+use accounting::Account;
 
 /// Why a message was not taken; `M` is the message, or the messages.
 #[derive(Debug)]

@@ -13,7 +13,6 @@ use slab::Slab;
 use tokio::sync::{mpsc, watch};
 
 use crate::acceptor::{Handed, Met};
-use crate::budget::{Account, Held};
 use crate::clock::{self, Clock};
 use crate::front::MakeService;
 use crate::long_turns::LongTurns;
@@ -22,7 +21,9 @@ use crate::socket::{BufferPool, Socket, Transport};
 use crate::standing::{self, Admission, Admitted, Standing};
 use crate::turnstile::{Pass, Turnstile};
 use crate::wire::{TLS_BYTES, TlsStream, Wire};
-use crate::{Options, Origin, Service, ShardCounters, connection, http1};
+use crate::{Options, Origin, Service, connection, http1};
+use accounting::ShardCounters;
+use accounting::{Account, Held};
 
 /// The number of a shard, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -19,8 +19,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use crate::ShardCounters;
-use crate::budget::party;
+use accounting::ShardCounters;
+use accounting::party;
 
 /// Turns of a step.
 pub(crate) const TURNS: usize = 16;

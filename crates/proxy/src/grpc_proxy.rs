@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
+use accounting::Budget;
 use api::etcdserverpb::RangeRequest;
 use api::{Rpc, Status, error};
 use bytes::Bytes;
 use cli::Matches;
 use client::{CallOptions, Client, Settings, Tls, TlsFiles, Transport};
-use front::{Budget, Front, Listener, Serves};
+use front::{Front, Listener, Serves};
 use prost::Message as _;
 use telemetry::logging::{Format, Level, Logger, Value};
 use tls::{Event, Reloader, SelfSigned, SystemClock};

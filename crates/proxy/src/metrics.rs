@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
+use accounting::ShardCounters;
 use api::{Code, Kind, METHODS};
-use front::ShardCounters;
 
 /// Counters of the proxy. All threads write them.
 #[derive(Debug, Default)]
@@ -85,7 +85,7 @@ impl Metrics {
                 }
             }
         }
-        type Field = fn(&front::MethodCounters) -> &AtomicU64;
+        type Field = fn(&accounting::MethodCounters) -> &AtomicU64;
         let fields: [(&str, &str, Field); 3] = [
             (
                 "grpc_server_msg_received_total",

@@ -1,5 +1,6 @@
 //! `--namespace`: keys of clients stand below a prefix in the cluster. Requests get the prefix, answers lose it.
 
+use accounting::{Account, Held};
 use api::etcdserverpb::{
     Compare, DeleteRangeRequest, DeleteRangeResponse, LeaseTimeToLiveResponse, PutRequest, PutResponse,
     RangeRequest, RangeResponse, RangeStreamResponse, RequestOp, ResponseOp, TxnRequest, TxnResponse,
@@ -13,7 +14,6 @@ use api::v3electionpb::{
 use api::v3lockpb::{LockRequest, LockResponse, UnlockRequest};
 use api::{Code, Rpc, Status, elements, error};
 use bytes::Bytes;
-use front::{Account, Held};
 use prost::Message;
 
 /// As range end: all keys from the key on.

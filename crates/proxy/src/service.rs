@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use accounting::Account;
 use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{
     CompactionRequest, DeleteRangeRequest, Member, MemberListResponse, PutRequest, RangeRequest, RequestOp,
@@ -13,7 +14,7 @@ use api::etcdserverpb::{
 };
 use api::{Code, Rpc, Status};
 use bytes::Bytes;
-use front::{Account, Answer, Head, Inbound, LocalBoxFuture, Method, Origin, Outbound, Service, Unary};
+use front::{Answer, Head, Inbound, LocalBoxFuture, Method, Origin, Outbound, Service, Unary};
 use prost::Message as _;
 use telemetry::logging::{Logger, Value};
 

@@ -4,11 +4,12 @@ use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use accounting::Account;
 use api::etcdserverpb::watch_request::RequestUnion;
 use api::etcdserverpb::{LeaseKeepAliveRequest, WatchRequest};
 use api::{Code, Status, elements};
 use bytes::Bytes;
-use front::{Account, First, Head, Inbound, Outbound, race};
+use front::{First, Head, Inbound, Outbound, race};
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::hub::{Command, Hub};
@@ -152,7 +153,7 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Waker};
 
-    use front::Budget;
+    use accounting::Budget;
 
     use super::*;
     use crate::outbox::CHARGE_STEP_BYTES;

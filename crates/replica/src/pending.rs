@@ -10,9 +10,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use accounting::ShardCounters;
 use api::Status;
 use api::error;
-use front::ShardCounters;
 
 use crate::core::{ClientRequest, CoreRequest, Reply, RequestId, Writer};
 use crate::inbox::OPEN_REQUESTS_PER_SHARD_MAX;

@@ -186,7 +186,7 @@ pub struct Shared {
     /// Connections with the other members; set once they exist.
     peers: OnceLock<Arc<dyn PeerLinks>>,
     /// Budget of memory for all clients together; set once clients are served.
-    client_memory: OnceLock<front::Budget>,
+    client_memory: OnceLock<accounting::Budget>,
     leadership: Mutex<Leadership>,
     /// True if an arriving read should wake the core.
     wakes_for_reads: AtomicBool,
@@ -313,12 +313,12 @@ impl Shared {
     }
 
     /// Returns the memory budget of all clients together; `None` if no front end serves them.
-    pub fn client_memory(&self) -> Option<&front::Budget> {
+    pub fn client_memory(&self) -> Option<&accounting::Budget> {
         self.client_memory.get()
     }
 
     /// Sets the memory budget of clients, who are served from now on.
-    pub fn set_client_memory(&self, budget: front::Budget) {
+    pub fn set_client_memory(&self, budget: accounting::Budget) {
         // Called once, before any client is served, so the value cannot be set already.
         let _ = self.client_memory.set(budget);
     }

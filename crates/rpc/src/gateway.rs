@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 use ::http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, WWW_AUTHENTICATE};
 use ::http::request::Parts;
 use ::http::{HeaderMap, HeaderValue, Method, Response, StatusCode};
+use accounting::{Account, ShardCounters};
 use api::descriptor::{self, Message};
 use api::{Code, Kind, Rpc, Status};
 use base64::{DecodeError, Engine as _};
 use bytes::Bytes;
 use front::{
-    Account, Answer, Exchange, Head, Metadata, NextMessage, PieceSource, RequestBody, ResponseBody,
-    Service as _, ShardCounters,
+    Answer, Exchange, Head, Metadata, NextMessage, PieceSource, RequestBody, ResponseBody, Service as _,
 };
 use gateway::{Next, RangeEncoder, Values};
 
@@ -106,7 +106,7 @@ pub(crate) async fn answer(
     let decoded = gateway::decode(request, &body, elements_max);
     // What is wrong is looked for once more.
     let times = if decoded.is_ok() { 1 } else { 2 };
-    front::note_work(0, (times * CODED_WORK * body.len()) as u64);
+    accounting::note_work(0, (times * CODED_WORK * body.len()) as u64);
     let message = match decoded {
         Ok(message) => Bytes::from(message),
         Err(why) => return refused(&why.status()),
@@ -150,7 +150,7 @@ const CODED_WORK: usize = 4;
 /// Returns true if reading so many bytes of JSON, which is done in one go, is more than what is left of the turn. Then it waits for a long
 /// turn: many clients may send such bodies at the same time, each before anything is known of its user.
 fn is_long(json_bytes: usize) -> bool {
-    json_bytes.saturating_mul(CODED_WORK) > front::work_left()
+    json_bytes.saturating_mul(CODED_WORK) > accounting::work_left()
 }
 
 /// A call that came in JSON.
@@ -192,7 +192,7 @@ impl Call {
                     counted.end(UNREADABLE.code);
                     return refused(&UNREADABLE);
                 }
-                front::note_work(0, (CODED_WORK * json.len()) as u64);
+                accounting::note_work(0, (CODED_WORK * json.len()) as u64);
                 counted.counters.sent(counted.method, message.len());
                 counted.end(Code::Ok);
                 good(ResponseBody::Whole(json.into()))
@@ -294,7 +294,7 @@ struct Pieces {
     counted: Option<Counted>,
     account: Rc<Account>,
     /// Charge for the source, the encoder, and what is written until it is taken.
-    charge: front::Held,
+    charge: accounting::Held,
 }
 
 impl Pieces {
@@ -394,7 +394,7 @@ fn requests(
                     // The value, and what is made of it.
                     body.hold(values.capacity() + 2 * value.len());
                     let decoded = gateway::decode_value(message, &value, elements_max);
-                    front::note_work(0, (CODED_WORK * value.len()) as u64);
+                    accounting::note_work(0, (CODED_WORK * value.len()) as u64);
                     let Ok(request) = decoded else {
                         return Poll::Ready(Ok(None));
                     };
@@ -552,11 +552,11 @@ mod tests {
     #[test]
     fn what_is_more_than_is_left_of_a_turn_is_read_in_a_long_one() {
         assert!(!is_long(usize::MAX / CODED_WORK), "there is no turn");
-        let account = front::Budget::new(1 << 20).open([127, 0, 0, 1].into());
+        let account = accounting::Budget::new(1 << 20).open([127, 0, 0, 1].into());
         let _turn = account.begin_turn();
         account.allow_work(64 << 10);
         assert_eq!([16 << 10, (16 << 10) + 1, usize::MAX].map(is_long), [false, true, true]);
-        front::note_work(0, 60 << 10);
+        accounting::note_work(0, 60 << 10);
         assert_eq!([1 << 10, (1 << 10) + 1].map(is_long), [false, true]);
     }
 
@@ -564,7 +564,7 @@ mod tests {
     fn written(waits: usize) -> String {
         let message = b"\x0a\x04\x08\x01\x18\x02\x12\x03\x0a\x01a\x20\x02";
         let (_, response) = descriptor::of(Rpc::KvRange).expect("it has messages");
-        let account = front::Budget::new(1 << 20).open([127, 0, 0, 1].into());
+        let account = accounting::Budget::new(1 << 20).open([127, 0, 0, 1].into());
         let (one, two) = message.split_at(5);
         let mut left = VecDeque::new();
         for piece in [one, two] {
@@ -611,7 +611,7 @@ mod tests {
     /// Takes an answer in JSON; returns most bytes that one poll took of its source, and most that was charged.
     fn taken(rpc: Rpc, message: Bytes) -> (usize, usize) {
         let (_, response) = descriptor::of(rpc).expect("it has messages");
-        let account = front::Budget::new(64 << 20).open([127, 0, 0, 1].into());
+        let account = accounting::Budget::new(64 << 20).open([127, 0, 0, 1].into());
         let (mut left, of_poll) = (message.clone(), Rc::new(Cell::new(0)));
         let counting = Rc::clone(&of_poll);
         let source: PieceSource = Box::new(move |room, _| {

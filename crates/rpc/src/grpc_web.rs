@@ -21,11 +21,10 @@ use std::time::{Duration, Instant};
 
 use ::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use ::http::{Response, StatusCode};
+use accounting::Account;
 use api::{Code, Status};
 use bytes::Bytes;
-use front::{
-    Account, Answer, Exchange, Head, Kind, Metadata, NextMessage, PieceSource, ResponseBody, Service as _,
-};
+use front::{Answer, Exchange, Head, Kind, Metadata, NextMessage, PieceSource, ResponseBody, Service as _};
 
 use self::frames::{Form, Writer, decoded, next_message, only};
 use crate::local_call::{Counted, LATE, Running, Said, answered_in_time, check_sent_len, read_timeout};
@@ -88,10 +87,10 @@ async fn call(
         Form::Bytes => body,
         Form::Base64 => {
             // It is decoded in one go, which takes as long as copying it.
-            if body.len() > front::work_left() {
+            if body.len() > accounting::work_left() {
                 exchange.long_turn().await;
             }
-            front::note_work(0, body.len() as u64);
+            accounting::note_work(0, body.len() as u64);
             let bytes = decoded(&body)?;
             // A call may wait for long, and the text is not charged from here on.
             drop(body);
@@ -218,7 +217,7 @@ struct Pieces {
     counted: Option<Counted>,
     account: Rc<Account>,
     /// Charge for what the source holds, and for the bytes given last: whoever took them may wait to send them.
-    charge: front::Held,
+    charge: accounting::Held,
 }
 
 impl Pieces {

@@ -238,7 +238,7 @@ fn common(
     if path == "/metrics" {
         // etcd answers every method here.
         let text = scrape(shared, counters, diagnosis::refusal(shared, request).is_none());
-        front::note_work(0, (TEXT_WORK * text.len()) as u64);
+        accounting::note_work(0, (TEXT_WORK * text.len()) as u64);
         return reply(StatusCode::OK, &[(CONTENT_TYPE, metrics::CONTENT_TYPE)], text.into());
     }
     if names_keys(path) {

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use accounting::ShardCounters;
 use api::{Code, Status};
 use bytes::Bytes;
 use clock::Sleep;
-use front::{Answer, First, LocalBoxFuture, LocalStream, ShardCounters, Unary};
+use front::{Answer, First, LocalBoxFuture, LocalStream, Unary};
 
 /// Error of a call whose time is over.
 pub(crate) const LATE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");

@@ -504,7 +504,7 @@ fn front_options(config: &Config, shards: usize, segments: usize) -> Result<fron
     let budget_bytes = client_memory_bytes(config.client_memory_bytes, message_bytes_max);
     Ok(front::Options {
         shards,
-        budget: front::Budget::new(budget_bytes),
+        budget: accounting::Budget::new(budget_bytes),
         request_bytes_max: request_bytes_max(defaults.request_bytes_max, budget_bytes, message_bytes_max),
         answer_bytes_max: defaults.answer_bytes_max.min(budget_bytes / 4),
         connections_max,

@@ -23,11 +23,12 @@ use std::sync::mpsc::Receiver;
 use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
+use accounting::{Budget, ShardCounters};
 use api::{Rpc, Status, raftpb};
 use bytes::Bytes;
 use consensus::Fetch;
 use disk::Disk;
-use front::{Answer, Budget, Close, Closing, Head, LocalBoxFuture, Shard, ShardCounters, ShardId, Unary};
+use front::{Answer, Close, Closing, Head, LocalBoxFuture, Shard, ShardId, Unary};
 use http::HeaderValue;
 use identity::TokenKind;
 use machine::StateTrail;

@@ -5,8 +5,8 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use accounting::{Account, Held};
 use bytes::{BufMut, BytesMut};
-use front::{Account, Held};
 use machine::ReadError;
 use mvcc::Value;
 use numbers::Location;

@@ -22,8 +22,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
+use accounting::{Budget, Charge};
 use bytes::Bytes;
-use front::{Budget, Charge};
 use log::Wanted;
 use machine::ReadError;
 use mvcc::Value;

@@ -12,9 +12,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use accounting::{Account, Charge, Held};
 use api::{Code, Status};
 use bytes::{BufMut, Bytes, BytesMut};
-use front::{Account, Charge, Held};
 use machine::{ReadError, Values};
 use mvcc::Value;
 use numbers::Location;

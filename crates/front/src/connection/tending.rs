@@ -12,7 +12,6 @@ use http2::{Key, Reason};
 
 use super::{Connection, PLACE_BYTES, PLACES_FREE};
 use crate::call::{Look, Progress, StreamProgress};
-use crate::counters;
 use crate::keepalive::Pulse;
 use crate::responder::moves;
 use crate::socket::{Socket, Transport};
@@ -234,7 +233,7 @@ impl Connection {
         }
         over.extend(self.stalled_answers(&look));
         for key in over {
-            counters::add(stalled, 1);
+            accounting::add(stalled, 1);
             self.forget(key);
             self.around.http2.borrow_mut().reset(key, Reason::CANCEL);
             self.transport_waker.wake_by_ref();

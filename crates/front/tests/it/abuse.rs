@@ -3,8 +3,9 @@
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
+use accounting::Budget;
 use client::Channel;
-use mainstay_front::{Budget, Options};
+use mainstay_front::Options;
 use testkit::http2::{
     CONTINUATION, Connection, DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HEADERS, PING, RST_STREAM,
     SETTINGS, WINDOW_UPDATE, block, call_block, frame, message,

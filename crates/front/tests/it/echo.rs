@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
+use accounting::{Account, ShardCounters, note_work, work_left};
 use api::{Code, Status};
 use bytes::Bytes;
 use mainstay_front::{
-    Account, Answer, Closing, Exchange, Front, Head, Inbound, Kind, Listener, LocalBoxFuture, Messages,
-    Method, Options, Origin, Outbound, ResponseBody, Service, Shard, ShardCounters, ShardId, TrySend, Unary,
-    fuzzing, note_work, work_left,
+    Answer, Closing, Exchange, Front, Head, Inbound, Kind, Listener, LocalBoxFuture, Messages, Method,
+    Options, Origin, Outbound, ResponseBody, Service, Shard, ShardId, TrySend, Unary, fuzzing,
 };
 use testkit::TIMEOUT;
 use tokio::io::DuplexStream;

@@ -7,7 +7,8 @@ use std::cell::Cell;
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 
-use mainstay_front::{Budget, Options};
+use accounting::Budget;
+use mainstay_front::Options;
 use testkit::http2::{
     Connection, DATA, END_HEADERS, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, frame, indexed_block,
     message,

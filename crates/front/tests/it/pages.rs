@@ -2,7 +2,8 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use mainstay_front::{Budget, Listener, ListenerSocket, Options, Serves};
+use accounting::Budget;
+use mainstay_front::{Listener, ListenerSocket, Options, Serves};
 use testkit::http2::{
     Connection, DATA, END_HEADERS, END_STREAM, Frame, HEADERS, RST_STREAM, WINDOW_UPDATE, block, frame,
     message,

@@ -9,9 +9,10 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use ::tls::{Resolver, ServerTls, Settings, Version};
+use accounting::Budget;
 use bytes::Bytes;
 use client::Channel;
-use mainstay_front::{Budget, Listener, ListenerSocket, Options, Rejected, Serves};
+use mainstay_front::{Listener, ListenerSocket, Options, Rejected, Serves};
 use rustls::{ClientConfig, ClientConnection};
 use rustls_pki_types::ServerName;
 use testkit::TIMEOUT;

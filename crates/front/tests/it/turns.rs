@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use mainstay_front::{Budget, Options, fuzzing};
+use accounting::Budget;
+use mainstay_front::{Options, fuzzing};
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::task::{JoinHandle, LocalSet};
 

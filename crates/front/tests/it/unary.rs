@@ -146,7 +146,7 @@ fn calls_and_bytes_are_counted() {
             open.push(channel);
         }
         let counters = running.front.counters();
-        let sum = |read: &dyn Fn(&mainstay_front::ShardCounters) -> u64| -> u64 {
+        let sum = |read: &dyn Fn(&accounting::ShardCounters) -> u64| -> u64 {
             counters.iter().map(|shard| read(shard)).sum()
         };
         let (unary, fail) = (id_of("/test.Echo/Unary"), id_of("/test.Echo/Fail"));

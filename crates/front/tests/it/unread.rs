@@ -4,9 +4,10 @@
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
+use accounting::Budget;
 use api::Code;
 use client::Channel;
-use mainstay_front::{Budget, Options};
+use mainstay_front::Options;
 
 use testkit::http2::{
     Connection, DATA, END_HEADERS, END_STREAM, HEADERS, PING, RST_STREAM, SETTINGS, WINDOW_UPDATE,

@@ -51,7 +51,7 @@ pub(super) struct Applying {
     /// Values that have been read, by location.
     arrived: Vec<Arrived>,
     /// Memory charges of the values in `arrived`.
-    charges: Vec<front::Charge>,
+    charges: Vec<accounting::Charge>,
     /// Waker that notifies the core when the values have been read.
     waker: Waker,
 }

@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use accounting::ShardCounters;
 use api::etcdserverpb::AlarmType;
-use front::ShardCounters;
 
 use replica::shared::{Published, Shared};
 use telemetry::heavy_hitters::{Measure, Subject};

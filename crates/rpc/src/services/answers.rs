@@ -11,11 +11,12 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
+use accounting::{Account, Held};
 use api::etcdserverpb::ResponseHeader;
 use api::wire::{field_len, put_field_head, put_number};
 use api::{Code, Status, error};
 use bytes::{Bytes, BytesMut};
-use front::{Account, Answer, Held};
+use front::Answer;
 use machine::key_value::{Projection, StoredKeyValue, kv_len, put_kv};
 use machine::txn::{Deleted, OpOutcome, Past, Read, TxnOutcome};
 use machine::{AsOf, range};
@@ -355,7 +356,7 @@ impl Pieces {
                         put_kv_field(&mut out, *field, version, *projection, &self.values)?;
                         through.keys += 1;
                     }
-                    front::note_work(through.keys as u64, 0);
+                    accounting::note_work(through.keys as u64, 0);
                     (through.keys == found.len(), false)
                 }
                 Part::Kvs(field, projection, Keys::Walk { past, left, behind }) => {

@@ -7,11 +7,11 @@
 use std::cmp::{Ordering, Reverse};
 use storage::values::unreadable;
 
+use accounting::{Account, Held};
 use api::etcdserverpb::RangeRequest;
 use api::etcdserverpb::range_request::{SortOrder, SortTarget};
 use api::{Code, Status};
 use bytes::BytesMut;
-use front::{Account, Held};
 use machine::key_value::{StoredKeyValue, read_version};
 use machine::{Values, range};
 use mvcc::Version;
@@ -49,7 +49,7 @@ const READ_WORK: usize = 512;
 
 /// Returns the bytes of values that the next slice reads: what is left of the turn.
 pub(super) fn read_at_once() -> usize {
-    front::work_left().clamp(READ_AT_ONCE_MIN, READ_AT_ONCE)
+    accounting::work_left().clamp(READ_AT_ONCE_MIN, READ_AT_ONCE)
 }
 
 /// A slice of the keys as a [`Chooser`] sees it.
@@ -249,7 +249,7 @@ async fn sorted<T>(items: Vec<T>, order: &impl Fn(&T, &T) -> Ordering) -> Vec<T>
             break;
         }
         run.sort_by(order);
-        front::note_work(run.len() as u64, 0);
+        accounting::note_work(run.len() as u64, 0);
         runs.push(run);
         if items.len() > 0 {
             tokio::task::yield_now().await;
@@ -281,7 +281,7 @@ async fn merge<T>(one: Vec<T>, other: Vec<T>, order: &impl Fn(&T, &T) -> Orderin
         let Some(next) = next else { return merged };
         merged.push(next);
         if merged.len() % SORTED_AT_ONCE == 0 {
-            front::note_work(SORTED_WORK, 0);
+            accounting::note_work(SORTED_WORK, 0);
             tokio::task::yield_now().await;
         }
     }

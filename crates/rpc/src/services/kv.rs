@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use storage::values::unreadable;
 
+use accounting::{Account, Held};
 use api::error;
 use api::etcdserverpb::{
     CompactionRequest, CompactionResponse, DeleteRangeRequest, PutRequest, ResponseHeader, TxnRequest,
@@ -13,7 +14,7 @@ use api::etcdserverpb::{
 };
 use api::{Code, Status};
 use bytes::Bytes;
-use front::{Account, Answer, Held};
+use front::Answer;
 use machine::request::{ELEMENT_BYTES, Undecodable};
 use machine::txn::{Compared, Comparing, LookedAt, TxnOutcome};
 use machine::{AsOf, Leases, Outcome, ReadError, check};
@@ -265,7 +266,7 @@ impl Services {
         let looked_at = compared.look(from, &state.view.snapshot(), values, KEYS_PER_SLICE, READ_AT_ONCE);
         // A slice that ends early is the last one.
         let keys = if compared.is_done(&looked_at) { 1 } else { KEYS_PER_SLICE as u64 };
-        front::note_work(keys, looked_at.bytes - from.bytes);
+        accounting::note_work(keys, looked_at.bytes - from.bytes);
         if looked_at.bytes > COMPARED_BYTES_MAX { Err(TOO_MUCH_COMPARED) } else { Ok(looked_at) }
     }
 
@@ -383,6 +384,6 @@ fn compare_some(
         // What is missing is not compared with anything, so that the slice has ended with it.
         from.look(snapshot, request, values, KEYS_PER_SLICE, READ_AT_ONCE);
     }
-    front::note_work(comparing.keys, comparing.bytes - from.bytes);
+    accounting::note_work(comparing.keys, comparing.bytes - from.bytes);
     holds.map_err(failed)
 }

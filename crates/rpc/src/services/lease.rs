@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use accounting::{Account, Held};
 use api::error;
 use api::etcdserverpb::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseLeasesRequest, LeaseLeasesResponse,
@@ -20,7 +21,7 @@ use api::etcdserverpb::{
 use api::wire::{NumberFields, field_len, number_len, put_field, put_field_head, put_number};
 use api::{Code, Rpc, Status};
 use bytes::{Bytes, BytesMut};
-use front::{Account, Answer, Head, Held, Inbound, LocalBoxFuture, Outbound, TrySend};
+use front::{Answer, Head, Inbound, LocalBoxFuture, Outbound, TrySend};
 use machine::auth::{LeaseRights, Right};
 use machine::{Outcome, SharedMap, check};
 use numbers::{LeaseId, Seconds};
@@ -258,7 +259,7 @@ async fn time_to_live_answer(mut response: LeaseTimeToLiveResponse, keys: Keys) 
         }
         let Some(last) = last else { break };
         behind = Some(last.clone());
-        front::note_work(LISTED_AT_ONCE as u64, 0);
+        accounting::note_work(LISTED_AT_ONCE as u64, 0);
         tokio::task::yield_now().await;
     }
     let mut behind: Option<Bytes> = None;
@@ -426,7 +427,7 @@ impl Services {
         let header = self.shared.header(reply.revision, reply.raft_term);
         let leases = match reply.body {
             ReplyBody::Leases(ids) => {
-                front::note_work(ids.len() as u64, 0);
+                accounting::note_work(ids.len() as u64, 0);
                 let leases = ids.iter().map(|id| LeaseStatus { id: id.0 }).collect();
                 return Ok(whole(&LeaseLeasesResponse { header: Some(header), leases }));
             }
@@ -455,7 +456,7 @@ impl Services {
             let mut run: Vec<Reverse<(Duration, LeaseId)>> =
                 times.into_iter().zip(ids).map(Reverse).collect();
             run.sort_unstable();
-            front::note_work(run.len() as u64, 0);
+            accounting::note_work(run.len() as u64, 0);
             runs.extend(run.pop().map(|first| (first, run)));
             if let Some(held) = &mut held {
                 held.set(runs.len() * LISTED_AT_ONCE * LISTED_BYTES);
@@ -576,10 +577,10 @@ impl Services {
         loop {
             let gate = self.gate(&self.state(), principal);
             if let Some(left) = rights.step(&gate, SEARCHED_AT_ONCE)? {
-                front::note_work((SEARCHED_AT_ONCE - left) as u64, 0);
+                accounting::note_work((SEARCHED_AT_ONCE - left) as u64, 0);
                 return Ok(());
             }
-            front::note_work(SEARCHED_AT_ONCE as u64, 0);
+            accounting::note_work(SEARCHED_AT_ONCE as u64, 0);
             tokio::task::yield_now().await;
         }
     }
@@ -652,7 +653,7 @@ mod tests {
 
     #[test]
     fn a_stream_counts_each_lease_once_and_one_lease_takes_no_table() {
-        let account = front::Budget::new(64 << 20).open([127, 0, 0, 1].into());
+        let account = accounting::Budget::new(64 << 20).open([127, 0, 0, 1].into());
         let caller = Arc::new(Caller::default());
         let mut renewed = Renewed { caller: Arc::clone(&caller), first: None, others: None };
         for _ in 0..3 {

@@ -222,7 +222,7 @@ impl Services {
             if let Some(plan) = measuring.step(&database, MEASURED_PER_SLICE).map_err(&failed)? {
                 break plan;
             }
-            front::note_work(MEASURED_PER_SLICE as u64, 0);
+            accounting::note_work(MEASURED_PER_SLICE as u64, 0);
             tokio::task::yield_now().await;
         };
         // What is left of the database behind each message, as etcd counts.
@@ -248,7 +248,7 @@ impl Services {
             let mut piece = Bytes::from(piece);
             digest.update(&piece);
             // It is made, and gone through once more for the digest.
-            front::note_work(0, 2 * piece.len() as u64);
+            accounting::note_work(0, 2 * piece.len() as u64);
             while !piece.is_empty() {
                 let blob = piece.split_to(piece.len().min(SNAPSHOT_BLOB_BYTES));
                 remaining_bytes = remaining_bytes.saturating_sub(blob.len() as u64);
@@ -322,9 +322,9 @@ fn hash_slice(
         failed = hash.feed(version, values).err();
         bytes += version.value_len() as usize;
         versions += 1;
-        failed.is_none() && bytes + versions as usize * front::KEY_BYTES < work_max
+        failed.is_none() && bytes + versions as usize * accounting::KEY_BYTES < work_max
     });
-    front::note_work(versions, bytes as u64);
+    accounting::note_work(versions, bytes as u64);
     failed.map_or(Ok((walk, hash, done)), Err)
 }
 
@@ -408,13 +408,13 @@ mod tests {
         let view = store.publish();
         let state = AsOf::from(Arc::clone(&view));
         let missing = |work| {
-            let account = front::Budget::new(1 << 20).open([127, 0, 0, 1].into());
+            let account = accounting::Budget::new(1 << 20).open([127, 0, 0, 1].into());
             account.allow_work(work);
             let _turn = account.begin_turn();
             let walk = HashWalk::new(&view.snapshot(), Revision::CURRENT).expect("is there");
             let values = Attempt::new(Rc::new(Nothing));
             hash_slice(&state, (walk, KvHash::default()), read_at_once(), &values).expect("goes on");
-            assert!(front::work_left() <= work / 8, "{} of {work} are left", front::work_left());
+            assert!(accounting::work_left() <= work / 8, "{} of {work} are left", accounting::work_left());
             values.missing()
         };
         let of_turns = [64 << 10, 8 << 10, 0].map(missing);

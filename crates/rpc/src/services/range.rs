@@ -97,12 +97,12 @@ fn kv_field_len(version: Version<'_>, projection: Projection) -> usize {
 /// Returns how many keys the next slice of a walk looks at: what is left of the turn, so that as many connections as there are may begin
 /// one at the same time, each before it waits for its place among the long turns.
 pub(super) fn keys_per_slice() -> usize {
-    (front::work_left() / front::KEY_BYTES).clamp(KEYS_PER_SLICE_MIN, KEYS_PER_SLICE)
+    (accounting::work_left() / accounting::KEY_BYTES).clamp(KEYS_PER_SLICE_MIN, KEYS_PER_SLICE)
 }
 
 /// Counts the keys of `looks` that a walk has looked at, and these bytes of values, as work of the turn.
 pub(super) fn note_walk(walk: &mvcc::Range<'_>, looks: u64, bytes: usize) {
-    front::note_work(looks - walk.looks_left(), bytes as u64);
+    accounting::note_work(looks - walk.looks_left(), bytes as u64);
 }
 
 /// Error of a read whose state is gone, since this member has installed another member's state.
@@ -286,7 +286,7 @@ impl Rest {
                     put_kv_field(&mut out, version, self.projection, &self.values)?;
                     through.keys += 1;
                 }
-                front::note_work(through.keys, 0);
+                accounting::note_work(through.keys, 0);
                 through.ended = through.keys == found.len() as u64;
             }
         }
@@ -633,7 +633,7 @@ impl Services {
             meter.found();
         }
         if versions.len() > 1 {
-            front::note_work(versions.len() as u64, 0);
+            accounting::note_work(versions.len() as u64, 0);
         }
         if len > BYTES_AT_ONCE {
             return Ok(None);
@@ -949,7 +949,7 @@ impl Services {
                         break;
                     }
                 }
-                front::note_work(keys as u64, out.len() as u64);
+                accounting::note_work(keys as u64, out.len() as u64);
                 Ok::<_, Status>((out, keys))
             });
             let (out, keys) = piece.await?;

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use accounting::Account;
 use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use api::etcdserverpb::range_request::{SortOrder, SortTarget};
 use api::etcdserverpb::request_op::Request;
@@ -20,7 +21,7 @@ use api::etcdserverpb::{
 use api::mvccpb::event::EventType;
 use api::{Code, Rpc, Status, error};
 use bytes::{Bytes, BytesMut};
-use front::{Account, Answer, LocalBoxFuture, TrySend};
+use front::{Answer, LocalBoxFuture, TrySend};
 use prost::Message;
 
 use super::call::{Call, without_code};

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use accounting::Account;
 use api::{Code, Status, error};
 use bytes::Bytes;
-use front::{Account, Inbound, Messages, Outbound, TrySend};
+use front::{Inbound, Messages, Outbound, TrySend};
 
 use clock::Sleep;
 use telemetry::callers::Caller;

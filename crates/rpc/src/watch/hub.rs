@@ -16,10 +16,11 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use accounting::Account;
 use api::etcdserverpb::ResponseHeader;
 use api::limits::GRPC_OVERHEAD_BYTES;
 use api::{Status, error};
-use front::{Account, Head, Inbound, LocalBoxFuture, Outbound};
+use front::{Head, Inbound, LocalBoxFuture, Outbound};
 use numbers::Revision;
 
 use self::line::Line;

@@ -7,10 +7,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use accounting::{Account, Held};
 use api::Status;
 use api::etcdserverpb::WatchResponse;
 use bytes::Bytes;
-use front::{Account, Held, Messages};
+use front::Messages;
 use mvcc::{Snapshot, Version, View};
 use numbers::Revision;
 use planted::Bug;

@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ::http::{Method, Request, Response};
+use accounting::{MethodCounters, ShardCounters};
 use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest, PutRequest, RequestHeader};
 use api::{Code, Rpc, membershippb};
 use bytes::Bytes;
 use config::MetricsDetail;
 use disk::MemDisk;
-use front::{MethodCounters, ShardCounters};
 use machine::{Command, Machine, Member, Rules};
 use numbers::{ClusterId, Index, MemberId, Revision, Seconds, Term};
 use prost::Message as _;

@@ -4,13 +4,14 @@
 use std::path::PathBuf;
 use std::task::{Context, Poll, Waker};
 
+use accounting::Budget;
 use api::etcdserverpb::range_request::{SortOrder, SortTarget};
 use api::etcdserverpb::{
     DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse, PutRequest, PutResponse,
     RangeRequest, RangeResponse, RequestOp, TxnRequest, TxnResponse, request_op, response_op,
 };
 use api::{Code, Rpc, Status};
-use front::{Answer, Budget, Unary};
+use front::{Answer, Unary};
 use prost::Message as _;
 
 use super::world::World;

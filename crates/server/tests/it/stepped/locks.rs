@@ -462,7 +462,7 @@ fn what_a_waiting_call_watches_is_charged_to_its_connection() {
     for name in ["door", "seat"] {
         world.put(0, &format!("{name}/{long}"), b"").expect("is put");
     }
-    let account = front::Budget::new(64 << 20).open([127, 0, 0, 1].into());
+    let account = accounting::Budget::new(64 << 20).open([127, 0, 0, 1].into());
     let own = account.held_bytes();
     let turn = account.begin_turn();
     let (waiting, standing) = (lock(&world, 0, 1), campaign(&world, 0, 2, "me"));

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
+use accounting::Budget;
 use api::etcdserverpb::range_request::{SortOrder, SortTarget};
 use api::etcdserverpb::{
     self as pb, Compare, DeleteRangeRequest, DeleteRangeResponse, PutRequest, PutResponse, RangeRequest,
@@ -14,7 +15,6 @@ use api::etcdserverpb::{
 };
 use api::{Code, Rpc, Status};
 use bytes::Bytes;
-use front::Budget;
 use prost::Message as _;
 
 use super::all_keys;

@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use api::Code;
 
 /// Adds to a counter that only its own shard writes: no locked instruction is needed.
-pub(crate) fn add(counter: &AtomicU64, n: u64) {
+pub fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(n), Relaxed);
 }
 
@@ -20,7 +20,7 @@ pub struct MethodCounters {
     pub messages_sent: AtomicU64,
 }
 
-/// Counters of one shard. The sum over [`crate::Front::counters`] is the whole server's.
+/// Counters of one shard. The sum over `front::Front::counters` is the whole server's.
 #[derive(Debug)]
 pub struct ShardCounters {
     /// Indexed by method id.
@@ -84,7 +84,7 @@ impl ShardCounters {
     }
 
     /// Counts so many messages that were given, of this many bytes in all.
-    pub(crate) fn sent_together(&self, id: u16, messages: usize, bytes: usize) {
+    pub fn sent_together(&self, id: u16, messages: usize, bytes: usize) {
         add(&self.method(id).messages_sent, messages as u64);
         add(&self.bytes_sent, bytes as u64);
     }

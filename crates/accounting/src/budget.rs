@@ -12,7 +12,7 @@ use slab::Slab;
 
 /// Memory of an idle connection in bytes: its task, the state of HTTP/2 and what the service keeps (measured in a member: 1.8 KB of
 /// resident memory once the connection rests; some more until then).
-pub(crate) const CONNECTION_BYTES: usize = 4 * 1024;
+pub const CONNECTION_BYTES: usize = 4 * 1024;
 /// A connection reserves room in the budget in steps of this many bytes, so that most calls touch only its own account.
 const STEP_BYTES: usize = 32 * 1024;
 /// A connection gives room back once it has reserved this much more than it holds.
@@ -74,7 +74,7 @@ struct Address {
 }
 
 /// The address that a connection is counted for.
-pub(crate) use stdx::client_network as party;
+pub use stdx::client_network as party;
 
 /// Steps of two threads whose order decides what counts as about to be given back. All are sequentially consistent: if
 /// the connection is not seen to have been told, it was weighed with what was published.
@@ -163,13 +163,14 @@ impl Budget {
         self.0.refused.load(Relaxed)
     }
 
-    pub(crate) fn note_refused(&self) {
+    /// Counts a connection that was closed when it was accepted.
+    pub fn note_refused(&self) {
         self.0.refused.fetch_add(1, Relaxed);
     }
 
     /// Returns true if there is room for another connection. Where there is none, an address that holds much has to make
     /// some, unless it is the newcomer's own: clients that hold all but nothing of the budget would lock out all others.
-    pub(crate) fn has_room_for(&self, peer: IpAddr) -> bool {
+    pub fn has_room_for(&self, peer: IpAddr) -> bool {
         let needed = CONNECTION_BYTES + STEP_BYTES;
         if self.staying() + needed <= self.0.bytes_max {
             return true;
@@ -427,7 +428,8 @@ pub fn work_left() -> usize {
 }
 
 impl Account {
-    pub(crate) fn charge(&self, n: usize) {
+    /// Charges this many bytes.
+    pub fn charge(&self, n: usize) {
         let held = self.held.get() + n;
         self.held.set(held);
         if held > self.reserved.get() {
@@ -435,7 +437,8 @@ impl Account {
         }
     }
 
-    pub(crate) fn release(&self, n: usize) {
+    /// Gives this many bytes back.
+    pub fn release(&self, n: usize) {
         let held = self.held.get();
         assert!(n <= held, "released {n} of {held} bytes of a connection");
         self.held.set(held - n);
@@ -445,13 +448,13 @@ impl Account {
     }
 
     /// Charges bytes of a request, or of an answer that waits for room.
-    pub(crate) fn charge_request(&self, n: usize) {
+    pub fn charge_request(&self, n: usize) {
         self.requests.set(self.requests.get() + n);
         self.charge(n);
     }
 
     /// Releases what [`Account::charge_request`] charged.
-    pub(crate) fn release_request(&self, n: usize) {
+    pub fn release_request(&self, n: usize) {
         let requests = self.requests.get();
         assert!(n <= requests, "released {n} of {requests} bytes of requests");
         self.requests.set(requests - n);
@@ -459,7 +462,7 @@ impl Account {
     }
 
     /// Bytes charged for requests, and for answers that wait for room.
-    pub(crate) fn requests_bytes(&self) -> usize {
+    pub fn requests_bytes(&self) -> usize {
         self.requests.get()
     }
 
@@ -497,13 +500,13 @@ impl Account {
 
     /// Returns shared bytes as such that wait for this client, until the result is dropped. They are charged to the budget
     /// already, and count only when the holder of most is looked for.
-    pub(crate) fn wait_for(&self, bytes: Bytes) -> Bytes {
+    pub fn wait_for(&self, bytes: Bytes) -> Bytes {
         self.holder.shared.fetch_add(bytes.len(), Relaxed);
         Bytes::from_owner(Awaited { bytes, holder: self.holder.clone(), budget: self.budget.clone() })
     }
 
     /// Charges the connection's read and write buffers, which have this many bytes now.
-    pub(crate) fn set_buffers(&self, bytes: usize) {
+    pub fn set_buffers(&self, bytes: usize) {
         let before = self.buffers.replace(bytes);
         if bytes > before {
             self.charge(bytes - before);
@@ -514,7 +517,7 @@ impl Account {
 
     /// Returns true if this connection must not begin further calls: memory is short, and both it and its address hold
     /// much. If another address holds much, that one is told to close before this connection has to wait.
-    pub(crate) fn is_pressed(&self) -> bool {
+    pub fn is_pressed(&self) -> bool {
         let held = self.held.get();
         held > SMALL_BYTES && {
             let bytes_max = self.budget.bytes_max();
@@ -530,7 +533,7 @@ impl Account {
     }
 
     /// Wakes this task when the connection must close.
-    pub(crate) fn wake_when_doomed(&self, waker: &Waker) {
+    pub fn wake_when_doomed(&self, waker: &Waker) {
         let mut slot = lock(&self.holder.waker);
         if !slot.as_ref().is_some_and(|old| old.will_wake(waker)) {
             *slot = Some(waker.clone());
@@ -538,7 +541,7 @@ impl Account {
     }
 
     /// Resolves when the connection must close.
-    pub(crate) fn poll_doomed(&self, cx: &mut Context<'_>) -> Poll<()> {
+    pub fn poll_doomed(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.is_doomed() {
             return Poll::Ready(());
         }
@@ -566,7 +569,7 @@ impl Account {
     }
 
     /// Takes bytes from the work that is left of the turn.
-    pub(crate) fn spend_work(&self, bytes: usize) {
+    pub fn spend_work(&self, bytes: usize) {
         // Without a bound it stays so.
         if self.work_left.get() < usize::MAX {
             self.work_left.set(self.work_left.get().saturating_sub(bytes));
@@ -580,7 +583,7 @@ impl Account {
     }
 
     /// Takes out what [`Account::looked_at`] noted.
-    pub(crate) fn take_looked_at(&self) -> usize {
+    pub fn take_looked_at(&self) -> usize {
         self.looked_at.take()
     }
 
@@ -595,7 +598,7 @@ impl Account {
     }
 
     /// Charges bytes that any number of connections may hold at once to the budget, once, for as long as anyone holds
-    /// them. For [`crate::Outbound::try_send_shared`].
+    /// them. For `front::Outbound::try_send_shared`.
     pub fn share(&self, bytes: Bytes) -> Bytes {
         self.budget.share(bytes)
     }
