@@ -25,7 +25,7 @@ use telemetry::slow_requests;
 use super::Services;
 use super::heavy::Sample;
 use super::principal::{Asker, Asks, Principal};
-use super::stages::{Begun, Confirmed, Making};
+use super::stages::{Begun, Confirmed, Making, Told};
 use super::strangers::Place;
 use super::traced::Trace;
 use crate::audit;
@@ -60,7 +60,7 @@ pub(super) enum Path {
         revision: Option<Revision>,
     },
     /// A read of published state.
-    Read(ReadPath),
+    Read(Box<ReadPath>),
 }
 
 /// A read of published state.
@@ -80,6 +80,7 @@ pub(super) struct ReadPath {
 }
 
 /// Observers of one call besides metrics and the slow log. Most calls have none.
+#[derive(Default)]
 struct Observers {
     audit: Option<audit::Call>,
     sample: Option<Sample>,
@@ -97,9 +98,13 @@ pub(super) struct Applied {
 }
 
 impl Call {
-    /// Returns a call by nobody that is not observed yet; see [`Call::observe`].
-    pub fn new(services: Rc<Services>, rpc: Rpc, peer: SocketAddr, begun: Begun) -> Call {
-        let principal = Ok(Principal::default());
+    /// Returns a call that is not observed yet; see [`Call::observe`].
+    pub fn new(
+        services: Rc<Services>,
+        (rpc, peer): (Rpc, SocketAddr),
+        begun: Begun,
+        principal: Result<Principal, Status>,
+    ) -> Call {
         Call {
             services,
             rpc,
@@ -115,33 +120,42 @@ impl Call {
     /// Returns a step of a lock or an election.
     pub(super) fn step(
         services: &Rc<Services>,
-        (rpc, peer): (Rpc, SocketAddr),
+        client: (Rpc, SocketAddr),
         principal: Result<Principal, Status>,
     ) -> Call {
         let begun = Begun::unmeasured(services.now());
-        Call { principal, is_step: true, ..Call::new(Rc::clone(services), rpc, peer, begun) }
+        Call { is_step: true, ..Call::new(Rc::clone(services), client, begun, principal) }
     }
 
-    /// Sets the user on whose behalf the call is made, and begins to observe the call.
+    /// Begins to observe the call, if anything is to observe it.
+    #[inline]
     pub fn observe(
         &mut self,
         asker: &impl Asks,
-        principal: Result<Principal, Status>,
         message: &Bytes,
         trace: Option<Trace>,
         admitted: Option<Instant>,
     ) {
-        self.principal = principal;
+        let has_audit = self.services.audit.is_some();
+        if has_audit || self.begun.is_sample || trace.is_some() || admitted.is_some() {
+            self.observe_by(asker, message, trace, admitted);
+        }
+    }
+
+    #[cold]
+    fn observe_by(
+        &mut self,
+        asker: &impl Asks,
+        message: &Bytes,
+        trace: Option<Trace>,
+        admitted: Option<Instant>,
+    ) {
         let services = &self.services;
         let audit = services
             .audit
             .as_ref()
             .map(|audit| services.begin_audit(audit, self.rpc, asker, &self.principal, Some(message)));
-        let is_sample = self.begun.is_sample;
-        if audit.is_none() && !is_sample && trace.is_none() && admitted.is_none() {
-            return;
-        }
-        let sample = is_sample.then(|| {
+        let sample = self.begun.is_sample.then(|| {
             let user = self.principal.as_ref().map_or("", Principal::name);
             Sample::begin((self.rpc, self.client(), user), self.begun.arrived, message)
         });
@@ -174,44 +188,54 @@ impl Call {
         handler: impl AsyncFnOnce(&mut Call, Bytes) -> Result<Answer, Status>,
         message: Bytes,
     ) -> Result<Answer, Status> {
-        let answer = handler(&mut self, message).await;
-        self.end(answer)
+        let mut answer = handler(&mut self, message).await;
+        self.end(&mut answer);
+        answer
     }
 
-    /// Reports the answer to all observers of the call, and returns it as the client gets it.
-    pub fn end(self, answer: Result<Answer, Status>) -> Result<Answer, Status> {
-        let stages = match &self.path {
+    /// Reports the answer to all observers of the call, and turns it into what the client gets.
+    #[inline]
+    pub fn end(&mut self, answer: &mut Result<Answer, Status>) {
+        let stages = match self.path {
+            Path::Unreported if self.observers.is_none() && !has_steps(self.rpc) => return,
             Path::Unreported => None,
             Path::Core { what, asked, revision: Some(revision) } => {
                 let now = self.services.now();
-                self.services.took(what, answer.is_ok(), now.saturating_duration_since(*asked));
+                self.services.took(what, answer.is_ok(), now.saturating_duration_since(asked));
                 let took = now.saturating_duration_since(self.begun.arrived);
                 let is_reported = self.begun.is_measured() || took > self.shared().limits.slow_request;
-                if is_reported { self.report_core((*asked, now), *revision, &answer) } else { None }
+                if is_reported { self.report_core((asked, now), revision, answer) } else { None }
             }
-            Path::Core { revision: None, .. } => self.report_timeout(&answer),
-            Path::Read(read) => self.report_read(read, &answer),
+            Path::Core { revision: None, .. } => self.report_timeout(answer),
+            Path::Read(ref read) => self.report_read(read, answer),
         };
-        let answer_of_steps = |answer: Result<Answer, Status>| answer.map_err(without_code);
-        let has_steps = !self.is_step && has_steps(self.rpc);
-        let Some(observers) = self.observers else {
-            return if has_steps { answer_of_steps(answer) } else { answer };
-        };
-        let Observers { audit, sample, trace, admitted } = *observers;
+        if self.observers.is_some() || has_steps(self.rpc) {
+            self.end_observed(answer, stages);
+        }
+    }
+
+    #[cold]
+    fn end_observed(&mut self, answer: &mut Result<Answer, Status>, stages: Option<Told>) {
+        let observers = self.observers.take().map(|observers| *observers);
+        let Observers { audit, sample, trace, admitted } = observers.unwrap_or_default();
         if let Some(audit) = audit {
-            audit.done(&answer);
+            audit.done(answer);
         }
         if let Some(sample) = sample {
-            self.services.sampled(&sample, &answer);
+            self.services.sampled(&sample, answer);
         }
-        let answer = if has_steps { answer_of_steps(answer) } else { answer };
+        if !self.is_step
+            && has_steps(self.rpc)
+            && let Err(status) = answer
+        {
+            *status = without_code(status.clone());
+        }
         if let Some(admitted) = admitted {
             self.services.timed(self.rpc, admitted);
         }
         if let Some(trace) = trace {
             trace.end(answer.as_ref().map(|_| ()), stages);
         }
-        answer
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
@@ -384,7 +408,7 @@ impl Call {
             }
         };
         let (answered, making, shown) = (None, None, None);
-        self.path = Path::Read(ReadPath { began, confirmed, answered, making, applied_as, shown });
+        self.path = Path::Read(Box::new(ReadPath { began, confirmed, answered, making, applied_as, shown }));
         Ok(())
     }
 
@@ -554,6 +578,19 @@ pub(super) fn without_code(status: Status) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::services::kv;
+
+    /// Each open write holds its call and the future of its handler.
+    #[test]
+    fn an_open_write_holds_little() {
+        fn future_bytes<'a, F: Future>(_: impl FnOnce(&'a mut Call, Bytes) -> F) -> usize {
+            size_of::<F>()
+        }
+        assert!(size_of::<Call>() <= 192, "{} bytes", size_of::<Call>());
+        for bytes in [future_bytes(kv::put), future_bytes(kv::delete_range), future_bytes(kv::txn)] {
+            assert!(bytes <= 384, "{bytes} bytes");
+        }
+    }
 
     #[test]
     fn only_etcds_errors_lose_their_codes() {

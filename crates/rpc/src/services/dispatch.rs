@@ -17,22 +17,16 @@ use telemetry::tracing::Within;
 
 use super::call::Call;
 use super::principal::{Asker, Principal, Unidentified, UserPermit};
+use super::range::Attempted;
 use super::stages::Begun;
 use super::traced::{Trace, traced_stream};
 use super::{Services, auth, cluster, downgrade, election, kv, lease, lock, maintenance, numbered, range};
 use crate::http::CallForm;
 
 /// Has the handler of its method answer a call.
-fn dispatch(mut call: Call, head: &Head, message: Bytes) -> Unary {
+fn dispatch(call: Call, head: &Head, message: Bytes) -> Unary {
     match call.rpc {
-        Rpc::KvRange => match range::at_once(&mut call, message) {
-            Ok(Ok(answer)) => Unary::Done(call.end(Ok(answer))),
-            Ok(Err(unanswered)) => Unary::Later(Box::pin(async move {
-                let answer = range::go_on(&mut call, unanswered).await;
-                call.end(answer)
-            })),
-            Err(status) => Unary::Done(call.end(Err(status))),
-        },
+        Rpc::KvRange => range(call, message),
         Rpc::KvPut => call.run(kv::put, message),
         Rpc::KvDeleteRange => call.run(kv::delete_range, message),
         Rpc::KvTxn => call.run(kv::txn, message),
@@ -87,8 +81,28 @@ fn dispatch(mut call: Call, head: &Head, message: Bytes) -> Unary {
         | Rpc::LeaseKeepAlive
         | Rpc::MaintenanceSnapshot
         | Rpc::ElectionObserve
-        | Rpc::HealthWatch => Unary::Done(call.end(Err(error::UNKNOWN_METHOD))),
+        | Rpc::HealthWatch => call.run(async |_, _| Err(error::UNKNOWN_METHOD), message),
     }
+}
+
+/// Answers a Range: at once, without a future, if that takes no other thread and little time.
+fn range(mut call: Call, message: Bytes) -> Unary {
+    let mut answer = match range::request(message) {
+        Ok(request) => match range::at_once(&mut call, &request) {
+            Ok(Attempted::Answered(answer)) => Ok(answer),
+            Ok(attempted) => {
+                return Unary::Later(Box::pin(async move {
+                    let mut answer = range::go_on(&mut call, request, attempted).await;
+                    call.end(&mut answer);
+                    answer
+                }));
+            }
+            Err(status) => Err(status),
+        },
+        Err(status) => Err(status),
+    };
+    call.end(&mut answer);
+    Unary::Done(answer)
 }
 
 /// Error for a call that was carried out and may have written, but whose client takes no answers (COMPAT-62).
@@ -239,7 +253,6 @@ impl front::Service for Services {
             }
             true => self.identify(&head),
         };
-        let mut call = Call::new(self, rpc, head.peer, begun);
         let principal = match identified {
             Ok(principal) => Ok(principal),
             // Some calls need no user, and others are refused for another reason first.
@@ -253,10 +266,11 @@ impl front::Service for Services {
             Err(Unidentified::NotYet | Unidentified::Unverified) => {
                 // Another member gave out the token: this one first applies what was committed by then.
                 return Unary::Later(Box::pin(async move {
-                    let asked = call.services.now();
-                    let principal = call.services.identified(&head).await;
-                    call.begun.auth = call.services.now().saturating_duration_since(asked);
-                    call.observe(&head, principal, &message, trace, admitted);
+                    let asked = self.now();
+                    let principal = self.identified(&head).await;
+                    begun.auth = self.now().saturating_duration_since(asked);
+                    let mut call = Call::new(self, (rpc, head.peer), begun, principal);
+                    call.observe(&head, &message, trace, admitted);
                     match dispatch(call, &head, message) {
                         Unary::Done(answer) => answer,
                         Unary::Later(answer) => answer.await,
@@ -264,7 +278,8 @@ impl front::Service for Services {
                 }));
             }
         };
-        call.observe(&head, principal, &message, trace, admitted);
+        let mut call = Call::new(self, (rpc, head.peer), begun, principal);
+        call.observe(&head, &message, trace, admitted);
         dispatch(call, &head, message)
     }
 

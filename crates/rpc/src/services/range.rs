@@ -158,17 +158,17 @@ struct Size {
     counted: Option<u64>,
 }
 
-/// A Range that could not be answered at once.
-pub(super) enum Unanswered {
-    /// It needs a confirmation, which a stranger waits for in this place.
-    Unconfirmed(RangeRequest, Option<Place>),
-    /// Its answer is not made yet.
-    Unmade(Unmade),
+/// What came of the attempt to answer a Range at once.
+pub(super) enum Attempted {
+    Answered(Answer),
+    /// The read needs a confirmation, which a stranger waits for in this place.
+    Unconfirmed(Option<Place>),
+    /// The answer takes a while.
+    Unmade(Box<Unmade>),
 }
 
 /// A Range whose answer takes a while.
 pub(super) struct Unmade {
-    request: RangeRequest,
     timing: Timing,
     work: Work,
 }
@@ -176,7 +176,7 @@ pub(super) struct Unmade {
 /// Work that a Range's answer needs.
 enum Work {
     /// The keys were found, and their values are not at hand: the answer has so many bytes.
-    Fetch(Box<Rest>, usize),
+    Fetch(Rest, usize),
     /// There may be many keys: the answer is made in slices, from the newest state when that begins.
     Slices,
 }
@@ -369,46 +369,58 @@ impl Rest {
     }
 }
 
+/// Decodes and checks a Range.
+pub(super) fn request(message: Bytes) -> Result<RangeRequest, Status> {
+    let request: RangeRequest = decode(message)?;
+    check::range(&request)?;
+    Ok(request)
+}
+
 /// Answers a Range, if that takes no other thread and little time.
 ///
 /// # Errors
 ///
 /// etcd's errors for a Range.
-pub(super) fn at_once(call: &mut Call, message: Bytes) -> Result<Result<Answer, Unanswered>, Status> {
-    let request: RangeRequest = decode(message)?;
-    check::range(&request)?;
-    let services = Rc::clone(&call.services);
-    services.shared.metrics.mvcc.ranges.inc();
-    let state = services.shared.state.load();
-    if !request.serializable && services.learns(&state) {
+pub(super) fn at_once(call: &mut Call, request: &RangeRequest) -> Result<Attempted, Status> {
+    let shared = call.shared();
+    shared.metrics.mvcc.ranges.inc();
+    let state = shared.state.load();
+    if !request.serializable && call.services.learns(&state) {
         return Err(error::NOT_SUPPORTED_FOR_LEARNER);
     }
-    let timing = Timing { began: services.now(), confirmed: None };
-    call.expense(|now| check::range_is_expensive(&request, now).into())?;
+    let timing = Timing { began: call.services.now(), confirmed: None };
+    call.expense(|now| check::range_is_expensive(request, now).into())?;
     if request.serializable || state.reads_local {
-        return Ok(from_state(call, request, timing, state)?.map_err(Unanswered::Unmade));
+        return Ok(match from_state(call, request, timing, state)? {
+            Ok(answer) => Attempted::Answered(answer),
+            Err(unmade) => Attempted::Unmade(unmade),
+        });
     }
     // While authentication is off, a range does not pay for this look.
-    let place = if state.auth.is_enabled() { services.place_of(call.principal()?)? } else { None };
-    Ok(Err(Unanswered::Unconfirmed(request, place)))
+    let place = if state.auth.is_enabled() { call.services.place_of(call.principal()?)? } else { None };
+    Ok(Attempted::Unconfirmed(place))
 }
 
-/// Answers a Range that could not be answered at once.
-pub(super) async fn go_on(call: &mut Call, unanswered: Unanswered) -> Result<Answer, Status> {
-    let made = match unanswered {
-        Unanswered::Unmade(unmade) => Err(unmade),
-        Unanswered::Unconfirmed(request, place) => {
+/// Answers a Range that was not answered at once.
+pub(super) async fn go_on(
+    call: &mut Call,
+    request: RangeRequest,
+    attempted: Attempted,
+) -> Result<Answer, Status> {
+    let made = match attempted {
+        Attempted::Answered(answer) => Ok(answer),
+        Attempted::Unmade(unmade) => Err(unmade),
+        Attempted::Unconfirmed(place) => {
             let began = call.services.now();
             let confirmed = Some(call.confirmed(place).await?);
-            let services = Rc::clone(&call.services);
-            let state = services.shared.state.load();
-            from_state(call, request, Timing { began, confirmed }, state)?
+            let state = call.shared().state.load();
+            from_state(call, &request, Timing { began, confirmed }, state)?
         }
     };
     match made {
         Ok(answer) => Ok(answer),
         Err(unmade) => {
-            let answer = Box::pin(make(call, unmade)).await?;
+            let answer = Box::pin(make(call, request, *unmade)).await?;
             call.still()?;
             Ok(answer)
         }
@@ -417,44 +429,44 @@ pub(super) async fn go_on(call: &mut Call, unanswered: Unanswered) -> Result<Ans
 
 /// Answers a Range.
 pub(super) async fn range(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
-    match at_once(call, message)? {
-        Ok(answer) => Ok(answer),
-        Err(unanswered) => go_on(call, unanswered).await,
-    }
+    let request = request(message)?;
+    let attempted = at_once(call, &request)?;
+    go_on(call, request, attempted).await
 }
 
 /// Answers from this state, which is the newest or may be stale, if the user may read it and that takes little time.
 fn from_state(
     call: &mut Call,
-    request: RangeRequest,
+    request: &RangeRequest,
     timing: Timing,
     state: Guard<Arc<Published>>,
-) -> Result<Result<Answer, Unmade>, Status> {
-    call.gate(&state)?.read(&request.key, &request.range_end)?;
-    call.principal()?.is_of(&state.auth)?;
-    let services = Rc::clone(&call.services);
-    let unmade = |request, work| Ok(Err(Unmade { request, timing, work }));
-    let Size { is_large, counted } = services.size(&request, &state)?;
+) -> Result<Result<Answer, Box<Unmade>>, Status> {
+    let services = &call.services;
+    let principal = call.principal()?;
+    services.gate(&state, principal).read(&request.key, &request.range_end)?;
+    principal.is_of(&state.auth)?;
+    let unmade = |work| Ok(Err(Box::new(Unmade { timing, work })));
+    let Size { is_large, counted } = services.size(request, &state)?;
     if is_large {
-        return unmade(request, Work::Slices);
+        return unmade(Work::Slices);
     }
     let values = Attempt::new(services.values.clone());
     let meter = call.begun.is_measured().then(|| Meter::new(services.shared.clock.clone()));
-    let answer = services.small_range(&request, &state, counted, &values, meter.as_ref()).transpose();
+    let answer = services.small_range(request, &state, counted, &values, meter.as_ref()).transpose();
     if values.is_complete()
         && let Some(answer) = answer
     {
-        ranged(call, &request, timing, &answer, meter.map(|meter| meter.made()));
+        ranged(call, request, timing, &answer, meter.map(|meter| meter.made()));
         return answer.map(Ok);
     }
     // Its values are large, or not at hand: from here on it holds no view.
     drop(state);
     if request.sort_target == SortTarget::Value as i32 {
-        return unmade(request, Work::Slices);
+        return unmade(Work::Slices);
     }
-    let (rest, len) = match services.chosen(&request, values) {
+    let (rest, len) = match services.chosen(request, values) {
         Ok(Some(chosen)) => chosen,
-        Ok(None) => return unmade(request, Work::Slices),
+        Ok(None) => return unmade(Work::Slices),
         Err(status) => {
             services.ranged(false, services.now().saturating_duration_since(timing.began));
             return Err(status);
@@ -462,15 +474,15 @@ fn from_state(
     };
     if len > BYTES_AT_ONCE {
         let answer = rest.into_answer(len);
-        ranged(call, &request, timing, &answer, None);
+        ranged(call, request, timing, &answer, None);
         return answer.map(Ok);
     }
-    unmade(request, Work::Fetch(Box::new(rest), len))
+    unmade(Work::Fetch(rest, len))
 }
 
 /// Makes an answer that takes a while.
-async fn make(call: &mut Call, unmade: Unmade) -> Result<Answer, Status> {
-    let Unmade { request, timing, work } = unmade;
+async fn make(call: &mut Call, request: RangeRequest, unmade: Unmade) -> Result<Answer, Status> {
+    let Unmade { timing, work } = unmade;
     let services = Rc::clone(&call.services);
     match work {
         Work::Fetch(rest, len) => {
@@ -537,7 +549,7 @@ fn report_with_request(
 ) {
     let (answered, applied_as) = (Some(now), Some("read-only range "));
     let shown = is_shown.then(|| (request.encoded_len(), shown(request)));
-    call.path = Path::Read(ReadPath { began, confirmed, answered, making, applied_as, shown });
+    call.path = Path::Read(Box::new(ReadPath { began, confirmed, answered, making, applied_as, shown }));
 }
 
 impl Services {
