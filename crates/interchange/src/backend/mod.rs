@@ -1,4 +1,4 @@
-//! etcd's state in a database: what is in which bucket.
+//! etcd's state in a database: the contents of each bucket.
 //!
 //! ```text
 //! bucket           key                          value
@@ -23,8 +23,8 @@
 //! revision         0 main 8, 8 '_', 9 sub 8, 17 't' for a deletion
 //! ```
 //!
-//! Numbers are big-endian; KeyValue and the like are protobuf messages. Before 3.5 a member writes the number of its
-//! raft entry only (no term). Where `authEnabled` is missing it is 0.
+//! Numbers are big-endian; KeyValue and similar values are protobuf messages. Before 3.5 a member writes only
+//! the index of its last applied entry, and no term. A missing `authEnabled` means 0.
 
 mod change;
 mod content;
@@ -53,7 +53,7 @@ pub(crate) mod name {
     pub const AUTH_USERS: &[u8] = b"authUsers";
     pub const AUTH_ROLES: &[u8] = b"authRoles";
 
-    /// Those that etcd has in every database.
+    /// Buckets that every database of etcd has.
     pub const ALL: [&[u8]; 10] =
         [ALARM, AUTH, AUTH_ROLES, AUTH_USERS, CLUSTER, KEY, LEASE, MEMBERS, MEMBERS_REMOVED, META];
 }
