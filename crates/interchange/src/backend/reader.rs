@@ -179,8 +179,8 @@ impl<S: Source> Backend<S> {
     }
 }
 
-/// Checks that an auth revision can be incremented: behind the largest number etcd starts again at 0, and
-/// then accepts old tokens.
+/// Checks that an auth revision can be incremented: etcd's counter wraps around behind the largest number, and
+/// etcd then accepts old tokens.
 fn auth_revision(number: u64) -> Result<u64, ContentError> {
     i64::try_from(number).map_err(|_| "an auth revision out of range")?;
     Ok(number)
