@@ -1,4 +1,4 @@
-//! How a member without data finds the other members if `--initial-cluster` does not name them.
+//! Discovery of the other members, for a member without data if `--initial-cluster` does not name them.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -105,9 +105,9 @@ pub struct Config {
     /// The cluster to form or join, as written. Parse it with [`Config::bootstrap`], and only if the data
     /// directory contains no member: like etcd, the member ignores it otherwise.
     pub initial_cluster: String,
-    /// How the members of the initial cluster are found; `None` if `initial_cluster` names them.
+    /// Source of the list of members of the initial cluster; `None` if `initial_cluster` names them.
     pub discovery: Option<Discovery>,
-    /// Whether the member forms a cluster or joins one.
+    /// State of the initial cluster: whether the member forms a new cluster or joins an existing one.
     pub initial_cluster_state: InitialClusterState,
     /// Token that is included in the computation of ids.
     pub initial_cluster_token: String,
@@ -148,7 +148,7 @@ pub struct Config {
     pub initial_election_tick_advance: bool,
     /// Outputs, format and level of the log.
     pub log: LogSettings,
-    /// Whether the histograms of gRPC handling times are exported.
+    /// Detail of the metrics: whether histograms of gRPC handling times are exported.
     pub metrics: MetricsDetail,
     /// True if metrics show which prefixes, users and clients cause the most load.
     pub heavy_hitters_in_metrics: bool,
@@ -247,7 +247,7 @@ pub struct TracingOptions {
     pub rate: u64,
 }
 
-/// Whether a member without data forms a cluster or joins one.
+/// State of the initial cluster: whether a member without data forms a new cluster or joins an existing one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InitialClusterState {
     /// The member forms a cluster, together with the other members named.

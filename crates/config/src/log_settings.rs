@@ -54,7 +54,7 @@ pub struct LogSettings {
     pub format: Format,
     /// Outputs that each get every line; empty if lines are discarded.
     pub outputs: Vec<LogOutput>,
-    /// How files among the outputs are rotated; `None` for no rotation.
+    /// Rotation of the files among the outputs; `None` for no rotation.
     pub rotation: Option<LogRotation>,
 }
 

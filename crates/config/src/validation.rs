@@ -186,8 +186,7 @@ fn tracing(settings: &Settings) -> Result<Option<TracingOptions>, Refusal> {
     }))
 }
 
-/// Returns the entries of a list; `None` if it contains `*`. As in etcd, an empty list allows only requests
-/// without a name.
+/// Returns the entries of a list; `None` if it contains `*`. As in etcd, an empty list has one empty entry.
 fn allowed(settings: &Settings, flag: &'static str) -> Option<Vec<String>> {
     let mut listed = settings.list(flag);
     if listed.is_empty() {
@@ -504,7 +503,8 @@ fn data_dir(settings: &mut Settings, name: &str) -> PathBuf {
     PathBuf::from(default)
 }
 
-/// Returns the initial cluster. If it is not set, it consists of this member alone, with its advertised URLs.
+/// Returns the initial cluster. If only the member's name was set, the cluster consists of that name with the
+/// advertised URLs.
 fn initial_cluster(settings: &Settings, name: &str, advertised: &[Url]) -> String {
     let given = settings.text("initial-cluster");
     let discovers = !settings.text("discovery-srv").is_empty()

@@ -120,7 +120,7 @@ struct State {
     locks: BTreeMap<PathBuf, usize>,
     ops: u64,
     reads: u64,
-    /// How many of 1000 reads of cached data miss, and the generator that decides which.
+    /// Number of reads of cached data that miss, out of 1000, and the generator that decides which ones.
     misses: (u64, Random),
     cached_bytes_max: usize,
     /// False on a file system that cannot tell what is cached: all reads of cached data then miss.

@@ -22,7 +22,7 @@ pub struct Holder {
     pub(crate) life: Life,
 }
 
-/// How long a token is valid.
+/// Validity period of a token.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Life {
     /// Valid until the token was not used for this time.

@@ -12,7 +12,7 @@ pub const REMEDY: &str = "what this member had acknowledged may be missing here:
      rebuild the member from the others with `mainstay rebuild` and the flags it was started with or, if it is the \
      only one, restore its data directory from a backup";
 
-/// Returns what to do about an error of the operating system.
+/// Returns advice for the operator about an error of the operating system.
 fn io_remedy(error: &io::Error) -> &'static str {
     if disk::is_full(error) {
         return "free some room, and start the member again";

@@ -234,7 +234,7 @@ impl RecordHeader {
     }
 }
 
-/// What [`find`] found at an offset of a segment.
+/// Result of [`find`]: the contents of a segment at an offset.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     /// A verified record, with the length of its payload in bytes; the bytes read include the whole record

@@ -128,7 +128,7 @@ pub struct Owner {
     pub member_id: MemberId,
 }
 
-/// How urgently the space held with [`crate::Values::hold_room`] is needed.
+/// Urgency of the space held with [`crate::Values::hold_room`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// The space will be taken within moments: the log waits for that and reports no shortage.
@@ -141,7 +141,7 @@ pub enum Need {
     Urgent,
 }
 
-/// How much space the log has for more data.
+/// Space that the log has for more data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
     /// The next segment and the reserve are ready.

@@ -156,7 +156,7 @@ pub struct Operation {
     pub fence: Option<Fence>,
 }
 
-/// What the client knows about the outcome of its operation.
+/// Outcome of an operation, as far as the client knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
@@ -283,7 +283,7 @@ pub struct Watch {
     /// Responses in the order of their arrival.
     #[serde(default, skip_serializing_if = "zero")]
     pub responses: Vec<WatchResponse>,
-    /// How the watch ended.
+    /// The end of the watch.
     pub end: End,
 }
 
@@ -328,7 +328,7 @@ pub enum WatchAnswer {
     },
 }
 
-/// How a watch ended.
+/// The end of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum End {

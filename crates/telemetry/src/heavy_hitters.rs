@@ -53,7 +53,7 @@ const FORGOTTEN: f64 = 1e-6;
 /// Minimum time between two decay steps.
 const STEP: Duration = Duration::from_secs(1);
 
-/// What the names in a list are.
+/// Kind of the names in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
     /// Prefixes of keys; see [`prefix_of`].

@@ -58,8 +58,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
             wal = wal_dir.display()
         )));
     }
-    // A running Mainstay member holds both locks. If they are free, an etcd that has not written yet might be
-    // running, so lock them here.
+    // A running Mainstay member holds both locks. If none runs, an etcd that has not written yet may be
+    // running, so take both locks here.
     let _locks = match lock_member(&RealDisk, &member_dir) {
         Ok(lock) => Some(lock.and(mark.shut_out(&RealDisk, &member_dir).map_err(Failure::error)?.lock)),
         Err(DataDirError::Locked { .. }) => None,

@@ -99,8 +99,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let rules = max_learners::rules(given);
     let refuse_again = || exported::refuse_again(&RealDisk, &from.join("member"));
-    // If the member can no longer be exported, its log may have been moved; report the first reason before
-    // one about the log.
+    // If the member was exported before, its log may have been moved. Check that first, so that the error
+    // names the export and not the log.
     refuse_again().map_err(Failure::error)?;
     let mut stopped = Stopped::open_with(&disk, &from, None, rules).map_err(Failure::error)?;
     // Another export may have finished while this one waited for the disk.
@@ -209,8 +209,8 @@ impl Agreed {
         named: &str,
     ) -> Result<Agreed, Failure> {
         let lowered = format!("{named}.0");
-        // If only learners exist besides this member, they have no vote; and no entry may be uncommitted
-        // while votes of others are missing.
+        // This member is the only one and has a vote. An uncommitted entry would mean that votes of other
+        // members are missing.
         if members.by_id.keys().eq([&own]) && members.voters() == [own] && uncommitted.is_empty() {
             return Ok(Agreed { version: lowered, downgrade_target: None, form: release });
         }

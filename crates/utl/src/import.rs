@@ -201,7 +201,7 @@ impl Options {
                 "--migrate-v2 keeps what --without-old-store leaves out: give one of them",
             ));
         }
-        // Migrated keys are not lost, so the old store may be dropped; its requests in the log are left out.
+        // Migrated keys are not lost, so requests to the old store in the log can be left out.
         let old_store = old_store || migration.is_some();
         let leave_out = LeaveOut { users: given.get(WITHOUT_USERS), old_store };
         Ok(Options { from, wal_dir, to, to_wal_dir, leave_out, migration })
@@ -217,7 +217,7 @@ pub(crate) struct LeaveOut {
     pub old_store: bool,
 }
 
-/// What an import did not take over.
+/// Entries of the log that an import did not take over.
 pub(crate) struct Filled {
     /// Number of entries left out because they change users, roles or authentication.
     pub left_out: u64,
@@ -606,7 +606,7 @@ impl Tail<'_, '_> {
         let (entry_type, data) = match command {
             interchange::Command::Nothing => (0, Bytes::new()),
             interchange::Command::ConfChange(_) => (1, entry.data.unwrap_or_default()),
-            // Its effects are already in the database, so nothing needs to be left out.
+            // The effects of this entry are already in the database, whatever is left out.
             interchange::Command::Request(data) if is_old => (0, data),
             interchange::Command::Request(data) => (0, self.request(index, data)?),
             interchange::Command::OldWrite { .. } if self.import.leave_out.old_store => (0, Bytes::new()),

@@ -49,7 +49,7 @@ const NANOS_PER_SECOND: i64 = 1_000_000_000;
 const USER: &str = "root";
 const AUTH_REVISION: u64 = u64::MAX;
 
-/// What happens to keys with an expiry time.
+/// Treatment of keys with an expiry time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ttl {
     Lease,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::{MemDisk, Node, SECTOR_BYTES, Sector, State};
 
-/// What a disk does with a write that it reports as done, and later as synced.
+/// A way in which a disk fails to do a write that it reports as done, and later as synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lie {
     /// The disk writes nothing.

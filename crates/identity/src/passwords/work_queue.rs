@@ -139,7 +139,7 @@ pub struct Ask<A, W, T = Task> {
     pub task: T,
     /// Address of the client.
     pub address: A,
-    /// What the caller needs to answer the request.
+    /// Data that the caller needs to answer the request.
     pub asker: W,
 }
 

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::OpenError;
 
-/// A run being written. The caller sets the pace, block by block; dropping it unfinished removes what is there.
+/// A run being written, one block per call. Dropping an unfinished run removes its file.
 pub struct RunWriter {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) dir: PathBuf,

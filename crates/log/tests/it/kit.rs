@@ -25,7 +25,7 @@ pub fn options() -> Options {
     }
 }
 
-/// What the events of a log have reported so far.
+/// Summary of the events that a log has reported so far.
 #[derive(Default)]
 pub struct Told {
     pub ticket: u64,

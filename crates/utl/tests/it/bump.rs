@@ -125,7 +125,7 @@ fn an_empty_store_is_raised_from_nothing() {
     assert_eq!(etcds_hash(&restore(&from, dir.join("etcd"), &[&BUMP, &["--format", "etcd"]])), EMPTY);
 }
 
-/// etcdutl leaves no such database, because it marks the revision before the bump as compacted.
+/// etcdutl never leaves such a database, because it marks the new revision as compacted.
 #[test]
 fn a_revision_raised_twice_without_compaction_comes_over() {
     let dir = TempDir::new("bump-twice");
