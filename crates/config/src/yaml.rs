@@ -20,7 +20,7 @@ const NODES_MAX: usize = 16_384;
 /// Tag that a merge key may have.
 const MERGE_TAG: &str = "tag:yaml.org,2002:merge";
 
-/// A value.
+/// A YAML value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Yaml {
     Null,

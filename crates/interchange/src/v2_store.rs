@@ -221,7 +221,7 @@ pub(crate) fn newest_tree(
     };
     match newest {
         Newest::None => Ok(None),
-        // The image is sound: without it keys would be lost.
+        // The image is valid, so continuing without it would lose keys.
         Newest::Unreadable { name, why: why @ ImageError::Depth } => Err(unreadable(
             &name,
             format!(

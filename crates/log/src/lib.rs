@@ -12,7 +12,7 @@
 //! - Nothing is reported as synced before the disk has synced it (test `crash`).
 //! - Data reported as synced exists after a crash; data not reported exists as a prefix or not at all (test
 //!   `crash`).
-//! - A failed write or sync of a segment in use stops the log permanently (test `faults`).
+//! - A failed write or sync of a segment in use stops the log permanently (test `crash`).
 //! - Damage to acknowledged data is reported with file and offset, and never skipped; only the remains of a
 //!   write that was never acknowledged are cut off (test `damage`).
 //! - Data that existed when the log was closed cleanly exists when it is opened again, or opening is refused

@@ -29,7 +29,7 @@ pub(crate) struct Segment {
     pub end: AtomicU32,
     pub last_index: AtomicU64,
     pub sealed: AtomicBool,
-    /// True once its release has been requested.
+    /// True once the segment's release has been requested.
     pub releasing: AtomicBool,
 }
 

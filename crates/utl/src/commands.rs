@@ -13,7 +13,7 @@ use crate::{
 #[derive(Clone, Copy)]
 pub struct Run(pub(crate) fn(&mut Session<'_>) -> Result<(), Failure>);
 
-/// The tool.
+/// The tool `etcdutl` with all its commands.
 pub const PROGRAM: Program<Run> = Program {
     root: Command {
         name: "etcdutl",

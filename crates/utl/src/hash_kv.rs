@@ -1,4 +1,4 @@
-//! `hashkv`.
+//! `hashkv`: prints the HashKV of a database.
 
 use cli::{Command, Failure, Flag};
 use interchange::{HashKvError, hash_kv};

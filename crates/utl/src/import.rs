@@ -243,7 +243,7 @@ pub(crate) type Watching<'w> = dyn FnMut(Passed) -> Result<(), Failure> + 'w;
 
 /// A data directory of etcd that can be imported. It is locked against etcd and not changed.
 pub(crate) struct Import {
-    /// etcd's files.
+    /// The data directory of etcd.
     pub source: DataDir,
     leave_out: LeaveOut,
     /// True if authentication is enabled and left out: then only etcd could decide which requests were

@@ -1,4 +1,4 @@
-//! `snapshot status`.
+//! `snapshot status`: prints facts about a snapshot.
 
 use cli::{Command, Failure};
 use interchange::Status;

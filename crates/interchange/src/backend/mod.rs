@@ -13,12 +13,12 @@
 //! members_removed  id in hex                    removed
 //! cluster          clusterVersion               3.7.0
 //!                  downgrade                    {"target-version":"3.6.0","enabled":true}
-//! meta             consistent_index             8 bytes: what the state holds, as an index of the raft log
+//! meta             consistent_index             8 bytes: raft index of the last applied entry
 //!                  term                         8 bytes: the term of that entry; from 3.5 on
 //!                  confState                    {"voters":[…],"learners":[…],"auto_leave":false}; from 3.5 on
 //!                  storageVersion               3.7.0; from 3.6 on
-//!                  scheduledCompactRev          revision: compacted there as far as anybody may see
-//!                  finishedCompactRev           revision: compacted there on the disk too
+//!                  scheduledCompactRev          revision of the last compaction that was started
+//!                  finishedCompactRev           revision of the last compaction that was finished
 //!
 //! revision         0 main 8, 8 '_', 9 sub 8, 17 't' for a deletion
 //! ```

@@ -14,8 +14,8 @@
 //! 1        Metadata              member and cluster; the same bytes in all files
 //! 2        Entry                 of the raft log
 //! 3        HardState             the last one counts
-//! 4        none                  first in every file: the checksum so far, from which the file goes on
-//! 5        Snapshot              index and term of an image of the state, and who votes; counts once committed
+//! 4        none                  first in every file: the checksum so far, from which the file continues
+//! 5        Snapshot              index and term of an image of the state, and the voters; counts once committed
 //!
 //! checksum                       CRC-32C over the data of all records so far, those of earlier files included
 //! ```

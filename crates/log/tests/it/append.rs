@@ -1,4 +1,4 @@
-//! Appending, reading back, reopening.
+//! Tests of appending, reading back and reopening.
 
 use std::sync::mpsc;
 use std::time::Duration;

@@ -15,7 +15,7 @@ use testkit::Random;
 /// Directory of the log under test.
 pub const DIR: &str = "/data/member/log";
 
-/// Options with small segments, driven by hand.
+/// Options for a log with small segments that is driven by hand.
 pub fn options() -> Options {
     Options {
         segment_bytes: 16 << 10,

@@ -1,4 +1,4 @@
-//! `import` and `export`.
+//! Tests of `import` and `export`.
 
 use interchange::DataDir;
 use interchange::backend::{Backend, Change};

@@ -1,4 +1,4 @@
-//! `snapshot restore` into a data directory of Mainstay.
+//! Tests of `snapshot restore` into a data directory of Mainstay.
 
 use std::collections::BTreeMap;
 use std::path::Path;
