@@ -711,7 +711,8 @@ impl Node {
                 // A real disk keeps or loses a sector; a file system may show zeros in its place.
                 0 | 1 => {}
                 2 | 3 => restore(&mut self.data, *number, durable),
-                // Nothing can be distinguished: the sector was rewritten with the contents it had.
+                // The sector was rewritten with the contents it had, so the old and the new contents are
+                // equal.
                 _ if self.sector(*number) == *durable => {}
                 _ => restore(&mut self.data, *number, &[0; SECTOR_BYTES]),
             }

@@ -379,7 +379,7 @@ fn to_etcd(
     };
     // The revision of the last change, even if it was compacted: like `etcdutl`, add to that one.
     let mut last = Revision(0);
-    // Bumping does not change the revision that it starts from.
+    // The first plan has no bump, because it determines the revision that is bumped.
     let mut plan = copy.plan_with(&mut |at| last = last.max(at)).map_err(Failure::error)?;
     if let Some(by) = options.bump {
         last = bumped(last, by).map_err(Failure::error)?;

@@ -52,7 +52,8 @@ fn tokens_live_as_in_a_simple_model() {
                 }
                 6..17 if !made.is_empty() => {
                     let token = made[made.len() - 1 - random.index(made.len().min(40))].clone();
-                    // An index is given so that no entry that could have one of these numbers is unapplied.
+                    // `applied` is high enough that the token cannot belong to an entry that is not applied
+                    // yet.
                     let ours = store.check(token.as_bytes(), Index(index + 1), at(start, now));
                     // Uses are recorded with a precision of a thousandth of the TTL; within it both results
                     // are correct.

@@ -47,9 +47,10 @@ fn every_flipped_bit_is_classified() {
             disk.plant(&path, bad);
             let what = format!("segment {seq}, byte {at}");
             match open(&disk) {
-                // With another length the last record continues in the next sector, which a torn write may
-                // not have reached. Without its mark the bytes are no record, and the record in front begins
-                // in another sector.
+                // If the changed byte is in the last record's length, the record seems to continue in the
+                // next sector, which a torn write may not have reached. If it is in the mark, the bytes are
+                // no record, and the record in front begins in another sector. In both cases a torn write
+                // explains the bytes.
                 Ok(log) if seq == 2 && (last_batch + 5..last_batch + 16).contains(&at) => {
                     assert_eq!(log.recovered.repairs.len(), 1, "{what}");
                     assert_eq!(log.recovered.repairs[0].offset as usize, last_batch, "{what}");

@@ -86,7 +86,7 @@ pub(super) fn render(writer: &mut Writer<'_>) {
 
 /// Returns the maximum number of open files of this process; `None` where the system does not report it.
 pub fn open_files_max() -> Option<usize> {
-    // `unlimited` is a word and yields `None`.
+    // The cast saturates: `limit` returns the largest `u64` for an unlimited number.
     limit("Max open files").map(|files| files as usize)
 }
 
