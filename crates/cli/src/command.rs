@@ -1,4 +1,4 @@
-//! The tables that a tool is described by.
+//! The tables that describe a tool.
 
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -8,9 +8,9 @@ use crate::{go, parser};
 /// The type of a flag's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// `--flag`, or `--flag=false`; never takes the next word.
+    /// A boolean: `--flag`, or `--flag=false`; never takes the next word.
     Bool,
-    /// A signed integer; Go's literals (`0x10`, `1_000`).
+    /// A signed integer with Go's literals (`0x10`, `1_000`).
     Int,
     /// An unsigned integer.
     Uint,
@@ -20,14 +20,14 @@ pub enum Kind {
     Float,
     /// Any text.
     Text,
-    /// Texts with commas between them; may be given several times.
+    /// Comma-separated texts; the flag may be given several times.
     List,
-    /// Go's durations: `1m30s`.
+    /// A duration in Go's notation: `1m30s`.
     Duration,
 }
 
 impl Kind {
-    /// The word for a value in help texts.
+    /// Returns the word that stands for a value in help texts.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Kind::Bool => "",
@@ -41,7 +41,7 @@ impl Kind {
         }
     }
 
-    /// Returns true if a default is the one that help texts leave out.
+    /// Returns true if help texts leave this default out.
     pub(crate) fn is_zero(self, default: &str) -> bool {
         match self {
             Kind::Bool => default == "false",
@@ -61,16 +61,16 @@ pub struct FlagRow {
     pub short: Option<char>,
     /// Type of the value.
     pub kind: Kind,
-    /// The default as one would give it; for lists with commas.
+    /// Default in the form in which a user writes the value; lists with commas.
     pub default: &'static str,
-    /// One line; a word in backquotes stands for the value.
+    /// Help text of one line; a word in backquotes stands for the value.
     pub help: &'static str,
-    /// Left out of help texts.
+    /// True if help texts leave the flag out.
     pub hidden: bool,
 }
 
 impl FlagRow {
-    /// The name as errors give it: `-w, --write-out`.
+    /// Returns the name as error texts show it: `-w, --write-out`.
     pub(crate) fn shown(&self) -> String {
         match self.short {
             Some(letter) => format!("-{letter}, --{}", self.name),
@@ -79,8 +79,9 @@ impl FlagRow {
     }
 }
 
-/// One flag whose value is a `T`. A constant of this type declares the flag in a command's table ([`Flag::row`]) and reads
-/// its value ([`Matches::get`](crate::Matches::get)), so that neither the name nor the kind can be mistaken.
+/// A flag whose value has the type `T`. A constant of this type both declares the flag in a command's table
+/// ([`Flag::row`]) and reads its value ([`Matches::get`](crate::Matches::get)), so name and kind always
+/// match.
 #[derive(Debug)]
 pub struct Flag<T> {
     row: FlagRow,
@@ -106,7 +107,7 @@ impl<T> Flag<T> {
         Flag { row: FlagRow { name, short: None, kind, default, help, hidden: false }, value: PhantomData }
     }
 
-    /// The flag as a command's table lists it.
+    /// Returns the flag as a row of a command's table.
     pub const fn row(self) -> FlagRow {
         self.row
     }
@@ -123,7 +124,7 @@ impl<T> Flag<T> {
         self
     }
 
-    /// Left out of help texts.
+    /// Hides the flag in help texts.
     #[must_use]
     pub const fn hidden(mut self) -> Flag<T> {
         self.row.hidden = true;
@@ -132,101 +133,101 @@ impl<T> Flag<T> {
 }
 
 impl Flag<bool> {
-    /// A flag that is off by default.
+    /// Returns a boolean flag that is false by default.
     pub const fn bool(name: &'static str, help: &'static str) -> Flag<bool> {
         Flag::of(name, Kind::Bool, "false", help)
     }
 
-    /// A flag that is on by default.
+    /// Returns a boolean flag that is true by default.
     pub const fn on(name: &'static str, help: &'static str) -> Flag<bool> {
         Flag::of(name, Kind::Bool, "true", help)
     }
 }
 
 impl Flag<String> {
-    /// A text.
+    /// Returns a flag whose value is a text.
     pub const fn text(name: &'static str, default: &'static str, help: &'static str) -> Flag<String> {
         Flag::of(name, Kind::Text, default, help)
     }
 }
 
 impl Flag<Vec<String>> {
-    /// A list of texts.
+    /// Returns a flag whose value is a list of texts.
     pub const fn list(name: &'static str, default: &'static str, help: &'static str) -> Flag<Vec<String>> {
         Flag::of(name, Kind::List, default, help)
     }
 }
 
 impl Flag<i64> {
-    /// A signed integer.
+    /// Returns a flag whose value is a signed integer.
     pub const fn int(name: &'static str, default: &'static str, help: &'static str) -> Flag<i64> {
         Flag::of(name, Kind::Int, default, help)
     }
 }
 
 impl Flag<u64> {
-    /// An unsigned integer.
+    /// Returns a flag whose value is an unsigned integer.
     pub const fn uint(name: &'static str, default: &'static str, help: &'static str) -> Flag<u64> {
         Flag::of(name, Kind::Uint, default, help)
     }
 }
 
 impl Flag<u32> {
-    /// An unsigned integer of 32 bits.
+    /// Returns a flag whose value is an unsigned integer of 32 bits.
     pub const fn uint32(name: &'static str, default: &'static str, help: &'static str) -> Flag<u32> {
         Flag::of(name, Kind::Uint32, default, help)
     }
 }
 
 impl Flag<f64> {
-    /// A floating-point number.
+    /// Returns a flag whose value is a floating-point number.
     pub const fn float(name: &'static str, default: &'static str, help: &'static str) -> Flag<f64> {
         Flag::of(name, Kind::Float, default, help)
     }
 }
 
 impl Flag<Duration> {
-    /// A duration; the default as Go prints it (`0s`).
+    /// Returns a flag whose value is a duration; the default is written as Go prints it (`0s`).
     pub const fn duration(name: &'static str, default: &'static str, help: &'static str) -> Flag<Duration> {
         Flag::of(name, Kind::Duration, default, help)
     }
 }
 
-/// A command, or a group of commands. `R` is what the tool calls to run a command, mostly a function pointer.
+/// A command, or a group of commands. `R` is what the tool uses to run a command, usually a function pointer.
 #[derive(Clone, Copy, Debug)]
 pub struct Command<R: 'static = ()> {
-    /// The word it is called by.
+    /// Name of the command.
     pub name: &'static str,
     /// Other names of the command.
     pub aliases: &'static [&'static str],
-    /// The line of use behind the path of its parents: `put [options] <key> <value>`.
+    /// Usage line after the path of the parent commands: `put [options] <key> <value>`.
     pub usage: &'static str,
-    /// True if the line of use is whole without `[flags]` behind it.
+    /// True if the usage line is complete without `[flags]` at its end.
     pub usage_is_whole: bool,
-    /// One line about it.
+    /// Description in one line.
     pub about: &'static str,
-    /// More about it; empty: the one line serves.
+    /// Longer description; if empty, the one-line description is used.
     pub long: &'static str,
-    /// Lines to try, each indented by two blanks.
+    /// Example lines, each indented by two blanks.
     pub example: &'static str,
     /// Flags of the command itself.
     pub flags: &'static [FlagRow],
-    /// Flags that it has in common with other commands of the tool.
+    /// Flags that the command shares with other commands of the tool.
     pub shared_flags: &'static [FlagRow],
-    /// Flags that it has from the command above it, which help texts list with the global ones.
+    /// Flags inherited from the parent command, which help texts list with the global ones.
     pub inherited_flags: &'static [FlagRow],
-    /// Runs it. `None` for a group of commands, which only shows its help.
+    /// Function that runs the command. `None` for a group of commands, which only shows its help.
     pub run: Option<R>,
-    /// Commands below it.
+    /// Subcommands.
     pub subcommands: &'static [Command<R>],
-    /// The heading it stands under in its parent's help; empty: the last heading.
+    /// Heading in the parent's help under which the command is listed; if empty, the last heading.
     pub group: &'static str,
-    /// Left out of help texts.
+    /// True if help texts leave the command out.
     pub hidden: bool,
 }
 
 impl<R> Command<R> {
-    /// A command without anything, for the fields that most commands leave empty.
+    /// An empty command, for the fields that most commands leave empty.
     pub const EMPTY: Command<R> = Command {
         name: "",
         aliases: &[],
@@ -244,12 +245,12 @@ impl<R> Command<R> {
         hidden: false,
     };
 
-    /// Returns all flags but the global ones.
+    /// Returns all flags except the global ones.
     pub(crate) fn all_flags(&self) -> impl Iterator<Item = &FlagRow> {
         self.own_flags().chain(self.inherited_flags)
     }
 
-    /// Returns its own flags, and those that it shares with other commands.
+    /// Returns the command's own flags, and those that it shares with other commands.
     pub(crate) fn own_flags(&self) -> impl Iterator<Item = &FlagRow> {
         self.flags.iter().chain(self.shared_flags)
     }
@@ -259,26 +260,26 @@ impl<R> Command<R> {
     }
 }
 
-/// A tool.
+/// A command-line tool.
 #[derive(Clone, Copy, Debug)]
 pub struct Program<R: 'static = ()> {
-    /// Root command with all others; its name is the one in help texts and errors (`etcdctl`).
+    /// Root command with all subcommands; its name appears in help texts and errors (`etcdctl`).
     pub root: Command<R>,
-    /// Flags that every command takes.
+    /// Flags that every command accepts.
     pub globals: &'static [FlagRow],
-    /// The beginning of the environment variables that stand for the global flags (`ETCDCTL_`).
+    /// Prefix of the environment variables that set global flags (`ETCDCTL_`).
     pub env_prefix: Option<&'static str>,
-    /// Environment variables with that beginning that are no flags and yet known.
+    /// Environment variables with that prefix that are known but set no flag.
     pub env_known: &'static [&'static str],
-    /// A line at the end of help texts instead of the global flags; empty: those flags are listed.
+    /// A line at the end of help texts in place of the global flags; if empty, the global flags are listed.
     pub globals_hint: &'static str,
 }
 
 impl<R: Copy> Program<R> {
-    /// Reads the arguments (without the program's own name) and the environment.
+    /// Parses the arguments (without the program's name) and the environment.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// Returns the error that etcd's tools report for the arguments.
     pub fn parse(
         &self,
         args: &[std::ffi::OsString],
@@ -287,10 +288,10 @@ impl<R: Copy> Program<R> {
         parser::parse(self, args, env)
     }
 
-    /// The commands from the root to the one at `path`, the root first.
+    /// Returns the commands from the root to the one at `path`, the root first.
     ///
     /// # Panics
-    /// There is no such command.
+    /// Panics if no command has this path.
     pub(crate) fn chain(&self, path: &[&str]) -> Vec<&Command<R>> {
         let mut chain = vec![&self.root];
         let mut at = &self.root;
@@ -305,32 +306,32 @@ impl<R: Copy> Program<R> {
         chain
     }
 
-    /// The help text of the command at `path` (names of commands below the root).
+    /// Returns the help text of the command at `path` (names of commands below the root).
     ///
     /// # Panics
-    /// There is no such command.
+    /// Panics if no command has this path.
     pub fn help(&self, path: &[&str]) -> String {
         crate::help::help(self, path)
     }
 
-    /// The part of the help text from `Usage:` on, as it follows an error.
+    /// Returns the part of the help text from `Usage:` on, which is shown after an error.
     ///
     /// # Panics
-    /// There is no such command.
+    /// Panics if no command has this path.
     pub fn usage(&self, path: &[&str]) -> String {
         crate::help::usage(self, path)
     }
 
-    /// The list of the global flags, one per line.
+    /// Returns the list of the global flags, one per line.
     pub fn global_flags(&self) -> String {
         crate::help::flag_lines(self.globals)
     }
 
-    /// Asserts what the parser relies on: names are unique, defaults are values of their kind, and every command either runs
-    /// or has commands below it. For a test of each tool.
+    /// Asserts what the parser relies on: names are unique, defaults are values of their kind, and every
+    /// command either runs or has subcommands. Each tool calls it in a test.
     ///
     /// # Panics
-    /// The tables are wrong.
+    /// Panics if the tables are invalid.
     pub fn assert_sound(&self) {
         fn check<R>(command: &Command<R>, globals: &[FlagRow]) {
             let all: Vec<&FlagRow> = command.all_flags().chain(globals).collect();

@@ -1,13 +1,13 @@
-//! Scripts that let a shell complete commands and flags. Each lists the tool's whole table, so that completing needs no
-//! run of the tool.
+//! Shell completion scripts for commands and flags. Each script contains the tool's whole table, so
+//! completing does not run the tool.
 
 use crate::command::{Command, FlagRow, Kind, Program};
 use crate::help::line_of;
 
-/// The shells that there are scripts for.
+/// Shells for which scripts can be generated.
 pub const SHELLS: [&str; 4] = ["bash", "zsh", "fish", "powershell"];
 
-/// A flag as scripts list it.
+/// A flag in a completion script.
 #[derive(Clone, Copy, Debug)]
 pub struct Word {
     /// Name of the flag without dashes.
@@ -16,26 +16,26 @@ pub struct Word {
     pub short: Option<char>,
     /// True if the next word is the flag's value.
     pub takes_value: bool,
-    /// One line about the flag.
+    /// Description of the flag in one line.
     pub help: &'static str,
 }
 
-/// A command with all below it, as scripts list them. Made of a [`Program`], or put together of several by a binary that
-/// is several tools.
+/// A command with its subcommands, for completion scripts. Built from a [`Program`], or from several by a
+/// binary that contains several tools.
 #[derive(Clone, Debug, Default)]
 pub struct Tree {
-    /// The word that calls the command; for the root, the name that scripts give their functions.
+    /// Name of the command; for the root, the name that scripts use for their functions.
     pub name: &'static str,
-    /// One line about the command.
+    /// Description of the command in one line.
     pub about: &'static str,
-    /// Flags that the command takes, those of every command included.
+    /// Flags that the command accepts, including the global ones.
     pub flags: Vec<Word>,
-    /// Commands below it.
+    /// Subcommands.
     pub below: Vec<Tree>,
 }
 
 impl Tree {
-    /// Returns what help texts show of a program.
+    /// Returns the commands and flags of a program that are not hidden.
     pub fn of<R>(program: &Program<R>) -> Tree {
         fn made<R>(command: &Command<R>, globals: &[FlagRow]) -> Tree {
             let shown = command.all_flags().chain(globals).filter(|flag| !flag.hidden);
@@ -61,8 +61,8 @@ impl Tree {
         made(&program.root, program.globals)
     }
 
-    /// Returns the script for the shell of this name, `None` if it is none of [`SHELLS`]. `called` is the name of the
-    /// executable.
+    /// Returns the script for the shell with this name; `None` if it is not in [`SHELLS`]. `called` is the
+    /// name of the executable.
     pub fn script(&self, shell: &[u8], called: &str) -> Option<String> {
         Some(match shell {
             b"bash" => bash(self, called),
@@ -73,7 +73,7 @@ impl Tree {
         })
     }
 
-    /// Each command with its path below the root: an empty one for the root, which comes first.
+    /// Returns each command with its path below the root; the root is first and has an empty path.
     fn rows(&self) -> Vec<(String, &Tree)> {
         fn walk<'a>(path: String, tree: &'a Tree, out: &mut Vec<(String, &'a Tree)>) {
             out.push((path.clone(), tree));
@@ -88,7 +88,7 @@ impl Tree {
         out
     }
 
-    /// All flags that take the next word as their value.
+    /// Returns all flags that take the next word as their value.
     fn valued(&self) -> Vec<String> {
         let mut names: Vec<String> = Vec::new();
         for (_, tree) in self.rows() {
@@ -102,7 +102,7 @@ impl Tree {
         names
     }
 
-    /// A name that can be part of a function's.
+    /// Returns the name in a form that is valid in the name of a shell function.
     fn function(&self) -> String {
         self.name.replace(|c: char| !c.is_ascii_alphanumeric(), "_")
     }
@@ -165,7 +165,7 @@ fn fish(tree: &Tree, called: &str) -> String {
     let name = tree.function();
     let plain = |text: &str| text.replace(['\'', '\\'], "").replace('\n', " ");
     let paths: Vec<String> = tree.rows().iter().map(|(path, _)| format!("'{path}'")).collect();
-    // The path of commands before the cursor, and in the end whether a value follows.
+    // Determine the path of commands before the cursor, and whether a flag's value is expected there.
     let mut out = format!(
         "# fish completion for {called}\nfunction __{name}_path\n    set -g __{name}_at ''\n    \
          set -g __{name}_value 0\n    for word in (commandline -opc)[2..-1]\n        \
@@ -236,7 +236,7 @@ fn powershell(tree: &Tree, called: &str) -> String {
         }
         for flag in &tree.flags {
             let name = format!("--{}", flag.name);
-            // PowerShell takes no empty text as a description.
+            // PowerShell does not accept an empty description.
             let help = if flag.help.is_empty() { flag.name } else { flag.help };
             line_of(&mut out, format_args!("            & $flag {} {}", literal(&name), literal(help)));
         }
@@ -249,7 +249,8 @@ fn powershell(tree: &Tree, called: &str) -> String {
     out
 }
 
-/// A text as PowerShell takes it literally; it ends at any of the four single quotes of Unicode unless they are doubled.
+/// Quotes a text as a PowerShell literal. Any of Unicode's four single quotes ends a literal unless it is
+/// doubled.
 fn literal(text: &str) -> String {
     let mut out = String::from("'");
     for letter in text.replace('\n', " ").chars() {

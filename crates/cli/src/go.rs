@@ -1,4 +1,5 @@
-//! Values as Go's standard library, and the libraries that etcd's tools use, read and write them.
+//! Reads and writes values in the formats of Go's standard library and of the libraries that etcd's tools
+//! use.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
@@ -47,8 +48,8 @@ fn escaped(out: &mut String, c: char, quote: char) {
     }
 }
 
-/// Returns true if Go prints a character as it is. The standard library's own escaping of characters that cannot be seen
-/// stands in for Go's table (`unicode.IsPrint`); marks that combine are seen there.
+/// Returns true if Go prints a character unescaped. Rust's escaping of invisible characters is used in place
+/// of Go's table (`unicode.IsPrint`), except that combining marks count as visible.
 fn is_printed(c: char) -> bool {
     let is_plain = c.escape_debug().count() == 1 || matches!(c, '"' | '\'');
     let is_combining = c.escape_debug().count() > 1 && !c.is_control() && c.is_alphanumeric();
@@ -89,7 +90,7 @@ pub fn write_nanoseconds(out: &mut String, nanos: i64) {
         return;
     }
     let seconds = nanos / second;
-    // Writing to a String cannot fail, so the results below carry nothing.
+    // Writing to a String cannot fail, so the results are ignored.
     if seconds >= 3_600 {
         let _ = write!(out, "{}h", seconds / 3_600);
     }
@@ -100,7 +101,8 @@ pub fn write_nanoseconds(out: &mut String, nanos: i64) {
     out.push('s');
 }
 
-/// Writes `whole.fraction` without trailing zeros, where the fraction counts parts of `size`, a power of ten.
+/// Writes `whole.fraction` without trailing zeros. The fraction is in units of 1/`size`, and `size` is a
+/// power of ten.
 fn write_decimal(out: &mut String, whole: u64, fraction: u64, size: u64) {
     let _ = write!(out, "{whole}");
     if fraction != 0 {
@@ -113,8 +115,8 @@ fn write_decimal(out: &mut String, whole: u64, fraction: u64, size: u64) {
 
 const NANOS_PER_SECOND: i64 = 1_000_000_000;
 
-/// The units of Go's notation with their length in nanoseconds. Both spellings of micro (U+00B5 and U+03BC)
-/// are accepted, as in Go.
+/// Units of Go's durations with their length in nanoseconds. As in Go, both spellings of micro (U+00B5 and
+/// U+03BC) are accepted.
 const UNITS: [(&str, i64); 8] = [
     ("ns", 1),
     ("us", 1_000),
@@ -126,13 +128,13 @@ const UNITS: [(&str, i64); 8] = [
     ("h", 3_600 * NANOS_PER_SECOND),
 ];
 
-/// Why a text is not a value of its kind, in Go's words. The words are only ever shown behind the text, so there is no
-/// kind of error to tell from another.
+/// Error for a text that is not a valid value of its kind, with Go's message. The message is only displayed,
+/// so kinds of errors are not distinguished.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValueError(String);
 
 impl ValueError {
-    /// An error with these words.
+    /// Returns an error with this message.
     pub fn new(why: impl Into<String>) -> ValueError {
         ValueError(why.into())
     }
@@ -146,11 +148,12 @@ impl fmt::Display for ValueError {
 
 impl std::error::Error for ValueError {}
 
-/// Parses a duration as Go's `time.ParseDuration` does; returns `1h30m`, `1.5s`, `-20ms` or `0` in nanoseconds.
+/// Parses a duration as Go's `time.ParseDuration` does, such as `1h30m`, `1.5s`, `-20ms` or `0`; returns
+/// nanoseconds.
 ///
 /// # Errors
 ///
-/// Go's text for what is wrong.
+/// Returns Go's error text.
 pub fn parse_duration(text: &str) -> Result<i64, ValueError> {
     let invalid = || ValueError(format!("time: invalid duration {}", quote(text)));
     let (negative, mut rest) = match text.as_bytes().first() {
@@ -185,13 +188,14 @@ pub fn parse_duration(text: &str) -> Result<i64, ValueError> {
             let why = format!("time: unknown unit {} in duration {}", quote(unit), quote(text));
             return Err(ValueError(why));
         };
-        // Nineteen digits hold every i64; more only overflow, which is an error anyway.
+        // Every i64 has at most nineteen digits; more digits overflow, which is an error anyway.
         if whole.trim_start_matches('0').len() > 19 {
             return Err(invalid());
         }
         let whole: i128 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| invalid())? };
         nanos += whole * i128::from(*unit_nanos);
-        // Digits below a nanosecond of an hour are beyond the resolution: eighteen are plenty.
+        // Eighteen fractional digits of an hour are already far below a nanosecond; further digits are
+        // ignored.
         let mut scale = i128::from(*unit_nanos) * 1_000_000_000_000_000_000;
         let mut part: i128 = 0;
         for digit in fraction.bytes().take(18) {
@@ -212,7 +216,7 @@ pub fn parse_duration(text: &str) -> Result<i64, ValueError> {
 ///
 /// # Errors
 ///
-/// Go's text.
+/// Returns Go's error text.
 pub fn parse_bool(text: &str) -> Result<bool, ValueError> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
@@ -225,7 +229,7 @@ pub fn parse_bool(text: &str) -> Result<bool, ValueError> {
 ///
 /// # Errors
 ///
-/// Go's text.
+/// Returns Go's error text.
 pub fn parse_int(text: &str) -> Result<i64, ValueError> {
     let (negative, digits) = match text.as_bytes().first() {
         Some(b'-') => (true, &text[1..]),
@@ -242,7 +246,7 @@ pub fn parse_int(text: &str) -> Result<i64, ValueError> {
 ///
 /// # Errors
 ///
-/// Go's text.
+/// Returns Go's error text.
 pub fn parse_uint(text: &str) -> Result<u64, ValueError> {
     magnitude(text).map_err(|why| ValueError(format!("strconv.ParseUint: parsing {}: {why}", quote(text))))
 }
@@ -250,7 +254,7 @@ pub fn parse_uint(text: &str) -> Result<u64, ValueError> {
 /// Parses an unsigned number as Go's `strconv.ParseUint` does with base 0 and 32 bits.
 ///
 /// # Errors
-/// Go's text for what is no such number.
+/// Returns Go's error text.
 pub fn parse_uint32(text: &str) -> Result<u32, ValueError> {
     let fault = |why| ValueError(format!("strconv.ParseUint: parsing {}: {why}", quote(text)));
     u32::try_from(magnitude(text).map_err(fault)?).map_err(|_| fault("value out of range"))
@@ -266,7 +270,7 @@ fn magnitude(text: &str) -> Result<u64, &'static str> {
         _ => (10, &lower[..]),
     };
     let plain: String = digits.chars().filter(|c| *c != '_').collect();
-    // A blank stands only between digits, or behind the base.
+    // An underscore must stand between digits or after the base prefix.
     let is_misplaced =
         digits.ends_with('_') || digits.contains("__") || digits.starts_with('_') && base == 10;
     if plain.is_empty() || is_misplaced || !plain.chars().all(|c| c.is_digit(base)) {

@@ -1,4 +1,4 @@
-//! Help texts in the shape that etcd's tools have.
+//! Help texts in the format of etcd's tools.
 
 use std::fmt::Write as _;
 
@@ -48,7 +48,7 @@ pub(crate) fn usage<R: Copy>(program: &Program<R>, path: &[&str]) -> String {
         .collect();
     flags.push((&help, &text));
     line_of(&mut out, format_args!("\nFlags:\n{}", lines(flags).trim_end()));
-    // The global flags are the root's own.
+    // For the root, the global flags are its own flags.
     let globals: Vec<(&FlagRow, &str)> = command
         .inherited_flags
         .iter()
@@ -80,7 +80,7 @@ fn subcommands<R>(out: &mut String, command: &Command<R>, is_root: bool) {
     let mut shown: Vec<(&str, &str, &str)> = (command.subcommands.iter().filter(|below| !below.hidden))
         .map(|below| (below.name, below.about, below.group))
         .collect();
-    // The parser knows `help` of itself, where no command is called so.
+    // The parser handles `help` itself if no command has this name.
     if is_root && !shown.is_empty() && shown.iter().all(|(name, ..)| *name != "help") {
         shown.push(("help", "Help about any command", ""));
         shown.sort_by_key(|(name, ..)| *name);
@@ -92,7 +92,7 @@ fn subcommands<R>(out: &mut String, command: &Command<R>, is_root: bool) {
             groups.push(group);
         }
     }
-    // Those without a heading come last, under one of their own unless it is the only one.
+    // Commands without a heading come last, under a separate heading unless it is the only one.
     groups.sort_by_key(|group| group.is_empty());
     for group in &groups {
         let heading = match (*group, groups.len()) {
@@ -111,7 +111,7 @@ pub(crate) fn flag_lines(flags: &[FlagRow]) -> String {
     lines(flags.iter().filter(|flag| !flag.hidden).map(|flag| (flag, flag.help)).collect())
 }
 
-/// Flags in the order of their names, their help in one column.
+/// Returns the flags sorted by name, with their help texts in one column.
 fn lines(mut flags: Vec<(&FlagRow, &str)>) -> String {
     flags.sort_by_key(|(flag, _)| flag.name);
     let rows: Vec<(String, String)> = flags
@@ -141,7 +141,8 @@ fn lines(mut flags: Vec<(&FlagRow, &str)>) -> String {
     out
 }
 
-/// The word for the value, which the help may give in backquotes, and the help without those.
+/// Returns the word for the value, which the help text may give in backquotes, and the help text without the
+/// backquotes.
 fn named_value(kind: Kind, help: &str) -> (String, String) {
     let mut parts = help.splitn(3, '`');
     match (parts.next(), parts.next(), parts.next()) {

@@ -1,33 +1,33 @@
-//! Where a tool reads and writes.
+//! The streams of a tool.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, BufRead, IsTerminal as _, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-/// The streams, environment and clock that a tool works with besides its arguments; the process's own, or a test's.
-/// Clones share the streams.
+/// Streams, environment and clock of a tool: those of the process, or those of a test. Clones share the
+/// streams.
 #[derive(Clone)]
 pub struct Io {
     /// Standard input.
     pub input: Input,
-    /// Standard output: data.
+    /// Standard output, for data.
     pub out: Output,
-    /// Standard error: everything else.
+    /// Standard error, for everything else.
     pub err: Output,
-    /// The environment variables.
+    /// Environment variables.
     pub environment: Vec<(OsString, OsString)>,
-    /// True if these are the process's own streams, so that a program that is started may inherit them and a terminal
+    /// True if these are the process's own streams, so that a child process may inherit them and a terminal
     /// may be asked for passwords.
     pub is_process: bool,
     /// True if standard output is a terminal.
     pub is_terminal: bool,
-    /// Tells the time that is printed with notices.
+    /// Clock for the time that is printed with notices.
     pub clock: fn() -> SystemTime,
 }
 
 impl Io {
-    /// The streams, environment and clock of this process.
+    /// Returns the streams, environment and clock of this process.
     pub fn of_process() -> Io {
         Io {
             input: Input::new(io::BufReader::new(io::stdin())),
@@ -40,7 +40,8 @@ impl Io {
         }
     }
 
-    /// Streams in memory, for a test: an empty standard input and environment, and two outputs that are kept.
+    /// Returns streams in memory, for a test: an empty standard input and environment, and two outputs that
+    /// are recorded.
     pub fn in_memory() -> (Io, Printed) {
         let printed = Printed::default();
         let io = Io {
@@ -55,13 +56,13 @@ impl Io {
         (io, printed)
     }
 
-    /// The value of an environment variable; empty where it is not set.
+    /// Returns the value of an environment variable; empty if it is not set.
     pub fn variable(&self, name: &str) -> &OsStr {
         let found = self.environment.iter().rev().find(|(key, _)| key == name);
         found.map_or(OsStr::new(""), |(_, value)| value)
     }
 
-    /// The environment variables whose name and value are text.
+    /// Returns the environment variables whose name and value are valid text.
     pub fn text_environment(&self) -> impl Iterator<Item = (String, String)> + '_ {
         self.environment
             .iter()
@@ -69,7 +70,7 @@ impl Io {
     }
 }
 
-/// The output of a tool in [`Io::in_memory`].
+/// The recorded output of a tool with [`Io::in_memory`].
 #[derive(Clone, Debug, Default)]
 pub struct Printed {
     out: Arc<Mutex<Vec<u8>>>,
@@ -92,7 +93,7 @@ impl Printed {
     }
 }
 
-/// A writer into memory.
+/// A writer that appends to memory.
 struct Kept(Arc<Mutex<Vec<u8>>>);
 
 impl Write for Kept {
@@ -105,41 +106,41 @@ impl Write for Kept {
     }
 }
 
-/// Standard input, shared.
+/// Standard input, shared by clones.
 #[derive(Clone)]
 pub struct Input(Arc<Mutex<dyn BufRead + Send>>);
 
 impl Input {
-    /// Reads from this.
+    /// Returns an input that reads from `reader`.
     pub fn new(reader: impl BufRead + Send + 'static) -> Input {
         Input(Arc::new(Mutex::new(reader)))
     }
 
-    /// The next line without its newline, or `None` at the end: also for a last line that no newline ends, which
-    /// etcdctl does not take as one.
+    /// Returns the next line without its newline; `None` at the end. A last line without a newline also gives
+    /// `None`, because etcdctl does not accept it as a line.
     ///
     /// # Errors
-    /// Reading failed.
+    /// Returns an error if reading fails.
     pub fn line(&self) -> io::Result<Option<Vec<u8>>> {
         let mut line = self.rest_of_line()?;
         Ok((line.pop() == Some(b'\n')).then_some(line))
     }
 
-    /// Returns all bytes up to and with the next newline, or up to the end.
+    /// Returns all bytes up to the next newline, including it, or up to the end.
     ///
     /// # Errors
     ///
-    /// Reading failed.
+    /// Returns an error if reading fails.
     pub fn rest_of_line(&self) -> io::Result<Vec<u8>> {
         let mut line = Vec::new();
         self.locked().read_until(b'\n', &mut line)?;
         Ok(line)
     }
 
-    /// Everything up to the end.
+    /// Returns all bytes up to the end.
     ///
     /// # Errors
-    /// Reading failed.
+    /// Returns an error if reading fails.
     pub fn all(&self) -> io::Result<Vec<u8>> {
         let mut all = Vec::new();
         self.locked().read_to_end(&mut all)?;
@@ -147,26 +148,26 @@ impl Input {
     }
 
     fn locked(&self) -> std::sync::MutexGuard<'_, dyn BufRead + Send + 'static> {
-        // A reader that panicked took what it took: the rest is still readable.
+        // If a reader panicked, the rest of the input is still readable.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Standard output or error, shared. Every write is passed on at once, so that the reader of a pipe sees events as they
-/// come.
+/// Standard output or standard error, shared by clones. Every write is flushed at once, so that the reader of
+/// a pipe sees events immediately.
 #[derive(Clone)]
 pub struct Output(Arc<Mutex<dyn Write + Send>>);
 
 impl Output {
-    /// Writes to this.
+    /// Returns an output that writes to `writer`.
     pub fn new(writer: impl Write + Send + 'static) -> Output {
         Output(Arc::new(Mutex::new(writer)))
     }
 
-    /// Writes all of it.
+    /// Writes all bytes and flushes them.
     ///
     /// # Errors
-    /// The reader has closed the stream.
+    /// Returns an error if the reader has closed the stream.
     pub fn write(&self, bytes: &[u8]) -> io::Result<()> {
         let mut writer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         writer.write_all(bytes)?;
@@ -176,13 +177,13 @@ impl Output {
     /// Writes a line.
     ///
     /// # Errors
-    /// As [`Output::write`].
+    /// Returns the errors of [`Output::write`].
     pub fn line(&self, text: impl AsRef<[u8]>) -> io::Result<()> {
         self.write(&[text.as_ref(), b"\n"].concat())
     }
 
-    /// Writes all of it, and ignores that the reader may have closed the stream: for notices, whose loss cannot be told
-    /// to anybody.
+    /// Writes a notice, and ignores an error if the reader has closed the stream, because the loss cannot be
+    /// reported.
     pub fn notice(&self, text: impl AsRef<[u8]>) {
         let _ = self.write(text.as_ref());
     }

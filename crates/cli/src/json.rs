@@ -1,8 +1,9 @@
-//! JSON as Go's `encoding/json` writes it.
+//! JSON in the format of Go's `encoding/json`.
 
 use std::fmt::Write as _;
 
-/// A string with its quotes. `<`, `>` and `&` are escaped as Go does it by default; bytes that are no text become U+FFFD.
+/// Returns a JSON string with its quotes. As Go does by default, `<`, `>` and `&` are escaped; invalid UTF-8
+/// becomes U+FFFD.
 pub fn string(text: impl AsRef<[u8]>) -> String {
     let mut out = String::from("\"");
     for c in String::from_utf8_lossy(text.as_ref()).chars() {
@@ -24,7 +25,7 @@ pub fn string(text: impl AsRef<[u8]>) -> String {
     out
 }
 
-/// Bytes as Go writes them: base64 with padding, without quotes.
+/// Returns bytes as Go encodes them: base64 with padding, without quotes.
 pub fn base64(bytes: impl AsRef<[u8]>) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut out = String::new();

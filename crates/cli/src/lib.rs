@@ -1,14 +1,16 @@
-//! What the command-line tools share: tables of commands and flags, from which parser, help and completion follow; the
-//! streams that a tool works with and how it fails; and output in the forms that users of etcd's tools know.
+//! Code shared by the command-line tools: tables of commands and flags, from which parser, help and
+//! completion are derived; the streams of a tool and its failures; and output in the formats of etcd's tools.
 //!
-//! What it is: one shape for all tools. A command is one file with its flags (constants of type [`Flag`]), its [`Command`]
-//! and the function that runs it; the function reads flags by [`Matches::get`], works with an [`Io`] and returns a
-//! [`Failure`]. Further the syntax of etcd's own tools (flags anywhere, `--name=value`, `--name value`, `-w json`), their
-//! environment variables, their error texts; box tables; Go's ways of writing durations, quoted strings, sizes and JSON.
+//! All tools have the same structure. A command is one file with its flags (constants of type [`Flag`]), its
+//! [`Command`] and the function that runs it; the function reads flags with [`Matches::get`], uses an [`Io`]
+//! and returns a [`Failure`]. The crate also contains the syntax of etcd's own tools (flags anywhere,
+//! `--name=value`, `--name value`, `-w json`), their environment variables, their error texts; box tables;
+//! Go's formats of durations, quoted strings, sizes and JSON.
 //!
-//! What it does not know: etcd's API beyond the text of a status, any command, the network.
+//! The crate does not know etcd's API, except the text of a status, nor any command or the network.
 //!
-//! Invariants: reading a flag cannot fail, since the constant that declares the flag also reads it; data goes to standard output, progress only to a terminal on standard error.
+//! Invariants: reading a flag cannot fail, since the constant that declares the flag also reads it; data goes
+//! to standard output, and progress is written to standard error only if it is a terminal.
 //!
 //! Tests: `tests/it`, and beside the code.
 

@@ -1,31 +1,31 @@
-//! Pages for `man`, in the macros of man(7), made of the same tree as the completion scripts.
+//! Manual pages in the macros of man(7), generated from the same tree as the completion scripts.
 
 use crate::completion::{Tree, Word};
 use crate::help::line_of;
 
-/// The words around the list of commands and flags.
+/// Text of a manual page besides the list of commands and flags.
 #[derive(Clone, Copy, Debug)]
 pub struct Page<'a> {
-    /// The words that call the command: `mainstay ctl`. The page's name has hyphens in place of blanks.
+    /// Words that call the command: `mainstay ctl`. The page's name has hyphens in place of blanks.
     pub called: &'a str,
-    /// One line that says what the command is.
+    /// Description of the command in one line.
     pub about: &'a str,
-    /// Section of the manual: 1 for commands, 8 for what an administrator runs.
+    /// Section of the manual: 1 for commands, 8 for administration commands.
     pub section: u8,
-    /// The release: `Mainstay 0.1.0`.
+    /// Release, such as `Mainstay 0.1.0`.
     pub release: &'a str,
     /// Paragraphs of the description.
     pub description: &'a [&'a str],
-    /// Other pages, with their sections.
+    /// Related pages, with their sections.
     pub see_also: &'a [(&'a str, u8)],
 }
 
 impl Page<'_> {
-    /// Returns the page for a command with the flags and commands of `tree`.
+    /// Returns the page for a command with the flags and subcommands in `tree`.
     pub fn of(&self, tree: &Tree) -> String {
         let name = self.called.replace(' ', "-");
         let mut out = String::new();
-        // No date: the same release gives the same page.
+        // No date, so that the same release always generates the same page.
         line_of(
             &mut out,
             format_args!(
@@ -62,7 +62,7 @@ impl Page<'_> {
     }
 }
 
-/// Each command with its own flags: those that the root has, too, are listed there.
+/// Writes each command with its own flags; flags of the root are listed only there.
 fn commands(out: &mut String, below: &[Tree], path: &str, known: &[Word]) {
     for command in below {
         let path = if path.is_empty() { command.name.to_owned() } else { format!("{path} {}", command.name) };
@@ -87,7 +87,7 @@ fn flags(out: &mut String, flags: &[Word]) {
     }
 }
 
-/// Text as it is: what roff would take for its own is escaped.
+/// Escapes the characters of a text that roff would interpret.
 fn text(words: &str) -> String {
     let mut out = String::with_capacity(words.len());
     for letter in words.chars() {
@@ -101,7 +101,7 @@ fn text(words: &str) -> String {
     out
 }
 
-/// Text that begins a line, where a dot or an apostrophe would be a request.
+/// Escapes a text at the start of a line, where a dot or an apostrophe would begin a request.
 fn line(words: &str) -> String {
     let text = text(words.trim());
     match text.starts_with(['.', '\'']) {
@@ -110,7 +110,7 @@ fn line(words: &str) -> String {
     }
 }
 
-/// Text that is one argument of a request.
+/// Quotes a text as one argument of a request.
 fn quoted(words: &str) -> String {
     format!("\"{}\"", text(words).replace('"', "\\(dq"))
 }

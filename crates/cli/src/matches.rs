@@ -1,4 +1,4 @@
-//! What was given on a command line.
+//! The parsed command line.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,12 +14,12 @@ pub(crate) enum Value {
     Float(f64),
     Text(String),
     List(Vec<String>),
-    /// Nanoseconds.
+    /// A duration in nanoseconds.
     Duration(i64),
 }
 
 impl Value {
-    /// Reads a value; a list goes on from `before`.
+    /// Parses a value; a list is appended to `before`.
     pub fn read(kind: Kind, text: &str, before: Option<&Value>) -> Result<Value, ValueError> {
         Ok(match kind {
             Kind::Bool => Value::Bool(go::parse_bool(text)?),
@@ -46,18 +46,18 @@ impl Value {
     }
 }
 
-/// A command and what it was given.
+/// A command with its arguments and flags.
 #[derive(Clone, Debug)]
 pub struct Matches {
-    /// The names of the commands below the root; empty: none was named.
+    /// Names of the commands below the root; empty if none was named.
     pub path: Vec<&'static str>,
-    /// Arguments besides flags.
+    /// Arguments that are not flags.
     pub args: Vec<Vec<u8>>,
-    /// Number of [`Matches::args`] before `--`, if there was one.
+    /// Number of [`Matches::args`] before `--`; `None` without `--`.
     pub dash_at: Option<usize>,
-    /// Environment variables that begin like the tool's own and are none of them, as `NAME=VALUE`.
+    /// Unknown environment variables with the tool's prefix, as `NAME=VALUE`.
     pub unknown_env: Vec<String>,
-    /// Environment variables of the tool's own whose values it cannot use, with the reasons. They count as not set.
+    /// Environment variables of the tool with invalid values, with the reasons. They count as not set.
     pub unusable_env: Vec<String>,
     pub(crate) values: BTreeMap<&'static str, (Value, bool)>,
 }
@@ -82,25 +82,26 @@ impl Matches {
 
     fn value(&self, flag: &FlagRow) -> Option<&Value> {
         let found = self.values.get(flag.name);
-        // A flag that its command's table leaves out has its default, since nobody can give it.
+        // A flag that is missing in its command's table has its default, because it cannot be given.
         debug_assert!(found.is_some(), "the table of {:?} leaves out --{}", self.path, flag.name);
         found.map(|(value, _)| value)
     }
 
-    /// The value of a flag: as given on the command line or in the environment, otherwise the default. A flag that the
-    /// command does not take has its default, too.
+    /// Returns the value of a flag, from the command line or the environment, otherwise its default. A flag
+    /// that the command does not accept has its default, too.
     pub fn get<T: FlagValue>(&self, flag: Flag<T>) -> T::Ref<'_> {
         let row = flag.row();
         T::of(self.value(&row), row.default)
     }
 
-    /// Returns true if the flag was given, on the command line or in the environment. False for a flag that the command does
-    /// not take.
+    /// Returns true if the flag was given, on the command line or in the environment. Returns false for a
+    /// flag that the command does not accept.
     pub fn is_given(&self, flag: impl Into<FlagRow>) -> bool {
         self.values.get(flag.into().name).is_some_and(|(_, given)| *given)
     }
 
-    /// The value of a flag as text, as one would give it: lists in brackets, with commas.
+    /// Returns the value of a flag as text in the form in which a user writes it: lists in brackets, with
+    /// commas.
     pub fn written(&self, flag: &FlagRow) -> String {
         match self.value(flag) {
             None => flag.default.to_owned(),
@@ -114,15 +115,15 @@ impl Matches {
         }
     }
 
-    /// An argument as text; bytes that are none are replaced.
+    /// Returns an argument as text; invalid UTF-8 is replaced.
     pub fn arg_text(&self, at: usize) -> Option<String> {
         self.args.get(at).map(|arg| String::from_utf8_lossy(arg).into_owned())
     }
 }
 
-/// A type that a flag's value can have.
+/// A type of flag values.
 pub trait FlagValue {
-    /// The value as a command reads it.
+    /// The type in which a command reads the value.
     type Ref<'a>;
 
     #[doc(hidden)]
@@ -130,8 +131,8 @@ pub trait FlagValue {
     fn of<'a>(value: Option<&'a Value>, default: &'static str) -> Self::Ref<'a>;
 }
 
-/// Implements [`FlagValue`] for a value that is copied. The last expression reads the default of a flag that the command
-/// does not take.
+/// Implements [`FlagValue`] for a type whose values are copied. The last expression reads the default of a
+/// flag that the command does not accept.
 macro_rules! copied {
     ($type:ty, $kind:ident, $value:ident => $read:expr, $default:ident => $otherwise:expr) => {
         impl FlagValue for $type {
@@ -159,7 +160,7 @@ copied!(
 copied!(f64, Float, value => *value, default => default.parse().unwrap_or_default());
 copied!(Duration, Duration, value => positive(*value), default => positive(go::parse_duration(default).unwrap_or(0)));
 
-/// A duration of a flag; one below zero counts as zero.
+/// Returns the duration of a flag; a negative one counts as zero.
 fn positive(nanos: i64) -> Duration {
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(0))
 }

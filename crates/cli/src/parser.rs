@@ -1,4 +1,5 @@
-//! From words to [`Matches`]: the syntax and the refusals of etcd's own tools.
+//! Parses the words of a command line into [`Matches`], with the syntax and the error texts of etcd's own
+//! tools.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -8,25 +9,25 @@ use crate::command::{Command, FlagRow, Kind, Program};
 use crate::go;
 use crate::matches::Matches;
 
-/// The request of a command line.
+/// The action that a command line requests.
 #[derive(Clone, Debug)]
 pub enum Invocation<R> {
-    /// A command is to run.
+    /// Run a command.
     Run(Matches, R),
-    /// The path ends at a group of commands, or is empty: the tool shows its help.
+    /// The path ends at a group of commands or is empty, so the tool shows its help.
     Group(Matches),
-    /// Help was asked for; here it is.
+    /// Print this help text, which was requested.
     Help(String),
 }
 
 /// A refused command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UsageError {
-    /// The error in the words of etcd's tools.
+    /// Error text of etcd's tools.
     pub message: String,
-    /// The command that refuses, to show its usage: see [`Program::usage`].
+    /// Path of the command that refuses, to show its usage: see [`Program::usage`].
     pub path: Vec<&'static str>,
-    /// An environment variable says something else than a flag: etcd's tools log this and end with code 1.
+    /// True if an environment variable contradicts a flag: etcd's tools log this error and exit with code 1.
     pub is_env: bool,
 }
 
@@ -38,7 +39,7 @@ impl fmt::Display for UsageError {
 
 impl std::error::Error for UsageError {}
 
-/// Returns the flag that a word names.
+/// Returns the flag that `name` means.
 fn find<'a, R>(command: &'a Command<R>, globals: &'a [FlagRow], name: &str) -> Option<&'a FlagRow> {
     command.all_flags().chain(globals).find(|flag| flag.name == name)
 }
@@ -47,8 +48,9 @@ fn find_short<'a, R>(command: &'a Command<R>, globals: &'a [FlagRow], letter: ch
     command.all_flags().chain(globals).find(|flag| flag.short == Some(letter))
 }
 
-/// Returns true if the word after this one is its value, as far as this command's flags tell. Flags of commands further
-/// down are not known here and count as such; so does the field's own parser.
+/// Returns true if the word after this one is its value, judging by this command's flags. Flags of
+/// subcommands are not known here and count as flags with a value; etcd's own parser (cobra) has the same
+/// rule.
 fn takes_next<R>(command: &Command<R>, globals: &[FlagRow], word: &str) -> bool {
     if word.contains('=') {
         return false;
@@ -66,10 +68,10 @@ fn takes_next<R>(command: &Command<R>, globals: &[FlagRow], word: &str) -> bool 
     }
 }
 
-/// A command, its path, and the words that name no command.
+/// A command, its path, and the words that do not name commands.
 type Located<'a, R> = (&'a Command<R>, Vec<&'static str>, Vec<Vec<u8>>);
 
-/// Follows the words that name commands.
+/// Finds the command named by the arguments.
 fn locate<'a, R: Copy>(program: &'a Program<R>, args: &[Vec<u8>]) -> Result<Located<'a, R>, UsageError> {
     let (mut command, mut path, mut rest) = (&program.root, Vec::new(), Vec::new());
     let mut words = args.iter();
@@ -102,14 +104,14 @@ fn locate<'a, R: Copy>(program: &'a Program<R>, args: &[Vec<u8>]) -> Result<Loca
                 message.push_str(&did_you_mean(&near(command, &text)));
                 return Err(UsageError { message, path, is_env: false });
             }
-            // A group shows its help, whatever follows it.
+            // A group shows its help, whatever follows its name.
             None => rest.push(word.clone()),
         }
     }
     Ok((command, path, rest))
 }
 
-/// The command below this one with that name, or the only one whose name begins so.
+/// Returns the subcommand with this name, or the only one whose name begins with it.
 fn named<'a, R>(command: &'a Command<R>, word: &str) -> Option<&'a Command<R>> {
     let exact = command.subcommands.iter().find(|below| below.answers_to(word));
     exact.or_else(|| {
@@ -119,25 +121,26 @@ fn named<'a, R>(command: &'a Command<R>, word: &str) -> Option<&'a Command<R>> {
     })
 }
 
-/// Names of commands that a mistyped one may stand for.
+/// Returns the names of commands that a mistyped word may mean.
 fn near<R>(command: &Command<R>, word: &str) -> Vec<&'static str> {
     near_names(word, command.subcommands.iter().filter(|below| !below.hidden).map(|below| below.name))
 }
 
-/// Names that a mistyped one may stand for: at most two changes away, or beginning with it.
+/// Returns the names that a mistyped word may mean: names at most two edits away, or names that begin with
+/// the word.
 pub fn near_names<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let lower = word.to_lowercase();
     let is_near = |name: &&str| distance(&lower, name) <= 2 || name.starts_with(&lower);
     names.into_iter().filter(is_near).collect()
 }
 
-/// The question that follows the refusal of a mistyped name; nothing if no name is near.
+/// Returns the question that follows the error about a mistyped name; empty if no name is similar.
 pub fn did_you_mean(near: &[&str]) -> String {
     let names: String = near.iter().map(|name| format!("\t{name}\n")).collect();
     if names.is_empty() { names } else { format!("\n\nDid you mean this?\n{names}") }
 }
 
-/// Levenshtein's distance.
+/// Returns the Levenshtein distance of two texts.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -243,8 +246,9 @@ fn set(matches: &mut Matches, flag: &FlagRow, value: &str) -> Result<(), String>
         .map_err(|why| format!("invalid argument {} for \"{}\" flag: {why}", go::quote(value), flag.shown()))
 }
 
-/// Sets the global flags that the environment knows and the command line does not. As in etcd's tools a variable without a value
-/// is an unknown one, and one with a value that cannot be used does not keep the command from running (COMPAT-441).
+/// Sets global flags from the environment if they are not on the command line. As in etcd's tools, a variable
+/// without a value counts as unknown, and one with an invalid value does not prevent the command from running
+/// (COMPAT-441).
 fn from_environment<R>(
     program: &Program<R>,
     matches: &mut Matches,

@@ -1,15 +1,15 @@
-//! How far long work has come, for a user who looks at it.
+//! Shows the progress of long work to a user at a terminal.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
 use crate::go;
 
-/// Least interval between two drawings of the line.
+/// Minimum interval between two updates of the line.
 const DRAW_INTERVAL: Duration = Duration::from_millis(200);
 const BAR_CELLS: u64 = 24;
 
-/// A line on standard error that tells how far the work has come. Nothing is written where that is no terminal.
+/// A progress line on standard error. Nothing is written if standard error is not a terminal.
 #[derive(Debug)]
 pub struct Progress {
     what: String,
@@ -32,22 +32,22 @@ impl Progress {
         Progress { what: what.to_owned(), unit, total, began: Instant::now(), drawn: None, is_seen }
     }
 
-    /// Work on bytes, as many as are known.
+    /// Returns the progress of work measured in bytes; `total` is `None` if the amount is unknown.
     pub fn of_bytes(what: &str, total: Option<u64>) -> Progress {
         Progress::new(what, Unit::Bytes, total)
     }
 
-    /// Work on things that are counted.
+    /// Returns the progress of work measured in items; `total` is `None` if the number is unknown.
     pub fn of_things(what: &str, total: Option<u64>) -> Progress {
         Progress::new(what, Unit::Things, total)
     }
 
-    /// The whole has become known.
+    /// Sets the total amount once it is known.
     pub fn set_total(&mut self, total: u64) {
         self.total = Some(total);
     }
 
-    /// Shows that this much is done, followed by `note`.
+    /// Shows that `done` of the work is finished, followed by `note`.
     pub fn at(&mut self, done: u64, note: &str) {
         let now = Instant::now();
         if !self.is_seen || self.drawn.is_some_and(|drawn| now < drawn + DRAW_INTERVAL) {
@@ -55,11 +55,11 @@ impl Progress {
         }
         self.drawn = Some(now);
         let line = self.line(done, now.duration_since(self.began), note);
-        // Nobody can be told that standard error is gone.
+        // An error cannot be reported, because standard error itself fails.
         let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
     }
 
-    /// The line as it is drawn.
+    /// Returns the progress line.
     fn line(&self, done: u64, took: Duration, note: &str) -> String {
         let amount = |count: u64| match self.unit {
             Unit::Bytes => go::bytes(count),
@@ -90,10 +90,10 @@ impl Progress {
         }
     }
 
-    /// Takes the line away.
+    /// Removes the progress line.
     pub fn finish(&mut self) {
         if self.drawn.take().is_some() {
-            // As above.
+            // An error cannot be reported, because standard error itself fails.
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
     }

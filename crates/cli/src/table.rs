@@ -1,8 +1,8 @@
-//! Tables in box lines, as etcd's tools have them since 3.7.
+//! Tables in boxes, in the format of etcd's tools since 3.7.
 
 use std::fmt;
 
-/// A table. Its text ends with a line break.
+/// A table. Its text ends with a newline.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     header: Vec<String>,
@@ -10,7 +10,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table with these columns; headings are written in capitals, `_` as a blank.
+    /// Returns a table with these columns; headings are in upper case, with `_` shown as a blank.
     pub fn new<S: AsRef<str>>(header: impl IntoIterator<Item = S>) -> Table {
         let header = header.into_iter().map(|name| name.as_ref().to_uppercase().replace('_', " ")).collect();
         Table { header, rows: Vec::new() }
@@ -19,7 +19,7 @@ impl Table {
     /// Adds a row.
     ///
     /// # Panics
-    /// It has not as many cells as the table has columns.
+    /// Panics if the row does not have one cell per column.
     pub fn row(&mut self, cells: Vec<String>) {
         assert_eq!(cells.len(), self.header.len(), "a cell per column");
         self.rows.push(cells);
@@ -30,7 +30,8 @@ fn lines(cell: &str) -> Vec<&str> {
     if cell.is_empty() { vec![""] } else { cell.lines().collect() }
 }
 
-/// Columns a text takes on a terminal, for the scripts that etcd's names and errors are written in.
+/// Returns the number of terminal columns that a text takes, for the scripts in which etcd's names and errors
+/// are written.
 fn width(text: &str) -> usize {
     text.chars().count()
 }

@@ -1,4 +1,4 @@
-//! The cluster a member without data is to form or join.
+//! The cluster that a member without data forms or joins.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,7 +10,7 @@ use super::{Config, InitialClusterState, Url};
 use api::url::UrlError;
 use cli::go::quote;
 
-/// One member named in the initial cluster.
+/// A member named in the initial cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InitialMember {
     /// Id of the member.
@@ -21,9 +21,10 @@ pub struct InitialMember {
     pub peer_urls: Vec<Url>,
 }
 
-/// The initial cluster, with the ids that every member computes alike from the same options.
+/// The initial cluster, with ids that every member computes from the same options with the same result.
 ///
-/// Who joins an existing cluster takes the ids from that cluster: members added later have other ids.
+/// A member that joins an existing cluster takes the ids from that cluster: members added later have other
+/// ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bootstrap {
     /// The members, sorted by id: the order in which a new cluster's log names them.
@@ -34,10 +35,11 @@ pub struct Bootstrap {
     pub local_id: u64,
 }
 
-/// Why options do not name the cluster that a member is to form or join. The texts are etcd's.
+/// Error returned if the options do not describe a cluster that the member can form or join. The texts are
+/// etcd's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BootstrapError {
-    /// A peer URL is none.
+    /// A peer URL is invalid.
     Url(UrlError),
     /// The initial cluster does not name this member.
     NoLocalName {
@@ -49,23 +51,23 @@ pub enum BootstrapError {
         /// The initial cluster, sorted.
         initial_cluster: String,
     },
-    /// This member does not advertise URLs that the initial cluster has for it.
+    /// The member does not advertise URLs that the initial cluster lists for it.
     NotAdvertised {
-        /// These URLs, with its name.
+        /// URLs that the member does not advertise, with its name.
         missing: String,
-        /// The URLs that it advertises.
+        /// URLs that the member advertises.
         advertised: String,
-        /// In what the two lists differ.
+        /// Description of the difference between the two lists.
         difference: String,
     },
-    /// This member advertises URLs that the initial cluster does not have for it.
+    /// The member advertises URLs that the initial cluster does not list for it.
     NotInCluster {
-        /// These URLs.
+        /// URLs that the initial cluster does not list.
         missing: String,
-        /// The URLs that the initial cluster has for it, with its name.
+        /// URLs that the initial cluster lists for the member, with its name.
         initial_cluster: String,
     },
-    /// This member is not among those that were read, which is a bug.
+    /// The member is not in the parsed cluster, which is a bug.
     LocalMissing,
 }
 
@@ -108,9 +110,9 @@ impl std::error::Error for BootstrapError {
 }
 
 impl Config {
-    /// Reads and checks the initial cluster. To be called when the data directory holds no member, and only then.
+    /// Parses and checks the initial cluster. Call this only when the data directory contains no member.
     ///
-    /// URLs are compared as texts; names are not resolved.
+    /// URLs are compared as text; host names are not resolved.
     pub fn bootstrap(&self) -> Result<Bootstrap, Refusal> {
         self.initial_members()
     }
@@ -119,7 +121,8 @@ impl Config {
         let urls_by_name = parse(&self.initial_cluster)
             .map_err(|error| Refusal::start_failed(format!("error setting up initial cluster: {error}")))?;
         let is_new = self.initial_cluster_state == InitialClusterState::New;
-        // One that was found in SRV records was recognised by the addresses of these URLs, which have other names there.
+        // With SRV records, the member was identified by the addresses of these URLs; the records may use
+        // other host names.
         let is_recognised = matches!(self.discovery, Some(Discovery::Srv { .. }));
         let advertised = (is_new && !is_recognised).then_some(self.initial_advertise_peer_urls.as_slice());
         Bootstrap::of(&self.name, &urls_by_name, &self.initial_cluster_token, advertised)
@@ -128,11 +131,11 @@ impl Config {
 }
 
 impl Bootstrap {
-    /// The cluster that these options name, as `etcdutl snapshot restore` takes them.
+    /// Returns the cluster that these options describe, with the rules of `etcdutl snapshot restore`.
     ///
     /// # Errors
     ///
-    /// When they do not fit together, in etcd's words.
+    /// Returns an error with etcd's text if the options are not consistent.
     pub fn form(
         name: &str,
         initial_cluster: &str,
@@ -142,7 +145,8 @@ impl Bootstrap {
         Bootstrap::of(name, &parse(initial_cluster)?, token, Some(advertised))
     }
 
-    /// A member of a new cluster has to advertise the URLs that the cluster knows it by.
+    /// Builds the cluster. A member of a new cluster must advertise the URLs under which the cluster lists
+    /// it.
     fn of(
         name: &str,
         urls_by_name: &BTreeMap<String, Vec<Url>>,
@@ -173,7 +177,7 @@ impl Bootstrap {
     }
 }
 
-/// `a=http://…,b=http://…`; a name may come several times.
+/// Parses `a=http://…,b=http://…`; a name may occur several times.
 fn parse(text: &str) -> Result<BTreeMap<String, Vec<Url>>, UrlError> {
     let mut urls_by_name: BTreeMap<String, Vec<Url>> = BTreeMap::new();
     for pair in text.split(',').filter(|pair| !pair.is_empty()) {
@@ -205,7 +209,7 @@ fn check_advertised(name: &str, local: &[Url], advertised: &[Url]) -> Result<(),
     Ok(())
 }
 
-/// Returns a text with the difference between two lists that differ.
+/// Describes the difference between two lists of URLs that are not equal.
 fn difference(advertised: &[Url], local: &[Url]) -> String {
     let quoted = |urls: &[Url]| urls.iter().map(|url| quote(url.as_str())).collect::<Vec<_>>().join(" ");
     if advertised.len() != local.len() {

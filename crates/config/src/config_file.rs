@@ -1,8 +1,8 @@
-//! `--config-file`: from a document to settings, by the rules of etcd's `embed.Config`: keys are names of flags, in letters of
-//! either case; of two, the last counts; a value has the type that etcd's has, and a duration is a number of nanoseconds. TLS
-//! stands in blocks of its own.
+//! Reads `--config-file`, with the rules of etcd's `embed.Config`: keys are names of flags, in upper or lower
+//! case; of equal keys the last one counts; a value has the type that etcd's field has, and a duration is a
+//! number of nanoseconds. TLS options are in separate blocks.
 //!
-//! Keys that etcd does not know are ignored by it without a word; here a warning names each (COMPAT-133).
+//! etcd silently ignores unknown keys; here each causes a warning (COMPAT-133).
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -13,13 +13,13 @@ use super::refusal::{Entry, Refusal};
 use super::yaml::{self, Yaml};
 use crate::log_settings::Level;
 
-/// Bytes of a file that are read. etcd's sample, with all its comments, has 6 KiB.
+/// Maximum number of bytes read of a file. etcd's sample file, with all its comments, has 6 KiB.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Flags that etcd's files have under other names or not at all, and that are no keys here either.
+/// Flags that are not keys here, because etcd's files do not have them, or have them under other names.
 const NO_KEYS: &[&str] = &["config-file", "version", "discovery-fallback"];
 
-/// Flags that stand in a block, with the block and the key there.
+/// Flags that are set in a block: flag, block, and key in the block.
 const IN_BLOCKS: &[(&str, &str, &str)] = &[
     ("cert-file", CLIENTS, "cert-file"),
     ("key-file", CLIENTS, "key-file"),
@@ -43,7 +43,7 @@ const IN_BLOCKS: &[(&str, &str, &str)] = &[
     ("socket-reuse-address", SOCKETS, "reuse-address"),
     ("discovery-token", DISCOVERY, "token"),
 ];
-/// Keys of `discovery-config: client`, and of the blocks in it.
+/// Keys of `discovery-config: client` and of its nested blocks, with their flags.
 const IN_DISCOVERY_CLIENT: &[(&str, &str)] = &[
     ("client.endpoints", "discovery-endpoints"),
     ("client.request-timeout", "discovery-request-timeout"),
@@ -62,16 +62,16 @@ const CLIENTS: &str = "client-transport-security";
 const MEMBERS: &str = "peer-transport-security";
 const SOCKETS: &str = "socket-options";
 const DISCOVERY: &str = "discovery-config";
-/// The blocks, with the structs of etcd that its errors name: the one around, and the block's own.
+/// Blocks, each with the names of etcd's outer struct and the block's own struct, which error texts contain.
 const BLOCKS: &[(&str, &str, &str)] = &[
     (CLIENTS, "configJSON", "embed.securityConfig"),
     (MEMBERS, "configJSON", "embed.securityConfig"),
     (SOCKETS, "Config", "transport.SocketOpts"),
     (DISCOVERY, "Config", "v3discovery.DiscoveryConfig"),
 ];
-/// Keys whose values are lists; those of other lists are texts with commas.
+/// Keys whose values are YAML lists; other lists are texts with commas.
 const LISTS: &[&str] = &["log-outputs", "cipher-suites"];
-/// Keys that etcd reads as texts first, of which its errors name another struct.
+/// Keys that etcd first reads as text, for which its error texts name another struct.
 const READ_AS_TEXT: &[&str] = &[
     "listen-peer-urls",
     "listen-client-urls",
@@ -82,11 +82,11 @@ const READ_AS_TEXT: &[&str] = &[
     "host-whitelist",
     "feature-gates",
 ];
-/// Keys of blocks whose flags the command line lacks.
+/// Keys of blocks that have no command-line flag.
 const CLIENT_CNS: &str = "allowed-cn";
 const CLIENT_SKIP: &str = "skip-client-san-verification";
 
-/// Reads the file, and sets what it says.
+/// Reads the file and sets the options in it.
 pub(super) fn read(settings: &mut Settings, path: &str) -> Result<(), Refusal> {
     let bytes = read_file(path).map_err(Refusal::invalid)?;
     let text = std::str::from_utf8(&bytes)
@@ -98,7 +98,7 @@ pub(super) fn read(settings: &mut Settings, path: &str) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// The bytes of the file, or why there are none, in Go's words.
+/// Returns the bytes of the file, or an error with Go's text.
 fn read_file(path: &str) -> Result<Vec<u8>, String> {
     let why = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => "no such file or directory".to_owned(),
@@ -209,7 +209,7 @@ fn set_block(
     Ok(())
 }
 
-/// Sets what `discovery-config: client` says, and the blocks `secure` and `auth` in it.
+/// Sets the options in `discovery-config: client` and in its blocks `secure` and `auth`.
 fn set_discovery_client(
     settings: &mut Settings,
     path: &str,
@@ -249,7 +249,7 @@ fn set_discovery_client(
     Ok(())
 }
 
-/// Sets one flag; null leaves it as it is.
+/// Sets one flag; null leaves it unchanged.
 fn set(
     settings: &mut Settings,
     name: &str,
@@ -265,7 +265,7 @@ fn set(
     let Some(text) = text else { return Ok(()) };
     let is_url = matches!(kind, Kind::Urls | Kind::Origins);
     if text.is_empty() && (is_url || matches!(kind, Kind::List | Kind::OneOf(_) | Kind::Gates)) {
-        // As in etcd an empty text is none.
+        // As in etcd, an empty text counts as not set.
         return Ok(());
     }
     settings.set_key(name, &text).map_err(|reason| match kind {
@@ -278,7 +278,7 @@ fn set(
     })?
 }
 
-/// The value as the flag's grammar has it; `None` for null.
+/// Converts a value to the text that the flag's parser accepts; `None` for null.
 fn converted(value: Yaml, kind: Kind, go_type: &str, place: &str) -> Result<Option<String>, Refusal> {
     let wrong = |what: &str| {
         mistyped(format!("cannot unmarshal {what} into Go struct field {place} of type {go_type}"))
@@ -289,7 +289,7 @@ fn converted(value: Yaml, kind: Kind, go_type: &str, place: &str) -> Result<Opti
         Yaml::Bool(value) if kind == Kind::Bool => return Ok(Some(value.to_string())),
         Yaml::Text(text) if !is_number && kind != Kind::Bool => return Ok(Some(text)),
         Yaml::Int(number) if is_number => number,
-        // Go's reader takes a float for an integer where it is one, since it is written so.
+        // Go's reader accepts a float with an integral value as an integer.
         Yaml::Float(number) if is_number && number.fract() == 0.0 && number.abs() < 1e19 => number as i128,
         Yaml::Float(number) if is_number => return Err(wrong(&format!("number {number}"))),
         other => return Err(wrong(other.kind())),
@@ -306,7 +306,7 @@ fn converted(value: Yaml, kind: Kind, go_type: &str, place: &str) -> Result<Opti
     }
 }
 
-/// A list of texts; `None` for null.
+/// Returns a list of texts; `None` for null.
 fn texts(value: Yaml, place: &str) -> Result<Option<Vec<String>>, Refusal> {
     let wrong = |kind: &str, of: &str| {
         mistyped(format!("cannot unmarshal {kind} into Go struct field {place} of type {of}"))
@@ -328,7 +328,7 @@ fn mistyped(text: String) -> Refusal {
     Refusal::invalid(format!("error unmarshaling JSON: while decoding JSON: json: {text}"))
 }
 
-/// The type of etcd's field, for errors.
+/// Returns the type of etcd's field, for error texts.
 fn go_type(flag: Option<&Flag>, kind: Kind) -> &'static str {
     match (kind, flag.map_or("", |flag| flag.name)) {
         (Kind::Bool, _) => "bool",

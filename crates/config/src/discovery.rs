@@ -1,4 +1,4 @@
-//! How a member without data learns of the others if `--initial-cluster` does not name them.
+//! Discovery of the other members, for a member without data if `--initial-cluster` does not name them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,15 +7,15 @@ use super::parser::Settings;
 use super::refusal::Refusal;
 use super::validation::duration;
 
-/// Where the members of a cluster to be formed are found. Not looked at once the data directory holds a member.
+/// Source of the list of members for a new cluster. Not used if the data directory already contains a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Discovery {
     /// SRV records of a domain (`--discovery-srv`) name the members.
     Srv {
         /// Domain whose SRV records are looked up.
         domain: String,
-        /// Suffix of the SRV service's name, which is `etcd-server-NAME` with it (`--discovery-srv-name`); empty for
-        /// `etcd-server`.
+        /// Suffix of the SRV service name, which then is `etcd-server-NAME` (`--discovery-srv-name`); empty
+        /// for `etcd-server`.
         name: String,
     },
     /// Another etcd cluster, the discovery service, in which all members register (`--discovery-endpoints`).
@@ -35,7 +35,7 @@ pub struct DiscoveryService {
     pub request_timeout: Duration,
     /// Time without traffic after which a connection to the discovery service is pinged; zero for never.
     pub keepalive_time: Duration,
-    /// Time to wait for the answer to a ping before the connection is closed.
+    /// Time to wait for the response to a ping before the connection is closed.
     pub keepalive_timeout: Duration,
     /// True if connections to the discovery service are not encrypted, unless [`Self::cert`], [`Self::key`] or
     /// [`Self::cacert`] is set.
@@ -46,14 +46,15 @@ pub struct DiscoveryService {
     pub cert: Option<PathBuf>,
     /// File with the private key of [`Self::cert`].
     pub key: Option<PathBuf>,
-    /// File with the authorities that the certificate of the discovery service is verified against; `None` for the system's.
+    /// File with the certificate authorities for verifying the discovery service; `None` for the system's
+    /// authorities.
     pub cacert: Option<PathBuf>,
-    /// Name and password of the user that logs in at the discovery service; `None` for no login.
+    /// Name and password for authenticating to the discovery service; `None` for no authentication.
     pub user: Option<(String, String)>,
 }
 
 impl std::fmt::Debug for DiscoveryService {
-    /// The password is not told.
+    /// Does not print the password.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("DiscoveryService")
             .field("token", &self.token)
@@ -63,7 +64,7 @@ impl std::fmt::Debug for DiscoveryService {
     }
 }
 
-/// Reads the options, with etcd's checks and words.
+/// Reads the discovery options, with etcd's checks and error texts.
 pub(super) fn read(settings: &Settings) -> Result<Option<Discovery>, Refusal> {
     if settings.text("discovery-fallback") == "proxy" {
         return Err(Refusal::invalid(
@@ -94,7 +95,7 @@ pub(super) fn read(settings: &Settings) -> Result<Option<Discovery>, Refusal> {
     let file = |name| Some(settings.text(name)).filter(|path| !path.is_empty()).map(PathBuf::from);
     let (name, password) = (settings.text("discovery-user"), settings.text("discovery-password"));
     let user = match name.split_once(':') {
-        // As the help says; etcd takes no user then.
+        // As documented in the help text; etcd uses no user in this case.
         Some((name, password_there)) if password.is_empty() => (name.to_owned(), password_there.to_owned()),
         _ => (name, password),
     };

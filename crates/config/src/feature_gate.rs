@@ -1,44 +1,44 @@
-//! Feature gates: named switches of etcd's, set together by `--feature-gates`.
+//! Feature gates: named switches of etcd, set together by `--feature-gates`.
 
 use std::collections::BTreeMap;
 
 use super::flag::parse_go_bool;
 use cli::go::ValueError;
 
-/// One gate as etcd 3.7 knows it.
+/// A feature gate of etcd 3.7.
 #[derive(Clone, Copy, Debug)]
 pub struct FeatureGate {
     /// Name as written in `--feature-gates`.
     pub name: &'static str,
-    /// Maturity in etcd: label `stage` of `etcd_server_feature_enabled`.
+    /// Maturity in etcd; value of the label `stage` of `etcd_server_feature_enabled`.
     pub stage: Stage,
-    /// State when it is not set.
+    /// Default state.
     pub default: bool,
-    /// Effect of setting it here.
+    /// Effect of setting the gate in this version.
     pub effect: Effect,
 }
 
-/// Maturity of a gate.
+/// Maturity of a feature gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Off by default.
+    /// The gate is off by default.
     Alpha,
     /// The gate is on by default.
     Beta,
 }
 
-/// The effect of setting a gate in this version.
+/// Effect of setting a gate in this version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// The gate switches the named feature on and off.
+    /// The gate enables and disables its feature.
     Implemented,
-    /// Accepted whatever the value; the log says that it makes no difference and, in these words, why.
+    /// Any value is accepted and makes no difference; the log says so and gives this reason.
     NoDifference(&'static str),
 }
 
-/// The gate that sets all alpha gates not named themselves.
+/// Gate that sets all alpha gates that are not set by name.
 pub const ALL_ALPHA: &str = "AllAlpha";
-/// The gate that sets all beta gates not named themselves.
+/// Gate that sets all beta gates that are not set by name.
 pub const ALL_BETA: &str = "AllBeta";
 
 const LEASES_NOTED: &str = "while no member may run etcd, the leader notes the remaining times of leases in the log, and every member keeps them";
@@ -102,14 +102,14 @@ pub const FEATURE_GATES: &[FeatureGate] = &[
 ];
 
 impl FeatureGate {
-    /// The gate called `name`.
+    /// Returns the gate with this name.
     pub fn find(name: &str) -> Option<&'static FeatureGate> {
         FEATURE_GATES.iter().find(|gate| gate.name == name)
     }
 }
 
 impl Stage {
-    /// Spelling in metrics and in the help text.
+    /// Returns the spelling in metrics and in the help text.
     pub fn as_str(self) -> &'static str {
         match self {
             Stage::Alpha => "ALPHA",
@@ -118,7 +118,7 @@ impl Stage {
     }
 }
 
-/// The gates that were set, by name, those set through `AllAlpha` and `AllBeta` included.
+/// The gates that were set, by name, including those set through `AllAlpha` and `AllBeta`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FeatureGates {
     set: BTreeMap<&'static str, bool>,
@@ -129,33 +129,33 @@ pub struct FeatureGates {
 }
 
 impl FeatureGates {
-    /// State of a gate: what was set, else its default.
+    /// Returns the state of a gate: the value that was set, otherwise its default.
     pub fn is_enabled(&self, gate: &FeatureGate) -> bool {
         self.set.get(gate.name).copied().unwrap_or(gate.default)
     }
 
-    /// The gates that were set, sorted by name.
+    /// Returns the gates that were set, sorted by name.
     pub fn set(&self) -> impl Iterator<Item = (&'static FeatureGate, bool)> + '_ {
         self.set.iter().filter_map(|(name, on)| Some((FeatureGate::find(name)?, *on)))
     }
 
-    /// State of the gate called `name`; one that there is not is off.
+    /// Returns the state of the gate with this name; false for an unknown gate.
     pub fn is_on(&self, name: &str) -> bool {
         FeatureGate::find(name).is_some_and(|gate| self.is_enabled(gate))
     }
 
-    /// Sets one gate.
+    /// Sets a gate.
     pub(super) fn insert(&mut self, gate: &'static FeatureGate, on: bool) {
         self.set.insert(gate.name, on);
     }
 
-    /// True when the gate was set by its own name or through `AllAlpha` or `AllBeta`.
+    /// Returns true if the gate was set by name or through `AllAlpha` or `AllBeta`.
     pub(super) fn is_set(&self, gate: &FeatureGate) -> bool {
         self.set.contains_key(gate.name)
     }
 }
 
-/// Reads `A=true,B=false`. The error has etcd's text.
+/// Parses `A=true,B=false`. The error has etcd's text.
 pub(super) fn parse(text: &str) -> Result<FeatureGates, ValueError> {
     let mut gates = FeatureGates::default();
     let mut stages = Vec::new();

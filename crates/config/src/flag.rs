@@ -1,83 +1,83 @@
-//! What the flag table says of one flag.
+//! The description of a flag in the flag table.
 
 use super::feature_gate;
 use super::url::Url;
 use cli::go::{ValueError, parse_duration};
 
-/// One server flag. Its environment variable is derived from the name: see [`Flag::env`].
+/// A server flag. Its environment variable is derived from its name: see [`Flag::env`].
 #[derive(Clone, Copy, Debug)]
 pub struct Flag {
-    /// Name without dashes in front.
+    /// Name without leading dashes.
     pub name: &'static str,
-    /// Heading of the help text it stands under.
+    /// Heading in the help text under which the flag is listed.
     pub group: Group,
-    /// Grammar of its value.
+    /// Syntax of the value.
     pub kind: Kind,
-    /// Value when it is not set, in the flag's own grammar.
+    /// Default value, in the flag's own syntax.
     pub default: &'static str,
-    /// Effect of setting it in this version.
+    /// Effect of setting the flag in this version.
     pub status: Status,
-    /// One sentence or two for the help text and the documentation.
+    /// One or two sentences for the help text and the documentation.
     pub help: &'static str,
 }
 
-/// Headings of the help text, in its order.
+/// Headings of the help text, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Group {
     /// This member: its listeners, storage and limits.
     Member,
-    /// The cluster, and how it is formed.
+    /// The cluster and its formation.
     Clustering,
-    /// TLS, and who may connect.
+    /// TLS and access control of connections.
     Security,
-    /// Users' passwords and tokens.
+    /// Passwords and tokens of users.
     Auth,
     /// Metrics and profiles.
     Profiling,
     /// Level, format and outputs of the log.
     Logging,
-    /// Spans for a collector.
+    /// Tracing spans that are sent to a collector.
     Tracing,
     /// Checks, pacing and other tuning.
     Features,
     /// Options that can lose data.
     Unsafe,
-    /// Flags that print something or name a file.
+    /// Flags that print information or name a file.
     General,
-    /// Names from long ago that etcd accepts and ignores. Not in the help text.
+    /// Obsolete names that etcd accepts and ignores. Not in the help text.
     Legacy,
 }
 
-/// Grammar of a value.
+/// Syntax of a flag's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Any text.
     Text,
-    /// `true`, `false` and Go's other spellings; the flag alone means true.
+    /// `true`, `false` and Go's other spellings; a flag without value means true.
     Bool,
-    /// Unsigned, 64 bits.
+    /// Unsigned integer of 64 bits.
     Uint,
-    /// Unsigned, 32 bits.
+    /// Unsigned integer of 32 bits.
     Uint32,
-    /// Signed, 64 bits.
+    /// Signed integer of 64 bits.
     Int,
-    /// Go's notation: `1h30m`.
+    /// Duration in Go's notation: `1h30m`.
     Duration,
-    /// Comma list of URLs; empty leaves the default.
+    /// Comma-separated list of URLs; empty keeps the default.
     Urls,
-    /// Comma list, each once.
+    /// Comma-separated list without duplicates.
     List,
-    /// Comma list as it is written. As in etcd an empty value is a list of one empty word.
+    /// Comma-separated list, unchanged. As in etcd, an empty value is a list with one empty word.
     Words,
-    /// `*`, or comma list of URLs without paths.
+    /// `*`, or a comma-separated list of URLs without paths.
     Origins,
     /// One of these words.
     OneOf(&'static [&'static str]),
-    /// Comma list of these words.
+    /// Comma-separated list of these words.
     AnyOf(&'static [&'static str]),
-    /// `A=true,B=false`.
+    /// List of gates: `A=true,B=false`.
     Gates,
-    /// Anything, or nothing: the value is not looked at.
+    /// Any value or none: the value is ignored.
     Ignored,
 }
 
@@ -86,16 +86,16 @@ pub enum Kind {
 pub enum Status {
     /// The flag works.
     Implemented,
-    /// etcd itself ignores it; so do we, and warn with these words.
+    /// etcd ignores the flag; so does Mainstay, with this warning.
     Legacy(&'static str),
-    /// Harmless for this engine: validated and accepted, and the log says that it has no effect and, in these
-    /// words, why.
+    /// The flag has no meaning for this implementation: its value is validated, and the log says that it has
+    /// no effect and gives this reason.
     NoEffect(&'static str),
-    /// Refused at start unless set to this value, which is what this version does anyway.
+    /// Refused at start unless set to this value, which is the fixed behavior of this version.
     NotYet(&'static str),
 }
 
-/// A value that has passed its flag's grammar.
+/// A value that was parsed with its flag's syntax.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Setting {
     /// A value of [`Kind::Text`], [`Kind::OneOf`] or [`Kind::Ignored`].
@@ -121,13 +121,13 @@ impl Flag {
     }
 }
 
-/// The environment variable of the flag called `name`.
+/// Returns the environment variable of the flag with this name.
 pub fn env_name(name: &str) -> String {
     format!("ETCD_{}", name.to_ascii_uppercase().replace('-', "_"))
 }
 
 impl Group {
-    /// The heading as the help text has it.
+    /// Returns the heading in the help text.
     pub fn title(self) -> &'static str {
         match self {
             Group::Member => "Member",
@@ -146,12 +146,12 @@ impl Group {
 }
 
 impl Kind {
-    /// True when a flag of this kind may stand without a value.
+    /// Returns true if a flag of this kind may be given without a value.
     pub fn is_switch(self) -> bool {
         matches!(self, Kind::Bool | Kind::Ignored)
     }
 
-    /// Reads a value. The error is the reason etcd prints after `invalid value "…" for flag -…: `.
+    /// Parses a value. The error is the reason that etcd prints after `invalid value "…" for flag -…: `.
     pub fn parse(self, text: &str) -> Result<Setting, ValueError> {
         let malformed = || ValueError::new("parse error");
         let out_of_range = || ValueError::new("value out of range");
@@ -218,7 +218,7 @@ fn unique_words(text: &str) -> Vec<String> {
     if words == [""] { Vec::new() } else { words }
 }
 
-/// The spellings Go takes for a truth value.
+/// Parses Go's spellings of a boolean.
 pub(super) fn parse_go_bool(text: &str) -> Option<bool> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Some(true),
@@ -242,8 +242,8 @@ impl IntegerError {
     }
 }
 
-/// Reads a number as Go does with base 0: decimal, `0x`, `0o`, `0` and `0b`, with underscores between digits.
-/// Gives whether a minus stood in front, and the magnitude.
+/// Parses a number as Go does with base 0: decimal, `0x`, `0o`, `0` and `0b`, with underscores between
+/// digits. Returns true if the number has a minus sign, and its magnitude.
 fn parse_go_integer(text: &str) -> Result<(bool, u64), IntegerError> {
     let (negative, digits) = match text.strip_prefix('-') {
         Some(digits) => (true, digits),
@@ -261,7 +261,7 @@ fn parse_go_integer(text: &str) -> Result<(bool, u64), IntegerError> {
     } else {
         (10, lower.as_str())
     };
-    // An underscore may follow a base prefix or a digit and must precede a digit.
+    // An underscore must follow a base prefix or a digit, and must precede a digit.
     let misplaced = body.ends_with('_') || body.contains("__") || (radix == 10 && body.starts_with('_'));
     let body = body.replace('_', "");
     if body.is_empty() || misplaced || !body.chars().all(|c| c.is_digit(radix)) {

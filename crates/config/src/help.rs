@@ -1,4 +1,4 @@
-//! Help text, version text and the documentation's table, rendered from the flag table.
+//! Renders help text, version text and the documentation's table from the flag table.
 
 use std::fmt::Write as _;
 
@@ -20,10 +20,10 @@ const HELP_GROUPS: [Group; 10] = [
     Group::General,
 ];
 
-/// The language runtime as version output and metrics name it, in the place where etcd names Go's.
+/// The language runtime as shown in version output and metrics, where etcd names Go.
 pub const RUNTIME_VERSION: &str = concat!("rust", env!("CARGO_PKG_RUST_VERSION"));
 
-/// Returns the text that shows how to call the program: printed on stderr after a syntax error and before the help text.
+/// Returns the usage text: printed on stderr after a syntax error and before the help text.
 pub fn usage() -> String {
     "Usage:
 
@@ -42,7 +42,7 @@ variable instead: --data-dir is ETCD_DATA_DIR.
     .to_string()
 }
 
-/// Returns the help text of all flags by group: printed on stdout when help is asked for.
+/// Returns the help text of all flags by group: printed on stdout if help is requested.
 pub fn flag_help() -> String {
     let mut out = String::new();
     for group in HELP_GROUPS {
@@ -65,7 +65,8 @@ pub fn flag_help() -> String {
     out
 }
 
-/// Returns what a reader of the help text has to know beyond the flag's meaning, such as a missing effect.
+/// Returns a note for the help text in addition to the flag's meaning, for example that the flag has no
+/// effect.
 fn note(flag: &Flag) -> Option<String> {
     match flag.status {
         Status::Implemented => None,
@@ -77,7 +78,7 @@ fn note(flag: &Flag) -> Option<String> {
     }
 }
 
-/// The lines `--version` prints: etcd's four, which tools parse, then our own.
+/// Returns the output of `--version`: etcd's four lines, which tools parse, and then Mainstay's own.
 pub fn version_text(commit: Option<&str>) -> String {
     let commit = commit.unwrap_or("Not provided");
     let os = std::env::consts::OS;
@@ -93,7 +94,7 @@ pub fn version_text(commit: Option<&str>) -> String {
     )
 }
 
-/// The page `docs/flags.md`.
+/// Returns the page `docs/flags.md`.
 pub fn flags_page() -> String {
     let mut out = String::from(
         "# Server flags\n\n\
@@ -145,7 +146,8 @@ pub fn flags_page() -> String {
     out
 }
 
-/// The default as a reader understands it: where the directory's is empty, the name makes it.
+/// Returns the default as shown to readers: the empty default of the data directory stands for a name derived
+/// from the member's name.
 fn shown_default(flag: &Flag) -> &'static str {
     if flag.name == "data-dir" { "${name}.etcd" } else { flag.default }
 }
@@ -154,7 +156,7 @@ fn code(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("`{}`", cell(text)) }
 }
 
-/// Text of a table cell: a bar would end it.
+/// Escapes a text for a table cell, which a vertical bar would end.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|")
 }

@@ -1,16 +1,17 @@
-//! The ids of members and clusters, computed as etcd computes them, so that members of either kind started with
-//! the same flags agree on who they are.
+//! The ids of members and clusters, computed as etcd does, so that Mainstay and etcd members started with the
+//! same flags use the same ids.
 
 use sha1::{Digest, Sha1};
 
-/// Id of a member named in an initial cluster: the first eight bytes, big-endian, of the SHA-1 of its peer URLs,
-/// sorted and concatenated, followed by the cluster token.
+/// Returns the id of a member named in an initial cluster: the first eight bytes, big-endian, of the SHA-1 of
+/// its peer URLs, sorted and concatenated, followed by the cluster token.
 pub fn initial_member_id(peer_urls: &[impl AsRef<str>], cluster_token: &str) -> u64 {
     member_id(peer_urls, cluster_token)
 }
 
-/// Id of a member added to a running cluster: as [`initial_member_id`], with the second of its birth in decimal
-/// in place of the token. The time is resolved by the proposer, never while applying.
+/// Returns the id of a member added to a running cluster: computed like [`initial_member_id`], with the time
+/// of the addition in seconds, as decimal text, in place of the token. The proposer must read the time, never
+/// the code that applies the entry.
 pub fn added_member_id(peer_urls: &[impl AsRef<str>], unix_seconds: i64) -> u64 {
     member_id(peer_urls, &unix_seconds.to_string())
 }
@@ -26,8 +27,8 @@ fn member_id(peer_urls: &[impl AsRef<str>], suffix: &str) -> u64 {
     first_eight_bytes(hash)
 }
 
-/// Id of a cluster: the first eight bytes, big-endian, of the SHA-1 of its initial members' ids, sorted, each as
-/// eight bytes big-endian.
+/// Returns the id of a cluster: the first eight bytes, big-endian, of the SHA-1 of the sorted ids of its
+/// initial members, each as eight bytes, big-endian.
 pub fn cluster_id(member_ids: &[u64]) -> u64 {
     let mut ids = member_ids.to_vec();
     ids.sort_unstable();

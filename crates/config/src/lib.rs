@@ -1,10 +1,11 @@
-//! A member's options: one table, from which parser, environment variables, help text and documentation follow.
+//! The options of a member: one table defines parser, environment variables, help text and documentation.
 //!
-//! What it does not know: sockets, clocks, and files but the one of `--config-file`. It turns arguments and environment, or that
-//! file, into a [`Config`], or into a [`Refusal`] with etcd's words and exit code.
+//! The crate uses no sockets or clocks, and reads no file except the one of `--config-file`. It converts
+//! arguments and environment, or that file, to a [`Config`], or to a [`Refusal`] with etcd's text and exit
+//! code.
 //!
-//! Invariants: no option is accepted and silently ignored ([`flag::Status`]); a [`Config`] has passed every check
-//! that can be made without looking at the machine. Tests: beside the code, and `tests/it/options.rs`.
+//! Invariants: no option is accepted and silently ignored ([`flag::Status`]); a [`Config`] has passed every
+//! check that is possible without access to the machine. Tests: beside the code, and `tests/it/options.rs`.
 
 #![forbid(unsafe_code)]
 
@@ -40,7 +41,7 @@ pub use tls_options::TlsOptions;
 pub use url::Url;
 pub use validation::QUOTA_BYTES_DEFAULT;
 
-/// The request of the command line.
+/// The action that the command line requests.
 #[derive(Clone, Debug)]
 pub enum Invocation {
     /// Run a member.
@@ -51,27 +52,27 @@ pub enum Invocation {
     Version,
 }
 
-/// A valid configuration, and what the operator is to be told of it once the log is open.
+/// A valid configuration, and messages for the operator that are logged once the log is open.
 #[derive(Clone, Debug)]
 pub struct Parsed {
-    /// The options.
+    /// The configuration.
     pub config: Config,
     /// Entries to be logged as warnings.
     pub warnings: Vec<Entry>,
-    /// Entries to be logged for information.
+    /// Entries to be logged at the info level.
     pub notices: Vec<Entry>,
 }
 
-/// Where the audit log goes, and what is in it.
+/// Options of the audit log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditLogOptions {
-    /// The file.
+    /// Path of the newest file.
     pub path: PathBuf,
-    /// Bytes from which on another file is begun; at least 1 MiB.
+    /// Size in bytes from which on a new file is begun; at least 1 MiB.
     pub file_bytes_max: u64,
-    /// Files that are kept, the newest included; at least one.
+    /// Number of files that are kept, including the newest; at least one.
     pub files_max: u64,
-    /// True if calls that change nothing are in it.
+    /// True if calls that change nothing are logged too.
     pub reads: bool,
 }
 
@@ -82,144 +83,148 @@ pub struct Config {
     pub name: String,
     /// Directory of the member's data.
     pub data_dir: PathBuf,
-    /// Directory of the log, if it is not in the data directory.
+    /// Directory of the log; `None` if it is in the data directory.
     pub wal_dir: Option<PathBuf>,
-    /// Take a member over whose data directory was written by etcd.
+    /// True if the member may take over a data directory written by etcd.
     pub import_etcd_data: bool,
     /// Listeners for other members; at least one.
     pub listen_peer_urls: Vec<Url>,
     /// Listeners for clients; at least one.
     pub listen_client_urls: Vec<Url>,
-    /// Listeners for clients that ask for pages over HTTP; if there are any, those above serve gRPC only.
+    /// Additional listeners for HTTP requests of clients; if there are any, `listen_client_urls` serve only
+    /// gRPC.
     pub listen_client_http_urls: Vec<Url>,
-    /// Further listeners for metrics and health.
+    /// Additional listeners for metrics and health checks.
     pub listen_metrics_urls: Vec<Url>,
-    /// Listeners of the web console; none if it is off.
+    /// Listeners of the web console; empty if it is off.
     pub listen_console_urls: Vec<Url>,
-    /// Peer URLs other members are told; at least one.
+    /// Peer URLs that are announced to other members; at least one.
     pub initial_advertise_peer_urls: Vec<Url>,
-    /// Client URLs clients are told; at least one.
+    /// Client URLs that are announced to clients; at least one.
     pub advertise_client_urls: Vec<Url>,
-    /// The cluster to be formed or joined, as written. Read it with [`Config::bootstrap`], and only when the data
-    /// directory holds no member: etcd does not look at it otherwise.
+    /// The cluster to form or join, as written. Parse it with [`Config::bootstrap`], and only if the data
+    /// directory contains no member: like etcd, the member ignores it otherwise.
     pub initial_cluster: String,
-    /// Where the members of the initial cluster are found; `None` if `initial_cluster` names them.
+    /// Source of the list of members of the initial cluster; `None` if `initial_cluster` names them.
     pub discovery: Option<Discovery>,
-    /// Says if a cluster is formed or joined.
+    /// State of the initial cluster: whether the member forms a new cluster or joins an existing one.
     pub initial_cluster_state: InitialClusterState,
-    /// Text mixed into ids.
+    /// Token that is included in the computation of ids.
     pub initial_cluster_token: String,
     /// TLS of the listeners for clients and metrics.
     pub client_tls: TlsOptions,
-    /// TLS of the listeners for members, and of connections to them.
+    /// TLS of the listeners for members, and of connections to other members.
     pub peer_tls: TlsOptions,
-    /// Bytes the data may take; `None` for no limit.
+    /// Maximum number of bytes of data; `None` for no limit.
     pub quota_backend_bytes: Option<u64>,
-    /// Compaction without being asked.
+    /// Mode of automatic compaction.
     pub auto_compaction: AutoCompaction,
-    /// Applied entries between two checkpoints; not 0.
+    /// Number of applied entries between two checkpoints; not 0.
     pub snapshot_count: u64,
-    /// Entries kept behind a checkpoint for followers that lag; not 0.
+    /// Number of entries kept behind a checkpoint for slow followers; not 0.
     pub snapshot_catchup_entries: u64,
-    /// Largest request of a client, in bytes.
+    /// Maximum size of a client request in bytes.
     pub max_request_bytes: u64,
-    /// Most operations in a transaction.
+    /// Maximum number of operations in a transaction.
     pub max_txn_ops: u64,
-    /// Kind of the tokens of users, and its options, as written.
+    /// Kind of user tokens with its options, as written.
     pub auth_token: String,
     /// Time for which a simple token is valid after its last use; zero for the default.
     pub auth_token_ttl: Duration,
-    /// Cost of hashing a password, as written; 4 to 31 are valid.
+    /// Cost of hashing a password, as written; values from 4 to 31 are valid.
     pub bcrypt_cost: u64,
-    /// The audit log, if there is one.
+    /// Options of the audit log; `None` if it is off.
     pub audit_log: Option<AuditLogOptions>,
-    /// Most streams on one client connection.
+    /// Maximum number of streams on one client connection.
     pub max_concurrent_streams: u32,
-    /// Bytes that all clients together may make this member hold; `None` for a part of the machine's.
+    /// Maximum number of bytes of memory that all clients together may cause this member to hold; `None` for
+    /// a fraction of the machine's memory.
     pub client_memory_bytes: Option<u64>,
     /// Time between two heartbeats; not 0.
     pub heartbeat_interval: Duration,
-    /// Time without a leader after which an election begins; 5 heartbeats to 50 s.
+    /// Time without a leader after which an election begins; from 5 heartbeats to 50 s.
     pub election_timeout: Duration,
     /// True if the first election timeout after a start is shortened.
     pub initial_election_tick_advance: bool,
     /// Outputs, format and level of the log.
     pub log: LogSettings,
-    /// Says if the histograms of gRPC handling times are exported.
+    /// Detail of the metrics: whether histograms of gRPC handling times are exported.
     pub metrics: MetricsDetail,
-    /// True if metrics tell which prefixes, users and clients take most.
+    /// True if metrics show which prefixes, users and clients cause the most load.
     pub heavy_hitters_in_metrics: bool,
-    /// Where spans of calls are sent, if they are.
+    /// Options for sending the spans of traced calls; `None` if tracing is off.
     pub tracing: Option<TracingOptions>,
     /// True if profiles are served.
     pub pprof: bool,
-    /// Duration from which applying a request is logged as slow; zero logs all.
+    /// Duration from which on applying a request is logged as slow; zero logs all requests.
     pub warning_apply_duration: Duration,
-    /// Duration from which a unary request is logged as slow; not zero.
+    /// Duration from which on a unary request is logged as slow; not zero.
     pub warning_unary_request_duration: Duration,
     /// Time between progress notifications of a watch; not zero.
     pub watch_progress_notify_interval: Duration,
-    /// Shortest time between a client's pings; zero does not look.
+    /// Minimum time between a client's pings; zero turns the check off.
     pub grpc_keepalive_min_time: Duration,
     /// Time between pings to a client; zero sends none.
     pub grpc_keepalive_interval: Duration,
-    /// Time to wait for the answer to a ping; zero sends none.
+    /// Time to wait for the response to a ping; zero sends no pings.
     pub grpc_keepalive_timeout: Duration,
-    /// True if votes are asked for before an election.
+    /// True if raft's pre-vote is used before an election.
     pub pre_vote: bool,
-    /// True if changes of membership that would lose the quorum are refused.
+    /// True if membership changes that would lose the quorum are refused.
     pub strict_reconfig_check: bool,
-    /// Most learners in the cluster.
+    /// Maximum number of learners in the cluster.
     pub max_learners: u64,
-    /// Names that HTTP requests without TLS may be for; `None` for any.
+    /// Host names that HTTP requests without TLS may name; `None` for any.
     pub host_whitelist: Option<Vec<String>>,
     /// True if calls in JSON are served under `/v3/`.
     pub enable_grpc_gateway: bool,
-    /// Origins whose pages may read answers in a browser; `None` for any.
+    /// Origins whose web pages may read responses in a browser; `None` for any.
     pub cors: Option<Vec<String>>,
-    /// Connections that clients of one address may have open; `None` for the default.
+    /// Maximum number of open connections per client address; `None` for the default.
     pub max_connections_per_address: Option<u64>,
-    /// Expensive calls that a client may make in a second; 0 for any number.
+    /// Maximum number of expensive calls that a client may make in a second; 0 for no limit.
     pub max_expensive_calls: u64,
-    /// The release of etcd that this member presents, such as `3.7.1`.
+    /// Release of etcd that this member reports, such as `3.7.1`.
     pub api_version: &'static str,
-    /// Time between looks whether a downgrade is over; zero looks never.
+    /// Time between checks whether a downgrade is finished; zero turns them off.
     pub downgrade_check_time: Duration,
-    /// The zone this member says it is in; empty: none.
+    /// Zone in which this member reports to be; empty for none.
     pub zone: String,
-    /// Duration of silence after which a connection from another member is given up.
+    /// Time without data after which a connection from another member is closed.
     pub raft_read_timeout: Duration,
-    /// Duration after which a connection to another member that takes nothing is given up.
+    /// Time after which a connection to another member that accepts no data is closed.
     pub raft_write_timeout: Duration,
-    /// True if this member is to become the only one of its cluster.
+    /// True if this member becomes the only one of its cluster.
     pub force_new_cluster: bool,
-    /// Time between comparisons of all members' data; zero does not compare.
+    /// Time between comparisons of all members' data; zero turns them off.
     pub corrupt_check_time: Duration,
     /// Time between comparisons of members' hashes at the last compaction; not zero.
     pub compact_hash_check_time: Duration,
     /// True if writes are not synced. For tests: it loses acknowledged writes.
     pub unsafe_no_fsync: bool,
-    /// Most revisions removed in one step of a compaction; not 0.
+    /// Maximum number of revisions removed in one step of a compaction; not 0.
     pub compaction_batch_limit: u64,
     /// Pause between two steps of a compaction; not zero.
     pub compaction_sleep_interval: Duration,
-    /// SO_REUSEPORT on listeners.
+    /// True if listeners use SO_REUSEPORT.
     pub socket_reuse_port: bool,
-    /// SO_REUSEADDR on listeners.
+    /// True if listeners use SO_REUSEADDR.
     pub socket_reuse_address: bool,
-    /// True if the next batch of proposals goes while the one before is written, replicated or applied.
+    /// True if a batch of proposals may start while the previous one is being written, replicated or applied.
     pub raft_pipeline: bool,
-    /// The longest time that writes are gathered for one sync of the log; they wait only where that pays.
+    /// Maximum time for which writes are collected for one sync of the log; they wait only if that improves
+    /// throughput.
     pub batch_fsync_window: Duration,
-    /// True if the process keeps all its memory from being swapped out.
+    /// True if all memory of the process is locked, so that it is never swapped out.
     pub memory_mlock: bool,
     /// Feature gates that were set.
     pub feature_gates: FeatureGates,
 }
 
 impl Config {
-    /// The address that connections to other members come from, with the feature gate `SetMemberLocalAddr`: the first one
-    /// that is an IP address in the advertised peer URLs, and no loopback address; `None`: the system chooses.
+    /// Returns the local address for connections to other members, with the feature gate
+    /// `SetMemberLocalAddr`: the first IP address in the advertised peer URLs that is not a loopback address.
+    /// `None` lets the system choose.
     pub fn peer_local_address(&self) -> Option<IpAddr> {
         if !self.feature_gates.is_on("SetMemberLocalAddr") {
             return None;
@@ -229,7 +234,7 @@ impl Config {
     }
 }
 
-/// Tracing of calls.
+/// Options of distributed tracing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TracingOptions {
     /// Host and port of the collector.
@@ -238,11 +243,11 @@ pub struct TracingOptions {
     pub service_name: String,
     /// Id of the member in spans; empty for none.
     pub instance_id: String,
-    /// Traces that are begun, out of a million calls without a parent.
+    /// Number of traces started per million calls without a parent span.
     pub rate: u64,
 }
 
-/// Says if a member without data forms a cluster or joins one.
+/// State of the initial cluster: whether a member without data forms a new cluster or joins an existing one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InitialClusterState {
     /// The member forms a cluster, together with the other members named.
@@ -251,14 +256,14 @@ pub enum InitialClusterState {
     Existing,
 }
 
-/// The mode of automatic compaction.
+/// Mode of automatic compaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AutoCompaction {
-    /// Never.
+    /// No automatic compaction.
     Off,
-    /// History older than this is compacted; not zero.
+    /// Revisions older than this are compacted; not zero.
     Periodic(Duration),
-    /// History but for this many revisions is compacted; not 0.
+    /// All revisions except this many are compacted; not 0.
     Revision(u64),
 }
 

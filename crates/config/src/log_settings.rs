@@ -1,4 +1,4 @@
-//! What the log options say.
+//! The log options.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,28 +9,28 @@ use serde_json::Value;
 /// Severity of a log line, least severe first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// Lines for debugging.
+    /// Details for debugging.
     Debug,
-    /// The course of things.
+    /// Normal events.
     Info,
-    /// Coped with.
+    /// A problem that was handled.
     Warn,
-    /// Failed.
+    /// A failure.
     Error,
-    /// A fault of the program that it goes on after.
+    /// A bug after which the program continues.
     DPanic,
-    /// A fault of the program.
+    /// A bug that ends the program's current work.
     Panic,
     /// The process ends.
     Fatal,
 }
 
-/// Form of a line.
+/// Format of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// One JSON object.
     Json,
-    /// Tab-separated columns, the fields as a JSON object in the last.
+    /// Tab-separated columns; the last one has the fields as a JSON object.
     Console,
 }
 
@@ -41,42 +41,42 @@ pub enum LogOutput {
     Stderr,
     /// Standard output.
     Stdout,
-    /// A file, appended to.
+    /// A file that is appended to.
     File(PathBuf),
 }
 
 /// The log options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogSettings {
-    /// Least severe level that is written.
+    /// Lowest level that is written.
     pub level: Level,
-    /// Form of a line.
+    /// Format of a line.
     pub format: Format,
-    /// Every line goes to all of these; none when it is to be discarded.
+    /// Outputs that each get every line; empty if lines are discarded.
     pub outputs: Vec<LogOutput>,
-    /// How a file among them is rotated, if it is.
+    /// Rotation of the files among the outputs; `None` for no rotation.
     pub rotation: Option<LogRotation>,
 }
 
-/// The value of `--log-rotation-config-json`, with the meaning that the Go package lumberjack gives it.
+/// Value of `--log-rotation-config-json`, with the meaning defined by the Go package lumberjack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogRotation {
-    /// Bytes from which on another file is begun; not 0.
+    /// Size in bytes from which on a new file is begun; not 0.
     pub file_bytes_max: u64,
-    /// Days after which a file that was moved aside is removed; 0: never.
+    /// Number of days after which a rotated file is removed; 0 for never.
     pub age_days_max: u64,
-    /// Files that were moved aside and are kept; 0: all.
+    /// Number of rotated files that are kept; 0 for all.
     pub files_max: u64,
-    /// True if names have local time, false if UTC.
+    /// True if the names of rotated files contain local time, false for UTC.
     pub local_time: bool,
-    /// True if files that were moved aside are compressed.
+    /// True if rotated files are compressed.
     pub compress: bool,
 }
 
 impl LogRotation {
     const MAXSIZE_DEFAULT: u64 = 100;
 
-    /// Reads the JSON, for these outputs.
+    /// Parses the JSON and checks it against the outputs.
     pub fn parse(json: &str, outputs: &[String]) -> Result<LogRotation, ValueError> {
         let is_file = |output: &&String| !matches!(output.as_str(), "default" | "stderr" | "stdout");
         let files = outputs.iter().filter(is_file).count();
@@ -118,7 +118,7 @@ impl LogRotation {
                 "maxbackups" => rotation.files_max = count(&key, &value)?,
                 "localtime" => rotation.local_time = truth(&key, &value)?,
                 "compress" => rotation.compress = truth(&key, &value)?,
-                // As in etcd: others have no effect.
+                // As in etcd, other fields have no effect.
                 _ => {}
             }
         }
@@ -149,7 +149,7 @@ fn truth(key: &str, value: &Value) -> Result<bool, ValueError> {
     value.as_bool().ok_or_else(|| mistyped(key, value, "bool"))
 }
 
-/// The kind of a value in the words of Go's JSON reader.
+/// Returns the kind of a value as Go's JSON reader names it.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -162,7 +162,7 @@ fn kind(value: &Value) -> &'static str {
 }
 
 impl LogSettings {
-    /// Reads the values of `--log-format` and `--log-outputs`.
+    /// Parses the values of `--log-format` and `--log-outputs`.
     pub fn parse(level: Level, format: &str, outputs: &[String]) -> Result<LogSettings, ValueError> {
         let format = match format {
             "json" | "" => Format::Json,
@@ -191,7 +191,7 @@ impl LogSettings {
         if outputs.is_empty() {
             parsed.push(LogOutput::Stderr);
         }
-        // As in etcd, /dev/null among the outputs discards everything.
+        // As in etcd, /dev/null among the outputs discards all lines.
         if parsed.contains(&LogOutput::File(PathBuf::from("/dev/null"))) {
             parsed.clear();
         }
@@ -200,7 +200,7 @@ impl LogSettings {
 }
 
 impl Level {
-    /// Reads a level's name; empty means info.
+    /// Parses the name of a level; empty means info.
     pub fn parse(name: &str) -> Option<Level> {
         Some(match name.to_ascii_lowercase().as_str() {
             "debug" => Level::Debug,
@@ -214,7 +214,7 @@ impl Level {
         })
     }
 
-    /// The level's name.
+    /// Returns the name of the level.
     pub fn as_str(self) -> &'static str {
         match self {
             Level::Debug => "debug",

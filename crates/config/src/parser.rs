@@ -1,4 +1,4 @@
-//! From arguments and environment to settings: Go's flag syntax, and etcd's rules for the environment.
+//! Converts arguments and environment to settings: Go's flag syntax, and etcd's rules for the environment.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::take;
@@ -11,21 +11,22 @@ use super::{Invocation, Parsed, config_file, validation};
 use crate::log_settings::Level;
 use cli::go::{ValueError, quote};
 
-/// Set by scripts for machines etcd calls unsupported. Looked at by no flag.
+/// Set by scripts on architectures that etcd does not support; not a flag, and ignored.
 const UNSUPPORTED_ARCH: &str = "ETCD_UNSUPPORTED_ARCH";
-/// Would be the variable of `--version`; etcd refuses to take it from the environment.
+/// The variable that `--version` would have; etcd does not accept it from the environment.
 const VERSION: &str = "ETCD_VERSION";
 
 /// The flags that were set, by name.
 #[derive(Debug, Default)]
 pub(super) struct Settings {
     given: BTreeMap<&'static str, Given>,
-    /// Feature gates set through the experimental flag of old.
+    /// Feature gates that were set through the old experimental flag.
     old_gates: BTreeMap<&'static str, OldGate>,
-    /// `allowed-cn` and `skip-client-san-verification` of the configuration file's block for clients, which no flag has.
+    /// Values of `allowed-cn` and `skip-client-san-verification` in the configuration file's block for
+    /// clients; no flag exists for them.
     pub(super) client_allowed_cns: Vec<String>,
     pub(super) client_skips_san: bool,
-    /// The settings are those of a configuration file.
+    /// True if the settings come from a configuration file.
     pub(super) is_from_file: bool,
     pub(super) warnings: Vec<Entry>,
     pub(super) notices: Vec<Entry>,
@@ -36,7 +37,7 @@ struct Given {
     flag: &'static Flag,
     setting: Setting,
     text: String,
-    /// The name as the operator wrote it: `--name`, or the environment variable.
+    /// Name as the operator wrote it: `--name`, or the environment variable.
     spelling: String,
 }
 
@@ -46,14 +47,14 @@ struct OldGate {
     spelling: String,
 }
 
-/// A name that can be set: a flag, or the old spelling of something.
+/// A name that can be set: a flag, or an old spelling.
 #[derive(Clone, Copy)]
 enum Target {
     Flag(&'static Flag),
     Old(&'static OldSpelling),
 }
 
-/// Reads the arguments after the program's name, and the environment.
+/// Parses the arguments after the program's name, and the environment.
 pub fn parse(args: &[String], env: &[(String, String)]) -> Result<Invocation, Refusal> {
     if let Some(command @ ("gateway" | "grpc-proxy")) = args.first().map(String::as_str) {
         let text = format!("the command {} is not supported by this version of Mainstay", quote(command));
@@ -61,7 +62,8 @@ pub fn parse(args: &[String], env: &[(String, String)]) -> Result<Invocation, Re
     }
     let mut settings = Settings::default();
     match interpret(&mut settings, args, env) {
-        // A warning given on the way, say of a misspelled variable, may well be the reason for the refusal.
+        // Add the earlier warnings, for example about a misspelled variable: one of them may explain the
+        // refusal.
         Err(Refusal::Invalid(entries)) => {
             settings.warnings.extend(entries);
             Err(Refusal::Invalid(settings.warnings))
@@ -96,7 +98,8 @@ fn interpret(
     Ok(Invocation::Serve(Box::new(Parsed { config, warnings, notices })))
 }
 
-/// The configuration file, which replaces flags and environment: that of the flag, or else that of the environment.
+/// Returns the path of the configuration file, from the flag or else from the environment. The file replaces
+/// all other flags and variables.
 fn config_file_of(settings: &Settings, env: &[(String, String)]) -> Option<String> {
     let named =
         || env.iter().find(|(variable, _)| variable == "ETCD_CONFIG_FILE").map(|(_, path)| path.clone());
@@ -161,7 +164,8 @@ impl Settings {
         }
     }
 
-    /// Forgets the flags, and warns of what the configuration file leaves without effect.
+    /// Discards the flags, and warns about flags and variables that have no effect because of the
+    /// configuration file.
     fn give_way(&mut self, env: &[(String, String)]) {
         let flags = self.given.values().map(|given| given.spelling.clone());
         let gates = self.old_gates.values().map(|gate| gate.spelling.clone());
@@ -178,7 +182,8 @@ impl Settings {
         }
     }
 
-    /// The grammar of a key of the configuration file, and its flag unless it is the old spelling of a gate.
+    /// Returns the syntax of a key of the configuration file, and its flag, if the key is not the old
+    /// spelling of a gate.
     pub(super) fn kind_of_key(&self, key: &str) -> Option<(Option<&'static Flag>, Kind)> {
         let target = Target::find(key).filter(|target| target.kind() != Kind::Ignored)?;
         let flag = match target {
@@ -189,7 +194,7 @@ impl Settings {
         Some((flag, target.kind()))
     }
 
-    /// Sets a key of the configuration file that has a kind; errors are those of [`Settings::set`].
+    /// Sets a key of the configuration file that has a syntax; errors are those of [`Settings::set`].
     pub(super) fn set_key(&mut self, key: &str, value: &str) -> Result<Result<(), Refusal>, ValueError> {
         match Target::find(key) {
             Some(target) => self.set(target, value, key.to_owned()),
@@ -243,7 +248,7 @@ impl Settings {
                 },
             }
         }
-        // A conflict comes before a bad value, as in etcd.
+        // As in etcd, a conflict is reported before an invalid value.
         if let Some(variable) = conflicts.first() {
             let text = "conflicting environment variable is shadowed by corresponding command-line flag \
                         (either unset environment variable or disable flag))";
@@ -256,15 +261,15 @@ impl Settings {
         }
     }
 
-    /// The environment variables of everything set so far.
+    /// Returns the environment variables of everything that was set so far.
     fn variables_shadowed(&self) -> Vec<String> {
         let flags = self.given.values().map(|given| given.spelling.as_str());
         let gates = self.old_gates.values().map(|gate| gate.spelling.as_str());
         flags.chain(gates).map(|spelling| env_name(spelling.trim_start_matches('-'))).collect()
     }
 
-    /// Sets a flag. The outer error is the reason a value is malformed; the inner one, that a flag and its old
-    /// spelling are both set.
+    /// Sets a flag. The outer error is the reason why a value is malformed; the inner error says that a flag
+    /// and its old spelling are both set.
     fn set(
         &mut self,
         target: Target,
@@ -357,7 +362,7 @@ impl Settings {
         Ok(gates)
     }
 
-    /// Says of every flag that was set and has no effect that it has none.
+    /// Adds a notice or warning for each flag that was set and has no effect.
     fn note_statuses(&mut self) {
         for given in self.given.values() {
             match given.flag.status {
@@ -379,7 +384,7 @@ impl Settings {
         }
     }
 
-    /// True when the flag was set by any means.
+    /// Returns true if the flag was set in any way.
     pub(super) fn is_set(&self, name: &str) -> bool {
         self.given.contains_key(name)
     }
@@ -434,12 +439,12 @@ impl Settings {
         }
     }
 
-    /// The words of a list that has none unless it is set.
+    /// Returns the words of a list whose default is empty.
     pub(super) fn words(&self, name: &'static str) -> Vec<String> {
         if self.is_set(name) { self.list(name) } else { Vec::new() }
     }
 
-    /// The URLs; those of the default when the flag is set to nothing, as in etcd.
+    /// Returns the URLs. As in etcd, a flag set to an empty value has its default.
     pub(super) fn urls(&self, name: &'static str) -> Vec<super::Url> {
         let urls = match self.setting(name) {
             Setting::Urls(None) => default_of(registered(name)),
@@ -488,7 +493,7 @@ impl Target {
     }
 }
 
-/// The flag of the table that the code calls `name`.
+/// Returns the flag with this name, which must be in the table.
 fn registered(name: &'static str) -> &'static Flag {
     find_flag(name).unwrap_or_else(|| unreachable!("--{name} is not in the table"))
 }
@@ -497,7 +502,7 @@ fn default_of(flag: &'static Flag) -> Setting {
     flag.kind.parse(flag.default).unwrap_or_else(|error| unreachable!("default of --{}: {error}", flag.name))
 }
 
-/// True when `-x`, `--x` and `ETCD_X` stand for one name.
+/// Returns true if two spellings, such as `-x`, `--x` and `ETCD_X`, mean the same name.
 fn same_name(a: &str, b: &str) -> bool {
     let variable = |spelling: &str| {
         if spelling.starts_with('-') {

@@ -1,27 +1,27 @@
-//! What the operator is told about options.
+//! Messages for the operator about options.
 
 use std::fmt;
 
 use super::help::usage;
 use crate::log_settings::Level;
 
-/// A line for the log, kept until the log is open.
+/// A log entry that is kept until the log is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Severity of the entry.
     pub level: Level,
     /// Message of the entry.
     pub message: String,
-    /// Fields of the entry: the option, and the reason.
+    /// Fields of the entry: the option and the reason.
     pub fields: Vec<(&'static str, String)>,
 }
 
-/// Why no member is started.
+/// Reason why no member is started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The command line is malformed: this text and the usage go to stderr as they are, exit code 2.
+    /// The command line is malformed: print this text and the usage on stderr and exit with code 2.
     Syntax(String),
-    /// The options are well-formed, but not good: these entries go to the log, exit code 1.
+    /// The options are well-formed but invalid: log these entries and exit with code 1.
     Invalid(Vec<Entry>),
 }
 
@@ -37,18 +37,18 @@ impl Entry {
 }
 
 impl Refusal {
-    /// The refusal etcd gives for options that are not good, with `error` saying which and why.
+    /// Returns etcd's refusal of invalid options; `error` names the option and the reason.
     pub(super) fn invalid(error: impl Into<String>) -> Refusal {
         Refusal::Invalid(vec![Entry::new(Level::Warn, "failed to verify flags").with("error", error)])
     }
 
-    /// The refusal etcd gives when the options were good but the member they describe is not. etcd's words name
-    /// discovery, whatever it was that failed.
+    /// Returns etcd's refusal when the options are valid but the member they describe cannot start. etcd's
+    /// message names discovery, whatever failed.
     pub(super) fn start_failed(error: impl Into<String>) -> Refusal {
         Refusal::Invalid(vec![Entry::new(Level::Fatal, "discovery failed").with("error", error)])
     }
 
-    /// The process's exit code.
+    /// Returns the exit code of the process.
     pub fn exit_code(&self) -> u8 {
         match self {
             Refusal::Syntax(_) => 2,
@@ -56,11 +56,12 @@ impl Refusal {
         }
     }
 
-    /// Says why: plain text to `stderr` when the command line was malformed, else each entry by `log`.
+    /// Reports the reason: as plain text to `stderr` if the command line was malformed, otherwise each entry
+    /// through `log`.
     pub fn report(&self, stderr: &mut dyn std::io::Write, log: impl FnMut(&Entry)) {
         match self {
             Refusal::Syntax(text) => {
-                // When stderr is gone there is nobody left to tell; the exit code still says it.
+                // If stderr is closed, only the exit code reports the failure.
                 let _ = writeln!(stderr, "{text}\n{}", usage());
             }
             Refusal::Invalid(entries) => entries.iter().for_each(log),

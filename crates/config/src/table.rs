@@ -1,4 +1,5 @@
-//! The table of all server flags. Parser, environment, help text and documentation follow from it.
+//! The table of all server flags, from which parser, environment variables, help text and documentation are
+//! derived.
 
 use super::flag::Group::*;
 use super::flag::Kind::*;
@@ -16,10 +17,10 @@ const fn flag(
     Flag { name, group, kind, default, status, help }
 }
 
-/// etcd's text for a name that it no longer knows the meaning of.
+/// etcd's text for a flag that it no longer supports.
 const IGNORED: &str = "flag is no longer supported - ignoring";
 
-/// Every flag, in the order of the help text within its group.
+/// All flags; within each group in the order of the help text.
 #[rustfmt::skip] // One row per flag: a table is read by its columns.
 pub const FLAGS: &[Flag] = &[
     flag("name", Member, Text, "default", Implemented, "Human-readable name of this member, unique in its cluster."),
@@ -164,22 +165,22 @@ pub const FLAGS: &[Flag] = &[
     flag("vv", Group::Legacy, Ignored, "", Legacy(IGNORED), "Nothing."),
 ];
 
-/// An old spelling that etcd took until 3.6 and 3.7 refuses. It is accepted, with a warning, for the manifests
-/// that still have it.
+/// An old spelling that etcd accepted until 3.6 and that 3.7 refuses. It is accepted with a warning, for
+/// manifests that still use it.
 #[derive(Clone, Copy, Debug)]
 pub struct OldSpelling {
-    /// Name without dashes in front.
+    /// Name without leading dashes.
     pub name: &'static str,
-    /// The present name.
+    /// Current name.
     pub successor: Successor,
 }
 
-/// The present name of an old spelling.
+/// Current name of an old spelling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Successor {
-    /// This flag, with the same grammar.
+    /// A flag with the same syntax.
     Flag(&'static str),
-    /// This feature gate; the old spelling takes a truth value.
+    /// A feature gate; the old spelling has a boolean value.
     Gate(&'static str),
 }
 
@@ -191,7 +192,7 @@ const fn gated(name: &'static str, gate: &'static str) -> OldSpelling {
     OldSpelling { name, successor: Successor::Gate(gate) }
 }
 
-/// Every old spelling.
+/// All old spellings.
 #[rustfmt::skip] // One row per spelling.
 pub const OLD_SPELLINGS: &[OldSpelling] = &[
     renamed("experimental-batch-fsync-window", "batch-fsync-window"),
@@ -222,12 +223,12 @@ pub const OLD_SPELLINGS: &[OldSpelling] = &[
     gated("experimental-txn-mode-write-with-shared-buffer", "TxnModeWriteWithSharedBuffer"),
 ];
 
-/// The flag called `name`; old spellings are not flags.
+/// Returns the flag with this name; old spellings are not flags.
 pub fn find_flag(name: &str) -> Option<&'static Flag> {
     FLAGS.iter().find(|flag| flag.name == name)
 }
 
-/// The old spelling called `name`.
+/// Returns the old spelling with this name.
 pub fn find_old_spelling(name: &str) -> Option<&'static OldSpelling> {
     OLD_SPELLINGS.iter().find(|old| old.name == name)
 }

@@ -1,4 +1,4 @@
-//! What the flags say about TLS, of the listeners for clients and of those for members.
+//! The TLS options of the listeners for clients and of those for members.
 
 use std::path::PathBuf;
 
@@ -7,18 +7,18 @@ use tls::{Version, check_versions};
 use super::parser::Settings;
 use super::refusal::Refusal;
 
-/// TLS of one kind of listener, as the flags have it. Files were not looked at.
+/// TLS options of one kind of listener, as set by flags. The files are not read yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsOptions {
-    /// Files, names, versions and cipher suites. Application protocols are left out: the listeners know them.
+    /// Files, names, versions and cipher suites. The listeners add the application protocols.
     pub settings: tls::Settings,
-    /// True if the member is to make its certificate itself, should the settings have none.
+    /// True if the member creates its own certificate when the settings have none.
     pub auto: bool,
-    /// Years for which a certificate is valid that the member makes.
+    /// Number of years for which a certificate created by the member is valid.
     pub self_signed_years: u64,
 }
 
-/// Reads the options for clients and those for members.
+/// Reads the TLS options for clients and for members.
 pub(super) fn read(settings: &Settings) -> Result<(TlsOptions, TlsOptions), Refusal> {
     let refused = |error: tls::LoadError| Refusal::invalid(error.to_string());
     let version = |name| Version::parse(&settings.text(name)).map_err(refused);

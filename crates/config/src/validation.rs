@@ -1,4 +1,4 @@
-//! From settings to a configuration: the checks that need more than one option, with etcd's words.
+//! Converts settings to a configuration: checks that involve more than one option, with etcd's error texts.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,25 +17,25 @@ use cli::go::{ValueError, nanoseconds, parse_duration, quote};
 
 const DEFAULT_NAME: &str = "default";
 const ELECTION_TIMEOUT_MS_MAX: u64 = 50_000;
-/// Bytes that the data may take unless `--quota-backend-bytes` says otherwise.
+/// Default of `--quota-backend-bytes`.
 pub const QUOTA_BYTES_DEFAULT: u64 = 2 << 30;
 const QUOTA_BYTES_SUGGESTED_MAX: u64 = 8 << 30;
 const REQUEST_BYTES_SUGGESTED_MAX: u64 = 10 << 20;
 const SNAPSHOT_COUNT_DEFAULT: u64 = 10_000;
 const SNAPSHOT_CATCHUP_ENTRIES_DEFAULT: u64 = 5_000;
 const COMPACTION_BATCH_LIMIT_DEFAULT: u64 = 1_000;
-/// etcd's is 10 ms: its steps hold a lock that readers want.
+/// etcd's default is 10 ms, because its compaction steps hold a lock that readers need.
 const COMPACTION_SLEEP_INTERVAL_DEFAULT: Duration = Duration::from_millis(1);
 const WATCH_PROGRESS_NOTIFY_INTERVAL_DEFAULT: Duration = Duration::from_secs(600);
 const WARNING_UNARY_REQUEST_DURATION_DEFAULT: Duration = Duration::from_millis(300);
-/// Shorter ones are raised to this, as in etcd.
+/// Lower bound: as in etcd, a shorter timeout is raised to this one.
 const RAFT_TIMEOUT_MIN: Duration = Duration::from_secs(5);
 const NANOS_PER_HOUR: u64 = 3_600_000_000_000;
 
 const ADVERTISE_CLIENT_URLS_UNSET: &str =
     "--advertise-client-urls is required when --listen-client-urls is set explicitly";
 
-/// Checks the options in the order etcd checks them, so that of several errors the same one is reported.
+/// Checks the options in etcd's order, so that of several errors the same one is reported.
 pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Result<Config, Refusal> {
     let log = log_settings(settings)?;
     let urls = Urls::read(settings)?;
@@ -43,7 +43,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
     let heartbeat_ms = settings.uint("heartbeat-interval");
     let election_ms = settings.uint("election-timeout");
     check_election(heartbeat_ms, election_ms)?;
-    // As in etcd a configuration file may leave it at the default.
+    // As in etcd, a configuration file may leave the advertised URLs at their default.
     if settings.is_set("listen-client-urls")
         && !settings.is_set("advertise-client-urls")
         && !settings.is_from_file
@@ -57,7 +57,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
     let auto_compaction = auto_compaction(settings)?;
     check_engine_options(settings)?;
 
-    // As in etcd a search for a fault has them, too.
+    // As in etcd, the debug level enables profiles too.
     let pprof = settings.bool("enable-pprof") || log.level == Level::Debug;
     let tracing = tracing(settings)?;
     let name = settings.text("name");
@@ -66,7 +66,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
     if let Some(Discovery::Srv { domain, .. }) = &discovery
         && peer_tls.settings.trusted_ca_file.is_none()
     {
-        // As in etcd: the certificates of members that were found by a domain are for that domain.
+        // As in etcd: certificates of members found through a domain are issued for that domain.
         peer_tls.settings.server_name = Some(domain.clone());
     }
     let data_dir = data_dir(settings, &name);
@@ -163,7 +163,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
     })
 }
 
-/// As in etcd the rate is looked at only where it counts.
+/// Reads the tracing options. As in etcd, the rate is checked only if tracing is enabled.
 fn tracing(settings: &Settings) -> Result<Option<TracingOptions>, Refusal> {
     if !settings.bool("enable-distributed-tracing") {
         return Ok(None);
@@ -186,7 +186,7 @@ fn tracing(settings: &Settings) -> Result<Option<TracingOptions>, Refusal> {
     }))
 }
 
-/// What a list allows; `None` if it has a `*`. As in etcd an empty list allows what has no name.
+/// Returns the entries of a list; `None` if it contains `*`. As in etcd, an empty list has one empty entry.
 fn allowed(settings: &Settings, flag: &'static str) -> Option<Vec<String>> {
     let mut listed = settings.list(flag);
     if listed.is_empty() {
@@ -200,7 +200,8 @@ fn raft_timeout(settings: &Settings, flag: &'static str) -> Result<Duration, Ref
     Ok(duration(settings, flag)?.max(RAFT_TIMEOUT_MIN))
 }
 
-/// The release that a member presents as one of this version: a late one, since tools look for the least that they trust.
+/// Returns the release that a member reports for this version: a late one, because tools require a minimum
+/// release.
 fn release(version: &str) -> &'static str {
     match version {
         "3.5" => "3.5.24",
@@ -209,7 +210,7 @@ fn release(version: &str) -> &'static str {
     }
 }
 
-/// Longer than this no write is to wait.
+/// Upper bound of the time for which a write may wait.
 const BATCH_FSYNC_WINDOW_MAX: Duration = Duration::from_millis(5);
 
 fn batch_fsync_window(settings: &Settings) -> Result<Duration, Refusal> {
@@ -276,7 +277,7 @@ impl Urls {
                 "cannot bind both --listen-client-urls and --listen-client-http-urls on the same url {url}"
             )));
         }
-        // COMPAT-131: with `unixs` members of etcd 3.7 do not find each other either.
+        // COMPAT-131: with `unixs`, members of etcd 3.7 cannot connect to each other either.
         let of_members = [
             ("listen-peer-urls", &urls.listen_peer),
             ("initial-advertise-peer-urls", &urls.initial_advertise_peer),
@@ -315,7 +316,7 @@ fn log_settings(settings: &Settings) -> Result<LogSettings, Refusal> {
         other => return Err(Refusal::invalid(format!("unknown logger option {}", quote(other)))),
     }
     let level = settings.text("log-level");
-    // etcd panics at this point, which ends it with the exit code of a syntax error.
+    // etcd panics here, which ends it with the exit code of a syntax error.
     let level = Level::parse(&level)
         .ok_or_else(|| Refusal::Syntax(format!("unrecognized level: {}", quote(&level))))?;
     let outputs = settings.list("log-outputs");
@@ -362,7 +363,8 @@ fn auto_compaction(settings: &mut Settings) -> Result<AutoCompaction, Refusal> {
     let amount = retention_amount(&retention, periodic)
         .map_err(|reason| Refusal::start_failed(format!("error parsing CompactionRetention: {reason}")))?;
     if !periodic && amount > 0 && !is_plain_number(&retention) {
-        // etcd takes the duration's nanoseconds for a count of revisions; so do we, but not without a word.
+        // etcd interprets the duration's nanoseconds as a number of revisions; Mainstay does the same, with a
+        // warning.
         settings.warnings.push(
             Entry::new(
                 Level::Warn,
@@ -379,12 +381,13 @@ fn auto_compaction(settings: &mut Settings) -> Result<AutoCompaction, Refusal> {
     })
 }
 
-/// Nanoseconds or revisions. A plain number counts hours in mode periodic; all else is read as a duration.
+/// Returns nanoseconds or a number of revisions. In the periodic mode a plain number means hours; anything
+/// else is parsed as a duration.
 fn retention_amount(retention: &str, periodic: bool) -> Result<u64, ValueError> {
     if is_plain_number(retention) {
         let too_large = || ValueError::new(format!("{} is too large", quote(retention)));
         let count: u64 = retention.trim_start_matches('+').parse().map_err(|_| too_large())?;
-        // Go's durations end at 292 years.
+        // The maximum of Go's durations is 292 years.
         let nanos = count.checked_mul(NANOS_PER_HOUR).filter(|nanos| i64::try_from(*nanos).is_ok());
         return if periodic { nanos.ok_or_else(too_large) } else { Ok(count) };
     }
@@ -397,7 +400,7 @@ fn is_plain_number(text: &str) -> bool {
     !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// Options that have no effect here are still held to etcd's rules for them.
+/// Checks options that have no effect here with etcd's rules.
 fn check_engine_options(settings: &Settings) -> Result<(), Refusal> {
     let check_time = settings.duration("compact-hash-check-time");
     if check_time <= 0 {
@@ -500,7 +503,8 @@ fn data_dir(settings: &mut Settings, name: &str) -> PathBuf {
     PathBuf::from(default)
 }
 
-/// The initial cluster; when only a name was given, the cluster of that name at the advertised URLs.
+/// Returns the initial cluster. If only the member's name was set, the cluster consists of that name with the
+/// advertised URLs.
 fn initial_cluster(settings: &Settings, name: &str, advertised: &[Url]) -> String {
     let given = settings.text("initial-cluster");
     let discovers = !settings.text("discovery-srv").is_empty()
@@ -525,9 +529,9 @@ fn quota(settings: &Settings) -> Option<u64> {
     }
 }
 
-/// Fewer bytes would be another file every few seconds.
+/// Lower bound: with fewer bytes a new file would be begun every few seconds.
 const AUDIT_LOG_MAX_BYTES_MIN: u64 = 1 << 20;
-/// Each rotation renames all of them.
+/// Upper bound, because each rotation renames all files.
 const AUDIT_LOG_FILES_MAX: u64 = 1000;
 
 fn audit_log(settings: &Settings) -> Option<AuditLogOptions> {

@@ -1,6 +1,6 @@
-//! YAML, and with it JSON, as a tree: bounded in bytes, depth and nodes, with the scalars and tags of YAML 1.1 that etcd's reader
-//! knows (`yes`, `0x10`, `1_000`, `!!int "7"`). Only the first document is read, as etcd does. `saphyr-parser` cuts the text into
-//! events.
+//! Parses YAML, and therefore JSON, into a tree that is bounded in bytes, depth and nodes, with the scalars
+//! and tags of YAML 1.1 that etcd's reader supports (`yes`, `0x10`, `1_000`, `!!int "7"`). As in etcd, only
+//! the first document is read. `saphyr-parser` splits the text into events.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -13,14 +13,14 @@ use scalar::scalar;
 mod input;
 mod scalar;
 
-/// Lists and maps inside of each other.
+/// Maximum nesting of lists and maps.
 const DEPTH_MAX: usize = 16;
-/// Scalars, lists and maps of a document; an alias counts as what it stands for.
+/// Maximum number of scalars, lists and maps in a document; an alias counts as the nodes that it stands for.
 const NODES_MAX: usize = 16_384;
-/// The tag that a merge key may have.
+/// Tag that a merge key may have.
 const MERGE_TAG: &str = "tag:yaml.org,2002:merge";
 
-/// A value.
+/// A YAML value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Yaml {
     Null,
@@ -29,12 +29,12 @@ pub(super) enum Yaml {
     Float(f64),
     Text(String),
     List(Vec<Yaml>),
-    /// In the order of the document, with the line of each key; a key may be there more than once.
+    /// Entries in the order of the document, with the line of each key; keys may be repeated.
     Map(Vec<(String, usize, Yaml)>),
 }
 
 impl Yaml {
-    /// The kind of the value in the words of Go's JSON reader.
+    /// Returns the kind of the value as Go's JSON reader names it.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Yaml::Null => "null",
@@ -63,7 +63,7 @@ impl Yaml {
     }
 }
 
-/// Why a text is no YAML that is read.
+/// Error with the reason why a text cannot be read as YAML.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct YamlError {
     line: usize,
@@ -76,7 +76,7 @@ impl fmt::Display for YamlError {
     }
 }
 
-/// A list or map whose end is still to come.
+/// A list or map whose end was not read yet.
 enum Open {
     List(Vec<Yaml>),
     Map(OpenMap),
@@ -85,21 +85,21 @@ enum Open {
 #[derive(Default)]
 struct OpenMap {
     entries: Vec<(String, usize, Yaml)>,
-    /// The values of merge keys, in the order of the document.
+    /// Values of merge keys, in the order of the document.
     merges: Vec<Yaml>,
-    /// The key whose value is next.
+    /// Key whose value comes next.
     key: Option<Key>,
 }
 
 enum Key {
-    /// `<<` without quotes, <https://yaml.org/type/merge.html>.
+    /// `<<` without quotes, see <https://yaml.org/type/merge.html>.
     Merge,
-    /// A key, and its line.
+    /// A key, with its line.
     Named(String, usize),
 }
 
 impl OpenMap {
-    /// Adds what comes next: a key, or the value of the key before.
+    /// Adds the next node: a key, or the value of the previous key.
     fn push(&mut self, next: Yaml, line: usize, is_merge: bool) -> Result<(), &'static str> {
         match self.key.take() {
             Some(Key::Merge) => self.merges.push(next),
@@ -110,8 +110,8 @@ impl OpenMap {
         Ok(())
     }
 
-    /// The entries of the map, and behind the merge keys those of the maps that they name, the earlier ones first. A key that
-    /// the map has itself stays as it is.
+    /// Returns the map with the entries of the maps named by merge keys; earlier merge keys take precedence.
+    /// A key of the map itself overrides merged ones.
     fn finish(self) -> Result<Yaml, &'static str> {
         let mut entries = self.entries;
         let maps = self.merges.into_iter().flat_map(|value| match value {
@@ -124,7 +124,8 @@ impl OpenMap {
             };
             let known: HashSet<&String> = entries.iter().map(|(key, ..)| key).collect();
             let mut all: Vec<_> = more.into_iter().filter(|(key, ..)| !known.contains(key)).collect();
-            // Behind the merged ones, since the last of two counts, and the reader of flags takes `Name` for `name`.
+            // Own entries come after merged ones, because of equal keys the last one counts, and the flag
+            // reader treats `Name` and `name` as equal.
             all.append(&mut entries);
             entries = all;
         }
@@ -132,7 +133,7 @@ impl OpenMap {
     }
 }
 
-/// Reads the first document; an empty text is null.
+/// Parses the first document; an empty text is null.
 pub(super) fn read(text: &str) -> Result<Yaml, YamlError> {
     if let Some((line, _)) = (1..).zip(text.split('\n')).find(|(_, line)| line.chars().any(is_control)) {
         return Err(YamlError { line, why: "control characters are not allowed".to_owned() });
@@ -185,7 +186,7 @@ pub(super) fn read(text: &str) -> Result<Yaml, YamlError> {
             }
         };
         if anchor != 0 {
-            // What an anchor keeps is a copy, and counts as one.
+            // An anchor keeps a copy of its node, which counts too.
             bounded(&open, &mut nodes, whole.nodes(), 0).map_err(failed)?;
             anchors.insert(anchor, whole.clone());
         }
@@ -197,12 +198,12 @@ pub(super) fn read(text: &str) -> Result<Yaml, YamlError> {
     }
 }
 
-/// Whether etcd's reader refuses the character wherever it stands.
+/// Returns true for characters that etcd's reader refuses everywhere.
 fn is_control(c: char) -> bool {
     c.is_control() && !matches!(c, '\t' | '\r' | '\n' | '\u{85}')
 }
 
-/// Counts nodes in, which bring this depth; an error if there are too many.
+/// Counts additional nodes that reach this depth; returns an error if there are too many.
 fn bounded(open: &[(Open, usize)], nodes: &mut usize, more: usize, depth: usize) -> Result<(), &'static str> {
     *nodes += more;
     if *nodes > NODES_MAX {
@@ -375,7 +376,7 @@ mod tests {
         assert_eq!(read(&nested(17)).unwrap_err().why, "the document is nested too deeply");
         assert!(read(&"[".repeat(1 << 20)).is_err());
         assert!(read(&"- ".repeat(1 << 20)).is_err());
-        // Each line has nine times what the one before has.
+        // Each line expands to nine times the nodes of the previous line.
         let mut laughs = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned();
         for at in 1..9 {
             let before = format!("*a{}", at - 1);

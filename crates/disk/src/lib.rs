@@ -1,20 +1,20 @@
-//! The file seam: everything Mainstay does to a file system goes through [`Disk`] and [`File`].
+//! The file system interface: every file operation of Mainstay goes through [`Disk`] and [`File`].
 //!
-//! What it is: a small, object-safe pair of traits; [`RealDisk`], which is the operating system's files; and
-//! [`MemDisk`], which keeps files in memory, tells synced data from merely written data, and fails or loses
-//! power where a test asks for it.
+//! Parts: a pair of small, object-safe traits; [`RealDisk`], which uses the operating system's files; and
+//! [`MemDisk`], which keeps files in memory, distinguishes synced data from merely written data, and fails or
+//! loses power where a test asks for it.
 //!
-//! What it does not know: any file format, any path of Mainstay's data directory, any retry. An error is handed
-//! up as it came; whether it is fatal is for the caller to say.
+//! The crate knows no file format, no path of Mainstay's data directory, and no retry. Errors are returned
+//! unchanged; the caller decides whether an error is fatal.
 //!
 //! Invariants:
-//! - A write call that returns `Ok` has written every byte (short writes and interruptions are dealt with here).
+//! - A write call that returns `Ok` has written every byte (short writes and interruptions are handled here).
 //! - Nothing is durable before `sync_data`/`sync_all` (contents) and `sync_dir` (names) have returned `Ok`;
 //!   directories themselves are durable when `create_dir_all` returns.
-//! - `MemDisk` draws all its randomness from the seed it was given.
-//! - A read of what is cached never waits for a device (`read_cached_at`).
+//! - `MemDisk` derives all its randomness from the seed that it was given.
+//! - A read of cached data never waits for a device (`read_cached_at`).
 //!
-//! Tests: beside the code, and `tests/it`, which runs one body over both disks.
+//! Tests are beside the code, and in `tests/it`, where the same test body runs on both disks.
 
 mod mem_disk;
 mod quota;
@@ -28,53 +28,58 @@ use std::io::{self, IoSlice};
 use std::path::Path;
 use std::sync::Arc;
 
-/// A file system, or what a test gives for one.
+/// A file system, real or simulated.
 pub trait Disk: Send + Sync {
-    /// Creates a directory and its missing parents, for their owner alone; they are durable on return.
+    /// Creates a directory and its missing parents, accessible to their owner only; they are durable on
+    /// return.
     fn create_dir_all(&self, dir: &Path) -> io::Result<()>;
-    /// Creates a file that must not exist yet, open for reading and writing, for its owner alone.
+    /// Creates a file that must not exist yet, open for reading and writing, accessible to its owner only.
     fn create(&self, path: &Path) -> io::Result<Arc<dyn File>>;
     /// Opens an existing file for reading and writing.
     fn open(&self, path: &Path) -> io::Result<Arc<dyn File>>;
-    /// Opens an existing file for reading only, as a medium allows that takes no writes. Every write to it fails.
+    /// Opens an existing file for reading only, as a read-only medium requires. Every write to the file
+    /// fails.
     fn open_read(&self, path: &Path) -> io::Result<Arc<dyn File>>;
-    /// Removes a file's name. A holder of the open file can go on reading it.
+    /// Removes a file's name. Callers that have the file open can still read it.
     fn remove(&self, path: &Path) -> io::Result<()>;
     /// Renames a file, replacing `to` if it exists.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Names (not paths) of the plain files in a directory, sorted.
+    /// Names (not paths) of the regular files in a directory, sorted.
     fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
     /// Makes creations, removals and renames in `dir` durable.
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
-    /// Returns true if a file or directory of that name exists.
+    /// Returns true if a file or directory with this path exists.
     fn exists(&self, path: &Path) -> io::Result<bool>;
-    /// Locks `path` (created if missing) against every other process and every other caller; fails with
-    /// `WouldBlock` when it is taken. Held until the [`Lock`] is dropped.
+    /// Locks `path` exclusively, against other processes and other callers in this process; creates the file
+    /// if it is missing. Fails with `WouldBlock` if it is locked. The lock is held until the [`Lock`] is
+    /// dropped.
     fn lock(&self, path: &Path) -> io::Result<Lock>;
-    /// Locks a file as [`Disk::lock`] does; the file must exist and may be on a read-only medium. It is opened for writing where
-    /// that is allowed, as NFS and CIFS want it, and not changed.
+    /// Locks a file as [`Disk::lock`] does, but the file must exist and may be on a read-only medium. The
+    /// file is opened for writing where that is allowed, because NFS and CIFS require it, and is not changed.
     fn lock_read(&self, path: &Path) -> io::Result<Lock>;
-    /// Locks a file, which must exist, against everybody who locks it alone, with [`Disk::lock`] or [`Disk::lock_read`]; others may
-    /// hold it as this one does. Fails with `WouldBlock` when somebody holds it alone. It is opened for reading only, which is
-    /// enough for NFS and CIFS, too, and leaves the lower layer of an overlay in use.
+    /// Takes a shared lock of a file, which must exist. Other callers can hold the lock in the same way.
+    /// Fails with `WouldBlock` if the file is locked exclusively, with [`Disk::lock`] or [`Disk::lock_read`].
+    /// The file is opened for reading only: that is enough for NFS and CIFS too, and does not copy a file up
+    /// from the lower layer of an overlay.
     fn lock_shared(&self, path: &Path) -> io::Result<Lock>;
-    /// Returns true if two paths lead to the same file or directory. Paths that do not exist are the same if their texts are.
+    /// Returns true if two paths lead to the same file or directory. Paths that do not exist are the same if
+    /// their texts are equal.
     fn is_same(&self, one: &Path, other: &Path) -> io::Result<bool> {
         Ok(one == other)
     }
-    /// Returns true if two paths, which exist, lie on one file system.
+    /// Returns true if two existing paths are on the same file system.
     fn share_file_system(&self, one: &Path, other: &Path) -> io::Result<bool>;
-    /// Bytes of the file system that holds `path`. Where a quota of the user or the group leaves fewer free, those count, if the
-    /// system tells.
+    /// Returns size and free space of the file system that holds `path`. If a quota of the user or the group
+    /// leaves fewer bytes free, that number is returned, where the operating system reports it.
     fn space(&self, path: &Path) -> io::Result<DiskSpace>;
-    /// Returns the name of the file system that holds `path` if it never overwrites in place: there bytes that are reserved, or
-    /// were written before, do not make sure that a write to them finds room.
+    /// Returns the name of the file system that holds `path` if that file system never overwrites in place:
+    /// there a write may find no space even if its bytes were reserved or written before.
     fn writes_elsewhere(&self, _path: &Path) -> Option<&'static str> {
         None
     }
 }
 
-/// An open file. All calls take offsets, so that threads may share it.
+/// An open file. All calls take offsets, so threads can share the file.
 pub trait File: Send + Sync {
     /// Reads up to `buf.len()` bytes at `offset`; fewer only at the end of the file.
     fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
@@ -88,61 +93,68 @@ pub trait File: Send + Sync {
         }
     }
 
-    /// Reads up to `buf.len()` bytes, as far as they need no wait for a device, and returns how many: fewer if those behind
-    /// are not in memory, or the file ends there. The rest of `buf` then holds anything.
+    /// Reads up to `buf.len()` bytes without waiting for a device, and returns the number of bytes read. It
+    /// is smaller than `buf.len()` if the following bytes are not in memory or if the file ends there; the
+    /// rest of `buf` then has undefined contents.
     ///
-    /// Where the system cannot tell, it returns 0, unless the file system has no device to wait for.
+    /// Returns 0 if the operating system cannot tell what is in memory, unless the file system has no device
+    /// to wait for.
     fn read_cached_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize>;
 
-    /// Returns false once [`File::read_cached_at`] has found that the system cannot tell what is in memory: then that returns 0
-    /// every time.
+    /// Returns false once [`File::read_cached_at`] has found that the operating system cannot tell what is in
+    /// memory; from then on that call always returns 0.
     fn tells_cached(&self) -> bool;
 
     /// Writes all of `buf` at `offset`.
     fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()>;
-    /// Writes all the pieces, one after the other, from `offset` on. The slice of pieces is used up.
+    /// Writes all pieces, one after the other, from `offset` on. On return the slice of pieces has been
+    /// consumed.
     fn write_vectored_at(&self, pieces: &mut [IoSlice<'_>], offset: u64) -> io::Result<()>;
-    /// Makes contents (and a length needed to read them) durable.
+    /// Makes the contents durable, and the length if it is needed to read them.
     fn sync_data(&self) -> io::Result<()>;
-    /// Makes contents and all of the file's attributes durable.
+    /// Makes the contents and all attributes of the file durable.
     fn sync_all(&self) -> io::Result<()>;
-    /// Cuts the file, or extends it with zeros that take no room yet.
+    /// Truncates the file, or extends it with zeros that take no disk space yet.
     fn set_len(&self, len: u64) -> io::Result<()>;
-    /// Reserves room for `offset..offset + len`, extending the file with zeros if it is shorter. Where the file
-    /// system cannot reserve, it only extends, and says so.
+    /// Reserves disk space for `offset..offset + len`, and extends the file with zeros if it is shorter. If
+    /// the file system cannot reserve space, only extends the file and returns [`Reservation::NeedsZeros`]
+    /// where zeros must be written.
     fn allocate(&self, offset: u64, len: u64) -> io::Result<Reservation>;
-    /// Bytes of the file for which no room is reserved, as far as the system tells: more rather than fewer.
+    /// Upper bound of the number of bytes of the file that have no disk space, as far as the operating system
+    /// reports it.
     fn hole_bytes(&self) -> io::Result<u64>;
-    /// Length in bytes.
+    /// Returns the length of the file in bytes.
     fn len(&self) -> io::Result<u64>;
 
-    /// Returns true if the file holds no byte.
+    /// Returns true if the file has no bytes.
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
 
-    /// The first offset at or after `offset` that may hold something other than never-written zeros; `None`
-    /// when nothing but such zeros follows. An answer that is too early is allowed, one too late is not.
+    /// Returns the first offset, from `offset` on, that may hold something other than zeros that were never
+    /// written; `None` if only such zeros follow. The returned offset may be too low, but never too high.
     fn next_data(&self, offset: u64) -> io::Result<Option<u64>>;
 }
 
-/// Says if room that was asked for is there.
+/// Result of [`File::allocate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Reservation {
-    /// The room is reserved, or nothing reserves any on this file system ([`Disk::writes_elsewhere`]).
+    /// The space is reserved, or the file system never overwrites in place and cannot reserve space
+    /// ([`Disk::writes_elsewhere`]).
     Made,
-    /// The file system reserves nothing until something is written, and this part is not all written yet.
+    /// The file system reserves space only by writing, and part of the range has not been written yet.
     NeedsZeros,
 }
 
-/// Returns true if an error says that no more bytes are to be had: the file system is full, or a quota is used up. A file that would
-/// be larger than the process may make one (`EFBIG`) is another matter: no room that is made helps it.
+/// Returns true if an error means that no more space is available: the file system is full, or a quota is
+/// used up. The error for a file larger than the process may create (`EFBIG`) does not count: freeing space
+/// does not help.
 pub fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// A held lock; dropping it lets go.
+/// A held lock; dropping it releases the lock.
 pub struct Lock {
     _held: Box<dyn Any + Send + Sync>,
 }
@@ -152,7 +164,7 @@ impl Lock {
         Lock { _held: Box::new(held) }
     }
 
-    /// Returns one lock that holds both.
+    /// Combines two locks into one, which holds both.
     #[must_use]
     pub fn and(self, other: Option<Lock>) -> Lock {
         match other {
@@ -162,11 +174,11 @@ impl Lock {
     }
 }
 
-/// Room on a file system, in bytes.
+/// Space of a file system, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskSpace {
-    /// Bytes that an unprivileged process may still use.
+    /// Number of bytes that an unprivileged process can still write.
     pub free_bytes: u64,
-    /// Size of the file system.
+    /// Size of the file system in bytes.
     pub total_bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! Files in memory, with power cuts and errors on demand.
+//! Files in memory, with simulated power cuts and errors.
 
 mod lies;
 
@@ -12,29 +12,29 @@ use stdx::Random;
 use crate::{Disk, DiskSpace, File, Lock, Reservation};
 pub use lies::Lie;
 
-/// Bytes that a power cut keeps or loses as one.
+/// Unit in bytes that a power cut keeps or loses as a whole.
 pub const SECTOR_BYTES: usize = 512;
 
-/// Bytes of a file that take room as one, on a disk that reserves nothing.
+/// Unit in bytes in which files take space on a disk that cannot reserve space.
 const PAGE_BYTES: u64 = 4096;
 
 type Sector = [u8; SECTOR_BYTES];
 
-/// The fault at the chosen operation. Operations are counted from 1; only those that change the disk count: creating,
-/// removing, renaming, writing, syncing, setting a length, allocating.
+/// A fault to inject at a chosen operation. Operations are counted from 1; only operations that change the
+/// disk count: creating, removing, renaming, writing, syncing, setting a length, allocating.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// That one operation fails with this `errno`; a write may have got part of the way, and what a failed sync
-    /// was asked to sync is never synced, though it can still be read (as Linux does).
+    /// The operation fails with this `errno`, once. A failed write may have written a part. Data whose sync
+    /// failed is never synced, although it can still be read (as on Linux).
     Once(i32),
-    /// That operation and every later one of any sort fails with this `errno`.
+    /// The operation and every later operation of any kind fail with this `errno`.
     Always(i32),
-    /// Power goes at that operation, which may have got part of the way; every later call fails until
+    /// Power is lost at the operation, which may be partly done. Every later call fails until
     /// [`MemDisk::crash`] brings the disk back.
     PowerCut,
 }
 
-/// The operations that [`MemDisk::fail_next`] counts.
+/// Kinds of operations that [`MemDisk::fail_next`] counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Any operation that changes the disk.
@@ -53,7 +53,7 @@ pub enum Operation {
     Rename,
     /// Removing a file.
     Remove,
-    /// Reserving room for a file, or changing its length.
+    /// Reserving space for a file, or changing its length.
     Allocate,
     /// Opening a file.
     Open,
@@ -61,12 +61,12 @@ pub enum Operation {
     List,
     /// Locking a file.
     Lock,
-    /// Asking for the free space.
+    /// Reading the free space.
     Space,
 }
 
 impl Operation {
-    /// Returns true if it changes nothing on the disk.
+    /// Returns true if the operation changes nothing on the disk.
     fn only_looks(self) -> bool {
         matches!(
             self,
@@ -74,7 +74,7 @@ impl Operation {
         )
     }
 
-    /// Returns true if an operation that is done is of this sort.
+    /// Returns true if the operation `done` is of the kind `self`.
     fn covers(self, done: Operation) -> bool {
         match self {
             Operation::Change => !done.only_looks(),
@@ -84,20 +84,21 @@ impl Operation {
     }
 }
 
-/// A fault that waits for its operation.
+/// A fault that will be injected later.
 struct Planned {
     operation: Operation,
-    /// Number of operations of that sort still to come, with the one that fails.
+    /// Number of operations of this kind until the fault, including the one that fails.
     left: u64,
     fault: Fault,
 }
 
-/// A disk in memory. Clones share it.
+/// A disk in memory. Clones share the same disk.
 ///
-/// Reads see what was written at once. [`MemDisk::crash`] throws away what was not synced, sector by sector: each
-/// is kept or lost or, if it was overwritten as a whole, zeroed, as the seed has it. A sector that was partly
-/// overwritten is kept or lost as one: the rest of it had been synced, and a sector is written whole or not at all. Names that were not synced survive as a prefix of the operations
-/// made, also of the seed's choosing, as with a journaling file system, or in any order ([`MemDisk::keep_names_in_any_order`]).
+/// Reads return written data at once. [`MemDisk::crash`] decides from the seed, for each sector that was not
+/// synced, whether it is kept, lost, or (if the whole sector was overwritten) zeroed. A partly overwritten
+/// sector is only kept or lost: the rest of the sector had been synced, and a sector is written completely or
+/// not at all. Of the unsynced changes of names a random prefix survives, as on a journaling file system, or
+/// a random subset ([`MemDisk::keep_names_in_any_order`]).
 #[derive(Clone)]
 pub struct MemDisk {
     state: Arc<Mutex<State>>,
@@ -105,38 +106,39 @@ pub struct MemDisk {
 
 struct State {
     random: Random,
-    /// Goes up with every crash, so that files opened before one are dead after it.
+    /// Incremented at every crash, so that files opened before the crash fail afterwards.
     epoch: u64,
     nodes: HashMap<u64, Node>,
     node_next: u64,
     names: BTreeMap<PathBuf, u64>,
     names_durable: BTreeMap<PathBuf, u64>,
     names_pending: Vec<NameChange>,
-    /// True if a crash keeps any of the pending changes.
+    /// True if a crash keeps a random subset of the pending name changes, not a prefix.
     names_in_any_order: bool,
     dirs: BTreeSet<PathBuf>,
-    /// Number of those who share a lock; 0 if one holds it alone.
+    /// Number of holders of a shared lock; 0 if the lock is exclusive.
     locks: BTreeMap<PathBuf, usize>,
     ops: u64,
     reads: u64,
-    /// Of 1000 reads of cached data, the number that miss; and the randomness that decides.
+    /// Number of reads of cached data that miss, out of 1000, and the generator that decides which ones.
     misses: (u64, Random),
     cached_bytes_max: usize,
-    /// False as on a file system that cannot tell what is cached: all of these reads miss.
+    /// False on a file system that cannot tell what is cached: all reads of cached data then miss.
     tells_cached: bool,
     fault: Option<(u64, Fault)>,
     planned: Vec<Planned>,
-    /// What becomes of some writes: the number of writes before them, and their number.
+    /// The lie about some writes: kind, number of writes before the first affected one, number of affected
+    /// writes.
     lie: Option<(Lie, u64, u64)>,
-    /// Power went, and the disk has not come back.
+    /// True if power was lost and the disk has not come back.
     dark: bool,
     down: Option<i32>,
     capacity_bytes: Option<u64>,
-    /// Limit of a quota, which the free space does not show.
+    /// Limit of a quota in bytes, which the reported free space does not show.
     quota_bytes: Option<u64>,
-    /// False as on a file system that reserves nothing: only what was written takes room.
+    /// False on a file system that cannot reserve space: then only written pages take space.
     reserves: bool,
-    /// A directory on a file system of its own, and the limit of that.
+    /// A directory that is a separate file system, and that file system's size in bytes.
     mounted: Option<(PathBuf, u64)>,
 }
 
@@ -144,22 +146,23 @@ struct State {
 struct Node {
     data: Vec<u8>,
     len_durable: u64,
-    /// Every sector written since the last sync.
+    /// Durable contents of every sector written since the last sync.
     undo: BTreeMap<u64, Undo>,
-    /// Sectors whose sync failed: no later sync saves them, short of writing them again.
+    /// Sectors whose sync failed: no later sync makes them durable unless they are written again.
     doomed: BTreeMap<u64, Undo>,
-    /// Open files of it.
+    /// Number of open handles of the file.
     handles: usize,
-    /// Pages that were written, on a disk that reserves nothing.
+    /// Numbers of the pages that were written, on a disk that cannot reserve space.
     written: BTreeSet<u64>,
-    /// What the disk holds of sectors for which it told a [`Lie`]. The page cache shows `data` instead, until it is dropped.
+    /// True contents, on the disk, of sectors for which it told a [`Lie`]. Reads return `data` until the page
+    /// cache is dropped.
     on_disk: BTreeMap<u64, Sector>,
 }
 
-/// The durable content of a sector that was written since.
+/// The durable contents of a sector that was written after its last sync.
 struct Undo {
     durable: Sector,
-    /// The first write since covered all of it.
+    /// True if the first write after the sync covered the whole sector.
     whole: bool,
 }
 
@@ -170,7 +173,7 @@ enum NameChange {
 }
 
 impl MemDisk {
-    /// An empty disk that draws what it loses from `seed`.
+    /// Creates an empty disk that decides from `seed` what a crash loses.
     pub fn new(seed: u64) -> MemDisk {
         MemDisk {
             state: Arc::new(Mutex::new(State {
@@ -202,8 +205,8 @@ impl MemDisk {
         }
     }
 
-    /// Loses power and comes back: unsynced sectors and names are kept, lost or zeroed; open files die; locks,
-    /// faults and the count of operations are gone.
+    /// Simulates a power cut and a restart: unsynced sectors and names are kept, lost or zeroed; open files
+    /// fail; locks, planned faults and the count of operations are reset.
     pub fn crash(&self) {
         let mut state = self.state();
         let mut random = state.random.clone();
@@ -223,7 +226,7 @@ impl MemDisk {
         state.names = state.names_durable.clone();
         let alive: BTreeSet<u64> = state.names.values().copied().collect();
         state.nodes.retain(|id, _| alive.contains(id));
-        // In the order of their numbers: the order of a hash map would make two runs differ.
+        // Ordered by number: the order of a hash map would make two runs differ.
         for id in alive {
             if let Some(node) = state.nodes.get_mut(&id) {
                 node.crash(&mut random);
@@ -240,9 +243,10 @@ impl MemDisk {
         state.ops = 0;
     }
 
-    /// The process that uses the disk is killed, the machine goes on: what was written stays as it can be read now,
-    /// synced or not; open files and locks die. Every call fails until [`MemDisk::heal`], so that what the process
-    /// would still do while it is taken apart does nothing.
+    /// Simulates that the process using the disk is killed while the machine runs on: written data stays
+    /// readable, synced or not; open files and locks become invalid. Every call fails until
+    /// [`MemDisk::heal`], so that the remains of the killed process cannot change anything while they are
+    /// dropped.
     pub fn kill(&self) {
         let mut state = self.state();
         state.epoch += 1;
@@ -252,7 +256,7 @@ impl MemDisk {
         state.down = Some(libc::EIO);
     }
 
-    /// Returns true if power went at an operation and [`MemDisk::crash`] has not brought the disk back.
+    /// Returns true if power was lost at an operation and [`MemDisk::crash`] has not brought the disk back.
     pub fn is_dark(&self) -> bool {
         self.state().dark
     }
@@ -262,16 +266,18 @@ impl MemDisk {
         self.state().down.is_some()
     }
 
-    /// Sets what goes wrong at the `nth` operation of that sort from now, counted from 1. Several may be set.
+    /// Injects a fault at the `nth` operation of this kind from now on, counted from 1. Several faults can be
+    /// planned.
     pub fn fail_next(&self, operation: Operation, nth: u64, fault: Fault) {
         self.state().planned.push(Planned { operation, left: nth.max(1), fault });
     }
 
-    /// Turns one bit of a file around, as a disk does that decays: it is read so from now on, and no sync undoes it.
+    /// Flips one bit of a file, as a decaying disk does: reads return the flipped bit from now on, and no
+    /// sync restores it.
     ///
     /// # Errors
     ///
-    /// When there is no such file or no such byte.
+    /// Returns an error if the file or the byte does not exist.
     pub fn flip_bit(&self, path: &Path, offset: u64, bit: u8) -> io::Result<()> {
         let mut state = self.state();
         let id = state.lookup(path)?;
@@ -281,17 +287,17 @@ impl MemDisk {
         Ok(())
     }
 
-    /// Returns the bytes of a file in use: up to the last that is not zero.
+    /// Returns the length of a file in bytes without the zeros at its end.
     ///
     /// # Errors
     ///
-    /// There is no such file.
+    /// Returns an error if the file does not exist.
     pub fn used_len(&self, path: &Path) -> io::Result<u64> {
         let state = self.state();
         let id = state.lookup(path)?;
         let node = state.nodes.get(&id).ok_or_else(|| errno(libc::ENOENT))?;
         let mut data = node.data.as_slice();
-        // Most of a file that was prepared is zeros.
+        // Skips whole sectors of zeros first: most of a prepared file is zeros.
         while let Some((rest, last)) = data.split_last_chunk::<SECTOR_BYTES>()
             && *last == [0; SECTOR_BYTES]
         {
@@ -300,7 +306,7 @@ impl MemDisk {
         Ok(data.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1))
     }
 
-    /// Returns true if this byte of a file is durable as it is read.
+    /// Returns true if this byte of a file is durable with the value that a read returns.
     pub fn is_synced(&self, path: &Path, offset: u64) -> bool {
         let state = self.state();
         let durable = state.names_durable.get(path) == state.names.get(path);
@@ -314,92 +320,94 @@ impl MemDisk {
             })
     }
 
-    /// All files with their lengths in bytes, in the order of their paths.
+    /// Returns all files with their lengths in bytes, sorted by path.
     pub fn files(&self) -> Vec<(PathBuf, u64)> {
         let state = self.state();
         let len = |id: &u64| state.nodes.get(id).map_or(0, |node| node.data.len() as u64);
         state.names.iter().map(|(path, id)| (path.clone(), len(id))).collect()
     }
 
-    /// Sets what goes wrong, and at which operation, counted from 1 since the disk was made or last crashed.
+    /// Injects a fault at the `nth` operation, counted from 1 since the disk was created or last crashed.
     pub fn fail_at(&self, nth: u64, fault: Fault) {
         self.state().fault = Some((nth, fault));
     }
 
-    /// Takes back [`MemDisk::fail_at`] and [`MemDisk::fail_next`], and ends a fault of kind [`Fault::Always`] and
-    /// [`MemDisk::kill`].
+    /// Cancels [`MemDisk::fail_at`] and [`MemDisk::fail_next`], and ends a fault of kind [`Fault::Always`]
+    /// and the effect of [`MemDisk::kill`].
     pub fn heal(&self) {
         let mut state = self.state();
         state.fault = None;
         state.planned.clear();
         state.lie = None;
-        // Power that is gone comes back with `crash` only.
+        // After a power cut only `crash` brings the disk back.
         state.down = state.dark.then_some(libc::EIO);
     }
 
-    /// Sets how many of 1000 reads of cached data ([`File::read_cached_at`]) miss. At first, and after 0, all of every
-    /// file is cached.
+    /// Sets how many of 1000 reads of cached data ([`File::read_cached_at`]) miss. Initially, and after 0,
+    /// all files are completely cached.
     pub fn set_misses_per_mille(&self, misses: u64) {
         self.state().misses.0 = misses;
     }
 
-    /// Sets how many bytes a read of cached data finds at most, from its offset on; those behind are not cached.
+    /// Sets the maximum number of bytes that a read of cached data returns; the bytes after them count as not
+    /// cached.
     pub fn set_cached_bytes_max(&self, bytes: usize) {
         self.state().cached_bytes_max = bytes;
     }
 
-    /// Sets if the disk tells what is cached ([`File::tells_cached`]), as it does at first. Without that every read of cached
-    /// data misses.
+    /// Sets whether the disk can tell what is cached ([`File::tells_cached`]); initially it can. If not,
+    /// every read of cached data misses.
     pub fn set_tells_cached(&self, tells: bool) {
         self.state().tells_cached = tells;
     }
 
-    /// Reads so far, since the disk was made.
+    /// Number of reads since the disk was created.
     pub fn reads(&self) -> u64 {
         self.state().reads
     }
 
-    /// Changing operations so far, since the disk was made or last crashed.
+    /// Number of changing operations since the disk was created or last crashed.
     pub fn ops(&self) -> u64 {
         self.state().ops
     }
 
-    /// Has a crash keep any of the changes of names that were not synced, a later one without an earlier one, too: no file system
-    /// promises an order.
+    /// Makes crashes keep a random subset of the unsynced name changes, possibly a later change without an
+    /// earlier one: no file system promises an order.
     pub fn keep_names_in_any_order(&self) {
         self.state().names_in_any_order = true;
     }
 
-    /// Limits the sum of all file lengths; what would go beyond fails with `ENOSPC`.
+    /// Limits the sum of all file lengths; an operation beyond the limit fails with `ENOSPC`.
     pub fn set_capacity(&self, bytes: Option<u64>) {
         self.state().capacity_bytes = bytes;
     }
 
-    /// Limits the sum of all file lengths by a quota; what would go beyond fails with `EDQUOT`, and [`Disk::space`] does not show it.
+    /// Limits the sum of all file lengths by a quota; an operation beyond it fails with `EDQUOT`, and
+    /// [`Disk::space`] does not show the quota.
     pub fn set_quota(&self, bytes: Option<u64>) {
         self.state().quota_bytes = bytes;
     }
 
-    /// Makes the disk, which is empty, one that reserves nothing ([`File::allocate`]): a file takes room for the pages that were
-    /// written.
+    /// Makes this empty disk one that cannot reserve space ([`File::allocate`]): files take space only for
+    /// pages that were written.
     pub fn reserve_nothing(&self) {
         let mut state = self.state();
         assert!(state.nodes.is_empty(), "what is there already would take no room");
         state.reserves = false;
     }
 
-    /// Makes a directory a file system of its own, which holds this many bytes in all; its files do not count for
-    /// [`MemDisk::set_capacity`] any more.
+    /// Makes a directory a separate file system with this size in bytes; its files no longer count for
+    /// [`MemDisk::set_capacity`].
     pub fn mount(&self, dir: &Path, bytes: u64) {
         self.state().mounted = Some((dir.to_path_buf(), bytes));
     }
 
-    /// Sum of all file lengths.
+    /// Number of bytes that all files take.
     pub fn used_bytes(&self) -> u64 {
         self.state().used_bytes()
     }
 
-    /// Sum of the lengths of all files that are open and have no name.
+    /// Sum of the lengths in bytes of all open files that have no name.
     pub fn unnamed_bytes(&self) -> u64 {
         let state = self.state();
         let named: BTreeSet<u64> = state.names.values().copied().collect();
@@ -407,14 +415,14 @@ impl MemDisk {
         open.map(|(_, node)| node.data.len() as u64).sum()
     }
 
-    /// A file's contents as they would be read now.
+    /// Returns a file's contents as a read would return them now.
     pub fn contents(&self, path: &Path) -> io::Result<Vec<u8>> {
         let state = self.state();
         let id = state.lookup(path)?;
         Ok(state.nodes.get(&id).map(|node| node.data.clone()).unwrap_or_default())
     }
 
-    /// Puts a file in place, durably, replacing any of that name; for tests that damage files.
+    /// Creates a file durably, replacing an existing one; for tests that damage files.
     pub fn plant(&self, path: &Path, data: Vec<u8>) {
         let mut state = self.state();
         let id = state.node_next;
@@ -448,12 +456,12 @@ impl State {
         ids.iter().filter_map(|id| self.nodes.get(id)).map(|node| self.bytes_of(node)).sum()
     }
 
-    /// Bytes that a file takes.
+    /// Returns the number of bytes that a file takes on the disk.
     fn bytes_of(&self, node: &Node) -> u64 {
         if self.reserves { node.data.len() as u64 } else { node.written.len() as u64 * PAGE_BYTES }
     }
 
-    /// Returns an error if there is no room to write this part of a file.
+    /// Returns an error if there is no space to write this part of a file.
     fn room_to_write(&mut self, id: u64, start: u64, end: u64) -> io::Result<()> {
         if self.reserves {
             return self.room_for(id, end);
@@ -472,7 +480,7 @@ impl State {
         self.down.map_or(Ok(()), |code| Err(errno(code)))
     }
 
-    /// Counts one changing operation; an error is what it must fail with.
+    /// Counts one changing operation; returns an error if a fault is due.
     fn step(&mut self, operation: Operation) -> io::Result<()> {
         self.alive()?;
         self.ops += 1;
@@ -484,13 +492,13 @@ impl State {
         self.count_down(operation)
     }
 
-    /// Counts one read.
+    /// Counts one read; returns an error if a fault is due.
     fn step_read(&mut self) -> io::Result<()> {
         self.reads += 1;
         self.look(Operation::Read)
     }
 
-    /// Counts one operation that changes nothing; an error is what it must fail with.
+    /// Counts one operation that changes nothing; returns an error if a fault is due.
     fn look(&mut self, operation: Operation) -> io::Result<()> {
         self.alive()?;
         if self.planned.is_empty() { Ok(()) } else { self.count_down(operation) }
@@ -535,7 +543,7 @@ impl State {
         self.room_for_more(id, len.saturating_sub(now))
     }
 
-    /// Returns an error if a file cannot take this many bytes more.
+    /// Returns an error if a file cannot grow by this many bytes.
     fn room_for_more(&self, id: u64, bytes: u64) -> io::Result<()> {
         if bytes == 0 || self.capacity_bytes.is_none() && self.mounted.is_none() && self.quota_bytes.is_none()
         {
@@ -551,7 +559,7 @@ impl State {
         Ok(())
     }
 
-    /// The files of the file system that is mounted.
+    /// Returns the files on the mounted file system.
     fn mounted_nodes(&self) -> impl Iterator<Item = u64> {
         let dir = self.mounted.as_ref().map(|(dir, _)| dir);
         let named = self.names.iter();
@@ -562,7 +570,7 @@ impl State {
         self.mounted.as_ref().is_some_and(|(dir, _)| path.starts_with(dir))
     }
 
-    /// What the file system that is mounted has, or the other one.
+    /// Returns the space of the mounted file system if `of_mounted` is true, else of the other one.
     fn space(&self, of_mounted: bool) -> DiskSpace {
         let ids: BTreeSet<u64> = self.mounted_nodes().collect();
         let mounted_bytes: u64 =
@@ -575,8 +583,8 @@ impl State {
         DiskSpace { free_bytes: total_bytes.saturating_sub(used_bytes), total_bytes }
     }
 
-    /// Drops the contents of files that have no name any more, not even one that a crash would bring back, and that
-    /// nobody has open.
+    /// Drops the contents of files that are not open and have no name, not even one that a crash would
+    /// restore.
     fn forget_unnamed(&mut self) {
         let pending = self.names_pending.iter().filter_map(|change| match change {
             NameChange::Set(_, id) => Some(id),
@@ -627,14 +635,14 @@ impl Node {
         sector
     }
 
-    /// Remembers what is durable of the sectors of `start..end`, which are about to change.
+    /// Saves the durable contents of the sectors of `start..end`, which are about to change.
     fn touch(&mut self, start: u64, end: u64) {
         if start >= end {
             return;
         }
         let size = SECTOR_BYTES as u64;
         for number in start / size..end.div_ceil(size) {
-            // The page cache has the whole sector, and the disk is about to.
+            // The page cache has the complete sector, and will write it to the disk.
             self.on_disk.remove(&number);
             if self.undo.contains_key(&number) {
                 continue;
@@ -700,10 +708,11 @@ impl Node {
         };
         for (number, Undo { durable, whole }) in &undo {
             match random.number() % if *whole { 5 } else { 4 } {
-                // Kept and lost are what disks mostly do; zeroed is what a file system may show instead.
+                // A real disk keeps or loses a sector; a file system may show zeros in its place.
                 0 | 1 => {}
                 2 | 3 => restore(&mut self.data, *number, durable),
-                // Written again as it was: old and new are the same, and there is nothing else to show.
+                // The sector was rewritten with the contents it had, so the old and the new contents are
+                // equal.
                 _ if self.sector(*number) == *durable => {}
                 _ => restore(&mut self.data, *number, &[0; SECTOR_BYTES]),
             }
@@ -920,7 +929,7 @@ impl File for MemFile {
             let mut state = self.state()?;
             let (tells_cached, len) = (state.tells_cached, buf.len().min(state.cached_bytes_max));
             let (per_mille, random) = &mut state.misses;
-            // Nothing is drawn where nothing is missed: the runs of old seeds stay as they are.
+            // Draw no random number if no read can miss: otherwise runs with old seeds would change.
             (!tells_cached || (*per_mille > 0 && random.number() % 1000 < *per_mille), len)
         };
         if missed { Ok(0) } else { self.read_at(&mut buf[..len], offset) }
@@ -939,7 +948,7 @@ impl File for MemFile {
             Err(_) => {
                 let room = state.room_to_write(self.id, offset, end).is_ok();
                 let part = state.random.number() % (buf.len() as u64 + 1);
-                // A write gets as far as a block of the file system, never into the middle of a sector.
+                // A partial write ends at a sector boundary, never within a sector.
                 let sectors_end = (offset + part) / SECTOR_BYTES as u64 * SECTOR_BYTES as u64;
                 let whole = part == buf.len() as u64;
                 let part = if whole { part } else { sectors_end.saturating_sub(offset) };
@@ -971,7 +980,7 @@ impl File for MemFile {
         match state.step(Operation::Sync) {
             Ok(()) => self.with(&mut state, Node::sync),
             Err(error) => {
-                // After a power cut the sectors stay undecided: `crash` throws the dice for them.
+                // After a power cut the sectors stay undecided: `crash` decides about each of them.
                 if !state.dark {
                     self.with(&mut state, Node::sync_failed)?;
                 }
@@ -987,7 +996,7 @@ impl File for MemFile {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut state = self.state()?;
         state.step(Operation::Allocate)?;
-        // A length that no memory holds is the test's error or a damaged file's: refuse it as a disk would.
+        // Such a length is a mistake of the test or comes from a damaged file: refuse it as a disk would.
         if len > u64::from(u32::MAX) {
             return Err(errno(libc::EFBIG));
         }

@@ -1,20 +1,22 @@
-//! Bytes that the quotas of the user and the group leave, which the free space of a file system does not show.
+//! Bytes that the quotas of user and group leave; the free space of a file system does not show them.
 
 use std::fs;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// Sort of a quota and the command to read it, as the kernel packs them (`QCMD` of `sys/quota.h`).
+/// Command to read a quota, combined with the type of quota as the kernel packs them (`QCMD` of
+/// `sys/quota.h`).
 const USER: libc::c_uint = (libc::Q_GETQUOTA as libc::c_uint) << 8;
 const GROUP: libc::c_uint = USER | 1;
-/// Quotas count in units of 1 KiB.
+/// Unit of quota limits in bytes.
 const UNIT_BYTES: u64 = 1024;
-/// The fields for blocks hold something.
+/// Flags of a result whose fields for blocks are valid.
 const LIMITS_AND_USAGE: u32 = libc::QIF_BLIMITS | libc::QIF_SPACE;
 
-/// Bytes that this process may still write to the file system that holds `path`; `None` if no quota limits them, or the system does
-/// not tell (Linux before 5.14, network file systems). Quotas of projects are part of the file system's free space.
+/// Returns the number of bytes that this process can still write to the file system that holds `path`; `None`
+/// if no quota limits them, or if the operating system does not report quotas (Linux before 5.14, network
+/// file systems). Project quotas are already part of the file system's free space.
 pub(crate) fn bytes_left(path: &Path) -> Option<u64> {
     let file = fs::File::open(path).ok()?;
     // SAFETY: both only read the ids of the process.
@@ -34,13 +36,15 @@ pub(crate) fn bytes_left(path: &Path) -> Option<u64> {
     left.min()
 }
 
-/// The group that a new file in this directory has, whose quota counts: that of the directory where its setgid bit is set.
+/// Returns the group of new files in this directory, whose quota counts: the directory's group if its setgid
+/// bit is set.
 fn group_of_new_files(dir: &fs::Metadata, own_group: u32) -> u32 {
     let is_inherited = dir.is_dir() && dir.mode() & libc::S_ISGID != 0;
     if is_inherited { dir.gid() } else { own_group }
 }
 
-/// Bytes that may be in use; `None` if there is no limit. Beyond the soft limit writes are taken for some days.
+/// Maximum number of bytes in use; `None` if there is no limit. The hard limit counts, because writes beyond
+/// the soft limit still succeed for some days.
 fn limit_of(found: &libc::dqblk) -> Option<u64> {
     (found.dqb_bhardlimit > 0).then(|| found.dqb_bhardlimit.saturating_mul(UNIT_BYTES))
 }

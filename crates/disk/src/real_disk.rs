@@ -13,20 +13,20 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use crate::quota;
 use crate::{Disk, DiskSpace, File, Lock, Reservation};
 
-/// Linux refuses more pieces than this in one call (`UIO_MAXIOV`).
+/// Maximum number of pieces per call on Linux (`UIO_MAXIOV`).
 const PIECES_PER_CALL_MAX: usize = 1024;
 
-/// Mode of directories: only their owner may use them.
+/// Mode of directories: accessible to the owner only.
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
-/// The real file system. Has no state: a unit value.
+/// The real file system. The type has no state.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealDisk;
 
 impl Disk for RealDisk {
     fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
-        // The deepest directory that exists bounds the names we have to make durable.
+        // The parents up to the deepest existing directory must be synced to make the new names durable.
         let mut missing = Vec::new();
         let mut at = Some(dir);
         while let Some(path) = at {
@@ -99,7 +99,7 @@ impl Disk for RealDisk {
     }
 
     fn lock_read(&self, path: &Path) -> io::Result<Lock> {
-        // Network file systems give a lock that shuts all others out only to who may write.
+        // Network file systems give an exclusive lock only on a file opened for writing.
         let file = OpenOptions::new().read(true).write(true).open(path).or_else(|_| fs::File::open(path))?;
         hold(file, fs::File::try_lock)
     }
@@ -120,7 +120,7 @@ impl Disk for RealDisk {
 
     fn share_file_system(&self, one: &Path, other: &Path) -> io::Result<bool> {
         let is_one_device = fs::metadata(one)?.dev() == fs::metadata(other)?.dev();
-        // Subvolumes of one pool (btrfs, ZFS) are devices of their own, and have their room in common.
+        // Subvolumes of one pool (btrfs, ZFS) are separate devices and share their space.
         Ok(is_one_device || self.space(one)? == self.space(other)?)
     }
 
@@ -159,12 +159,13 @@ fn hold(file: fs::File, lock: impl FnOnce(&fs::File) -> Result<(), fs::TryLockEr
     Ok(Lock::new(HeldFile(file)))
 }
 
-/// A file that is locked.
+/// A locked file, unlocked when dropped.
 struct HeldFile(fs::File);
 
 impl Drop for HeldFile {
     fn drop(&mut self) {
-        // Closing alone would leave the lock to a process that another thread has just forked, until that runs its program.
+        // Closing is not enough: a process forked by another thread keeps the lock until it executes its
+        // program.
         let _ = self.0.unlock();
     }
 }
@@ -174,11 +175,11 @@ struct RealFile {
     cached_reads: AtomicU8,
 }
 
-/// State of [`File::read_cached_at`]: the system is asked as long as it answers.
+/// States of [`File::read_cached_at`]. `ASK`: the system call is used, because it has worked so far.
 const ASK: u8 = 0;
-/// The system cannot tell, and the file lies in memory anyway.
+/// The operating system cannot tell what is cached, but the file system is in memory, so reads never wait.
 const READ: u8 = 1;
-/// The system cannot tell.
+/// The operating system cannot tell what is cached.
 const NEVER: u8 = 2;
 
 impl RealFile {
@@ -186,14 +187,14 @@ impl RealFile {
         Arc::new(RealFile { file, cached_reads: AtomicU8::new(ASK) })
     }
 
-    /// Returns true if the file lies in memory and nowhere else.
+    /// Returns true if the file is on a file system that exists only in memory.
     fn is_in_memory(&self) -> bool {
         const TMPFS: i64 = 0x0102_1994;
         const RAMFS: i64 = 0x8584_58f6;
         matches!(kind_of(&self.file), Some(TMPFS | RAMFS))
     }
 
-    /// Extends the file to `end` where nothing can be reserved.
+    /// Extends the file to `end`, on a file system that cannot reserve space.
     fn extend(&self, end: u64) -> io::Result<Reservation> {
         if self.len()? < end {
             self.set_len(end)?;
@@ -203,7 +204,7 @@ impl RealFile {
     }
 }
 
-/// Number of the kind of file system that holds a file, one of the kernel's (`linux/magic.h`).
+/// Returns the magic number of the file system that holds a file (`linux/magic.h`).
 fn kind_of(file: &fs::File) -> Option<i64> {
     // SAFETY: `statfs` is a plain C struct of integers, for which all zeros is a value; the descriptor is open as
     // long as `file` is, and the call writes only into `found`.
@@ -213,7 +214,7 @@ fn kind_of(file: &fs::File) -> Option<i64> {
     }
 }
 
-/// The file systems that write everything to a new place, also what is there already.
+/// Returns the name of the file system if it never overwrites data in place.
 fn writes_elsewhere(kind: i64) -> Option<&'static str> {
     match kind {
         0x9123_683e => Some("btrfs"),
@@ -225,11 +226,12 @@ fn writes_elsewhere(kind: i64) -> Option<&'static str> {
     }
 }
 
-/// Bytes of a page of memory, or a part of one where pages are larger.
+/// Size of a memory page in bytes, or a fraction of it where pages are larger.
 const PAGE_BYTES: usize = 4096;
 
-/// Returns as much of these pieces, which are written at `offset`, as ends with a page of the file. A process that is killed
-/// between two calls then leaves whole pages, as it does within a call: the log takes a cut within a sector for damage.
+/// Returns the longest prefix of these pieces, which will be written at `offset`, that ends at a page
+/// boundary of the file. If the process is killed between two calls, whole pages are written, as within one
+/// call: the log takes a write that ends within a sector for damage.
 fn whole_pages(pieces: &[IoSlice<'_>], offset: u64) -> Vec<libc::iovec> {
     let vector = |piece: &IoSlice<'_>| libc::iovec {
         iov_base: piece.as_ptr().cast_mut().cast(),
@@ -239,7 +241,7 @@ fn whole_pages(pieces: &[IoSlice<'_>], offset: u64) -> Vec<libc::iovec> {
     let bytes: usize = part.iter().map(|piece| piece.iov_len).sum();
     let mut beyond = ((offset % PAGE_BYTES as u64) as usize + bytes) % PAGE_BYTES;
     if beyond >= bytes {
-        // Less than a page, in a thousand pieces: those of the log are longer.
+        // A thousand pieces with less than a page in all; the log's pieces are longer.
         return part;
     }
     while let Some(last) = part.last_mut().filter(|_| beyond > 0) {
@@ -281,7 +283,7 @@ impl File for RealFile {
             // as long as `self` is.
             let read = unsafe { libc::preadv2(self.file.as_raw_fd(), &piece, 1, at, libc::RWF_NOWAIT) };
             if read >= 0 {
-                // A part is what was cached of it.
+                // The bytes read are the part that was cached.
                 return Ok(read as usize);
             }
             let error = io::Error::last_os_error();
@@ -373,7 +375,7 @@ impl File for RealFile {
 
     fn hole_bytes(&self) -> io::Result<u64> {
         let found = self.file.metadata()?;
-        // The unit is 512 whatever the file system's blocks are.
+        // The unit of `st_blocks` is always 512 bytes, whatever the file system's block size.
         Ok(found.len().saturating_sub(found.blocks().saturating_mul(512)))
     }
 
@@ -393,7 +395,7 @@ impl File for RealFile {
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
             Some(libc::ENXIO) => Ok(None),
-            // A file system that cannot say: everything may be data.
+            // The file system cannot tell, so everything may be data.
             Some(libc::EINVAL | libc::EOPNOTSUPP) => {
                 Ok(if offset < self.len()? { Some(offset) } else { None })
             }
@@ -427,7 +429,7 @@ mod tests {
     fn a_lock_that_was_let_go_is_free_although_a_copy_of_its_file_is_open() {
         let dir = TempDir::new("disk-copied-lock");
         let file = fs::File::create(dir.join("lock")).expect("is made");
-        // As a process has it that was forked and does not run its program yet.
+        // A duplicate descriptor, like the one in a forked process that has not executed its program yet.
         let copy = file.try_clone().expect("is copied");
         let held = hold(file, fs::File::try_lock).expect("is free");
         assert!(RealDisk.lock(&dir.join("lock")).is_err());

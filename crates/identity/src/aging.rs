@@ -1,35 +1,36 @@
-//! A bounded map whose entries leave when they have not been used for some time.
+//! A bounded map that removes entries which have not been used for some time.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::keyed::{Prehashed, Tag};
 
-/// How many entries that were used meanwhile one eviction passes over before it takes one all the same. It bounds the
-/// work of one insertion.
+/// Maximum number of recently used entries that one eviction passes over before it evicts one anyway. It
+/// bounds the work of one insertion.
 const SECOND_CHANCES: usize = 64;
 
-/// A value that knows when it was used last.
+/// A value that records the time of its last use.
 pub(crate) trait Used {
-    /// The time of the last use, in nanoseconds since an epoch that all values of a map share.
+    /// Returns the time of the last use, in nanoseconds since an epoch that all values of a map share.
     fn used_ns(&self) -> u64;
 }
 
-/// Values by their [`Tag`], ordered by their last use as of when it was last looked at.
+/// Values by their [`Tag`], ordered by the time of their last use that the map has seen.
 ///
-/// A use only changes the value, which may happen without the map's lock. The order is put right when an entry comes to
-/// its front: entries are sorted by the use that was seen last, which is never later than the true one. So nothing in the
-/// map is due before its first entry, and neither a use nor the passing of time costs work in the number of entries. A
-/// timer wheel would need a move per use.
+/// A use only changes the value, which may happen without the map's lock. The order is corrected when an
+/// entry reaches the front: entries are sorted by the last use that the map has seen, which is never later
+/// than the true one. So no entry is due before the first one, and neither a use nor the passing of time
+/// costs work proportional to the number of entries. A timer wheel would need a move per use.
 ///
-/// Example, with a life of 300: `a` is inserted at 0 and used at 200, `b` is inserted at 100. At 310 the first entry is
-/// `a` with the use 0: it is due by that, its true use is 200, so it moves behind `b`. `b` is first now, and not due.
+/// Example, with an idle time of 300: `a` is inserted at 0 and used at 200, `b` is inserted at 100. At 310
+/// the first entry is `a` with the seen use 0 and seems due. Its true last use is 200, so it moves behind
+/// `b`. Now `b` is first, and not due.
 pub(crate) struct Aging<V> {
     entries: HashMap<Tag, Entry<V>, Prehashed>,
     order: BTreeMap<Place, Tag>,
     next: u64,
 }
 
-/// The last use that was seen, in nanoseconds, and a number that makes places differ.
+/// The last use that the map has seen, in nanoseconds, and a number that makes positions unique.
 type Place = (u64, u64);
 
 struct Entry<V> {
@@ -56,7 +57,7 @@ impl<V: Used> Aging<V> {
         self.entries.get_mut(&tag).map(|entry| &mut entry.value)
     }
 
-    /// Inserts a value and returns the one that had this tag.
+    /// Inserts a value and returns the previous value with this tag.
     pub fn insert(&mut self, tag: Tag, value: V) -> Option<V> {
         let before = self.remove(tag);
         let place = self.place(value.used_ns());
@@ -71,8 +72,8 @@ impl<V: Used> Aging<V> {
         Some(entry.value)
     }
 
-    /// Removes and returns one entry whose last use is before `since_ns`, if there is one. Looks at as many entries as
-    /// `steps` allows, and takes them off it.
+    /// Removes and returns one entry whose last use is before `since_ns`, if there is one. Checks at most
+    /// `steps` entries, and subtracts the checked ones from `steps`.
     pub fn pop_unused(&mut self, since_ns: u64, steps: &mut usize) -> Option<(Tag, V)> {
         while *steps > 0 {
             let (&(seen_ns, _), &tag) = self.order.first_key_value()?;
@@ -87,8 +88,8 @@ impl<V: Used> Aging<V> {
         None
     }
 
-    /// Removes and returns the entry that was used least recently; not exactly that one if more than
-    /// [`SECOND_CHANCES`] entries were used since they were last looked at.
+    /// Removes and returns the least recently used entry. It is only approximately that one if more than
+    /// [`SECOND_CHANCES`] entries were used since the map last checked them.
     pub fn pop_least_used(&mut self) -> Option<(Tag, V)> {
         for _ in 0..SECOND_CHANCES {
             let (&(seen_ns, _), &tag) = self.order.first_key_value()?;
@@ -100,7 +101,7 @@ impl<V: Used> Aging<V> {
         self.remove(tag).map(|value| (tag, value))
     }
 
-    /// The earliest use that an entry may have been without since, in nanoseconds.
+    /// Returns a lower bound of the last use of all entries, in nanoseconds; `None` if the map is empty.
     pub fn first_used_ns(&self) -> Option<u64> {
         self.order.first_key_value().map(|(&(seen_ns, _), _)| seen_ns)
     }
@@ -109,7 +110,8 @@ impl<V: Used> Aging<V> {
         self.entries.iter().map(|(tag, entry)| (*tag, &entry.value))
     }
 
-    /// Puts the first entry where its last use belongs. Returns false if it was not used since.
+    /// Moves the first entry to the position of its true last use. Returns false if the entry was not used
+    /// since the map last checked it.
     fn moved_back(&mut self, tag: Tag, seen_ns: u64) -> bool {
         let used_ns = self.get(tag).map_or(0, Used::used_ns);
         if used_ns <= seen_ns {

@@ -1,4 +1,4 @@
-//! Who a valid token belongs to, and until when.
+//! The user of a valid token, and the token's validity.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,54 +7,55 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::keyed::{Secret, equal};
 use crate::{Epoch, Now};
 
-/// Who a token belongs to, as all threads share it.
+/// The user of a token; shared by all threads.
 pub struct Holder {
     pub(crate) user: Arc<str>,
     pub(crate) revision: Option<u64>,
-    /// Raised when all tokens of its store become void, or all that its key has verified.
+    /// Counter that is incremented when all tokens of the store become invalid, or all tokens that a key has
+    /// verified.
     pub(crate) generation: Arc<AtomicU64>,
-    /// The generation that this was made in.
+    /// Value of `generation` when this holder was created.
     pub(crate) born: u64,
     pub(crate) void: AtomicBool,
-    /// The last use, in nanoseconds since the store's epoch.
+    /// Time of the last use, in nanoseconds since the store's epoch.
     pub(crate) used_ns: AtomicU64,
     pub(crate) life: Life,
 }
 
-/// Until when a token is valid.
+/// Validity period of a token.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Life {
-    /// Until it was not used for this time.
+    /// Valid until the token was not used for this time.
     Idle { epoch: Epoch, ttl_ns: u64 },
-    /// Until this second since 1970; for ever if there is none.
+    /// Valid until this second since 1970; without limit if it is `None`.
     Until(Option<i64>),
 }
 
-/// By how much a use may be later than the one that is noted. Holders are shared: a connection that presents its token with
-/// each of many requests does not write each time.
+/// Difference by which a use may be later than the recorded one. Holders are shared, so a connection that
+/// presents its token with every request must not write each time.
 const fn slack_ns(ttl_ns: u64) -> u64 {
     ttl_ns / 1024
 }
 
-/// How long after the use that is noted a token ends. It is never shorter than the TTL after the last use; 0.3 s longer at
-/// most with the default TTL, where etcd is up to a second late.
+/// Time after the recorded use at which a token expires. It is never shorter than the TTL after the true last
+/// use, and with the default TTL at most 0.3 s longer; etcd is up to a second late.
 pub(crate) const fn idle_ns(ttl_ns: u64) -> u64 {
     ttl_ns.saturating_add(slack_ns(ttl_ns))
 }
 
 impl Holder {
-    /// The name of the user.
+    /// Name of the user.
     pub fn user(&self) -> &Arc<str> {
         &self.user
     }
 
-    /// The revision of users and roles that the token was made at. `None` for a simple token: it has always the newest.
+    /// Auth revision at which the token was made. `None` for a simple token, which always has the newest one.
     pub fn revision(&self) -> Option<u64> {
         self.revision
     }
 
-    /// Notes a use, and tells if the token is valid. One that is not may be valid again as far as its store knows: it left the
-    /// store's memory, or keys were replaced.
+    /// Records a use, and returns true if the token is valid. An invalid holder does not prove that the token
+    /// is invalid in the store: the entry may have been evicted from memory, or keys may have been replaced.
     pub(crate) fn renew(&self, now: Now) -> bool {
         if self.void.load(Ordering::Acquire) || self.generation.load(Ordering::Acquire) != self.born {
             return false;
@@ -75,7 +76,7 @@ impl Holder {
         }
     }
 
-    /// Returns true if the key has gone that its token was verified by.
+    /// Returns true if the key that verified the token was removed.
     pub(crate) fn is_withdrawn(&self) -> bool {
         matches!(self.life, Life::Until(_)) && self.generation.load(Ordering::Acquire) != self.born
     }
@@ -95,8 +96,8 @@ impl fmt::Debug for Holder {
     }
 }
 
-/// A token that was found valid, as a connection keeps it, so that the next request with the same token needs no lookup: a
-/// comparison in constant time, three loads and seldom a store.
+/// A valid token, kept by a connection so that the next request with the same token needs no lookup: only a
+/// comparison in constant time, three loads and rarely a store.
 pub struct Session {
     token: Secret,
     holder: Arc<Holder>,
@@ -107,26 +108,26 @@ impl Session {
         Session { token: Secret::new(token), holder }
     }
 
-    /// Whose token this is, if it is the one of this session and still valid. Renews it. `None` means: ask
-    /// [`crate::Tokens::check`].
+    /// Returns the user of this token and renews it, if it is the token of this session and still valid. If
+    /// it returns `None`, call [`crate::Tokens::check`].
     #[inline]
     pub fn renew(&self, token: &[u8], now: Now) -> Option<&Holder> {
         (equal(token, self.token.bytes()) && self.holder.renew(now)).then_some(&*self.holder)
     }
 
-    /// Another one of the same token.
+    /// Returns a copy of the session for the same token.
     #[must_use]
     pub fn another(&self) -> Session {
         Session { token: Secret::new(self.token.bytes()), holder: Arc::clone(&self.holder) }
     }
 
-    /// Returns true if the key has gone that verified the token, if it is a JSON Web Token: nothing that was granted to its
-    /// holder may go on.
+    /// Returns true if the token is a JSON Web Token and the key that verified it was removed: then streams
+    /// opened with the token must end.
     pub fn is_withdrawn(&self) -> bool {
         self.holder.is_withdrawn()
     }
 
-    /// Whose token it was when it was checked.
+    /// Returns the user of the token at the time of its check.
     pub fn holder(&self) -> &Holder {
         &self.holder
     }

@@ -1,6 +1,6 @@
-//! JSON Web Tokens: what they say is signed, so that no member has to remember them.
+//! JSON Web Tokens: their claims are signed, so that members need not store them.
 //!
-//! What is accepted is what etcd accepts through version 5 of the library golang-jwt with its defaults, except where
+//! Accepted is what etcd accepts through version 5 of the library golang-jwt with its defaults, except where
 //! [`JwtError`] and [`KeyError`] say otherwise.
 
 mod der;
@@ -29,24 +29,24 @@ use crate::keyed::{Entropy, MacKey, Tag};
 use crate::{Epoch, Now};
 use method::{Family, Named};
 
-/// The longest token that is looked at. Nothing of a longer one is decoded.
+/// Maximum length of a token in bytes. A longer one is refused without decoding.
 pub const TOKEN_BYTES_MAX: usize = 16 * 1024;
 
-/// How long a verified token that nobody presents is remembered.
+/// Time for which a verified token is remembered after its last use.
 const REMEMBERED: Duration = Duration::from_secs(600);
 
-/// Bits that are left over are ignored, as Go does.
+/// Unused bits of the last letter are ignored, as in Go.
 const BASE64: GeneralPurpose =
     GeneralPurpose::new(&base64::alphabet::URL_SAFE, NO_PAD.with_decode_allow_trailing_bits(true));
 
-/// Why a token was refused. The texts are those of golang-jwt, which etcd logs after `failed to parse a JWT token`, and of
-/// etcd; a client is told only that its token is invalid. Two are our own: [`JwtError::TooLong`] and
-/// [`JwtError::RevisionOutOfRange`].
+/// Error returned when a token is refused. The texts are those of golang-jwt, which etcd logs after `failed
+/// to parse a JWT token`, and those of etcd; a client learns only that its token is invalid. Two texts are
+/// Mainstay's own: [`JwtError::TooLong`] and [`JwtError::RevisionOutOfRange`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JwtError {
-    /// It is longer than [`TOKEN_BYTES_MAX`].
+    /// The token is longer than [`TOKEN_BYTES_MAX`].
     TooLong,
-    /// It has not two dots.
+    /// The token does not have exactly two dots.
     Segments,
     /// The part before the first dot is not base64.
     HeaderBase64,
@@ -56,39 +56,40 @@ pub enum JwtError {
     ClaimsBase64,
     /// The part between the dots is not a JSON object.
     ClaimsJson,
-    /// The header names a method that nobody knows.
+    /// The header names an unknown signing method.
     MethodUnknown,
-    /// The header names no method.
+    /// The header names no signing method.
     NoMethod,
     /// The part behind the second dot is not base64.
     SignatureBase64,
     /// The header names another method than the configured one.
     OtherMethod,
-    /// No key has signed this.
+    /// The signature was made by none of the keys.
     Signature(Method),
-    /// The claims of time do not hold now.
+    /// The token has expired or is not valid yet.
     Times(Times),
-    /// There is no claim `username` that is a string.
+    /// The claim `username` is missing or is not a string.
     NoUser,
-    /// There is no claim `revision` that is a number.
+    /// The claim `revision` is missing or is not a number.
     NoRevision,
-    /// The claim `revision` is negative or not below 2^64. What Go makes of it depends on the processor.
+    /// The claim `revision` is negative or not below 2^64. Go's result for such a number depends on the
+    /// processor.
     RevisionOutOfRange,
 }
 
-/// What is wrong with `exp` and `nbf`.
+/// Errors of the claims `exp` and `nbf`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
     expires: Option<TimeError>,
     not_before: Option<TimeError>,
 }
 
-/// What is wrong with one claim of time.
+/// Error of one claim of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TimeError {
-    /// It is not a number.
+    /// The claim is not a number.
     Type,
-    /// The time is not now.
+    /// The current time is outside of the claim's limit.
     Now,
 }
 
@@ -144,12 +145,12 @@ impl fmt::Display for Times {
 
 impl std::error::Error for JwtError {}
 
-/// Why a token was not signed.
+/// Error returned when a token cannot be signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SignError {
-    /// There is only a public key.
+    /// No private key is configured, only a public one.
     VerifyOnly,
-    /// The library refused, as when the operating system has no random bytes.
+    /// The cryptographic library failed, for example because the operating system has no random bytes.
     Failed,
 }
 
@@ -164,15 +165,16 @@ impl fmt::Display for SignError {
 
 impl std::error::Error for SignError {}
 
-/// Signs tokens and verifies them. Shared by all threads.
+/// Signs and verifies tokens. Shared by all threads.
 ///
-/// Tokens that were verified are remembered by a keyed hash, so that a token costs one check of its signature at each member,
-/// not one per request. They are forgotten when they expire, when their key goes, and when nobody presents them.
+/// Verified tokens are remembered by a keyed hash, so each member checks a token's signature once, not once
+/// per request. A remembered token is forgotten when it expires, when its key is removed, and when it is not
+/// used for some time.
 pub struct Jwt {
-    /// Nanoseconds between the signing of a token and its end; tokens that are signed with zero or less are expired.
+    /// Lifetime of a signed token in nanoseconds; with zero or less, tokens are expired when they are signed.
     ttl_ns: i64,
     keys: RwLock<Arc<Keys>>,
-    /// Raised after a key has gone.
+    /// Incremented after a key was removed.
     generation: AtomicU64,
     epoch: Epoch,
     mac: MacKey,
@@ -180,14 +182,14 @@ pub struct Jwt {
     parts: [Mutex<Aging<Arc<Holder>>>; PARTS],
 }
 
-/// Parts of the memory with a lock of their own, so that threads seldom meet.
+/// Number of parts of the memory, each with its own lock, to reduce contention.
 const PARTS: usize = 16;
 
 impl Jwt {
-    /// How many verified tokens are remembered, unless something else is said. One takes some 250 bytes.
+    /// Default for the number of verified tokens that are remembered. One takes about 250 bytes.
     pub const REMEMBERED_MAX_DEFAULT: usize = 32_768;
 
-    /// `now` is the earliest time that it will be told.
+    /// Creates the signer and verifier. `now` must not be later than the time of any later call.
     pub fn new(ttl_ns: i64, keys: Keys, remembered_max: usize, now: Instant, entropy: &mut Entropy) -> Jwt {
         Jwt {
             ttl_ns,
@@ -200,8 +202,8 @@ impl Jwt {
         }
     }
 
-    /// Takes other keys, which may be for another method. A token of a key that has gone is refused from now on, also on
-    /// connections that have presented it, and is forgotten.
+    /// Replaces the keys; the new ones may be for another method. A token of a removed key is refused from
+    /// now on, also on connections that have presented it, and is forgotten.
     pub fn replace_keys(&self, mut keys: Keys) {
         let (before, after) = {
             let mut current = self.keys.write().unwrap_or_else(PoisonError::into_inner);
@@ -209,8 +211,8 @@ impl Jwt {
             let after = Arc::new(keys);
             (std::mem::replace(&mut *current, Arc::clone(&after)), after)
         };
-        // Behind the keys: who finds that one has gone reads the new keys, too. A token that is verified by an old key at this
-        // time is void with it.
+        // Only after the keys: a thread that finds a key removed then also reads the new keys. A token that
+        // an old key verifies at this moment becomes invalid with that key.
         if !before.end(&after) {
             return;
         }
@@ -225,20 +227,20 @@ impl Jwt {
         }
     }
 
-    /// A number that is raised after a key has gone.
+    /// Returns a counter that is incremented after a key was removed.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// The keys in use.
+    /// Returns the keys in use.
     pub fn keys(&self) -> Arc<Keys> {
         Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Signs a token for a user, at this revision of users and roles. Takes up to 2 ms of processor time with RSA.
+    /// Signs a token for a user, with this auth revision. Takes up to 2 ms of processor time with RSA.
     ///
     /// # Errors
-    /// There is only a public key.
+    /// Returns an error if no private key is configured, or signing fails.
     pub fn sign(&self, user: &str, revision: u64, now: Now) -> Result<String, SignError> {
         let keys = self.keys();
         if !keys.can_sign() {
@@ -254,7 +256,7 @@ impl Jwt {
         Ok(token)
     }
 
-    /// Whose token this is, if it was verified before and is remembered.
+    /// Returns the user of this token if it was verified before and is remembered.
     pub fn recall(&self, token: &[u8], now: Now) -> Option<Arc<Holder>> {
         if token.len() > TOKEN_BYTES_MAX {
             return None;
@@ -271,11 +273,12 @@ impl Jwt {
         Some(known)
     }
 
-    /// What can be told against a token without looking at its signature: some microseconds, where the signature takes 20 to
-    /// 500. Whose signature it is remains for [`Jwt::check`].
+    /// Checks everything about a token except its signature. Takes some microseconds, whereas the signature
+    /// takes 20 to 500. [`Jwt::check`] checks the signature too.
     ///
     /// # Errors
-    /// It is malformed, of another method, not valid now, or says no user or revision.
+    /// Returns an error if the token is malformed, uses another method, is not valid now, or has no user or
+    /// revision.
     pub fn look(&self, token: &[u8], now: Now) -> Result<(), JwtError> {
         if token.len() > TOKEN_BYTES_MAX {
             return Err(JwtError::TooLong);
@@ -283,10 +286,10 @@ impl Jwt {
         Unverified::parse(self.keys().method(), token)?.claims(now.unix_seconds).map(drop)
     }
 
-    /// Whose token this is.
+    /// Verifies a token and returns its user.
     ///
     /// # Errors
-    /// It is none that a key has signed, or it is not valid now.
+    /// Returns an error if none of the keys has signed the token, or it is not valid now.
     pub fn check(&self, token: &[u8], now: Now) -> Result<Arc<Holder>, JwtError> {
         if token.len() > TOKEN_BYTES_MAX {
             return Err(JwtError::TooLong);
@@ -314,25 +317,26 @@ impl Jwt {
         Ok(holder)
     }
 
-    /// Forgets verified tokens that nobody presents. Expired ones are refused without it; this only frees their memory.
+    /// Forgets verified tokens that were not used for some time. Expired tokens are refused even without this
+    /// call; it only frees their memory.
     pub fn expire(&self, now: Instant) {
         let since_ns =
             self.epoch.ns(now).saturating_sub(u64::try_from(REMEMBERED.as_nanos()).unwrap_or(u64::MAX));
         for part in &self.parts {
             let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
-            // Each entry is moved once at most, and removed once.
+            // Enough steps to move each entry once and remove it once.
             let mut steps = 2 * part.len();
             while part.pop_unused(since_ns, &mut steps).is_some() {}
         }
     }
 
-    /// How many verified tokens are remembered.
+    /// Number of verified tokens that are remembered.
     pub fn remembered(&self) -> usize {
         self.parts.iter().map(|part| part.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
     }
 
     fn part(&self, tag: Tag) -> MutexGuard<'_, Aging<Arc<Holder>>> {
-        // The map takes the low bits of the same number.
+        // The high bits choose the part, because the map uses the low bits of the same number.
         let part = (tag.short() >> 60) as usize % PARTS;
         self.parts[part].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -347,25 +351,26 @@ impl fmt::Debug for Jwt {
     }
 }
 
-/// What a valid token says.
+/// The claims of a valid token.
 #[derive(Debug, PartialEq, Eq)]
 struct Claims {
     user: String,
     revision: u64,
-    /// In seconds since 1970; no end without it.
+    /// Time of expiry in seconds since 1970; `None` for none.
     expires: Option<i64>,
 }
 
-/// A token taken apart, whose signature was not looked at.
+/// A decoded token whose signature was not checked.
 struct Unverified<'t> {
     signed: &'t [u8],
     signature: Vec<u8>,
     claims: Map<String, Value>,
 }
 
-/// The checks are in the order of golang-jwt, so that a token with several faults is told to have the same one.
+/// Decodes and verifies a token. The checks are in the order of golang-jwt, so that a token with several
+/// errors is reported with the same one.
 ///
-/// Returns with the claims what is 0 until the key goes.
+/// Returns the claims, and a counter that stays 0 until the key is removed.
 fn verify(keys: &Keys, token: &[u8], now: i64) -> Result<(Claims, Arc<AtomicU64>), JwtError> {
     let token = Unverified::parse(keys.method(), token)?;
     let Some(gone) = keys.verify(token.signed, &token.signature) else {
@@ -396,7 +401,7 @@ impl<'t> Unverified<'t> {
         Ok(Unverified { signed: &token[..second], signature, claims })
     }
 
-    /// What the token says, if that is valid now.
+    /// Returns the token's claims if it is valid at `now`.
     fn claims(&self, now: i64) -> Result<Claims, JwtError> {
         let claims = &self.claims;
         let expires = seconds(claims, "exp");
@@ -420,7 +425,7 @@ impl<'t> Unverified<'t> {
             return Err(JwtError::NoUser);
         };
         let revision = claims.get("revision").and_then(Value::as_f64).ok_or(JwtError::NoRevision)?;
-        // Go takes a number with a fraction, and cuts it off.
+        // Go accepts a number with a fraction, and truncates it.
         if !(0.0..TWO_TO_64).contains(&revision) {
             return Err(JwtError::RevisionOutOfRange);
         }
@@ -430,7 +435,7 @@ impl<'t> Unverified<'t> {
 
 const TWO_TO_64: f64 = 18_446_744_073_709_551_616.0;
 
-/// A JSON object. `null` is an empty one, as Go has it; of equal names the last counts.
+/// Parses a JSON object. As in Go, `null` is an empty object, and of equal names the last one counts.
 fn object(json: &[u8]) -> Option<Map<String, Value>> {
     match serde_json::from_slice(json).ok()? {
         Value::Object(object) => Some(object),
@@ -439,8 +444,8 @@ fn object(json: &[u8]) -> Option<Map<String, Value>> {
     }
 }
 
-/// A claim of time in whole seconds since 1970. Zero counts as none, as in golang-jwt. A token whose times
-/// are further in the future than golang-jwt can count is never valid.
+/// Returns a claim of time in whole seconds since 1970. As in golang-jwt, zero means no claim. A token with a
+/// time further in the future than golang-jwt can represent is never valid.
 fn seconds(claims: &Map<String, Value>, name: &str) -> Result<Option<i64>, TimeError> {
     let Some(value) = claims.get(name) else {
         return Ok(None);
@@ -457,7 +462,7 @@ fn seconds(claims: &Map<String, Value>, name: &str) -> Result<Option<i64>, TimeE
     Ok(Some(if number < 0.0 || name == "exp" { i64::MIN } else { i64::MAX }))
 }
 
-/// A JSON string as Go writes it: also what HTML needs is escaped.
+/// Returns a JSON string as Go writes it, with the escapes for HTML.
 fn json_string(text: &str) -> String {
     let plain = Value::from(text).to_string();
     let mut escaped = String::with_capacity(plain.len());

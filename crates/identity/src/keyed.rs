@@ -1,24 +1,26 @@
-//! Keyed hashes: what is remembered of passwords and tokens instead of themselves.
+//! Keyed hashes, which are stored in place of passwords and tokens.
 
 use std::fmt;
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 
 use ring::hmac;
 
-/// Fills the slice with random bytes that nobody can predict. [`system_entropy`] does; a simulation gives seeded ones.
+/// Fills the slice with unpredictable random bytes. [`system_entropy`] does that; a simulation provides
+/// seeded bytes.
 pub type Entropy<'a> = dyn FnMut(&mut [u8]) + 'a;
 
-/// The operating system's random bytes.
+/// Returns a source of the operating system's random bytes.
 ///
 /// # Panics
-/// The returned function panics if the operating system has none to give, since nothing can be secret then.
+/// The returned function panics if the operating system cannot provide random bytes, because no secret is
+/// possible then.
 pub fn system_entropy() -> impl FnMut(&mut [u8]) {
     use ring::rand::SecureRandom as _;
     let random = ring::rand::SystemRandom::new();
     move |bytes| random.fill(bytes).expect("the operating system gives random bytes")
 }
 
-/// A key of HMAC-SHA256 that is drawn when the process starts and leaves it never.
+/// An HMAC-SHA256 key that is drawn when the process starts and never leaves it.
 pub(crate) struct MacKey(hmac::Key);
 
 impl MacKey {
@@ -28,12 +30,13 @@ impl MacKey {
         MacKey(hmac::Key::new(hmac::HMAC_SHA256, &*key))
     }
 
-    /// The keyed hash of one value.
+    /// Returns the keyed hash of one value.
     pub fn tag(&self, bytes: &[u8]) -> Tag {
         Tag::of(&hmac::sign(&self.0, bytes))
     }
 
-    /// The keyed hash of several values. Each is hashed with its length, so that no other values have the same hash.
+    /// Returns the keyed hash of several values. Each is hashed with its length, so that different lists
+    /// never have the same input.
     pub fn tag_of_all(&self, parts: &[&[u8]]) -> Tag {
         let mut context = hmac::Context::with_key(&self.0);
         for part in parts {
@@ -44,8 +47,8 @@ impl MacKey {
     }
 }
 
-/// The first 128 bits of a keyed hash. Without the key nobody can find a value with a given tag, or learn from how long
-/// a comparison of tags takes.
+/// The first 128 bits of a keyed hash. Without the key it is impossible to find a value with a given tag, or
+/// to learn anything from the duration of a comparison.
 #[derive(Clone, Copy, Eq, PartialOrd, Ord)]
 pub struct Tag(u128);
 
@@ -56,7 +59,7 @@ impl Tag {
         Tag(u128::from_le_bytes(first))
     }
 
-    /// 64 of the bits, where a collision does no harm.
+    /// Returns 64 bits of the tag, for uses in which collisions do no harm.
     pub(crate) fn short(self) -> u64 {
         self.0 as u64
     }
@@ -80,7 +83,7 @@ impl fmt::Debug for Tag {
     }
 }
 
-/// Takes a tag as its own hash.
+/// A hasher that uses a tag as its own hash.
 pub(crate) type Prehashed = BuildHasherDefault<Identity>;
 
 #[derive(Default)]
@@ -92,7 +95,7 @@ impl Hasher for Identity {
     }
 
     fn write(&mut self, bytes: &[u8]) {
-        // Tags and numbers come by `write_u64`; this is only here because the trait asks for it.
+        // Required by the trait. Tags and numbers are hashed with `write_u64`.
         self.0 = bytes.iter().fold(self.0, |hash, byte| hash.rotate_left(8) ^ u64::from(*byte));
     }
 
@@ -101,7 +104,7 @@ impl Hasher for Identity {
     }
 }
 
-/// Compares two strings of bytes in a time that depends on their lengths only.
+/// Compares two byte strings in a time that depends only on their lengths.
 pub(crate) fn equal(left: &[u8], right: &[u8]) -> bool {
     if left.len() != right.len() {
         return false;
@@ -116,17 +119,17 @@ pub(crate) fn equal(left: &[u8], right: &[u8]) -> bool {
     std::hint::black_box(words | u64::from(rest)) == 0
 }
 
-/// Bytes that must not be seen: overwritten when dropped, and not in the output of `Debug`.
+/// Secret bytes: overwritten when dropped, and not shown by `Debug`.
 #[derive(Clone)]
 pub struct Secret(zeroize::Zeroizing<Box<[u8]>>);
 
 impl Secret {
-    /// Copies the bytes.
+    /// Creates a secret with a copy of the bytes.
     pub fn new(bytes: &[u8]) -> Secret {
         Secret(zeroize::Zeroizing::new(bytes.into()))
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }

@@ -1,28 +1,31 @@
-//! How a client shows who it is: passwords and tokens.
+//! Authentication of clients: passwords and tokens.
 //!
-//! * [`passwords`]: bcrypt as Go has it, [`passwords::Verified`] (what is remembered of verified passwords) and
-//!   [`passwords::WorkQueue`] (those that have to be hashed, in an order in which nobody keeps others out).
-//! * [`Tokens`]: what `--auth-token` names: [`simple`] tokens or [`jwt`]. A connection keeps the [`Session`] of its token.
-//! * [`presented`] finds the token in the metadata of a call; [`fingerprint`] is what a log may show of it.
+//! * [`passwords`]: bcrypt compatible with Go's, [`passwords::Verified`] (a cache of verified passwords) and
+//!   [`passwords::WorkQueue`] (passwords that wait to be hashed, in a fair order).
+//! * [`Tokens`]: the tokens chosen by `--auth-token`: [`simple`] tokens or [`jwt`]. A connection keeps the
+//!   [`Session`] of its token.
+//! * [`presented`] finds the token in the metadata of a call; [`fingerprint`] is the part of it that a log
+//!   may show.
 //!
-//! It opens no file and no socket, starts no thread and reads no clock: key files come as bytes, time as [`Now`], and randomness
-//! as [`Entropy`]; only signatures that need randomness (PS, ES) draw it from the operating system. It knows neither users nor
-//! roles: who has which password, and who may do what, is for the caller to know. What the caller has to call, and when:
+//! The crate opens no file and no socket, starts no thread and reads no clock: key files are passed as bytes,
+//! time as [`Now`], and randomness as [`Entropy`]; only signatures that need randomness (PS, ES) get it from
+//! the operating system. The crate does not know users and roles: the caller stores passwords and
+//! permissions. Calls that the caller has to make:
 //!
 //! | when | what |
 //! |---|---|
 //! | start | [`TokenKind::parse`], read the files that it names, [`Tokens::new`] |
-//! | Authenticate arrives | [`passwords::Verified::recall`]; if not known, [`passwords::WorkQueue::push`], and a thread of a small pool does the work |
+//! | Authenticate arrives | [`passwords::Verified::recall`]; if unknown, [`passwords::WorkQueue::push`] for a pool thread |
 //! | the password is right | [`passwords::Verified::remember`]; propose the user's name with [`Tokens::draw_prefix`] |
 //! | the entry is applied, on every member | [`Tokens::assign`], before its index is published as applied |
 //! | ... on the member that was asked | [`Tokens::issue`]: the token to answer with |
 //! | authentication is enabled or disabled | [`Tokens::enable`], [`Tokens::disable`] |
 //! | a user is deleted or has a new password | [`Tokens::forget`], [`passwords::Verified::forget`] |
-//! | a call arrives | [`presented`]; [`Session::renew`]; if that says nothing, [`Tokens::recall`], and [`Tokens::check`] for [`Refused::Unverified`] on a thread of the pool |
-//! | once a second or so | [`Tokens::expire`], [`passwords::Verified::expire`] |
+//! | a call arrives | [`presented`]; [`Session::renew`]; if `None`, [`Tokens::recall`]; if unverified, [`Tokens::check`] on a pool thread |
+//! | about once a second | [`Tokens::expire`], [`passwords::Verified::expire`] |
 //!
-//! Nothing that a client sends makes it panic, and everything that clients can make it hold is bounded. What is secret is not in
-//! the output of `Debug`. Tests are beside the code, and in `tests/it`.
+//! No input of a client causes a panic, and everything that clients can make the crate store is bounded.
+//! Secrets are not shown by `Debug`. Tests are beside the code, and in `tests/it`.
 
 #![forbid(unsafe_code)]
 
@@ -41,12 +44,12 @@ pub use tokens::{IssueError, Refused, TokenKind, Tokens};
 use std::fmt::Write as _;
 use std::time::Instant;
 
-/// The time, as whoever asks has read it.
+/// The current time, as read by the caller.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
-    /// The monotonic time.
+    /// Monotonic time.
     pub at: Instant,
-    /// The time of day, in seconds since 1970.
+    /// Time of day, in seconds since 1970.
     pub unix_seconds: i64,
 }
 
@@ -55,20 +58,21 @@ pub struct Now {
 pub(crate) struct Epoch(Instant);
 
 impl Epoch {
-    /// The nanoseconds up to this time; an earlier one is the epoch.
+    /// Returns the nanoseconds from the epoch to `at`; 0 for an earlier time.
     fn ns(self, at: Instant) -> u64 {
         u64::try_from(at.saturating_duration_since(self.0).as_nanos()).unwrap_or(u64::MAX)
     }
 }
 
-/// The token that a call presents, if any. `first` gives the first value of a metadata key. As in etcd, that of `token` is
-/// taken even if it is empty, and otherwise that of `authorization`; a leading `Bearer ` is cut off.
+/// Returns the token that a call presents, if any. `first` returns the first value of a metadata key. As in
+/// etcd, the value of `token` is used even if it is empty, otherwise that of `authorization`; a leading
+/// `Bearer ` is removed.
 pub fn presented<'a>(first: impl Fn(&str) -> Option<&'a [u8]>) -> Option<&'a [u8]> {
     let value = first("token").or_else(|| first("authorization"))?;
     Some(value.strip_prefix(b"Bearer ").unwrap_or(value))
 }
 
-/// What a log may show of a token: the first twelve hexadecimal digits of its SHA-256.
+/// Returns the part of a token that a log may show: the first twelve hexadecimal digits of its SHA-256.
 pub fn fingerprint(token: &[u8]) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA256, token);
     digest.as_ref()[..6].iter().fold(String::with_capacity(12), |mut text, byte| {
@@ -103,7 +107,7 @@ mod tests {
 
     #[test]
     fn fingerprints_are_those_of_etcd() {
-        // printf abc | sha256sum
+        // Expected value: printf abc | sha256sum
         assert_eq!(fingerprint(b"abc"), "ba7816bf8f01");
         assert_eq!(fingerprint(b""), "e3b0c44298fc");
     }

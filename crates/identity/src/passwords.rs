@@ -1,5 +1,5 @@
-//! Passwords: bcrypt as Go's `golang.org/x/crypto/bcrypt` has it, what is remembered of verified ones, and the queue of
-//! those that have to be hashed.
+//! Passwords: bcrypt compatible with Go's `golang.org/x/crypto/bcrypt`, a cache of verified passwords, and
+//! the queue of passwords that have to be hashed.
 
 mod verified;
 mod work_queue;
@@ -17,34 +17,35 @@ use zeroize::Zeroizing;
 
 use crate::keyed::{Entropy, equal};
 
-/// The least cost of a hash.
+/// Minimum cost of a hash.
 pub const COST_MIN: u8 = 4;
-/// The greatest cost of a hash.
+/// Maximum cost of a hash.
 pub const COST_MAX: u8 = 31;
-/// The cost that is used when none, or an invalid one, is given.
+/// Cost that is used if none, or an invalid one, is given.
 pub const COST_DEFAULT: u8 = 10;
-/// How many bytes of a password count. Longer ones cannot be set; when they are checked, the rest is ignored.
+/// Number of bytes of a password that count. Longer passwords cannot be set; when one is checked, the rest is
+/// ignored.
 pub const PASSWORD_BYTES_MAX: usize = 72;
 
-/// As the alphabet of bcrypt; bits that are left over are ignored, as Go does.
+/// The alphabet of bcrypt; as in Go, unused bits of the last letter are ignored.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &base64::alphabet::BCRYPT,
     base64::engine::general_purpose::NO_PAD.with_decode_allow_trailing_bits(true),
 );
 
-/// The cost of hashing a password: 2 to the power of it rounds.
+/// Cost of hashing a password: the base-2 logarithm of the number of rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cost(u8);
 
-/// A cost outside of 4 to 31. etcd warns with this text and uses the default.
+/// Error for a cost outside of 4 to 31. etcd warns with this text and uses the default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InvalidCost {
-    /// What was given.
+    /// The given cost.
     pub given: u64,
 }
 
 impl InvalidCost {
-    /// The message of etcd's warning. Its fields are `min-cost`, `max-cost`, `default-cost` and `given-cost`.
+    /// Message of etcd's warning. Its fields are `min-cost`, `max-cost`, `default-cost` and `given-cost`.
     pub const WARNING: &'static str = "use default bcrypt cost instead of the invalid given cost";
 }
 
@@ -61,15 +62,16 @@ impl fmt::Display for InvalidCost {
 impl std::error::Error for InvalidCost {}
 
 impl Cost {
-    /// The cost that is used when none, or an invalid one, is given.
+    /// Cost that is used if none, or an invalid one, is given.
     pub const DEFAULT: Cost = Cost(COST_DEFAULT);
-    /// The lowest cost, at which hashes cost next to nothing and protect as little: for tests and simulations.
+    /// Lowest cost, at which hashes are very cheap and protect little; for tests and simulations.
     pub const LOWEST: Cost = Cost(COST_MIN);
 
-    /// As given with `--bcrypt-cost`.
+    /// Creates the cost from the value of `--bcrypt-cost`.
     ///
     /// # Errors
-    /// The cost is below 4 or above 31. etcd starts with [`Cost::DEFAULT`] then and warns; so should the caller.
+    /// Returns an error if the cost is below 4 or above 31. etcd then starts with [`Cost::DEFAULT`] and
+    /// warns; the caller should do the same.
     pub fn new(given: u64) -> Result<Cost, InvalidCost> {
         u8::try_from(given)
             .ok()
@@ -78,13 +80,13 @@ impl Cost {
             .ok_or(InvalidCost { given })
     }
 
-    /// The bare number.
+    /// Returns the cost as a number.
     pub fn get(self) -> u8 {
         self.0
     }
 }
 
-/// A password that is too long to be hashed.
+/// Error for a password that is too long to be hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLong;
 
@@ -96,22 +98,22 @@ impl fmt::Display for TooLong {
 
 impl std::error::Error for TooLong {}
 
-/// Why a password is not that of a stored hash. Clients are told nothing of it; the texts are Go's.
+/// Reason why a password does not match a stored hash. The texts are Go's; they are never sent to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unequal {
-    /// It is another password.
+    /// The password is a different one.
     Mismatch,
     /// The stored hash has fewer than 59 bytes.
     HashTooShort,
-    /// The stored hash does not begin with a dollar sign, but with this.
+    /// The stored hash begins with this byte, not with a dollar sign.
     Prefix(u8),
-    /// The stored hash was made by an algorithm above 2.
+    /// The stored hash has this algorithm version, which is above 2.
     Version(u8),
     /// The cost in the stored hash is not a number.
     CostNotANumber,
     /// The cost in the stored hash is a number outside of 4 to 31.
     Cost(i32),
-    /// The salt in the stored hash is not of bcrypt's alphabet.
+    /// The salt in the stored hash is not valid base64 of bcrypt's alphabet.
     Salt,
 }
 
@@ -148,7 +150,7 @@ impl fmt::Display for Unequal {
 
 impl std::error::Error for Unequal {}
 
-/// Makes and checks hashes with the cost of `--bcrypt-cost`.
+/// Creates and checks hashes with the cost of `--bcrypt-cost`.
 #[derive(Debug)]
 pub struct Hashing {
     cost: Cost,
@@ -156,22 +158,22 @@ pub struct Hashing {
 }
 
 impl Hashing {
-    /// Draws the salt of the decoy.
+    /// Creates the hasher and draws the salt for decoy hashes.
     pub fn new(cost: Cost, entropy: &mut Entropy) -> Hashing {
         let mut decoy_salt = [0; 16];
         entropy(&mut decoy_salt);
         Hashing { cost, decoy_salt }
     }
 
-    /// The cost of new hashes.
+    /// Returns the cost of new hashes.
     pub fn cost(&self) -> Cost {
         self.cost
     }
 
-    /// Hashes a password, with the prefix `$2a$` as Go writes it. Takes as long as [`Hashing::check`].
+    /// Hashes a password, with the prefix `$2a$` that Go writes. Takes as long as [`Hashing::check`].
     ///
     /// # Errors
-    /// The password has more than 72 bytes.
+    /// Returns an error if the password has more than 72 bytes.
     pub fn hash(&self, password: &[u8], entropy: &mut Entropy) -> Result<String, TooLong> {
         if password.len() > PASSWORD_BYTES_MAX {
             return Err(TooLong);
@@ -182,11 +184,11 @@ impl Hashing {
         Ok(format!("$2a${:02}${}{hash}", self.cost.0, BASE64.encode(salt)))
     }
 
-    /// Tells if this is the password of a stored hash. `stored` is `None` if there is no such user.
+    /// Returns true if the password matches a stored hash. `stored` is `None` if the user does not exist.
     ///
-    /// The time that it takes does not tell what was stored: without a user, or with a hash that cannot be read, a decoy is
-    /// checked with the cost of new hashes; with a hash of a lower cost, as many rounds are added as make up for it. Only a
-    /// hash of a higher cost takes longer than a user that does not exist.
+    /// The duration does not reveal what was stored: without a user, or with an unreadable hash, a decoy is
+    /// hashed with the cost of new hashes; for a hash of a lower cost, the missing rounds are added. Only a
+    /// hash of a higher cost takes longer than a missing user.
     pub fn check(&self, stored: Option<&[u8]>, password: &[u8]) -> bool {
         let read = stored.and_then(|stored| StoredHash::read(stored).ok());
         let equal = read.as_ref().is_some_and(|stored| stored.is_of(password));
@@ -196,8 +198,8 @@ impl Hashing {
         equal
     }
 
-    /// The costs of what is hashed besides, so that all of it together takes as many rounds as one new hash:
-    /// 2^c + 2^c + 2^(c + 1) + … + 2^(C - 1) = 2^C.
+    /// Returns the costs of additional decoy hashes, so that all hashes together take as many rounds as one
+    /// new hash: 2^c + 2^c + 2^(c + 1) + … + 2^(C - 1) = 2^C.
     fn decoys(&self, checked: Option<Cost>) -> Range<u8> {
         match checked {
             Some(checked) => checked.0..self.cost.0,
@@ -206,33 +208,34 @@ impl Hashing {
     }
 }
 
-/// As Go's `CompareHashAndPassword`: of passwords with more than 72 bytes the first 72 count.
+/// Compares a password with a stored hash as Go's `CompareHashAndPassword` does: only the first 72 bytes of a
+/// password count.
 ///
 /// # Errors
-/// It is another password, or the stored hash cannot be read.
+/// Returns an error if the password is a different one, or the stored hash cannot be read.
 pub fn compare(stored: &[u8], password: &[u8]) -> Result<(), Unequal> {
     if StoredHash::read(stored)?.is_of(password) { Ok(()) } else { Err(Unequal::Mismatch) }
 }
 
-/// As Go's `Cost`: the cost that a hash was made with.
+/// Returns the cost of a stored hash, as Go's `Cost` does.
 ///
 /// # Errors
-/// The stored hash cannot be read.
+/// Returns an error if the stored hash cannot be read.
 pub fn cost_of(stored: &[u8]) -> Result<Cost, Unequal> {
     StoredHash::read(stored).map(|stored| stored.cost)
 }
 
-/// A hash as Go takes it apart: `$2`, any letter or none, `$`, two digits of cost, any byte, 22 letters of salt and 31 of
-/// the hash itself. What follows is ignored.
+/// A stored hash, parsed as Go does: `$2`, one letter or none, `$`, two digits of cost, one byte, 22 letters
+/// of salt and 31 letters of hash. Anything after that is ignored.
 struct StoredHash<'a> {
     cost: Cost,
     salt: [u8; 16],
     hash: &'a [u8],
 }
 
-/// The length of the salt in bcrypt's base64.
+/// Length of the salt in bcrypt's base64.
 const SALT_LETTERS: usize = 22;
-/// The length of the hash in bcrypt's base64.
+/// Length of the hash in bcrypt's base64.
 const HASH_LETTERS: usize = 31;
 
 impl StoredHash<'_> {
@@ -248,7 +251,7 @@ impl StoredHash<'_> {
         }
         let rest = if stored[2] == b'$' { &stored[3..] } else { &stored[4..] };
         let (cost, rest) = rest.split_at(2);
-        // Go reads a sign, too.
+        // Go accepts a sign, too.
         let cost = match cost {
             [sign @ (b'+' | b'-'), digit @ b'0'..=b'9'] => {
                 i32::from(digit - b'0') * if *sign == b'-' { -1 } else { 1 }
@@ -271,12 +274,12 @@ impl StoredHash<'_> {
     }
 }
 
-/// Rounds of bcrypt, of some 50 us each, after which the processor is offered to other threads.
+/// Number of bcrypt rounds, of about 50 us each, after which the processor is yielded to other threads.
 const ROUNDS_AT_ONCE: u32 = 4;
 
-/// The 31 letters of a hash.
+/// Returns the 31 letters of a hash.
 fn digest(password: &[u8], cost: Cost, salt: [u8; 16]) -> String {
-    // bcrypt repeats the key: the password and a byte of zero, of which the first 72 bytes count.
+    // bcrypt's key is the password and a zero byte, repeated; only the first 72 bytes count.
     let counting = counting(password);
     let mut key = Zeroizing::new([0; PASSWORD_BYTES_MAX + 1]);
     key[..counting.len()].copy_from_slice(counting);
@@ -284,11 +287,12 @@ fn digest(password: &[u8], cost: Cost, salt: [u8; 16]) -> String {
     BASE64.encode(bcrypt(key, cost, salt, std::thread::yield_now))
 }
 
-/// Provos and Mazieres, "A Future-Adaptable Password Scheme" (1999), as every implementation since OpenBSD's has it: of the
-/// 24 bytes the last is left out.
+/// The algorithm of Provos and Mazieres, "A Future-Adaptable Password Scheme" (1999), in the form of all
+/// implementations since OpenBSD's: the last of the 24 bytes is left out.
 ///
-/// Every few rounds the processor is offered to others (`give_way`): it takes some 50 ms, and a thread that wakes up meanwhile
-/// would wait until the slice of time of this one is over, which takes the kernel up to several milliseconds.
+/// Calls `give_way` every few rounds to yield the processor. Hashing takes about 50 ms, and a thread that
+/// wakes up in that time would otherwise wait for the end of this thread's time slice, which the kernel may
+/// end only after several milliseconds.
 fn bcrypt(key: &[u8], cost: Cost, salt: [u8; 16], mut give_way: impl FnMut()) -> [u8; 23] {
     let mut state = Blowfish::bc_init_state();
     state.salted_expand_key(&salt, key);
@@ -316,7 +320,7 @@ fn bcrypt(key: &[u8], cost: Cost, salt: [u8; 16], mut give_way: impl FnMut()) ->
     kept
 }
 
-/// The part of a password that is hashed.
+/// Returns the part of a password that is hashed.
 fn counting(password: &[u8]) -> &[u8] {
     &password[..password.len().min(PASSWORD_BYTES_MAX)]
 }
@@ -434,7 +438,7 @@ mod tests {
             let mut stored = whole.clone();
             for _ in 0..=random.index(3) {
                 let at = random.index(stored.len());
-                // Not the tens of the cost: high costs take minutes.
+                // Do not change the tens digit of the cost: high costs take minutes.
                 if at != 4 && at != 5 {
                     stored[at] = random.number() as u8;
                 }

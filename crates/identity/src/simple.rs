@@ -1,4 +1,4 @@
-//! Simple tokens: random letters that every member remembers.
+//! Simple tokens: random letters that every member stores.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,21 +13,21 @@ use crate::holder::{Holder, Life, idle_ns};
 use crate::keyed::{Entropy, MacKey, Tag};
 use crate::{Epoch, Now, Refused};
 
-/// The letters of a token's prefix.
+/// Letters of which a token's prefix consists.
 const LETTERS: &[u8; 52] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
-/// The length of a token's prefix.
+/// Length of a token's prefix.
 pub const PREFIX_LETTERS: usize = 16;
-/// The length of the longest token: prefix, dot and the greatest index.
+/// Maximum length of a token in bytes: prefix, dot and the largest index.
 const TOKEN_BYTES_MAX: usize = PREFIX_LETTERS + 1 + 20;
 
-/// Draws a prefix. The member that a client asks draws it, and proposes it with the user's name; the token is made when the
-/// entry is applied, on every member.
+/// Draws a random prefix. The member that received the request draws it and proposes it with the user's name;
+/// every member creates the token when it applies the entry.
 pub fn draw_prefix(entropy: &mut Entropy) -> String {
     let mut prefix = String::with_capacity(PREFIX_LETTERS);
     while prefix.len() < PREFIX_LETTERS {
         let mut bytes = [0; PREFIX_LETTERS];
         entropy(&mut bytes);
-        // 208 is a multiple of 52: below it all letters are equally frequent.
+        // 208 is a multiple of 52, so below it all letters are equally frequent.
         let letters =
             bytes.iter().filter(|byte| **byte < 208).map(|byte| char::from(LETTERS[usize::from(byte % 52)]));
         prefix.extend(letters.take(PREFIX_LETTERS - prefix.len()));
@@ -35,30 +35,31 @@ pub fn draw_prefix(entropy: &mut Entropy) -> String {
     prefix
 }
 
-/// The number of a token that the entry at `index` made, by which members of etcd know it: up to 3.4 that is the index, from 3.5
-/// on the one before it (3.5.0 to 3.5.2 number as 3.4 does, and up to 3.5.4 an entry that failed before it counts less).
+/// Returns the number in a token that the entry at `index` created, as members of etcd know it: up to 3.4 the
+/// entry's index, from 3.5 on the index before it (3.5.0 to 3.5.2 number as 3.4 does, and up to 3.5.4 each
+/// earlier failed entry lowers the number by one).
 pub fn number(index: Index, is_before_3_5: bool) -> Index {
     if is_before_3_5 { index } else { Index(index.0.saturating_sub(1)) }
 }
 
-/// The text of a token, as the member that was asked answers it.
+/// Returns the text of a token, as sent to the client.
 pub fn text(prefix: &str, number: Index) -> String {
     format!("{prefix}.{number}")
 }
 
-/// Bounds of a [`Store`].
+/// Limits of a [`Store`].
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// How long a token lives that is not used, as given with `--auth-token-ttl`; zero is 300 seconds, as in etcd.
+    /// Time to live of an unused token, as given with `--auth-token-ttl`; zero means 300 seconds, as in etcd.
     pub ttl: Duration,
-    /// How many tokens of one user live at most; the one that was not used for longest goes first.
+    /// Maximum number of tokens per user; the least recently used one is removed first.
     pub tokens_per_user_max: usize,
-    /// How many tokens live at most; the one that was not used for longest goes first. One takes some 350 bytes.
+    /// Maximum number of tokens; the least recently used one is removed first. One takes about 350 bytes.
     pub tokens_max: usize,
 }
 
 impl Settings {
-    /// The life of a token that is not used, if nothing else is said.
+    /// Default time to live of an unused token.
     pub const TTL_DEFAULT: Duration = Duration::from_secs(300);
 }
 
@@ -68,18 +69,19 @@ impl Default for Settings {
     }
 }
 
-/// The tokens that live, by user. One thread applies entries and changes it; all threads look tokens up.
+/// The valid tokens, by user. One thread applies entries and changes the store; all threads look tokens up.
 ///
-/// It holds keyed hashes of tokens, so that what a lookup costs tells nothing of them; a token's text is only in the
-/// [`crate::Session`] of a connection that presented it. Which tokens live is not replicated: each member counts the uses
-/// that it has seen, and ends what was unused there for the TTL, as etcd does. A token that left too early makes its client
-/// authenticate again, nothing else.
+/// The store has keyed hashes of tokens, so that the duration of a lookup reveals nothing about them; the
+/// text of a token is only in the [`crate::Session`] of a connection that presented it. The set of valid
+/// tokens is not replicated: as in etcd, each member counts the uses that it has seen, and removes tokens
+/// that were not used on it for the TTL. If a token is removed too early, its client only has to authenticate
+/// again.
 pub struct Store {
     key: MacKey,
     epoch: Epoch,
     settings: Settings,
     ttl_ns: u64,
-    /// Raised when all tokens become void.
+    /// Incremented when all tokens become invalid.
     generation: Arc<AtomicU64>,
     state: RwLock<State>,
 }
@@ -97,20 +99,21 @@ impl Used for Arc<Holder> {
     }
 }
 
-/// What [`Store::expire`] did.
+/// Result of [`Store::expire`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expired {
-    /// How many tokens left.
+    /// Number of tokens that were removed.
     pub tokens: usize,
-    /// When the next may be due; earlier calls do nothing. `None` if there are no tokens.
+    /// Time at which the next token may expire; earlier calls do nothing. `None` if there are no tokens.
     pub next: Option<Instant>,
 }
 
-/// Entries that are looked at for expiry with each new token; two, so that they go faster than they come.
+/// Number of entries checked for expiry with each new token; two, so that tokens are removed faster than they
+/// are added.
 const EXPIRED_PER_TOKEN: usize = 2;
 
 impl Store {
-    /// An empty store that is not enabled. `now` is the earliest time that it will be told.
+    /// Creates an empty store, not enabled. `now` must not be later than the time of any later call.
     pub fn new(mut settings: Settings, now: Instant, entropy: &mut Entropy) -> Store {
         if settings.ttl.is_zero() {
             settings.ttl = Settings::TTL_DEFAULT;
@@ -125,23 +128,25 @@ impl Store {
         }
     }
 
-    /// Authentication was enabled.
+    /// Enables the store, when authentication was enabled.
     pub fn enable(&self) {
         self.write(|state| state.enabled = true);
     }
 
-    /// Authentication was disabled: no token is valid any more, and none is made.
+    /// Invalidates all tokens, when authentication was disabled; no token is created until the store is
+    /// enabled again.
     pub fn disable(&self) {
         let before = self.write(|state| {
             self.generation.fetch_add(1, Ordering::AcqRel);
             std::mem::take(state)
         });
-        // A large map takes its time, which need not hold up others.
+        // Freeing a large map takes time, so it happens without the lock.
         drop(before);
     }
 
-    /// A user was authenticated by the entry at `index`, with a prefix that a member drew. To be called when the entry is
-    /// applied, before the index is published as applied. Does nothing while authentication is disabled.
+    /// Creates the token of a user that the entry at `index` authenticated, with the prefix in that entry.
+    /// Must be called when the entry is applied, before its index is published as applied. Does nothing while
+    /// authentication is disabled.
     pub fn assign(&self, user: &str, prefix: &str, index: Index, now: Instant) {
         let tag = self.key.tag(text(prefix, index).as_bytes());
         let now_ns = self.epoch.ns(now);
@@ -178,7 +183,8 @@ impl Store {
         });
     }
 
-    /// A user was deleted or has another password: its tokens are void. Takes up to 10 ms if there are 50,000.
+    /// Invalidates all tokens of a user, when the user was deleted or its password was changed. Takes up to
+    /// 10 ms for 50,000 tokens.
     pub fn forget(&self, user: &str) {
         self.write(|state| {
             let Some(tokens) = state.users.remove(user) else { return };
@@ -189,14 +195,16 @@ impl Store {
         });
     }
 
-    /// Whose token this is, by either [`number`]: members of a cluster may have seen another version of it. Renews it.
-    /// `applied` is the index that this member has applied and published, read before.
+    /// Returns the user of this token and renews the token. Both versions of [`number`] are accepted, because
+    /// members of a cluster may have seen different ones. `applied` is the index that this member has applied
+    /// and published, read before the call.
     ///
     /// # Errors
-    /// It is no token of this store, or one of an entry that this member has not applied.
+    /// Returns an error if the token is not in this store, or may belong to an entry that this member has not
+    /// applied.
     pub fn check(&self, token: &[u8], applied: Index, now: Now) -> Result<Arc<Holder>, Refused> {
         let (prefix, number) = parts_of(token).ok_or(Refused::Invalid)?;
-        // Up to etcd 3.4, and from 3.5 on.
+        // The entry's index if etcd up to 3.4 numbered the token, or from 3.5 on.
         let entries = [number, Index(number.0.saturating_add(1))];
         let found = entries.into_iter().find_map(|index| {
             let tag = self.key.tag(text(prefix, index).as_bytes());
@@ -210,8 +218,8 @@ impl Store {
         }
     }
 
-    /// Ends tokens that were not used for the TTL, and looks at `steps` tokens at most. Tokens that are due are refused
-    /// without it; this only frees their memory.
+    /// Removes tokens that were not used for the TTL, checking at most `steps` tokens. Expired tokens are
+    /// refused even without this call; it only frees their memory.
     pub fn expire(&self, now: Instant, mut steps: usize) -> Expired {
         let now_ns = self.epoch.ns(now);
         self.write(|state| {
@@ -224,12 +232,12 @@ impl Store {
         })
     }
 
-    /// How many tokens there are, with those that are due and were not ended yet.
+    /// Number of tokens, including expired ones that were not removed yet.
     pub fn len(&self) -> usize {
         self.state.read().unwrap_or_else(PoisonError::into_inner).tokens.len()
     }
 
-    /// Returns true if there is no token.
+    /// Returns true if the store has no token.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -256,7 +264,7 @@ impl State {
         }
     }
 
-    /// A token has left `tokens`.
+    /// Called when a token was removed from `tokens`: removes it from its user's tokens too.
     fn leave(&mut self, tag: Tag, holder: &Holder) {
         holder.void.store(true, Ordering::Release);
         if let Some(of_user) = self.users.get_mut(&holder.user) {
@@ -277,7 +285,7 @@ impl fmt::Debug for Store {
     }
 }
 
-/// Prefix and number of a token that may be one of a store's: letters, a dot and digits.
+/// Returns prefix and number of a token in the form of simple tokens: letters, a dot and digits.
 fn parts_of(token: &[u8]) -> Option<(&str, Index)> {
     if token.len() > TOKEN_BYTES_MAX {
         return None;
@@ -310,7 +318,7 @@ mod tests {
             prefix.bytes().for_each(|letter| *seen.entry(letter).or_insert(0) += 1);
         }
         assert_eq!(seen.len(), 52);
-        // 615 of each are expected.
+        // About 615 of each letter are expected.
         assert!(seen.values().all(|count| (480..760).contains(count)), "{seen:?}");
     }
 

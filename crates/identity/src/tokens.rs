@@ -1,4 +1,4 @@
-//! What `--auth-token` names, behind one face.
+//! The kinds of tokens that `--auth-token` can select, behind one interface.
 
 use std::fmt;
 use std::time::Instant;
@@ -11,10 +11,10 @@ use crate::jwt::{self, Jwt, JwtError, JwtOptions, KeyError, Keys, OptionError, S
 use crate::keyed::Entropy;
 use crate::simple::{self, Settings, Store};
 
-/// What `--auth-token` says.
+/// The value of `--auth-token`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenKind {
-    /// An empty string: nobody can authenticate with a password.
+    /// An empty string: clients cannot authenticate with a password.
     None,
     /// `simple`. etcd warns `simple token is not cryptographically signed`.
     Simple,
@@ -23,7 +23,7 @@ pub enum TokenKind {
 }
 
 impl TokenKind {
-    /// Reads the value of `--auth-token`.
+    /// Parses the value of `--auth-token`.
     ///
     /// # Errors
     /// See [`OptionError`].
@@ -38,10 +38,10 @@ impl TokenKind {
     }
 }
 
-/// Makes and checks tokens. Shared by all threads.
+/// Creates and checks tokens. Shared by all threads.
 #[derive(Debug)]
 pub enum Tokens {
-    /// There are none.
+    /// No tokens.
     None,
     /// Simple tokens.
     Simple(Box<Store>),
@@ -49,27 +49,28 @@ pub enum Tokens {
     Jwt(Box<Jwt>),
 }
 
-/// Why a token was not accepted.
+/// Error returned when a token is not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// It is invalid: `etcdserver: invalid auth token`.
+    /// The token is invalid: `etcdserver: invalid auth token`.
     Invalid,
-    /// It is a JSON Web Token and invalid, for this reason, which belongs into the log.
+    /// The JSON Web Token is invalid; the reason is for the log.
     Jwt(JwtError),
-    /// It may be a token of this entry, which this member has not applied yet. etcd waits until it has or the call's time is up,
-    /// and then asks once more; the index may be made up, so nobody may wait without a bound.
+    /// The token may come from this entry, which this member has not applied yet. etcd waits until the entry
+    /// is applied or the call's deadline is reached, and then checks again; the index may be forged, so the
+    /// wait must be bounded.
     NotYet(Index),
-    /// It is a JSON Web Token whose signature was not looked at yet: [`Tokens::check`] does so, which takes up to half a
-    /// millisecond and belongs on a thread that serves no clients.
+    /// The signature of the JSON Web Token was not checked yet. [`Tokens::check`] checks it, which takes up
+    /// to half a millisecond and should run on a thread that serves no clients.
     Unverified,
 }
 
-/// Why there is no token for a user that was authenticated.
+/// Error returned when an authenticated user cannot get a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IssueError {
     /// `--auth-token` is empty.
     NoTokens,
-    /// It could not be signed.
+    /// The token could not be signed.
     Sign(SignError),
 }
 
@@ -85,11 +86,11 @@ impl fmt::Display for IssueError {
 impl std::error::Error for IssueError {}
 
 impl Tokens {
-    /// Makes what `kind` says. `public` and `private` are the contents of the files that it names; `settings` are for simple
-    /// tokens. `now` is the earliest time that it will be told.
+    /// Creates the tokens for `kind`. `public` and `private` are the contents of the files that it names;
+    /// `settings` apply to simple tokens. `now` must not be later than the time of any later call.
     ///
     /// # Errors
-    /// The keys do not fit.
+    /// Returns an error if the keys do not match the method or each other.
     pub fn new(
         kind: &TokenKind,
         settings: Settings,
@@ -109,29 +110,30 @@ impl Tokens {
         })
     }
 
-    /// Authentication was enabled.
+    /// Must be called when authentication was enabled.
     pub fn enable(&self) {
         if let Tokens::Simple(store) = self {
             store.enable();
         }
     }
 
-    /// Authentication was disabled: simple tokens are void. JSON Web Tokens say a revision of users and roles that is old if
-    /// authentication is enabled again.
+    /// Must be called when authentication was disabled: invalidates simple tokens. JSON Web Tokens contain an
+    /// auth revision, which will be outdated when authentication is enabled again.
     pub fn disable(&self) {
         if let Tokens::Simple(store) = self {
             store.disable();
         }
     }
 
-    /// A user was deleted or has another password: its simple tokens are void.
+    /// Must be called when a user was deleted or its password was changed: invalidates the user's simple
+    /// tokens.
     pub fn forget(&self, user: &str) {
         if let Tokens::Simple(store) = self {
             store.forget(user);
         }
     }
 
-    /// The prefix to propose with a user's name; empty unless tokens are simple.
+    /// Returns the prefix to propose with a user's name; empty unless tokens are simple.
     pub fn draw_prefix(&self, entropy: &mut Entropy) -> String {
         match self {
             Tokens::Simple(_) => simple::draw_prefix(entropy),
@@ -139,18 +141,20 @@ impl Tokens {
         }
     }
 
-    /// The entry at `index` authenticated a user; see [`Store::assign`]. Costs nothing unless tokens are simple.
+    /// Must be called when the entry at `index` has authenticated a user; see [`Store::assign`]. Does nothing
+    /// unless tokens are simple.
     pub fn assign(&self, user: &str, prefix: &str, index: Index, now: Instant) {
         if let Tokens::Simple(store) = self {
             store.assign(user, prefix, index, now);
         }
     }
 
-    /// The token to answer with, at the member that was asked; `number` is that of a simple one ([`simple::number`]), `revision`
-    /// that of users and roles when its entry was applied. Signing takes up to 2 ms of processor time, so not on the thread that applies.
+    /// Returns the token for the client; called on the member that received the request. `number` is that of
+    /// a simple token ([`simple::number`]); `revision` is the auth revision when the entry was applied.
+    /// Signing takes up to 2 ms of processor time, so it must not run on the thread that applies entries.
     ///
     /// # Errors
-    /// There are no tokens, or only a public key.
+    /// Returns an error if tokens are disabled, or there is only a public key.
     pub fn issue(
         &self,
         user: &str,
@@ -166,7 +170,8 @@ impl Tokens {
         }
     }
 
-    /// As [`Tokens::check`], but looks at no signature: JSON Web Tokens must have been checked before.
+    /// Checks a token as [`Tokens::check`] does, but without checking a signature: accepts only JSON Web
+    /// Tokens that were checked before.
     ///
     /// # Errors
     /// See [`Refused`].
@@ -179,11 +184,10 @@ impl Tokens {
         Ok(Session::new(token, holder))
     }
 
-    /// Takes other keys than those in use, from the contents of the files; returns false if these are not for JSON Web
-    /// Tokens.
+    /// Replaces the keys in use by those in the given files; returns false if tokens are not JSON Web Tokens.
     ///
     /// # Errors
-    /// They do not fit the method. The keys in use stay.
+    /// Returns an error if the keys do not match the method. The keys in use then stay.
     pub fn replace_keys(
         &self,
         method: jwt::Method,
@@ -195,7 +199,7 @@ impl Tokens {
         Ok(true)
     }
 
-    /// A number that is raised when sessions are withdrawn ([`Session::is_withdrawn`]).
+    /// Returns a counter that is incremented when sessions are withdrawn ([`Session::is_withdrawn`]).
     pub fn withdrawals(&self) -> u64 {
         match self {
             Tokens::Jwt(jwt) => jwt.generation(),
@@ -203,7 +207,8 @@ impl Tokens {
         }
     }
 
-    /// Whose token this is. `applied` is the index that this member has applied and published, read before.
+    /// Checks a token and returns a session with its user. `applied` is the index that this member has
+    /// applied and published, read before the call.
     ///
     /// # Errors
     /// See [`Refused`].
@@ -216,7 +221,8 @@ impl Tokens {
         Ok(Session::new(token, holder))
     }
 
-    /// Frees the memory of tokens that are no longer valid; a bounded part of it with each call. Once a second is enough.
+    /// Frees the memory of invalid tokens; a bounded part of it with each call. One call per second is
+    /// enough.
     pub fn expire(&self, now: Instant) {
         match self {
             Tokens::None => {}
@@ -226,5 +232,5 @@ impl Tokens {
     }
 }
 
-/// Simple tokens that one call looks at: below 1 ms.
+/// Number of simple tokens that one call checks; takes less than 1 ms.
 const EXPIRED_PER_CALL: usize = 2000;

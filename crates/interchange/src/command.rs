@@ -1,4 +1,4 @@
-//! What an entry of etcd's log asks for, in the words of today.
+//! Translates entries of etcd's log into commands of the current API.
 
 use api::etcdserverpb::{InternalRaftRequest, RequestHeader};
 use api::membershippb::{Attributes, ClusterMemberAttrSetRequest, ClusterVersionSetRequest};
@@ -8,64 +8,67 @@ use prost::Message as _;
 
 use crate::wire::{Field, Fields};
 
-/// The request of an entry.
+/// The command that an entry contains.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    /// Nothing: what a new leader appends, or what moved the clock of the old store.
+    /// Nothing to do: the entry of a new leader, or an entry that only moved the clock of the API version 2
+    /// store.
     Nothing,
-    /// A request: the bytes of an `InternalRaftRequest`.
+    /// A request, encoded as `InternalRaftRequest`.
     Request(Bytes),
-    /// A change of the membership.
+    /// A membership change.
     ConfChange(ConfChange),
-    /// A write to the old store (API version 2), which nothing but 3.4 and 3.5 know.
+    /// A write to the store of API version 2, which exists only in etcd 3.4 and 3.5.
     OldWrite {
-        /// Such as `PUT`.
+        /// HTTP method of the write, such as `PUT`.
         method: String,
-        /// Path of the key.
+        /// Path of the key that is written.
         path: String,
     },
 }
 
-/// An entry that says nothing sensible.
+/// Error returned for an entry that cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Malformed {
-    /// Which one.
+    /// Raft index of the entry.
     pub index: u64,
     /// Description of the error.
     pub what: &'static str,
 }
 
-/// A request to the old store. 3.4 and 3.5 tell of a member's name and of the cluster's version in this way.
+/// A request to the store of API version 2. etcd 3.4 and 3.5 also use such requests to publish a member's
+/// name and the cluster version.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct OldRequest {
     pub id: u64,
     pub method: String,
     pub path: String,
     pub value: String,
-    /// A directory is meant.
+    /// True if the path is a directory.
     pub dir: bool,
-    /// The value that the key must have; empty for any.
+    /// Value that the key must currently have; empty for any.
     pub prev_value: String,
-    /// The index that the key must have been changed at last; 0 for any.
+    /// Index of the last change that the key must have; 0 for any.
     pub prev_index: u64,
-    /// Whether the key must be there.
+    /// If set, whether the key must exist or must not exist.
     pub prev_exist: Option<bool>,
-    /// When the key expires, in nanoseconds since 1970; 0 for never.
+    /// Time at which the key expires, in nanoseconds since 1970; 0 for never.
     pub expiration: i64,
-    /// A directory is deleted with all in it.
+    /// True if a directory is to be deleted with its contents.
     pub recursive: bool,
-    /// The time of a request that moves the clock, in nanoseconds since 1970.
+    /// New time of the store's clock, in nanoseconds since 1970, for a request that moves the clock.
     pub time: i64,
-    /// The value stays, and only the time to expire at changes.
+    /// True if only the expiry time changes and the value stays.
     pub refresh: bool,
 }
 
 impl Command {
-    /// Says what an entry asks for. Requests to the old store that mean something today are put into today's words.
+    /// Decodes the command of an entry. Requests to the API version 2 store that still have a meaning are
+    /// translated to current requests.
     ///
     /// # Errors
     ///
-    /// When it is nothing that etcd writes.
+    /// Returns an error if the entry is none that etcd writes.
     pub fn of(entry: &Entry) -> Result<Command, Malformed> {
         let wrong = |what| Malformed { index: entry.index(), what };
         let data = entry.data.clone().unwrap_or_default();
@@ -92,7 +95,8 @@ impl Command {
 }
 
 impl OldRequest {
-    /// Finds an old request, which is the entry itself or wrapped into a new one; both have it in field 2.
+    /// Finds a request of API version 2, which is either the entry itself or wrapped in a newer request; in
+    /// both cases it is in field 2.
     pub fn find(data: &[u8]) -> Result<Option<OldRequest>, ()> {
         let mut fields = Fields(data);
         while let Some(field) = fields.next()? {
@@ -153,11 +157,12 @@ impl OldRequest {
     }
 }
 
-/// The data of a normal entry in today's words, if it is a request to the old store, as members that run 3.5 make them to tell of
-/// their names and 3.4 of the cluster's version too. Nothing is left of a request that means nothing today. `None` if it is no such
-/// request, or one that is malformed.
+/// Translates the data of a normal entry to a current request if it is a request to the API version 2 store:
+/// members of 3.5 publish their names in this way, and members of 3.4 the cluster version too. Returns empty
+/// data for a request without a current meaning, and `None` if the data is no such request or is malformed.
 pub fn in_todays_words(data: &Bytes) -> Option<Bytes> {
-    // All of them begin with their ids, and others with something else: this is asked of every entry.
+    // A quick check for every entry: requests of API version 2 begin with their id field, other requests do
+    // not.
     const ID_TAG: u8 = 1 << 3;
     if data.first() != Some(&ID_TAG) {
         return None;
@@ -169,8 +174,8 @@ pub fn in_todays_words(data: &Bytes) -> Option<Bytes> {
     }
 }
 
-/// The text of bytes. The old store takes any bytes, and has U+FFFD in place of each byte that is not UTF-8 in what it answers
-/// and in its images.
+/// Converts bytes to text as the API version 2 store does: it accepts any bytes, and its responses and images
+/// have U+FFFD in place of each byte that is not UTF-8.
 fn text(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -227,7 +232,7 @@ mod tests {
         let today = InternalRaftRequest { id: 9, ..InternalRaftRequest::default() }.encode_to_vec();
         assert_eq!(in_todays_words(&today.into()), None);
         for len in 0..told.len() {
-            // Whatever is cut off, nothing panics.
+            // Decoding a truncated request must not panic.
             let _ = in_todays_words(&told.slice(..len));
         }
     }

@@ -1,4 +1,4 @@
-//! A member's directory, as etcd leaves it.
+//! A member's directory, as etcd writes it.
 //!
 //! ```text
 //! <data-dir>/member/snap/db                   the state at the entry that its `meta` names
@@ -26,21 +26,21 @@ use crate::wal::Wal;
 
 type SharedFile = Arc<dyn disk::File>;
 
-/// The data directory of a stopped member of etcd: a state, and the entries behind it. Locked against a member that
-/// starts until it is dropped.
+/// The data directory of a stopped etcd member: a state, and the log entries after it. The directory stays
+/// locked, so that no member can start on it, until this value is dropped.
 pub struct DataDir {
     /// The state at [`DataDir::base_index`].
     pub base: Backend<SharedFile>,
-    /// Content of the bucket `meta` of the state.
+    /// Contents of the bucket `meta` of that state.
     pub meta: Meta,
-    /// The members at that state, by what the release of etcd that wrote it goes by itself, and held against raft's
-    /// configuration.
+    /// The members at that state, from the source that the writing release of etcd itself uses; checked
+    /// against raft's configuration.
     pub membership: Membership,
-    /// The log.
+    /// The write-ahead log.
     pub wal: Wal,
     /// Ids of the voters at the last entry known to be committed.
     pub voters: BTreeSet<u64>,
-    /// Content of the old store (API version 2), which is not read any more.
+    /// Contents of the old store (API version 2), which are no longer used.
     pub old_store: OldStore,
     snap_dir: PathBuf,
     end: u64,
@@ -48,45 +48,47 @@ pub struct DataDir {
 }
 
 impl DataDir {
-    /// Opens a member's directory; nothing in it is changed.
+    /// Opens a member's directory for reading; nothing in it is changed.
     ///
     /// # Errors
     ///
-    /// When a member is running on it, something is missing or damaged, state and log do not fit together, or it is not certain
-    /// who the members are.
+    /// Returns an error if a member is running on the directory, something is missing or damaged, state and
+    /// log do not fit together, or it is not certain who the members are.
     pub fn open(disk: &dyn Disk, dir: &Path) -> Result<DataDir, Error> {
         DataDir::open_with(disk, dir, &dir.join("member").join("wal"))
     }
 
-    /// Opens as [`DataDir::open`] does, for a member whose log has a directory of its own (`--wal-dir`).
+    /// Opens as [`DataDir::open`] does, for a member whose log is in a separate directory (`--wal-dir`).
     ///
     /// # Errors
     ///
-    /// As [`DataDir::open`].
+    /// Returns the errors of [`DataDir::open`].
     pub fn open_with(disk: &dyn Disk, dir: &Path, wal_dir: &Path) -> Result<DataDir, Error> {
         DataDir::open_bounded(disk, dir, wal_dir, v2_store::IMAGE_BYTES_MAX, |path| {
             disk.lock_read(path).map(Some)
         })
     }
 
-    /// Opens as [`DataDir::open_with`] does, to glance at what is there: an image of the old store of more than a few MiB is not
-    /// read, and only its size is known; see [`OldStore::large`]. Then the members are those of the database, whatever raft says.
-    /// Nothing is opened for writing, and others may read the database meanwhile.
+    /// Opens as [`DataDir::open_with`] does, for a quick look. An image of the old store of more than a few
+    /// MiB is not read and only its size is known; see [`OldStore::large`]. In that case the members come
+    /// from the database, without the check against raft's configuration. Nothing is opened for writing, and
+    /// other processes may read the database at the same time.
     ///
     /// # Errors
     ///
-    /// As [`DataDir::open`].
+    /// Returns the errors of [`DataDir::open`].
     pub fn glance(disk: &dyn Disk, dir: &Path, wal_dir: &Path) -> Result<DataDir, Error> {
         let lock = |path: &Path| disk.lock_shared(path).map(Some);
         DataDir::open_bounded(disk, dir, wal_dir, v2_store::IMAGE_BYTES_GLANCE, lock)
     }
 
-    /// Glances as [`DataDir::glance`] does, at the directory of a member that runs. Its files change meanwhile, so that an error may
-    /// be due to that: only [`Error::Members`] says something about what a takeover will find, and the next attempt may succeed.
+    /// Looks as [`DataDir::glance`] does at the directory of a running member. The member changes its files
+    /// during the look, which can cause errors: only [`Error::Members`] says something about what a takeover
+    /// will find, and the next attempt may succeed.
     ///
     /// # Errors
     ///
-    /// As [`DataDir::open`].
+    /// Returns the errors of [`DataDir::open`].
     pub fn glance_running(disk: &dyn Disk, dir: &Path, wal_dir: &Path) -> Result<DataDir, Error> {
         DataDir::open_bounded(disk, dir, wal_dir, v2_store::IMAGE_BYTES_GLANCE, |_| Ok(None))
     }
@@ -105,17 +107,19 @@ impl DataDir {
             return Err(found(io::ErrorKind::NotFound.into()));
         }
         let lock = lock(&path).map_err(|e| Error::io(format!("locking {}", path.display()), e))?;
-        // Before the log: where a member runs, that goes on meanwhile, and has all that is in the database.
+        // Read the database before the log: a running member appends to the log in the meantime, so the log
+        // then has everything that is in the database.
         let mut base = open_database(disk, &path)?;
         let (mut meta, mut membership) = (base.meta()?, base.membership()?);
-        // Pages of a database that is written keep what they hold until it has another meta page.
+        // While a database is being written, its old pages stay unchanged until a new meta page is written.
         if lock.is_none() && open_database(disk, &path)?.bolt().meta() != base.bolt().meta() {
             return Err(Error::damaged(0, "the database changed while it was read").in_file("db"));
         }
         let wal = Wal::open(disk, wal_dir)?;
         let newest = wal.snapshots.iter().map(|snapshot| snapshot.index).max().unwrap_or_default();
         if newest > meta.consistent_index {
-            // The member stopped after it was sent a state, and before it put it into its place.
+            // The member stopped after it had received a state from the leader, and before it had renamed
+            // that state to `db`.
             let path = snap.join(format!("{newest:016x}.snap.db"));
             if !disk.exists(&path).map_err(|e| Error::io(format!("looking for {}", path.display()), e))? {
                 let what = format!(
@@ -129,7 +133,7 @@ impl DataDir {
             (meta, membership) = (base.meta()?, base.membership()?);
         }
         let knows_members = meta.storage_version.is_some();
-        // From 3.6 on nothing is in the old store, and nothing is asked of it.
+        // From 3.6 on etcd neither writes nor reads the old store.
         let newest = match knows_members {
             true => Newest::None,
             false => v2_store::newest(disk, &snap, &wal, image_bytes_max)
@@ -159,31 +163,33 @@ impl DataDir {
         Ok(dir)
     }
 
-    /// The last entry whose effects are in the state.
+    /// Index of the last raft entry that is applied in the state.
     pub fn base_index(&self) -> u64 {
         self.meta.consistent_index
     }
 
-    /// The term of that entry; `None` if nobody wrote it down.
+    /// Raft term of the entry at [`DataDir::base_index`]; `None` if it is recorded nowhere.
     pub fn base_term(&self) -> Option<u64> {
         let index = self.base_index();
-        // The newest: one that was taken over may stand where an older one stood.
+        // The newest mark with this index: a snapshot received from the leader may have the index of an older
+        // snapshot.
         let snapshot = self.wal.snapshots.iter().rev().find(|snapshot| snapshot.index == index);
         self.wal.term(index).or(snapshot.map(|s| s.term)).or(self.meta.term).or((index == 0).then_some(0))
     }
 
-    /// The last entry that is known to be committed.
+    /// Index of the last entry that is known to be committed.
     pub fn committed(&self) -> u64 {
         self.wal.hard_state.commit.max(self.base_index())
     }
 
-    /// The last entry to apply. Beyond [`DataDir::committed`] only if this member alone has a vote: what is in its log
-    /// is committed then, and may have been acknowledged, although the log does not say so yet.
+    /// Index of the last entry to apply. It is beyond [`DataDir::committed`] only if this member is the only
+    /// voter: then all entries of its log are committed and may have been acknowledged, although the log does
+    /// not record that yet.
     pub fn end(&self) -> u64 {
         self.end
     }
 
-    /// The entries to apply, in order: those after [`DataDir::base_index`], up to [`DataDir::end`].
+    /// Returns the entries to apply, in order: those after [`DataDir::base_index`], up to [`DataDir::end`].
     pub fn entries(&self) -> impl Iterator<Item = Result<api::raftpb::Entry, Error>> + '_ {
         (self.base_index() + 1..=self.end).map(|index| match self.wal.entry(index)? {
             Some(entry) => Ok(entry),
@@ -191,12 +197,13 @@ impl DataDir {
         })
     }
 
-    /// Rebuilds the old store (API version 2) as it was at [`DataDir::end`]: from its newest image, and the entries of the
-    /// log behind that, as etcd 3.4 and 3.5 do at every start.
+    /// Rebuilds the old store (API version 2) as it was at [`DataDir::end`], from its newest image and the
+    /// log entries after the image. etcd 3.4 and 3.5 do the same at every start.
     ///
     /// # Errors
     ///
-    /// When the image or an entry cannot be read, is none that etcd writes, or entries behind the image are missing.
+    /// Returns an error if the image or an entry cannot be read, has a form that etcd does not write, or
+    /// entries after the image are missing.
     pub fn old_keys(&self, disk: &dyn Disk) -> Result<V2Tree, Error> {
         let (index, mut tree) = match v2_store::newest_tree(disk, &self.snap_dir, &self.wal)? {
             Some((index, tree)) => (index, tree),
@@ -215,15 +222,15 @@ impl DataDir {
         Ok(tree)
     }
 
-    /// Looks for what was written to the old store after its newest image: etcd 3.4 and 3.5 read those entries again at
-    /// every start, and nothing else does.
+    /// Searches for writes to the old store after its newest image. etcd 3.4 and 3.5 apply those entries
+    /// again at every start; the writes are stored nowhere else.
     fn find_old_write(&mut self) -> Result<(), Error> {
         let first = self.wal.first().max(self.old_store.index.saturating_add(1));
         for index in first..=self.end.min(self.wal.last()) {
             let Some(entry) = self.wal.entry(index)? else { continue };
             let what = match Command::of(&entry) {
                 Ok(Command::OldWrite { method, path }) => format!("{method} {path}"),
-                // Nobody knows what it writes to.
+                // An unreadable request may have written anything.
                 Err(malformed) if entry.r#type() == EntryType::EntryNormal => {
                     format!("what cannot be read ({})", malformed.what)
                 }
@@ -235,13 +242,13 @@ impl DataDir {
         Ok(())
     }
 
-    /// Makes sure that the log has what the database needs of it.
+    /// Checks that the log contains the entries that the database requires.
     fn check_log(&self) -> Result<(), Error> {
         let (base, committed) = (self.base_index(), self.committed());
         if base == u64::MAX {
             return Err(Error::damaged(0, "the database names an entry that cannot be").in_file("db"));
         }
-        // Entries are durable in the log before the database gets them, unless a whole state was sent.
+        // Entries are durable in the log before the database has them, unless the leader sent a whole state.
         if self.wal.last() < base && !self.wal.snapshots.iter().any(|snapshot| snapshot.index >= base) {
             let what = format!(
                 "the log ends with entry {}, and the database has entries up to {base}: a part of the log is missing",
@@ -249,7 +256,7 @@ impl DataDir {
             );
             return Err(Error::damaged(self.wal.end.offset, what).in_file(&self.wal.end.file));
         }
-        // There may be no entries at all, and none are needed if the state has all that is committed.
+        // The log may have no entries, and needs none if the state contains all committed ones.
         if base < committed {
             if self.wal.first() > base + 1 {
                 return Err(missing(base + 1));
@@ -261,8 +268,8 @@ impl DataDir {
         Ok(())
     }
 
-    /// Finds the members at [`DataDir::base_index`] as etcd up to 3.5 does: in an image of the old store and the entries behind
-    /// it. What the database has of them is not asked.
+    /// Determines the members at [`DataDir::base_index`] as etcd up to 3.5 does, from an image of the old
+    /// store and the entries after it. The members in the database are not used.
     fn find_members(&mut self, newest: &Newest) -> Result<Roster, Error> {
         let (from, mut roster) = match newest {
             Newest::Image(image) => {
@@ -302,9 +309,10 @@ impl DataDir {
         Ok(roster)
     }
 
-    /// Holds the members against raft's configuration, by which votes are counted: that of each snapshot mark from which the
-    /// log has all entries, and that of the image, with the changes behind it. The database's own note of it counts where a change
-    /// of this log has written it, and where the log says nothing.
+    /// Checks the members against raft's configuration, by which votes are counted: against that of each
+    /// snapshot mark from which the log has all entries, and that of the image, each with the later changes
+    /// applied. The configuration stored in the database counts only if a change in this log has written it,
+    /// or if the log contains no configuration.
     fn hold_against_raft(&self, roster: &Roster, disk: &dyn Disk, newest: &Newest) -> Result<(), Error> {
         let base = self.base_index();
         let mut begins = Vec::new();
@@ -317,7 +325,8 @@ impl DataDir {
             Newest::Image(image) => image.conf_state.clone().map(|state| (image.index, state)),
             _ => None,
         };
-        // 3.4 notes it in the image only, and a member may have gone from there to 3.6 since its last snapshot.
+        // etcd 3.4 records the configuration only in the image, and a member may have been upgraded from
+        // there to 3.6 since its last snapshot.
         let last = self.wal.snapshots.last().filter(|mark| mark.conf_state.is_none() && mark.index > 0);
         if let (None, Some(_), true) = (&head, last, self.meta.storage_version.is_some()) {
             let found = v2_store::newest(disk, &self.snap_dir, &self.wal, v2_store::IMAGE_BYTES_MAX)
@@ -334,7 +343,7 @@ impl DataDir {
         let members = &roster.conf_state();
         let whose = "the list of members";
         let mut passed = Vec::new();
-        // The newest of them, and whether a change of this log has come behind it.
+        // The newest of these configurations, and whether this log contains a later change.
         let mut newest: Option<(u64, bool)> = None;
         for (index, state, by) in &begins {
             let mut raft = Roster::of_conf_state(state, &self.membership);
@@ -360,12 +369,14 @@ impl DataDir {
                 false => Ok(()),
             };
         };
-        // etcd writes the note when it applies a change, and at no other time: a restored snapshot keeps that of the cluster which
-        // it was saved in. So behind a configuration of this log, with no change since, it says nothing.
+        // etcd writes the stored configuration only when it applies a change; a restored snapshot keeps that
+        // of the cluster in which it was saved. So if this log has a configuration and no change since, the
+        // stored configuration means nothing.
         if newest.is_some_and(|(_, has_changed)| !has_changed) {
             return Ok(());
         }
-        // A start notes the configurations that it passes again, and a change is noted before the database has it.
+        // At a start etcd stores again the configurations that it passes, and it stores a change before the
+        // database has that entry.
         let mut next = roster.clone();
         let behind = base + 1..=self.committed().min(self.wal.last());
         let changed = behind.into_iter().find(|index| self.wal.is_conf_change(*index));
@@ -379,7 +390,7 @@ impl DataDir {
         agree((members, whose), (noted, "the database's own note"), base)
     }
 
-    /// Finds the last entry that is committed, and who votes then.
+    /// Determines the last committed entry, and the voters at that entry.
     fn find_end(&mut self, mut roster: Roster, is_sure: bool) -> Result<(), Error> {
         let (base, committed) = (self.base_index(), self.committed());
         self.follow(&mut roster, base, committed, Following::Changes)?;
@@ -402,8 +413,8 @@ impl DataDir {
         Ok(())
     }
 
-    /// Applies the entries behind `from` up to `to` to the members, or the changes of members among them only. Returns true if
-    /// there was one.
+    /// Applies the entries after `from` up to `to` to the members, or only the membership changes among them.
+    /// Returns true if there was a membership change.
     fn follow(&self, roster: &mut Roster, from: u64, to: u64, what: Following) -> Result<bool, Error> {
         let mut has_changed = false;
         for index in from + 1..=to {
@@ -418,7 +429,8 @@ impl DataDir {
             let wrong = |what| Error::damaged(0, format!("entry {index}: {what}"));
             let command = match Command::of(&entry) {
                 Ok(command) => command,
-                // What it asks the old store for is looked at elsewhere; it is about no member.
+                // A malformed request that is no membership change does not affect the members; writes to the
+                // old store are checked elsewhere.
                 Err(_) if !is_change => continue,
                 Err(malformed) => return Err(wrong(malformed.what)),
             };
@@ -434,16 +446,16 @@ impl DataDir {
     }
 }
 
-/// Which entries are applied to the members.
+/// Entries that are applied to the members.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Following {
-    /// All, so that names and client URLs are known, too.
+    /// All entries, so that names and client URLs are known too.
     All,
-    /// Changes of the membership.
+    /// Only membership changes.
     Changes,
 }
 
-/// Refuses two lists of members that are not the same.
+/// Returns an error if two lists of members differ.
 fn agree(
     (members, whose): (&ConfState, &str),
     (raft, by): (&ConfState, &str),

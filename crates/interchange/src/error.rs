@@ -1,32 +1,32 @@
-//! What can go wrong with a file of etcd's.
+//! Errors in reading or writing etcd's files.
 
 use std::fmt;
 use std::io;
 
-/// Why a file could not be read.
+/// Error returned when a file cannot be read.
 #[derive(Debug)]
 pub enum Error {
-    /// The file could not be read at all.
+    /// An operation on the file failed.
     Io {
         /// Operation that failed, as part of a sentence.
         doing: String,
-        /// Error of the system.
+        /// Error of the operating system.
         error: io::Error,
     },
-    /// The file is not what it should be.
+    /// The file's contents are invalid.
     Damaged(Damage),
-    /// It is not certain who the members of the cluster are; the text says what contradicts what.
+    /// It is not certain who the members of the cluster are; the text names the contradiction.
     Members(String),
 }
 
 /// Damage of a file: its position and description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// The file's name, where there are several.
+    /// Name of the file, if there are several.
     pub file: Option<String>,
-    /// The page of a database.
+    /// Number of the page, if the file is a database.
     pub page: Option<u64>,
-    /// Bytes from the beginning of the file.
+    /// Offset in bytes from the beginning of the file.
     pub offset: u64,
     /// Description of the damage.
     pub what: String,
@@ -88,14 +88,14 @@ impl std::error::Error for Error {
     }
 }
 
-/// Why a file could not be written.
+/// Error returned when a file cannot be written.
 #[derive(Debug)]
 pub enum WriteError {
     /// The output failed.
     Io(io::Error),
-    /// The given content cannot be in such a file, or is not in the required order.
+    /// The given contents cannot be stored in such a file, or are not in the required order.
     Refused(String),
-    /// The content written differs from the content measured before.
+    /// The written contents differ from those that were measured.
     Differs(String),
 }
 

@@ -1,4 +1,4 @@
-//! Finding out whether etcd has run on a log again.
+//! Detects whether etcd has run on a log again.
 
 use std::io;
 use std::path::Path;
@@ -7,27 +7,28 @@ use disk::Disk;
 
 use crate::wal::{self, WalEnd};
 
-/// Bytes behind the end of the log that are looked at: a record that was appended begins in them.
+/// Number of bytes behind the end of the log that are checked: any record appended later begins there.
 const TAIL_BYTES: usize = 4 << 10;
 
-/// What tells etcd's log, as it was left, from the same log after etcd has run on it again. Copying or moving it changes
-/// nothing.
+/// A fingerprint that distinguishes etcd's log, as it was left, from the same log after etcd has run on it
+/// again. Copying or moving the log does not change it.
 ///
-/// Before a member of etcd promises or acknowledges anything, or changes its database by an entry, it appends to the log.
-/// So it is enough to look behind the log's end, whatever its size. (The database does not tell: opening it changes it,
-/// also if etcd refuses to start then.)
+/// Before an etcd member votes, acknowledges anything, or changes its database by an entry, it appends to the
+/// log. So checking the bytes behind the log's end is enough, whatever the log's size. (The database is no
+/// evidence: opening it changes it, even if etcd then refuses to start.)
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
-    /// CRC-32C of the names of the log's files, with a zero between them.
+    /// CRC-32C of the names of the log's files, joined with a zero byte.
     pub names: u32,
-    /// The end of the log.
+    /// Position at which the log ends.
     pub end: WalEnd,
-    /// CRC-32C of the 4 KiB behind that end.
+    /// CRC-32C of the 4 KiB behind the log's end.
     pub tail: u32,
 }
 
 impl Fingerprint {
-    /// Takes the fingerprint of the log in `wal_dir`, which ends at `end`. The caller makes sure that no etcd runs.
+    /// Computes the fingerprint of the log in `wal_dir`, which ends at `end`. The caller ensures that no etcd
+    /// runs on it.
     ///
     /// # Errors
     ///
@@ -41,7 +42,8 @@ impl Fingerprint {
         })
     }
 
-    /// Returns true if there is a file of etcd's log in a directory, which need not exist. The guards do not count.
+    /// Returns true if a directory, which need not exist, contains a file of etcd's log. Guard files do not
+    /// count.
     ///
     /// # Errors
     ///
@@ -50,8 +52,8 @@ impl Fingerprint {
         Ok(disk.exists(wal_dir)? && !log_names(disk, wal_dir)?.is_empty())
     }
 
-    /// Returns true if etcd has appended to the log since. A log that is gone does not count: nobody can start etcd on what
-    /// it left without it.
+    /// Returns true if etcd has appended to the log since the fingerprint was taken. A missing log counts as
+    /// unchanged: without its log etcd cannot be started on that state.
     ///
     /// # Errors
     ///
@@ -67,7 +69,7 @@ impl Fingerprint {
     }
 }
 
-/// The names of etcd's files in the directory of a log, sorted; without the guards.
+/// Returns the names of etcd's log files in the directory, sorted, without the guard files.
 ///
 /// # Errors
 ///
@@ -78,8 +80,8 @@ fn log_names(disk: &dyn Disk, wal_dir: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// CRC-32C of the 4 KiB at an offset of a file, or of as many as it has. Zeros that end them do not count: etcd fills up
-/// the last file of its log.
+/// Returns the CRC-32C of the 4 KiB at an offset of a file, or of the bytes up to the file's end. Zeros at
+/// the end do not count, because etcd extends the last file of its log with zeros.
 fn checksum(disk: &dyn Disk, path: &Path, offset: u64) -> io::Result<u32> {
     let file = disk.open_read(path)?;
     let mut bytes = vec![0; TAIL_BYTES];

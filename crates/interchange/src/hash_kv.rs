@@ -1,8 +1,9 @@
-//! HashKV of a database at rest.
+//! Computes the HashKV of a database that no server is using.
 //!
-//! With C the compact revision and R the one asked for: all changes with C < revision <= R, and of those at or below
-//! C the newest of each key at R, unless it is a deletion. If no key is left at R, then of each key the newest at C,
-//! unless it is a deletion. For each the bytes of its key and value in the bucket `key`, in order, behind that name.
+//! C is the compact revision and R the requested one. Hashed are all changes with C < revision <= R; and of
+//! the changes at or below C, the newest of each key at R, unless it is a deletion. If no key exists at R,
+//! instead the newest change of each key at C is hashed, unless it is a deletion. The hash covers the name of
+//! the bucket `key`, and then, in order, the stored key and value of each of these changes.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,29 +15,29 @@ use crate::backend::{Backend, StoredChangeId, name};
 use crate::error::Error;
 use crate::source::Source;
 
-/// HashKV's answer.
+/// Result of HashKV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HashKv {
-    /// CRC-32C.
+    /// The CRC-32C.
     pub hash: u32,
-    /// The compact revision that the hash belongs to; -1 for none.
+    /// Compact revision for which the hash was computed; -1 for none.
     pub compact_revision: Revision,
-    /// The revision hashed.
+    /// Revision for which the hash was computed.
     pub hash_revision: Revision,
 }
 
-/// Why there is no such hash.
+/// Error returned when the hash cannot be computed.
 #[derive(Debug)]
 pub enum HashKvError {
     /// The database cannot be read.
     Read(Error),
-    /// The revision is below the compact revision, which is given.
+    /// The requested revision is below the compact revision, which is attached.
     Compacted(Revision),
-    /// The revision is above the newest, which is given.
+    /// The requested revision is above the newest revision, which is attached.
     Future(Revision),
 }
 
-/// Stands for a key where many have to be remembered: no two keys with the same fingerprint can be found.
+/// A hash that stands for a key where many keys must be remembered; a collision cannot be found in practice.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Fingerprint([u8; 16]);
 
@@ -47,7 +48,8 @@ impl Fingerprint {
     }
 }
 
-/// The newest change of a key at or below the compact revision, and at or below the one asked for.
+/// The newest change of a key at or below the compact revision, and the newest at or below the requested
+/// revision.
 struct Newest {
     at_compaction: Newer,
     at_hash: Newer,
@@ -60,26 +62,26 @@ struct Newer {
 }
 
 impl Newer {
-    /// Returns true if it is this change, and not a deletion.
+    /// Returns true if this is the change at `revision` and it is not a deletion.
     fn is(self, revision: StoredChangeId) -> bool {
         self.revision == revision && !self.is_tombstone
     }
 }
 
-/// Computes what HashKV answers for `revision`; 0 means the newest.
+/// Computes the HashKV of the database at `revision`; 0 means the newest revision.
 ///
-/// Two passes over the history, and some 80 bytes of memory for each key that has a change at or below the compact
-/// revision.
+/// Reads the history twice, and takes about 80 bytes of memory for each key that has a change at or below the
+/// compact revision.
 ///
 /// # Errors
 ///
-/// When the revision is not there, or the database cannot be read.
+/// Returns an error if the revision does not exist, or the database cannot be read.
 pub fn hash_kv<S: Source>(backend: &Backend<S>, revision: Revision) -> Result<HashKv, HashKvError> {
     let compacted = backend.meta()?.compact_revision().unwrap_or(Revision::NEVER_COMPACTED);
     // A new store is at revision 1.
     let mut current = compacted.max(Revision::FIRST);
     let mut newest: HashMap<Fingerprint, Newest> = HashMap::new();
-    // Keys that came to be above the compact revision, less those that went.
+    // Number of keys created above the compact revision, less the number of keys deleted there.
     let mut gained = 0i64;
     let mut history = backend.history()?;
     while let Some(change) = history.step()? {

@@ -1,11 +1,12 @@
-//! Looking for one part of a JSON text without reading the rest of it into memory.
+//! Finds one part of a JSON text without parsing the rest into memory.
 
-/// Returns the text of the value that this path of names leads to, from object to object. What is passed over has to end where
-/// it should, and is not checked otherwise.
+/// Returns the text of the value to which this path of names leads, from object to object. Skipped values
+/// must end where they should, and are not checked otherwise.
 ///
 /// # Errors
 ///
-/// When something on the way is no object or lacks the name, or the text ends too early or too late.
+/// Returns an error if a value on the path is no object or lacks the name, or if the text ends too early or
+/// too late.
 pub(crate) fn member_at<'t>(text: &'t [u8], path: &[&str]) -> Result<&'t [u8], &'static str> {
     let mut at = text;
     for name in path {
@@ -14,7 +15,8 @@ pub(crate) fn member_at<'t>(text: &'t [u8], path: &[&str]) -> Result<&'t [u8], &
     Ok(at)
 }
 
-/// The value of a name in an object, which takes all of the text. The last one counts if there are several, as it does to Go.
+/// Returns the value of a name in an object that takes the whole text. If the name occurs several times, the
+/// last one counts, as in Go.
 fn member<'t>(text: &'t [u8], name: &str) -> Result<&'t [u8], &'static str> {
     let mut scan = Scan { text, at: 0 };
     let mut found = None;
@@ -48,7 +50,7 @@ struct Scan<'t> {
 }
 
 impl<'t> Scan<'t> {
-    /// The next byte that is no space.
+    /// Returns the next byte that is not white space.
     fn peek(&mut self) -> Option<u8> {
         while self.text.get(self.at).is_some_and(u8::is_ascii_whitespace) {
             self.at += 1;
@@ -62,7 +64,7 @@ impl<'t> Scan<'t> {
         if is_there { Ok(()) } else { Err("it is no JSON, or an object is missing in it") }
     }
 
-    /// Passes over a value: a string, a number or word, or all between two brackets.
+    /// Skips a value and returns it: a string, a number or word, or everything between two brackets.
     fn value(&mut self) -> Result<&'t [u8], &'static str> {
         self.peek();
         let begin = self.at;
@@ -89,7 +91,7 @@ impl<'t> Scan<'t> {
         if depth == 0 && !value.is_empty() { Ok(value) } else { Err("it ends too early") }
     }
 
-    /// Passes over a string, at whose first quote this stands.
+    /// Skips a string; the current position is its opening quote.
     fn string(&mut self) -> Result<(), &'static str> {
         self.at += 1;
         while let Some(byte) = self.text.get(self.at).copied() {

@@ -1,4 +1,5 @@
-//! What etcd leaves behind where it began nothing, and whether anybody has written to a store that it began.
+//! Detects directories that etcd left without having started a store, and stores to which nothing was
+//! written.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -13,15 +14,18 @@ use crate::command::Command;
 use crate::data_dir::DataDir;
 use crate::error::Error;
 
-/// Returns true if a directory of etcd's snapshots (`member/snap`) holds nothing that anybody could miss: no image, and no database
-/// that an entry or a snapshot was ever put into. An etcd that ends before it begins its log leaves such a directory.
+/// Returns true if a directory of etcd's snapshots (`member/snap`) contains no data: no image, and no
+/// database into which an entry or a snapshot was ever written. An etcd process that ends before it creates
+/// its log leaves such a directory.
 ///
-/// What cannot be read counts as something. The caller has made sure that etcd has no log beside it, which comes first.
+/// A file that cannot be read counts as data. The caller has checked that there is no log, which etcd creates
+/// before any data.
 pub fn holds_nothing(disk: &dyn Disk, snap_dir: &Path) -> bool {
     let Ok(names) = disk.list(snap_dir) else { return false };
     names.iter().all(|name| match name.as_str() {
         "db" => is_empty_database(disk, &snap_dir.join(name)).unwrap_or(false),
-        // It writes the first to see whether it may, and the others while it makes an image.
+        // etcd writes `.touch` to test whether the directory is writable, and `tmp*` files while it makes an
+        // image.
         other => other == ".touch" || other.starts_with("tmp"),
     })
 }
@@ -39,7 +43,7 @@ fn is_empty_database(disk: &dyn Disk, path: &Path) -> Result<bool, Error> {
             && database.history()?.step()?.is_none()
             && database.leases()?.step()?.is_none());
     }
-    // It ended before it had made all buckets.
+    // etcd ended before it had created all buckets.
     let mut buckets = bolt.root();
     while let Some(item) = buckets.step()? {
         let Some(bucket) = item.bucket else { return Ok(false) };
@@ -51,8 +55,8 @@ fn is_empty_database(disk: &dyn Disk, path: &Path) -> Result<bool, Error> {
 }
 
 impl DataDir {
-    /// Returns true if somebody has written to this store: if anything is in its database or log besides what members tell of
-    /// themselves when they begin.
+    /// Returns true if a client has written to this store: if database or log contain anything besides the
+    /// facts that members publish about themselves when they start.
     ///
     /// # Errors
     ///
@@ -73,7 +77,7 @@ impl DataDir {
     }
 }
 
-/// Returns true if a request tells only which members there are, and of which version.
+/// Returns true if a request only publishes a member's attributes or the cluster version.
 fn tells_of_members(data: bytes::Bytes) -> bool {
     let Ok(request) = InternalRaftRequest::decode(data) else { return false };
     let told = InternalRaftRequest {
@@ -91,7 +95,7 @@ fn tells_of_members(data: bytes::Bytes) -> bool {
 ///
 /// # Errors
 ///
-/// When the operating system refuses to say so.
+/// Returns an error if the operating system refuses to test the lock.
 pub fn is_in_use(disk: &dyn Disk, snap_dir: &Path) -> std::io::Result<bool> {
     match disk.lock_shared(&snap_dir.join("db")) {
         Ok(_) => Ok(false),

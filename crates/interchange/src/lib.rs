@@ -1,24 +1,27 @@
-//! etcd's own formats, in and out: bbolt databases, snapshot files, and whole data directories with their WAL.
+//! Reads and writes etcd's own formats: bbolt databases, snapshot files, and whole data directories with
+//! their WAL.
 //!
-//! What it is: [`bolt`] reads and writes the database file; [`backend`] knows what etcd keeps in which bucket;
-//! [`snapshot`] is the file of `etcdctl snapshot save`; [`Status`] and [`hash_kv()`] are the figures that etcdutl gives;
-//! [`wal`] reads and writes the write-ahead log; [`DataDir`] reads a member's directory, [`NewDataDir`] makes one;
-//! [`V2Tree`] is the old store of API version 2, which 3.4 and 3.5 keep beside the database.
+//! Parts: [`bolt`] reads and writes the database file; [`backend`] knows the contents of etcd's buckets;
+//! [`snapshot`] is the file of `etcdctl snapshot save`; [`Status`] and [`hash_kv()`] compute the figures that
+//! etcdutl prints; [`wal`] reads and writes the write-ahead log; [`DataDir`] reads a member's directory,
+//! [`NewDataDir`] makes one; [`V2Tree`] is the old store of API version 2, which 3.4 and 3.5 keep beside the
+//! database.
 //!
-//! What it does not know: a running server, Mainstay's own formats, what an entry of the log does to the state (it
-//! gives entries out, for the state machine to apply).
+//! The crate knows no running server, none of Mainstay's own formats, and not how an entry of the log changes
+//! the state (it returns entries, and the state machine applies them).
 //!
 //! Invariants:
-//! - Everything streams: memory holds a path through a tree and one value, whatever the size of a file. Four things
-//!   take more, each said at its place: a few bytes per key for `status` and `hash_kv`, two bits per page for a check,
-//!   24 bytes per entry of a WAL, and the old store, whose image is of 1 GiB at most.
-//! - A database is written front to back, without a temporary file, so that a snapshot may go straight to a client.
-//! - No input panics or runs for ever (test `damage`); what is wrong is said with page and offset.
-//! - What real etcd wrote is read in full, and what is written here is what etcd would have written as far as HashKV
-//!   goes (tests `golden`, and with real etcd `etcd`).
+//! - Everything streams: memory holds the path through a tree and one value, whatever the size of a file.
+//!   Four parts take more, as documented there: a few bytes per key for `status` and `hash_kv`, two bits per
+//!   page for a check, 24 bytes per entry of a WAL, and the old store, whose image has 1 GiB at most.
+//! - A database is written from front to back, without a temporary file, so that a snapshot can be sent
+//!   directly to a client.
+//! - No input panics or runs for ever (test `damage`); errors name page and offset.
+//! - Files written by real etcd are read completely, and files written here are equivalent to etcd's as far
+//!   as HashKV covers (tests `golden`, and with real etcd `etcd`).
 //!
-//! Tests: beside the code and in `tests/it`. Those that need real etcd say so and pass when `MAINSTAY_TEST_ETCD_DIR`
-//! does not name a directory with its programs.
+//! Tests are beside the code and in `tests/it`. Tests that need real etcd print that and pass when
+//! `MAINSTAY_TEST_ETCD_DIR` does not name a directory with etcd's programs.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A member's directory, made for etcd to start on.
+//! Makes a member's directory on which etcd can start.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -14,32 +14,32 @@ use crate::sink::FileSink;
 use crate::v2_store;
 use crate::wal::{HardState, Identity, SegmentStart, SnapshotMark, segment};
 
-/// The identity of the member that will start on the directory, and the position it starts from.
+/// Identity and start position of the member that will start on the directory.
 #[derive(Clone, Debug)]
 pub struct NewMember {
-    /// The member and its cluster.
+    /// Ids of the member and its cluster.
     pub identity: Identity,
-    /// The last entry whose effects are in the state; above 0.
+    /// Index of the last raft entry that is applied in the state; above 0.
     pub index: u64,
-    /// The term of that entry; above 0.
+    /// Raft term of the entry at `index`; above 0.
     pub term: u64,
-    /// Which etcd will start on it.
+    /// Release of etcd that will start on the directory.
     pub release: Release,
-    /// Voters and learners once it has started.
+    /// Voters and learners once the member has started.
     pub conf_state: ConfState,
-    /// Raft's newest term that it has seen, at least that of its last entry.
+    /// Newest raft term that the member has seen, at least that of its last entry.
     pub newest_term: u64,
-    /// Member that has its vote in that term; 0 for none.
+    /// Member that this member voted for in `newest_term`; 0 for none.
     pub vote: u64,
-    /// Entries behind the state, in their order, which it may have acknowledged.
+    /// Entries after the state, in order, which the member may have acknowledged.
     pub entries: Vec<api::raftpb::Entry>,
 }
 
-/// A directory being made for a member to start from: of a new cluster whose members all have the same state, or of one
-/// that goes on.
+/// A data directory that is being made for a member to start from: a member of a new cluster whose members
+/// all have the same state, or of a cluster that continues.
 ///
-/// The log gets its name last, and etcd takes a directory without a log for an empty one: what a crash leaves behind
-/// is never taken for a member.
+/// The log is renamed to its final name last. etcd treats a directory without a log as empty, so the remains
+/// of a crash are never taken for a member.
 pub struct NewDataDir<'d> {
     disk: &'d dyn Disk,
     dir: PathBuf,
@@ -48,20 +48,21 @@ pub struct NewDataDir<'d> {
 }
 
 impl<'d> NewDataDir<'d> {
-    /// Begins. The directory may be there, but nothing of a member.
+    /// Begins to make a directory. It may exist, but must contain nothing of a member.
     ///
     /// # Errors
     ///
-    /// When there is something of a member, the member cannot be, or the disk fails.
+    /// Returns an error if the directory contains something of a member, the member's description is invalid,
+    /// or the disk fails.
     pub fn begin(disk: &'d dyn Disk, dir: &Path, member: NewMember) -> Result<NewDataDir<'d>, WriteError> {
         NewDataDir::begin_with(disk, dir, &dir.join("member").join("wal"), member)
     }
 
-    /// Begins as [`NewDataDir::begin`] does, for a member whose log has a directory of its own (`--wal-dir`).
+    /// Begins as [`NewDataDir::begin`] does, for a member whose log is in a separate directory (`--wal-dir`).
     ///
     /// # Errors
     ///
-    /// As [`NewDataDir::begin`].
+    /// Returns the errors of [`NewDataDir::begin`].
     pub fn begin_with(
         disk: &'d dyn Disk,
         dir: &Path,
@@ -84,8 +85,8 @@ impl<'d> NewDataDir<'d> {
         Ok(NewDataDir { disk, dir: root, wal_dir: wal_dir.to_path_buf(), member })
     }
 
-    /// Returns the content of the bucket `meta` for this member; compact revisions are the caller's. Both passes have to
-    /// write it.
+    /// Returns the contents of the bucket `meta` for this member; the caller supplies the compact revision.
+    /// Both passes must write these contents.
     pub fn meta(&self, compact_revision: Option<Revision>) -> Meta {
         Meta {
             consistent_index: self.member.index,
@@ -97,7 +98,8 @@ impl<'d> NewDataDir<'d> {
         }
     }
 
-    /// Begins the database. The second of two passes; [`NewDataDir::finish`] takes it back.
+    /// Begins to write the database: the second of two passes. Give the writer back with
+    /// [`NewDataDir::finish`].
     ///
     /// # Errors
     ///
@@ -107,11 +109,11 @@ impl<'d> NewDataDir<'d> {
         BackendWriter::new(FileSink::new(file), plan, self.member.release)
     }
 
-    /// Finishes the database and writes the rest. `membership` has the members that vote and learn, and no others.
+    /// Finishes the database and writes the rest. `membership` must contain exactly the voters and learners.
     ///
     /// # Errors
     ///
-    /// When the members are others, the database is not what was measured, or the disk fails.
+    /// Returns an error if the members differ, the database is not what was measured, or the disk fails.
     pub fn finish(
         mut self,
         database: BackendWriter<FileSink>,

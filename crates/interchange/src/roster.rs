@@ -1,9 +1,10 @@
-//! Who the members are at an entry of the log, by what etcd itself goes by.
+//! Determines the members at an entry of the log, from the same sources as etcd.
 //!
-//! Up to 3.5 etcd takes the members from the newest image of the old store that a snapshot mark of the log names, and from the
-//! entries behind it; the bucket `members` of its database is written beside that, and may lack members or have others
-//! (`etcdctl snapshot restore` of 3.4 leaves the bucket as it was). From 3.6 on the bucket counts. In every release raft's own
-//! configuration, which decides who votes, is that of the last snapshot and the entries behind it.
+//! Up to 3.5 etcd takes the members from the newest image of the old store that a snapshot mark of the log
+//! names, and from the entries after it. The bucket `members` of its database is written in addition, and may
+//! lack members or have wrong ones (`etcdctl snapshot restore` of 3.4 leaves the bucket unchanged). From 3.6
+//! on the bucket counts. In every release raft's own configuration, which decides who votes, is that of the
+//! last snapshot and the entries after it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,20 +16,20 @@ use serde_json::Value;
 use crate::backend::{ConfState, Member, Membership};
 use crate::command::Command;
 
-/// Learners that etcd lets into a cluster unless an option says otherwise.
+/// Number of learners that etcd allows in a cluster unless an option says otherwise.
 const LEARNERS_MAX: usize = 1;
 
-/// The members at an entry, which follows the entries behind it as etcd does.
+/// The members at an entry; later entries are applied in the same way as in etcd.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Roster {
     members: BTreeMap<u64, Member>,
     removed: BTreeSet<u64>,
-    /// Empty if nobody said so yet.
+    /// Cluster version; empty if no entry has set it yet.
     cluster_version: String,
 }
 
 impl Roster {
-    /// The members that a bucket or an image has.
+    /// Returns the members that a bucket or an image lists.
     pub fn of(membership: &Membership) -> Roster {
         Roster {
             members: membership.members.iter().map(|member| (member.id, member.clone())).collect(),
@@ -37,7 +38,7 @@ impl Roster {
         }
     }
 
-    /// The members of raft's configuration; of those that `known` has, also their URLs.
+    /// Returns the members of raft's configuration, with the URLs of those that `known` contains.
     pub fn of_conf_state(state: &ConfState, known: &Membership) -> Roster {
         let member = |id: u64, is_learner| {
             let known = known.members.iter().find(|member| member.id == id).cloned().unwrap_or_default();
@@ -48,19 +49,20 @@ impl Roster {
         Roster { members, ..Roster::default() }
     }
 
-    /// The voters and learners, in the order of their ids.
+    /// Returns the voters and learners, sorted by id.
     pub fn conf_state(&self) -> ConfState {
         let ids =
             |learner: bool| self.members.values().filter(move |m| m.is_learner == learner).map(|m| m.id);
         ConfState { voters: ids(false).collect(), learners: ids(true).collect() }
     }
 
-    /// Returns true if this is a member, or was one.
+    /// Returns true if the id is that of a member or a removed member.
     pub fn knows(&self, id: u64) -> bool {
         self.members.contains_key(&id) || self.removed.contains(&id)
     }
 
-    /// The members, with a cluster's version and downgrade as the database has them where the old store says nothing.
+    /// Returns the members. Cluster version and downgrade state come from the database's bucket where the old
+    /// store has none.
     pub fn into_membership(self, bucket: &Membership) -> Membership {
         let mut members: Vec<Member> = self.members.into_values().collect();
         members.sort_by_cached_key(|member| format!("{:x}", member.id));
@@ -76,14 +78,15 @@ impl Roster {
         }
     }
 
-    /// Does to the members what an entry asks for. A change that etcd refuses when it applies it does nothing.
+    /// Applies the command of an entry to the members. A change that etcd refuses when it applies it has no
+    /// effect.
     ///
-    /// `was_taken` says whether a member of this id is in the database: only that tells whether one learner more than usual was
-    /// let in.
+    /// `was_taken` returns true if a member with this id is in the database: only that tells whether etcd
+    /// accepted one learner more than its default allows.
     ///
     /// # Errors
     ///
-    /// When the change is none that etcd writes.
+    /// Returns an error if the change has a form that etcd does not write.
     pub fn apply(&mut self, command: Command, was_taken: impl Fn(u64) -> bool) -> Result<(), &'static str> {
         match command {
             Command::ConfChange(change) => self.change(&change, was_taken),
@@ -145,7 +148,7 @@ impl Roster {
     }
 }
 
-/// A member as a change or an image has it.
+/// Decodes a member in the form used by changes and images.
 fn member_of(id: u64, attributes: &Value) -> Member {
     let texts = |name: &str| {
         let texts = attributes.get(name).and_then(Value::as_array).into_iter().flatten();
@@ -160,7 +163,7 @@ fn member_of(id: u64, attributes: &Value) -> Member {
     }
 }
 
-/// Names members for an operator: ids in hex, learners marked.
+/// Returns a text that names members for an operator: ids in hex, learners marked.
 pub(crate) fn named(state: &ConfState) -> String {
     let voters = state.voters.iter().map(|id| format!("{id:x}"));
     let learners = state.learners.iter().map(|id| format!("{id:x} (learner)"));
@@ -168,7 +171,7 @@ pub(crate) fn named(state: &ConfState) -> String {
     if names.is_empty() { "nobody".to_owned() } else { names.join(", ") }
 }
 
-/// The same members, in the order of their ids.
+/// Returns the same members, sorted by id.
 pub(crate) fn sorted(state: &ConfState) -> ConfState {
     let ids = |ids: &[u64]| ids.iter().copied().collect::<BTreeSet<u64>>().into_iter().collect();
     ConfState { voters: ids(&state.voters), learners: ids(&state.learners) }

@@ -1,4 +1,4 @@
-//! A file that is written from its beginning to its end.
+//! A file that is written sequentially.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -13,12 +13,12 @@ pub struct FileSink {
 }
 
 impl FileSink {
-    /// Begins at the beginning of `file`.
+    /// Starts writing at the beginning of `file`.
     pub fn new(file: Arc<dyn disk::File>) -> FileSink {
         FileSink { file, written: 0, buffer: Vec::new() }
     }
 
-    /// Writes what is left and makes it durable.
+    /// Writes the buffered rest and makes the file durable.
     ///
     /// # Errors
     ///

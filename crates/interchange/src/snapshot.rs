@@ -1,4 +1,4 @@
-//! The file that `etcdctl snapshot save` writes.
+//! The file format of `etcdctl snapshot save`.
 //!
 //! ```text
 //! database          a multiple of 512 bytes
@@ -14,23 +14,23 @@ use crate::bolt::Bolt;
 use crate::error::Error;
 use crate::source::Source;
 
-/// Bytes of the digest.
+/// Length of the digest in bytes.
 pub const DIGEST_BYTES: usize = 32;
-/// A database is a multiple of this, a file with a digest is 32 bytes more than one.
+/// Length of a database is a multiple of this many bytes; a file with a digest has 32 bytes more.
 pub const ALIGN_BYTES: u64 = 512;
 const CHUNK_BYTES: usize = 256 << 10;
 
 /// The parts of a snapshot file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
-    /// Bytes of the database, which comes first.
+    /// Length of the database in bytes; it is the first part of the file.
     pub database_bytes: u64,
-    /// True if a digest follows.
+    /// True if a digest follows the database.
     pub has_digest: bool,
 }
 
 impl Parts {
-    /// Tells by the size of a file, as etcd's tools do.
+    /// Determines the parts from the size of a file, as etcd's tools do.
     pub fn of_size(bytes: u64) -> Parts {
         let has_digest = bytes % ALIGN_BYTES == DIGEST_BYTES as u64;
         let database_bytes = if has_digest { bytes - DIGEST_BYTES as u64 } else { bytes };
@@ -38,12 +38,13 @@ impl Parts {
     }
 }
 
-/// Opens the database in a snapshot file, with or without a digest. If there is one, the whole file is read and held
-/// against it.
+/// Opens the database in a snapshot file, with or without a digest. If there is a digest, the whole file is
+/// read and verified against it.
 ///
 /// # Errors
 ///
-/// When the file cannot be read, does not match its digest, or holds no database of etcd's.
+/// Returns an error if the file cannot be read, does not match its digest, or does not contain a database of
+/// etcd.
 pub fn open<S: Source>(source: S) -> Result<(Backend<S>, Parts), Error> {
     let bytes = source.len_bytes().map_err(|e| Error::io("asking for the snapshot's size", e))?;
     let parts = Parts::of_size(bytes);
@@ -57,11 +58,11 @@ pub fn open<S: Source>(source: S) -> Result<(Backend<S>, Parts), Error> {
     Ok((Backend::new(Bolt::open(source, parts.database_bytes)?)?, parts))
 }
 
-/// Opens the database in a snapshot file and does not look at the digest, for a user who wants just that.
+/// Opens the database in a snapshot file without verifying the digest, for users who request exactly that.
 ///
 /// # Errors
 ///
-/// When the file cannot be read or holds no database of etcd's.
+/// Returns an error if the file cannot be read or does not contain a database of etcd.
 pub fn open_unverified<S: Source>(source: S) -> Result<(Backend<S>, Parts), Error> {
     let bytes = source.len_bytes().map_err(|e| Error::io("asking for the snapshot's size", e))?;
     let parts = Parts::of_size(bytes);
@@ -76,21 +77,22 @@ fn verify(source: &impl Source, len: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// The digest that a snapshot file names, and the digest of its database.
+/// The digest stored in a snapshot file, and the digest computed from its database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Digests {
-    /// Digest behind the database.
+    /// Digest stored behind the database.
     pub expected: [u8; DIGEST_BYTES],
-    /// The SHA-256 of the database.
+    /// SHA-256 computed from the database.
     pub found: [u8; DIGEST_BYTES],
 }
 
 impl Digests {
-    /// Reads both: all of the file, whose database has so many bytes. Tells of every byte count passed.
+    /// Reads the whole file, whose database has `len` bytes, and computes both digests. Calls `passed` with
+    /// the number of bytes read so far.
     ///
     /// # Errors
     ///
-    /// When it cannot be read.
+    /// Returns an error if the file cannot be read.
     pub fn of(source: &impl Source, len: u64, passed: &mut dyn FnMut(u64)) -> Result<Digests, Error> {
         digests(source, len, passed)
     }
@@ -113,19 +115,19 @@ fn digests(source: &impl Source, len: u64, passed: &mut dyn FnMut(u64)) -> Resul
     Ok(Digests { expected, found: sum.finalize().into() })
 }
 
-/// Passes a database on and puts its digest behind it.
+/// Forwards a database to an output and appends its digest.
 pub struct Digesting<W> {
     out: W,
     sum: Sha256,
 }
 
 impl<W: Write> Digesting<W> {
-    /// Begins.
+    /// Starts with an empty database.
     pub fn new(out: W) -> Digesting<W> {
         Digesting { out, sum: Sha256::new() }
     }
 
-    /// Writes the digest and gives the output back.
+    /// Writes the digest and returns the output.
     ///
     /// # Errors
     ///

@@ -1,23 +1,23 @@
-//! Where bytes are read from.
+//! Sources from which files are read.
 
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// Bytes that can be read anywhere, such as a file that is open for reading only.
+/// Bytes that can be read at any offset, such as a file opened for reading only.
 pub trait Source {
     /// Reads exactly `buf.len()` bytes at `offset`.
     ///
     /// # Errors
     ///
-    /// `UnexpectedEof` when there are fewer.
+    /// Returns `UnexpectedEof` if the source has fewer bytes.
     fn read_exact_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()>;
 
     /// Returns the length in bytes.
     ///
     /// # Errors
     ///
-    /// The system does not report it.
+    /// Returns an error if the operating system does not report the length.
     fn len_bytes(&self) -> io::Result<u64>;
 }
 

@@ -1,4 +1,4 @@
-//! The figures of `etcdutl snapshot status`.
+//! Computes the figures of `etcdutl snapshot status`.
 
 use std::collections::HashSet;
 
@@ -14,22 +14,23 @@ use crate::source::Source;
 pub struct Status {
     /// CRC-32C over all buckets: their names, keys and values, in order.
     pub hash: u32,
-    /// The newest revision that is stored.
+    /// Newest stored revision.
     pub revision: Revision,
-    /// Keys that are there at that revision.
+    /// Number of keys that exist at that revision.
     pub total_keys: u64,
-    /// Bytes of the database that are in use.
+    /// Number of bytes of the database that are in use.
     pub total_size_bytes: u64,
-    /// The storage version; empty for databases from before 3.6.
+    /// Storage version; empty for databases from before 3.6.
     pub version: String,
 }
 
 impl Status {
-    /// Checks a database and sums it up: two passes over all of it, and some 32 bytes of memory per key.
+    /// Checks a database and computes its figures. Reads all of it twice, and takes about 32 bytes of memory
+    /// per key.
     ///
     /// # Errors
     ///
-    /// When it cannot be read or is damaged anywhere.
+    /// Returns an error if the database cannot be read or is damaged anywhere.
     pub fn of<S: Source>(backend: &Backend<S>) -> Result<Status, Error> {
         let bolt = backend.bolt();
         bolt.check()?;

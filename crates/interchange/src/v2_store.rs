@@ -1,5 +1,5 @@
-//! The old store of API version 2, of which nothing is left but what its image says about members: 3.4 and 3.5 read
-//! it from a `.snap` file when they start.
+//! The old store of API version 2. Only its members are still used: etcd 3.4 and 3.5 read them from a `.snap`
+//! file when they start.
 
 use std::fmt;
 use std::io;
@@ -15,20 +15,21 @@ use crate::json_scan;
 use crate::v2_tree::V2Tree;
 use crate::wal::Wal;
 
-/// The content of the old store of a directory, which is not read any more.
+/// Contents of the old store in a directory, which are no longer used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OldStore {
-    /// Keys and directories that users have right below the root of the store, by its newest image; 0 without an image.
+    /// Number of keys and directories of users right below the root of the store, in its newest image; 0
+    /// without an image.
     pub keys: usize,
-    /// True if the image has users, roles or rights of API version 2.
+    /// True if the image has users, roles or permissions of API version 2.
     pub users: bool,
-    /// The last entry whose effects are in that image; 0 without one.
+    /// Index of the last entry that is applied in that image; 0 without an image.
     pub index: u64,
-    /// The newest image, and why it cannot be read: nobody knows what is in it.
+    /// Name of the newest image and the reason why it cannot be read, in which case its contents are unknown.
     pub unreadable: Option<String>,
-    /// The bytes of the newest image, if it was not read since it has more than the reader asked for.
+    /// Size in bytes of the newest image, if it was not read because it is larger than the reader accepts.
     pub large: Option<u64>,
-    /// The first entry behind the image that writes to the store: the entry and what it asks for.
+    /// First entry after the image that writes to the store: its index and a description of the request.
     pub write: Option<(u64, String)>,
 }
 
@@ -46,7 +47,7 @@ impl OldStore {
         Ok(OldStore { keys, users, index, ..OldStore::default() })
     }
 
-    /// Returns a text about the data that would be lost with the store, if any.
+    /// Returns a description of the data that would be lost with the store; `None` if there is none.
     pub fn loss(&self) -> Option<String> {
         if let Some(why) = &self.unreadable {
             return Some(format!("its image {why} cannot be read, so nobody knows what is in it"));
@@ -66,25 +67,28 @@ impl OldStore {
     }
 }
 
-/// Bytes of an image at most: etcd holds it in memory, too. Read, it takes several times as many.
+/// Maximum size of an image in bytes; etcd holds it in memory too. Parsed, it takes several times as much
+/// memory.
 pub(crate) const IMAGE_BYTES_MAX: u64 = 1 << 30;
-/// Bytes of an image that is read just to say whether there are keys in it. One that knows nothing but members is far smaller.
+/// Maximum size in bytes of an image that is read only to find out whether it has keys. An image that
+/// contains only members is far smaller.
 pub(crate) const IMAGE_BYTES_GLANCE: u64 = 4 << 20;
 
-/// Bytes of what an image that another member sends says about members, at most: some 20,000 members that were removed.
+/// Maximum size in bytes of the members in an image sent by another member: enough for about 20,000 removed
+/// members.
 const MEMBERS_BYTES_MAX: u64 = 4 << 20;
 
-/// What the newest usable image of the old store in a directory is.
+/// The newest usable image of the old store in a directory.
 pub(crate) enum Newest {
-    /// There is none, and none is needed: the log has every entry since the first.
+    /// No image exists, and none is needed: the log has every entry since the first.
     None,
-    /// An image that a snapshot mark of the log names.
+    /// An image that is named by a snapshot mark of the log.
     Image(Image),
-    /// Nobody knows what was in the store.
+    /// The image cannot be read, so the contents of the store are unknown.
     Unreadable {
         /// Name of the file.
         name: String,
-        /// The reason.
+        /// Reason why the image cannot be read.
         why: ImageError,
     },
 }
@@ -93,22 +97,22 @@ pub(crate) enum Newest {
 pub(crate) struct Image {
     /// Name of the file.
     pub name: String,
-    /// The last entry whose effects are in the image.
+    /// Index of the last entry that is applied in the image.
     pub index: u64,
-    /// Voters and learners after that entry, by raft.
+    /// Voters and learners at that entry, from raft's configuration.
     pub conf_state: Option<ConfState>,
-    /// JSON of the image; some leave it out where nothing was ever written.
+    /// JSON of the image; `None` if it was left out because nothing was ever written.
     pub json: Option<Value>,
 }
 
 impl OldStore {
-    /// Reads the newest image in a member's `snap` directory, whatever the log says of it: all that can be known of a member that
-    /// runs, whose log is being written. An image of more than a few MiB is not read, and only its size is known; see
-    /// [`OldStore::large`].
+    /// Reads the newest image in a member's `snap` directory, without looking at the log: for a running
+    /// member, which is writing its log. An image of more than a few MiB is not read, and only its size is
+    /// known; see [`OldStore::large`].
     ///
     /// # Errors
     ///
-    /// The directory cannot be read.
+    /// Returns an error if the directory cannot be read.
     pub fn glance(disk: &dyn Disk, snap_dir: &Path) -> io::Result<OldStore> {
         let names = disk.list(snap_dir)?.into_iter();
         let newest = names.filter_map(|name| Some((place_of(&name)?, name))).max();
@@ -118,13 +122,13 @@ impl OldStore {
                 Newest::Image(Image { name, index: place.1, conf_state, json })
             }
             Ok(_) => Newest::Unreadable { name, why: ImageError::OtherEntry },
-            // The member has removed it since the directory was listed, and has a newer one.
+            // The member has removed the file since the directory was listed, because it has a newer image.
             Err(ImageError::Io(error)) => return Err(error),
             Err(why) => Newest::Unreadable { name, why },
         }))
     }
 
-    /// What an image says, which has at most [`IMAGE_BYTES_MAX`] bytes if it was read.
+    /// Summarizes an image, which has at most [`IMAGE_BYTES_MAX`] bytes if it was read.
     pub(crate) fn of_newest(newest: &Newest) -> OldStore {
         let unreadable = |name: &str, why: &ImageError| OldStore {
             unreadable: Some(format!("{name} ({why})")),
@@ -141,13 +145,13 @@ impl OldStore {
     }
 }
 
-/// Finds the image of the old store from which etcd would start: the newest `.snap` file that a snapshot mark of the log names
-/// and that can be read, if the log reaches back to it. Its name is the term and the index of its last entry in 16 digits each.
-/// One of more than `bytes_max` bytes is not read.
+/// Finds the image of the old store from which etcd would start: the newest readable `.snap` file that a
+/// snapshot mark of the log names, if the log reaches back to it. The file's name is the term and the index
+/// of its last entry, with 16 digits each. An image of more than `bytes_max` bytes is not read.
 ///
 /// # Errors
 ///
-/// The directory cannot be read.
+/// Returns an error if the directory cannot be read.
 pub(crate) fn newest(disk: &dyn Disk, snap_dir: &Path, wal: &Wal, bytes_max: u64) -> io::Result<Newest> {
     let mut names = disk.list(snap_dir)?;
     names.retain(|name| place_of(name).is_some_and(|place| is_marked(wal, place)));
@@ -166,11 +170,12 @@ pub(crate) fn newest(disk: &dyn Disk, snap_dir: &Path, wal: &Wal, bytes_max: u64
             Err(why) => why,
         };
         match why {
-            // The end of an interrupted write, or of a disk that lies: etcd takes the one before.
+            // The file is the result of an interrupted write, or of a faulty disk: etcd uses the image before
+            // it.
             ImageError::Protobuf(_) | ImageError::Checksum | ImageError::OtherEntry => {
                 torn.get_or_insert((name, why));
             }
-            // etcd takes it, or takes none.
+            // etcd uses this image or refuses to start.
             _ => return Ok(Newest::Unreadable { name, why }),
         }
     }
@@ -180,7 +185,7 @@ pub(crate) fn newest(disk: &dyn Disk, snap_dir: &Path, wal: &Wal, bytes_max: u64
     })
 }
 
-/// Term and index that the name of an image says.
+/// Returns term and index that an image's file name contains.
 fn place_of(name: &str) -> Option<(u64, u64)> {
     let (term, index) = name.strip_suffix(".snap")?.split_once('-')?;
     Some((u64::from_str_radix(term, 16).ok()?, u64::from_str_radix(index, 16).ok()?))
@@ -190,11 +195,13 @@ fn is_marked(wal: &Wal, (term, index): (u64, u64)) -> bool {
     wal.snapshots.iter().any(|mark| (mark.term, mark.index) == (term, index))
 }
 
-/// Reads the whole content of the image that [`newest`] finds, and the last entry whose effects are in it.
+/// Reads the whole contents of the image that [`newest`] finds, and the index of the last entry applied in
+/// it.
 ///
 /// # Errors
 ///
-/// The directory or the image cannot be read, or the image is none of etcd's.
+/// Returns an error if the directory or the image cannot be read, or the image has a form that etcd does not
+/// write.
 pub(crate) fn newest_tree(
     disk: &dyn Disk,
     snap_dir: &Path,
@@ -214,7 +221,7 @@ pub(crate) fn newest_tree(
     };
     match newest {
         Newest::None => Ok(None),
-        // The image is sound: without it keys would be lost.
+        // The image is valid, so continuing without it would lose keys.
         Newest::Unreadable { name, why: why @ ImageError::Depth } => Err(unreadable(
             &name,
             format!(
@@ -224,14 +231,15 @@ pub(crate) fn newest_tree(
         )),
         Newest::Unreadable { name, why } => Err(damaged(&name, why.to_string())),
         Newest::Image(Image { name, index, json, .. }) => {
-            // Some leave it out where nothing was ever written.
+            // Some images have no JSON because nothing was ever written.
             let tree = json.map_or_else(|| Ok(V2Tree::new()), |json| V2Tree::of_image(&json));
             Ok(Some((index, tree.map_err(|why| damaged(&name, why))?)))
         }
     }
 }
 
-/// Term and index of the last entry in an image, the voters and learners then, and the image's JSON, if it has any.
+/// Term and index of the last entry in an image, the voters and learners at that entry, and the image's JSON,
+/// if it has any.
 type Content = ((u64, u64), Option<ConfState>, Option<Value>);
 
 fn read(disk: &dyn Disk, path: &Path, bytes_max: u64) -> Result<Content, ImageError> {
@@ -245,21 +253,21 @@ fn read(disk: &dyn Disk, path: &Path, bytes_max: u64) -> Result<Content, ImageEr
     read_image(&bytes)
 }
 
-/// Why an image of the old store cannot be read.
+/// Error returned when an image of the old store cannot be read.
 pub(crate) enum ImageError {
-    /// The image has this many bytes.
+    /// The image has more bytes than are accepted; contains its size in bytes.
     TooLong(u64),
-    /// The operating system refuses.
+    /// The operating system refused.
     Io(io::Error),
     /// The frame or the message of the image cannot be decoded.
     Protobuf(prost::DecodeError),
     /// The checksum of the image does not match.
     Checksum,
-    /// The image is of another entry than its name says.
+    /// The image's last entry differs from the one in its file name.
     OtherEntry,
-    /// The image is no JSON.
+    /// The image is not JSON.
     Json(serde_json::Error),
-    /// The image has directories in directories, deeper than JSON is read.
+    /// The image has nested directories, deeper than the JSON parser accepts.
     Depth,
     /// The image has no root.
     NoRoot,
@@ -297,23 +305,24 @@ fn read_image(framed: &[u8]) -> Result<Content, ImageError> {
         return Ok((place, conf_state, None));
     }
     let image: Value = serde_json::from_slice(&image).map_err(|error| {
-        // There is nothing else by which this error can be told.
+        // The JSON parser distinguishes this error only by its text.
         let is_deep = error.to_string().starts_with("recursion limit exceeded");
         if is_deep { ImageError::Depth } else { ImageError::Json(error) }
     })?;
     Ok((place, conf_state, Some(image)))
 }
 
-/// Reads the members out of an image of the old store: releases before 3.5 have them there first, and all before 3.8 send an
-/// image with a snapshot.
+/// Reads the members from an image of the old store. Releases before 3.5 keep them there, and all releases
+/// before 3.8 send an image with a snapshot.
 ///
 /// # Errors
 ///
-/// When it is no image, or a member in it is none.
+/// Returns an error if the text is not an image, or contains an invalid member.
 pub fn members_of_image(image: &[u8]) -> Result<Membership, Error> {
     let damaged =
         |what: String| Error::damaged(0, format!("the image of the old store cannot be read: {what}"));
-    // Who sends an image decides how long it is, and read, JSON takes many times its bytes: only what counts is read.
+    // The sender decides how long an image is, and parsed JSON takes many times the memory of its text, so
+    // only the members are parsed.
     let cluster =
         json_scan::member_at(image, &["Root", "Children", "0"]).map_err(|why| damaged(why.to_owned()))?;
     if cluster.len() as u64 > MEMBERS_BYTES_MAX {
@@ -323,12 +332,12 @@ pub fn members_of_image(image: &[u8]) -> Result<Membership, Error> {
     members_of_cluster(&cluster).map_err(damaged)
 }
 
-/// Reads the members out of the JSON of an image; the error is a text that says what is wrong with it.
+/// Reads the members from the JSON of an image. The error text says what is wrong with it.
 pub(crate) fn members_in(image: &Value) -> Result<Membership, String> {
     members_of_cluster(image.pointer("/Root/Children/0").unwrap_or(&Value::Null))
 }
 
-/// Reads the members out of an image's directory of the cluster.
+/// Reads the members from the image's directory of the cluster.
 fn members_of_cluster(directory: &Value) -> Result<Membership, String> {
     let cluster = directory.get("Children").and_then(Value::as_object).ok_or("it has no members")?;
     let children = |name: &str| {
@@ -348,7 +357,7 @@ fn members_of_cluster(directory: &Value) -> Result<Membership, String> {
             part.filter(Value::is_object)
         };
         let raft = parts("raftAttributes").ok_or_else(|| format!("member {name} has no URLs"))?;
-        // One that has not started yet has none.
+        // A member that has not started yet has no attributes.
         let attributes = parts("attributes").unwrap_or_default();
         let urls = |of: &Value, name: &str| -> Vec<String> {
             let urls = of.get(name).and_then(Value::as_array).into_iter().flatten();
@@ -370,7 +379,7 @@ fn members_of_cluster(directory: &Value) -> Result<Membership, String> {
     Ok(membership)
 }
 
-/// Returns the image of an old store that knows these members and nothing else, as of this entry: JSON.
+/// Returns, as JSON, the image of an old store at entry `index` that contains these members and nothing else.
 pub fn members_image(membership: &Membership, index: u64) -> String {
     let mut members = Map::new();
     for member in &membership.members {

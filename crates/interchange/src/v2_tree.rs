@@ -1,11 +1,13 @@
-//! The store of API version 2, as 3.4 and 3.5 keep it in memory: what an image of it holds, and what the entries of the log
-//! behind that image do to it.
+//! The store of API version 2, as 3.4 and 3.5 keep it in memory: loads an image and applies the log entries
+//! after it.
 //!
-//! The rules are the server's, its oddities included, since names and comparisons follow from them: the index counts every
-//! change that succeeds, also those that the cluster makes to its own part (`/0`); a key that is appended to a directory is
-//! named by it; a request may ask for a key's index.
+//! The rules are those of etcd's server, including its oddities, because names and comparisons depend on
+//! them: the index counts every successful change, including changes that the cluster makes to its own part
+//! (`/0`); a key appended to a directory gets the index as its name; a request can require a certain index of
+//! a key.
 //!
-//! Nodes lie in one table and name each other by place, so nothing here recurses, however deep a path is.
+//! Nodes lie in one table and refer to each other by their position in it, so no function recurses, however
+//! deep a path is.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::UNIX_EPOCH;
@@ -17,14 +19,14 @@ use serde_json::Value;
 
 use crate::command::{Malformed, OldRequest};
 
-/// The keys and directories of the store, at one entry of the log.
+/// The keys and directories of the store at one entry of the log.
 #[derive(Debug)]
 pub struct V2Tree {
-    /// The first is the root.
+    /// All nodes; the first is the root.
     nodes: Vec<Node>,
-    /// Places in `nodes` that are not in use.
+    /// Positions in `nodes` that are free.
     free: Vec<usize>,
-    /// Nodes that expire: when, in nanoseconds since 1970, and their place.
+    /// Nodes that expire: time in nanoseconds since 1970, and position in `nodes`.
     expiring: BTreeSet<(i64, usize)>,
     /// Number of changes so far.
     index: u64,
@@ -36,7 +38,7 @@ struct Node {
     parent: usize,
     created: u64,
     modified: u64,
-    /// Nanoseconds since 1970.
+    /// Time of expiry in nanoseconds since 1970; `None` for never.
     expires: Option<i64>,
     content: Content,
 }
@@ -47,35 +49,36 @@ enum Content {
     Children(BTreeMap<String, usize>),
 }
 
-/// A key or a directory of users.
+/// A key or a directory of a user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct V2Node {
-    /// Its path, such as `/dir/key`.
+    /// Path of the node, such as `/dir/key`.
     pub path: String,
-    /// The value of a key; `None` for a directory, which is empty then.
+    /// Value of a key; `None` for a directory, which is then empty.
     pub value: Option<String>,
-    /// The index at which it was created.
+    /// Store index at which the node was created.
     pub created_index: u64,
-    /// The index of its last change.
+    /// Store index of the node's last change.
     pub modified_index: u64,
-    /// Nanoseconds since 1970 at which it expires, by itself or with a directory that it is in; `None` for never.
+    /// Time in nanoseconds since 1970 at which the node expires, or a directory that contains it; `None` for
+    /// never.
     pub expires_unix_nanos: Option<i64>,
 }
 
 const ROOT: usize = 0;
-/// The cluster's own part of the store.
+/// Name of the directory that the cluster keeps for itself.
 const CLUSTER: &str = "0";
-/// The users' part of the store.
+/// Name of the directory with all keys of users.
 const USERS: &str = "1";
-/// The version of the image that there is.
+/// The only version of an image's format.
 const IMAGE_VERSION: u64 = 2;
-/// 2000-01-01 in nanoseconds since 1970: a time before it counts as none.
+/// 2000-01-01 in nanoseconds since 1970: an earlier expiry time means none.
 const EXPIRY_MIN: i64 = 946_684_800_000_000_000;
-/// Learners that 3.4 and 3.5 let into a cluster.
+/// Number of learners that 3.4 and 3.5 allow in a cluster.
 const LEARNERS_MAX: usize = 1;
 
 impl V2Tree {
-    /// The store of a cluster without entries.
+    /// Returns the store of a cluster without entries.
     pub fn new() -> V2Tree {
         let mut tree = V2Tree { nodes: Vec::new(), free: Vec::new(), expiring: BTreeSet::new(), index: 0 };
         let root = directory("", ROOT, 0, None);
@@ -86,11 +89,11 @@ impl V2Tree {
         tree
     }
 
-    /// The store that an image in JSON holds.
+    /// Loads the store from an image in JSON.
     ///
     /// # Errors
     ///
-    /// A text that says what is wrong with the image, and with which node.
+    /// Returns a text that says what is wrong with the image, and with which node.
     pub(crate) fn of_image(image: &Value) -> Result<V2Tree, String> {
         let version = number(image, "CurrentVersion", "the image")?;
         if version != IMAGE_VERSION {
@@ -125,11 +128,11 @@ impl V2Tree {
         Ok(tree)
     }
 
-    /// Does what an entry of the log asks for. A request that the server refuses changes nothing here either.
+    /// Applies an entry of the log. A request that etcd's server refuses changes nothing here either.
     ///
     /// # Errors
     ///
-    /// When the entry is none that etcd writes.
+    /// Returns an error if the entry has a form that etcd does not write.
     pub(crate) fn apply(&mut self, entry: &Entry) -> Result<(), Malformed> {
         let wrong = |what| Malformed { index: entry.index(), what };
         let data = entry.data.clone().unwrap_or_default();
@@ -148,7 +151,7 @@ impl V2Tree {
             return self.request(&request).map_err(wrong);
         }
         let request = InternalRaftRequest::decode(data).map_err(|_| wrong("a request that is none"))?;
-        // 3.5 says these in the words of version 3, and keeps them here, too.
+        // etcd 3.5 uses requests of version 3 for these facts, and stores them here too.
         if let Some(set) = request.cluster_version_set {
             self.set("/0/version", false, set.ver, None, false);
         }
@@ -158,7 +161,7 @@ impl V2Tree {
         Ok(())
     }
 
-    /// The keys and the empty directories of users, in the order of their last changes.
+    /// Returns the keys and the empty directories of users, in order of their last changes.
     pub fn user_nodes(&self) -> impl Iterator<Item = V2Node> + '_ {
         let mut found = Vec::new();
         let mut open = Vec::from_iter(self.find(&[USERS.to_owned()]).map(|at| (at, None)));
@@ -169,7 +172,7 @@ impl V2Tree {
                 Content::Children(children) if !children.is_empty() => {
                     open.extend(children.values().rev().map(|child| (*child, expires)));
                 }
-                // The root of all users' keys is no directory of theirs.
+                // The root of all users' keys is not itself a directory of a user.
                 Content::Children(_) if node.parent == ROOT => {}
                 _ => found.push((node.modified, at, expires)),
             }
@@ -190,7 +193,8 @@ impl V2Tree {
         })
     }
 
-    /// Number of keys that are neither the cluster's nor in the space of users: users, roles and rights of API version 2.
+    /// Number of keys outside of the cluster's and the users' directories: users, roles and permissions of
+    /// API version 2.
     pub fn other_keys(&self) -> usize {
         let Some(Node { content: Content::Children(roots), .. }) = self.nodes.first() else { return 0 };
         let others = roots.iter().filter(|(name, _)| *name != CLUSTER && *name != USERS);
@@ -205,7 +209,7 @@ impl V2Tree {
         keys
     }
 
-    /// The path of a user's node, without the space that all users' keys are in.
+    /// Returns the path of a user's node, without the directory that contains all users' keys.
     fn path(&self, at: usize) -> String {
         let (mut names, mut at) = (Vec::new(), at);
         while let Some(node) = self.nodes.get(at).filter(|node| node.parent != ROOT) {
@@ -225,7 +229,7 @@ impl V2Tree {
         let value = request.value.clone();
         let (refresh, expires) = (request.refresh, (*expiration != 0).then_some(*expiration));
         let compares = *prev_index > 0 || !prev_value.is_empty();
-        // Whether it succeeds is for the client that asked.
+        // A failed request changes nothing; its error matters only to the client.
         let _: Option<()> = match request.method.as_str() {
             "POST" => self.create(path, request.dir, value, (true, false), expires),
             "PUT" => match request.prev_exist {
@@ -250,8 +254,8 @@ impl V2Tree {
         Ok(())
     }
 
-    /// Makes a key or a directory, and the directories above it. `unique` names it by the index, below `path`; with `replaces`
-    /// it takes the place of a key.
+    /// Creates a key or a directory, with its parent directories. If `unique` is true, its name is the store
+    /// index, below `path`; if `replaces` is true, it may replace an existing key.
     fn create(
         &mut self,
         path: &str,
@@ -315,7 +319,7 @@ impl V2Tree {
         let node = self.nodes.get_mut(at)?;
         match &mut node.content {
             Content::Children(_) if !value.is_empty() => return None,
-            // It gets another time to expire at, and its index stays.
+            // A directory gets a new expiry time and keeps its index.
             Content::Children(_) => {}
             Content::Value(current) => {
                 if !refresh {
@@ -353,7 +357,7 @@ impl V2Tree {
         Some(())
     }
 
-    /// `None` if the node is a directory, or another than the request names.
+    /// Returns `None` if the node is a directory, or does not match the request's conditions.
     fn compare(&self, at: usize, request: &OldRequest) -> Option<()> {
         let node = self.nodes.get(at)?;
         let Content::Value(value) = &node.content else { return None };
@@ -376,7 +380,7 @@ impl V2Tree {
         Some(())
     }
 
-    /// Removes what has expired by a time, in nanoseconds since 1970.
+    /// Removes all nodes that have expired at `cutoff`, in nanoseconds since 1970.
     fn expire(&mut self, cutoff: i64) {
         while let Some((at, node)) = self.expiring.first().copied()
             && at <= cutoff
@@ -386,7 +390,7 @@ impl V2Tree {
         }
     }
 
-    /// Does what a change of the membership does to the store, if the server takes it.
+    /// Applies a membership change to the store, if etcd's server accepts it.
     fn change_members(&mut self, change: &ConfChange) -> Result<(), &'static str> {
         let wrong = "a change of members whose member is none";
         let id = format!("{:x}", change.node_id());
@@ -442,7 +446,7 @@ impl V2Tree {
         Ok(())
     }
 
-    /// What the cluster notes of the members other than this one.
+    /// Returns the raft attributes that the store has of all members except one.
     fn raft_attributes(&self, except: &str) -> Vec<Value> {
         let Some(members) = self.find(&clean("/0/members")) else { return Vec::new() };
         let Some(Node { content: Content::Children(members), .. }) = self.nodes.get(members) else {
@@ -455,7 +459,7 @@ impl V2Tree {
             .collect()
     }
 
-    /// A member published its name and client URLs.
+    /// Sets the name and client URLs that a member has published.
     fn set_attributes(&mut self, id: &str, value: String) -> Option<()> {
         let member = format!("/0/members/{id}");
         self.find(&clean(&member))?;
@@ -471,7 +475,7 @@ impl V2Tree {
         Some(at)
     }
 
-    /// The value of a key; empty for a directory.
+    /// Returns the value of a key; empty for a directory.
     fn value(&self, at: usize) -> &str {
         match self.nodes.get(at).map(|node| &node.content) {
             Some(Content::Value(value)) => value,
@@ -479,7 +483,7 @@ impl V2Tree {
         }
     }
 
-    /// Adds a node to its parent; returns its place.
+    /// Adds a node to its parent and returns its position in `nodes`.
     fn add(&mut self, node: Node) -> usize {
         let (name, parent) = (node.name.clone(), node.parent);
         let at = self.place(node);
@@ -503,7 +507,7 @@ impl V2Tree {
         at
     }
 
-    /// Removes a node with all below it.
+    /// Removes a node with everything below it.
     fn remove(&mut self, at: usize) {
         let Some(Node { name, parent, .. }) = self.nodes.get(at) else { return };
         let (name, parent) = (name.clone(), *parent);
@@ -523,7 +527,7 @@ impl V2Tree {
         }
     }
 
-    /// Sets when a node expires.
+    /// Sets the time at which a node expires.
     fn expire_at(&mut self, at: usize, expires: Option<i64>) {
         let Some(node) = self.nodes.get_mut(at) else { return };
         if let Some(before) = std::mem::replace(&mut node.expires, expires) {
@@ -544,7 +548,7 @@ fn directory(name: &str, parent: usize, index: u64, expires: Option<i64>) -> Nod
     Node { name: name.to_owned(), parent, created: index, modified: index, expires, content }
 }
 
-/// The parts of a path, as Go's `path.Clean` leaves them.
+/// Returns the parts of a path, cleaned as Go's `path.Clean` does.
 fn clean(path: &str) -> Vec<String> {
     let mut parts = Vec::new();
     for part in path.split('/') {
@@ -557,7 +561,7 @@ fn clean(path: &str) -> Vec<String> {
     parts
 }
 
-/// Returns true for what nobody may change: the root, and the two spaces.
+/// Returns true if the path must not be changed: the root, and the directories of cluster and users.
 fn is_fixed(parts: &[String]) -> bool {
     match parts {
         [] => true,
@@ -566,7 +570,7 @@ fn is_fixed(parts: &[String]) -> bool {
     }
 }
 
-/// The member whose name and client URLs are at this path.
+/// Returns the id of the member whose attributes are at this path; `None` if it is another path.
 fn attributes_of(path: &str) -> Option<&str> {
     path.strip_prefix("/0/members/")?.strip_suffix("/attributes")
 }
@@ -580,7 +584,7 @@ fn number(from: &Value, field: &str, of: &str) -> Result<u64, String> {
     from.get(field).and_then(Value::as_u64).ok_or_else(|| format!("{of} has no {field}"))
 }
 
-/// Reads a node of an image, without what is below it.
+/// Decodes a node of an image, without the nodes below it.
 fn read_node(from: &Value, name: &str, parent: usize) -> Result<Node, String> {
     let fields = from.as_object().ok_or_else(|| format!("{name:?} is no node"))?;
     let text = |field: &str| fields.get(field).and_then(Value::as_str);

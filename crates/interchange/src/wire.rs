@@ -1,17 +1,18 @@
-//! As much of protobuf's encoding as it takes to read messages without copying them. [`api::wire`] writes.
+//! The part of protobuf's encoding that is needed to read messages without copying them. [`api::wire`]
+//! writes.
 
-/// Reads the fields of a message.
+/// Iterates over the fields of a message.
 pub(crate) struct Fields<'a>(pub &'a [u8]);
 
 pub(crate) enum Field<'a> {
     Varint(u64),
     Bytes(&'a [u8]),
-    /// 32 and 64 bits; nothing that is read here has such fields.
+    /// A number of 32 or 64 bits; no message that is read here has such fields.
     Fixed,
 }
 
 impl<'a> Fields<'a> {
-    /// The next field's number and contents; `Err` if there is no field where there should be one.
+    /// Returns number and contents of the next field; `Err` if the bytes are not a field.
     pub fn next(&mut self) -> Result<Option<(u64, Field<'a>)>, ()> {
         if self.0.is_empty() {
             return Ok(None);

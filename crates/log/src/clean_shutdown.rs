@@ -1,10 +1,12 @@
-//! Facts about the log that are kept outside of it: whose it is, and how far it was durable when it was opened and when it
-//! was closed.
+//! Facts about the log that are stored outside of it: the log's owner, and the position up to which the log
+//! was durable when it was opened and when it was closed.
 //!
-//! Within the log nothing can tell a lost end from one that was never written. So a member that shuts down cleanly
-//! writes down where its log ends, and compares at the next start. A member that starts writes down how far the log that
-//! it found reaches: opening has synced all of it. After a crash the log may be longer than that, but not shorter. What is
-//! written while the member runs costs nothing: of its last batch alone nothing says whether it had been synced.
+//! The log alone cannot distinguish an end that was lost from an end that was never written. So a member that
+//! shuts down cleanly records where its log ends, and compares at the next start. At each start a member also
+//! records the end of the log that it found: opening has synced all of it. After a crash the log may be
+//! longer than that, but not shorter. Nothing is recorded while the member runs, so the writes of a running
+//! member cost nothing extra; the price is that after a crash nothing proves whether the last batch had been
+//! synced.
 //!
 //! ```text
 //! <data-dir>/member/witness   little-endian
@@ -14,13 +16,14 @@
 //!       12  closed       4   1 after a clean shutdown, 0 while the log is in use
 //!       16  cluster id   8
 //!       24  member id    8
-//!       32  segment      4   the last one in use when the record was written
+//!       32  segment      4   the last segment in use when the record was written
 //!       36  offset       4   where its records ended; 0 if no end is known
 //!       40  last index   8
 //!       48  crc32c       4   of bytes 0..48
 //! ```
 //!
-//! Releases before this one wrote zeros from 32 on while the log was in use, and do not read them then.
+//! Older releases write zeros from offset 32 on while the log is in use, and ignore those bytes when they
+//! read.
 
 use std::path::Path;
 
@@ -41,33 +44,34 @@ pub struct ShutdownRecord {
     pub cluster_id: ClusterId,
     /// The log's member.
     pub member_id: MemberId,
-    /// The end of the log at a clean shutdown. `None` while the log is in use, and so after a crash.
+    /// End of the log at a clean shutdown. `None` while the log is in use, and therefore also after a crash.
     pub end: Option<LogEnd>,
-    /// While the log is in use: its end when it was opened, up to which all of it is durable. `None` if that was not noted.
+    /// Set while the log is in use: end of the log when it was opened, up to which the log is durable. `None`
+    /// if that end was not recorded.
     pub synced_to: Option<LogEnd>,
 }
 
-/// The end of a log.
+/// A position at which a log ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogEnd {
     /// Sequence number of the last segment in use.
     pub segment: u32,
-    /// Offset at which its records end, in bytes from the beginning of its file.
+    /// Offset at which the records of the last segment end, in bytes from the beginning of its file.
     pub offset: u32,
-    /// Index of the last entry.
+    /// Index of the last entry of the log.
     pub last_index: Index,
 }
 
 impl ShutdownRecord {
-    /// Name of the file in a member's directory. The first release called the record so, and old directories have the file;
-    /// so have the messages about it.
+    /// Name of the record's file in a member's directory. The name comes from the first release and stays:
+    /// existing directories have the file, and messages name it.
     pub const FILE_NAME: &str = "witness";
 
     /// Reads the record in this file; `None` if there is none.
     ///
     /// # Errors
     ///
-    /// [`OpenError::Damaged`] says that it cannot be used; the log may be sound all the same.
+    /// [`OpenError::Damaged`] means that the record cannot be used; the log itself may still be sound.
     pub fn read(disk: &dyn Disk, path: &Path) -> Result<Option<ShutdownRecord>, OpenError> {
         let io = |error| OpenError::io("read", path, error);
         if !disk.exists(path).map_err(io)? {
@@ -78,12 +82,12 @@ impl ShutdownRecord {
         ShutdownRecord::decode(&bytes[..read]).map(Some).map_err(|why| OpenError::damaged(path, 0, why))
     }
 
-    /// Writes the record, durably and atomically, in the place of the one before: as a new file, or, where a full disk has
-    /// no room for one, over the old one, of which all bytes are in one sector.
+    /// Replaces the record, durably and atomically: writes a new file and renames it, or, if a full disk has
+    /// no space for a new file, overwrites the old one, whose bytes all lie in one sector.
     ///
     /// # Errors
     ///
-    /// When the operating system refuses.
+    /// Returns an error if the operating system refuses.
     pub fn write(&self, disk: &dyn Disk, path: &Path) -> Result<(), OpenError> {
         let making = path.with_extension("tmp");
         let io = |error| OpenError::io("write", &making, error);
@@ -96,7 +100,7 @@ impl ShutdownRecord {
         });
         match made {
             Err(error) if disk::is_full(&error) => {
-                // What cannot be removed is removed the next time.
+                // If the removal fails, the file is removed at the next write.
                 let _ = disk.remove(&making);
                 if !disk.exists(path).map_err(io)? {
                     return Err(io(error));

@@ -1,26 +1,28 @@
-//! Where each raft entry is: four bytes per entry.
+//! The location of each raft entry in memory, with four bytes per entry.
 
 use std::collections::BTreeMap;
 
 use numbers::{EntryId, Index, Term};
 
-/// Index -> (segment, offset of the record). Each segment holds one contiguous run of current entries: appending
-/// an index again drops that entry and all after it, in this segment and those before.
+/// Maps a raft index to (segment, offset of the record). Each segment holds one contiguous run of current
+/// entries: appending an index again drops that entry and all later entries, in this segment and in earlier
+/// ones.
 #[derive(Default)]
 pub(crate) struct EntryIndex {
     runs: BTreeMap<u32, Run>,
-    /// Segments at the log's beginning that were not read at open: sequence number -> index then expected next.
+    /// Segments at the log's beginning that were not read at open: sequence number -> index that was expected
+    /// next when the segment began.
     pub unread: BTreeMap<u32, Index>,
-    /// Entries below are not given out any more.
+    /// Lowest index that may still be read; entries below it are no longer returned.
     pub floor: Index,
-    /// Index the next entry is expected to have, at most.
+    /// Index that the next appended entry has, unless it replaces an earlier entry.
     pub next: Index,
 }
 
 struct Run {
     first: Index,
     offsets: Vec<u32>,
-    /// The first entry of each run of equal terms, in ascending order.
+    /// First entry of each series of entries with the same term, in ascending order.
     terms: Vec<EntryId>,
 }
 
@@ -31,12 +33,13 @@ impl Run {
 }
 
 impl EntryIndex {
-    /// An empty index whose first entry is expected to have `next`.
+    /// Returns an empty index whose first entry is expected to have the index `next`.
     pub fn starting_at(next: Index) -> EntryIndex {
         EntryIndex { next, ..EntryIndex::default() }
     }
 
-    /// Adds an entry. `index` is at most [`EntryIndex::next`]; lower replaces.
+    /// Adds an entry. `index` is at most [`EntryIndex::next`]; a lower one replaces that entry and drops all
+    /// later ones.
     pub fn push(&mut self, seq: u32, index: Index, term: Term, offset: u32) {
         assert!(index <= self.next, "entry {index} leaves a gap after {}", self.next.previous());
         if index < self.next {
@@ -52,7 +55,7 @@ impl EntryIndex {
         self.next = index + 1;
     }
 
-    /// Drops the entries from `index` on.
+    /// Drops all entries whose index is `index` or higher.
     pub fn truncate(&mut self, index: Index) {
         while let Some(mut last) = self.runs.last_entry() {
             let run = last.get_mut();
@@ -70,14 +73,14 @@ impl EntryIndex {
         self.next = self.next.min(index);
     }
 
-    /// The log restarts: the next entry has `next`.
+    /// Drops all entries because the log restarts: the next entry has the index `next`.
     pub fn reset(&mut self, next: Index) {
         self.runs.clear();
         self.unread.clear();
         self.next = next;
     }
 
-    /// A segment goes; entries in and before it cannot be had any more.
+    /// Removes a segment; entries in this segment and in earlier ones can no longer be read.
     pub fn remove_segment(&mut self, seq: u32) {
         if let Some(run) = self.runs.remove(&seq) {
             self.floor = self.floor.max(run.end());
@@ -87,12 +90,13 @@ impl EntryIndex {
         }
     }
 
-    /// Entries below `floor` are no longer asked for: frees what remembers them.
+    /// Frees the memory for entries below `floor`, which will no longer be read.
     pub fn forget_below(&mut self, floor: Index) {
         self.floor = self.floor.max(floor);
         let floor = self.floor;
         self.runs.retain(|_, run| run.end() > floor);
-        // A segment begins before the entry it is known by, so the last one not above the floor is still needed.
+        // A segment of `unread` begins before the index recorded for it, so the last segment whose index is
+        // not above the floor is still needed.
         let needed = self.unread.iter().filter(|(_, first)| **first <= floor).map(|(seq, _)| *seq).max();
         if self.runs.values().next().is_some_and(|run| run.first <= floor) {
             self.unread.clear();
@@ -101,7 +105,7 @@ impl EntryIndex {
         }
     }
 
-    /// First entry whose place is known.
+    /// Returns the first index from which on all locations are known.
     pub fn first_known(&self) -> Index {
         let mut first = self.next;
         for run in self.runs.values().rev() {
@@ -113,7 +117,7 @@ impl EntryIndex {
         first.max(self.floor)
     }
 
-    /// First entry that can be had, if segments not read yet are read.
+    /// Returns the first index that can be read, if segments not read yet are read.
     pub fn first(&self) -> Index {
         match self.unread.values().min() {
             Some(first) => (*first).min(self.first_known()).max(self.floor),
@@ -121,13 +125,13 @@ impl EntryIndex {
         }
     }
 
-    /// The term of an entry whose place is known.
+    /// Returns the term of an entry whose location is known.
     pub fn term(&self, index: Index) -> Option<Term> {
         let run = self.run(index)?;
         run.terms.iter().rev().find(|run| run.index <= index).map(|run| run.term)
     }
 
-    /// Segment and record offset of an entry whose place is known.
+    /// Returns segment and record offset of an entry whose location is known.
     pub fn place(&self, index: Index) -> Option<(u32, u32)> {
         if index < self.floor {
             return None;
@@ -138,7 +142,8 @@ impl EntryIndex {
         })
     }
 
-    /// Takes over what `older`, read later, knows of entries before ours.
+    /// Adds the locations of entries before ours from `older`, an index of earlier segments that were read
+    /// later.
     pub fn prepend(&mut self, mut older: EntryIndex) {
         older.truncate(self.first_known());
         for (seq, run) in older.runs {

@@ -1,4 +1,4 @@
-//! What can go wrong, in words for the operator.
+//! Errors of the log, with messages for the operator.
 
 use std::fmt;
 use std::io;
@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use crate::{Batch, Owner};
 
-/// The end of an error text that says what to do about damage.
+/// End of an error message: tells the operator what to do about damage.
 pub const REMEDY: &str = "what this member had acknowledged may be missing here: do not delete the file by itself; \
      rebuild the member from the others with `mainstay rebuild` and the flags it was started with or, if it is the \
      only one, restore its data directory from a backup";
 
-/// Returns what to do about an error of the operating system.
+/// Returns advice for the operator about an error of the operating system.
 fn io_remedy(error: &io::Error) -> &'static str {
     if disk::is_full(error) {
         return "free some room, and start the member again";
@@ -33,10 +33,10 @@ fn io_remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// Why a log or a checkpoint could not be opened.
+/// Error returned when a log or a checkpoint cannot be opened.
 #[derive(Debug)]
 pub enum OpenError {
-    /// The operating system refused something.
+    /// The operating system refused an operation.
     Io {
         /// Operation that failed, such as `read`.
         doing: &'static str,
@@ -45,7 +45,7 @@ pub enum OpenError {
         /// Error of the operating system.
         error: io::Error,
     },
-    /// A file holds what cannot have been written, or no longer holds what was.
+    /// A file contains bytes that the log never wrote, or has lost bytes that the log wrote.
     Damaged {
         /// The file.
         path: PathBuf,
@@ -54,31 +54,31 @@ pub enum OpenError {
         /// Description of the damage.
         found: String,
     },
-    /// A file that must be there is not.
+    /// A required file is missing.
     Missing {
         /// The file.
         path: PathBuf,
     },
-    /// A directory, a link or something else is where a file must be.
+    /// A directory, a link or something else exists where a regular file must be.
     NotAFile {
-        /// Path that exists.
+        /// Path of the directory, link or other object.
         path: PathBuf,
     },
-    /// A directory has the name of a file that is made now and then.
+    /// A directory has a name that the log needs for a temporary file.
     InTheWay {
-        /// Path that exists.
+        /// Path of the directory.
         path: PathBuf,
     },
-    /// The files are another member's or another cluster's.
+    /// The files belong to another member or another cluster.
     Foreign {
         /// The file.
         path: PathBuf,
-        /// Whom it names.
+        /// Cluster id and member id that the file contains.
         found: Owner,
-        /// Cluster id and member id of the options.
+        /// Cluster id and member id that the options contain.
         expected: Owner,
     },
-    /// An option is out of its range.
+    /// An option is out of its valid range.
     Option(&'static str),
 }
 
@@ -93,8 +93,8 @@ impl OpenError {
 }
 
 impl OpenError {
-    /// Returns true if the file is there no more, or not as it was written: a caller that has its contents elsewhere may
-    /// go on without it.
+    /// Returns true if the file is missing or damaged: a caller that has the same contents elsewhere may
+    /// continue without this file.
     pub fn is_damage(&self) -> bool {
         matches!(self, OpenError::Damaged { .. } | OpenError::Missing { .. } | OpenError::NotAFile { .. })
     }
@@ -147,14 +147,15 @@ impl std::error::Error for OpenError {
     }
 }
 
-/// A write or sync of a segment in use failed: what the disk holds is unknown, and the member must stop.
+/// Error that stops the log: a write or sync of a segment in use failed, so the contents of the disk are
+/// unknown and the member must stop.
 #[derive(Clone, Debug)]
 pub struct Fatal {
     /// Operation that failed, such as `sync`.
     pub doing: &'static str,
     /// File of the operation.
     pub path: PathBuf,
-    /// The operating system's answer.
+    /// Error of the operating system.
     pub error: Arc<io::Error>,
 }
 
@@ -177,25 +178,25 @@ impl std::error::Error for Fatal {
     }
 }
 
-/// Why a batch was not taken; it is handed back.
+/// Error returned when a batch is refused; contains the batch.
 #[derive(Debug)]
 pub struct AppendError {
-    /// The reason.
+    /// Reason of the refusal.
     pub reason: Refusal,
-    /// The batch, as it was given.
+    /// The batch, unchanged.
     pub batch: Batch,
 }
 
-/// Why the log takes no more for now, or for good.
+/// Reason why the log accepts no batch, temporarily or permanently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Too many bytes wait for the disk.
+    /// Too many bytes wait to be written.
     QueueFull,
-    /// No room: release segments, or free room on the disk.
+    /// The disk is full: release segments, or free space on the disk.
     NoSpace,
-    /// The log has failed, or was closed.
+    /// The log has failed, or it was closed.
     Stopped,
-    /// An entry or value of 1 GiB or more.
+    /// An entry or a value has 1 GiB or more.
     TooLarge,
 }
 
@@ -218,25 +219,25 @@ impl fmt::Display for AppendError {
 
 impl std::error::Error for AppendError {}
 
-/// Why a segment cannot be released.
+/// Error returned when a segment cannot be released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseError {
-    /// The segment is the one being written.
+    /// The segment is the one that is being written.
     Active,
-    /// There is none with that number, or its release is already under way.
+    /// No segment has this number, or its release is already in progress.
     Unknown,
-    /// The log has failed, or was closed.
+    /// The log has failed, or it was closed.
     Stopped,
 }
 
-/// Why bytes could not be read from the log.
+/// Error returned when bytes cannot be read from the log.
 #[derive(Debug)]
 pub enum ReadError {
-    /// The segment is gone: the value was moved. Look its location up again.
+    /// The segment was released and the value was moved to another one: look up the new location.
     Moved,
-    /// Entries that far back are no longer kept, or the index is beyond the last.
+    /// The entry is too old and no longer kept, or its index is beyond the last entry.
     Unavailable,
-    /// The bytes there are not those that were written.
+    /// The bytes at the location differ from those that were written.
     Damaged {
         /// The segment's file.
         path: PathBuf,
@@ -245,7 +246,7 @@ pub enum ReadError {
         /// Description of the damage.
         found: &'static str,
     },
-    /// The operating system refused.
+    /// The operating system refused the read.
     Io {
         /// The segment's file.
         path: PathBuf,

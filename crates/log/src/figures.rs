@@ -25,7 +25,7 @@ impl Durations {
         self.sum_ns.fetch_add(duration.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Samples in each bucket (not cumulated); the last is for those above every bound.
+    /// Number of samples in each bucket (not cumulated); the last bucket counts samples above every bound.
     pub fn buckets(&self) -> [u64; DURATION_BOUNDS_S.len() + 1] {
         std::array::from_fn(|i| self.buckets[i].load(Ordering::Relaxed))
     }
@@ -44,9 +44,9 @@ impl Durations {
 /// Counters of the log's work since it was opened.
 #[derive(Debug, Default)]
 pub struct Figures {
-    /// Each `fdatasync` of a segment in use.
+    /// Durations of each `fdatasync` of a segment in use.
     pub fsyncs: Durations,
-    /// Each vectored write into a segment in use.
+    /// Durations of each vectored write into a segment in use.
     pub writes: Durations,
     stalls: Mutex<VecDeque<Stall>>,
     pub(crate) written_bytes: AtomicU64,
@@ -55,7 +55,7 @@ pub struct Figures {
     pub(crate) waits: AtomicU64,
 }
 
-/// A sync that took so long that those who waited for it noticed.
+/// A sync that took long enough to delay the requests that waited for it.
 #[derive(Clone, Copy, Debug)]
 pub struct Stall {
     /// Time when the stall ended.
@@ -64,9 +64,9 @@ pub struct Stall {
     pub took: Duration,
 }
 
-/// From here on a sync counts as a stall: a tenth of an election timeout of etcd's default.
+/// Duration from which on a sync counts as a stall: a tenth of etcd's default election timeout.
 const STALL_MIN: Duration = Duration::from_millis(100);
-/// Stalls that are remembered.
+/// Maximum number of stalls that are remembered.
 const STALLS_MAX: usize = 32;
 
 impl Figures {
@@ -81,22 +81,22 @@ impl Figures {
         }
     }
 
-    /// The last syncs that took a tenth of a second or longer, the oldest first.
+    /// Returns the most recent syncs that took a tenth of a second or longer, the oldest first.
     pub fn stalls(&self) -> Vec<Stall> {
         self.stalls.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
     }
 
-    /// Bytes written as records, headers and padding (`etcd_disk_wal_write_bytes_total`).
+    /// Bytes written as records, including headers and padding (`etcd_disk_wal_write_bytes_total`).
     pub fn written_bytes(&self) -> u64 {
         self.written_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes written in preparing segments: headers and filling with zeros.
+    /// Bytes written to prepare segments: file headers and zeros.
     pub fn prepared_bytes(&self) -> u64 {
         self.prepared_bytes.load(Ordering::Relaxed)
     }
 
-    /// Entries written.
+    /// Number of entries written.
     pub fn entries(&self) -> u64 {
         self.entries.load(Ordering::Relaxed)
     }

@@ -1,4 +1,5 @@
-//! The segment format, version 2. Little-endian throughout; files written once open for ever.
+//! The segment format, version 2. All numbers are little-endian. Files of every version stay readable for
+//! ever.
 //!
 //! ```text
 //! segment file  <data-dir>/member/log/<seq, 16 hex digits>.seg
@@ -18,7 +19,7 @@
 //! record
 //!        0  crc32c           4   of bytes 4..32 and the payload, started from: lower half of the secret xor offset
 //!        4  payload length   4
-//!        8  kind             1   1 Entry, 2 HardState, 3 Reset, 4 Value, 5 Start, 6 Released
+//!   8  kind             1   1 Entry, 2 HardState, 3 Reset, 4 Value, 5 Start, 6 Released
 //!        9  entry type       1   raft's, for Entry; else 0
 //!       10  mark             2   bytes 4..6 of the secret: tells most strangers without a checksum
 //!       12  batch start      4   offset of the first record of the write batch this one belongs to
@@ -40,23 +41,28 @@
 //!           44 count u32, 48 sequence numbers u32 each  the segments before this one that are not released
 //! ```
 //!
-//! After the last record stand 16 zero bytes if there is room: a record of kind 0 is the end.
+//! After the last record there are 16 zero bytes if the file has space for them: a record of kind 0 marks the
+//! end.
 //!
-//! A file may hold anything behind the end: values of clients, whole copies of segments, what its last use has left. None
-//! of it may be taken for a record. So 48 bits of a record follow from the secret, which is drawn whenever a file comes
-//! into use, is never told to anybody, and differs from that of the file's last use. In a file of 64 MiB there are 2^21
-//! places for a forged record, each right with a probability of 2^-48. The record's offset is part of its checksum, so
-//! that even a true record copied to another place of the same file does not verify.
+//! A file may hold anything behind the end: values of clients, whole copies of segments, data of the file's
+//! previous use. None of it may be read as a record. So 48 bits of each record are derived from the secret.
+//! The secret is drawn each time a file is put into use, is never sent anywhere, and differs from the secret
+//! of the file's previous use. A file of 64 MiB has 2^21 places for a forged record, and each forged record
+//! is accepted with a probability of 2^-48. The record's offset is part of its checksum, so even a genuine
+//! record that was copied to another place of the same file does not verify.
 //!
-//! Version 1 had a checksum over cluster id, member id, incarnation and sequence number in place of the secret (the mark
-//! was its upper half xor its lower half, and the offset had no part in it). Clients can guess all four. Such segments
-//! are read, but as soon as the next segment is ready no more is written to them.
+//! In version 1 a checksum over cluster id, member id, incarnation and sequence number took the place of the
+//! secret (the mark was the upper half of that checksum xor its lower half, and the offset was not part of
+//! the record's checksum). Clients can guess all four numbers. Segments of version 1 can be read, but nothing
+//! more is written to them as soon as the next segment is ready.
 //!
-//! The header is written and synced before the file gets its name, and never again. What is only known when a
-//! segment comes into use (the first index expected in it) is in its first record instead.
+//! The header is written and synced before the file is renamed to its final name, and is never changed. Facts
+//! known only when a segment is put into use (such as the first index expected in it) are in the segment's
+//! first record.
 //!
-//! All records of one write are synced together, and the next write starts only then. So a valid record whose
-//! batch starts after offset p proves that everything before its batch, p included, had once been synced.
+//! All records of one write are synced together, and the next write starts only after that sync. So a valid
+//! record whose batch starts after offset p proves that everything before its batch, including p, had once
+//! been synced.
 
 use numbers::{ClusterId, EntryId, Index, MemberId, Term};
 
@@ -64,17 +70,17 @@ use crate::{HardState, Location};
 
 pub(crate) const MAGIC: [u8; 8] = *b"MNSTSEG\n";
 pub(crate) const VERSION: u32 = 2;
-/// The version whose identity follows from what clients know.
+/// Version whose record identity is derived from numbers that clients know.
 const VERSION_GUESSABLE: u32 = 1;
 pub(crate) const SEGMENT_HEADER_BYTES: usize = 4096;
 pub(crate) const RECORD_HEADER_BYTES: usize = 32;
-/// No segment is smaller, whatever options the log was made with; and offsets within one have 32 bits.
+/// Minimum size of a segment in bytes, whatever the options say. Offsets within a segment have 32 bits.
 pub(crate) const SEGMENT_BYTES_MIN: u32 = 16 << 10;
-/// Zeros after the last record: enough to read as a record header of kind 0.
+/// Number of zero bytes after the last record: enough to be read as a record header of kind 0.
 pub(crate) const END_BYTES: usize = 16;
-/// A record's payload is smaller than this, so that offsets and lengths stay well within 32 bits.
+/// Limit that a record's payload must stay below, in bytes, so that offsets and lengths fit into 32 bits.
 pub(crate) const PAYLOAD_BYTES_MAX: usize = 1 << 30;
-/// Bytes in front of the value in a Value record's payload.
+/// Number of bytes in front of the value in the payload of a Value record.
 pub(crate) const VALUE_HEAD_BYTES: usize = 8;
 const START_HEAD_BYTES: usize = 48;
 
@@ -109,11 +115,11 @@ pub(crate) struct SegmentHeader {
     pub member_id: MemberId,
     pub incarnation: u64,
     pub capacity: u64,
-    /// `None` in version 1.
+    /// Random secret of this use of the file; `None` in version 1.
     pub secret: Option<u64>,
 }
 
-/// The facts that the records of one use of a segment share, and those of no other use.
+/// Facts that all records of one use of a segment share and that differ from any other use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     seed: u32,
@@ -147,7 +153,7 @@ impl SegmentHeader {
         bytes
     }
 
-    /// `Err` says what is wrong, for a sentence that names the file.
+    /// Decodes a segment header. The error text completes a sentence that names the file.
     pub fn decode(bytes: &[u8]) -> Result<SegmentHeader, &'static str> {
         if bytes.len() < SEGMENT_HEADER_BYTES {
             return Err("the file is shorter than a segment header");
@@ -207,7 +213,7 @@ pub(crate) struct RecordHeader {
 }
 
 impl RecordHeader {
-    /// Encodes the header of a record that is to lie at `offset`.
+    /// Encodes the header of a record that will be written at `offset`.
     pub fn encode(&self, identity: Identity, offset: u32, payload: &[&[u8]]) -> [u8; RECORD_HEADER_BYTES] {
         let len: usize = payload.iter().map(|part| part.len()).sum();
         assert!(len < PAYLOAD_BYTES_MAX, "a record of {len} bytes is beyond the format");
@@ -228,21 +234,23 @@ impl RecordHeader {
     }
 }
 
-/// The content of a segment at some offset.
+/// Result of [`find`]: the contents of a segment at an offset.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// A verified record, with the length of its payload; the bytes that were read hold all of it and its padding.
+    /// A verified record, with the length of its payload in bytes; the bytes read include the whole record
+    /// and its padding.
     Record(RecordHeader, usize),
-    /// The mark of the end, or no room for another record.
+    /// The end mark, or less space than a record needs.
     End,
-    /// More bytes (this many in all, from the record's start) are needed to tell.
+    /// More bytes are needed to decide: this many in all, from the start of the record.
     Short(usize),
-    /// Not a record of this segment; says why.
+    /// No valid record of this segment; contains the reason.
     Invalid(&'static str),
 }
 
-/// Length of the payload and batch start, if these are the first bytes of a record of this use of the segment. Its checksum is not
-/// verified, and it may be longer than the file: a file that had grown for it may have lost its new length.
+/// Returns payload length and batch start if `head` can be the beginning of a record of this use of the
+/// segment. The checksum is not verified. The record may be longer than the file: if the file had grown for
+/// it, the new file length may have been lost.
 pub(crate) fn outline(head: &[u8; END_BYTES], identity: Identity) -> Option<(usize, u32)> {
     Kind::of(head[8])?;
     let (payload, batch_start) = (u32_at(head, 4) as usize, u32_at(head, 12));
@@ -250,7 +258,7 @@ pub(crate) fn outline(head: &[u8; END_BYTES], identity: Identity) -> Option<(usi
     (is_of_this_use && payload < PAYLOAD_BYTES_MAX).then_some((payload, batch_start))
 }
 
-/// Looks at the record at `offset` of a segment of `len` bytes, of which `bytes` is what was read from there on.
+/// Decodes the record at `offset` of a segment of `len` bytes. `bytes` is what was read from `offset` on.
 pub(crate) fn find(bytes: &[u8], offset: u64, len: u64, identity: Identity) -> Found {
     let room = len.saturating_sub(offset);
     if room < RECORD_HEADER_BYTES as u64 {
@@ -300,7 +308,7 @@ pub(crate) fn find(bytes: &[u8], offset: u64, len: u64, identity: Identity) -> F
     Found::Record(header, payload)
 }
 
-/// The first record of a segment.
+/// Contents of the first record of each segment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Start {
     pub next_index: Index,
@@ -355,7 +363,7 @@ impl Start {
     }
 }
 
-/// Bytes a record with such a payload takes in the file.
+/// Returns the number of bytes that a record with a payload of this length takes in the file.
 pub(crate) fn padded(payload: usize) -> usize {
     (RECORD_HEADER_BYTES + payload).next_multiple_of(8)
 }
@@ -365,14 +373,14 @@ pub(crate) fn payload_location(segment: u32, offset: u32) -> Location {
     Location { segment, offset: offset + RECORD_HEADER_BYTES as u32 }
 }
 
-/// Reads a number; the caller has checked the length.
+/// Decodes a little-endian number at `at`; the caller has checked the length of `bytes`.
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let mut number = [0; 4];
     number.copy_from_slice(&bytes[at..at + 4]);
     u32::from_le_bytes(number)
 }
 
-/// Reads a number; the caller has checked the length.
+/// Decodes a little-endian number at `at`; the caller has checked the length of `bytes`.
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     let mut number = [0; 8];
     number.copy_from_slice(&bytes[at..at + 8]);

@@ -1,27 +1,28 @@
-//! The segmented log, which is the database: a value is written once, in its raft entry, and read back from the
-//! segment by its location. And the container for checkpoints.
+//! The segmented log, which is also the database: each value is written once, inside its raft entry, and is
+//! read back from the segment by its location. The crate also contains the checkpoint files.
 //!
-//! What it is: [`Log`] appends batches by group commit on a thread of its own (everything queued goes into one
+//! Parts: [`Log`] appends batches with group commit on its own thread (everything queued goes into one
 //! vectored write and one fdatasync), [`Values`] and [`Entries`] read back, [`Log::open`] recovers,
-//! [`checkpoint`] keeps framed, checksummed files of the caller's making.
+//! [`checkpoint`] stores framed, checksummed files whose contents the caller writes.
 //!
-//! What it does not know: raft (it stores what it is told to), keys, what is inside an entry, which values are
-//! live, when a checkpoint is due.
+//! The log knows nothing of the raft protocol (it stores the state that it is given), of keys, of the
+//! contents of an entry, of which values are live, or of when a checkpoint is due.
 //!
 //! Invariants:
 //! - Nothing is reported as synced before the disk has synced it (test `crash`).
-//! - What was reported is there after a crash; what was not is there as a prefix or not at all (test `crash`).
-//! - A failed write or sync of a segment in use ends the log for good (test `faults`).
-//! - Damage to acknowledged data is refused by name and offset, never skipped; only the remains of a write that
-//!   was never acknowledged are cut off (test `damage`).
-//! - What was there when the log was closed cleanly is there when it is opened, or opening is refused (test
-//!   `damage`).
-//! - Nothing but what the log wrote at this place of this use of a file reads as a record: no value, no copy, nothing
-//!   that a recycled file has left (tests `forgery`, `space`).
-//! - Files of every version open for ever (test `golden`).
-//! - No input panics (test `damage`); a gap in what is appended is our own bug and does.
+//! - Data reported as synced exists after a crash; data not reported exists as a prefix or not at all (test
+//!   `crash`).
+//! - A failed write or sync of a segment in use stops the log permanently (test `crash`).
+//! - Damage to acknowledged data is reported with file and offset, and never skipped; only the remains of a
+//!   write that was never acknowledged are cut off (test `damage`).
+//! - Data that existed when the log was closed cleanly exists when it is opened again, or opening is refused
+//!   (test `damage`).
+//! - Only what the log itself wrote at this position, in this use of the file, is read as a record: no client
+//!   value, no copy, no data that a recycled file still contains (tests `forgery`, `space`).
+//! - Files of every version stay readable for ever (test `golden`).
+//! - No input panics (test `damage`); a gap in the appended entries is a bug of the caller and does panic.
 //!
-//! The format is drawn in `format.rs`. Tests: beside the code and in `tests/it`.
+//! The format is documented in `format.rs`. Tests are beside the code and in `tests/it`.
 
 #![forbid(unsafe_code)]
 

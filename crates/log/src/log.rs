@@ -1,4 +1,4 @@
-//! The log's handle and its threads.
+//! Handle of the log, and its threads.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -19,25 +19,27 @@ use crate::{
     ReleaseError, Replayed, SegmentState, Space, Synced, Values, recovery,
 };
 
-/// Receiver of events: called on the log's thread, so it must be quick.
+/// Callback for events. It is called on the log's thread, so it must return quickly.
 pub type OnEvent = Box<dyn FnMut(LogEvent) + Send>;
 
-/// Time after which a starved writer looks again if it was not woken.
+/// Time after which a writer that waits for a segment checks again if it was not woken.
 const STARVED_WAIT: Duration = Duration::from_secs(1);
 
-/// Number of such waits while the log is being closed.
+/// Maximum number of such waits while the log is being closed.
 const CLOSING_WAITS_MAX: u32 = 10;
 
-/// The log, owned by the one that appends. Dropping it writes what is queued, if there is room, and ends its threads.
+/// The log, owned by the caller that appends. Dropping it writes the queued batches, if there is space, and
+/// ends its threads.
 pub struct Log {
     shared: Arc<Shared>,
     queue: Arc<Queue>,
     preparation: Arc<Preparation>,
-    /// Locked by the log's thread while it works, and by the owner while it writes by itself.
+    /// Locked by the log's thread while it works, and by the owner in [`Log::write_here`].
     worker: Arc<Mutex<Worker>>,
-    /// None when driven by hand.
+    /// Empty if the log is driven by hand ([`Options::by_hand`]).
     threads: Vec<JoinHandle<()>>,
-    /// True while what is appended does not wake the log's thread.
+    /// True while appending a batch does not wake the log's thread, because the owner will call
+    /// [`Log::write_here`].
     owner_writes: bool,
     queued_bytes_max: usize,
     segment_bytes: u32,
@@ -54,15 +56,15 @@ struct Queue {
 struct Waiting {
     requests: VecDeque<Request>,
     releases: VecDeque<u32>,
-    /// Bytes of requests that are not durable yet, waiting or being written.
+    /// Bytes of requests that are not durable yet, whether waiting or being written.
     bytes: usize,
-    /// True if segments or space have changed.
+    /// True if segments or free space have changed since the log's thread last checked.
     kicked: bool,
     closing: bool,
     failed: bool,
 }
 
-/// The writer with its queue and listener: the log thread's body, or driven by hand.
+/// The writer with its queue and callback; driven by the log's thread, or by hand.
 struct Worker {
     writer: Writer,
     shared: Arc<Shared>,
@@ -70,19 +72,20 @@ struct Worker {
     on_event: OnEvent,
     ticket: u64,
     space: Space,
-    /// Requests that a writer without a segment could not place yet.
+    /// Requests that are not completely written because a segment was missing.
     requests: VecDeque<Request>,
     releases: VecDeque<u32>,
     failed: bool,
 }
 
-/// Reserves the room that the segment in use and the next one seem to have, where they are made of holes: after a copy of the
-/// directory that left zeros out, or an earlier release on a file system that reserves nothing.
+/// Reserves disk space for the unused parts of the segment in use and of the next one if their files have
+/// holes. Holes exist after a copy of the directory that left zeros out, or if an earlier release made the
+/// file on a file system that cannot reserve space.
 ///
 /// # Errors
 ///
-/// When room cannot be reserved for another reason than that there is none: a disk that fails to write or to sync is not one to
-/// go on with.
+/// Returns an error if reserving fails for another reason than a full disk: a disk that fails to write or to
+/// sync must not be used.
 fn make_real(options: &Options, disk: &dyn Disk, opened: &mut recovery::Opened) -> Result<(), OpenError> {
     if options.only_read || disk.writes_elsewhere(&options.dir).is_some() {
         return Ok(());
@@ -105,7 +108,8 @@ fn make_real(options: &Options, disk: &dyn Disk, opened: &mut recovery::Opened) 
         let end = u64::from(active.end.load(Ordering::Relaxed));
         let room = active.capacity.load(Ordering::Relaxed).saturating_sub(end);
         if !is_there(&active.path, &*active.file, end, room)? {
-            // The next segment is used, or the room is found to be exhausted.
+            // With its capacity reduced, the segment counts as full: the log uses the next segment, or
+            // reports that space is exhausted.
             active.capacity.store(end, Ordering::Relaxed);
         }
     }
@@ -115,7 +119,7 @@ fn make_real(options: &Options, disk: &dyn Disk, opened: &mut recovery::Opened) 
         && !is_there(&next.path, &*next.file, header, next.header.capacity - header)?
     {
         opened.next_seq = next.seq;
-        // What cannot be removed is replaced when the segment is made again.
+        // If the removal fails, the file is replaced when the segment is made again.
         let _ = disk.remove(&next.path);
         opened.prepared = None;
     }
@@ -123,23 +127,23 @@ fn make_real(options: &Options, disk: &dyn Disk, opened: &mut recovery::Opened) 
 }
 
 impl Log {
-    /// Cluster and member id of the log in a directory; `None` if there is none yet.
+    /// Returns cluster and member id of the log in a directory; `None` if the directory has no log.
     pub fn identify(disk: &dyn Disk, dir: &Path) -> Result<Option<Owner>, OpenError> {
         recovery::identify(disk, dir)
     }
 
-    /// Returns true if a directory holds segments of a log, sound or not.
+    /// Returns true if a directory contains segments of a log, sound or damaged.
     ///
     /// # Errors
     ///
-    /// When the operating system refuses.
+    /// Returns an error if the operating system refuses.
     pub fn is_in(disk: &dyn Disk, dir: &Path) -> Result<bool, OpenError> {
         recovery::is_in(disk, dir)
     }
 
-    /// Opens or creates a log. Everything written since the entry before `from_index`, and perhaps some earlier records,
-    /// is replayed in order (entries only from `from_index` on). `from_index` is the applied index of the checkpoint plus
-    /// one, or 1.
+    /// Opens or creates a log. Calls `replay` in order for everything written since the entry before
+    /// `from_index`, and perhaps for some earlier records (for entries only from `from_index` on).
+    /// `from_index` is the applied index of the checkpoint plus one, or 1.
     pub fn open(
         options: Options,
         disk: Arc<dyn Disk>,
@@ -215,8 +219,9 @@ impl Log {
         Ok(())
     }
 
-    /// Queues a batch; [`LogEvent::Synced`] tells when it is durable. Returns its ticket, counted from 1. Entries
-    /// must continue the log or replace a part of it: a gap is the caller's bug and panics.
+    /// Queues a batch and returns its ticket, counted from 1. [`LogEvent::Synced`] reports when the batch is
+    /// durable. Entries must continue the log or replace a part of it; a gap is a bug of the caller and
+    /// panics.
     pub fn append(&mut self, batch: Batch) -> Result<u64, AppendError> {
         let refuse = |reason, batch| Err(AppendError { reason, batch });
         let too_large = batch.entries.iter().any(|entry| entry.data.len() >= PAYLOAD_BYTES_MAX)
@@ -232,7 +237,7 @@ impl Log {
         if waiting.bytes > 0 && waiting.bytes + bytes > self.queued_bytes_max {
             return refuse(Refusal::QueueFull, batch);
         }
-        // A batch of hard states and restarts only may use the room that is kept for them.
+        // A batch that contains only hard states and resets may use the space that is kept for them.
         let data = !batch.entries.is_empty() || !batch.values.is_empty();
         if data && self.shared.space() != Space::Ample && (waiting.bytes + bytes) as u64 > self.room() {
             return refuse(Refusal::NoSpace, batch);
@@ -255,21 +260,24 @@ impl Log {
         Ok(ticket)
     }
 
-    /// Says if the owner will write by itself what it appends from now on, by [`Log::write_here`]. Until then nobody does.
+    /// If true, batches appended from now on wait until the owner calls [`Log::write_here`]; the log's thread
+    /// is not woken for them.
     pub fn owner_writes(&mut self, owner_writes: bool) {
         self.owner_writes = owner_writes;
     }
 
-    /// Writes and syncs what is queued on the caller's thread, and reports it there, if it is no more than `bytes_max`: for a
-    /// batch that shares its sync with no other this saves two hand-overs between threads. The log's thread does it if there is
-    /// more, if it is at work, or if a segment is missing. Not for a log driven by hand.
+    /// Writes and syncs the queued batches on the caller's thread and reports them there, if they have at
+    /// most `bytes_max` bytes. For a batch that shares its sync with no other batch this saves two hand-overs
+    /// between threads. The log's thread does the work instead if the queue is larger, if the thread is busy,
+    /// or if a segment is missing. Must not be called on a log driven by hand.
     ///
-    /// Returns the time that it took; `None` if nothing waits, or all of it is left to the log's thread.
+    /// Returns the time that writing took; `None` if the queue is empty or the log's thread does all of the
+    /// work.
     pub fn write_here(&mut self, bytes_max: usize) -> Option<Duration> {
         self.owner_writes = false;
         let bytes = self.queue.lock().bytes;
         if bytes == 0 {
-            // As in each turn between a write and its answer.
+            // The owner also calls this when nothing was appended since its last call.
             return None;
         }
         let begun = Instant::now();
@@ -285,12 +293,12 @@ impl Log {
         rest.map(|_| begun.elapsed())
     }
 
-    /// Makes durable what was written to the segment in use, even if batches are not synced
+    /// Makes the data written to the segment in use durable, even if batches are not synced
     /// ([`Options::unsafe_no_fsync`]).
     ///
     /// # Errors
     ///
-    /// When the disk fails.
+    /// Returns an error if the disk fails to sync.
     pub fn sync(&self) -> Result<(), OpenError> {
         let segments = self.shared.segments();
         let is_active = |segment: &&Arc<crate::segment::Segment>| {
@@ -300,9 +308,10 @@ impl Log {
         active.file.sync_data().map_err(|error| OpenError::io("sync", &active.path, error))
     }
 
-    /// Deletes a sealed segment, or keeps its file for reuse. Readers get [`crate::ReadError::Moved`] once the
-    /// log has recorded it. The caller knows that nothing refers to it: no durable checkpoint, no view, no
-    /// follower; entries in it and in segments before it can no longer be read.
+    /// Releases a sealed segment: its file is deleted, or kept for reuse. Once the log has recorded the
+    /// release, readers get [`crate::ReadError::Moved`]. The caller guarantees that no durable checkpoint, no
+    /// view and no follower refers to the segment; entries in it and in earlier segments can no longer be
+    /// read.
     pub fn release(&mut self, seq: u32) -> Result<(), ReleaseError> {
         let segment = self.shared.segment(seq).ok_or(ReleaseError::Unknown)?;
         if !segment.state().sealed {
@@ -321,103 +330,106 @@ impl Log {
         Ok(())
     }
 
-    /// Entries below `index` will not be read any more: frees the memory that remembers their places.
+    /// Frees the memory that holds the locations of entries below `index`, which will not be read any more.
     pub fn forget_below(&mut self, index: Index) {
         self.shared.index().forget_below(index);
     }
 
-    /// The segments, oldest first.
+    /// Returns the segments, the oldest first.
     pub fn segments(&self) -> Vec<SegmentState> {
         self.shared.segments().iter().map(|segment| segment.state()).collect()
     }
 
-    /// Room for more log. Ask before proposing: at [`Space::Low`] raise the alarm.
+    /// Returns how much space the log has for more data. Check it before proposing: at [`Space::Low`] raise
+    /// the alarm.
     pub fn space(&self) -> Space {
         self.shared.space()
     }
 
-    /// Bytes of records that the log takes whatever the disk says: the rest of the segment in use, and the next segment
-    /// and the spare files as far as they are ready. What is queued is not subtracted.
+    /// Bytes of records that the log can accept even if the disk is full: the rest of the segment in use, the
+    /// next segment and the spare files, as far as they are ready. Queued batches are not subtracted.
     pub fn room(&self) -> u64 {
         self.shared.room.load(std::sync::atomic::Ordering::Acquire) + self.preparation.ready_bytes()
     }
 
-    /// Bytes that the file system gives beyond [`Log::room`]; `None` if it does not say.
+    /// Free bytes of the file system beyond [`Log::room`]; `None` if the operating system does not report
+    /// them.
     pub fn free_bytes(&self) -> Option<u64> {
         self.preparation.free_bytes()
     }
 
-    /// Returns true if room is held for others than the log ([`crate::Values::hold_room`]).
+    /// Returns true if disk space is held for other parts of the server ([`crate::Values::hold_room`]).
     pub fn holds_room(&self) -> bool {
         self.shared.need().is_some()
     }
 
-    /// Returns true if this directory, which exists, is on the log's file system, or the system does not tell.
+    /// Returns true if this existing directory is on the log's file system, or if the operating system cannot
+    /// tell.
     pub fn shares_file_system(&self, dir: &Path) -> bool {
         self.preparation.shares_file_system(dir)
     }
 
-    /// Size of a segment's file.
+    /// Size of a segment's file in bytes.
     pub fn segment_bytes(&self) -> u32 {
         self.segment_bytes
     }
 
-    /// Bytes of entries and values that fit into a segment.
+    /// Number of bytes of entries and values that fit into a segment.
     pub fn segment_room(&self) -> u64 {
         usable(u64::from(self.segment_bytes))
     }
 
-    /// Returns the maximum bytes that this many values with this many bytes take when they are written again. Bytes of
-    /// their segments beyond that can be reclaimed by moving them.
+    /// Returns the maximum number of bytes that `values` values with `bytes` bytes in all take when they are
+    /// written again. The rest of their segments' bytes is what moving them can free.
     pub fn moved_bytes(values: u64, bytes: u64) -> u64 {
         values * padded(VALUE_HEAD_BYTES + 7) as u64 + bytes
     }
 
-    /// Bytes of a segment's records, of which those that nobody needs can be won: its header and its Start record come
-    /// again with the next segment.
+    /// Number of bytes of a segment's records that releasing it can free if nothing needs them. The segment
+    /// header and the Start record do not count: the next segment has them again.
     pub fn record_bytes(segment: &SegmentState) -> u64 {
         segment.used_bytes.saturating_sub(SEGMENT_HEADER_BYTES as u64 + START_BYTES)
     }
 
-    /// Bytes that a batch takes in the log.
+    /// Returns the number of bytes that a batch takes in the log.
     pub fn bytes_of(batch: &Batch) -> usize {
         size(batch)
     }
 
-    /// Bytes appended and not durable yet.
+    /// Number of bytes that are appended and not durable yet.
     pub fn queued_bytes(&self) -> usize {
         self.queue.lock().bytes
     }
 
-    /// A reader of values.
+    /// Returns a reader of values.
     pub fn values(&self) -> Values {
         Values { shared: self.shared.clone() }
     }
 
-    /// A reader of entries.
+    /// Returns a reader of entries.
     pub fn entries(&self) -> Entries {
         Entries { shared: self.shared.clone() }
     }
 
-    /// Counters, for metrics.
+    /// Returns the counters of the log, for metrics.
     pub fn figures(&self) -> &Figures {
         &self.shared.figures
     }
 
-    /// Only for a log driven by hand: whether anything was queued since its last turn. One that had no room for all of
-    /// it should get another turn now and then all the same.
+    /// Returns true if a batch or a release was queued since the last turn; only for a log driven by hand. If
+    /// the last turn had no space for all batches, the log needs further turns even while this returns false.
     pub fn wants_turn(&self) -> bool {
         let waiting = self.queue.lock();
         !waiting.requests.is_empty() || !waiting.releases.is_empty()
     }
 
-    /// Only for a log driven by hand: prepares segments, writes and syncs what is queued, reports events.
+    /// Prepares segments, writes and syncs queued batches, and reports events; only for a log driven by hand.
     pub fn turn(&mut self) {
         self.turn_of(usize::MAX);
     }
 
-    /// Does the work of [`Log::turn`] for a log driven by hand, but with at most `batches_max` of the queued batches, as
-    /// a thread does to which the others came while it was writing.
+    /// Does the work of [`Log::turn`], but for at most `batches_max` of the queued batches, as if the others
+    /// had arrived while a log thread was writing; only for a log driven by hand.
     pub fn turn_of(&mut self, batches_max: usize) {
         if !self.threads.is_empty() {
             return;
@@ -427,10 +439,10 @@ impl Log {
             while self.preparation.step() == Step::Done {}
             let offered = self.preparation.ready().then(|| self.preparation.next_seq());
             let starved = worker.turn(batches_max);
-            // What was just released, or a segment's end, leaves something to prepare.
+            // A released segment or a segment that became full may leave a preparation step to do.
             while self.preparation.step() == Step::Done {}
-            // A record that is larger than a segment may find no room to make the segment larger. Another segment does
-            // not help it: it waits for the next turn.
+            // A record larger than a segment needs a larger file, for which there may be no space. Another
+            // segment of normal size does not help, so the record waits for the next turn.
             let stuck = offered == Some(self.preparation.next_seq());
             if !starved || stuck || !self.preparation.ready() {
                 break;
@@ -443,7 +455,8 @@ impl Drop for Log {
     fn drop(&mut self) {
         self.queue.lock().closing = true;
         self.queue.changed.notify_one();
-        // The log thread first: to finish it may still need a segment. Its panic has been reported by itself.
+        // The log thread must end first, because it may still need a segment to finish. If it panicked, the
+        // panic hook has already reported that.
         while let Some(thread) = self.threads.pop() {
             let _ = thread.join();
             self.preparation.stop();
@@ -462,7 +475,7 @@ impl Queue {
     }
 }
 
-/// The log thread's body.
+/// Main loop of the log thread.
 fn run(worker: &Mutex<Worker>, queue: &Queue, shared: &Shared) {
     let mut starved = false;
     let mut waits = 0;
@@ -473,7 +486,7 @@ fn run(worker: &Mutex<Worker>, queue: &Queue, shared: &Shared) {
             if work || waiting.kicked {
                 break;
             }
-            // A segment that is just being prepared is worth waiting for, but not for ever.
+            // While the log closes, wait for a segment that is being prepared, but not forever.
             let hopeless = shared.space() == Space::Exhausted || waits >= CLOSING_WAITS_MAX;
             if waiting.closing && (!starved || hopeless) {
                 return;
@@ -501,12 +514,13 @@ fn run(worker: &Mutex<Worker>, queue: &Queue, shared: &Shared) {
 }
 
 fn lock(worker: &Mutex<Worker>) -> MutexGuard<'_, Worker> {
-    // Its panic has ended the thread that had it, or the process.
+    // If the lock is poisoned, the panic has already ended the thread that held it, or the process.
     worker.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Worker {
-    /// Takes at most `batches_max` waiting batches and carries them out. Returns true if a segment is missing to finish.
+    /// Takes at most `batches_max` waiting batches and writes them. Returns true if a segment is missing to
+    /// finish.
     fn turn(&mut self, batches_max: usize) -> bool {
         if self.failed {
             return false;
@@ -579,10 +593,10 @@ impl Worker {
     }
 }
 
-/// Bytes a batch takes in the file.
+/// Returns the number of bytes that a batch takes in the file.
 fn size(batch: &Batch) -> usize {
     let entries: usize = batch.entries.iter().map(|entry| padded(entry.data.len())).sum();
     let values: usize = batch.values.iter().map(|value| padded(VALUE_HEAD_BYTES + value.data.len())).sum();
-    // Reset and hard state.
+    // Space for the batch's Reset and HardState records.
     entries + values + padded(0) + padded(8)
 }

@@ -1,17 +1,19 @@
-//! Segments made ready before they are needed, and the reserve.
+//! Prepares segments before they are needed, and keeps the reserve.
 //!
-//! Files in the log's directory besides segments: `<name>.free` are spare files, whatever they contain; `*.tmp`
+//! Other files in the log's directory: `<name>.free` are spare files, whose contents do not matter; `*.tmp`
 //! are being made and are worth nothing after a crash.
 //!
-//! A new segment is made from a spare file when there is more than one (renamed, given a new header, not cut: its
-//! blocks are already written ones, into which syncs are fastest), else from fresh, reserved room. One spare file
-//! is always kept back. When the disk gives no more room that reserve becomes the next segment, and
-//! [`Space`] says so while there is still that whole segment to write to.
+//! A new segment is made from a spare file if more than one exists: the file is renamed and gets a new
+//! header, and is not truncated, because syncs are fastest into blocks that were already written. Otherwise a
+//! new file with reserved space is made. One spare file is always kept back as the reserve. When the disk has
+//! no more space the reserve becomes the next segment, and [`Space`] reports the shortage while that whole
+//! segment can still be written.
 //!
-//! A log that is about to be closed makes nothing ahead ([`crate::Values::wind_down`]).
+//! A log that is about to be closed prepares nothing ahead ([`crate::Values::wind_down`]).
 //!
-//! Measured: syncs into merely reserved room take 0.47-0.69 ms at p99, into room filled with zeros 0.35-0.39 ms,
-//! p50 alike; but filling doubles the bytes written. So only a log that is quiet gets its next segment filled.
+//! Measured: at p99 a sync takes 0.47-0.69 ms into space that is merely reserved, and 0.35-0.39 ms into space
+//! filled with zeros; at p50 both are alike. But filling doubles the bytes written, so the next segment is
+//! filled only while the log is quiet.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -30,24 +32,24 @@ use crate::segment::{Shared, file_name, reserve, write_zeros};
 use crate::writer::TAIL_BYTES;
 use crate::{Need, Options, Space};
 
-/// Files being made.
+/// Names of files that are being made.
 pub(crate) const NEXT_TMP: &str = "next.tmp";
 pub(crate) const SPARE_TMP: &str = "spare.tmp";
-/// Filling with zeros goes in such pieces, each synced, with a pause between.
+/// Filling with zeros writes pieces of this many bytes, each synced, with a pause between two pieces.
 const FILL_BYTES: usize = 256 << 10;
 const FILL_PAUSE: Duration = Duration::from_millis(20);
-/// Pause while others take room that is held for them.
+/// Pause while other parts of the server take the space that is held for them.
 const HELD_PAUSE: Duration = Duration::from_millis(10);
-/// Time until space is looked for again when there was none, unless a segment is released.
+/// Time until a failed search for space is repeated, unless a segment is released earlier.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// A segment's file with a durable header and name, not in use yet.
+/// A segment's file that has a durable header and name and is not in use yet.
 pub(crate) struct Prepared {
     pub seq: u32,
     pub path: PathBuf,
     pub file: Arc<dyn File>,
     pub header: SegmentHeader,
-    /// Filled with zeros up to here.
+    /// Offset up to which the file is filled with zeros.
     pub filled: u64,
 }
 
@@ -62,13 +64,14 @@ pub(crate) struct Preparation {
 struct Stock {
     next: Option<Prepared>,
     next_seq: u32,
-    /// The next segment is being filled; a writer that wants it waits for the piece at hand.
+    /// True while a piece of the next segment is being filled; a writer that needs the segment waits for that
+    /// piece.
     filling: bool,
-    /// The writer waits for the next segment.
+    /// True if the writer waits for the next segment.
     wanted: bool,
     spares: Vec<PathBuf>,
     spare_number: u64,
-    /// Secrets drawn from a seed so far.
+    /// Number of secrets drawn from the seed so far.
     drawn: u64,
     discarded: VecDeque<PathBuf>,
     active_since: Option<Instant>,
@@ -76,16 +79,16 @@ struct Stock {
     stop: bool,
 }
 
-/// The result of a step of preparation.
+/// Result of one step of preparation.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// The step did something; there may be more to do.
     Done,
     /// Nothing is left to do.
     Idle,
-    /// There was no room; to be tried again when something has changed.
+    /// There was no space; try again when something has changed.
     Failed,
-    /// Others take room right now; to be tried again soon.
+    /// Other parts of the server are taking space right now; try again soon.
     Held,
 }
 
@@ -95,7 +98,7 @@ impl Preparation {
         Preparation { shared, options, stock: Mutex::new(stock), changed: Condvar::new() }
     }
 
-    /// Takes the next segment if it is ready.
+    /// Takes the next segment if it is ready; otherwise records that it is wanted and returns `None`.
     pub fn take(&self) -> Option<Prepared> {
         let mut stock = self.lock();
         while stock.filling {
@@ -112,24 +115,25 @@ impl Preparation {
         Some(next)
     }
 
-    /// Returns true if [`Preparation::take`] would give something.
+    /// Returns true if a call of [`Preparation::take`] would return a segment.
     pub fn ready(&self) -> bool {
         self.lock().next.is_some()
     }
 
-    /// The number of the segment that [`Preparation::take`] gives next.
+    /// Returns the sequence number of the segment that [`Preparation::take`] returns next.
     pub fn next_seq(&self) -> u32 {
         self.lock().next_seq
     }
 
-    /// Bytes of records that fit into what is ready: the next segment and the spare files.
+    /// Bytes of records that fit into the prepared files: the next segment and the spare files.
     pub fn ready_bytes(&self) -> u64 {
         let stock = self.lock();
         let next = stock.next.as_ref().map_or(0, |next| usable(next.header.capacity));
         next + stock.spares.len() as u64 * usable(u64::from(self.options.segment_bytes))
     }
 
-    /// Bytes that the file system still gives to the log; `None` if it does not say.
+    /// Free bytes of the file system that the log may use; `None` if the operating system does not report
+    /// them.
     pub fn free_bytes(&self) -> Option<u64> {
         let space = self.shared.disk.space(&self.options.dir).ok()?;
         Some(space.free_bytes.saturating_sub(self.shared.held_bytes()))
@@ -139,18 +143,19 @@ impl Preparation {
         self.shared.disk.share_file_system(&self.options.dir, dir).unwrap_or(true)
     }
 
-    /// Returns true if a new file of the log would take room that is held for others.
+    /// Returns true if a new file of the log would take space that is held for other parts of the server.
     fn is_held(&self) -> bool {
         self.shared.need().is_some()
             && (self.shared.has_hidden_limit.load(Ordering::Relaxed) || !self.gives_segment())
     }
 
-    /// Returns true if the file system says that it has room for a segment.
+    /// Returns true if the file system reports enough free space for a segment.
     fn gives_segment(&self) -> bool {
         self.free_bytes().is_some_and(|free| free >= u64::from(self.options.segment_bytes))
     }
 
-    /// Creates an empty file in place of what an earlier attempt has left, unless it would take room that is held for others.
+    /// Creates an empty file, replacing the remains of an earlier attempt. Fails if the file would take space
+    /// that is held for other parts of the server.
     fn create(&self, making: &Path) -> io::Result<Arc<dyn File>> {
         if self.is_held() {
             return Err(io::ErrorKind::StorageFull.into());
@@ -161,10 +166,11 @@ impl Preparation {
         self.shared.disk.create(making)
     }
 
-    /// Reserves room for a whole segment in a new or a spare file; see [`reserve`].
+    /// Reserves space for a whole segment in a new or a spare file; see [`reserve`].
     fn reserve(&self, file: &dyn File) -> io::Result<u64> {
         let bytes = u64::from(self.options.segment_bytes);
-        // Looked at before and after: room that others give back meanwhile does not make the file system a liar.
+        // Free space is checked before and after: if it became available only in between, the error does not
+        // prove that the file system has a hidden limit.
         let gave = self.gives_segment();
         let made = reserve(&*self.shared.disk, &self.options.dir, file, 0, bytes);
         if made.as_ref().is_err_and(disk::is_full) && gave && self.gives_segment() {
@@ -173,7 +179,8 @@ impl Preparation {
         made
     }
 
-    /// Removes a spare file, the reserve if need be, so that the segment in use can grow by its room.
+    /// Removes a spare file, even the last one, so that the segment in use can grow by its space. Returns
+    /// true if a file was removed.
     pub fn give_up_spare(&self) -> bool {
         let Some(path) = self.lock().spares.pop() else { return false };
         let removed = self.shared.disk.remove(&path).is_ok();
@@ -181,19 +188,19 @@ impl Preparation {
         removed
     }
 
-    /// Gives a segment that was prepared before this process began.
+    /// Sets the next segment, which an earlier process has prepared.
     pub fn put_next(&self, prepared: Prepared) {
         let mut stock = self.lock();
         assert!(stock.next.is_none() && stock.next_seq == prepared.seq, "segments are prepared in order");
         stock.next = Some(prepared);
     }
 
-    /// Gives a spare file found at open.
+    /// Adds a spare file that was found at open.
     pub fn put_spare(&self, path: PathBuf) {
         self.lock().spares.push(path);
     }
 
-    /// Gives the file of a released segment.
+    /// Queues the file of a released segment to be kept as a spare file or removed.
     pub fn discard(&self, path: PathBuf) {
         self.lock().discarded.push_back(path);
         self.changed.notify_all();
@@ -204,7 +211,8 @@ impl Preparation {
         self.changed.notify_all();
     }
 
-    /// The preparing thread's body. `notify` is called when a segment became ready or space changed.
+    /// Main loop of the preparing thread. `notify` is called when a segment became ready or the space state
+    /// changed.
     pub fn run(&self, notify: impl Fn()) {
         loop {
             let before = (self.shared.space(), self.ready());
@@ -232,7 +240,8 @@ impl Preparation {
                     due => due,
                 },
             };
-            // Anything given or taken between the step and here has left its mark in the stock.
+            // Do not wait if a file was discarded or the next segment was taken since the step: its
+            // notification came before this wait.
             if !stock.discarded.is_empty() || (self.needs_next(&stock) && step == Step::Idle) {
                 continue;
             }
@@ -243,11 +252,12 @@ impl Preparation {
         }
     }
 
-    /// Does one thing: frees a discarded file, prepares the next segment, or restores the reserve.
+    /// Does one step: frees a discarded file, prepares the next segment, or restores the reserve.
     pub fn step(&self) -> Step {
         let mut stock = self.lock();
         if let Some(path) = stock.discarded.pop_front() {
-            // Its room is first for those it is held for, unless the log itself cannot go on without it.
+            // Held space has precedence over a spare file, unless the log itself needs the file as its next
+            // segment.
             let held = self.shared.need().is_some() && stock.next.is_some();
             let keep = stock.spares.len() < self.options.spare_files_max && !self.winds_down() && !held;
             drop(stock);
@@ -256,7 +266,7 @@ impl Preparation {
         }
         let wants_file = stock.spares.len() <= usize::from(self.needs_next(&stock));
         if wants_file && !self.winds_down() && self.shared.need() == Some(Need::Passing) && self.is_held() {
-            // It is over soon, and says nothing of how much space there is.
+            // This state is short and says nothing about how much space there is.
             return Step::Held;
         }
         if self.needs_next(&stock) {
@@ -273,7 +283,7 @@ impl Preparation {
             return self.settle(true);
         }
         if self.winds_down() {
-            // What is missing is made by the next process, and is no want of space.
+            // The next process makes the missing files; their absence is no shortage of space.
             return Step::Idle;
         }
         if stock.spares.is_empty() {
@@ -294,13 +304,14 @@ impl Preparation {
         self.shared.winding_down.load(Ordering::Acquire)
     }
 
-    /// Returns true if the next segment is to be made.
+    /// Returns true if the next segment must be prepared now.
     fn needs_next(&self, stock: &Stock) -> bool {
         stock.next.is_none() && (stock.wanted || !self.winds_down())
     }
 
-    /// Returns true if others need the room of the next segment more than the log does ([`crate::Values::hold_room`]). Where the
-    /// file system tells what is free, they have what they need before it is full.
+    /// Returns true if other parts of the server need the space of the next segment more urgently than the
+    /// log does ([`crate::Values::hold_room`]). That can be only on a file system with a hidden limit: where
+    /// free space is reported correctly, held space is kept free before the disk is full.
     fn gives_up_next(&self, stock: &Stock) -> bool {
         let in_use = self.shared.room.load(Ordering::Acquire);
         self.shared.has_hidden_limit.load(Ordering::Relaxed)
@@ -316,7 +327,7 @@ impl Preparation {
             None => self.prepare(seq, None),
         };
         let outcome = first.or_else(|error| {
-            // The reserve is for this moment.
+            // The disk has no space for a new file, which is what the reserve is for.
             let reserve = self.lock().spares.pop();
             reserve.map_or(Err(error), |path| self.prepare(seq, Some(path)))
         });
@@ -324,14 +335,14 @@ impl Preparation {
             Ok(prepared) => {
                 let mut stock = self.lock();
                 (stock.next, stock.wanted) = (Some(prepared), false);
-                // Another step finds out whether the reserve can be restored, and says how much space there is.
+                // The next step finds out whether the reserve can be restored, and publishes the space state.
                 Step::Done
             }
             Err(_) => self.settle(true),
         }
     }
 
-    /// Says how much space there is, once it is known.
+    /// Publishes how much space there is, as far as it is known.
     fn settle(&self, failed: bool) -> Step {
         let mut stock = self.lock();
         stock.failed = failed;
@@ -354,7 +365,7 @@ impl Preparation {
             let file = match &spare {
                 Some(spare) => {
                     disk.rename(spare, &making)?;
-                    // Or a crash could bring back the old name with the new contents.
+                    // Without this sync a crash could bring back the old file name with the new contents.
                     if !planted::is(Bug::DirectoryNotSynced) {
                         disk.sync_dir(dir)?;
                     }
@@ -376,7 +387,8 @@ impl Preparation {
                 secret: Some(self.draw_secret(seq)),
             };
             let mut bytes = header.encode();
-            // A mark of the end behind the header, or a recycled file's old record would look like a torn one.
+            // Zeros behind the header mark the end of the records. Otherwise an old record of a recycled file
+            // would look like a torn one.
             bytes.resize(SEGMENT_HEADER_BYTES + END_BYTES.max(RECORD_HEADER_BYTES), 0);
             file.write_at(&bytes, 0)?;
             file.sync_all()?;
@@ -385,22 +397,23 @@ impl Preparation {
                 disk.sync_dir(dir)?;
             }
             self.shared.figures.prepared_bytes.fetch_add(bytes.len() as u64 + zeros, Ordering::Relaxed);
-            // A recycled file has been written all over once.
+            // Every block of a recycled file has been written before.
             let filled = if spare.is_some() || zeros > 0 { capacity } else { SEGMENT_HEADER_BYTES as u64 };
             Ok(Prepared { seq, path: path.clone(), file, header, filled })
         })();
         if outcome.is_err() {
-            // Half-made files must not take the room that is missing. What cannot be removed is removed at open.
+            // A half-made file must not occupy the space that is missing. If the removal fails, the next open
+            // removes the file.
             let _ = disk.remove(&making);
             let _ = disk.remove(&path);
         }
         outcome
     }
 
-    /// A number for this use of a file, which nobody can guess who does not know the seed.
+    /// Draws a secret for this use of a file. Without the seed of the options it cannot be guessed.
     fn draw_secret(&self, seq: u32) -> u64 {
         match self.options.secret_seed {
-            // Its keys come from the operating system, and no two are alike.
+            // `RandomState` takes its keys from the operating system and differs in each instance.
             None => RandomState::new().hash_one(seq),
             Some(seed) => {
                 let mut stock = self.lock();
@@ -440,8 +453,8 @@ impl Preparation {
         }
     }
 
-    /// Keeps a file as a spare one, or removes it. When neither works the file is left for the next open, which
-    /// knows from the log that it was released.
+    /// Renames a file to a spare file, or removes it. If both fail, the file stays until the next open, which
+    /// reads from the log that the segment was released.
     fn free(&self, path: &Path, keep: bool) {
         let spare = if keep { self.spare_path().ok() } else { None };
         match spare {
@@ -452,7 +465,7 @@ impl Preparation {
         }
     }
 
-    /// Returns the time until the next segment is to be filled; `None` if it is not.
+    /// Returns the time until the next segment is to be filled with zeros; `None` if it will not be.
     fn fill_due(&self, stock: &Stock) -> Option<Duration> {
         let next = stock.next.as_ref()?;
         if next.filled >= next.header.capacity || self.winds_down() {
@@ -461,7 +474,7 @@ impl Preparation {
         Some(self.options.quiet_after.saturating_sub(stock.active_since?.elapsed()))
     }
 
-    /// Fills one piece of the next segment with zeros.
+    /// Fills one piece of the next segment with zeros. Returns true on success.
     fn fill(&self, mut stock: MutexGuard<'_, Stock>) -> bool {
         let Some(next) = &stock.next else { return false };
         let (file, from, capacity) = (next.file.clone(), next.filled, next.header.capacity);
@@ -479,7 +492,7 @@ impl Preparation {
                 true
             }
             (next, _) => {
-                // A file whose sync failed is not one to write a log to.
+                // A file whose sync failed must not become a segment.
                 if let Some(bad) = next.take() {
                     let _ = self.shared.disk.remove(&bad.path);
                 }
@@ -493,10 +506,10 @@ impl Preparation {
     }
 }
 
-/// Bytes a Start record that names some hundred segments takes.
+/// Number of bytes that a Start record takes if it lists about a hundred segments.
 pub(crate) const START_BYTES: u64 = 512;
 
-/// Bytes of records that entries and values can fill of a segment of that size.
+/// Bytes of records that entries and values can fill in a segment with this capacity.
 pub(crate) fn usable(capacity: u64) -> u64 {
     capacity.saturating_sub(SEGMENT_HEADER_BYTES as u64 + START_BYTES + TAIL_BYTES)
 }

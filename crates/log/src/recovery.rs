@@ -1,9 +1,9 @@
-//! Opening: which files make up the log, what they hold, and where writing goes on.
+//! Opening a log: which files belong to it, what they contain, and where writing continues.
 //!
 //! An invalid record at offset p of the last segment is a torn tail if nothing later proves that it had been
-//! synced: it is cleared, with whatever else of its batch is left, and reported as a repair. A valid record whose
-//! batch starts after p is such a proof, and so is any invalid record in a segment before the last: then
-//! acknowledged data is gone, and opening is refused.
+//! synced. A torn tail is cleared, with the rest of its batch, and reported as a repair. A valid record whose
+//! batch starts after p is such a proof; any invalid record in an earlier segment is one too. Then
+//! acknowledged data is lost, and opening is refused.
 //!
 //! # Example: a torn tail, and damage
 //!
@@ -18,18 +18,20 @@
 //!  5632   4352    entry 10   valid
 //! ```
 //!
-//! The only record behind p starts its batch at 4352, before p. So nothing proves that this batch was ever synced, and nobody
-//! was told of its entries: entries 9 and 10 are overwritten with zeros and entry 8 is the last.
+//! The only record behind p starts its batch at 4352, before p. So nothing proves that this batch was ever
+//! synced, and its entries were never acknowledged: entries 9 and 10 are overwritten with zeros and entry 8
+//! becomes the last entry.
 //!
 //! ```text
 //!  5888   5888    entry 11   valid
 //! ```
 //!
-//! With this record it is damage: its batch starts at 5888, behind p, and was begun after the batch at 4352 had been synced.
-//! Entry 9 was acknowledged, and opening is refused with offset 4480. It is refused too if the member has noted a log end
-//! behind p: when it was shut down cleanly, or when it was started, since opening syncs what it gives out. And it is refused
-//! where no torn write explains what stands at p (`scan::is_no_torn_write`): had entry 9 ended at 4608, it would lie in one
-//! sector with the head of entry 8, and a write that was cut off leaves all of a sector or nothing.
+//! With this record it is damage: the record's batch starts at 5888, behind p, and was begun after the batch
+//! at 4352 had been synced. Entry 9 was acknowledged, and opening is refused with offset 4480. Opening is
+//! also refused if the member has recorded a log end behind p, at its last clean shutdown or at its last
+//! start (opening syncs what it returns). And it is refused where no torn write explains the bytes at p
+//! (`scan::is_no_torn_write`): if entry 9 ended at 4608, it would lie in one sector with the head of entry 8,
+//! and an interrupted write leaves a whole sector old or new.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -55,7 +57,7 @@ use crate::{
     Entry, HardState, LogEnd, OpenError, Options, Owner, Recovered, Repair, Replayed, Reset, ValueId,
 };
 
-/// The parts of a log that opening found.
+/// Result of opening: the parts of the log that were found.
 pub(crate) struct Opened {
     pub recovered: Recovered,
     pub position: Position,
@@ -63,7 +65,7 @@ pub(crate) struct Opened {
     pub index: EntryIndex,
     pub prepared: Option<Prepared>,
     pub next_seq: u32,
-    /// Files that may be used again.
+    /// Files that may become segments again.
     pub spares: Vec<PathBuf>,
     /// Files of released segments.
     pub released: Vec<PathBuf>,
@@ -76,11 +78,11 @@ struct Candidate {
     file: Arc<dyn File>,
     len: u64,
     header: SegmentHeader,
-    /// `None` if no valid Start record is there.
+    /// Contents of the first record; `None` if that record is not valid.
     start: Option<Start>,
 }
 
-/// Returns true if there are segments in `dir`.
+/// Returns true if `dir` contains files of segments.
 pub(crate) fn is_in(disk: &dyn Disk, dir: &Path) -> Result<bool, OpenError> {
     if !disk.exists(dir).map_err(|error| OpenError::io("look for", dir, error))? {
         return Ok(false);
@@ -89,7 +91,7 @@ pub(crate) fn is_in(disk: &dyn Disk, dir: &Path) -> Result<bool, OpenError> {
     Ok(names.iter().any(|name| seq_of(name).is_some()))
 }
 
-/// Cluster and member id of the log in `dir`; `None` if there is none.
+/// Returns cluster and member id of the log in `dir`; `None` if it has none.
 pub(crate) fn identify(disk: &dyn Disk, dir: &Path) -> Result<Option<Owner>, OpenError> {
     if !disk.exists(dir).map_err(|error| OpenError::io("look for", dir, error))? {
         return Ok(None);
@@ -120,7 +122,8 @@ pub(crate) fn open(
             disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
         }
     }
-    // Names may be there that a crash of the machine would still undo; what we build on must not be among them.
+    // A file name found here may not be durable yet. Sync the directory, so that a crash of the machine
+    // cannot undo a name that we rely on.
     disk.sync_dir(dir).map_err(|error| OpenError::io("sync", dir, error))?;
     seqs.sort_unstable();
     let mut candidates = Vec::with_capacity(seqs.len());
@@ -141,7 +144,8 @@ pub(crate) fn open(
         }
     }
     let unused = split_unused(disk, &mut candidates)?;
-    // A log that goes on behind its known end was used since by a build that does not note where it ends.
+    // A log that continues behind its recorded end was used later by a release that does not record where it
+    // ends.
     let goes_on = |end: &LogEnd| candidates.last().is_some_and(|last| last.seq > end.segment);
     let closed_at = options.closed_at.filter(|end| !goes_on(end));
     for error in damaged {
@@ -149,7 +153,7 @@ pub(crate) fn open(
             return Err(error);
         }
         let OpenError::Damaged { path, offset, .. } = error else { continue };
-        // It had been prepared and nothing was ever written to it.
+        // The segment had been prepared and was never written to.
         disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
         let found = "the segment was not in use yet, and is made anew";
         repairs.push(Repair { file: path, offset, found });
@@ -183,8 +187,9 @@ pub(crate) fn open(
     };
     let mut unused = unused;
     if unused.first().is_some_and(|first| first.header.secret.is_none()) {
-        // Nothing is in it that counts: it is made again, with a secret. The one behind it goes before: a crash in between must
-        // not leave a segment without the one in front of it.
+        // An unused segment without a secret contains nothing of value; it is made again, with a secret. The
+        // last file is removed first, because a crash in between must not leave a segment whose predecessor
+        // is missing.
         for candidate in unused.drain(..).rev() {
             let path = candidate.path;
             disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
@@ -193,13 +198,13 @@ pub(crate) fn open(
     }
     let mut unused = unused.into_iter();
     let prepared = unused.next();
-    // One is enough; the second will be made again.
+    // Only one prepared segment is kept; another one is made later.
     released.extend(unused.map(|candidate| candidate.path));
     finish(reading, candidates, prepared, spares, released)
 }
 
-/// Takes the segments off the end that have no valid record to begin with: the one prepared to come next, and
-/// before it perhaps the one whose very first write was torn.
+/// Splits off the segments at the end that have no valid first record: the segment prepared as the next one,
+/// and perhaps the one before it whose first write was torn.
 fn split_unused(disk: &dyn Disk, candidates: &mut Vec<Candidate>) -> Result<Vec<Candidate>, OpenError> {
     let used = candidates.iter().rposition(|candidate| candidate.start.is_some()).map_or(0, |at| at + 1);
     let unused = candidates.split_off(used);
@@ -219,7 +224,7 @@ fn split_unused(disk: &dyn Disk, candidates: &mut Vec<Candidate>) -> Result<Vec<
     }
 }
 
-/// Returns the error for a segment that is missing, or is no plain file.
+/// Returns the error for a segment that is missing or is not a regular file.
 fn missing(disk: &dyn Disk, path: PathBuf) -> OpenError {
     match disk.exists(&path) {
         Ok(true) => OpenError::NotAFile { path },
@@ -227,7 +232,7 @@ fn missing(disk: &dyn Disk, path: PathBuf) -> OpenError {
     }
 }
 
-/// Anything but a plain file under a name that is needed next would be in the way later.
+/// Refuses a directory or other object whose name the log needs for its next files.
 fn refuse_strangers(
     options: &Options,
     disk: &dyn Disk,
@@ -268,14 +273,14 @@ fn check_closed(
     }
 }
 
-/// Why damage at the end of the log is no torn write.
+/// Part of an error message: why damage at the end of the log is no torn write.
 const NO_TORN_WRITE: &str = "a write that was cut off leaves whole sectors of 512 bytes as they were, and a part of this one was written";
 
-/// Facts learnt from the records so far.
+/// State of the log as read from the records so far.
 struct Reading {
-    /// The end of the log when it was closed, if that is known: it must not end before.
+    /// Recorded end of the log at its clean shutdown, if known: the log must not end before it.
     closed_at: Option<LogEnd>,
-    /// An end that the log had when the member last started: it must not end before.
+    /// Recorded end of the log when the member last started: the log must not end before it.
     synced_to: Option<LogEnd>,
     from_index: Index,
     index: EntryIndex,
@@ -284,10 +289,10 @@ struct Reading {
     last_term: Term,
     repairs: Vec<Repair>,
     scanned_bytes: u64,
-    /// End of the records in each segment, as far as known.
+    /// Offset at which the records of each segment end, as far as known.
     ends: BTreeMap<u32, u64>,
     live: BTreeSet<u32>,
-    /// The segment after the last had been begun, so the last was complete.
+    /// True if the segment after the last one was begun, which proves that the last one was complete.
     next_begun: bool,
 }
 
@@ -309,7 +314,7 @@ impl Reading {
         }
     }
 
-    /// Returns the files of released segments.
+    /// Reads the records of all segments that must be read. Returns the files of released segments.
     fn read_all(
         &mut self,
         options: &Options,
@@ -327,7 +332,8 @@ impl Reading {
         for (nth, candidate) in candidates.iter().enumerate() {
             let Some(start) = &candidate.start else { continue };
             if nth < first {
-                // What is behind a hole cannot be reached in order, so it holds no entries for us.
+                // A released segment after this one leaves a gap in the log, so entries before the gap cannot
+                // be used.
                 if candidates.get(nth + 1).is_some_and(|next| next.seq != candidate.seq + 1) {
                     self.index.unread.clear();
                 } else {
@@ -349,7 +355,7 @@ impl Reading {
         Ok(released)
     }
 
-    /// Sorts out released segments and refuses when one is missing.
+    /// Splits off released segments and returns their files. Fails if another segment is missing.
     fn choose(
         &mut self,
         disk: &dyn Disk,
@@ -358,7 +364,7 @@ impl Reading {
         let Some(last) = candidates.last() else { return Ok(Vec::new()) };
         let mut live: BTreeSet<u32> =
             last.start.as_ref().map(|start| start.live.iter().copied().collect()).unwrap_or_default();
-        // With no segment before it there is nothing that can have been released.
+        // If no earlier segment exists, none can have been released and no record needs to be read.
         let scan_to = if live.is_empty() { 0 } else { last.len };
         scan::records(
             &*last.file,
@@ -394,8 +400,8 @@ impl Reading {
         Ok(released)
     }
 
-    /// The last segment that began before the entry in front of `from_index` was written: that entry's final
-    /// version is there or later, and so is everything written after it.
+    /// Returns the position of the last segment that began before the entry in front of `from_index` was
+    /// written: the final version of that entry is there or later, and so is everything written after it.
     fn first_to_read(&self, candidates: &[Candidate]) -> usize {
         candidates
             .iter()
@@ -468,9 +474,9 @@ impl Reading {
                 format!("{why}; it was synced up to offset {} when the member last started", end.offset);
             return Err(OpenError::damaged(path, ending.offset, found));
         }
-        // The process before may have died because it could not sync this batch: what the page cache then gives back may
-        // never have come to the disk, and no later sync would bring it there. What is now given out as recovered must
-        // not vanish.
+        // The previous process may have died because it could not sync this batch. Then the page cache may
+        // return data that never reached the disk, and a later sync would not write it. Recovered data must
+        // not vanish again, so write it again.
         scan::rewrite(file, before.batch.max(SEGMENT_HEADER_BYTES as u64), ending.offset)
             .map_err(|error| OpenError::io("write again", path, error))?;
         if ending.invalid.is_some() || remains.end.is_some() {
@@ -503,7 +509,8 @@ impl Reading {
                 let replaces = index < self.index.next;
                 self.index.push(candidate.seq, index, term, offset as u32);
                 self.last_term = term;
-                // The caller that was given the replaced entry must learn of it, though the entry itself is not asked for.
+                // The caller may have received the replaced entry before, so it must also receive this one,
+                // even if its index is below `from_index`.
                 if index >= self.from_index || replaces {
                     let entry_type = header.entry_type;
                     let entry = Entry { term, index, entry_type, data: payload };
@@ -559,7 +566,7 @@ impl Reading {
         Ok(())
     }
 
-    /// A sealed segment must end where the next one says it did.
+    /// Checks that a sealed segment ends at the offset that the next segment recorded.
     fn check_end(&self, candidate: &Candidate, next: Option<&Candidate>) -> Result<(), OpenError> {
         let Some(next) = next.filter(|next| next.seq == candidate.seq + 1) else { return Ok(()) };
         let (Some(start), Some(end)) = (&next.start, self.ends.get(&candidate.seq)) else { return Ok(()) };
@@ -570,7 +577,7 @@ impl Reading {
         Err(OpenError::damaged(&candidate.path, *end, found))
     }
 
-    /// Reads a segment only to check it.
+    /// Reads a segment only to verify its records.
     fn verify(&mut self, candidate: &Candidate, all: &[Candidate]) -> Result<(), OpenError> {
         let ending = candidate.records(|_, _, _| Ok(()))?;
         if let Some(why) = ending.invalid {
@@ -581,8 +588,8 @@ impl Reading {
         self.check_end(candidate, all.iter().find(|other| other.seq == candidate.seq + 1))
     }
 
-    /// A segment that never came into use holds at most the remains of its first write, and the one after it
-    /// nothing.
+    /// Clears the remains of a first write from segments that never came into use. A segment prepared after
+    /// such a segment must be empty.
     fn clear_unused(&mut self, unused: &[Candidate]) -> Result<(), OpenError> {
         for (nth, candidate) in unused.iter().enumerate() {
             let path = &candidate.path;
@@ -651,7 +658,8 @@ fn finish(
         let known = reading.ends.get(&candidate.seq).copied();
         let end = known.or(next.map(|start| u64::from(start.end_before))).unwrap_or(candidate.len);
         let first_index = candidate.start.as_ref().map_or(Index(0), |start| start.next_index);
-        // With released segments in between this is more than the truth, which errs on the side of keeping.
+        // If later segments were released, this is larger than the true last index. That only delays a
+        // release.
         let later = candidates.get(nth + 1).and_then(|later| later.start.as_ref());
         let last_index = later.map_or(next_index, |start| start.next_index) - 1;
         segments.push(Arc::new(Segment {
@@ -778,7 +786,7 @@ impl Candidate {
     }
 }
 
-/// Why a scan stopped: the file, or what was in it.
+/// Reason why a scan stopped: reading failed, or a record was refused.
 enum Stop {
     Io(io::Error),
     Open(OpenError),

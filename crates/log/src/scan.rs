@@ -10,19 +10,20 @@ use crate::format::{
     padded,
 };
 
-/// Bytes read at once: large enough to make the call cheap, small enough to stay in the processor's cache.
+/// Number of bytes read at once: large enough to amortize the system call, small enough to stay in the
+/// processor's cache.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// The offset at which the records end, and why.
+/// Offset at which the records of a segment end, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ending {
     pub offset: u64,
-    /// Description of what is invalid there; `None` at a mark of the end.
+    /// Description of what is invalid at the offset; `None` if there is an end mark.
     pub invalid: Option<&'static str>,
 }
 
-/// Calls `visit` with offset, header and payload of each record from `from` on; payloads are slices of the chunk
-/// read. An error of the visitor's ends the scan.
+/// Calls `visit` with offset, header and payload of each record from `from` on. Payloads are slices of the
+/// chunk that was read. An error of `visit` ends the scan.
 pub(crate) fn records<E: From<io::Error>>(
     file: &dyn File,
     identity: Identity,
@@ -48,7 +49,7 @@ pub(crate) fn records<E: From<io::Error>>(
         };
         let have = chunk.len();
         let want = (needed.max(CHUNK_BYTES) as u64).min(len - offset) as usize;
-        // Takes the old chunk's memory again if nobody has kept a slice of it.
+        // `reserve` reuses the memory of the previous chunk if no slice of it is still referenced.
         chunk.reserve(want - have);
         chunk.resize(want, 0);
         let read = file.read_at(&mut chunk[have..], offset + have as u64)?;
@@ -62,7 +63,8 @@ pub(crate) fn records<E: From<io::Error>>(
 /// Valid records found behind an offset at which the log seems to end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Remains {
-    /// A record whose batch began behind that offset: proof that what is at the offset had been synced.
+    /// Offset of the first valid record whose batch began behind the end: proves that the data at the end had
+    /// been synced.
     pub later_batch: Option<u64>,
     /// Offset of the first valid record; `None` if there is none.
     pub first: Option<u64>,
@@ -70,7 +72,7 @@ pub(crate) struct Remains {
     pub end: Option<u64>,
 }
 
-/// Looks for records of this segment anywhere behind `from`.
+/// Searches for valid records of this segment anywhere behind `from`.
 pub(crate) fn remains(file: &dyn File, identity: Identity, len: u64, from: u64) -> io::Result<Remains> {
     let mut remains = Remains::default();
     let mut chunk: Vec<u8> = Vec::new();
@@ -78,7 +80,8 @@ pub(crate) fn remains(file: &dyn File, identity: Identity, len: u64, from: u64) 
     let mut offset = from;
     while offset + RECORD_HEADER_BYTES as u64 <= len {
         let Some(data) = file.next_data(offset)? else { break };
-        // Records begin at multiples of 8, and may begin in front of the first byte that is not zero.
+        // Records begin at multiples of 8. A record may begin with zeros, in front of the first byte that is
+        // not zero.
         offset = offset.max((data & !7).saturating_sub(RECORD_HEADER_BYTES as u64));
         let want = (CHUNK_BYTES as u64).min(len.saturating_sub(offset)) as usize;
         chunk.resize(want, 0);
@@ -98,7 +101,8 @@ pub(crate) fn remains(file: &dyn File, identity: Identity, len: u64, from: u64) 
                 found => found,
             };
             let Found::Record(header, payload) = found else {
-                // Of zeros, of which most of a segment's rest is made, a record begins with 8 at most.
+                // Most of a segment's unused space is zeros, so skip them. At most the first 8 bytes of a
+                // record are zeros.
                 at += 8 + zeros(&chunk[at + 8..read]).saturating_sub(8);
                 continue;
             };
@@ -114,7 +118,7 @@ pub(crate) fn remains(file: &dyn File, identity: Identity, len: u64, from: u64) 
     Ok(remains)
 }
 
-/// The valid record in front of an offset; all zeros if there is none.
+/// The last valid record in front of an offset; all fields are zero if none exists.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Before {
     /// Offset of the record.
@@ -123,22 +127,24 @@ pub(crate) struct Before {
     pub batch: u64,
 }
 
-/// Bytes that a device writes as one: after a power cut they are all new or all old. Some devices write more as one, none less.
+/// Number of bytes that a device writes atomically: after a power cut they are all new or all old. Some
+/// devices write larger units, none smaller ones.
 const SECTOR_BYTES: u64 = 512;
 
-/// Returns true if no torn write explains what stands at `from`, where the valid records end.
+/// Returns true if no torn write explains the bytes at `from`, where the valid records end.
 ///
-/// A torn write leaves whole sectors of old content, and what the old content of this place was is known in part: behind
-/// every synced batch stand [`END_BYTES`] zeros. So within a sector that the write reached, each of its records is there, and
-/// in a sector that it did not reach, those zeros are. The sector of `from` tells only where the record in front ends within
-/// it, or where records of the same batch are found in it behind `from`. What proves that the write reached a sector is the head of
-/// a record, which holds a part of the segment's secret: a value may be the same as what the file's last use has left there.
+/// A torn write leaves whole sectors with their old contents, and these are partly known: behind every synced
+/// batch there are [`END_BYTES`] zeros. So in a sector that the write reached, all its records exist; in a
+/// sector that the write did not reach, those zeros exist. The sector of `from` can be judged only if the
+/// record in front ends within it, or if records of the same batch are found in it behind `from`. Only the
+/// head of a record proves that the write reached a sector, because it contains a part of the segment's
+/// secret; a value may equal data of the file's previous use.
 ///
 /// # Example
 ///
-/// The batch in front ends at 4456, in the sector from 4096 to 4608. A torn write leaves zeros at 4456, or the head of a
-/// record whose end is beyond 4608. The head of a record that ends at 4544 and does not verify is damage, and so is anything
-/// that is neither zeros nor the head of a record.
+/// The batch in front ends at 4456, in the sector from 4096 to 4608. A torn write leaves at 4456 either zeros
+/// or the head of a record that ends behind 4608. The head of a record that ends at 4544 and does not verify
+/// is damage, and so is anything else.
 pub(crate) fn is_no_torn_write(
     file: &dyn File,
     identity: Identity,
@@ -150,7 +156,7 @@ pub(crate) fn is_no_torn_write(
     let sector = from / SECTOR_BYTES;
     let reached = |at: u64| remains.first.is_some_and(|first| first / SECTOR_BYTES == at);
     let sector_end = (sector + 1) * SECTOR_BYTES;
-    // A head that goes on in the next sector may be torn itself.
+    // A head that continues in the next sector may itself be torn.
     if from + END_BYTES as u64 > sector_end || from + RECORD_HEADER_BYTES as u64 > len {
         return Ok(false);
     }
@@ -161,7 +167,7 @@ pub(crate) fn is_no_torn_write(
     }
     let begins_there = |start: u32| u64::from(start) == from || u64::from(start) == before.batch;
     let Some(payload) = outline(&head, identity).filter(|(_, start)| begins_there(*start)) else {
-        // The header of a segment is written together with the zeros behind it.
+        // A segment's header is written together with the zeros behind it.
         let is_first = from == SEGMENT_HEADER_BYTES as u64;
         return Ok(is_first || before.record / SECTOR_BYTES == sector || reached(sector));
     };
@@ -171,15 +177,16 @@ pub(crate) fn is_no_torn_write(
         || last_sector == sector + 1 && remains.first == Some(end) && reached(last_sector))
 }
 
-/// Returns how many bytes at the beginning are zeros, in whole pieces of 8.
+/// Returns the number of zero bytes at the beginning, as a multiple of 8.
 fn zeros(bytes: &[u8]) -> usize {
-    // Most of them in large pieces: each is a call, in which many bytes are compared at once.
+    // Large blocks first: each comparison is one call that compares many bytes at once.
     let blocks = bytes.chunks_exact(512).take_while(|block| **block == [0; 512]).count() * 512;
     let words = bytes[blocks..].chunks_exact(8).take_while(|word| **word == [0; 8]).count() * 8;
     blocks + words
 }
 
-/// Overwrites what is left of a torn write with zeros, durably. `end` is that of the last valid record in it.
+/// Overwrites the remains of a torn write with zeros, durably. `end` is the end of the last valid record in
+/// them.
 pub(crate) fn clear(file: &dyn File, len: u64, from: u64, end: Option<u64>) -> io::Result<()> {
     assert!(from >= SEGMENT_HEADER_BYTES as u64, "the header is never overwritten");
     let least = (from + RECORD_HEADER_BYTES as u64).min(len);
@@ -194,8 +201,9 @@ pub(crate) fn clear(file: &dyn File, len: u64, from: u64, end: Option<u64>) -> i
     file.sync_data()
 }
 
-/// Writes what can be read from `from` to `to` once more. It is durable after the next sync, also if a sync of it has
-/// failed before: Linux takes pages that it could not write for clean.
+/// Writes the bytes from `from` to `to` again as they are read. The next sync makes them durable even if an
+/// earlier sync of them failed: after a failed sync, Linux marks the pages as clean although they were not
+/// written.
 pub(crate) fn rewrite(file: &dyn File, from: u64, to: u64) -> io::Result<()> {
     let mut chunk = Vec::new();
     let mut at = from;

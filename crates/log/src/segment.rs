@@ -1,4 +1,4 @@
-//! A segment in memory, and what all parts of the log share.
+//! A segment in memory, and the state that all parts of the log share.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,7 +14,7 @@ use crate::figures::Figures;
 use crate::format::Identity;
 use crate::{Need, SegmentState, Space};
 
-/// A segment's open file and what is known of it. Only the log's writer changes it.
+/// A segment's open file and its state. Only the log's writer changes it.
 pub(crate) struct Segment {
     pub seq: u32,
     pub path: PathBuf,
@@ -23,13 +23,13 @@ pub(crate) struct Segment {
     /// True for a segment of version 1, to which nothing more is written once another segment is ready.
     pub guessable: bool,
     pub first_index: Index,
-    /// Length of the file.
+    /// Length of the file in bytes.
     pub capacity: AtomicU64,
     /// Offset at which the durable records end.
     pub end: AtomicU32,
     pub last_index: AtomicU64,
     pub sealed: AtomicBool,
-    /// True once its release has been requested.
+    /// True once the segment's release has been requested.
     pub releasing: AtomicBool,
 }
 
@@ -54,15 +54,16 @@ pub(crate) struct Shared {
     index: Mutex<EntryIndex>,
     pub figures: Figures,
     space: AtomicU8,
-    /// Bytes the active segment still takes.
+    /// Number of bytes of records that the active segment can still take.
     pub room: AtomicU64,
     /// Bytes of the file system that the log leaves free ([`crate::Values::hold_room`]).
     held_bytes: AtomicU64,
-    /// A [`Need`] as a number; of no meaning while no room is held.
+    /// A [`Need`] as a number; meaningful only while space is held.
     need: AtomicU8,
-    /// True once the file system had no room for a file though it said that it had: a server's quota is not in what it says.
+    /// True once the file system had no space for a file although it reported enough: a server's quota is not
+    /// part of the reported free space.
     pub has_hidden_limit: AtomicBool,
-    /// The log is about to be closed: no file is made that nobody waits for.
+    /// True if the log is about to be closed: files are no longer made ahead.
     pub winding_down: AtomicBool,
 }
 
@@ -113,7 +114,7 @@ impl Shared {
         self.held_bytes.load(Ordering::Acquire)
     }
 
-    /// Returns how urgently others need the room that is held for them; `None` if none is held.
+    /// Returns how urgently the space held for other parts of the server is needed; `None` if none is held.
     pub fn need(&self) -> Option<Need> {
         (self.held_bytes() > 0).then(|| match self.need.load(Ordering::Acquire) {
             0 => Need::Passing,
@@ -135,12 +136,12 @@ impl Shared {
     }
 }
 
-/// Name of a segment's file.
+/// Returns the name of a segment's file.
 pub(crate) fn file_name(seq: u32) -> String {
     format!("{seq:016x}.seg")
 }
 
-/// The sequence number in a segment file's name.
+/// Returns the sequence number in a segment file's name; `None` if the name is not one of a segment.
 pub(crate) fn seq_of(name: &str) -> Option<u32> {
     let digits = name.strip_suffix(".seg")?;
     let plain = digits.len() == 16 && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
@@ -150,9 +151,9 @@ pub(crate) fn seq_of(name: &str) -> Option<u32> {
 const PAGE_BYTES: u64 = 4096;
 static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
-/// Fills a part of a file with zeros, page by page: a large write is kept in large folios of the page cache, and every
-/// small write into one then counts as, and may be written back as, all of it (measured: 90 KB instead of 5 KB for a
-/// write of 1 KiB).
+/// Fills a part of a file with zeros, page by page. A single large write is kept in large folios of the page
+/// cache; every small write into such a folio then counts as a write of the whole folio, and may be written
+/// back as such (measured: 90 KB instead of 5 KB for a write of 1 KiB).
 pub(crate) fn write_zeros(file: &dyn File, from: u64, len: u64) -> io::Result<()> {
     let (mut at, end) = (from, from + len);
     while at < end {
@@ -163,24 +164,27 @@ pub(crate) fn write_zeros(file: &dyn File, from: u64, len: u64) -> io::Result<()
     Ok(())
 }
 
-/// Returns true if [`reserve`] failed since a file cannot be as large as was asked for; a smaller one perhaps can be.
+/// Returns true if [`reserve`] failed because the file cannot be as large as requested; a smaller request may
+/// succeed.
 pub(crate) fn is_refused_for_size(error: &io::Error) -> bool {
     disk::is_full(error) || error.kind() == io::ErrorKind::FileTooLarge
 }
 
-/// Zeros written to make room real are synced in such pieces, so that no other sync waits for all of them.
+/// Zeros written to fill holes are synced after every piece of this many bytes, so that no other sync waits
+/// for all of them.
 const RESERVED_AT_ONCE_BYTES: u64 = 1 << 20;
 
-/// Reserves room in a file from `from` on. Where the file system reserves nothing, zeros are written, over whatever is there, and
-/// synced: only then a network file system has said that there is room. Returns the number of zeros. If there is no room, the file
-/// keeps its length, and takes no more of what is left.
+/// Reserves space in a file from `from` on. If the file system cannot reserve space, writes zeros over the
+/// range and syncs them: only the sync shows whether a network file system has the space. Returns the number
+/// of zeros written. If there is not enough space, the file keeps its length and occupies no more space than
+/// before.
 pub(crate) fn reserve(disk: &dyn Disk, path: &Path, file: &dyn File, from: u64, len: u64) -> io::Result<u64> {
     let before = file.len()?;
     if file.allocate(from, len)? == Reservation::Made {
         return Ok(0);
     }
     let outcome = (|| {
-        // Or a full disk would be filled with zeros, in vain and again and again.
+        // Check free space first. Otherwise each retry would fill a full disk with zeros and fail.
         let lacking = file.hole_bytes()?;
         if disk.space(path).is_ok_and(|space| space.free_bytes < lacking) {
             return Err(io::ErrorKind::StorageFull.into());
@@ -195,7 +199,7 @@ pub(crate) fn reserve(disk: &dyn Disk, path: &Path, file: &dyn File, from: u64, 
         Ok(len)
     })();
     if outcome.is_err() {
-        // What cannot be cut is as long as it was meant to be.
+        // If truncating fails, the file keeps the requested length.
         let _ = file.set_len(before);
     }
     outcome

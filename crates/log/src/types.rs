@@ -1,4 +1,4 @@
-//! What goes into the log and what comes back.
+//! Types of the log's input and output.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -8,14 +8,14 @@ use numbers::{ClusterId, EntryId, Index, Location, MemberId, Term};
 
 use crate::LogEnd;
 
-/// A raft entry. The log never looks into `data`.
+/// A raft entry. The log never interprets `data`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// The term of the leader who wrote it.
+    /// Raft term of the leader that created the entry.
     pub term: Term,
-    /// Position of the entry in the log.
+    /// Raft index of the entry.
     pub index: Index,
-    /// Raft's entry type as its number on the wire.
+    /// Raft's entry type, as its number on the wire.
     pub entry_type: u8,
     /// The command, less than 1 GiB.
     pub data: Bytes,
@@ -28,21 +28,21 @@ pub struct HardState {
     pub term: Term,
     /// Member that this member voted for in `term`; 0 for none.
     pub vote: MemberId,
-    /// Highest index known to be committed.
+    /// Highest raft index known to be committed.
     pub commit: Index,
 }
 
-/// The log starts again behind a snapshot that was installed: entries up to now are void, the next has
+/// Restart of the log after a snapshot was installed: all earlier entries are void, and the next entry has
 /// `index + 1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reset {
-    /// Last index the snapshot contains.
+    /// Last raft index that the snapshot contains.
     pub index: Index,
-    /// Term of that entry.
+    /// Raft term of the entry at `index`.
     pub term: Term,
 }
 
-/// A live value moved out of a segment that is to go.
+/// A live value that is moved out of a segment that will be released.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Value {
     /// Revision that wrote the value.
@@ -65,43 +65,44 @@ pub struct ValueId {
 pub struct EntryPlace {
     /// The entry's position in the raft log.
     pub index: Index,
-    /// The place of its data's first byte.
+    /// Location of the first byte of the entry's data.
     pub location: Location,
 }
 
-/// One append. Written in the order of the fields, so that whatever part of it survives a crash before it was
-/// acknowledged is a prefix: a hard state is never there without the entries given with it.
+/// One append. Its parts are written in the order of the fields, so whatever survives a crash before the
+/// acknowledgement is a prefix: a hard state never exists without the entries of the same batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
-    /// The log restarts behind a snapshot.
+    /// Restart of the log after a snapshot.
     pub reset: Option<Reset>,
     /// Entries, contiguous. An index already in the log replaces that entry and all after it.
     pub entries: Vec<Entry>,
-    /// Relocated values.
+    /// Live values moved from segments that will be released.
     pub values: Vec<Value>,
     /// The new hard state.
     pub hard_state: Option<HardState>,
 }
 
-/// An event of the log, reported on its own thread (or in [`crate::Log::turn`] when it is driven by hand).
+/// An event of the log, reported on the log's thread (or in [`crate::Log::turn`] if the log is driven by
+/// hand).
 #[derive(Debug)]
 pub enum LogEvent {
-    /// These batches are on disk.
+    /// The log has synced these batches to disk.
     Synced(Synced),
-    /// Room came or went.
+    /// The free space of the log has changed.
     SpaceChanged(Space),
-    /// A write or sync failed. The log accepts nothing more; the member must stop. Told once.
+    /// A write or sync failed. The log accepts nothing more; the member must stop. Reported once.
     Failed(crate::Fatal),
 }
 
 /// The batches that one sync made durable.
 ///
-/// From one to the next the ticket never goes back. The last index does where entries were replaced by fewer, or the log
-/// began anew behind a snapshot. A hard state may say that entries beyond the last index are committed: that was learned
-/// from others.
+/// The ticket never decreases from one event to the next. The last index decreases if fewer entries replaced
+/// existing ones, or if the log restarted after a snapshot. The commit index of a hard state may be beyond
+/// the last index: the member learned it from other members.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Synced {
-    /// Every batch up to and including this ticket is durable, whole; 0 if none is yet.
+    /// Every batch up to and including this ticket is completely durable; 0 if none is yet.
     pub ticket: u64,
     /// Index of the last entry in the log; everything up to it is durable.
     pub last_index: Index,
@@ -111,98 +112,105 @@ pub struct Synced {
     pub locations: Vec<EntryPlace>,
     /// Location of each value of this sync.
     pub values: Vec<(ValueId, Location)>,
-    /// Time when the last of it was written, and its sync began; `None` if nothing was written.
+    /// Time at which the write ended and its sync began; `None` if nothing was written.
     pub written: Option<Instant>,
-    /// Time that the sync took; `None` if nothing was synced, or the log is moved by hand: then all that follows is to depend on
-    /// nothing but what is done.
+    /// Duration of the sync; `None` if nothing was synced, or if the log is driven by hand: a simulation must
+    /// not depend on measured time.
     pub took: Option<Duration>,
 }
 
-/// Whose log it is: written into each segment, and checked when it is opened.
+/// Owner of a log: written into each segment, and checked when the log is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// The cluster.
+    /// Id of the cluster.
     pub cluster_id: ClusterId,
-    /// The member.
+    /// Id of the member.
     pub member_id: MemberId,
 }
 
-/// How much those need room whom it is held for ([`crate::Values::hold_room`]).
+/// Urgency of the space held with [`crate::Values::hold_room`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// They take it within moments: the log waits for that, and finds no shortage.
+    /// The space will be taken within moments: the log waits for that and reports no shortage.
     Passing,
-    /// They should have more than they have.
+    /// More space than is available now would be useful.
     More,
-    /// They cannot go on with what they have: where the file system does not tell that it is full, the log gives up the segment that
-    /// it has made ahead, as long as the one in use has room for what ends a shortage.
+    /// Work cannot continue without more space. If the file system does not report its true free space, the
+    /// log gives up the segment prepared ahead, as long as the segment in use has enough space for the
+    /// records that end the shortage.
     Urgent,
 }
 
-/// Room for more log.
+/// Space that the log has for more data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
-    /// The next segment and the reserve are there.
+    /// The next segment and the reserve are ready.
     Ample,
-    /// The disk gave no room for another segment and the reserve had to be taken: time to raise the alarm.
+    /// The disk had no space for another segment and the reserve had to be used: time to raise the alarm.
     Low,
-    /// Nothing is left but the rest of the current segment.
+    /// Only the rest of the current segment is left.
     Exhausted,
 }
 
-/// The settings of a log.
+/// Settings of a log.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The log's own directory, `<data-dir>/member/log`; created if missing. The caller holds the data
     /// directory's lock.
     pub dir: PathBuf,
-    /// Written into each segment, and checked when it is opened.
+    /// Cluster id, written into each segment and checked when the log is opened.
     pub cluster_id: ClusterId,
-    /// Written into each segment, and checked when it is opened.
+    /// Member id, written into each segment and checked when the log is opened.
     pub member_id: MemberId,
-    /// Written into each segment.
+    /// Incarnation number, written into each segment.
     pub incarnation: u64,
-    /// Source of the secrets of segments: `None` is the operating system's randomness. With a seed they repeat, for
-    /// simulation and tests; a client that knows the seed can write values that read as records.
+    /// Source of the segments' secrets: `None` means randomness of the operating system. With a seed the
+    /// secrets are reproducible, for simulation and tests; a client that knows the seed can write values that
+    /// read as records.
     pub secret_seed: Option<u64>,
-    /// Size of a segment's file; a record that does not fit makes its segment larger. From 16 KiB to 1 GiB.
+    /// Size of a segment's file in bytes, from 16 KiB to 1 GiB; a record that does not fit enlarges its
+    /// segment.
     pub segment_bytes: u32,
-    /// [`crate::Log::append`] refuses when this many bytes wait; a single batch may be larger.
+    /// [`crate::Log::append`] refuses batches while this many bytes are queued; a single batch may be larger.
     pub queued_bytes_max: usize,
-    /// Free files kept at most, for reuse; at least 1, which is the reserve.
+    /// Maximum number of free files kept for reuse; at least 1, which is the reserve.
     pub spare_files_max: usize,
-    /// Age of the current segment from which the next one is filled with zeros in the background: a sync then takes less
-    /// time, for twice the bytes written.
+    /// Age of the current segment from which the next one is filled with zeros in the background. Syncs then
+    /// take less time, but twice the bytes are written.
     pub quiet_after: Duration,
-    /// Acknowledge without syncing. Data may be lost.
+    /// If true, batches are acknowledged without a sync. Data may be lost.
     pub unsafe_no_fsync: bool,
-    /// Verify every record of every segment at open, not only from the index asked for.
+    /// If true, every record of every segment is verified at open, not only records from the requested index
+    /// on.
     pub verify_all: bool,
-    /// The end of the log when it was closed cleanly, if it was: opening is refused if it ends elsewhere.
+    /// End of the log when it was closed cleanly, if it was: opening is refused if the log ends elsewhere.
     pub closed_at: Option<LogEnd>,
-    /// An end that the log once had with all of it durable, if one is known: opening is refused if it ends before.
+    /// A position up to which the log is known to have been durable, if any: opening is refused if the log
+    /// ends before it.
     pub synced_to: Option<LogEnd>,
-    /// No threads: appends are carried out by [`crate::Log::turn`]. For simulation.
+    /// If true, the log has no threads: appends are carried out by [`crate::Log::turn`]. For simulation.
     pub by_hand: bool,
-    /// The log is opened to be read: no room is reserved for what is to be appended.
+    /// If true, the log is opened only for reading: no space is reserved for appends.
     pub only_read: bool,
 }
 
-/// Bytes of a segment on ordinary disks.
+/// Size of a segment in bytes on ordinary disks.
 const SEGMENT_BYTES: u32 = 64 << 20;
-/// Bytes of a segment on the smallest file systems.
+/// Size of a segment in bytes on the smallest file systems.
 const SEGMENT_BYTES_LEAST: u32 = 512 << 10;
-/// A segment takes at most this part of the file system: some are always in use, prepared or in reserve.
+/// A segment takes at most this fraction of the file system, because several are in use, prepared or in
+/// reserve at any time.
 const SEGMENTS_PER_DISK: u64 = 32;
 
-/// Bytes that segments should have on a file system of this size: 64 MiB from 2 GiB on, and down to 512 KiB.
+/// Returns the recommended segment size in bytes for a file system of this size: 64 MiB from 2 GiB on, down
+/// to 512 KiB.
 pub fn segment_bytes_for(total_bytes: u64) -> u32 {
     let part = u32::try_from(total_bytes / SEGMENTS_PER_DISK).unwrap_or(SEGMENT_BYTES);
     part.clamp(SEGMENT_BYTES_LEAST, SEGMENT_BYTES) & !4095
 }
 
 impl Options {
-    /// The defaults for a log in `dir`.
+    /// Returns the default options for a log in `dir`.
     pub fn new(dir: impl Into<PathBuf>, cluster_id: ClusterId, member_id: MemberId) -> Options {
         Options {
             dir: dir.into(),
@@ -224,57 +232,58 @@ impl Options {
     }
 }
 
-/// A segment as the caller who reclaims room sees it.
+/// State of a segment, for the caller that decides which segments to release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentState {
     /// Sequence number.
     pub seq: u32,
-    /// Size of the file.
+    /// Size of the file in bytes.
     pub file_bytes: u64,
-    /// Bytes of header and records; equals what a relocation could at most free.
+    /// Bytes of header and records: the most that moving its live values can free.
     pub used_bytes: u64,
-    /// Index the first entry was expected to have when the segment came into use.
+    /// Index that the first entry was expected to have when the segment was put into use.
     pub first_index: Index,
-    /// Index that was expected next when the segment was sealed, less one; for the active one, the log's last. After
-    /// an open it may be larger, if segments behind this one were released.
+    /// Last index before the one that was expected next when the segment was sealed; for the active segment,
+    /// the log's last index. After an open it may be larger, if later segments were released.
     pub last_index: Index,
-    /// No more is written to it, so it may be released.
+    /// True if nothing more is written to the segment, so that it may be released.
     pub sealed: bool,
-    /// True if it was released. It is deleted once the log has recorded that, which may need space that is not there yet.
+    /// True if the release was requested. The file is deleted once the log has recorded the release, which
+    /// may need free space first.
     pub releasing: bool,
 }
 
 /// A record that is replayed at open, in the order in which it was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Replayed {
-    /// An entry and where its data lies. It replaces every entry replayed before that has its index or a higher
-    /// one, even if its own index is below the one asked for.
+    /// An entry and the location of its data. It replaces all previously replayed entries with the same or a
+    /// higher index, even if its own index is below the requested one.
     Entry(Entry, Location),
     /// A hard state.
     HardState(HardState),
-    /// The log restarted: entries seen before are void.
+    /// The log restarted after a snapshot: all entries replayed before are void.
     Reset(Reset),
-    /// A value was moved to this location; the number is its length in bytes.
+    /// A value was moved to this location; the number is the value's length in bytes.
     Value(ValueId, Location, u32),
 }
 
 /// The result of opening a log.
 ///
-/// The log has no gap: `base.index` and `first_index - 1` are at most `last_index`. The commit index of the hard state may
-/// be beyond `last_index`, if the last entries were never synced here.
+/// The log has no gap: `base.index` and `first_index - 1` are at most `last_index`. The commit index of the
+/// hard state may be beyond `last_index`, if this member never synced the last committed entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// The newest hard state.
     pub hard_state: HardState,
-    /// First index that [`crate::Entries::read`] can give; `last_index + 1` if there is none.
+    /// First index that [`crate::Entries::read`] can return; `last_index + 1` if there is none.
     pub first_index: Index,
-    /// Last index in the log; the latest Reset's when no entry follows it.
+    /// Last index in the log; the index of the latest Reset if no entry follows it.
     pub last_index: Index,
-    /// Term of `last_index`.
+    /// Raft term of the entry at `last_index`.
     pub last_term: Term,
-    /// Entry behind which the latest [`Reset`] restarted the log; zeros if there was none.
+    /// Entry after which the latest [`Reset`] restarted the log; zeros if there was none.
     pub base: EntryId,
-    /// Torn tails that were cut off: the remains of writes never acknowledged.
+    /// Torn tails that were cut off: the remains of writes that were never acknowledged.
     pub repairs: Vec<Repair>,
     /// Bytes of segments that were read and verified.
     pub scanned_bytes: u64,
@@ -283,11 +292,11 @@ pub struct Recovered {
 /// A torn tail that was cut off.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Repair {
-    /// The segment's file.
+    /// Path of the segment's file.
     pub file: PathBuf,
-    /// Offset at which the log now ends in it.
+    /// Offset in bytes at which the log now ends in the file.
     pub offset: u64,
-    /// Description of what was found there.
+    /// Description of the invalid data at the offset.
     pub found: &'static str,
 }
 
@@ -298,7 +307,7 @@ mod tests {
 
     #[test]
     fn a_segment_can_list_all_others_that_fit_on_its_file_system() {
-        // Up to half a pebibyte.
+        // File systems up to half a pebibyte.
         for shift in 20..50 {
             let total_bytes = 1u64 << shift;
             let segment_bytes = u64::from(segment_bytes_for(total_bytes));

@@ -1,4 +1,4 @@
-//! Reading values and entries back.
+//! Readers of values and entries.
 
 use std::io;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::scan;
 use crate::segment::{Segment, Shared};
 use crate::{Entry, Figures, Location, LogEnd, Need, ReadError, SegmentState};
 
-/// Bytes read ahead when entries are read.
+/// Number of bytes read ahead when entries are read.
 const READ_BYTES: usize = 256 << 10;
 
-/// Reads values by their location. Cheap to clone; every thread may hold one.
+/// Reads values by their location. Cheap to clone; can be shared between threads.
 #[derive(Clone)]
 pub struct Values {
     pub(crate) shared: Arc<Shared>,
@@ -29,13 +29,13 @@ impl Values {
         &self.shared.figures
     }
 
-    /// The segments, oldest first.
+    /// Returns the segments, the oldest first.
     pub fn segments(&self) -> Vec<SegmentState> {
         self.shared.segments().iter().map(|segment| segment.state()).collect()
     }
 
-    /// Returns the present end of the log; final once the [`crate::Log`] is dropped and had not failed. `None` before the
-    /// first write.
+    /// Returns the current end of the log; final once the [`crate::Log`] was dropped without having failed.
+    /// `None` before the first write.
     pub fn log_end(&self) -> Option<LogEnd> {
         let segments = self.shared.segments();
         let active = segments.iter().rfind(|segment| !segment.sealed.load(Ordering::Acquire))?;
@@ -43,34 +43,36 @@ impl Values {
         Some(LogEnd { segment: active.seq, offset: active.end.load(Ordering::Acquire), last_index })
     }
 
-    /// Says that the log is about to be closed: from now on no file is made in its directory, except a segment that the writer waits
-    /// for. Who removes the directory of a member that stops does not find new files in it.
+    /// Announces that the log will be closed soon: from now on no file is made in its directory, except a
+    /// segment that the writer waits for. A caller that removes the directory of a stopping member then finds
+    /// no new files in it.
     pub fn wind_down(&self) {
         self.shared.winding_down.store(true, Ordering::Release);
     }
 
-    /// Holds this many free bytes of the file system for others than the log, 0 for none: until they have them, the log makes no
-    /// spare file, and a segment only of what it has already or of what is free beyond them. A log must not take what its own
-    /// checkpoint needs, since only a checkpoint lets it release a segment.
+    /// Holds this many free bytes of the file system for other parts of the server; 0 ends the hold. While
+    /// the bytes are not free, the log makes no spare file, and makes a segment only from files it already
+    /// has or from space beyond the held bytes. The log must not take the space that its own checkpoint
+    /// needs, since only a checkpoint lets it release a segment.
     pub fn hold_room(&self, bytes: u64, need: Need) {
         self.shared.hold_room(bytes, need);
     }
 
-    /// Returns true once the log's file system had no room for a file though it said that it had: a server's quota is not in what it
-    /// says.
+    /// Returns true once the log's file system had no space for a file although it reported enough: a
+    /// server's quota is not part of the reported free space.
     pub fn has_hidden_limit(&self) -> bool {
         self.shared.has_hidden_limit.load(Ordering::Relaxed)
     }
 
-    /// Reads `len` bytes and checks them against their crc32c. [`ReadError::Moved`] says that the segment was
-    /// released meanwhile: look the location up again and retry.
+    /// Reads `len` bytes and verifies their CRC-32C. [`ReadError::Moved`] means that the segment was released
+    /// before the read ended: look up the new location and retry.
     pub fn read(&self, location: Location, len: u32, crc: u32) -> Result<Bytes, ReadError> {
         let mut bytes = BytesMut::with_capacity(len as usize);
         self.read_into(location, len, crc, &mut bytes)?;
         Ok(bytes.freeze())
     }
 
-    /// Reads a value as [`Values::read`] does, appending to `into`, which is left as it was on an error.
+    /// Reads a value as [`Values::read`] does and appends it to `into`; on an error `into` is unchanged.
     pub fn read_into(
         &self,
         location: Location,
@@ -82,8 +84,8 @@ impl Values {
         self.read_by(read, location, len, crc, into).map(|_| ())
     }
 
-    /// Reads a value as [`Values::read_into`] does, if that needs no wait for a disk. Otherwise returns false and leaves
-    /// `into` as it was.
+    /// Reads a value as [`Values::read_into`] does if no wait for a disk is needed. Otherwise returns false
+    /// and leaves `into` unchanged.
     pub fn read_cached_into(
         &self,
         location: Location,
@@ -118,15 +120,18 @@ impl Values {
             Err(error) => ReadError::Io { path: segment.path.clone(), error },
         };
         into.truncate(before);
-        // A file that was released while we read it may already hold something new.
+        // If the segment was released during the read, its file may already contain new data; then the error
+        // is not damage.
         if self.shared.segment(location.segment).is_none() { Err(ReadError::Moved) } else { Err(failed) }
     }
 
-    /// Fills `into` with the bytes of a value of `len` bytes from its byte `from` on, waiting for a disk if `waits` says so.
-    /// Without that, returns false if it would have to wait; `into` then holds anything.
+    /// Fills `into` with bytes of a value of `len` bytes, starting at the value's byte `from`. Waits for a
+    /// disk if `waits` is true; otherwise returns false if a wait would be needed, and `into` then has
+    /// undefined contents.
     ///
-    /// The checksum is that of the whole value: the caller has to add up those of all parts. Only one thing is certain of a
-    /// part by itself: that its segment was not released, and used again, before the part was read.
+    /// The checksum covers the whole value, so the caller has to combine the checksums of all parts. For a
+    /// single part only one thing is guaranteed: its segment had not been released and reused before the part
+    /// was read.
     ///
     /// # Errors
     ///
@@ -153,10 +158,10 @@ impl Values {
         read.map_err(|error| ReadError::Io { path: segment.path.clone(), error })
     }
 
-    /// Fills `into` with what the segment holds from `from` on, as far as its end, and returns how many bytes that are. They are not
-    /// checked, and behind the log's end they are what later records will be written over. If `waits` is not set, these are
-    /// the bytes before the first one that would need a wait for a disk. Returns 0 if they cannot be read: then the values
-    /// themselves say why.
+    /// Fills `into` with the bytes of the segment from `from` on, up to the end of the file, and returns how
+    /// many bytes were read. The bytes are not verified, and those behind the log's end will be overwritten
+    /// by later records. If `waits` is false, reading stops at the first byte that needs a wait for a disk.
+    /// Returns 0 if nothing can be read; reading a value there then returns the error.
     pub fn read_ahead(&self, from: Location, into: &mut [u8], waits: bool) -> usize {
         let Some(segment) = self.shared.segment(from.segment) else { return 0 };
         let Ok(offset) = place_in(&segment, from, 0) else { return 0 };
@@ -168,14 +173,14 @@ impl Values {
         read.unwrap_or(0)
     }
 
-    /// Returns false if the system cannot tell what of the file that holds `location` is in memory: then reads that must not wait
-    /// always return false. Known once such a read was tried.
+    /// Returns false if the operating system cannot tell which parts of the file that holds `location` are in
+    /// memory: then reads that must not wait always return false. Known only after such a read was tried.
     pub fn tells_cached(&self, location: Location) -> bool {
         self.shared.segment(location.segment).is_none_or(|segment| segment.file.tells_cached())
     }
 
-    /// Checks a value against its crc32c as [`Values::read`] does, without holding more of it than `buffer` takes.
-    /// Waits for a disk if `waits` says so; otherwise returns false if it would have to wait.
+    /// Verifies the CRC-32C of a value as [`Values::read`] does, with no more memory than `buffer`. Waits for
+    /// a disk if `waits` is true; otherwise returns false if a wait would be needed.
     ///
     /// # Errors
     ///
@@ -205,8 +210,8 @@ impl Values {
         Err(damaged(&segment, u64::from(location.offset), MISMATCH))
     }
 
-    /// Reads values that lie close to each other (see [`runs`]) at once. Each has an outcome of its own, as
-    /// [`Values::read`] would have it.
+    /// Reads values that lie close to each other (see [`runs`]) with one read. Calls `each` for every value
+    /// with the result that [`Values::read`] would return.
     pub fn read_run(&self, run: &[Wanted], mut each: impl FnMut(Wanted, Result<Bytes, ReadError>)) {
         if let [first, .., last] = run
             && let Some(segment) = self.shared.segment(first.location.segment)
@@ -227,19 +232,20 @@ impl Values {
                 return;
             }
         }
-        // A single one, or what could not be read as a whole: then each says for itself why.
+        // A run of one value, or a run that could not be read at once: read each value separately to get its
+        // own result.
         for wanted in run {
             each(*wanted, self.read(wanted.location, wanted.len, wanted.crc));
         }
     }
 }
 
-/// Fills `buf` if that needs no wait for a device; otherwise returns false.
+/// Fills `buf` if no wait for a device is needed; otherwise returns false.
 fn read_cached_exact_at(file: &dyn File, buf: &mut [u8], offset: u64) -> io::Result<bool> {
     file.read_cached_at(buf, offset).map(|read| read == buf.len())
 }
 
-/// A value to be read.
+/// Location, length and checksum of a value to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// Location of the value.
@@ -250,13 +256,13 @@ pub struct Wanted {
     pub crc: u32,
 }
 
-/// Bytes that a run covers; a single value may be larger.
+/// Maximum number of bytes that a run covers; a single value may be larger.
 const RUN_BYTES_MAX: u64 = 256 << 10;
-/// Bytes between two values that are cheaper to read along than to leave out.
+/// Maximum gap in bytes between two values of a run: reading such a gap is cheaper than a second read.
 const GAP_BYTES_MAX: u64 = 16 << 10;
 
-/// Sorts values by where they lie, takes out what is there twice, and gives the lengths of the runs that are best read
-/// at once, in their order.
+/// Sorts values by location, removes duplicates, and returns the lengths of the runs of values that are best
+/// read at once, in order.
 pub fn runs(wanted: &mut Vec<Wanted>) -> Vec<usize> {
     let place = |wanted: &Wanted| (wanted.location.segment, wanted.location.offset);
     wanted.sort_unstable_by_key(place);
@@ -284,12 +290,12 @@ pub fn runs(wanted: &mut Vec<Wanted>) -> Vec<usize> {
 
 const MISMATCH: &str = "the value's checksum does not match";
 
-/// Returns true if bytes with this checksum are the value that has the other one.
+/// Returns true if `sum`, the checksum of the bytes read, equals the value's checksum.
 fn is_as_written(sum: u32, of_value: u32) -> bool {
     sum == of_value || planted::is(planted::Bug::ValueUnverified)
 }
 
-/// Returns the offset of a value, if there can be a value.
+/// Returns the offset of a value, or an error if no value can be at the location.
 fn place_in(segment: &Segment, location: Location, len: u32) -> Result<u64, ReadError> {
     let offset = u64::from(location.offset);
     if offset < SEGMENT_HEADER_BYTES as u64
@@ -300,24 +306,25 @@ fn place_in(segment: &Segment, location: Location, len: u32) -> Result<u64, Read
     Ok(offset)
 }
 
-/// Reads raft entries by index. Cheap to clone; every thread may hold one.
+/// Reads raft entries by index. Cheap to clone; can be shared between threads.
 #[derive(Clone)]
 pub struct Entries {
     pub(crate) shared: Arc<Shared>,
 }
 
 impl Entries {
-    /// First index that can be read; more than [`Entries::last_index`] if there is none.
+    /// First index that can be read; larger than [`Entries::last_index`] if there is none.
     pub fn first_index(&self) -> Index {
         self.shared.index().first()
     }
 
-    /// Last index that is synced.
+    /// Last index that is durable.
     pub fn last_index(&self) -> Index {
         self.shared.index().next.previous()
     }
 
-    /// An entry's term. Reads the file if the segment has not been read since the log was opened.
+    /// Returns the raft term of an entry. Reads the file if the segment has not been read since the log was
+    /// opened.
     pub fn term(&self, index: Index) -> Result<Term, ReadError> {
         if let Some(term) = self.shared.index().term(index) {
             return Ok(term);
@@ -326,8 +333,8 @@ impl Entries {
         self.shared.index().term(index).ok_or(ReadError::Unavailable)
     }
 
-    /// Entries `from..to`, or the first of them whose data makes up no more than `bytes_max`, but at least one.
-    /// All of the range must be there.
+    /// Returns the entries `from..to`, or as many of the first ones as have at most `bytes_max` bytes of
+    /// data, but at least one. Fails if any entry of the range is missing.
     pub fn read(&self, from: Index, to: Index, bytes_max: u64) -> Result<Vec<Entry>, ReadError> {
         let mut entries = Vec::new();
         if from >= to {
@@ -346,7 +353,7 @@ impl Entries {
             };
             let entry = match self.read_one(&mut window, seq, offset, index) {
                 Ok(entry) => entry,
-                // Dropped or replaced while we read: what was read before stands.
+                // The entry was dropped or replaced during the read; the entries read before remain valid.
                 Err(_) if self.shared.index().place(index) != place => {
                     return if entries.is_empty() { Err(ReadError::Unavailable) } else { Ok(entries) };
                 }
@@ -402,7 +409,7 @@ impl Entries {
         }
     }
 
-    /// Reads the segments at the log's beginning that were left out at open, if `index` is in them.
+    /// Reads the segments at the log's beginning that were skipped at open, if `index` is in them.
     fn find_unread(&self, index: Index) -> Result<(), ReadError> {
         let unread = {
             let known = self.shared.index();
@@ -424,7 +431,7 @@ impl Entries {
             self.index_segment(&segment, &mut older)?;
         }
         let mut known = self.shared.index();
-        // Another thread may have been faster, or dropped the segments.
+        // Another thread may already have read the segments, or dropped them.
         if known.unread.contains_key(&first) {
             known.prepend(older);
             known.unread.retain(|seq, _| *seq < first);

@@ -1,4 +1,4 @@
-//! Places records in segments, writes and syncs them. The only one who writes to a segment in use.
+//! Places records in segments, writes and syncs them. Only this module writes to a segment in use.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io::IoSlice;
@@ -18,22 +18,23 @@ use crate::preparation::{Preparation, Prepared};
 use crate::segment::{Segment, Shared, reserve, write_zeros};
 use crate::{Batch, Entry, EntryPlace, Fatal, HardState, Options, Reset, Synced, Value, ValueId};
 
-/// Payloads up to this size are copied beside their headers: cheaper than a piece of their own in the write.
+/// Payloads up to this many bytes are copied beside their headers, which is cheaper than a separate piece of
+/// the vectored write.
 const COPY_BYTES_MAX: usize = 256;
-/// Room that entries and values leave at a segment's end, so that on a full disk hard states and releases, which
-/// make room again, still find some.
+/// Bytes at a segment's end that entries and values leave free, so that hard states and releases still find
+/// space on a full disk; releases free space again.
 pub(crate) const TAIL_BYTES: u64 = 4096;
-/// Room that hard states leave to releases.
+/// Bytes at a segment's end that hard states leave free for releases.
 const RELEASE_TAIL_BYTES: u64 = 2048;
 
-/// A batch on its way; what is already placed has been taken out.
+/// A queued batch; its parts are taken out as they are placed in a segment.
 pub(crate) struct Request {
     pub ticket: u64,
     pub reset: Option<Reset>,
     pub entries: std::vec::IntoIter<Entry>,
     pub values: std::vec::IntoIter<Value>,
     pub hard_state: Option<HardState>,
-    /// Bytes that it counts for in the queue.
+    /// Number of bytes that this request counts for in the queue.
     pub bytes: usize,
 }
 
@@ -50,7 +51,7 @@ impl Request {
     }
 }
 
-/// Says if everything that was asked for has been written.
+/// Result of [`Writer::commit`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     All,
@@ -71,39 +72,39 @@ pub(crate) struct Writer {
     next_index: Index,
     last_term: Term,
     write: Write,
-    /// The active segment's bytes up to here have been written before, as zeros or by its file's last use: a sync of
-    /// what overwrites them needs no journal of the file system's.
+    /// Offset in the active segment up to which its bytes have been written before, as zeros or in the file's
+    /// previous use. A sync of writes up to there needs no journal write of the file system.
     filled: u64,
-    /// Bytes of recent writes, on average.
+    /// Moving average of the size of recent writes, in bytes.
     typical_bytes: u64,
 }
 
-/// Zeros written ahead at once.
+/// Number of zeros that are written ahead at once.
 const AHEAD_BYTES: usize = 256 << 10;
-/// Writes of this size and more do not get zeros ahead of them: what a sync costs is shared by many entries then, and
-/// bytes on disk count for more.
+/// Size in bytes from which writes get no zeros written ahead: the cost of such a sync is shared by many
+/// entries, so fewer bytes on disk matter more.
 const LARGE_WRITE_BYTES: u64 = 12 << 10;
 
-/// The write being put together: what goes behind the durable end of the active segment.
+/// The write being assembled, which goes behind the durable end of the active segment.
 #[derive(Default)]
 struct Write {
-    /// Offset of its first byte: every record's batch start.
+    /// Offset of the first byte of the write: the batch start of all its records.
     start: u32,
-    /// Offset behind its last.
+    /// Offset behind the last byte of the write.
     end: u32,
-    /// Headers, padding and small payloads, one after the other.
+    /// Headers, padding and small payloads, concatenated.
     copied: Vec<u8>,
     pieces: Vec<Piece>,
     effects: Vec<Effect>,
 }
 
 enum Piece {
-    /// This many of the copied bytes.
+    /// The next bytes of [`Write::copied`], this many.
     Copied(usize),
     Payload(Bytes),
 }
 
-/// The consequence of a write once it is synced.
+/// State change that takes effect once the write is synced.
 enum Effect {
     Entry { index: Index, term: Term, offset: u32 },
     Reset(Reset),
@@ -112,7 +113,7 @@ enum Effect {
     Released(u32),
 }
 
-/// The writing position that opening has found.
+/// Position at which writing continues, as found by opening.
 pub(crate) struct Position {
     pub active: Option<Arc<Segment>>,
     pub live: BTreeSet<u32>,
@@ -149,8 +150,8 @@ impl Writer {
         writer
     }
 
-    /// Writes and syncs what is in the queue, or as much of it as there are segments for. `synced` gets what
-    /// became durable, whatever the outcome.
+    /// Writes and syncs the queue, as far as there are segments for it. `synced` receives what became
+    /// durable, even on an error.
     pub fn commit(
         &mut self,
         queue: &mut VecDeque<Request>,
@@ -159,7 +160,8 @@ impl Writer {
     ) -> Result<Progress, Fatal> {
         let mut progress = self.place_all(queue, releases, synced)?;
         self.flush(synced)?;
-        // What was released may be the room that was missing, but preparing takes its time.
+        // A release recorded just now may free the space that was missing, but the next segment still has to
+        // be prepared.
         if !queue.is_empty() || !releases.is_empty() {
             progress = Progress::Starved;
         }
@@ -188,7 +190,8 @@ impl Writer {
             self.write.effects.push(Effect::Released(seq));
             releases.pop_front();
         }
-        // Only the newest hard state counts. It is placed last; until it is, its batches are not done.
+        // Only the newest hard state is written, after all other records; until it is placed, the batches
+        // with hard states are not finished.
         let mut hard_state = None;
         let mut ticket_done = synced.ticket;
         let mut ticket_held = None;
@@ -220,10 +223,11 @@ impl Writer {
         Ok(if starved { Progress::Starved } else { Progress::All })
     }
 
-    /// Places all of a request but its hard state; false when there was no room for all.
+    /// Places all of a request except its hard state; returns false if there was no space for all.
     fn place_request(&mut self, request: &mut Request, synced: &mut Synced) -> Result<bool, Fatal> {
         if let Some(reset) = request.reset {
-            // It comes with a hard state, and what it voids makes room.
+            // A Reset may use the space kept for hard states: it comes with one, and the entries it voids
+            // free space.
             if !self.make_room(0, RELEASE_TAIL_BYTES, synced)? {
                 return Ok(false);
             }
@@ -257,7 +261,7 @@ impl Writer {
         Ok(true)
     }
 
-    /// Puts a record into the write; there is room. Returns its offset.
+    /// Adds a record to the write and returns its offset. The caller has checked that it fits.
     fn place(&mut self, kind: Kind, entry_type: u8, term: u64, index: u64, head: &[u8], tail: Bytes) -> u32 {
         let offset = self.write.end;
         let header = RecordHeader { kind, entry_type, batch_start: self.write.start, term, index };
@@ -279,18 +283,20 @@ impl Writer {
         offset
     }
 
-    /// Sees to it that the active segment takes a record with such a payload and has `tail` bytes left then.
-    /// False when that needs a segment which is not ready.
+    /// Ensures that the active segment can take a record with a payload of this length and has `tail` bytes
+    /// left after it. Returns false if that needs a segment which is not ready.
     fn make_room(&mut self, payload: usize, tail: u64, synced: &mut Synced) -> Result<bool, Fatal> {
         assert!(payload < PAYLOAD_BYTES_MAX + VALUE_HEAD_BYTES, "checked when it was appended");
         let need = padded(payload) as u64 + tail;
-        // A segment that clients could forge records for is left as soon as possible, but a full disk keeps it in use.
+        // A segment for which clients could forge records is left as soon as another one is ready; a full
+        // disk keeps it in use.
         let leave = |active: &Segment| active.guessable && self.preparation.ready();
         if let Some(active) = self.active.as_ref().filter(|active| !leave(active)) {
             if u64::from(self.write.end) + need <= active.capacity.load(Ordering::Relaxed) {
                 return Ok(true);
             }
-            // A record larger than a segment makes a fresh one larger, instead of wasting one after the other.
+            // A record larger than a segment enlarges a fresh segment; moving on would leave one empty
+            // segment after the other.
             if self.is_fresh() {
                 return Ok(self.grow(need));
             }
@@ -307,19 +313,19 @@ impl Writer {
         Ok(fits || self.grow(need))
     }
 
-    /// Returns true if the active segment holds nothing but its Start record.
+    /// Returns true if the active segment contains only its Start record.
     fn is_fresh(&self) -> bool {
         let start = padded(48 + 4 * self.live.len()) as u64 + SEGMENT_HEADER_BYTES as u64;
         u64::from(self.write.end) <= start
     }
 
-    /// Makes the active segment's file longer. Not having room for that is not fatal.
+    /// Enlarges the active segment's file. Returns false if there is no space for that, which is not fatal.
     fn grow(&mut self, need: u64) -> bool {
         let Some(active) = &self.active else { return false };
         let capacity = active.capacity.load(Ordering::Relaxed);
         let wanted = u64::from(self.write.end) + need;
         assert!(wanted < u64::from(u32::MAX), "a segment's offsets have 32 bits");
-        // On a full disk the reserve makes way for a record that is larger than a segment.
+        // On a full disk the reserve is given up for a record that is larger than a segment.
         let disk = &*self.shared.disk;
         while reserve(disk, &active.path, &*active.file, capacity, wanted - capacity).is_err() {
             if !self.preparation.give_up_spare() {
@@ -375,7 +381,8 @@ impl Writer {
         self.place(Kind::Start, 0, self.last_term.0, self.next_index.0, &payload, Bytes::new());
     }
 
-    /// Writes and syncs what is placed. Any error is fatal: what the disk holds is unknown then.
+    /// Writes and syncs the placed records. Any error is fatal, because the contents of the disk are then
+    /// unknown.
     fn flush(&mut self, synced: &mut Synced) -> Result<(), Fatal> {
         let Some(active) = self.active.clone() else { return Ok(()) };
         if self.write.pieces.is_empty() {
@@ -422,9 +429,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Returns the number of zeros to write behind this write, so that the next ones overwrite them. Measured for writes
-    /// of 1 KiB: a sync of blocks that are merely reserved takes 140 us of processor time and waits for the file system's
-    /// journal, one of written blocks 62 us.
+    /// Returns the number of zeros to write behind this write, so that later writes overwrite blocks that
+    /// were already written. Measured for writes of 1 KiB: a sync into blocks that are only reserved takes
+    /// 140 us of processor time and waits for the file system's journal; a sync into written blocks takes 62
+    /// us.
     fn zeros_ahead(&self, capacity: u64) -> usize {
         let end = u64::from(self.write.end) + END_BYTES as u64;
         if self.typical_bytes >= LARGE_WRITE_BYTES || end <= self.filled || end >= capacity {

@@ -1,4 +1,4 @@
-//! Who can have made a revision that no answer claims.
+//! Finds the operations that can have made a revision that no answered write claims.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,29 +8,29 @@ use crate::matching::Maker;
 use crate::store::{Change, Store, within};
 use crate::{Delete, History, Operation, Outcome, Request, Response};
 
-/// Operations by what they would write.
+/// Operations, indexed by what they would write.
 pub(crate) struct Candidates<'a> {
     history: &'a History,
-    /// Writes with unknown outcomes.
+    /// Writes with unknown outcomes, as positions in the history.
     unknown: Vec<usize>,
-    /// Of these, puts of a value that nobody else put or kept and that was seen at some revision: they made that or
-    /// none.
+    /// Puts with unknown outcomes whose value no other operation put or kept, and whose value was seen at
+    /// some revision: each made that revision or none.
     placed: HashSet<usize>,
-    /// Of these, by the key and value they put.
+    /// Puts with unknown outcomes, by key and value.
     puts: HashMap<(&'a [u8], &'a [u8]), Vec<usize>>,
-    /// Those that keep the value that is there, by the key.
+    /// Puts with unknown outcomes that keep the current value, by key.
     keepers: HashMap<&'a [u8], Vec<usize>>,
-    /// Those that delete one key and nothing else, by the key.
+    /// Operations with unknown outcomes that delete one key and do nothing else, by key.
     deletes: HashMap<&'a [u8], Vec<usize>>,
-    /// Others that delete, and what they delete.
+    /// All other deletions with unknown outcomes.
     deleters: Vec<(usize, &'a Delete)>,
-    /// Every operation by the key and value it puts, whatever came of it.
+    /// Operations of any outcome that put a value, by key and value.
     writers: HashMap<(&'a [u8], &'a [u8]), Vec<usize>>,
-    /// Refused ones that delete.
+    /// Refused operations that contain a deletion.
     refused_deleters: Vec<usize>,
-    /// How often each lease may have been granted.
+    /// Number of times that each lease may have been granted.
     grants: HashMap<i64, usize>,
-    /// The revision at which a revocation of a lease was answered.
+    /// Revision at which the revocation of a lease was answered, by lease id.
     revoked: HashMap<i64, i64>,
     places: HashMap<u64, usize>,
 }
@@ -121,30 +121,30 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// Whether an operation made the one revision at which its value was seen, or none.
+    /// Returns true if the operation made the one revision at which its value was seen, or no revision.
     pub fn is_placed(&self, at: usize) -> bool {
         self.placed.contains(&at)
     }
 
-    /// Where an operation stands in the history.
+    /// Returns the operation's position in the history.
     pub fn place(&self, op: &Operation) -> Option<usize> {
         self.places.get(&op.id).copied()
     }
 
-    /// The ends that a lease can have.
+    /// Returns all ends that a lease can have had, one for each possible grant of its id.
     pub fn lease_ends(&self, lease: i64) -> impl Iterator<Item = Maker> + use<> {
         let times = self.grants.get(&lease).copied().unwrap_or(1).max(1);
         (0..times).map(move |time| Maker::LeaseEnd(lease, time))
     }
 
-    /// Whether a lease was revoked before a revision, and never granted again.
+    /// Returns true if a lease was revoked before a revision and its id was never granted again.
     pub fn is_revoked_before(&self, lease: i64, revision: i64) -> bool {
         self.grants.get(&lease).is_none_or(|times| *times <= 1)
             && self.revoked.get(&lease).is_some_and(|revoked| *revoked < revision)
     }
 
-    /// What can have made a revision of which this was seen, and that was there by a time. What it would have done is
-    /// not looked at.
+    /// Returns everything that can have made a revision with these observed changes that existed at time
+    /// `by`. The other effects of each candidate are not checked.
     pub fn makers(&self, seen: &Seen, store: &Store, by: u64) -> Vec<Maker> {
         let mut places: Vec<usize> = Vec::new();
         let mut makers: Vec<Maker> = Vec::new();
@@ -177,7 +177,7 @@ impl<'a> Candidates<'a> {
         makers
     }
 
-    /// Whether a value was put that nobody ever asked to put.
+    /// Returns true if one of the changes puts a value that no recorded operation asked to put.
     pub fn is_strange(&self, changes: &[Change]) -> bool {
         if !self.history.settings.unrecorded.is_empty() {
             return false;
@@ -187,7 +187,7 @@ impl<'a> Candidates<'a> {
         values.any(|what| !self.writers.contains_key(&what))
     }
 
-    /// Operations of any outcome that write what is written here.
+    /// Returns the operations of any outcome that write one of these changes.
     pub fn writers_like(&self, changes: &[Change]) -> Vec<&'a Operation> {
         let mut places: Vec<usize> = Vec::new();
         for change in changes {

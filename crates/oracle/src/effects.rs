@@ -1,4 +1,4 @@
-//! What can be said of an operation by looking at it alone.
+//! Facts about an operation that can be derived from the operation alone.
 
 use crate::store::branch;
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
 };
 
 impl Operation {
-    /// Header and answer, if it was answered.
+    /// Returns header and response if the operation was answered.
     pub(crate) fn done(&self) -> Option<(&Header, &Response)> {
         match &self.outcome {
             Outcome::Done(header, response) => Some((header, response)),
@@ -19,7 +19,7 @@ impl Operation {
         matches!(self.outcome, Outcome::Unknown(_))
     }
 
-    /// Whether the answer says that keys were changed.
+    /// Returns true if the response says that keys were changed.
     pub(crate) fn changed(&self) -> bool {
         match self.done() {
             Some((_, Response::Put(_))) => true,
@@ -29,7 +29,8 @@ impl Operation {
         }
     }
 
-    /// Whether it takes its place in the one order of all: a write, or a read that a quorum stood behind.
+    /// Returns true if the operation has a place in the total order of linearizable operations: a write, or a
+    /// read confirmed by a quorum.
     pub(crate) fn is_linearizable(&self) -> bool {
         match &self.request {
             Request::Range(range) => !range.serializable,
@@ -40,7 +41,7 @@ impl Operation {
         }
     }
 
-    /// Whether its answer has to follow from the keys and values at the header's revision.
+    /// Returns true if the response must follow from the keys and values at the header's revision.
     pub(crate) fn is_of_keys(&self) -> bool {
         matches!(self.request, Request::Range(_) | Request::Put(_) | Request::Delete(_) | Request::Txn(_))
     }
@@ -55,13 +56,14 @@ fn txn_changed(result: &TxnResult) -> bool {
     })
 }
 
-/// etcd reads a transaction locally if it has only ranges, and all of them are serializable; or nothing at all.
+/// Returns true if etcd reads the transaction locally: it contains only serializable ranges, or no action at
+/// all.
 fn only_serializable(txn: &Txn) -> bool {
     let serializable = |action: &Action| matches!(action, Action::Range(range) if range.serializable);
     txn.success.iter().chain(&txn.failure).all(serializable)
 }
 
-/// The single steps of a request, of whatever branch.
+/// A single step of a request, in either branch of a transaction.
 #[derive(Clone, Copy)]
 pub(crate) enum Step<'a> {
     Range(&'a Range),
@@ -69,7 +71,7 @@ pub(crate) enum Step<'a> {
     Delete(&'a Delete),
 }
 
-/// All steps that a request might take.
+/// Returns all steps that a request might take.
 pub(crate) fn steps(request: &Request) -> Vec<Step<'_>> {
     let mut all = Vec::new();
     match request {
@@ -93,7 +95,7 @@ fn steps_of_txn<'a>(txn: &'a Txn, all: &mut Vec<Step<'a>>) {
     }
 }
 
-/// The steps that an answered request took.
+/// Returns the steps that an answered request took.
 pub(crate) fn steps_taken<'a>(request: &'a Request, response: &Response) -> Vec<Step<'a>> {
     match (request, response) {
         (Request::Txn(txn), Response::Txn(result)) => {
@@ -117,7 +119,7 @@ fn steps_taken_by_txn<'a>(txn: &'a Txn, result: &TxnResult, all: &mut Vec<Step<'
     }
 }
 
-/// Every key that an answer shows whole, each as some revision put it.
+/// Calls `each` for every key that a response shows completely, with its value and revisions.
 pub(crate) fn shown<'a>(request: &Request, response: &'a Response, each: &mut dyn FnMut(&'a KeyValue)) {
     match (request, response) {
         (Request::Range(range), Response::Range(result)) => shown_by_range(range, result, each),

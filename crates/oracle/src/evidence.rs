@@ -1,4 +1,4 @@
-//! What clients saw of each revision's changes: in watches, and in keys and values that were read.
+//! Collects the changes of each revision that clients saw, in watches and in keys that they read.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
@@ -7,24 +7,25 @@ use crate::effects::shown;
 use crate::store::{Change, within};
 use crate::{End, Event, History, KeyValue, Watch, WatchAnswer};
 
-/// What was seen of one revision.
+/// The changes of one revision that clients saw.
 #[derive(Default)]
 pub(crate) struct Seen {
-    /// Per key what it became. More than one where clients saw different things.
+    /// State of each changed key after the revision. A key has more than one state if clients saw different
+    /// ones.
     pub keys: BTreeMap<Rc<[u8]>, Vec<Option<Rc<KeyValue>>>>,
-    /// Whether a watch of all keys told it, so that there should be no other keys.
+    /// True if a watch of all keys reported the revision, so that no other keys should have changed.
     pub whole: bool,
-    /// The keys in the order in which a watch of all told them.
+    /// Keys in the order in which a watch of all keys reported them.
     order: Vec<Rc<[u8]>>,
 }
 
 impl Seen {
-    /// Whether a change is what was seen, if its key was.
+    /// Returns true if clients saw this change of the key.
     pub fn has(&self, change: &Change) -> bool {
         self.keys.get(&change.key).is_some_and(|variants| variants.contains(&change.put))
     }
 
-    /// The changes as they were seen.
+    /// Returns the changes as clients saw them.
     pub fn changes(&self) -> Vec<Change> {
         let told = self.order.iter().filter_map(|key| self.keys.get_key_value(key));
         let rest = self.keys.iter().filter(|(key, _)| !self.order.contains(key));
@@ -36,35 +37,36 @@ impl Seen {
     }
 }
 
-/// Revisions about which a watch tells even by its silence.
+/// A range of revisions for which a watch must report all events, so that a missing event is evidence too.
 struct Cover<'a> {
     watch: &'a Watch,
     from: i64,
     to: i64,
 }
 
-/// All that was seen.
+/// Everything that clients saw of changes.
 pub(crate) struct Evidence<'a> {
     seen: HashMap<i64, Seen>,
     covers: Vec<Cover<'a>>,
-    /// From where to where watches of all keys told everything, in order and without overlap.
+    /// Ranges of revisions that watches of all keys cover completely, in order and without overlap.
     covered: Vec<(i64, i64)>,
     nothing: Seen,
 }
 
-/// Whether a watch is asked to tell an event.
+/// Returns true if the watch must report an event of this key.
 pub(crate) fn concerns(watch: &Watch, key: &[u8], deleted: bool) -> bool {
-    // An empty key stands for the first possible one.
+    // An empty key stands for the lowest possible key.
     let start: &[u8] = if watch.key.is_empty() { &[0] } else { &watch.key };
     within(key, start, &watch.range_end) && !(if deleted { watch.no_delete } else { watch.no_put })
 }
 
-/// Whether a watch is of all keys and events.
+/// Returns true if the watch covers all keys and all kinds of events.
 pub(crate) fn is_of_all(watch: &Watch) -> bool {
     (watch.key.is_empty() || watch.key == [0]) && watch.range_end == [0] && !watch.no_put && !watch.no_delete
 }
 
-/// The first revision that a watch is to tell, if it was created or names one.
+/// Returns the first revision that a watch must report; `None` if it was not created and names no start
+/// revision.
 pub(crate) fn first_revision(watch: &Watch) -> Option<i64> {
     if watch.start_revision > 0 {
         return Some(watch.start_revision);
@@ -73,7 +75,8 @@ pub(crate) fn first_revision(watch: &Watch) -> Option<i64> {
     created.map(|response| response.revision + 1)
 }
 
-/// The last revision up to which a watch claims to have told everything; whatever is missing up to there is missing.
+/// Returns the revision up to which a watch claims to have reported everything; events missing up to there
+/// are missing for good.
 pub(crate) fn told_up_to(watch: &Watch) -> i64 {
     let mut told = 0;
     for response in &watch.responses {
@@ -172,24 +175,24 @@ impl<'a> Evidence<'a> {
         seen.take(&kv.key, Some(Rc::new(kv.clone())));
     }
 
-    /// What was seen of a revision.
+    /// Returns what clients saw of a revision.
     pub fn of(&self, revision: i64) -> &Seen {
         self.seen.get(&revision).unwrap_or(&self.nothing)
     }
 
-    /// Every put that was seen, by key and value.
+    /// Returns all puts that clients saw, by key and value.
     pub fn values(&self) -> HashSet<(&[u8], &[u8])> {
         let puts = self.seen.values().flat_map(|seen| seen.keys.values().flatten().flatten());
         puts.map(|kv| (kv.key.as_slice(), kv.value.as_slice())).collect()
     }
 
-    /// The revisions of which something was seen.
+    /// Returns the revisions of which clients saw something.
     pub fn revisions(&self) -> impl Iterator<Item = i64> {
         self.seen.keys().copied()
     }
 
-    /// Whether changes are those seen of a revision: none that was seen is missing, and none is there that somebody
-    /// would have been told but was not.
+    /// Returns true if these can be the changes of a revision: every change that clients saw is among them,
+    /// and every other one is a change that no client had to see.
     pub fn allows(&self, revision: i64, changes: &[Change]) -> bool {
         let seen = self.of(revision);
         let covered = seen.keys.keys().all(|key| changes.iter().any(|change| change.key == *key));
@@ -202,13 +205,13 @@ impl<'a> Evidence<'a> {
             })
     }
 
-    /// Whether a watch of everything was to tell a revision.
+    /// Returns true if a watch of all keys had to report the revision.
     pub fn is_covered(&self, revision: i64) -> bool {
         let before = self.covered.partition_point(|(from, _)| *from <= revision);
         before.checked_sub(1).is_some_and(|at| revision <= self.covered[at].1)
     }
 
-    /// Whether a watch should have told a change that nobody saw.
+    /// Returns true if a watch should have reported this change, which no client saw.
     fn untold(&self, revision: i64, key: &[u8], deleted: bool) -> bool {
         let mut covers = self.covers.iter();
         covers.any(|cover| (cover.from..=cover.to).contains(&revision) && concerns(cover.watch, key, deleted))

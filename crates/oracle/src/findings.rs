@@ -1,10 +1,10 @@
-//! What the rules write down.
+//! Records the violations that the rules find.
 
 use std::fmt::{Display, Write};
 
 use crate::{Kind, Operation, Outcome, Undecided, Verdict, Violation, Watch};
 
-/// At most so many violations of one kind are kept; the rest would say the same again.
+/// Maximum number of violations that are kept of each kind; more would only repeat the same.
 const OF_A_KIND_MAX: usize = 100;
 
 impl Verdict {
@@ -33,7 +33,7 @@ impl Violation {
     }
 }
 
-/// An operation in a few words.
+/// Describes an operation in a few words.
 pub(crate) fn brief(op: &Operation) -> String {
     let outcome = match &op.outcome {
         Outcome::Done(header, _) => format!("answered at revision {}", header.revision),
@@ -47,13 +47,13 @@ pub(crate) fn brief(op: &Operation) -> String {
     )
 }
 
-/// A key or value for people.
+/// Formats a key or value for people.
 pub(crate) fn show(bytes: &[u8]) -> String {
     shorten(bytes.escape_ascii())
 }
 
-/// Cuts a text that is too long for a sentence, and does not even write the rest: answers hold large values, and a search
-/// writes many texts that nobody reads.
+/// Shortens a text that is too long for a sentence. The rest is not even formatted: responses contain large
+/// values, and a search formats many texts that are never shown.
 pub(crate) fn shorten(text: impl Display) -> String {
     let mut short = Short { text: String::new(), left: 300 };
     if write!(short, "{text}").is_err() {
@@ -62,7 +62,7 @@ pub(crate) fn shorten(text: impl Display) -> String {
     short.text
 }
 
-/// Takes so many more characters, and refuses the rest.
+/// A text that accepts `left` more characters and refuses the rest.
 struct Short {
     text: String,
     left: usize,

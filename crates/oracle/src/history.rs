@@ -1,30 +1,30 @@
-//! What is judged. Times are nanoseconds of one clock that only goes forward and that all clients share: virtual time
-//! in a simulation, the monotonic clock of the one machine that all clients run on.
+//! The history that is judged. Times are nanoseconds of one monotonic clock that all clients share: virtual
+//! time in a simulation, the monotonic clock of the machine if all clients run on one.
 
 use serde::{Deserialize, Serialize};
 
 use crate::json::zero;
 use crate::{Event, KeyValue, Request, Response};
 
-/// Everything that clients did and saw, of a cluster that began empty at revision 1.
+/// Everything that clients did and saw, of a cluster that was empty, at revision 1, when the history began.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
-    /// What the judge has to know of the run.
+    /// Facts about the run that the judge needs.
     pub settings: Settings,
-    /// In any order.
+    /// Operations, in any order.
     pub operations: Vec<Operation>,
-    /// In any order.
+    /// Watches, in any order.
     pub watches: Vec<Watch>,
-    /// In any order.
+    /// Holdings of locks, in any order.
     pub holdings: Vec<Holding>,
-    /// What members said at the end, when all was quiet.
+    /// State of each member at the end, when nothing was in progress.
     pub finals: Vec<Final>,
-    /// What was granted to users and taken away, in the order in which one administrator asked for it, one change after the
-    /// other.
+    /// Permissions that were granted or revoked, in the order in which a single administrator requested them
+    /// one after the other.
     pub grants: Vec<GrantChange>,
-    /// Whose operations and watches they were, as far as permissions are to be judged.
+    /// Users of those operations and watches whose permissions are to be judged.
     pub askers: Vec<Asker>,
-    /// Faults and other remarks; shown beside violations, never judged.
+    /// Faults and other remarks; shown beside violations and never judged.
     pub notes: Vec<Note>,
 }
 
@@ -34,59 +34,60 @@ pub struct Asker {
     /// The name of the user.
     #[serde(default, skip_serializing_if = "zero")]
     pub user: String,
-    /// When the client had the token that it sent; 0 if that is not known.
+    /// Time at which the client received the token that it sent; 0 if unknown.
     #[serde(default, skip_serializing_if = "zero")]
     pub token_at: u64,
-    /// What it asked.
+    /// The operation or watch.
     pub asking: Asking,
 }
 
-/// An operation or a watch, by its number.
+/// Refers to an operation or a watch by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Asking {
-    /// By [`Operation::id`].
+    /// Number of an operation, see [`Operation::id`].
     Operation(u64),
-    /// By [`Watch::id`].
+    /// Number of a watch, see [`Watch::id`].
     Watch(u64),
 }
 
-/// One change of what users may do.
+/// One change of the permissions of users.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GrantChange {
-    /// When it was asked for.
+    /// Time at which the change was requested.
     #[serde(default, skip_serializing_if = "zero")]
     pub call: u64,
-    /// When it was acknowledged, or given up.
+    /// Time at which the change was acknowledged, or its client gave up.
     #[serde(default, skip_serializing_if = "zero")]
     pub returned: u64,
-    /// Whether it was acknowledged: otherwise it may take effect at any time from the call on, or never.
+    /// True if the change was acknowledged. Otherwise it may take effect at any time after the call, or
+    /// never.
     #[serde(default, skip_serializing_if = "zero")]
     pub certain: bool,
-    /// Whether what it is about holds from then on.
+    /// True if `grant` holds after the change; false if it no longer holds.
     #[serde(default, skip_serializing_if = "zero")]
     pub granted: bool,
-    /// What it is about.
+    /// Permission or setting that changes.
     pub grant: Grant,
 }
 
-/// What users may do depends on this. None of it holds at first.
+/// A fact on which the permissions of users depend. At the beginning none of these facts holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Grant {
     /// Authentication is required.
     Authentication,
-    /// This user exists and has its role. Each user has a role of its own.
+    /// This user exists and has its role. Each user has a separate role.
     Role(String),
     /// The role of this user allows these keys.
     Keys {
         /// The name of the user.
         #[serde(default, skip_serializing_if = "zero")]
         user: String,
-        /// The key, or the first of the range.
+        /// Key, or the first key of the range.
         #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
         key: Vec<u8>,
-        /// As in [`crate::Range::range_end`].
+        /// End of the range, see [`crate::Range::range_end`].
         #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
         range_end: Vec<u8>,
         /// True if the role may read the keys.
@@ -96,88 +97,91 @@ pub enum Grant {
         #[serde(default, skip_serializing_if = "zero")]
         write: bool,
     },
-    /// The tokens of this user that were given out before, which are void from then on.
+    /// All tokens of this user issued before the change become invalid.
     Tokens(String),
 }
 
-/// What the judge has to know of the run.
+/// Facts about the run that the judge needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// By how much a lease may seem to end too early, in nanoseconds: what is between the clients' clock and the
-    /// members' that is not proportional to time.
+    /// Time in nanoseconds by which a lease may seem to end too early: the part of the difference between the
+    /// clients' and the members' clocks that does not grow with time.
     #[serde(default, skip_serializing_if = "zero")]
     pub lease_slack: u64,
-    /// How long after its time to live a lease may still have keys at the most, in nanoseconds: what the members need to
-    /// notice and to agree, while they can, and how long after its client gave up on it a renewal may still happen. 0 if
-    /// that is not to be judged.
+    /// Maximum time in nanoseconds that a lease may still have keys after its time to live: the time that the
+    /// members need to notice and agree, and the time for which a renewal may still take effect after its
+    /// client gave up. 0 if this is not judged.
     #[serde(default, skip_serializing_if = "zero")]
     pub expire_by: u64,
-    /// By how much a member's clock may run faster than the clients', in millionths.
+    /// Rate by which a member's clock may run faster than the clients' clock, in millionths.
     #[serde(default, skip_serializing_if = "zero")]
     pub clock_drift_ppm: u64,
-    /// Prefixes of keys that clients write who are not recorded. Changes of such keys need no operation.
+    /// Prefixes of keys that are written by clients whose operations are not recorded. Changes of such keys
+    /// need no operation.
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blobs")]
     pub unrecorded: Vec<Vec<u8>>,
-    /// How many steps the search for the place of writes with unknown outcomes may take; 0 for the usual number.
+    /// Maximum number of steps of the search that places writes with unknown outcomes; 0 for the default.
     #[serde(default, skip_serializing_if = "zero")]
     pub search_steps_max: u64,
 }
 
-/// One request of a client and what became of it.
+/// One request of a client and its outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Operation {
-    /// Its number in the history: unique among operations.
+    /// Number of the operation, unique among the operations of the history.
     #[serde(default, skip_serializing_if = "zero")]
     pub id: u64,
-    /// Which client.
+    /// Number of the client.
     #[serde(default, skip_serializing_if = "zero")]
     pub client: u64,
-    /// Which member it asked.
+    /// Number of the member that received the request.
     #[serde(default, skip_serializing_if = "zero")]
     pub member: u64,
-    /// Which life of the member's process (counted from 1) answered; 0 when that is not known for certain.
+    /// Number of the member's process (counted from 1 and increased by each restart) that answered; 0 if not
+    /// known for certain.
     #[serde(default, skip_serializing_if = "zero")]
     pub life: u64,
-    /// When it was sent.
+    /// Time at which the request was sent.
     #[serde(default, skip_serializing_if = "zero")]
     pub call: u64,
-    /// When the answer came, or the client gave up.
+    /// Time at which the response arrived, or the client gave up.
     #[serde(default, skip_serializing_if = "zero")]
     pub returned: u64,
-    /// What was asked.
+    /// The request.
     pub request: Request,
-    /// What became of it.
+    /// The outcome.
     pub outcome: Outcome,
-    /// Set when the writer believed to hold a lock.
+    /// Set if the writer believed that it held a lock.
     #[serde(default, skip_serializing_if = "zero")]
     pub fence: Option<Fence>,
 }
 
-/// What the client knows of its operation.
+/// Outcome of an operation, as far as the client knows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
-    /// It was answered.
+    /// The operation was answered.
     #[serde(with = "crate::json::done")]
     Done(Header, Response),
-    /// It failed in a way that says for certain that it never happens.
+    /// The operation failed with an error that guarantees that it never takes effect.
     Refused(Refusal),
-    /// It failed in a way that leaves open whether it has happened, or will happen still. With the error's text.
+    /// The operation failed, and it is unknown whether it has taken effect or will still do so. Contains the
+    /// error's text.
     Unknown(String),
 }
 
-/// The header of an answer.
+/// Header of a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
-    /// The store's revision; 0 where the answer had none.
+    /// Revision of the store; 0 if the response had none.
     #[serde(default, skip_serializing_if = "zero")]
     pub revision: i64,
-    /// The term of the last applied entry; 0 if not recorded.
+    /// Raft term of the last applied entry; 0 if not recorded.
     #[serde(default, skip_serializing_if = "zero")]
     pub term: u64,
 }
 
-/// Why an operation never happens.
+/// Reason why an operation never takes effect.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
     /// `mvcc: required revision has been compacted`.
@@ -186,7 +190,7 @@ pub enum Refusal {
     /// `mvcc: required revision is a future revision`.
     #[serde(rename = "future revision")]
     FutureRevision,
-    /// `key not found`: `ignore_value` or `ignore_lease` without a key.
+    /// `key not found`: `ignore_value` or `ignore_lease` was set for a missing key.
     #[serde(rename = "key not found")]
     KeyNotFound,
     /// `requested lease not found`.
@@ -195,170 +199,172 @@ pub enum Refusal {
     /// `lease already exists`.
     #[serde(rename = "lease exists")]
     LeaseExists,
-    /// Anything else that says for certain that nothing happens (no quorum was asked, no space, malformed); the judge
-    /// does not ask whether there was reason to refuse.
+    /// Any other error that guarantees that nothing happens (no quorum was asked, no space, malformed
+    /// request). The judge does not check whether the refusal was justified.
     #[serde(rename = "other")]
     Other(String),
 }
 
-/// Which lock a writer held: the lock's keys have a common prefix, and the one created first holds it.
+/// The lock that a writer held: the lock's keys have a common prefix, and the owner of the key created first
+/// holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fence {
-    /// The prefix of the lock's keys.
+    /// Prefix of the lock's keys.
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
     pub prefix: Vec<u8>,
-    /// The writer's own key.
+    /// Key of the writer.
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
     pub key: Vec<u8>,
-    /// The create revision of its key.
+    /// Create revision of the writer's key.
     #[serde(default, skip_serializing_if = "zero")]
     pub create_revision: i64,
 }
 
-/// The time in which a client believed to hold a lock.
+/// A period in which a client believed that it held a lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holding {
-    /// Which client.
+    /// Number of the client.
     #[serde(default, skip_serializing_if = "zero")]
     pub client: u64,
-    /// The lock and the client's key.
+    /// The lock, and the client's key.
     pub fence: Fence,
-    /// The lease its key is attached to.
+    /// Lease to which the client's key is attached.
     #[serde(default, skip_serializing_if = "zero")]
     pub lease: i64,
-    /// From when the client knew it held the lock.
+    /// Time at which the client learned that it held the lock.
     #[serde(default, skip_serializing_if = "zero")]
     pub from: u64,
-    /// When it began to give it up, or knew that it had lost it; the end of the run if neither. The judge itself cuts
-    /// this down to what the lease promises.
+    /// Time at which the client began to release the lock, or learned that it had lost it; the end of the run
+    /// if neither happened. The judge shortens this to the time that the lease guarantees.
     #[serde(default, skip_serializing_if = "zero")]
     pub until: u64,
 }
 
-/// One watch of a client, from its creation to its end. A client that goes on after a broken stream records a new one.
+/// One watch of a client, from its creation to its end. A client that resumes after a broken stream records a
+/// new watch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Watch {
-    /// Its number in the history: unique among watches.
+    /// Number of the watch, unique among the watches of the history.
     #[serde(default, skip_serializing_if = "zero")]
     pub id: u64,
-    /// Which client.
+    /// Number of the client.
     #[serde(default, skip_serializing_if = "zero")]
     pub client: u64,
-    /// Which member.
+    /// Number of the member.
     #[serde(default, skip_serializing_if = "zero")]
     pub member: u64,
-    /// As in [`Operation::life`].
+    /// Number of the member's process, see [`Operation::life`].
     #[serde(default, skip_serializing_if = "zero")]
     pub life: u64,
-    /// When the request for it was sent.
+    /// Time at which the request for the watch was sent.
     #[serde(default, skip_serializing_if = "zero")]
     pub opened: u64,
-    /// The key, or the first of the range; empty means from the first key.
+    /// Key, or the first key of the range; empty for the lowest key.
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
     pub key: Vec<u8>,
-    /// As in [`crate::Range::range_end`].
+    /// End of the range, see [`crate::Range::range_end`].
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
     pub range_end: Vec<u8>,
-    /// 0 for what comes after its creation.
+    /// First revision to report; 0 for changes after the watch's creation.
     #[serde(default, skip_serializing_if = "zero")]
     pub start_revision: i64,
-    /// Whether events have the previous value.
+    /// True if events contain the previous value.
     #[serde(default, skip_serializing_if = "zero")]
     pub prev_kv: bool,
-    /// Puts are left out.
+    /// True if puts are not reported.
     #[serde(default, skip_serializing_if = "zero")]
     pub no_put: bool,
-    /// Deletions are left out.
+    /// True if deletions are not reported.
     #[serde(default, skip_serializing_if = "zero")]
     pub no_delete: bool,
-    /// Whether big responses may come in parts.
+    /// True if large responses may be split.
     #[serde(default, skip_serializing_if = "zero")]
     pub fragment: bool,
-    /// In the order in which they came.
+    /// Responses in the order of their arrival.
     #[serde(default, skip_serializing_if = "zero")]
     pub responses: Vec<WatchResponse>,
-    /// How it ended.
+    /// The end of the watch.
     pub end: End,
 }
 
 /// One response of a watch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WatchResponse {
-    /// When it came.
+    /// Time at which the response arrived.
     #[serde(default, skip_serializing_if = "zero")]
     pub at: u64,
-    /// The header's revision.
+    /// Revision in the header.
     #[serde(default, skip_serializing_if = "zero")]
     pub revision: i64,
-    /// What it says.
+    /// Contents of the response.
     pub answer: WatchAnswer,
 }
 
-/// What a response of a watch says.
+/// Contents of a watch response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WatchAnswer {
-    /// The watch stands.
+    /// The watch was created.
     Created,
     /// Changes.
     Events {
-        /// In the order in which they came.
+        /// Events in the order of their arrival.
         #[serde(rename = "list", default, skip_serializing_if = "zero")]
         events: Vec<Event>,
-        /// Whether the response goes on in the next.
+        /// True if the next response continues this one.
         #[serde(default, skip_serializing_if = "zero")]
         fragment: bool,
     },
-    /// All up to the header's revision has been told.
+    /// Everything up to the header's revision has been reported.
     Progress,
     /// The server ended the watch.
     Canceled {
-        /// Not 0 if it ended because what it needs was compacted up to here.
+        /// Compact revision, if the watch ended because revisions that it needs were compacted; otherwise 0.
         #[serde(default, skip_serializing_if = "zero")]
         compact_revision: i64,
-        /// The reason in words.
+        /// Reason given by the server.
         #[serde(default, skip_serializing_if = "zero")]
         reason: String,
     },
 }
 
-/// How a watch ended.
+/// The end of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum End {
-    /// The stream broke, or the client ended it; more may have been under way.
+    /// The stream broke, or the client closed it; more events may have been in flight.
     Broken,
-    /// The server canceled it; the last response says so.
+    /// The server canceled the watch, as the last response says.
     Canceled,
-    /// It was open to the end of the run, and the client waited until there was nothing more to come: it has to have
-    /// told everything up to this revision.
+    /// The watch was open until the end of the run, and the client waited for all events: the watch must have
+    /// reported everything up to this revision.
     Drained(i64),
 }
 
-/// What one member said at the end.
+/// Final state of one member.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Final {
-    /// Which member.
+    /// Number of the member.
     #[serde(default, skip_serializing_if = "zero")]
     pub member: u64,
-    /// The header's revision of the dump.
+    /// Revision in the header of the dump.
     #[serde(default, skip_serializing_if = "zero")]
     pub revision: i64,
-    /// All keys, in order, of a serializable read; `None` if not taken.
+    /// All keys in order, from a serializable read; `None` if not read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dump: Option<Vec<KeyValue>>,
-    /// What `HashKV` gave: hash, the revision it is of, the compact revision; `None` if not taken.
+    /// Result of `HashKV`: hash, revision of the hash, compact revision; `None` if not requested.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "crate::json::hash")]
     pub hash: Option<(u32, i64, i64)>,
 }
 
-/// A remark on the run.
+/// A remark about the run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Note {
-    /// When.
+    /// Time of the remark.
     #[serde(default, skip_serializing_if = "zero")]
     pub at: u64,
-    /// What.
+    /// Text of the remark.
     #[serde(default, skip_serializing_if = "zero")]
     pub text: String,
 }

@@ -1,6 +1,6 @@
-//! The file format: one JSON object on each line, with a field `is` that says what it is. Unknown fields are passed
-//! over, absent ones have their zero. Keys and values are strings where they are UTF-8 that does not begin with `hex:`,
-//! otherwise `hex:` and their bytes in hexadecimal.
+//! The file format: one JSON object per line, with a field `is` that gives its type. Unknown fields are
+//! ignored; absent fields have their default value. Keys and values are strings if they are UTF-8 that does
+//! not begin with `hex:`; otherwise `hex:` and their bytes in hexadecimal.
 
 use std::fmt;
 
@@ -11,12 +11,12 @@ use serde_json::Value;
 
 use crate::{Header, History, KeyValue, Response, Target};
 
-/// A line that is no part of a history.
+/// Error for a line that is not part of a history.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Malformed {
-    /// The line's number, from 1.
+    /// Number of the line, counted from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// Description of the error.
     pub text: String,
 }
 
@@ -29,7 +29,7 @@ impl fmt::Display for Malformed {
 impl std::error::Error for Malformed {}
 
 impl History {
-    /// The history as lines of JSON, with the fields of each in alphabetical order.
+    /// Returns the history as lines of JSON, with the fields of each line in alphabetical order.
     pub fn to_lines(&self) -> String {
         let mut text = String::new();
         write_line(&mut text, "settings", &self.settings);
@@ -43,7 +43,7 @@ impl History {
         text
     }
 
-    /// Reads what [`History::to_lines`] wrote; blank lines are passed over.
+    /// Reads the format that [`History::to_lines`] writes; blank lines are ignored.
     pub fn from_lines(text: &str) -> Result<History, Malformed> {
         let mut history = History::default();
         for (number, line) in text.lines().enumerate() {
@@ -86,7 +86,7 @@ fn read<T: DeserializeOwned>(value: Value) -> Result<T, String> {
     serde_json::from_value(value).map_err(|error| error.to_string())
 }
 
-/// Returns true for the value that stands for an absent field, which is left out so that lines stay short.
+/// Returns true for the default value, whose field is left out to keep lines short.
 pub(crate) fn zero<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -113,7 +113,7 @@ fn blob_bytes(text: &str) -> Result<Vec<u8>, String> {
     bytes.ok_or_else(|| format!("{text:?} is no hexadecimal"))
 }
 
-/// Keys and values.
+/// Encoding of a key or value.
 pub(crate) mod blob {
     use super::*;
 
@@ -126,7 +126,7 @@ pub(crate) mod blob {
     }
 }
 
-/// Lists of keys.
+/// Encoding of a list of keys.
 pub(crate) mod blobs {
     use super::*;
 
@@ -140,7 +140,7 @@ pub(crate) mod blobs {
     }
 }
 
-/// A variant with nothing to say: an empty object.
+/// Encoding of a variant without contents: an empty object.
 pub(crate) mod empty {
     use super::*;
 
@@ -153,7 +153,7 @@ pub(crate) mod empty {
     }
 }
 
-/// A variant with one field: the field's value alone.
+/// Encoding of a variant with one field: the field's value alone.
 pub(crate) mod bare {
     use super::*;
 
@@ -166,7 +166,7 @@ pub(crate) mod bare {
     }
 }
 
-/// The answer to a put: an object with the previous value, if there is one.
+/// Encoding of the response to a put: an object with the previous value, if there is one.
 pub(crate) mod previous {
     use super::*;
 
@@ -189,7 +189,7 @@ pub(crate) mod previous {
     }
 }
 
-/// An answer and its header in one object.
+/// Encoding of a response with its header as one object.
 pub(crate) mod done {
     use super::*;
 
@@ -213,7 +213,7 @@ pub(crate) mod done {
     }
 }
 
-/// What `HashKV` gave.
+/// Encoding of the result of `HashKV`.
 pub(crate) mod hash {
     use super::*;
 
@@ -243,7 +243,7 @@ pub(crate) mod hash {
     }
 }
 
-/// A comparison's target as two fields of the comparison: what is compared, and with what.
+/// A comparison's target as two fields of the comparison: what is compared, and the value to compare with.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct TargetLine {
     target: String,

@@ -1,28 +1,32 @@
-//! What clients of a cluster did and saw, and the judge of it: could a store that keeps etcd's promises have
-//! answered so?
+//! Records what clients of a cluster did and saw, and judges it: can a store that keeps etcd's guarantees
+//! have given these responses?
 //!
-//! * [`History`] is everything that is judged: operations, watches, holdings of locks, final states. It is written
-//!   and read as lines of JSON, so that it can be kept, replayed and cut down.
-//! * [`check`] judges it and gives a [`Verdict`].
+//! * [`History`] contains everything that is judged: operations, watches, holdings of locks, final states. It
+//!   is written and read as lines of JSON, so that it can be stored, replayed and reduced.
+//! * [`check`] judges a history and returns a [`Verdict`].
 //!
-//! Within: `store` says in the plainest words what requests mean; `timeline` when each revision came into being;
-//! `sequence` which operation made it, and what every answer had to be; `rules` has one file for each other promise.
+//! Modules: `store` defines, as simply as possible, the effect of each request; `timeline` determines when
+//! each revision came into being; `sequence` determines which operation made each revision, and what every
+//! response had to be; `rules` has one file for each other guarantee.
 //!
-//! It does no IO, reads no clock, and knows no server, no protocol and no simulator: it must not share their mistakes.
+//! The crate does no IO, reads no clock, and uses no code of a server, a protocol or a simulator: it must not
+//! share their mistakes.
 //!
-//! Invariants, and the tests that hold them (`tests/it`):
-//! * a history that a right store can give is never found fault with (`right`, over many seeds; against a search that
-//!   knows nothing of revisions, `search`);
-//! * what its store says of requests is what etcd says (`recorded`; by hand beside `store`);
-//! * each kind of mistake is found, under its name (`planted`, `expiry`);
-//! * a search that is given up blames nobody, but hides no fault in keys that it is not about (`undecided`, `right`);
-//! * what is written as lines and read again is the same history (`lines`).
+//! Invariants, and the tests that check them (`tests/it`):
+//! * a history that a correct store can produce is never reported as wrong (`right`, over many seeds; and
+//!   against a search that does not use revisions, `search`);
+//! * the store model gives the same results as etcd (`recorded`; written by hand beside `store`);
+//! * each kind of mistake is found and correctly named (`planted`, `expiry`);
+//! * a search that is given up reports no violation, but hides no violation in keys that it does not concern
+//!   (`undecided`, `right`);
+//! * a history written as lines and read again is unchanged (`lines`).
 //!
-//! A question that cannot be decided is said to be open ([`Verdict::undecided`]), never answered.
+//! A question that cannot be decided is reported as open ([`Verdict::undecided`]) and never answered by a
+//! guess.
 //!
-//! Not judged: how long anything takes (but for leases, if [`Settings::expire_by`] is set); the order of leases and remaining
-//! times in answers; leases listed by a member; members, alarms; hashes against etcd's own formula; compaction that the
-//! servers do by themselves.
+//! Not judged: durations (except of leases, if [`Settings::expire_by`] is set); the order of leases and
+//! remaining times in responses; the lists of leases of a member; members, alarms; whether hashes follow
+//! etcd's formula; compactions that the servers do automatically.
 
 #![forbid(unsafe_code)]
 
@@ -57,8 +61,8 @@ use rules::compaction::Compactions;
 use sequence::Sequence;
 use timeline::Timeline;
 
-/// Judges a history: in time about proportional to its length as long as most writes are answered or seen by a watch
-/// of all keys.
+/// Judges a history. Takes time about proportional to its length, as long as most writes are answered or seen
+/// by a watch of all keys.
 pub fn check(history: &History) -> Verdict {
     let mut verdict = Verdict { figures: Figures::of(history), ..Verdict::default() };
     rules::record::check(history, &mut verdict);
@@ -97,7 +101,8 @@ pub fn check(history: &History) -> Verdict {
     verdict
 }
 
-/// The last revision that anybody saw; not more than can be, so that one wild number does not cost all memory.
+/// Returns the last revision that any client saw, but no more than is possible, so that a single wrong number
+/// does not exhaust the memory.
 fn last_revision(history: &History, evidence: &Evidence<'_>, verdict: &mut Verdict) -> i64 {
     let answers = history.operations.iter().filter_map(|op| op.done()).map(|(header, _)| header.revision);
     let responses =

@@ -1,29 +1,30 @@
-//! Which operation with an unknown outcome made which revision: each at most one. A bipartite matching that grows by
-//! augmenting paths (Berge 1957), so that an earlier choice between equals never stands in the way of a later one.
+//! Assigns revisions to the operations with unknown outcomes that made them, at most one to each. A bipartite
+//! matching that grows by augmenting paths (Berge 1957), so that an earlier choice between equals never
+//! prevents a later one.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// What may have made a revision that no answer claims.
+/// Something that may have made a revision that no answered write claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Maker {
-    /// An operation with an unknown outcome, by its place in the history.
+    /// An operation with an unknown outcome, by its position in the history.
     Operation(usize),
-    /// The end of a lease: by itself, or by a revocation. The number tells ends of one id apart, where it was granted
-    /// more than once.
+    /// The end of a lease, by expiry or by a revocation. The number distinguishes ends of the same id if the
+    /// id was granted more than once.
     LeaseEnd(i64, usize),
 }
 
 #[derive(Default)]
 pub(crate) struct Matching {
     revision_of: HashMap<Maker, i64>,
-    /// The same the other way round.
+    /// Maker assigned to each revision: the inverse of `revision_of`.
     given_to: BTreeMap<i64, Maker>,
     makers_of: BTreeMap<i64, Vec<Maker>>,
 }
 
 impl Matching {
-    /// Gives a revision one of its possible makers, if need be by giving others another one. Changes nothing and says
-    /// no if that cannot be.
+    /// Assigns one of its possible makers to a revision, if necessary by assigning other makers to other
+    /// revisions. If that is impossible, returns false and changes nothing.
     pub fn add(&mut self, revision: i64, makers: &[Maker]) -> bool {
         self.makers_of.insert(revision, makers.to_vec());
         if self.augment(revision) {
@@ -33,7 +34,7 @@ impl Matching {
         false
     }
 
-    /// Looks for an augmenting path, breadth first, so that it takes no stack.
+    /// Searches for an augmenting path, breadth first, without recursion.
     fn augment(&mut self, revision: i64) -> bool {
         let mut came_from: HashMap<Maker, i64> = HashMap::new();
         let mut visited: HashSet<i64> = HashSet::from([revision]);
@@ -64,7 +65,7 @@ impl Matching {
         let mut maker = free;
         while let Some(revision) = came_from.get(&maker) {
             self.revision_of.insert(maker, *revision);
-            // The maker that this revision had before takes over on the way back to the root.
+            // The previous maker of this revision is passed on, on the way back to the root.
             match self.given_to.insert(*revision, maker) {
                 Some(before) if *revision != root => maker = before,
                 _ => break,
@@ -72,7 +73,7 @@ impl Matching {
         }
     }
 
-    /// Forgets a revision and all after it.
+    /// Removes a revision and all later ones.
     pub fn truncate(&mut self, revision: i64) {
         self.makers_of.split_off(&revision);
         for maker in self.given_to.split_off(&revision).into_values() {
@@ -80,17 +81,17 @@ impl Matching {
         }
     }
 
-    /// The revision that something made, as far as it was given one.
+    /// Returns the revision assigned to a maker, if any.
     pub fn revision_of(&self, maker: Maker) -> Option<i64> {
         self.revision_of.get(&maker).copied()
     }
 
-    /// All that may have made a revision.
+    /// Returns everything that may have made a revision.
     pub fn makers(&self, revision: i64) -> &[Maker] {
         self.makers_of.get(&revision).map_or(&[], Vec::as_slice)
     }
 
-    /// Everything that was given a revision.
+    /// Returns all makers that have an assigned revision.
     pub fn given(&self) -> impl Iterator<Item = (Maker, i64)> {
         self.revision_of.iter().map(|(maker, revision)| (*maker, *revision))
     }

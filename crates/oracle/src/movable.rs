@@ -1,7 +1,7 @@
-//! Which keys may have another past, depending on where writes with unknown outcomes are thought to have happened.
+//! Keys whose history depends on where writes with unknown outcomes are placed in the order of revisions.
 //!
-//! What contradicts the past of any other key contradicts it in every order, so there is no sense in looking for a
-//! better one, and no doubt about the fault.
+//! A contradiction about any other key exists in every order. It is therefore certainly a fault, and
+//! searching for a better order is pointless.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
@@ -11,10 +11,10 @@ use crate::effects::{Step, steps};
 use crate::store::within;
 use crate::{Action, Compare, History, Operation, Outcome, Put, Request, Txn};
 
-/// Keys whose past is not known for certain.
+/// Keys whose history is not known for certain.
 pub(crate) struct Movable<'a> {
     keys: BTreeSet<&'a [u8]>,
-    /// Those that deletions of ranges may have taken.
+    /// Ranges of keys that range deletions may have removed, as (start, end).
     ranges: BTreeSet<(&'a [u8], &'a [u8])>,
     prefixes: &'a [Vec<u8>],
 }
@@ -40,7 +40,8 @@ impl<'a> Movable<'a> {
         movable
     }
 
-    /// Whatever a transaction writes that compares such keys, or is refused without them, is such a key.
+    /// Adds all keys written by a transaction that compares such keys, or that is refused if such a key is
+    /// missing.
     fn follow(&mut self, history: &'a History) {
         const ROUNDS_MAX: usize = 20;
         let is_made = |op: &&Operation| !matches!(op.outcome, Outcome::Refused(_));
@@ -57,11 +58,11 @@ impl<'a> Movable<'a> {
                 return;
             }
         }
-        // A long chain of these: then nothing is certain.
+        // The chain of dependent transactions is too long: treat all keys as uncertain.
         self.ranges.insert((&[], &[0]));
     }
 
-    /// Whether it may depend on such keys what a transaction writes to others.
+    /// Returns true if the writes of a transaction may depend on keys in this set.
     fn decides_writes(&self, txn: &Txn) -> bool {
         let (mut compares, mut keepers) = (Vec::new(), Vec::new());
         conditions(txn, &mut compares, &mut keepers);
@@ -80,14 +81,14 @@ impl<'a> Movable<'a> {
         }
     }
 
-    /// Whether a key is one.
+    /// Returns true if the history of the key is uncertain.
     pub fn has(&self, key: &[u8]) -> bool {
         self.keys.contains(key)
             || self.ranges.iter().any(|(start, end)| within(key, start, end))
             || self.prefixes.iter().any(|prefix| key.starts_with(prefix))
     }
 
-    /// Whether one may be in a range as requests name it.
+    /// Returns true if the range may contain a key whose history is uncertain.
     fn touches(&self, start: &[u8], end: &[u8]) -> bool {
         if end.is_empty() {
             return self.has(start);
@@ -98,7 +99,7 @@ impl<'a> Movable<'a> {
             || !self.prefixes.is_empty()
     }
 
-    /// Whether what an operation does and is answered may depend on such keys.
+    /// Returns true if effect or response of a request may depend on keys whose history is uncertain.
     pub fn decides(&self, request: &Request) -> bool {
         let by_branch = matches!(request, Request::Txn(txn) if self.decides_writes(txn));
         by_branch
@@ -110,7 +111,8 @@ impl<'a> Movable<'a> {
     }
 }
 
-/// All comparisons of a transaction and those within it, and all puts that need their key to be there.
+/// Collects all comparisons of a transaction, including nested ones, and all puts that require an existing
+/// key.
 fn conditions<'a>(txn: &'a Txn, compares: &mut Vec<&'a Compare>, keepers: &mut Vec<&'a Put>) {
     compares.extend(&txn.compare);
     for action in txn.success.iter().chain(&txn.failure) {

@@ -1,5 +1,5 @@
-//! Requests and answers, in etcd's words. All revisions are `i64` as on the wire; 0 and absence mean what they mean
-//! there.
+//! Requests and responses with etcd's names. Revisions are `i64` as on the wire; 0 and absence have the same
+//! meaning as there.
 
 use std::cmp::Ordering;
 
@@ -7,43 +7,43 @@ use serde::{Deserialize, Serialize};
 
 use crate::json::zero;
 
-/// A key and its value as an answer gives them.
+/// A key with its value, as in a response.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyValue {
     /// The key.
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
     pub key: Vec<u8>,
-    /// Its value; empty where only keys were asked for, and in deletions.
+    /// Value of the key; empty in deletions and if only keys were requested.
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
     pub value: Vec<u8>,
-    /// The revision that created the key, 0 in a deletion.
+    /// Revision that created the key; 0 in a deletion.
     #[serde(rename = "create", default, skip_serializing_if = "zero")]
     pub create_revision: i64,
-    /// The revision that changed it last.
+    /// Revision that last changed the key.
     #[serde(rename = "mod", default, skip_serializing_if = "zero")]
     pub mod_revision: i64,
-    /// How often it was put since it was created, 0 in a deletion.
+    /// Number of puts since the key was created; 0 in a deletion.
     #[serde(default, skip_serializing_if = "zero")]
     pub version: i64,
-    /// The lease it is attached to, 0 for none.
+    /// Lease to which the key is attached; 0 for none.
     #[serde(default, skip_serializing_if = "zero")]
     pub lease: i64,
 }
 
-/// One change as a watch tells it.
+/// One change as a watch reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// Whether the key was deleted; otherwise it was put.
+    /// True if the key was deleted; otherwise it was put.
     #[serde(default, skip_serializing_if = "zero")]
     pub deleted: bool,
-    /// The key after the change; of a deletion only the key and the revision.
+    /// The key after the change; for a deletion only key and revision.
     pub kv: KeyValue,
-    /// The key before the change, where it was asked for.
+    /// The key before the change, if requested.
     #[serde(default, skip_serializing_if = "zero")]
     pub prev_kv: Option<KeyValue>,
 }
 
-/// What a client asks.
+/// A request of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Request {
@@ -55,43 +55,43 @@ pub enum Request {
     Delete(Delete),
     /// `KV.Txn`.
     Txn(Txn),
-    /// `KV.Compact` up to this revision.
+    /// `KV.Compact`.
     Compact {
-        /// The oldest revision that stays readable.
+        /// The compact revision: the oldest revision that stays readable.
         #[serde(default, skip_serializing_if = "zero")]
         revision: i64,
-        /// Whether the answer waits for the removal.
+        /// True if the response waits until the data is removed.
         #[serde(default, skip_serializing_if = "zero")]
         physical: bool,
     },
     /// `Lease.LeaseGrant`.
     Grant {
-        /// The id the client wants, 0 to leave it to the server.
+        /// Requested id; 0 if the server chooses it.
         #[serde(default, skip_serializing_if = "zero")]
         id: i64,
-        /// Seconds.
+        /// Requested time to live in seconds.
         #[serde(default, skip_serializing_if = "zero")]
         ttl: i64,
     },
     /// `Lease.LeaseRevoke`.
     #[serde(with = "crate::json::bare")]
     Revoke {
-        /// Which.
+        /// Id of the lease.
         id: i64,
     },
     /// One message of `Lease.LeaseKeepAlive`.
     #[serde(with = "crate::json::bare")]
     KeepAlive {
-        /// Which.
+        /// Id of the lease.
         id: i64,
     },
     /// `Lease.LeaseTimeToLive`.
     #[serde(rename = "ttl")]
     TimeToLive {
-        /// Which.
+        /// Id of the lease.
         #[serde(default, skip_serializing_if = "zero")]
         id: i64,
-        /// Whether its keys are asked for.
+        /// True if the attached keys are requested.
         #[serde(default, skip_serializing_if = "zero")]
         keys: bool,
     },
@@ -103,43 +103,43 @@ pub enum Request {
 /// A range read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Range {
-    /// The key, or the first of the range.
+    /// Key, or the first key of the range.
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
     pub key: Vec<u8>,
-    /// The end of the range, exclusive; empty for one key; one zero byte for no end.
+    /// End of the range, exclusive; empty for a single key; one zero byte for no end.
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
     pub range_end: Vec<u8>,
-    /// At most this many keys; 0 for all.
+    /// Maximum number of keys; 0 for all.
     #[serde(default, skip_serializing_if = "zero")]
     pub limit: i64,
-    /// The revision to read; 0 or less for the current one.
+    /// Revision to read; 0 or less for the current one.
     #[serde(default, skip_serializing_if = "zero")]
     pub revision: i64,
-    /// The order asked for.
+    /// Requested order.
     #[serde(default, skip_serializing_if = "zero")]
     pub order: Order,
-    /// What the order is of.
+    /// Field by which keys are ordered.
     #[serde(default, skip_serializing_if = "zero")]
     pub target: SortTarget,
-    /// Any state that was will do.
+    /// True if the read may return an old state.
     #[serde(default, skip_serializing_if = "zero")]
     pub serializable: bool,
-    /// No values.
+    /// True if values are left out.
     #[serde(default, skip_serializing_if = "zero")]
     pub keys_only: bool,
-    /// Only how many there are.
+    /// True if only the number of keys is returned.
     #[serde(default, skip_serializing_if = "zero")]
     pub count_only: bool,
-    /// Only keys changed last at or after it; 0 for no bound.
+    /// Lower bound of the mod revision; 0 for no bound.
     #[serde(default, skip_serializing_if = "zero")]
     pub min_mod_revision: i64,
-    /// Only keys changed last at or before it; 0 for no bound.
+    /// Upper bound of the mod revision; 0 for no bound.
     #[serde(default, skip_serializing_if = "zero")]
     pub max_mod_revision: i64,
-    /// Only keys created at or after it; 0 for no bound.
+    /// Lower bound of the create revision; 0 for no bound.
     #[serde(default, skip_serializing_if = "zero")]
     pub min_create_revision: i64,
-    /// Only keys created at or before it; 0 for no bound.
+    /// Upper bound of the create revision; 0 for no bound.
     #[serde(default, skip_serializing_if = "zero")]
     pub max_create_revision: i64,
 }
@@ -148,7 +148,7 @@ pub struct Range {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Order {
-    /// By key where the target is the key, otherwise ascending.
+    /// In order of keys if the target is the key, otherwise ascending.
     #[default]
     #[serde(rename = "")]
     None,
@@ -182,19 +182,19 @@ pub struct Put {
     /// The key.
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
     pub key: Vec<u8>,
-    /// The new value. The judge decides faster, and more, when values are unique.
+    /// The new value. The judge decides faster, and more questions, if values are unique.
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
     pub value: Vec<u8>,
-    /// The lease to attach the key to, 0 for none.
+    /// Lease to which the key is attached; 0 for none.
     #[serde(default, skip_serializing_if = "zero")]
     pub lease: i64,
-    /// Whether the answer has the previous value.
+    /// True if the response contains the previous value.
     #[serde(default, skip_serializing_if = "zero")]
     pub prev_kv: bool,
-    /// Keeps the value, changes the lease.
+    /// True if the current value is kept and only the lease changes.
     #[serde(default, skip_serializing_if = "zero")]
     pub ignore_value: bool,
-    /// Keeps the lease, changes the value.
+    /// True if the current lease is kept and only the value changes.
     #[serde(default, skip_serializing_if = "zero")]
     pub ignore_lease: bool,
 }
@@ -202,13 +202,13 @@ pub struct Put {
 /// A deletion of a key or a range.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Delete {
-    /// The key, or the first of the range.
+    /// Key, or the first key of the range.
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
     pub key: Vec<u8>,
-    /// As in [`Range::range_end`].
+    /// End of the range, see [`Range::range_end`].
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
     pub range_end: Vec<u8>,
-    /// Whether the answer has what was deleted.
+    /// True if the response contains the deleted keys.
     #[serde(default, skip_serializing_if = "zero")]
     pub prev_kv: bool,
 }
@@ -216,13 +216,13 @@ pub struct Delete {
 /// A transaction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Txn {
-    /// All of these have to hold.
+    /// Comparisons; the transaction succeeds if all of them hold.
     #[serde(default, skip_serializing_if = "zero")]
     pub compare: Vec<Compare>,
-    /// Done if they do.
+    /// Actions executed if all comparisons hold.
     #[serde(default, skip_serializing_if = "zero")]
     pub success: Vec<Action>,
-    /// Done if they do not.
+    /// Actions executed if a comparison does not hold.
     #[serde(default, skip_serializing_if = "zero")]
     pub failure: Vec<Action>,
 }
@@ -237,22 +237,22 @@ pub enum Action {
     Put(Put),
     /// A deletion.
     Delete(Delete),
-    /// A transaction within.
+    /// A nested transaction.
     Txn(Txn),
 }
 
 /// One comparison of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Compare {
-    /// The key, or the first of the range.
+    /// Key, or the first key of the range.
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
     pub key: Vec<u8>,
-    /// As in [`Range::range_end`]: every key of the range must satisfy.
+    /// End of the range, see [`Range::range_end`]; every key of the range must satisfy the comparison.
     #[serde(default, skip_serializing_if = "zero", with = "crate::json::blob")]
     pub range_end: Vec<u8>,
-    /// How the key's number or value has to stand to the target's.
+    /// Relation that the key's field must have to the target's value.
     pub relation: Relation,
-    /// What is compared, and with what.
+    /// Field that is compared, and the value to compare with.
     #[serde(flatten)]
     pub target: Target,
 }
@@ -260,22 +260,22 @@ pub struct Compare {
 /// `Compare.CompareResult`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Relation {
-    /// Equal.
+    /// The key's field is equal.
     #[serde(rename = "=")]
     Equal,
-    /// The key's is greater.
+    /// The key's field is greater.
     #[serde(rename = ">")]
     Greater,
-    /// The key's is less.
+    /// The key's field is less.
     #[serde(rename = "<")]
     Less,
-    /// Not equal.
+    /// The key's field is not equal.
     #[serde(rename = "!=")]
     NotEqual,
 }
 
 impl Relation {
-    /// Whether an ordering of the key's to the target's is what is asked for.
+    /// Returns true if the relation accepts this ordering of the key's field to the target's value.
     pub fn allows(self, ordering: Ordering) -> bool {
         match self {
             Relation::Equal => ordering == Ordering::Equal,
@@ -290,116 +290,116 @@ impl Relation {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "crate::json::TargetLine", try_from = "crate::json::TargetLine")]
 pub enum Target {
-    /// The key's version.
+    /// Version of the key.
     Version(i64),
-    /// Its create revision.
+    /// Create revision of the key.
     Create(i64),
-    /// Its mod revision.
+    /// Mod revision of the key.
     Mod(i64),
-    /// Its value.
+    /// Value of the key.
     Value(Vec<u8>),
-    /// Its lease.
+    /// Lease of the key.
     Lease(i64),
 }
 
-/// What the server answered.
+/// The response of the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Response {
-    /// To a range.
+    /// Response to a range read.
     Range(RangeResult),
-    /// To a put: the previous value if it was asked for and there was one.
+    /// Response to a put: the previous value, if requested and existing.
     #[serde(with = "crate::json::previous")]
     Put(Option<KeyValue>),
-    /// To a deletion.
+    /// Response to a deletion.
     Delete(DeleteResult),
-    /// To a transaction.
+    /// Response to a transaction.
     Txn(TxnResult),
-    /// To a compaction.
+    /// Response to a compaction.
     #[serde(with = "crate::json::empty")]
     Compacted,
-    /// To a grant.
+    /// Response to a lease grant.
     Granted {
-        /// The lease's id.
+        /// Id of the lease.
         #[serde(default, skip_serializing_if = "zero")]
         id: i64,
-        /// Seconds it was granted for.
+        /// Granted time to live in seconds.
         #[serde(default, skip_serializing_if = "zero")]
         ttl: i64,
     },
-    /// To a revocation.
+    /// Response to a lease revocation.
     #[serde(with = "crate::json::empty")]
     Revoked,
-    /// To a keepalive: seconds from now; 0 when the lease is gone.
+    /// Response to a lease keepalive.
     #[serde(with = "crate::json::bare")]
     Renewed {
-        /// Seconds.
+        /// Remaining time to live in seconds; 0 if the lease does not exist.
         ttl: i64,
     },
-    /// To a question for the time to live.
+    /// Response to a time-to-live request.
     #[serde(rename = "ttl")]
     TimeToLive {
-        /// Seconds left, -1 when the lease is gone.
+        /// Remaining seconds; -1 if the lease does not exist.
         #[serde(default, skip_serializing_if = "zero")]
         ttl: i64,
-        /// Seconds it was granted for.
+        /// Granted time to live in seconds.
         #[serde(default, skip_serializing_if = "zero")]
         granted_ttl: i64,
-        /// The attached keys, if asked for.
+        /// Attached keys, if requested.
         #[serde(default, skip_serializing_if = "zero", with = "crate::json::blobs")]
         keys: Vec<Vec<u8>>,
     },
-    /// To a question for all leases.
+    /// Response to a request for all leases: their ids.
     Leases(Vec<i64>),
 }
 
-/// What a range read gave.
+/// Result of a range read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RangeResult {
-    /// The keys, in the order they came.
+    /// Keys in the order in which the response has them.
     #[serde(default, skip_serializing_if = "zero")]
     pub kvs: Vec<KeyValue>,
-    /// Whether the limit cut something off.
+    /// True if the limit cut off keys.
     #[serde(default, skip_serializing_if = "zero")]
     pub more: bool,
-    /// How many keys are in the range.
+    /// Number of keys in the range.
     #[serde(default, skip_serializing_if = "zero")]
     pub count: i64,
 }
 
-/// What a deletion gave.
+/// Result of a deletion.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeleteResult {
-    /// How many keys were deleted.
+    /// Number of deleted keys.
     #[serde(default, skip_serializing_if = "zero")]
     pub deleted: i64,
-    /// What they were, if asked for.
+    /// The deleted keys, if requested.
     #[serde(default, skip_serializing_if = "zero")]
     pub prev_kvs: Vec<KeyValue>,
 }
 
-/// What a transaction gave.
+/// Result of a transaction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TxnResult {
-    /// Whether all comparisons held.
+    /// True if all comparisons held.
     #[serde(default, skip_serializing_if = "zero")]
     pub succeeded: bool,
-    /// One result for each action of the branch taken.
+    /// One result for each action of the executed branch.
     #[serde(default, skip_serializing_if = "zero")]
     pub results: Vec<ActionResult>,
 }
 
-/// The answer to one action of a transaction.
+/// Result of one action of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ActionResult {
-    /// To a read.
+    /// Result of a read.
     Range(RangeResult),
-    /// To a put.
+    /// Result of a put: the previous value, if requested and existing.
     #[serde(with = "crate::json::previous")]
     Put(Option<KeyValue>),
-    /// To a deletion.
+    /// Result of a deletion.
     Delete(DeleteResult),
-    /// To a transaction within.
+    /// Result of a nested transaction.
     Txn(TxnResult),
 }

@@ -1,4 +1,4 @@
-//! The promises, one in each file.
+//! One file for each guarantee of etcd that is checked separately.
 
 pub(crate) mod compaction;
 pub(crate) mod expiry;

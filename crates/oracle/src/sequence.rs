@@ -1,9 +1,10 @@
-//! The one sequence of changes, revision by revision, and every answer held against it.
+//! Builds the sequence of changes, revision by revision, and checks every response against it.
 //!
-//! Most revisions are claimed by an answer that names them. The others were made by writes with unknown outcomes, by
-//! leases that ended, or by nobody. Where several of these would change the store alike it does not matter for the
-//! state which one it was, only that there are enough ([`Matching`]); where they would change it differently, and
-//! nobody saw which way it went, the judge tries one after the other and goes back when an answer contradicts.
+//! Most revisions are claimed by a response that names them. The others were made by writes with unknown
+//! outcomes, by leases that ended, or by no known operation. If several candidates would change the store in
+//! the same way, it does not matter for the state which one it was, only that there are enough of them
+//! ([`Matching`]). If they would change it differently, and no client saw the result, the judge tries one
+//! after the other and goes back when a response contradicts the choice.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, HashMap};
@@ -18,55 +19,55 @@ use crate::store::{Change, Effect, Store, agrees};
 use crate::timeline::Timeline;
 use crate::{History, KeyValue, Kind, Operation, Refusal, Request, Response, Verdict, Violation};
 
-/// One way in which a revision that no answer claims can have come about.
+/// One possible cause of a revision that no response claims.
 #[derive(Clone)]
 struct Choice {
     changes: Vec<Change>,
     makers: Vec<Maker>,
 }
 
-/// A revision at which there was a choice.
+/// A revision with more than one possible cause.
 struct Fork {
     revision: i64,
     untried: Vec<usize>,
 }
 
-/// Something that contradicts the sequence.
+/// A contradiction between the history and the sequence.
 struct Found {
     revision: i64,
     violation: Violation,
-    /// Whether it does so whatever was chosen.
+    /// True if the contradiction exists for every choice.
     is_certain: bool,
 }
 
-/// How far the best try came before something contradicted it.
+/// The choices that led furthest before a contradiction.
 struct Furthest {
     revision: i64,
     path: Vec<usize>,
 }
 
-/// The sequence.
+/// The sequence of all changes.
 pub(crate) struct Sequence<'a> {
     history: &'a History,
     evidence: &'a Evidence<'a>,
     timeline: &'a Timeline,
     candidates: Candidates<'a>,
-    /// The store after the last revision, with all its past.
+    /// The store after the last revision, with all older revisions.
     pub store: Store,
-    /// What made the revisions that no answer claims.
+    /// Makers assigned to the revisions that no response claims.
     pub matching: Matching,
-    /// Per revision the operation whose answer claims it.
+    /// Position of the operation whose response claims each revision.
     claims: HashMap<i64, usize>,
-    /// Per revision the answers given from the state after it.
+    /// Positions of the operations that were answered from the state after each revision.
     answers: HashMap<i64, Vec<usize>>,
-    /// Per revision how many ways there were, where no answer claims it.
+    /// Number of possible causes of each revision that no response claims.
     ways: HashMap<i64, usize>,
-    /// Keys whose past may depend on the choices; looked for when something contradicts.
+    /// Keys whose history depends on the choices; computed when the first contradiction is found.
     movable: OnceCell<Movable<'a>>,
-    /// What contradicted the sequence.
+    /// Contradictions found so far.
     found: Vec<Found>,
     steps: u64,
-    /// Whether another way was left somewhere when the end was reached.
+    /// True if untried choices were left when the end was reached.
     pub is_ambiguous: bool,
 }
 
@@ -99,20 +100,20 @@ impl<'a> Sequence<'a> {
         sequence
     }
 
-    /// Keys whose past may depend on where writes with unknown outcomes are thought to have happened.
+    /// Returns the keys whose history depends on where writes with unknown outcomes are placed.
     pub fn movable(&self) -> &Movable<'a> {
         self.movable.get_or_init(|| Movable::new(self.history, &self.candidates))
     }
 
-    /// The operation whose answer claims a revision.
+    /// Returns the operation whose response claims a revision.
     pub fn claimed(&self, revision: i64) -> Option<&'a Operation> {
         self.claims.get(&revision).map(|at| &self.history.operations[*at])
     }
 
-    /// Whether a revision can only have been the end of this lease.
+    /// Returns true if the revision can only have been the end of this lease.
     ///
-    /// Its keys were on it if that is known of each: a write of unknown outcome that was taken for a revision which could
-    /// have been something else proves nothing.
+    /// Each of its keys must certainly have been attached to the lease: a write with an unknown outcome,
+    /// assigned to a revision that also has other possible causes, proves nothing.
     pub fn is_end_of(&self, revision: i64, lease: i64) -> bool {
         let makers = self.matching.makers(revision);
         let is_known = |made: i64| self.claims.contains_key(&made) || self.ways.get(&made) == Some(&1);
@@ -126,7 +127,8 @@ impl<'a> Sequence<'a> {
             && self.store.changes(revision).iter().all(was_on_it)
     }
 
-    /// A mutating request raises the revision by exactly one, so no two answers name the same new revision.
+    /// Records which response claims each revision. A mutating request raises the revision by exactly one, so
+    /// no two responses may name the same new revision.
     fn claim(&mut self, verdict: &mut Verdict) {
         for (at, op) in self.history.operations.iter().enumerate() {
             let Some((header, _)) = op.done() else { continue };
@@ -162,9 +164,9 @@ impl<'a> Sequence<'a> {
         let mut forks: Vec<Fork> = Vec::new();
         let mut path: Vec<usize> = Vec::new();
         let mut furthest: Option<Furthest> = None;
-        // Up to here the way is settled, and what contradicts it is a finding.
+        // The choices up to here are final, and contradictions are reported.
         let mut settled = 1;
-        // From here on what is found may be the fault of a search that was given up.
+        // From here on, violations may be an effect of the search that was given up.
         let mut open_from = i64::MAX;
         let mut first_fork = i64::MAX;
         self.hold_answers(1);
@@ -187,7 +189,7 @@ impl<'a> Sequence<'a> {
             let choice = (choice < choices.len()).then(|| choices.swap_remove(choice));
             let before = self.found.len();
             self.take(revision, choice);
-            // What holds whatever is chosen is no reason to choose otherwise.
+            // A contradiction that exists for every choice is no reason to choose differently.
             let contradicted = self.found[before..].iter().any(|found| !found.is_certain);
             if !contradicted && furthest.as_ref().is_some_and(|best| best.revision <= revision) {
                 furthest = None;
@@ -211,7 +213,7 @@ impl<'a> Sequence<'a> {
                 && revision > settled
                 && let Some(best) = furthest.take()
             {
-                // Every other way fails too, or the search took too long: this one came furthest.
+                // All other choices fail too, or the search took too long: use the choices that led furthest.
                 if self.steps >= steps_max {
                     open_from = open_from.min(first_fork);
                 }
@@ -245,7 +247,7 @@ impl<'a> Sequence<'a> {
         verdict.figures.unknown_happened = u64::try_from(operations).unwrap_or(u64::MAX);
     }
 
-    /// Takes back all from a revision on.
+    /// Undoes all revisions from `revision` on.
     fn rewind(&mut self, revision: i64) {
         while self.store.revision >= revision {
             self.store.undo();
@@ -254,14 +256,14 @@ impl<'a> Sequence<'a> {
         self.found.retain(|found| found.revision < revision);
     }
 
-    /// The ways in which a revision that no answer claims can have come about.
+    /// Returns the possible causes of a revision that no response claims.
     fn choices(&mut self, revision: i64) -> Vec<Choice> {
         if self.claims.contains_key(&revision) {
             return Vec::new();
         }
         let seen = self.evidence.of(revision);
         if seen.keys.is_empty() && self.evidence.is_covered(revision) {
-            // Whatever it was, somebody was to be told of it.
+            // A watch of all keys had to report this revision, whatever made it, and reported nothing.
             return Vec::new();
         }
         let by = self.timeline.not_after(revision).time;
@@ -284,7 +286,7 @@ impl<'a> Sequence<'a> {
         }
         let (fitting, others): (Vec<Choice>, Vec<Choice>) =
             choices.into_iter().partition(|choice| self.evidence.allows(revision, &choice.changes));
-        // What a lease's end takes away it takes away whole.
+        // The end of a lease deletes all its keys together.
         let half = |choice: &Choice| match seen.keys.is_empty() {
             true => true,
             false => {
@@ -295,13 +297,14 @@ impl<'a> Sequence<'a> {
         let others: Vec<Choice> = others.into_iter().filter(half).collect();
         let mut fitting = self.free(revision, fitting);
         if fitting.is_empty() {
-            // Nothing fits all that was seen, so somebody was told wrong; who, the rule for watches will say.
+            // No cause fits everything that was seen, so some client saw a wrong event; the rule for watches
+            // reports which one.
             fitting = self.free(revision, others);
         }
         fitting
     }
 
-    /// Those ways for which there is a maker that has not made something else.
+    /// Returns the causes that have at least one maker which is not assigned to another revision.
     fn free(&mut self, revision: i64, choices: Vec<Choice>) -> Vec<Choice> {
         let matching = &mut self.matching;
         let free = choices.into_iter().filter(|choice| {
@@ -312,7 +315,7 @@ impl<'a> Sequence<'a> {
         free.collect()
     }
 
-    /// Whether a change that nobody saw would attach a key to a lease that has ended for certain.
+    /// Returns true if this unobserved change would attach a key to a lease that has certainly ended.
     fn is_on_dead_lease(&self, change: &Change, revision: i64) -> bool {
         let lease = change.put.as_ref().map_or(0, |kv| kv.lease);
         if lease == 0 || self.store.has_keys(lease) || self.evidence.of(revision).has(change) {
@@ -327,7 +330,7 @@ impl<'a> Sequence<'a> {
         self.candidates.is_revoked_before(lease, revision) || self.candidates.lease_ends(lease).all(ended)
     }
 
-    /// Makes a revision and holds the answers to it.
+    /// Commits a revision and checks the responses from its state.
     fn take(&mut self, revision: i64, choice: Option<Choice>) {
         let changes = match (self.claims.get(&revision), choice) {
             (Some(at), _) => self.answered(revision, &self.history.operations[*at]),
@@ -341,7 +344,7 @@ impl<'a> Sequence<'a> {
         self.hold_answers(revision);
     }
 
-    /// What an answered write changed.
+    /// Returns the changes that an answered write made.
     fn answered(&mut self, revision: i64, op: &'a Operation) -> Vec<Change> {
         let Some((_, response)) = op.done() else { return Vec::new() };
         let seen = self.evidence.of(revision);
@@ -357,7 +360,7 @@ impl<'a> Sequence<'a> {
         self.compare(revision, op, response, &effect);
         let shares_a_key = effect.changes.iter().any(|change| seen.keys.contains_key(&change.key));
         if !seen.whole || shares_a_key {
-            // Where more or other things were told of these keys, the rule for watches says so.
+            // If watches reported more or other changes of these keys, the rule for watches reports it.
             return effect.changes;
         }
         let told: Vec<String> = seen.keys.keys().map(|key| show(key)).collect();
@@ -382,19 +385,20 @@ impl<'a> Sequence<'a> {
         self.found.push(Found { revision, violation, is_certain });
     }
 
-    /// Whether an operation's answer is the same whatever was chosen.
+    /// Returns true if the operation's response is the same for every choice.
     fn is_certain_of(&self, op: &Operation) -> bool {
         !self.movable().decides(&op.request)
     }
 
-    /// Whether a list is wrong in a key that is the same whatever was chosen.
+    /// Returns true if a list differs in a key whose history is the same for every choice.
     fn differs_for_certain(&self, op: &Operation, got: &Response, expected: &Response) -> bool {
         let (Request::Range(range), Response::Range(got), Response::Range(expected)) =
             (&op.request, got, expected)
         else {
             return false;
         };
-        // What a limit cuts off depends on the other keys; and names alone may lack their lease.
+        // The keys that a limit cuts off depend on the other keys, and a response with keys only may lack
+        // their leases.
         if range.limit > 0 || range.count_only || range.keys_only {
             return false;
         }
@@ -406,8 +410,8 @@ impl<'a> Sequence<'a> {
         keys.any(|key| got.get(key) != expected.get(key) && !self.movable().has(key))
     }
 
-    /// Every answer that changed nothing follows from the state at its header's revision, be it linearizable or
-    /// serializable; and a lease that is revoked has no keys any more.
+    /// Checks that every response without changes, linearizable or serializable, follows from the state at
+    /// its header's revision, and that a revoked lease has no keys.
     fn hold_answers(&mut self, revision: i64) {
         let history = self.history;
         for member in history.finals.iter().filter(|member| member.revision == revision) {
@@ -449,7 +453,8 @@ impl<'a> Sequence<'a> {
         }
     }
 
-    /// Every revision has exactly one operation, or the end of one lease, that made it.
+    /// Reports a revision for which no single operation and no end of a lease is the cause; returns its
+    /// observed changes.
     fn unexplained(&mut self, revision: i64) -> Vec<Change> {
         let seen = self.evidence.of(revision);
         let unrecorded = &self.history.settings.unrecorded;
@@ -473,7 +478,7 @@ impl<'a> Sequence<'a> {
         changes
     }
 
-    /// Names what may have gone wrong where a change has no operation.
+    /// Describes what may have gone wrong if a change has no operation.
     fn explain(&self, revision: i64, changes: &[Change]) -> Violation {
         let keys: Vec<String> = changes.iter().map(|change| show(&change.key)).collect();
         let say = |kind, op: Option<&Operation>, why: &str| {
@@ -539,7 +544,7 @@ fn index(revision: i64) -> usize {
     usize::try_from(revision - 2).unwrap_or(0)
 }
 
-/// Goes back to the last revision at which another way is left, takes that, and says which revision it is.
+/// Goes back to the last revision with an untried choice, takes that choice, and returns the revision.
 fn go_back(forks: &mut Vec<Fork>, path: &mut Vec<usize>) -> Option<i64> {
     while let Some(fork) = forks.last_mut() {
         if let Some(next) = fork.untried.pop() {
@@ -552,7 +557,7 @@ fn go_back(forks: &mut Vec<Fork>, path: &mut Vec<usize>) -> Option<i64> {
     None
 }
 
-/// The first revision at which two paths differ.
+/// Returns the first revision at which two paths differ.
 fn common(a: &[usize], b: &[usize]) -> i64 {
     let same = a.iter().zip(b).take_while(|(a, b)| a == b).count();
     i64::try_from(same).unwrap_or(i64::MAX).saturating_add(2)

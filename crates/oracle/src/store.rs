@@ -1,7 +1,8 @@
-//! etcd's key-value store in the plainest words: every version of every key in a map, nothing ever removed.
+//! A minimal model of etcd's key-value store: a map with every version of every key, from which nothing is
+//! ever removed.
 //!
-//! A request is first evaluated, which changes nothing ([`Store::evaluate`]), and its changes are committed after
-//! that ([`Store::commit`]). What was committed last can be taken back ([`Store::undo`]), for the judge's search.
+//! [`Store::evaluate`] computes effect and response of a request and changes nothing; [`Store::commit`]
+//! applies the changes. [`Store::undo`] reverts the last commit, for the judge's search.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,39 +17,39 @@ use crate::{
 #[cfg(test)]
 mod expectations;
 
-/// What happened to one key: it was put so, or deleted.
+/// A change of one key: its new state, or its deletion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Change {
     pub key: Rc<[u8]>,
     pub put: Option<Rc<KeyValue>>,
 }
 
-/// What a request would do and be answered.
+/// Effect of a request, and its response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Effect {
-    /// In the order of their sub-revisions; none if the store stays as it is.
+    /// Changes in order of sub-revision; empty if the store does not change.
     pub changes: Vec<Change>,
     pub response: Response,
 }
 
-/// A revision and what it made of a key; `None` for a deletion.
+/// A revision and the key's state after it; `None` for a deletion.
 type Version = (i64, Option<Rc<KeyValue>>);
 
-/// The store.
+/// The key-value store with its whole history.
 pub(crate) struct Store {
-    /// The last revision; 1 for an empty store.
+    /// Current revision; 1 for an empty store.
     pub revision: i64,
-    /// Every version of every key from old to new.
+    /// All versions of every key, the oldest first.
     versions: BTreeMap<Rc<[u8]>, Vec<Version>>,
-    /// What is there now.
+    /// Keys that exist now.
     live: BTreeMap<Rc<[u8]>, Rc<KeyValue>>,
-    /// The keys attached to each lease now.
+    /// Keys attached to each lease now.
     attached: BTreeMap<i64, BTreeSet<Rc<[u8]>>>,
-    /// The changes of each revision from 2 on.
+    /// Changes of each revision, from 2 on.
     log: Vec<Vec<Change>>,
 }
 
-/// Whether a key is in a range as requests name it.
+/// Returns true if a key is in the range of a request.
 pub(crate) fn within(key: &[u8], start: &[u8], end: &[u8]) -> bool {
     match end {
         [] => key == start,
@@ -57,7 +58,7 @@ pub(crate) fn within(key: &[u8], start: &[u8], end: &[u8]) -> bool {
     }
 }
 
-/// The part of a map that is in a range as requests name it.
+/// Returns the part of a map that is in the range of a request.
 fn part<'a, V>(
     map: &'a BTreeMap<Rc<[u8]>, V>,
     start: &'a [u8],
@@ -82,17 +83,17 @@ impl Store {
         }
     }
 
-    /// The changes of a revision; none for revisions that are not there.
+    /// Returns the changes of a revision; empty for revisions that do not exist.
     pub fn changes(&self, revision: i64) -> &[Change] {
         usize::try_from(revision - 2).ok().and_then(|at| self.log.get(at)).map_or(&[], Vec::as_slice)
     }
 
-    /// A key as it was at a revision.
+    /// Returns the state of a key at a revision.
     pub fn at(&self, key: &[u8], revision: i64) -> Option<&Rc<KeyValue>> {
         newest(self.versions.get(key)?, revision)
     }
 
-    /// The first revision from `from` on that changes a key.
+    /// Returns the first revision from `from` on that changes a key.
     pub fn next_change(&self, key: &[u8], from: i64) -> Option<i64> {
         let versions = self.versions.get(key)?;
         versions
@@ -100,7 +101,7 @@ impl Store {
             .map(|(revision, _)| *revision)
     }
 
-    /// The keys of a range at a revision, in order.
+    /// Returns the keys of a range at a revision, in order.
     pub fn list(&self, start: &[u8], end: &[u8], revision: i64) -> Vec<Rc<KeyValue>> {
         if revision >= self.revision {
             return part(&self.live, start, end).map(|(_, kv)| kv.clone()).collect();
@@ -110,23 +111,23 @@ impl Store {
             .collect()
     }
 
-    /// The leases that have keys now.
+    /// Returns the leases that have keys now.
     pub fn leases_with_keys(&self) -> impl Iterator<Item = i64> {
         self.attached.keys().copied()
     }
 
-    /// Whether a lease has keys now.
+    /// Returns true if a lease has keys now.
     pub fn has_keys(&self, lease: i64) -> bool {
         self.attached.contains_key(&lease)
     }
 
-    /// What the end of a lease does: its keys go, in order, in one revision.
+    /// Returns the changes made by the end of a lease: all its keys are deleted, in order, in one revision.
     pub fn lease_end(&self, lease: i64) -> Vec<Change> {
         let keys = self.attached.get(&lease).into_iter().flatten();
         keys.map(|key| Change { key: key.clone(), put: None }).collect()
     }
 
-    /// Commits the changes of the next revision; there may be none, for a revision of which nothing is known.
+    /// Commits the changes of the next revision; the list is empty for a revision of which nothing is known.
     pub fn commit(&mut self, changes: Vec<Change>) {
         self.revision += 1;
         for change in &changes {
@@ -145,7 +146,7 @@ impl Store {
         self.log.push(changes);
     }
 
-    /// Takes back the last commit.
+    /// Reverts the last commit.
     pub fn undo(&mut self) {
         for change in self.log.pop().into_iter().flatten().rev() {
             self.detach(&change.key);
@@ -184,13 +185,13 @@ impl Store {
         }
     }
 
-    /// What a request of `KV` would do now. Leases and compaction are not asked for; requests of other services do
-    /// nothing and are not answered.
+    /// Returns the effect that a request of `KV` would have now. Returns `None` for compactions and for
+    /// requests of other services. Whether leases exist is not checked.
     pub fn evaluate(&self, request: &Request) -> Option<Result<Effect, Refusal>> {
         self.attempt(request, true)
     }
 
-    /// As [`Store::evaluate`], but only what it changes.
+    /// Returns the changes that [`Store::evaluate`] would return, without computing the response.
     pub fn changes_of(&self, request: &Request) -> Option<Vec<Change>> {
         self.attempt(request, false)?.ok().map(|effect| effect.changes)
     }
@@ -203,7 +204,7 @@ impl Store {
             Request::Put(put) => trial.put(put).map(Response::Put),
             Request::Delete(delete) => Ok(Response::Delete(trial.delete(delete))),
             Request::Txn(txn) => {
-                // All comparisons, and all reasons to refuse, are of the state before the transaction.
+                // All comparisons, and all reasons to refuse, use the state before the transaction.
                 trial.refusal(txn).map_or_else(|| trial.txn(txn).map(Response::Txn), Err)
             }
             _ => return None,
@@ -211,7 +212,7 @@ impl Store {
         Some(response.map(|response| Effect { changes: trial.changes, response }))
     }
 
-    /// Whether all comparisons of a transaction hold now.
+    /// Returns true if all comparisons of a transaction hold now.
     pub fn succeeds(&self, txn: &Txn) -> bool {
         txn.compare.iter().all(|compare| self.holds(compare))
     }
@@ -219,7 +220,7 @@ impl Store {
     fn holds(&self, compare: &Compare) -> bool {
         let kvs = self.list(&compare.key, &compare.range_end, self.revision);
         if kvs.is_empty() {
-            // A missing key has zeros, but no value to compare with.
+            // A missing key has zeros in all fields, and no value to compare with.
             return !matches!(compare.target, Target::Value(_)) && satisfies(&KeyValue::default(), compare);
         }
         kvs.iter().all(|kv| satisfies(kv, compare))
@@ -242,14 +243,14 @@ fn satisfies(kv: &KeyValue, compare: &Compare) -> bool {
     compare.relation.allows(ordering)
 }
 
-/// A request amid its evaluation: the store with the changes made so far on top.
+/// A request during its evaluation: the store with the changes made so far on top.
 struct Trial<'a> {
     store: &'a Store,
-    /// The revision that the changes will have.
+    /// Revision that the changes will have.
     main: i64,
     over: BTreeMap<Rc<[u8]>, Option<Rc<KeyValue>>>,
     changes: Vec<Change>,
-    /// Whether anybody looks at what ranges give.
+    /// True if results of ranges are needed.
     answers: bool,
 }
 
@@ -333,7 +334,7 @@ impl Trial<'_> {
         Ok(select(range, kvs))
     }
 
-    /// Why a transaction is refused as a whole.
+    /// Returns the reason why a transaction is refused as a whole, if there is one.
     fn refusal(&self, txn: &Txn) -> Option<Refusal> {
         branch(txn, self.store.succeeds(txn)).iter().find_map(|action| match action {
             Action::Range(range) if range.revision > self.store.revision => Some(Refusal::FutureRevision),
@@ -360,12 +361,12 @@ impl Trial<'_> {
     }
 }
 
-/// The actions that a transaction takes.
+/// Returns the actions that a transaction executes.
 pub(crate) fn branch(txn: &Txn, succeeded: bool) -> &[Action] {
     if succeeded { &txn.success } else { &txn.failure }
 }
 
-/// How a range's order compares two keys.
+/// Compares two keys in the order of a range request.
 fn ordering(range: &Range, a: &KeyValue, b: &KeyValue) -> Ordering {
     let ascending = match range.target {
         SortTarget::Key => a.key.cmp(&b.key),
@@ -377,7 +378,7 @@ fn ordering(range: &Range, a: &KeyValue, b: &KeyValue) -> Ordering {
     if range.order == Order::Descend { ascending.reverse() } else { ascending }
 }
 
-/// What passes a range's bounds on revisions.
+/// Returns the keys that satisfy a range's bounds on revisions.
 fn filtered(range: &Range, mut kvs: Vec<Rc<KeyValue>>) -> Vec<Rc<KeyValue>> {
     let above = |bound: i64, n: i64| bound == 0 || n >= bound;
     let below = |bound: i64, n: i64| bound == 0 || n <= bound;
@@ -390,7 +391,7 @@ fn filtered(range: &Range, mut kvs: Vec<Rc<KeyValue>>) -> Vec<Rc<KeyValue>> {
     kvs
 }
 
-/// The answer to a range of which these are all keys, in order.
+/// Returns the result of a range read; `kvs` are all its keys, in order.
 fn select(range: &Range, kvs: Vec<Rc<KeyValue>>) -> RangeResult {
     let count = i64::try_from(kvs.len()).unwrap_or(i64::MAX);
     if range.count_only {
@@ -403,7 +404,7 @@ fn select(range: &Range, kvs: Vec<Rc<KeyValue>>) -> RangeResult {
         || range.min_create_revision != 0
         || range.max_create_revision != 0;
     if limit > 0 && range.order == Order::None && !bounded {
-        // Without an order etcd cuts first, one key beyond the limit, and sorts what is left.
+        // If no order is requested, etcd first cuts to one key beyond the limit and then sorts the rest.
         kvs.truncate(limit.saturating_add(1));
     }
     kvs.sort_by(|a, b| ordering(range, a, b));
@@ -421,8 +422,9 @@ fn select(range: &Range, kvs: Vec<Rc<KeyValue>>) -> RangeResult {
     RangeResult { kvs: kvs.iter().map(shown).collect(), more, count }
 }
 
-/// Whether an answer to a range is as good as the one expected: etcd does not say in which order keys come that its
-/// sort finds equal, nor which of these a limit cuts off; and with `keys_only` it may leave the lease out (3.7).
+/// Returns true if a range result is equivalent to the expected one. etcd does not define the order of keys
+/// that its sort considers equal, or which of them a limit cuts off; with `keys_only` it may leave out the
+/// lease (3.7).
 pub(crate) fn range_agrees(range: &Range, got: &RangeResult, expected: &RangeResult) -> bool {
     if got.count != expected.count || got.more != expected.more || got.kvs.len() != expected.kvs.len() {
         return false;
@@ -450,12 +452,12 @@ pub(crate) fn range_agrees(range: &Range, got: &RangeResult, expected: &RangeRes
     distinct.len() == got.kvs.len()
         && got.kvs.iter().all(|g| match known.get(g.key.as_slice()) {
             Some(e) => same(g, e),
-            // Cut off in our order, but not in theirs: only among equals of the last.
+            // Keys cut off in the expected result may appear only if they compare equal to its last key.
             None => expected.more && last.is_some_and(|last| ordering(range, g, last) == Ordering::Equal),
         })
 }
 
-/// Whether an answer is as good as the one expected.
+/// Returns true if a response is equivalent to the expected one.
 pub(crate) fn agrees(request: &Request, got: &Response, expected: &Response) -> bool {
     match (request, got, expected) {
         (Request::Range(range), Response::Range(got), Response::Range(expected)) => {

@@ -1,37 +1,38 @@
-//! When each revision can have come into being, from what clients saw.
+//! Determines from what clients saw when each revision can have come into being.
 //!
-//! Every answer names the revision of the state it was given from, so the order of all changes needs no search (as in
-//! Wing and Gong, "Testing and verifying concurrent objects", 1993, or Lowe, "Testing for linearizability", 2017): it
-//! is the order of revisions, and what is left to ask is whether times can be given to revisions, none before the one
-//! before it, so that every operation happens between its call and its return. Each operation only bounds single
-//! revisions from below or above, so there are such times if and only if for no revision the greatest lower bound of
-//! all revisions up to it is above the least upper bound of all revisions from it on.
+//! Every response names the revision of the state from which it was given, so the order of all changes is
+//! that of revisions and needs no search (unlike Wing and Gong, "Testing and verifying concurrent objects",
+//! 1993, or Lowe, "Testing for linearizability", 2017). The remaining question is whether each revision can
+//! be assigned a time, in ascending order, so that every operation happens between its call and its return.
+//! Each operation bounds single revisions from below or above. So such times exist if and only if for each
+//! revision the greatest lower bound of all revisions up to it is not above the least upper bound of all
+//! revisions from it on.
 
 use crate::{History, Operation, WatchAnswer};
 
-/// A bound, and whose.
+/// A bound of a revision's time, and the observation that proves it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bound {
     pub time: u64,
     pub witness: Option<Witness>,
 }
 
-/// Where in the history something was seen.
+/// Position of an observation in the history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Witness {
-    /// An operation, by its place in [`History::operations`].
+    /// An operation, by its position in [`History::operations`].
     Operation(usize),
-    /// A watch, by its place in [`History::watches`].
+    /// A watch, by its position in [`History::watches`].
     Watch(usize),
 }
 
-/// The bounds of all revisions.
+/// The bounds of the times of all revisions.
 pub(crate) struct Timeline {
-    /// The last revision that anybody saw.
+    /// Last revision that any client saw.
     pub last: i64,
-    /// Per revision: it did not exist before this.
+    /// For each revision the time before which it did not exist.
     not_before: Vec<Bound>,
-    /// Per revision: it existed by this time.
+    /// For each revision the time by which it existed.
     not_after: Vec<Bound>,
 }
 
@@ -75,7 +76,8 @@ impl Timeline {
         if !op.is_linearizable() || header.revision <= 0 {
             return;
         }
-        // A write's own revision came after its call; after an answer from a state, the next one did.
+        // A write's own revision came into being after its call; after a response without changes, the next
+        // revision did.
         let revision = if op.changed() { header.revision } else { header.revision + 1 };
         if let Some(bound) = usize::try_from(revision).ok().and_then(|at| self.not_before.get_mut(at))
             && bound.time < op.call
@@ -92,23 +94,23 @@ impl Timeline {
         }
     }
 
-    /// The time before which a revision was not there.
+    /// Returns the time before which a revision did not exist.
     pub fn not_before(&self, revision: i64) -> Bound {
         at(&self.not_before, revision).copied().unwrap_or(UNBOUNDED_BELOW)
     }
 
-    /// The time by which a revision was there.
+    /// Returns the time by which a revision existed.
     pub fn not_after(&self, revision: i64) -> Bound {
         at(&self.not_after, revision).copied().unwrap_or(UNBOUNDED_ABOVE)
     }
 
-    /// The last revision that was there before a time for certain.
+    /// Returns the last revision that certainly existed before a time.
     pub fn surely_at(&self, time: u64) -> i64 {
         let there = self.not_after.partition_point(|bound| bound.time < time);
         i64::try_from(there).unwrap_or(i64::MAX).saturating_sub(1).clamp(1, self.last.max(1))
     }
 
-    /// The last revision that can have been there at a time.
+    /// Returns the last revision that can have existed at a time.
     pub fn perhaps_at(&self, time: u64) -> i64 {
         let there = self.not_before.partition_point(|bound| bound.time <= time);
         i64::try_from(there).unwrap_or(i64::MAX).saturating_sub(1).clamp(1, self.last.max(1))

@@ -1,168 +1,168 @@
-//! What the judge says.
+//! The result of judging a history.
 
 use std::fmt;
 
 use crate::{History, Outcome, Response, WatchAnswer};
 
-/// The judgement of a history.
+/// The verdict on a history.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Verdict {
-    /// Broken promises.
+    /// Violated guarantees.
     pub violations: Vec<Violation>,
-    /// Questions that stay open.
+    /// Questions that could not be decided.
     pub undecided: Vec<Undecided>,
-    /// How much was judged.
+    /// Amounts of what was judged.
     pub figures: Figures,
 }
 
 impl Verdict {
-    /// Whether every promise was kept and no question stayed open.
+    /// Returns true if every guarantee was kept and no question stayed open.
     pub fn is_clean(&self) -> bool {
         self.violations.is_empty() && self.undecided.is_empty()
     }
 }
 
-/// One broken promise.
+/// One violated guarantee.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Violation {
-    /// Which promise.
+    /// The guarantee that is violated.
     pub kind: Kind,
-    /// The operations concerned, by [`crate::Operation::id`].
+    /// Ids of the operations concerned ([`crate::Operation::id`]).
     pub operations: Vec<u64>,
-    /// The watches concerned, by [`crate::Watch::id`].
+    /// Ids of the watches concerned ([`crate::Watch::id`]).
     pub watches: Vec<u64>,
-    /// One sentence.
+    /// Description in one sentence.
     pub text: String,
 }
 
-/// A question that stays open.
+/// A question that could not be decided.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Undecided {
-    /// The operations concerned, by [`crate::Operation::id`].
+    /// Ids of the operations concerned ([`crate::Operation::id`]).
     pub operations: Vec<u64>,
-    /// Why it cannot be decided.
+    /// Reason why the question cannot be decided.
     pub text: String,
 }
 
-/// How much was judged.
+/// Amounts of what was judged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// Operations in all.
+    /// Number of all operations.
     pub operations: u64,
-    /// Of these answered.
+    /// Number of operations that were answered.
     pub answered: u64,
-    /// Of these refused for certain.
+    /// Number of operations that were certainly refused.
     pub refused: u64,
-    /// Of these with an unknown outcome.
+    /// Number of operations with an unknown outcome.
     pub unknown: u64,
-    /// Writes with an unknown outcome that turned out to have happened.
+    /// Number of writes with an unknown outcome that turned out to have happened.
     pub unknown_happened: u64,
-    /// The last revision.
+    /// Last revision.
     pub revision: i64,
-    /// Watches.
+    /// Number of watches.
     pub watches: u64,
-    /// Events told by them.
+    /// Number of events that watches reported.
     pub events: u64,
-    /// Progress notifications.
+    /// Number of progress notifications.
     pub progress: u64,
-    /// Leases granted.
+    /// Number of leases granted.
     pub leases: u64,
-    /// Leases that ended by themselves and took keys with them.
+    /// Number of leases that expired and deleted keys.
     pub leases_expired: u64,
-    /// Compactions answered.
+    /// Number of answered compactions.
     pub compactions: u64,
-    /// Holdings of locks.
+    /// Number of holdings of locks.
     pub holdings: u64,
-    /// Members' final states.
+    /// Number of final states of members.
     pub finals: u64,
-    /// Revisions for whose change there was a choice.
+    /// Number of revisions with more than one possible change.
     pub choices: u64,
-    /// Steps of the search.
+    /// Number of steps of the search.
     pub search_steps: u64,
 }
 
-/// The promises, by the way in which they are broken.
+/// Kinds of violations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// The history contradicts itself: a fault of the recording program.
     BadHistory,
-    /// A linearizable answer from a state that was past before the call.
+    /// A linearizable response was given from a state that was already outdated at the call.
     StaleRead,
     /// The order of revisions contradicts real time.
     Order,
-    /// Two answered writes have one revision.
+    /// Two answered writes have the same revision.
     RevisionTwice,
-    /// A revision that nothing explains, and of which nothing was seen.
+    /// No operation explains a revision, and no client saw its changes.
     RevisionGap,
-    /// A change that no operation explains.
+    /// No operation explains a change.
     Stranger,
-    /// A change by an operation that was refused.
+    /// An operation that was refused made a change.
     RefusedHappened,
-    /// One operation made two changes of the store.
+    /// One operation changed the store twice.
     WriteTwice,
-    /// An answered write is not there.
+    /// The change of an answered write is missing.
     LostWrite,
-    /// A transaction's changes are not all at its one revision.
+    /// The changes of a transaction are not all in one revision.
     NotAtomic,
-    /// An answer says other than the store at its revision.
+    /// A response differs from the store at its revision.
     WrongAnswer,
-    /// An operation was refused though nothing was in its way.
+    /// An operation was refused without reason.
     WrongRefusal,
-    /// The revision or term in a member's headers went back within one life of its process.
+    /// Revision or term in a member's headers decreased while its process was running.
     HeaderBack,
     /// A watch left out an event.
     WatchMissing,
-    /// A watch told an event twice.
+    /// A watch reported an event twice.
     WatchTwice,
-    /// A watch told events out of order.
+    /// A watch reported events out of order.
     WatchOrder,
-    /// A watch told what did not happen so, or what it was not to tell.
+    /// A watch reported an event that did not happen in this way, or that it was not asked to report.
     WatchWrong,
-    /// A watch told one revision in two responses.
+    /// A watch reported one revision in two responses.
     WatchSplit,
-    /// A watch's previous value is wrong.
+    /// The previous value in a watch event is wrong.
     WatchPrevious,
-    /// A watch told events from before its start.
+    /// A watch reported events from before its start.
     WatchStart,
-    /// A progress notification ran ahead of events.
+    /// A progress notification came before the events that it covers.
     WatchProgress,
-    /// A watch was canceled as compacted without reason, or with a wrong revision.
+    /// A watch was canceled because of a compaction without reason, or with a wrong compact revision.
     WatchCompacted,
     /// A read below the compact revision was answered.
     ReadCompacted,
-    /// Something was refused as compacted, or is gone, that was not compacted.
+    /// An operation was refused as compacted, or a revision is gone, although it was not compacted.
     CompactionLie,
-    /// A revision that was not yet there was read, or one that was there was refused as future.
+    /// A revision that did not exist yet was read, or an existing one was refused as future.
     FutureRevision,
-    /// A lease ended before its time.
+    /// A lease ended before its time to live was over.
     LeaseEarly,
-    /// A lease that nobody renewed had keys long after its time.
+    /// A lease that was not renewed had keys long after its time to live.
     LeaseLate,
     /// A lease was alive after its end.
     LeaseRevived,
-    /// The keys of a lease that ended did not go, or not together.
+    /// The keys of an ended lease were not deleted, or not together.
     LeaseKeys,
-    /// A lease's id was given twice, or another id or time than asked for.
+    /// A lease id was granted twice, or a grant returned another id or time than requested.
     LeaseGrant,
-    /// Two clients held one lock.
+    /// Two clients held the same lock.
     LockOverlap,
-    /// A linearizable call was carried out that its user was not allowed.
+    /// A linearizable call was executed although its user was not allowed to make it.
     Forbidden,
-    /// A linearizable call was carried out with a token that was void.
+    /// A linearizable call was executed with an invalid token.
     TokenVoid,
-    /// A call was refused that its user was allowed all the time.
+    /// A call was refused although its user was allowed to make it during the whole time.
     DeniedUnduly,
-    /// A watch told what came after its user's permission was gone.
+    /// A watch reported changes after its user's permission was revoked.
     WatchForbidden,
     /// Members differ at the same revision.
     Divergence,
-    /// A member's final state is not what the changes add up to.
+    /// A member's final state differs from the result of all changes.
     FinalState,
 }
 
 impl Kind {
-    /// Whether it is found by looking at what the store held, which is not known for certain where writes with unknown
-    /// outcomes may have happened in more than one way that nobody saw.
+    /// Returns true if this kind is detected from the contents of the store. These are not certain if writes
+    /// with unknown outcomes may have happened in several ways that no client saw.
     pub(crate) fn hangs_on_contents(self) -> bool {
         !matches!(
             self,

@@ -5,7 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const SECONDS_PER_DAY: u64 = 86_400;
 
-/// A second of UTC. It displays as RFC 3339 has it, without the zone: `2026-11-21T07:44:36`.
+/// A date and time in UTC, in whole seconds. Displayed as in RFC 3339, without the zone:
+/// `2026-11-21T07:44:36`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Utc {
     year: u64,
@@ -17,10 +18,10 @@ pub struct Utc {
 }
 
 impl Utc {
-    /// The date and time so many seconds after 1970-01-01T00:00:00.
+    /// Returns the date and time this many seconds after 1970-01-01T00:00:00.
     ///
-    /// The days are counted from 0000-03-01, so that a leap day is a year's last day (H. Hinnant, "chrono-Compatible
-    /// Low-Level Date Algorithms", `civil_from_days`).
+    /// Days are counted from 0000-03-01, so that a leap day is the last day of a year (H. Hinnant,
+    /// "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`).
     pub fn from_unix(seconds: u64) -> Utc {
         let days = seconds / SECONDS_PER_DAY + 719_468;
         let (era, day_of_era) = (days / 146_097, days % 146_097);
@@ -41,8 +42,8 @@ impl Utc {
         }
     }
 
-    /// A date and time; `None` if it is before 1970 or a part is beyond its range. A leap second (60) and days up to 31 in
-    /// every month are taken, and count as what follows.
+    /// Returns a date and time; `None` if it is before 1970 or a part is out of range. A leap second (60) and
+    /// days up to 31 in every month are accepted, and count as the time that follows.
     pub fn new(year: u64, [month, day]: [u64; 2], [hour, minute, second]: [u64; 3]) -> Option<Utc> {
         let sound = (1970..=9999).contains(&year)
             && (1..=12).contains(&month)
@@ -53,7 +54,7 @@ impl Utc {
         sound.then_some(Utc { year, month, day, hour, minute, second })
     }
 
-    /// Seconds since 1970-01-01T00:00:00 (`days_from_civil` of the same source).
+    /// Returns the seconds since 1970-01-01T00:00:00 (`days_from_civil` of the same source).
     pub fn unix_seconds(self) -> u64 {
         let (year, month) =
             if self.month > 2 { (self.year, self.month - 3) } else { (self.year - 1, self.month + 9) };
@@ -70,7 +71,8 @@ impl fmt::Display for Utc {
     }
 }
 
-/// A time as Go's JSON has it (RFC 3339): UTC, nanoseconds without trailing zeros. A time before 1970 counts as 1970.
+/// Formats a time as Go's JSON does (RFC 3339): in UTC, with nanoseconds without trailing zeros. A time
+/// before 1970 counts as 1970.
 pub fn format_rfc3339(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     let mut text = Utc::from_unix(since.as_secs()).to_string();
@@ -81,8 +83,8 @@ pub fn format_rfc3339(time: SystemTime) -> String {
     text + "Z"
 }
 
-/// Reads a time of RFC 3339, with any offset and up to nine digits behind the point; `None` if it is not one or is before
-/// 1970.
+/// Parses a time of RFC 3339 with any offset and up to nine fractional digits; `None` if the text is
+/// malformed or the time is before 1970.
 pub fn parse_rfc3339(text: &str) -> Option<SystemTime> {
     let separators = [(4, "-"), (7, "-"), (10, "T"), (13, ":"), (16, ":")];
     if separators.iter().any(|(at, separator)| text.get(*at..at + 1) != Some(separator)) {
@@ -115,8 +117,8 @@ pub fn parse_rfc3339(text: &str) -> Option<SystemTime> {
     UNIX_EPOCH.checked_add(Duration::from_secs(seconds.try_into().ok()?) + Duration::from_nanos(nanos))
 }
 
-/// Reads `Sun, 06 Nov 1994 08:49:37 GMT`, the form of HTTP that RFC 9110 asks for, in seconds since 1970; `None` if it is
-/// not one.
+/// Parses an HTTP date in the form that RFC 9110 prefers, `Sun, 06 Nov 1994 08:49:37 GMT`; returns seconds
+/// since 1970, or `None` if the text is malformed.
 pub fn parse_http_date(text: &str) -> Option<u64> {
     const MONTHS: [&str; 12] =
         ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
@@ -129,7 +131,7 @@ pub fn parse_http_date(text: &str) -> Option<u64> {
     Some(Utc::new(digits(year)?, [month, digits(day)?], clock)?.unix_seconds())
 }
 
-/// A number of decimal digits and nothing else.
+/// Parses a number that consists only of decimal digits.
 fn digits(text: &str) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }

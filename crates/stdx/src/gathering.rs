@@ -1,15 +1,19 @@
 use std::time::Duration;
 
-/// Decides whether a thread lets others run (`std::thread::yield_now`) before it sleeps or looks for more work.
+/// Decides whether a thread yields the processor (`std::thread::yield_now`) before it sleeps or looks for
+/// more work.
 ///
-/// A thread that sleeps is woken by the first thing that comes, and takes the processor from whoever brings it, before that one has
-/// brought more: where processors are busy, each wake finds little to do, and wakes, system calls and answers cost more than the
-/// work. A thread that gives way instead is still there when the others have had their turn, and finds what all of them brought.
+/// A sleeping thread is woken by the first message that arrives, and may take the processor from the sender
+/// before that has sent more. If processors are busy, each wake-up finds little to do, and wake-ups, system
+/// calls and responses cost more than the work itself. A thread that yields instead is still runnable after
+/// the other threads have had their turn, and finds everything that all of them sent.
 ///
-/// The price is that it may stand behind threads that only compute, for a slice of some milliseconds, where it would have been
-/// woken at once. So it is done only while turns find several things by themselves, which is to say that there is a queue anyway,
-/// and only while the turns behind it find a thing for each 400 us of it, and none takes 20 ms. Else it is left for some thousand
-/// turns. What counts is what such a turn finds, whenever it came: what giving way itself has brought cannot be told.
+/// The price is that the thread may wait behind threads that only compute, for a time slice of some
+/// milliseconds, where a sleeping thread would have been woken at once. So it yields only while its turns
+/// find several messages without yielding, which means that there is a queue anyway, and only while the turns
+/// after a yield find one message for each 400 us of waiting, and no wait takes 20 ms. Otherwise it stops
+/// yielding for some thousand turns. All messages that such a turn finds count, because those that arrived
+/// due to the yield cannot be distinguished.
 ///
 /// ```
 /// let mut gathering = stdx::Gathering::new(3);
@@ -18,35 +22,36 @@ use std::time::Duration;
 /// ```
 #[derive(Debug)]
 pub struct Gathering {
-    /// Number of things that recent turns found, on average, in parts of [`WHOLE`].
+    /// Average number of messages that recent turns found, in units of 1/[`WHOLE`].
     average: u64,
-    /// The average from which on the thread gives way, in the same parts.
+    /// Average from which on the thread yields, in the same unit.
     enough: u64,
-    /// Time for which the thread gave way after the last turn; `None` if it did not.
+    /// Time for which the thread yielded after the last turn; `None` if it did not yield.
     gave_way: Option<Duration>,
-    /// Average time for which the thread gave way lately, in parts of a microsecond.
+    /// Average time of recent yields, in units of 1/[`WHOLE`] microsecond.
     waited_us: u64,
-    /// Average number of things that the turns behind it found, in the same parts.
+    /// Average number of messages found by the turns after a yield, in units of 1/[`WHOLE`].
     found: u64,
-    /// Number of turns for which the thread does not give way.
+    /// Number of further turns in which the thread does not yield.
     pause: u32,
 }
 
-/// Parts of one, in averages.
+/// Fixed-point unit of the averages.
 const WHOLE: u64 = 256;
-/// Largest number of things that a turn counts for: one large turn says little of the next.
+/// Maximum number of messages counted per turn: one large turn says little about the next one.
 const TURN_MAX: u64 = 32;
-/// Longest time that giving way may take for each thing that is found behind it, in microseconds, on average.
+/// Maximum average time of a yield per message found after it, in microseconds.
 const WORTH_US: u64 = 400;
-/// Time after which giving way once is too long, whatever is found behind it.
+/// Duration from which on a single yield is too long, however many messages are found after it.
 const AT_ONCE: Duration = Duration::from_millis(20);
-/// Things that count as found before it was tried: the first few times say little.
+/// Initial value of the messages found, as a credit: the first few yields say little.
 const CREDIT: u64 = 8 * WHOLE;
-/// Number of turns for which a thread does not give way after it was not worth it.
+/// Number of turns in which a thread does not yield after yielding was not worth it.
 const PAUSE_TURNS: u32 = 4000;
 
 impl Gathering {
-    /// Makes the state of a thread that gives way while its turns find at least so many things on average, up to 32.
+    /// Returns the state of a thread that yields while its turns find at least `enough` messages on average,
+    /// up to 32.
     pub const fn new(enough: u64) -> Gathering {
         Gathering {
             average: 0,
@@ -58,7 +63,8 @@ impl Gathering {
         }
     }
 
-    /// Takes note of a turn that found so many things. Returns true if the thread is to give way before the next.
+    /// Records a turn that found `things` messages. Returns true if the thread should yield before the next
+    /// turn.
     pub fn turn(&mut self, things: u64) -> bool {
         self.average = (15 * self.average + WHOLE * things.min(TURN_MAX)) / 16;
         if let Some(took) = self.gave_way.take() {
@@ -73,7 +79,7 @@ impl Gathering {
         self.pause == 0 && self.average >= self.enough
     }
 
-    /// Takes note that the thread gave way, for this time.
+    /// Records that the thread yielded, for this time.
     pub fn gave_way(&mut self, took: Duration) {
         self.gave_way = Some(took);
     }
@@ -86,17 +92,18 @@ mod tests {
     #[test]
     fn only_turns_that_find_much_by_themselves_let_others_go_first() {
         let mut gathering = Gathering::new(3);
-        // One large turn is no queue.
+        // One large turn is not a queue.
         assert!(!gathering.turn(1000));
-        // A read and its answer in one turn, however often.
+        // A read and its response in one turn, however often.
         assert!((0..10_000).all(|_| !gathering.turn(2)));
         assert!((0..100).filter(|_| gathering.turn(5)).count() > 80);
-        // It ends as it began.
+        // Without load the state is as at the beginning.
         assert!((0..100).filter(|_| gathering.turn(1)).count() < 20);
         assert!(!gathering.turn(1));
     }
 
-    /// Counts the turns, out of `turns` with `things` each, before which the thread gives way, for `took` each time.
+    /// Counts how many of `turns` turns, with `things` messages each, ask the thread to yield; each yield
+    /// takes `took`.
     fn yields(gathering: &mut Gathering, turns: usize, things: u64, took: Duration) -> usize {
         let gives_way = |_: &usize| {
             let gives_way = gathering.turn(things);
@@ -112,14 +119,14 @@ mod tests {
     fn others_that_take_long_and_bring_little_do_not_go_first() {
         let mut gathering = Gathering::new(3);
         assert!(yields(&mut gathering, 1000, 20, Duration::from_millis(2)) > 900, "100 us for each");
-        // 640 us for each: a neighbour that only computes, and few clients.
+        // 640 us per message: another thread that only computes, and few clients.
         let many = yields(&mut gathering, 20_000, 5, Duration::from_micros(3200));
         assert!((5..100).contains(&many), "tried again now and then: {many}");
-        // The neighbour is gone.
+        // The other thread is gone.
         let turns = 2 * PAUSE_TURNS as usize;
         let after = yields(&mut gathering, turns, 5, Duration::from_micros(300));
         assert!(after > turns / 3, "{after}");
-        // One that takes a while at once is enough, whatever comes behind it.
+        // One long yield is enough to stop, however many messages follow it.
         assert!(gathering.turn(1_000_000));
         gathering.gave_way(AT_ONCE);
         assert!(!gathering.turn(1_000_000), "it is left at once");

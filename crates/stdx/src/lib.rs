@@ -1,8 +1,9 @@
-//! What the standard library lacks and several crates need: calendar dates, texts as logs show them, the first of two futures, futures
-//! that end at a time, futures that are polled by turns, threads that let others go first, seeded randomness, whose address is whose, ports
-//! for servers.
+//! Utilities that the standard library lacks and several crates need: calendar dates, escaping of texts for
+//! logs, the first of two futures, futures with a deadline, fair polling of futures, threads that yield to
+//! others, seeded randomness, grouping of client addresses by network, free ports for servers.
 //!
-//! It does no IO but looking whether a port is free, reads no clock, and depends on nothing. Tests are beside the code.
+//! The crate does no IO except testing whether a port is free, reads no clock, and has no dependencies. Tests
+//! are beside the code.
 
 #![forbid(unsafe_code)]
 

@@ -1,9 +1,9 @@
-//! Texts from outside as they are written into logs that people read in a terminal.
+//! Escapes external texts for logs that people read in a terminal.
 
 use std::fmt::Write as _;
 
-/// Appends a text in JSON, with escapes for all that moves a terminal's cursor, ends a line or changes the order or the look of
-/// what stands beside it.
+/// Appends a text as a JSON string, with escapes for all characters that move a terminal's cursor, end a
+/// line, or change the order or look of neighboring text.
 pub fn write_text(out: &mut String, text: &str) {
     out.push('"');
     for c in text.chars() {
@@ -25,7 +25,7 @@ pub fn write_text(out: &mut String, text: &str) {
     out.push('"');
 }
 
-/// Returns true for control characters, separators of lines, marks of direction, and characters that are not seen.
+/// Returns true for control characters, line separators, direction marks, and invisible characters.
 pub fn is_unprintable(c: char) -> bool {
     c.is_control()
         || matches!(

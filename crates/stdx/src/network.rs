@@ -1,7 +1,8 @@
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Returns the address by which clients are counted and told apart: that of the network of 64 bits for IPv6, since whoever has
-/// one address of it has all; the same for an IPv4 address in both families.
+/// Returns the address under which a client is counted: for IPv6 that of its 64-bit network, because a client
+/// that has one address of a network has all of them; for IPv4 the address itself, also if it is mapped to
+/// IPv6.
 pub fn client_network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {

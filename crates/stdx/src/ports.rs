@@ -5,21 +5,22 @@ use std::sync::Mutex;
 
 use crate::Random;
 
-/// Ports that Linux gives outgoing connections by default.
+/// Default range of the ports that Linux uses for outgoing connections.
 const CONNECTIONS: Range<u16> = 32_768..61_000;
 const LOWEST: u16 = 10_000;
 
-/// A port of `ip` on which nobody listens, another one with each call of this process: for a server that has to be told its
-/// port.
+/// Returns a port of `ip` on which no socket listens, a different one in each call of this process; for a
+/// server whose port must be known in advance.
 ///
-/// It is not one of those that the kernel gives to outgoing connections, as long as it leaves others: a client that connects
-/// can neither have it before the server listens there, nor while a server is away that is to come back. A port that the
-/// kernel itself chooses (port 0) is nearly always one of them.
+/// If possible, the port is outside of the range that the kernel uses for outgoing connections. So no client
+/// connection can occupy it before the server listens, or while a server that restarts is down. A port chosen
+/// by the kernel (port 0) is nearly always in that range.
 ///
 /// # Errors
-/// No port of `ip` can be listened at, or all are given.
+/// Returns an error if no port of `ip` can be bound, or all are in use.
 pub fn unused_port(ip: IpAddr) -> io::Result<u16> {
-    // The next place of the walk over all candidates. Where it begins is random, so that other processes get others.
+    // Next position in the list of candidates. The first one is random, so that other processes use other
+    // ports.
     static NEXT: Mutex<Option<usize>> = Mutex::new(None);
     let candidates: Vec<u16> = candidates(&of_connections()).collect();
     let mut next = NEXT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -36,8 +37,8 @@ pub fn unused_port(ip: IpAddr) -> io::Result<u16> {
     Err(refused)
 }
 
-/// Ports for servers: those below the ones of connections, or, where they are fewer than a thousand, those above; all from
-/// `LOWEST` on where these are few, too.
+/// Returns the candidate ports for servers: those below the range for connections, or, if they are fewer than
+/// a thousand, those above it; if these are few too, all ports from `LOWEST` on.
 fn candidates(connections: &Range<u16>) -> impl Iterator<Item = u16> + use<> {
     const ENOUGH: u16 = 1000;
     if connections.start >= LOWEST + ENOUGH {
@@ -49,7 +50,7 @@ fn candidates(connections: &Range<u16>) -> impl Iterator<Item = u16> + use<> {
     }
 }
 
-/// The ports that the kernel gives outgoing connections.
+/// Returns the range of ports that the kernel uses for outgoing connections.
 fn of_connections() -> Range<u16> {
     let read = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok();
     read.and_then(|text| parse(&text)).unwrap_or(CONNECTIONS)
@@ -61,7 +62,7 @@ fn parse(text: &str) -> Option<Range<u16>> {
     Some(first..last.saturating_add(1))
 }
 
-/// Other than that of processes beside this one.
+/// Returns a seed that differs between concurrent processes.
 fn seed() -> u64 {
     use std::hash::{BuildHasher as _, RandomState};
     RandomState::new().hash_one(std::process::id())
@@ -82,7 +83,7 @@ mod tests {
         given.sort_unstable();
         given.dedup();
         assert_eq!(given.len(), 100);
-        // An address that is not this machine's.
+        // An address that does not belong to this machine.
         let refused = unused_port(Ipv4Addr::new(192, 0, 2, 1).into()).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::AddrNotAvailable);
     }

@@ -2,12 +2,12 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
 
-/// Which of two futures was ready first.
+/// Result of [`race`]: the future that was ready first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum First<A, B> {
-    /// The left one, with its output.
+    /// The left future was first; contains its output.
     Left(A),
-    /// The right one, with its output.
+    /// The right future was first; contains its output.
     Right(B),
 }
 
@@ -23,8 +23,9 @@ pub async fn race<A, B>(left: impl Future<Output = A>, right: impl Future<Output
     .await
 }
 
-/// Polls a future until `end` is ready and not once after it: `is_over` is asked before each poll, for one that costs much. A
-/// timer alone is late by what is polled between its end and its turn. `None` if the end came first.
+/// Polls a future until `end` is ready, and never after that. Returns `None` if `end` is ready first.
+/// `is_over` is checked before each poll, for a future whose polls take long: a timer alone would fire late,
+/// after the polls that run between its deadline and its turn.
 pub async fn before<T>(
     mut is_over: impl FnMut() -> bool,
     end: impl Future,

@@ -1,18 +1,19 @@
-/// Random numbers that follow from a seed: SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
-/// generators", 2014), in the constants of Vigna's `splitmix64.c`. They are predictable, so nothing secret may come of
-/// them.
+/// A generator of pseudorandom numbers with a seed: SplitMix64 (Steele, Lea, Flood, "Fast splittable
+/// pseudorandom number generators", 2014), with the constants of Vigna's `splitmix64.c`. The numbers are
+/// predictable, so secrets must not be derived from them.
 ///
-/// The numbers of a seed never change: seeds of simulated runs and of tests that found a bug are kept for years.
+/// The sequence of a seed never changes: seeds of simulated runs and of tests that found a bug are kept for
+/// years.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The generator of a seed. Seeds that differ in one bit give streams that have nothing in common.
+    /// Returns the generator for a seed. Seeds that differ in one bit give unrelated sequences.
     pub const fn new(seed: u64) -> Random {
         Random(seed)
     }
 
-    /// The next number, of 64 bits.
+    /// Returns the next number, of 64 bits.
     pub const fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -21,49 +22,49 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `limit`, which is not 0.
+    /// Returns a number below `limit`, which must not be 0.
     ///
     /// # Panics
-    /// `limit` is 0.
+    /// Panics if `limit` is 0.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.number() % limit
     }
 
-    /// An index into something of this length, which is not 0.
+    /// Returns an index into a sequence of this length, which must not be 0.
     ///
     /// # Panics
-    /// `len` is 0.
+    /// Panics if `len` is 0.
     pub fn index(&mut self, len: usize) -> usize {
         self.below(len as u64) as usize
     }
 
-    /// One of a list.
+    /// Returns a random element of a list.
     ///
     /// # Panics
-    /// The list is empty.
+    /// Panics if the list is empty.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.index(from.len())]
     }
 
-    /// True once in `times`.
+    /// Returns true with a probability of 1 in `times`.
     ///
     /// # Panics
-    /// `times` is 0.
+    /// Panics if `times` is 0.
     pub fn one_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 
-    /// True in `percent` of a hundred cases.
+    /// Returns true with a probability of `percent` in 100.
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// A number from 0 up to, and without, 1.
+    /// Returns a number from 0 (inclusive) to 1 (exclusive).
     pub fn fraction(&mut self) -> f64 {
         (self.number() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// That many random bytes, eight to each number. No compression makes them smaller.
+    /// Returns this many random bytes, eight from each number. They cannot be compressed.
     pub fn bytes(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(count.next_multiple_of(8));
         while bytes.len() < count {
@@ -80,7 +81,7 @@ mod tests {
 
     #[test]
     fn numbers_are_those_of_the_reference() {
-        // The first three of splitmix64.c for the seed 1234567.
+        // The first three numbers of splitmix64.c for the seed 1234567.
         let mut random = Random::new(1_234_567);
         let numbers = [random.number(), random.number(), random.number()];
         assert_eq!(

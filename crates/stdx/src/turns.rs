@@ -1,4 +1,4 @@
-//! [`Turns`]: futures that cost processor time, polled one at a time and fairly by who asked for them.
+//! [`Turns`]: futures that use much processor time, polled one at a time and fairly by origin.
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -10,13 +10,15 @@ use std::task::{Context, Poll, Wake, Waker};
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Futures that are polled by turns: each origin `O` that has some to be polled gets one poll, then the next origin. So one
-/// address that opens many connections holds up the others by one poll each, however many those are.
+/// Futures that are polled in turns: each origin `O` with futures to poll gets one poll, then the next
+/// origin. So an address that opens many connections delays each other address by one poll, however many
+/// connections it has.
 ///
-/// After each poll the processor is offered to other threads. A thread that has always something to do would hold up one that
-/// wakes up until its slice of time is over, which takes the kernel up to several milliseconds; so it is for the rest of a poll.
-/// A lower priority does not replace that: it does not shorten the slice, and leaves next to nothing beside threads that are
-/// always busy.
+/// After each poll the processor is yielded to other threads. A thread that always has work would otherwise
+/// delay a thread that wakes up until the end of its time slice, which the kernel may end only after several
+/// milliseconds; with yielding, the delay is at most the rest of a poll. A lower priority is no substitute:
+/// it does not shorten the time slice, and leaves almost no processor time beside threads that are always
+/// busy.
 pub struct Turns<O> {
     ready: Arc<Ready<O>>,
     tasks: HashMap<u64, (Task, Waker)>,
@@ -24,19 +26,19 @@ pub struct Turns<O> {
     give_way: fn(),
 }
 
-/// The tasks that were woken.
+/// The tasks that were woken and wait for a poll.
 struct Ready<O> {
     queues: Mutex<Queues<O>>,
 }
 
 struct Queues<O> {
-    /// Origins that have tasks below, each once, the next one first.
+    /// Origins with tasks in `of`, each once, the next one first.
     origins: VecDeque<O>,
     of: HashMap<O, VecDeque<Arc<Ticket<O>>>>,
     waker: Option<Waker>,
 }
 
-/// Wakes one task.
+/// Waker of one task.
 struct Ticket<O> {
     id: u64,
     origin: O,
@@ -92,7 +94,7 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> Default for Turns<O> {
 }
 
 impl<O: Copy + Eq + Hash + Send + Sync + 'static> Turns<O> {
-    /// Without tasks.
+    /// Returns an empty set of futures.
     pub fn new() -> Turns<O> {
         let queues = Queues { origins: VecDeque::new(), of: HashMap::new(), waker: None };
         Turns {
@@ -103,7 +105,7 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> Turns<O> {
         }
     }
 
-    /// Adds a task, which is polled when its turn comes.
+    /// Adds a task, which is polled when it is its origin's turn.
     pub fn add(&mut self, origin: O, task: Task) {
         let id = self.next;
         self.next += 1;
@@ -114,8 +116,8 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> Turns<O> {
         self.tasks.insert(id, (task, waker));
     }
 
-    /// Polls one task, the next one, and then offers the processor to other threads. Pending if none is to be polled: then the
-    /// caller is woken when one is.
+    /// Polls the next task, and then yields the processor to other threads. Returns pending if no task is to
+    /// be polled; the caller is woken when one is.
     pub fn poll_one(&mut self, cx: &Context<'_>) -> Poll<()> {
         let ticket = {
             let mut queues = self.ready.lock();
@@ -127,7 +129,7 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> Turns<O> {
                 }
             }
         };
-        // From here on it can be woken again.
+        // From here on the task can be woken again.
         ticket.is_queued.store(false, Ordering::Release);
         if let Some((task, waker)) = self.tasks.get_mut(&ticket.id) {
             if task.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {

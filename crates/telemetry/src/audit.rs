@@ -1,11 +1,14 @@
-//! The audit log: who asked for what, from where, and what came of it. A line for each entry, written by a thread of its own.
+//! The audit log: which client requested what, from which address, and with which result. Each entry is one
+//! line; a separate thread writes them.
 //!
-//! [`AuditLog::push`] never waits. What the thread cannot write, because the disk is full or slow, is dropped and counted, and
-//! a line says how many entries are missing before the next one. The files are bounded: the newest has the name that was
-//! configured, older ones end in `.1`, `.2` and so on. What is in an entry is for its maker to say ([`Entry`]).
+//! [`AuditLog::push`] never waits. Entries that the thread cannot write, because the disk is full or slow,
+//! are dropped and counted, and a line before the next entry says how many are missing. The files are
+//! bounded: the newest has the configured name, older ones end in `.1`, `.2` and so on. The caller determines
+//! the contents of an entry ([`Entry`]).
 //!
-//! Calls that were refused ([`AuditLog::push_refused`]) have files, places in the queue and a rate of their own (`refusals.rs`):
-//! whoever can connect can make any number of them, and they displace no other entry.
+//! Refused calls ([`AuditLog::push_refused`]) have separate files, queue places and rate limits
+//! (`refusals.rs`): any client that can connect can make any number of them, and they must not displace other
+//! entries.
 
 mod refusals;
 
@@ -29,51 +32,54 @@ use crate::metrics::AuditMetrics;
 
 use self::refusals::{NotShown, Refusals};
 
-/// Entries that wait for the thread at most.
+/// Maximum number of entries that wait for the thread.
 pub const ENTRIES_MAX: usize = 8192;
-/// Bytes that they hold at most.
+/// Maximum number of bytes that waiting entries hold.
 pub const BYTES_MAX: usize = 16 << 20;
-/// The share of refused calls in [`ENTRIES_MAX`], [`BYTES_MAX`] and the number of files: one in so many, apart from the rest.
+/// Refused calls get one part in this many of [`ENTRIES_MAX`], [`BYTES_MAX`] and the number of files, in
+/// addition to the rest.
 const REFUSED_SHARE: usize = 8;
-/// Bytes that an entry takes beside what it says of itself.
+/// Number of bytes that an entry takes in addition to [`Entry::bytes`].
 const ENTRY_BYTES: usize = 256;
-/// Bytes that are written at once, or somewhat more.
+/// Number of bytes from which on a batch is written.
 const BATCH_BYTES: usize = 64 << 10;
-/// Longest time for which entries wait for others, and between two attempts to say how many were dropped.
+/// Longest time for which entries wait for a batch to fill, and the time between two reports of dropped
+/// entries.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How long a stop waits for the last lines.
+/// Time for which a stop waits until the last lines are written.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What one line is made of.
+/// An entry that becomes one line of the audit log.
 pub trait Entry: Send {
-    /// Returns the bytes that the entry holds while it waits.
+    /// Returns the number of bytes that the entry holds while it waits.
     fn bytes(&self) -> usize;
 
-    /// Appends the line, without its line feed; nothing if the entry turns out not to be one that is logged.
+    /// Appends the line, without its line feed, or nothing if the entry turns out to be one that is not
+    /// logged.
     fn write(&self, out: &mut String);
 }
 
-/// Where lines go.
+/// Output for the lines of the audit log.
 pub trait Lines: Send + 'static {
     /// Appends whole lines.
     ///
     /// # Errors
     ///
-    /// When not all of them were written; then none of them may be seen.
+    /// Returns an error if not all lines were written; then none of them may be visible.
     fn append(&mut self, lines: &[u8]) -> io::Result<()>;
 
     /// Makes what was appended durable.
     fn sync(&mut self);
 }
 
-/// What options say of the audit log.
+/// Options of the audit log.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The file.
+    /// Path of the newest file.
     pub path: PathBuf,
-    /// Bytes from which on another file is begun.
+    /// Size in bytes from which on a new file is begun.
     pub file_bytes_max: u64,
-    /// Files there are at most, the newest included.
+    /// Maximum number of files, including the newest.
     pub files_max: u64,
 }
 
@@ -82,19 +88,19 @@ enum Item {
     Wake,
 }
 
-/// Whose files and places an entry takes.
+/// Kind of an entry, which determines its files and queue places.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    /// Of a call that was carried out, or may have been.
+    /// Entry of a call that was executed, or may have been.
     Accepted,
-    /// Of a call that was refused.
+    /// Entry of a call that was refused.
     Refused,
 }
 
 impl Kind {
     const ALL: [Kind; 2] = [Kind::Accepted, Kind::Refused];
 
-    /// Bytes that entries of this kind may hold while they wait.
+    /// Maximum number of bytes that waiting entries of this kind hold.
     fn bytes_max(self) -> usize {
         match self {
             Kind::Accepted => BYTES_MAX,
@@ -103,7 +109,7 @@ impl Kind {
     }
 }
 
-/// Entries of one kind that wait.
+/// Amounts of waiting entries of one kind.
 #[derive(Default)]
 struct Waiting {
     entries: AtomicUsize,
@@ -113,7 +119,7 @@ struct Waiting {
 /// The audit log of a member.
 pub struct AuditLog {
     items: SyncSender<Item>,
-    /// Entries of each [`Kind`] that may wait.
+    /// Maximum number of waiting entries of each [`Kind`].
     entries_max: [usize; 2],
     clock: Clock,
     shared: Arc<Shared>,
@@ -121,10 +127,10 @@ pub struct AuditLog {
 }
 
 struct Shared {
-    /// By [`Kind`].
+    /// Amounts of waiting entries, by [`Kind`].
     waiting: [Waiting; 2],
     refusals: Mutex<Refusals>,
-    /// Entries that were dropped since the start.
+    /// Number of entries dropped since the start.
     dropped: AtomicU64,
     is_stopping: AtomicBool,
     metrics: AuditMetrics,
@@ -137,7 +143,7 @@ impl Shared {
     }
 
     fn refusals(&self) -> MutexGuard<'_, Refusals> {
-        // Nothing inside can panic half-way.
+        // No code that holds the lock can panic half-way, so a poisoned state is still valid.
         self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -149,11 +155,12 @@ impl Shared {
 }
 
 impl AuditLog {
-    /// Opens the file, and that of refused calls, whose name ends in `.refused`, and starts the thread that writes them.
+    /// Opens the file, and that of refused calls, whose name ends in `.refused`, and starts the thread that
+    /// writes them.
     ///
     /// # Errors
     ///
-    /// When the file cannot be opened, or the thread not be started.
+    /// Returns an error if a file cannot be opened, or the thread cannot be started.
     pub fn start(
         settings: &Settings,
         clock: Clock,
@@ -171,11 +178,11 @@ impl AuditLog {
         AuditLog::to(lines, RotatedFiles::open(&refused)?, ENTRIES_MAX, clock, logger, metrics)
     }
 
-    /// As [`AuditLog::start`], for other outputs, of refused calls and of all others, and fewer entries.
+    /// Starts as [`AuditLog::start`] does, with other outputs and other limits of waiting entries.
     ///
     /// # Errors
     ///
-    /// When the thread cannot be started.
+    /// Returns an error if the thread cannot be started.
     pub fn to(
         lines: impl Lines,
         refused: impl Lines,
@@ -185,7 +192,7 @@ impl AuditLog {
         metrics: AuditMetrics,
     ) -> io::Result<AuditLog> {
         let entries_max = [entries_max, (entries_max / REFUSED_SHARE).max(1)];
-        // Each kind finds its places free, however many of the other wait.
+        // The channel has places for both kinds together, so neither kind can block the other.
         let (items, arriving) = mpsc::sync_channel(entries_max.iter().sum());
         let (ending, ended) = mpsc::sync_channel(1);
         let shared = Arc::new(Shared {
@@ -210,15 +217,16 @@ impl AuditLog {
         Ok(AuditLog { items, entries_max, clock, shared, ended: Mutex::new(Some(ended)) })
     }
 
-    /// Hands an entry to the thread, or drops it if too many wait. Never waits.
+    /// Queues an entry for the thread, or drops it if too many entries wait. Never waits.
     pub fn push(&self, entry: Box<dyn Entry>) {
         if !self.queue(entry, Kind::Accepted) {
             self.shared.drop_entries(1);
         }
     }
 
-    /// The same for a call that was refused, of a client at this address: only if it has not had too many written lately. The
-    /// others are counted. Waits for nothing but a lock that is held for a moment.
+    /// Queues an entry for a refused call of a client at this address, unless the address has had too many
+    /// entries written recently; further calls are only counted. Waits only for a lock that is held for a
+    /// moment.
     pub fn push_refused(&self, address: IpAddr, entry: impl FnOnce() -> Box<dyn Entry>) {
         let now = self.clock.now();
         if !self.shared.refusals().admit(address, now) {
@@ -229,7 +237,7 @@ impl AuditLog {
         }
     }
 
-    /// Returns false if the entry was dropped: too many of its kind wait.
+    /// Queues an entry. Returns false if it was dropped because too many entries of its kind wait.
     fn queue(&self, entry: Box<dyn Entry>, kind: Kind) -> bool {
         let bytes = entry.bytes() + ENTRY_BYTES;
         let waiting = &self.shared.waiting[kind as usize];
@@ -245,15 +253,15 @@ impl AuditLog {
         is_queued
     }
 
-    /// Returns how many entries were dropped since the start.
+    /// Returns the number of entries dropped since the start.
     pub fn dropped(&self) -> u64 {
         self.shared.dropped.load(Ordering::Relaxed)
     }
 
-    /// Has what waits written, and ends the thread; waits for it for two seconds.
+    /// Writes the waiting entries and ends the thread; waits for the thread for at most two seconds.
     pub fn stop(&self) {
         self.shared.is_stopping.store(true, Ordering::Release);
-        // If the queue is full, the thread is awake.
+        // If the queue is full, the thread is already awake.
         drop(self.items.try_send(Item::Wake));
         if let Some(ended) = self.ended.lock().unwrap_or_else(PoisonError::into_inner).take() {
             let _ = ended.recv_timeout(STOP_TIMEOUT);
@@ -261,11 +269,11 @@ impl AuditLog {
     }
 }
 
-/// Where lines of one kind go.
+/// Output for entries of one kind.
 struct Output {
     lines: Box<dyn Lines>,
     is_failing: bool,
-    /// Lines that are not written yet, and how many entries they are.
+    /// Lines that are not written yet, followed by the number of their entries.
     batch: String,
     entries: u64,
 }
@@ -275,7 +283,7 @@ impl Output {
         Output { lines: Box::new(lines), is_failing: false, batch: String::new(), entries: 0 }
     }
 
-    /// Writes the batch; returns how many entries were written, or how many were lost.
+    /// Writes the batch. Returns the number of entries written, or as the error the number of entries lost.
     fn write(&mut self, logger: &Logger) -> Result<u64, u64> {
         let (batch, entries) = (std::mem::take(&mut self.batch), std::mem::take(&mut self.entries));
         if batch.is_empty() {
@@ -299,15 +307,15 @@ impl Output {
     }
 }
 
-/// What the thread has.
+/// State of the thread that writes the audit log.
 struct Writer {
     items: Receiver<Item>,
-    /// By [`Kind`].
+    /// Outputs, by [`Kind`].
     outputs: [Output; 2],
     shared: Arc<Shared>,
     clock: Clock,
     logger: Arc<Logger>,
-    /// The dropped entries that lines have told of.
+    /// Number of dropped entries that lines have already reported.
     told_dropped: u64,
 }
 
@@ -319,7 +327,8 @@ impl Writer {
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => break,
             };
-            // Before the rest of the queue is taken: what comes later is not waited for.
+            // Read the flag before the rest of the queue is taken: entries that arrive later are not waited
+            // for.
             let is_stopping = self.shared.is_stopping.load(Ordering::Acquire);
             let mut next = first;
             loop {
@@ -337,7 +346,7 @@ impl Writer {
         }
     }
 
-    /// Writes what waits, up to a batch; returns true if nothing is left.
+    /// Writes the waiting entries, up to one batch; returns true if none are left.
     fn write_batch(&mut self, first: Option<Item>, is_stopping: bool) -> bool {
         let [accepted, refused] = &mut self.outputs;
         let dropped = self.shared.dropped.load(Ordering::Relaxed);
@@ -401,29 +410,29 @@ impl Writer {
     }
 }
 
-/// The files of an audit log.
+/// The files of an audit log of one kind.
 pub struct RotatedFiles {
     path: PathBuf,
     file_bytes_max: u64,
     files_max: u64,
     file: File,
-    /// True if the file may end amid a line.
+    /// True if the file may end in an incomplete line.
     is_torn: bool,
 }
 
 impl RotatedFiles {
-    /// Opens the newest file, or creates it. Only its owner may read it.
+    /// Opens the newest file, or creates it, readable by its owner only.
     ///
     /// # Errors
     ///
-    /// When it cannot be opened, or is no regular file.
+    /// Returns an error if the file cannot be opened, or is not a regular file.
     pub fn open(settings: &Settings) -> io::Result<RotatedFiles> {
         let file = open(&settings.path)?;
         Ok(RotatedFiles {
             path: settings.path.clone(),
             file_bytes_max: settings.file_bytes_max.max(1),
             files_max: settings.files_max.max(1),
-            // A line that was cut off by the end of a process stays, but is not gone on with.
+            // An incomplete line, left by a process that ended, stays in the file and is not continued.
             is_torn: ends_amid_a_line(&file)?,
             file,
         })
@@ -435,7 +444,8 @@ impl RotatedFiles {
         name.into()
     }
 
-    /// Begins a new file. Nothing is renamed before that is there: a failure leaves all as it was, to be tried again.
+    /// Begins a new file. Existing files are renamed only after the new one exists, so a failure changes
+    /// nothing and can be retried.
     fn rotate(&mut self) -> io::Result<()> {
         if self.files_max == 1 {
             self.file.set_len(0)?;
@@ -455,7 +465,7 @@ impl RotatedFiles {
         Ok(())
     }
 
-    /// Goes on with the file of that name if the one that is open was removed, or moved away.
+    /// Opens the configured file name again if the open file was removed or renamed by another process.
     fn follow(&mut self) -> io::Result<()> {
         let open_one = self.file.metadata()?;
         let is_same = fs::metadata(&self.path)
@@ -496,7 +506,7 @@ fn open(path: &Path) -> io::Result<File> {
 
 impl Lines for RotatedFiles {
     fn append(&mut self, lines: &[u8]) -> io::Result<()> {
-        // Asked for each time: somebody may have taken the file away, or cut it off.
+        // Checked before each write, because another process may have removed or truncated the file.
         self.follow()?;
         let mut len = self.file.metadata()?.len();
         if len > 0 && len + lines.len() as u64 > self.file_bytes_max {
@@ -513,7 +523,7 @@ impl Lines for RotatedFiles {
     }
 
     fn sync(&mut self) {
-        // What cannot be made durable is no worse than what was not written.
+        // A failure is ignored: lines that are not durable are no worse than lines that were not written.
         drop(self.file.sync_all());
     }
 }

@@ -1,37 +1,37 @@
-//! Figures per client address, for an operator who asks why a member is busy.
+//! Figures per client address, which show an operator why a member is busy.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Addresses that figures are kept of. Beyond these, those without a connection make way; if there are none, the rest
-/// is counted together, under the unspecified address.
+/// Maximum number of addresses with separate figures. When more arrive, addresses without a connection are
+/// forgotten; if there are none, the new ones are counted together, under the unspecified address.
 pub const CALLERS_MAX: usize = 1024;
 const OTHERS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// One client address. Gauges may be moved from any thread.
+/// Figures of one client address. All threads may update them.
 #[derive(Debug, Default)]
 pub struct Caller {
-    /// Connections open now.
+    /// Number of open connections.
     pub connections: AtomicI64,
-    /// Calls begun, of every kind.
+    /// Number of calls begun, of every kind.
     pub requests: AtomicU64,
-    /// Watches open now.
+    /// Number of open watches.
     pub watches: AtomicI64,
-    /// Those of them that are behind: they read history.
+    /// Number of open watches that are behind and read history.
     pub slow_watches: AtomicI64,
-    /// Leases that its open streams of renewals have renewed.
+    /// Number of leases that the open keepalive streams of the address have renewed.
     pub leases: AtomicI64,
-    /// Calls of Authenticate.
+    /// Number of calls of Authenticate.
     pub authentications: AtomicU64,
 }
 
-/// A connection, counted while this lives.
+/// An open connection, counted until this value is dropped.
 pub struct Connected(Arc<Caller>);
 
 impl Connected {
-    /// Counts one.
+    /// Counts one connection of the caller.
     pub fn new(caller: Arc<Caller>) -> Connected {
         caller.connections.fetch_add(1, Relaxed);
         Connected(caller)
@@ -51,7 +51,8 @@ pub struct Callers {
 }
 
 impl Callers {
-    /// The figures of an address, which is taken in if it is new. An IPv4 address in IPv6's form is the same address.
+    /// Returns the figures of an address; a new address is added. An IPv4 address mapped to IPv6 counts as
+    /// the IPv4 address.
     pub fn of(&self, address: IpAddr) -> Arc<Caller> {
         let mut known = self.by_address.lock().unwrap_or_else(PoisonError::into_inner);
         let address = address.to_canonical();

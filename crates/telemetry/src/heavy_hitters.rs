@@ -1,15 +1,17 @@
-//! Who and what a member is busy with: the prefixes, users and client addresses that take most requests, bytes and time, now.
+//! The current load of a member by origin: the key prefixes, users and client addresses that cause most
+//! requests, bytes and time.
 //!
-//! Each of these nine lists is a sketch of fixed size, Space-Saving (Metwally, Agrawal and El Abbadi, "Efficient computation of
-//! frequent and top-k elements in data streams", 2005): whatever takes more than 1/[`PLACES`] of all is in its list, and the amount told
-//! is too large by no more than the `error` beside it. Amounts fade with a half-life of [`HALF_LIFE`], so they tell a rate, and what
-//! was busy yesterday is not in the way.
+//! Each of these nine lists is a sketch of fixed size, Space-Saving (Metwally, Agrawal and El Abbadi,
+//! "Efficient computation of frequent and top-k elements in data streams", 2005): every name with more than
+//! 1/[`PLACES`] of the total is in its list, and the amount shown exceeds the true one by at most the `error`
+//! beside it. Amounts decay with a half-life of [`HALF_LIFE`], so they express a rate, and load of the past
+//! disappears.
 //!
-//! [`HeavyHitters::certain`] tells those alone that certainly take [`SHARE`] of all and were seen [`TIMES`] times or more: a key that
-//! comes once is in none of its lists, however little comes beside it.
+//! [`HeavyHitters::certain`] returns only names that certainly have [`SHARE`] of the total and were seen at
+//! least [`TIMES`] times: a key that occurs once is never among them, however low the load is.
 //!
-//! Only samples of requests are noted (`rpc`'s sampler, one of 64), each for all that it stands for; so the common request pays nothing,
-//! and what is rare may be missed.
+//! Only samples of requests are noted (`rpc`'s sampler, one of 64), each weighted by the number of requests
+//! that it stands for. So most requests cost nothing here, and rare ones may be missed.
 //!
 //! # Example
 //!
@@ -32,88 +34,90 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Names that each list follows.
+/// Number of names that each list tracks.
 pub const PLACES: usize = 128;
-/// Names that a list tells at most.
+/// Maximum number of names that a list returns.
 pub const TOLD: usize = 20;
-/// The part of all that a name takes for certain. One that takes this and 1/[`PLACES`] more is found certain.
+/// Minimum share of the total that a name certainly has. Names with this share plus 1/[`PLACES`] are always
+/// found.
 pub const SHARE: f64 = 0.01;
-/// Samples that a name was seen in for certain. They fade as amounts do; at an even rate it takes a sample in ten seconds.
+/// Minimum number of samples in which a name was seen. The number decays as amounts do; at an even rate, one
+/// sample in ten seconds is needed.
 pub const TIMES: f64 = 8.0;
-/// Time in which what was noted counts for half.
+/// Time in which noted amounts decay to one half.
 pub const HALF_LIFE: Duration = Duration::from_secs(60);
-/// Bytes of a name that are kept.
+/// Maximum length of a name in bytes; the rest is cut off.
 pub const NAME_BYTES: usize = 128;
-/// Amounts below this are forgotten: half an hour after the last request.
+/// Amounts below this are forgotten, which is half an hour after the last request.
 const FORGOTTEN: f64 = 1e-6;
-/// Amounts fade at most so often.
+/// Minimum time between two decay steps.
 const STEP: Duration = Duration::from_secs(1);
 
-/// What a list is about.
+/// Kind of the names in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// The beginnings of keys; see [`prefix_of`].
+    /// Prefixes of keys; see [`prefix_of`].
     Prefix,
-    /// Users, where there are any.
+    /// Users, if authentication is enabled.
     User,
-    /// Addresses of clients.
+    /// Client addresses.
     Client,
 }
 
-/// What a list is ordered by.
+/// Amount by which a list is ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
-    /// Requests.
+    /// Number of requests.
     Requests,
-    /// Bytes of requests and answers.
+    /// Bytes of requests and responses.
     Bytes,
-    /// Seconds from the arrival of requests until they were answered.
+    /// Seconds from the arrival of requests until their responses.
     Time,
 }
 
 impl Subject {
-    /// All of them.
+    /// All subjects.
     pub const ALL: [Subject; 3] = [Subject::Prefix, Subject::User, Subject::Client];
 
-    /// The name, as metrics and pages spell it.
+    /// Name of the subject in metrics and on pages.
     pub fn name(self) -> &'static str {
         ["prefix", "user", "client"][self as usize]
     }
 }
 
 impl Measure {
-    /// All of them.
+    /// All measures.
     pub const ALL: [Measure; 3] = [Measure::Requests, Measure::Bytes, Measure::Time];
 
-    /// The name, as metrics and pages spell it.
+    /// Name of the measure in metrics and on pages.
     pub fn name(self) -> &'static str {
         ["requests", "bytes", "seconds"][self as usize]
     }
 }
 
-/// A request that was answered.
+/// A sampled request that was answered.
 #[derive(Clone, Copy, Debug)]
 pub struct Noted<'a> {
-    /// The prefix of its key, if it has one.
+    /// Prefix of the request's key; `None` if it has no key.
     pub prefix: Option<&'a [u8]>,
-    /// Its user; empty for nobody.
+    /// User of the request; empty if there is none.
     pub user: &'a str,
     /// Address of the client.
     pub client: &'a str,
-    /// Bytes of the request and of its answer.
+    /// Bytes of the request and its response.
     pub bytes: u64,
-    /// Time from its arrival until it was answered.
+    /// Time from the arrival of the request until its response.
     pub took: Duration,
 }
 
 /// A name in a list.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Heavy {
-    /// The prefix, user or address; at most its first [`NAME_BYTES`].
+    /// Prefix, user or address; at most its first [`NAME_BYTES`] bytes.
     pub name: Vec<u8>,
-    /// Requests, bytes or seconds for each second, in the last minutes.
+    /// Requests, bytes or seconds per second, in the last minutes.
     pub per_second: f64,
-    /// How much of it may be others'.
+    /// Part of the rate that may belong to other names.
     pub error: f64,
 }
 
@@ -122,15 +126,15 @@ struct Place {
     name: Box<[u8]>,
     amount: f64,
     error: f64,
-    /// Samples since it has this place.
+    /// Number of samples since the name got this place.
     times: f64,
 }
 
-/// One list.
+/// One list of names.
 #[derive(Default)]
 struct Sketch {
     places: Vec<Place>,
-    /// Of all names that came.
+    /// Total amount of all names.
     amount: f64,
 }
 
@@ -149,7 +153,8 @@ impl Sketch {
         if self.places.len() < PLACES {
             self.places.push(new(0.0));
         } else if let Some(least) = self.places.iter_mut().min_by(|a, b| a.amount.total_cmp(&b.amount)) {
-            // Whoever comes new may have been in this place all along.
+            // The new name may have belonged to this place all along, so its amount starts with the old one
+            // as its error.
             *least = new(least.amount);
         }
     }
@@ -166,7 +171,7 @@ impl Sketch {
 }
 
 struct State {
-    /// By subject, then by measure.
+    /// Lists by subject, then by measure.
     sketches: [[Sketch; 3]; 3],
     faded: Instant,
 }
@@ -183,7 +188,7 @@ impl State {
     }
 }
 
-/// All lists of a member. At most nine times [`PLACES`] names are kept, 200 KB in all.
+/// All lists of a member. They hold at most nine times [`PLACES`] names, about 200 KB in all.
 pub struct HeavyHitters {
     state: Mutex<State>,
     hashes: RandomState,
@@ -202,7 +207,7 @@ impl HeavyHitters {
         HeavyHitters { state: Mutex::new(state), hashes: RandomState::new() }
     }
 
-    /// Notes a request that stands for `weight` requests like it.
+    /// Notes a sampled request that stands for `weight` requests.
     pub fn note(&self, noted: &Noted<'_>, weight: u32, now: Instant) {
         let weight = f64::from(weight);
         let amounts = [weight, weight * noted.bytes as f64, weight * noted.took.as_secs_f64()];
@@ -211,7 +216,7 @@ impl HeavyHitters {
             (!noted.user.is_empty()).then_some(noted.user.as_bytes()),
             Some(noted.client.as_bytes()),
         ];
-        // Requests wait for no other: a sample that comes while another one is noted is left out.
+        // Requests never wait here: a sample that arrives while another one is being noted is skipped.
         let mut state = match self.state.try_lock() {
             Ok(state) => state,
             Err(TryLockError::Poisoned(state)) => state.into_inner(),
@@ -228,18 +233,19 @@ impl HeavyHitters {
         }
     }
 
-    /// Returns the heaviest, the first the heaviest of all; no more than [`TOLD`].
+    /// Returns the names with the largest amounts, the largest first; at most [`TOLD`].
     pub fn top(&self, subject: Subject, measure: Measure, now: Instant) -> Vec<Heavy> {
         self.told(subject, measure, now, 0.0, 0.0)
     }
 
-    /// Returns those of the heaviest that certainly take [`SHARE`] of all and were seen [`TIMES`] times.
+    /// Returns those of the largest names that certainly have [`SHARE`] of the total and were seen [`TIMES`]
+    /// times.
     pub fn certain(&self, subject: Subject, measure: Measure, now: Instant) -> Vec<Heavy> {
         self.told(subject, measure, now, SHARE, TIMES)
     }
 
     fn told(&self, subject: Subject, measure: Measure, now: Instant, share: f64, times: f64) -> Vec<Heavy> {
-        // What came at an even rate for long adds up to the rate times this.
+        // At a constant rate the decaying amount converges to the rate times this.
         let seconds = HALF_LIFE.as_secs_f64() / std::f64::consts::LN_2;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.fade(now);
@@ -262,8 +268,8 @@ impl HeavyHitters {
     }
 }
 
-/// The part of a key that stands for others like it: up to its third slash (`/registry/pods/` of
-/// `/registry/pods/default/web`), or up to the last one before its end; a key without one stands for itself.
+/// Returns the part of a key that stands for similar keys: up to its third slash (`/registry/pods/` of
+/// `/registry/pods/default/web`), or up to the last slash before its end; the whole key if it has no slash.
 pub fn prefix_of(key: &[u8]) -> &[u8] {
     let mut end = None;
     let slashes = key.iter().take(NAME_BYTES).enumerate().filter(|(_, byte)| **byte == b'/');
@@ -307,7 +313,7 @@ mod tests {
         let now = Instant::now();
         let busy = HeavyHitters::new(now);
         for n in 0..100_000u32 {
-            // One of 50 is for the same prefix; nothing else comes twice.
+            // One request in 50 is for the same prefix; all others occur once.
             match n % 50 {
                 0 => busy.note(&noted(b"/hot/", 10), 1, now),
                 1 => busy.note(&noted(b"/large/", 1_000_000), 1, now),
@@ -356,13 +362,13 @@ mod tests {
     fn a_key_that_comes_once_is_not_certain_however_little_comes_beside_it() {
         let began = Instant::now();
         let busy = HeavyHitters::new(began);
-        // Sixty requests a second: one sample a second, each of them more than a hundredth of all.
+        // Sixty requests per second: one sample per second, each more than a hundredth of the total.
         for second in 0..600 {
             let now = began + Duration::from_secs(second);
             busy.note(&noted(format!("session:{second}").as_bytes(), 10), 64, now);
-            // Large ones, too.
+            // Large requests, too.
             busy.note(&noted(format!("token:{second}").as_bytes(), 10_000_000), 64, now);
-            // What comes in every tenth of them is.
+            // A name in every tenth sample is found.
             if second % 5 == 0 {
                 busy.note(&noted(b"/hot/", 10), 64, now);
             }

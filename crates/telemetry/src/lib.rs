@@ -1,13 +1,13 @@
 //! Everything that a member reports about itself: its log, its metrics, its clients and which of their requests were slow.
 //!
 //! * [`logging`] writes the structured log.
-//! * [`metrics`] names and counts, and renders what a scrape gets.
+//! * [`metrics`] defines and counts metrics, and renders the response to a scrape.
 //! * [`callers`] counts per client address.
-//! * [`audit`] writes who asked for what.
+//! * [`audit`] writes which client requested what.
 //! * [`slow_requests`] keeps the expensive requests, and the clients that sent them.
-//! * [`stages`] names the stages of a request, and picks the requests that are measured.
+//! * [`stages`] names the stages of a request, and selects the requests that are measured.
 //!
-//! What it does not know: the server's state. Others hand in what is to be counted or written.
+//! The crate does not know the server's state: callers pass in everything that is counted or written.
 
 #![forbid(unsafe_code)]
 

@@ -1,6 +1,6 @@
-//! Slow requests: those that cost so much that others may have waited for them, with the clients that sent them.
+//! Slow requests: requests expensive enough to delay others, with the clients that sent them.
 //!
-//! Only requests beyond a limit are noted, so that the common ones pay nothing.
+//! Only requests beyond a limit are recorded, so normal requests cost nothing here.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -11,32 +11,32 @@ use bytes::Bytes;
 
 use crate::stages::StageTimes;
 
-/// Number of keys found from which on a range is noted.
+/// Number of keys found from which on a range is recorded.
 pub const RANGE_KEYS: u64 = 1000;
-/// Bytes of an answer from which on a range is noted.
+/// Size of a response in bytes from which on a range is recorded.
 pub const RANGE_BYTES: usize = 1 << 20;
-/// Bytes from which on a value that is put is noted.
+/// Size in bytes from which on a put value is recorded.
 pub const VALUE_BYTES: usize = 128 << 10;
 
-/// Number of notes of each kind that are kept; the one not repeated for the longest time makes way.
+/// Number of notes kept of each kind; the note that was not repeated for the longest time is removed first.
 const NOTES_MAX: usize = 64;
-/// Bytes of a key that a note keeps.
+/// Maximum number of bytes of a key that a note keeps.
 const KEY_BYTES: usize = 128;
 
-/// An expensive range that a client asked for, and how often it did.
+/// An expensive range requested by a client, with the number of its requests.
 #[derive(Clone, Debug)]
 pub struct RangeNote {
     /// Address of the client that asked for the range.
     pub client: IpAddr,
     /// First key of the range; at most the first 128 bytes of it.
     pub key: Bytes,
-    /// End of the range as the request had it; at most the first 128 bytes of it. Empty for a single key.
+    /// End of the range as in the request; at most its first 128 bytes. Empty for a single key.
     pub range_end: Bytes,
     /// Number of requests of this client for this range.
     pub count: u64,
     /// Largest number of keys that one request for this range found.
     pub keys_max: u64,
-    /// Sum of the bytes of all answers to requests for this range.
+    /// Sum of the bytes of all responses to requests for this range.
     pub bytes_total: u64,
     /// Longest time that a request for this range took to be answered.
     pub took_max: Duration,
@@ -88,11 +88,11 @@ pub struct SlowRequests {
 }
 
 fn beginning(key: &Bytes) -> Bytes {
-    // Copied: the key is a part of its request, which would stay in memory whole.
+    // Copied, because a slice would keep the whole request in memory.
     Bytes::copy_from_slice(&key[..key.len().min(KEY_BYTES)])
 }
 
-/// Adds a note, and takes the oldest away if there are too many.
+/// Adds a note, and removes the oldest one if there are too many.
 fn push<N>(notes: &mut Vec<N>, note: N, last: impl Fn(&N) -> SystemTime) {
     if notes.len() >= NOTES_MAX
         && let Some((oldest, _)) = notes.iter().enumerate().min_by_key(|(_, note)| last(note))
@@ -103,8 +103,8 @@ fn push<N>(notes: &mut Vec<N>, note: N, last: impl Fn(&N) -> SystemTime) {
 }
 
 impl SlowRequests {
-    /// Notes a range of `client` that found so many keys, was answered with so many bytes, and took so long. Requests of one
-    /// client for the same range are one note.
+    /// Records a range of `client` that found `keys` keys, was answered with `bytes` bytes, and took `took`.
+    /// All requests of a client for the same range share one note.
     pub fn ranged(
         &self,
         client: IpAddr,
@@ -143,7 +143,7 @@ impl SlowRequests {
         }
     }
 
-    /// Notes that `client` puts a value of so many bytes under `key`.
+    /// Records that `client` puts a value of `bytes` bytes under `key`.
     pub fn put(&self, client: IpAddr, key: &Bytes, bytes: usize, now: SystemTime) {
         let (key, bytes) = (beginning(key), bytes as u64);
         let mut notes = self.values.lock().unwrap_or_else(PoisonError::into_inner);
@@ -153,7 +153,7 @@ impl SlowRequests {
         }
     }
 
-    /// Keeps the note of a request that took long; the oldest of 64 makes way.
+    /// Records a request that took long; if there are 64, the oldest is removed.
     pub fn slow(&self, note: SlowNote) {
         let mut notes = self.slow.lock().unwrap_or_else(PoisonError::into_inner);
         if notes.len() >= NOTES_MAX {
@@ -162,19 +162,20 @@ impl SlowRequests {
         notes.push_back(note);
     }
 
-    /// Returns the last requests that took long, the newest first; at most 64.
+    /// Returns the most recent slow requests, the newest first; at most 64.
     pub fn slow_ones(&self) -> Vec<SlowNote> {
         self.slow.lock().unwrap_or_else(PoisonError::into_inner).iter().rev().cloned().collect()
     }
 
-    /// Returns the noted ranges, those with the most bytes in all answers first; at most 64.
+    /// Returns the recorded ranges, sorted by the bytes of all their responses, the largest first; at most
+    /// 64.
     pub fn ranges(&self) -> Vec<RangeNote> {
         let mut notes = self.ranges.lock().unwrap_or_else(PoisonError::into_inner).clone();
         notes.sort_by_key(|note| std::cmp::Reverse((note.bytes_total, note.count)));
         notes
     }
 
-    /// Returns the noted values, the largest first; at most 64.
+    /// Returns the recorded values, the largest first; at most 64.
     pub fn values(&self) -> Vec<ValueNote> {
         let mut notes = self.values.lock().unwrap_or_else(PoisonError::into_inner).clone();
         notes.sort_by_key(|note| std::cmp::Reverse(note.bytes));

@@ -1,52 +1,58 @@
-//! The stages of a request, as metrics, logs and spans name them, and which requests are measured.
+//! The stages of a request, as metrics, logs and spans name them, and the selection of requests that are
+//! measured.
 //!
-//! Reading the clock at each stage costs more than a stage of a small request itself. So all stages are measured only of samples
-//! ([`Sampler`]), of requests that are traced, and of those that take a while anyway. Each request is a sample with the same
-//! probability, whatever it asks and whatever came before, so the histograms of samples are those of all requests.
+//! Reading the clock at each stage costs more than a stage of a small request itself. So all stages are
+//! measured only for samples ([`Sampler`]), for traced requests, and for requests that take long anyway. Each
+//! request is sampled with the same probability, independent of its contents and of earlier requests, so
+//! histograms of the samples represent all requests.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use stdx::Random;
 
-/// A stage of a request. What a request does not pass is not told of it.
+/// A stage of a request. Stages that a request does not pass are not reported for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// From the arrival of the request's head until it goes to the core or reads the state, without [`Stage::Auth`]: its message
-    /// arrives, the connection's earlier requests are served, it is decoded and checked.
+    /// From the arrival of the request's head until it is passed to the core or reads the state, without
+    /// [`Stage::Auth`]: receiving the message, waiting for the connection's earlier requests, decoding and
+    /// checking.
     Front,
-    /// Finding out on whose behalf the request is made, by its token or password; while authentication is enabled.
+    /// Determining the user of the request by its token or password, if authentication is enabled.
     Auth,
-    /// A write: until the core proposes it. A linearizable read: until the core asks the leader.
+    /// A write: until the core proposes it. A linearizable read: until the core requests a read index from
+    /// the leader.
     Queue,
-    /// A linearizable read: until the leader has confirmed how far it has committed.
+    /// A linearizable read: until the leader has confirmed its commit index.
     ReadIndex,
-    /// A linearizable read: until this member has applied as much, and the read's thread knows.
+    /// A linearizable read: until this member has applied up to the read index, and the read's thread knows
+    /// that.
     ApplyWait,
-    /// A write: until the log has written its entry to the file; the sync before it comes first.
+    /// A write: until the log has written its entry to the file, which includes waiting for the previous
+    /// sync.
     Append,
-    /// A write: until this member's disk has the entry.
+    /// A write: until the entry is synced to this member's disk.
     Fsync,
-    /// A write: until a majority has the entry, if that comes later.
+    /// A write: until a majority has the entry, if that is later.
     Replicate,
-    /// A write: until the entry is applied and the state with it is published.
+    /// A write: until the entry is applied and the new state is published.
     Apply,
     /// A read: finding the keys.
     Index,
     /// A read: reading the values.
     Values,
-    /// A read: putting the answer together. An answer that is made piece by piece, as its client takes it, has neither this nor
-    /// [`Stage::Values`].
+    /// A read: encoding the response. A response that is streamed in pieces, as its client accepts them, has
+    /// neither this stage nor [`Stage::Values`].
     Encode,
-    /// A read whose parts were not measured one by one, as those of reads other than ranges never are: [`Stage::Index`],
-    /// [`Stage::Values`] and [`Stage::Encode`] together.
+    /// A read whose parts were not measured separately: [`Stage::Index`], [`Stage::Values`] and
+    /// [`Stage::Encode`] together. Reads other than ranges always have only this stage.
     Range,
-    /// A write: until its thread has made the answer.
+    /// A write: until its thread has encoded the response.
     Answer,
 }
 
 impl Stage {
-    /// All stages, each at the place of its number (`stage as usize`).
+    /// All stages, each at the position of its number (`stage as usize`).
     pub const ALL: [Stage; 14] = [
         Stage::Front,
         Stage::Auth,
@@ -64,7 +70,7 @@ impl Stage {
         Stage::Answer,
     ];
 
-    /// The name in metrics, logs and spans, such as `read_index`.
+    /// Returns the stage's name in metrics, logs and spans, such as `read_index`.
     pub fn name(self) -> &'static str {
         match self {
             Stage::Front => "front",
@@ -85,36 +91,37 @@ impl Stage {
     }
 }
 
-/// The stages that a request passed, in their order, with the time spent in each.
+/// Stages that a request passed, in order, with the time spent in each.
 pub type StageTimes = Vec<(Stage, Duration)>;
 
-/// Picks samples at random, one request out of so many on average. A thread has its own.
+/// Selects random samples, on average one in a given number of requests. Each thread has its own sampler.
 ///
-/// Instead of a random number for each request there is one for each sample: how many requests to let pass until the next, drawn
-/// from the geometric distribution. That is the same as a throw of dice for each request: requests that come in a pattern, such as
-/// a put and a range by turns, are sampled alike. Taking every 64th would measure only one of the two kinds for ever.
+/// It draws one random number per sample, not one per request: the number of requests until the next sample,
+/// from the geometric distribution. The result is the same as an independent decision for each request:
+/// requests that arrive in a pattern, such as alternating puts and ranges, are sampled equally. Taking every
+/// 64th request would always measure the same one of the two kinds.
 #[derive(Debug)]
 pub struct Sampler {
-    /// Requests until the next sample, that one included; at least 1.
+    /// Number of requests until the next sample, including it; at least 1.
     left: Cell<u64>,
     one_in: u32,
     random: RefCell<Random>,
 }
 
 impl Sampler {
-    /// Returns a sampler that picks one request out of `one_in`, or all with 0 or 1.
+    /// Returns a sampler that selects one in `one_in` requests, or all with 0 or 1.
     pub fn new(one_in: u32, seed: u64) -> Sampler {
         let sampler = Sampler { left: Cell::new(1), one_in, random: RefCell::new(Random::new(seed)) };
         sampler.left.set(sampler.draw());
         sampler
     }
 
-    /// Returns how many requests a sample stands for.
+    /// Returns the number of requests that a sample stands for.
     pub fn one_in(&self) -> u32 {
         self.one_in.max(1)
     }
 
-    /// Returns true if the request that comes now is a sample.
+    /// Returns true if the current request is a sample.
     #[inline]
     pub fn takes(&self) -> bool {
         let left = self.left.get() - 1;
@@ -126,16 +133,16 @@ impl Sampler {
         true
     }
 
-    /// Draws the number of requests until the next sample, that one included.
+    /// Draws the number of requests until the next sample, including it.
     #[cold]
     fn draw(&self) -> u64 {
         if self.one_in <= 1 {
             return 1;
         }
         let passes = 1.0 - 1.0 / f64::from(self.one_in);
-        // In (0, 1]: its logarithm is finite.
+        // The fraction is in (0, 1], so its logarithm is finite.
         let fraction = 1.0 - self.random.borrow_mut().fraction();
-        // A cast of what is too large gives the largest number.
+        // The cast saturates: too large a number becomes the largest `u64`.
         ((fraction.ln() / passes.ln()) as u64).saturating_add(1)
     }
 }
@@ -160,7 +167,7 @@ mod tests {
         for request in 0..REQUESTS {
             samples[request % 4] += usize::from(sampler.takes());
         }
-        // 5,000 of each kind are expected; the standard deviation is 70.
+        // 5,000 samples of each kind are expected; the standard deviation is 70.
         assert!(samples.iter().all(|count| (4_650..5_350).contains(count)), "{samples:?}");
     }
 
@@ -177,7 +184,7 @@ mod tests {
                 gap = 0;
             }
         }
-        // Of 100,000 gaps a quarter is 1, three quarters of that 2, and so on.
+        // Of 100,000 gaps, a quarter is 1, a quarter of the rest is 2, and so on.
         for (count, expected) in gaps.into_iter().zip([25_000, 18_750, 14_062]) {
             assert!(i32::abs(count - expected) < 900, "{gaps:?}");
         }

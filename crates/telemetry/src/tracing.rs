@@ -1,9 +1,10 @@
-//! Distributed tracing: which calls are traced, their spans, and the form in which a collector takes them (OTLP).
+//! Distributed tracing: which calls are traced, their spans, and the encoding for a collector (OTLP).
 //!
-//! A [`Tracer`] decides at the beginning of a call and keeps spans that have ended until the thread that sends them takes
-//! them. It never waits: where more spans end than are taken, they are dropped and counted. Who sends them, and how, is `server`'s.
+//! A [`Tracer`] decides at the beginning of a call whether it is traced, and keeps ended spans until the
+//! sending thread takes them. It never waits: if spans end faster than they are taken, they are dropped and
+//! counted. The crate `server` sends them.
 //!
-//! It does not know what calls mean. Tests: beside the code.
+//! The module does not know the meaning of calls. Tests: beside the code.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher as _, RandomState};
@@ -16,16 +17,17 @@ use prost::Message as _;
 
 use crate::metrics::{Counter, TracingMetrics};
 
-/// Number of spans that may be queued to be sent.
+/// Maximum number of spans in the queue.
 const WAITING_MAX: usize = 2048;
-/// Bytes of an attribute's text that are sent.
+/// Maximum number of bytes of an attribute's text that are sent.
 const TEXT_BYTES_MAX: usize = 256;
-/// The value of [`Settings::rate`] with which all calls are traced.
+/// Value of [`Settings::rate`] with which all calls are traced.
 const RATE_OF_ALL: u64 = 1_000_000;
 
-/// Name of the scope of what gRPC does; that of etcd's library, so that boards find it.
+/// Name of the instrumentation scope of gRPC spans; that of etcd's library, so that existing dashboards find
+/// them.
 pub const GRPC_SCOPE: &str = "go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc";
-/// Name of the scope of what the member does.
+/// Name of the instrumentation scope of the member's own spans.
 pub const MEMBER_SCOPE: &str = "go.etcd.io/etcd";
 
 /// Identifies a span: the id of its trace, and the id of the span within it.
@@ -37,32 +39,32 @@ pub struct SpanContext {
     pub span: [u8; 8],
 }
 
-/// The client's span that a call is a part of, as the call's metadata names it.
+/// The client's span of which a call is a part, as named in the call's metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parent {
     /// Ids of the client's trace and span.
     pub context: SpanContext,
-    /// True if the client records its span, so that the member's spans are wanted too.
+    /// True if the client records its span, so that the member's spans are needed too.
     pub is_sampled: bool,
 }
 
 impl Parent {
-    /// Reads a `traceparent` header: version, trace, span and flags, in hexadecimal. `None` for anything else, which is then
-    /// passed over, as the specification says.
+    /// Parses a `traceparent` header: version, trace, span and flags, in hexadecimal. Returns `None` for
+    /// anything else; the specification requires that such a header is ignored.
     pub fn read(header: &str) -> Option<Parent> {
         let mut parts = header.split('-');
         let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
         let [version] = hex(version)?;
         let context = SpanContext { trace: hex(trace)?, span: hex(span)? };
         let [flags] = hex::<1>(flags)?;
-        // Later versions may have more parts; this one has none.
+        // Later versions may have more fields; version 0 has none.
         let is_known = version != 0xff && (version != 0 || parts.next().is_none());
         let is_set = context.trace != [0; 16] && context.span != [0; 8];
         (is_known && is_set).then_some(Parent { context, is_sampled: flags & 1 == 1 })
     }
 }
 
-/// Lower-case hexadecimal of exactly so many bytes.
+/// Parses lower-case hexadecimal of exactly `N` bytes.
 fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),
@@ -92,7 +94,7 @@ pub enum Attribute {
 }
 
 impl Attribute {
-    /// Returns the attribute for a key or other bytes: at most the first 256, with what is no UTF-8 replaced.
+    /// Returns the attribute for a key or other bytes: at most the first 256, with invalid UTF-8 replaced.
     pub fn bytes(bytes: &[u8]) -> Attribute {
         let beginning = bytes.get(..TEXT_BYTES_MAX).unwrap_or(bytes);
         Attribute::Text(String::from_utf8_lossy(beginning).into_owned())
@@ -118,9 +120,10 @@ pub struct Span {
     pub took: Duration,
     /// Names and values of the span's attributes.
     pub attributes: Vec<(&'static str, Attribute)>,
-    /// Names of what happened during the operation, each with the time since the operation began.
+    /// Names of events during the operation, each with the time since the operation began.
     pub events: Vec<(&'static str, Duration)>,
-    /// Text of the error, if the operation failed and gRPC's library takes the error for a fault of the server.
+    /// Text of the error, if the operation failed with an error that gRPC's library counts as a fault of the
+    /// server.
     pub error: Option<String>,
 }
 
@@ -174,12 +177,12 @@ impl Tracer {
     /// Draws the next id with a seed: 8 random bytes, not all zeros.
     fn id(&self, seed: usize) -> [u8; 8] {
         let count = self.ids.fetch_add(1, Ordering::Relaxed);
-        // No id is 0.
+        // An id is never 0.
         self.seeds[seed].hash_one(count).max(1).to_be_bytes()
     }
 
-    /// Decides whether a call is traced: as its client's span is, or else at this member's rate. Returns the ids for the call's
-    /// span, `None` if the call is not traced.
+    /// Decides whether a call is traced: if it has a parent span, as the client decided, otherwise at this
+    /// member's rate. Returns the ids for the call's span; `None` if the call is not traced.
     pub fn begin(&self, parent: Option<&Parent>) -> Option<SpanContext> {
         let trace = match parent {
             Some(parent) if !parent.is_sampled => return None,
@@ -199,12 +202,12 @@ impl Tracer {
         Some(SpanContext { trace, span: self.id(0) })
     }
 
-    /// Returns the ids for a new span that is a part of `outer`.
+    /// Returns the ids for a new span within the span `outer`.
     pub fn within(&self, outer: &SpanContext) -> SpanContext {
         SpanContext { trace: outer.trace, span: self.id(0) }
     }
 
-    /// Queues spans that have ended until they are sent. Spans beyond 2,048 in the queue are dropped, and counted.
+    /// Queues ended spans to be sent. Spans beyond 2,048 in the queue are dropped and counted.
     pub fn ended(&self, spans: impl IntoIterator<Item = Span>) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         for span in spans {
@@ -218,8 +221,8 @@ impl Tracer {
         self.has_some.notify_one();
     }
 
-    /// Waits until `enough` spans are queued, but no longer than `patience`, and takes up to `max` of them; blocks the thread. `None`
-    /// once [`Tracer::end`] was called and all were taken.
+    /// Waits until `enough` spans are queued, at most for `patience`, and takes up to `max` of them; blocks
+    /// the thread. Returns `None` after [`Tracer::end`] was called and all spans were taken.
     pub fn take(&self, enough: usize, max: usize, patience: Duration) -> Option<Vec<Span>> {
         let waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         let has_few = |waiting: &mut Waiting| waiting.spans.len() < enough && !waiting.is_over;
@@ -234,7 +237,7 @@ impl Tracer {
         Some(waiting.spans.drain(..count).collect())
     }
 
-    /// Ends tracing: spans that are queued can still be taken, and those that end from now on are dropped.
+    /// Ends tracing: queued spans can still be taken, and spans that end from now on are dropped.
     pub fn end(&self) {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).is_over = true;
         self.has_some.notify_all();
@@ -245,13 +248,13 @@ impl Tracer {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).is_over
     }
 
-    /// Counts so many spans as sent to the collector, or with `success` false as dropped.
+    /// Counts this many spans as sent to the collector, or as dropped if `success` is false.
     pub fn sent(&self, spans: usize, success: bool) {
         let counter: &Counter = if success { &self.metrics.sent } else { &self.metrics.dropped };
         counter.add(spans as u64);
     }
 
-    /// Encodes the request that hands these spans to a collector, `ExportTraceServiceRequest` of OTLP.
+    /// Encodes the request that sends these spans to a collector, OTLP's `ExportTraceServiceRequest`.
     pub fn encode(&self, spans: Vec<Span>) -> Vec<u8> {
         let text = |key: &str, value: &str| otlp::KeyValue::of(key, Attribute::Text(value.to_owned()));
         let mut attributes = vec![text("service.name", &self.settings.service_name)];
@@ -277,7 +280,7 @@ impl Tracer {
     }
 }
 
-/// A span that goes on, with its beginning. Spans within it are begun here, for streams whose parts are spans of their own.
+/// An open span in which further spans can be begun; for streams whose parts are separate spans.
 #[derive(Clone)]
 pub struct Within {
     tracer: Arc<Tracer>,
@@ -286,18 +289,18 @@ pub struct Within {
 }
 
 impl Within {
-    /// Returns what begins spans within the span `context`, with times of this clock.
+    /// Returns a value that begins spans within the span `context`, with times of this clock.
     pub fn new(tracer: Arc<Tracer>, clock: Clock, context: SpanContext) -> Within {
         Within { tracer, clock, context }
     }
 
-    /// Begins a span of the member. It ends when it is dropped.
+    /// Begins a span of the member; the span ends when the returned value is dropped.
     pub fn begin(&self, name: &'static str, attributes: Vec<(&'static str, Attribute)>) -> OpenSpan {
         OpenSpan { within: self.clone(), name, attributes, began: self.clock.now(), wall: self.clock.wall() }
     }
 }
 
-/// A span that has begun. It ends, and is queued to be sent, when it is dropped.
+/// An open span. It ends, and is queued to be sent, when it is dropped.
 pub struct OpenSpan {
     within: Within,
     name: &'static str,
@@ -324,22 +327,24 @@ impl Drop for OpenSpan {
     }
 }
 
-/// Decides by the lower half of a trace's id, so that all that are asked at the same rate decide the same.
+/// Decides by the lower half of a trace's id, so that all processes with the same rate make the same
+/// decision.
 fn is_sampled(lower: [u8; 8], rate: u64) -> bool {
     let bound = u128::from(rate.min(RATE_OF_ALL)) * (1 << 63) / u128::from(RATE_OF_ALL);
     u128::from(u64::from_be_bytes(lower) >> 1) < bound
 }
 
-/// Returns the nanoseconds since 1970, as spans have them.
+/// Returns the nanoseconds since 1970, the unit of times in spans.
 fn nanos(time: SystemTime) -> u64 {
     u64::try_from(time.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The messages of OTLP that are sent, by the numbers of its specification (`opentelemetry/proto/trace/v1`).
+/// The OTLP messages that are sent, with the field numbers of the specification
+/// (`opentelemetry/proto/trace/v1`).
 mod otlp {
     use super::{Attribute, Duration, TEXT_BYTES_MAX, nanos};
 
-    /// `ExportTraceServiceRequest`
+    /// OTLP's `ExportTraceServiceRequest`.
     #[derive(Clone, PartialEq, prost::Message)]
     pub struct ExportRequest {
         #[prost(message, repeated, tag = "1")]
@@ -402,12 +407,12 @@ mod otlp {
         pub events: Vec<Event>,
         #[prost(message, optional, tag = "15")]
         pub status: Option<Status>,
-        /// [`IS_TRACED`] and [`KNOWS_IF_REMOTE`], and [`IS_REMOTE`] if so.
+        /// Bits [`IS_TRACED`] and [`KNOWS_IF_REMOTE`], and [`IS_REMOTE`] if the parent is remote.
         #[prost(fixed32, tag = "16")]
         pub flags: u32,
     }
 
-    /// Something that happened during a span.
+    /// An event during a span.
     #[derive(Clone, PartialEq, prost::Message)]
     pub struct Event {
         #[prost(fixed64, tag = "1")]
@@ -416,7 +421,7 @@ mod otlp {
         pub name: String,
     }
 
-    /// How a span ended: with [`ERROR`]. Spans that ended otherwise have none.
+    /// Status of a failed span, with the code [`ERROR`]. Other spans have no status.
     #[derive(Clone, PartialEq, prost::Message)]
     pub struct Status {
         #[prost(string, tag = "2")]
@@ -460,7 +465,7 @@ mod otlp {
     const ERROR: i32 = 2;
     /// Bit of [`Span::flags`]: the span is traced.
     const IS_TRACED: u32 = 1;
-    /// Bit of [`Span::flags`]: [`IS_REMOTE`] has a meaning.
+    /// Bit of [`Span::flags`]: [`IS_REMOTE`] is meaningful.
     const KNOWS_IF_REMOTE: u32 = 0x100;
     /// Bit of [`Span::flags`]: the parent is a span of another process.
     const IS_REMOTE: u32 = 0x200;

@@ -1,4 +1,5 @@
-//! The cluster that a snapshot is restored for: new ids, computed from peer URLs and token as every member does.
+//! The cluster for which a snapshot is restored: new ids, computed from peer URLs and token as every member
+//! does.
 
 use cli::Failure;
 use config::{Bootstrap, Url};
@@ -6,37 +7,37 @@ use interchange::backend::{Member, Membership};
 use interchange::wal::Identity;
 use numbers::Index;
 
-/// The options about the cluster and the member.
+/// Options about the cluster and the member.
 #[derive(Clone, Debug)]
 pub struct ClusterOptions {
     /// Name of the member.
     pub name: String,
-    /// `a=http://…,b=http://…`.
+    /// Members with their peer URLs: `a=http://…,b=http://…`.
     pub initial_cluster: String,
-    /// Text mixed into ids.
+    /// Cluster token, which is included in the computation of ids.
     pub token: String,
-    /// The member's peer URLs, separated by commas.
+    /// Peer URLs of the member, comma-separated.
     pub advertised: String,
 }
 
-/// A cluster about to be formed.
+/// The cluster that will be formed.
 #[derive(Clone, Debug)]
 pub struct NewCluster {
-    /// The member that is restored, and the cluster.
+    /// Ids of the restored member and of the cluster.
     pub identity: Identity,
-    /// All members, and nothing else.
+    /// All members; no removed ones.
     pub membership: Membership,
 }
 
 impl NewCluster {
-    /// The cluster that the options name.
+    /// Returns the cluster that the options describe.
     ///
     /// # Errors
     ///
-    /// When they do not fit together, in etcdutl's words. Unlike it, nothing here waits for a name to be resolved:
-    /// URLs are compared as texts.
+    /// Returns etcdutl's error if the options are not consistent. Unlike etcdutl, no host name is resolved:
+    /// URLs are compared as text.
     pub fn of(options: &ClusterOptions) -> Result<NewCluster, Failure> {
-        // Url::parse_list takes an empty list for none, etcdutl for one that is no URL.
+        // `Url::parse_list` accepts an empty list; etcdutl refuses it as an invalid URL.
         let advertised: Result<Vec<Url>, _> = options.advertised.split(',').map(Url::parse).collect();
         let mut advertised = advertised.map_err(Failure::error)?;
         advertised.sort();
@@ -54,12 +55,12 @@ impl NewCluster {
         })
     }
 
-    /// Every member's log begins with one entry for each of them.
+    /// Returns the index of the last entry with which every log begins: one entry for each member.
     pub fn index(&self) -> Index {
         Index(self.membership.members.len() as u64)
     }
 
-    /// The first member has the vote of that term, as etcdutl has it.
+    /// Returns the vote of the first term: as in etcdutl, the member with the lowest id.
     pub fn vote(&self) -> u64 {
         self.membership.members.iter().map(|member| member.id).min().unwrap_or_default()
     }

@@ -1,4 +1,5 @@
-//! The table of commands, and what the commands share. Each command's flags and function are in a file of its own.
+//! The table of commands, and code that the commands share. Each command has its own file with its flags and
+//! its function.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::{
 #[derive(Clone, Copy)]
 pub struct Run(pub(crate) fn(&mut Session<'_>) -> Result<(), Failure>);
 
-/// The tool.
+/// The tool `etcdutl` with all its commands.
 pub const PROGRAM: Program<Run> = Program {
     root: Command {
         name: "etcdutl",
@@ -56,13 +57,14 @@ const SNAPSHOT: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// What cobra says of a command line: the error, the usage and, by the caller, the error again.
+/// Reports a usage error as cobra does: prints the error and the usage; the caller prints the returned error
+/// again.
 pub(crate) fn usage(session: &mut Session<'_>, message: &str) -> Failure {
     session.notices.plain(&format!("Error: {message}\n{}\n", PROGRAM.usage(&session.matches.path)));
     Failure::error(message)
 }
 
-/// The only argument.
+/// Returns the only argument; fails if there is none or more than one.
 pub(crate) fn one_arg(session: &mut Session<'_>) -> Result<std::path::PathBuf, Failure> {
     use std::os::unix::ffi::OsStringExt as _;
     match session.matches.args.as_slice() {
@@ -74,7 +76,7 @@ pub(crate) fn one_arg(session: &mut Session<'_>) -> Result<std::path::PathBuf, F
     }
 }
 
-/// Refuses unless these flags were given.
+/// Fails unless all of these flags were given.
 pub(crate) fn required(session: &mut Session<'_>, flags: &[FlagRow]) -> Result<(), Failure> {
     let missing: Vec<String> = flags
         .iter()

@@ -1,4 +1,4 @@
-//! `defrag`: etcd's database without its free pages. What Mainstay keeps has none.
+//! `defrag`: rewrites etcd's database without its free pages. Mainstay's files have no free pages.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -71,7 +71,7 @@ fn defragment(session: &mut Session<'_>, dir: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Says why there is nothing to do, and how much a running member will win back by itself.
+/// Explains why there is nothing to do, and how much space a running member will free without this command.
 fn explain(session: &mut Session<'_>, dir: &Path) -> Result<(), Failure> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let stopped = Stopped::open(&disk, dir).map_err(Failure::error)?;

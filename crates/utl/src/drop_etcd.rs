@@ -1,4 +1,4 @@
-//! `drop-etcd`: deletes the files of etcd beside those of a member that was taken over.
+//! `drop-etcd`: deletes etcd's files in the data directory of a member that was taken over.
 
 use std::fs;
 use std::io;
@@ -58,16 +58,18 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
             wal = wal_dir.display()
         )));
     }
-    // A member of Mainstay that runs has both locks. Without one, etcd may run that has not written yet.
+    // A running Mainstay member holds both locks. If none runs, an etcd that has not written yet may be
+    // running, so take both locks here.
     let _locks = match lock_member(&RealDisk, &member_dir) {
         Ok(lock) => Some(lock.and(mark.shut_out(&RealDisk, &member_dir).map_err(Failure::error)?.lock)),
         Err(DataDirError::Locked { .. }) => None,
         Err(error) => return Err(Failure::error(error)),
     };
     mark.check(&RealDisk, &member_dir).map_err(Failure::error)?;
-    // Whatever ends this, etcd starts neither on what is left nor with nothing.
+    // Put the guard files first: however this process ends, etcd must start neither on the remaining files
+    // nor on an empty directory.
     mark.guard(&RealDisk, &member_dir).map_err(Failure::error)?;
-    // From here on files that are missing are no reason to refuse a start.
+    // From here on, missing files of etcd do not prevent a start of the member.
     let mark = TakenOver { files: Files::BeingDropped, ..mark };
     mark.write(&RealDisk, &member_dir).map_err(Failure::error)?;
     let wal_dir = mark.wal_dir(&member_dir);
@@ -76,14 +78,15 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     files += empty(&wal_dir, |name| {
         (name.ends_with(".wal") || is_prepared(name)) && !GUARD_NAMES.contains(&name)
     })?;
-    // A link or a mount point stays; nothing is in it any more.
+    // A symbolic link or a mount point cannot be removed; it stays and is empty.
     if fs::remove_dir(&snap).is_ok() {
         RealDisk.sync_dir(&member_dir).map_err(|error| unsure(&member_dir, &error))?;
     }
     let mark = TakenOver { files: Files::Dropped, ..mark };
     mark.write(&RealDisk, &member_dir).map_err(Failure::error)?;
     if let Err(why) = etcd_beside::keep_out(&RealDisk, &member_dir, None) {
-        // The two files beside etcd's log keep it out, and the next start tries again.
+        // The guard files beside etcd's log still prevent a start of etcd, and the next start of the member
+        // tries again.
         session.notices.warn(
             "cannot put a file in the place of member/snap; the files where etcd had its log keep it from starting",
             &[("error", why.to_string().into())],
@@ -96,15 +99,16 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns true if etcd has prepared a file of this name for its log: a number and `.tmp`.
+/// Returns true if etcd prepares files with this name for its log: a number and `.tmp`.
 fn is_prepared(name: &str) -> bool {
     name.strip_suffix(".tmp").is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Deletes what is in a directory, which may be gone or lie behind a link, and makes that durable. Returns how many there were.
+/// Deletes the files in a directory, durably, and returns their number. The directory may be missing or be a
+/// symbolic link.
 fn empty(dir: &Path, is_etcds: impl Fn(&str) -> bool) -> Result<usize, Failure> {
     let names = match RealDisk.list(dir) {
-        // The file in the place of the directory keeps etcd out.
+        // A file in place of the directory prevents a start of etcd.
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Ok(0);
         }
@@ -127,8 +131,8 @@ fn empty(dir: &Path, is_etcds: impl Fn(&str) -> bool) -> Result<usize, Failure> 
     Ok(files)
 }
 
-/// Gives back what a file takes on the disk, although a member that runs has it open. If that fails, the rest is given back
-/// when the member stops. What has another name, too, is left as it is.
+/// Frees the disk space of a file even if a running member has the file open. If that fails, the space is
+/// freed when the member stops. A file with another hard link is left unchanged.
 fn free(path: &Path) {
     if fs::symlink_metadata(path).is_ok_and(|found| found.is_file() && found.nlink() == 1) {
         let _ = fs::OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(0));

@@ -1,4 +1,4 @@
-//! What the commands share that make a state of Mainstay's of one of etcd's.
+//! Code shared by the commands that convert a state of etcd to one of Mainstay.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -13,7 +13,7 @@ use storage::restoration::Filling;
 
 use crate::notice::Notices;
 
-/// Users and roles of a state; none if they are left out.
+/// Returns the users and roles of a state; none if `without` is true.
 pub fn users<S: Source>(from: &Backend<S>, without: bool) -> Result<Auth, Failure> {
     if without {
         return Ok(Auth::default());
@@ -21,25 +21,26 @@ pub fn users<S: Source>(from: &Backend<S>, without: bool) -> Result<Auth, Failur
     Ok(etcd_database::users(from.auth().map_err(Failure::error)?))
 }
 
-/// Refuses a state of a release that this version does not know.
+/// Refuses a state written by a release that this version does not support.
 pub fn check_versions(storage: Option<&str>, membership: &Membership) -> Result<(), Failure> {
     etcd_database::check_versions(storage, membership).map_err(Failure::error)
 }
 
-/// The leases, as a machine takes them.
+/// Returns the leases in the form that the state machine accepts.
 pub fn leases<S: Source>(from: &Backend<S>) -> Result<Vec<GrantedLease>, Failure> {
     etcd_database::leases(from).map_err(Failure::error)
 }
 
-/// Live keys whose lease does not exist; etcd serves them without a lease, and logs an error at each start.
+/// Live keys whose lease does not exist. etcd serves such keys without a lease, and logs an error at each
+/// start.
 #[derive(Debug, Default)]
 pub struct WithoutLease(BTreeMap<Vec<u8>, LeaseId>);
 
-/// Keys named at most, of those whose lease does not exist.
+/// Maximum number of keys named in warnings about missing leases.
 const NAMED_KEYS_MAX: usize = 20;
 
 impl WithoutLease {
-    /// Names the keys, and says what becomes of them.
+    /// Warns about these keys, and says what happens to them.
     pub fn warn(&self, notices: &mut Notices) {
         for (key, lease) in self.0.iter().take(NAMED_KEYS_MAX) {
             let key = cli::go::quote(key);
@@ -55,9 +56,9 @@ impl WithoutLease {
     }
 }
 
-/// Takes the history over; `leases` are the ids of those that exist. Tells of the bytes of keys and values passed, and
-/// ends with the error that it is answered.
-/// Returns the live keys whose lease does not exist.
+/// Copies the history; `leases` are the ids of the existing leases. Reports the bytes of keys and values
+/// processed, and stops with the error if the report returns one. Returns the live keys whose lease does not
+/// exist.
 pub fn take_history<S: Source>(
     from: &Backend<S>,
     leases: &HashSet<LeaseId>,

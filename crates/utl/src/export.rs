@@ -1,4 +1,4 @@
-//! `export`: a data directory for etcd of one of Mainstay.
+//! `export`: makes a data directory for etcd from one of Mainstay.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -56,7 +56,7 @@ a file in it (member/exported) says, which may be removed if etcd never starts o
     ..Command::EMPTY
 };
 
-/// What to do, for somebody whom the file in a data directory of Mainstay has sent here.
+/// Instructions for users who were referred to this command by the file in a data directory of Mainstay.
 const STEPS: &str = "\
 export makes a data directory for etcd of one of Mainstay: name both. To go back to etcd on one machine, DIR being the --data-dir,
 
@@ -68,7 +68,7 @@ export makes a data directory for etcd of one of Mainstay: name both. To go back
 
 One member after the other, and never both of its directories. Files of etcd's that are still in DIR are out of date";
 
-/// Versions measured, and bytes written, between two looks at the progress.
+/// Number of versions measured, and of bytes written, between two progress updates.
 const MEASURED_AT_ONCE: usize = 16 << 10;
 const WRITTEN_AT_ONCE: usize = 1 << 20;
 
@@ -99,10 +99,11 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let rules = max_learners::rules(given);
     let refuse_again = || exported::refuse_again(&RealDisk, &from.join("member"));
-    // Where the way back was gone, the log may have moved, which would be said first.
+    // If the member was exported before, its log may have been moved. Check that first, so that the error
+    // names the export and not the log.
     refuse_again().map_err(Failure::error)?;
     let mut stopped = Stopped::open_with(&disk, &from, None, rules).map_err(Failure::error)?;
-    // Another export may have ended while this one waited for nothing but the disk.
+    // Another export may have finished while this one waited for the disk.
     refuse_again().map_err(Failure::error)?;
     max_learners::check(given, stopped.refused_learner)?;
     let (id, members) = (stopped.identity.member_id, &stopped.machine.members);
@@ -152,9 +153,9 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Puts the directory in its place. The member is marked before there is anything that etcd can start on, so that a process
-/// that is killed in between leaves at most one of the two that starts. If it cannot be put there, the directory goes first,
-/// and then the mark: it stays where the directory does.
+/// Moves the directory to its final name. The member is marked as exported before etcd can start on the
+/// directory, so if the process is killed in between, at most one of the two can start. If the move fails,
+/// the new directory is removed first, and then the mark: the mark stays as long as the directory does.
 fn place(target: &mut Target, member_dir: &Path, to: &Path) -> Result<(), Failure> {
     let marked = exported::mark(&RealDisk, member_dir, to).map_err(Failure::error);
     let Err(failure) = marked.and_then(|()| target.place()) else { return Ok(()) };
@@ -178,26 +179,28 @@ fn place(target: &mut Target, member_dir: &Path, to: &Path) -> Result<(), Failur
     })
 }
 
-/// What the members of a cluster have agreed on, as an etcd of some release finds it in its directory.
+/// Facts that the members of a cluster have agreed on, as etcd of a given release finds them in its
+/// directory.
 pub(crate) struct Agreed {
-    /// The cluster version; empty if none is decided.
+    /// Cluster version; empty if none is decided.
     pub version: String,
-    /// The version that a downgrade goes to, while one is under way.
+    /// Target version of the downgrade that is in progress; `None` without a downgrade.
     pub downgrade_target: Option<String>,
-    /// The release in whose form the database is, which follows the cluster version.
+    /// Release that determines the format of the database, derived from the cluster version.
     pub form: Release,
 }
 
 impl Agreed {
-    /// What the member `own` of these members finds that will be served by `release`, whose name is `named`, and whose log goes on
-    /// with entries that are not known to be committed.
+    /// Returns the facts for the member `own` of these members, which will be served by `release` (named
+    /// `named`) and whose log continues with entries that are not known to be committed.
     ///
     /// # Errors
     ///
-    /// When etcd of that release would end, now or once some of those entries are committed: it is below the cluster version,
-    /// and no downgrade to it is under way, or another downgrade is. For the only member of its cluster the version is that of
-    /// the release, since nobody else goes by it. One that does not know yet of its own
-    /// addition is not that.
+    /// Returns an error if etcd of that release would exit, now or once some of those entries are committed:
+    /// the release is below the cluster version and no downgrade to it is in progress, or another downgrade
+    /// is in progress. For the only member of a cluster, the cluster version becomes that of the release,
+    /// because no other member depends on it. A member that does not know yet of its own addition does not
+    /// count as the only member.
     fn of(
         members: &Members,
         own: u64,
@@ -206,7 +209,8 @@ impl Agreed {
         named: &str,
     ) -> Result<Agreed, Failure> {
         let lowered = format!("{named}.0");
-        // A learner has no say, and what is not committed is not so for want of others.
+        // This member is the only one and has a vote. An uncommitted entry would mean that votes of other
+        // members are missing.
         if members.by_id.keys().eq([&own]) && members.voters() == [own] && uncommitted.is_empty() {
             return Ok(Agreed { version: lowered, downgrade_target: None, form: release });
         }
@@ -226,7 +230,7 @@ impl Agreed {
         }
         let (mut later, mut later_target) = (version.to_owned(), downgrade_target.map(str::to_owned));
         for entry in uncommitted.iter().filter(|entry| entry.kind == EntryKind::Normal) {
-            // Data that is none of a request is of a release that knew no cluster version.
+            // Data that is no request comes from a release that had no cluster version.
             let Ok(request) = InternalRaftRequest::decode(entry.data.clone()) else { continue };
             if let Some(set) = request.cluster_version_set {
                 later = set.ver;
@@ -247,17 +251,18 @@ impl Agreed {
     }
 }
 
-/// Returns true if etcd of a release goes on where the cluster is of a version and goes down to a target.
+/// Returns true if etcd of a release runs in a cluster with this version and this downgrade target.
 fn serves(release: Release, version: &str, downgrade_target: Option<&str>) -> bool {
     let is_below = Release::of_cluster_version(version).is_some_and(|decided| release < decided);
     let goes_to_release = downgrade_target.and_then(Release::of_cluster_version) == Some(release);
-    // 3.5 starts in a downgrade to itself only.
+    // etcd 3.5 starts during a downgrade only if it is the target.
     let is_other = release < Release::V3_6 && downgrade_target.is_some() && !goes_to_release;
     !is_other && (!is_below || goes_to_release)
 }
 
-/// Returns an entry as etcd's log has it. One that notes times left of leases takes the notes back instead (COMPAT-175): if it
-/// comes to be committed, etcd gives no lease more than that from then on.
+/// Converts an entry to the form in etcd's log. If an entry records remaining times of leases, its converted
+/// form removes those records (COMPAT-175): once it was committed, etcd would never grant the leases more
+/// time than recorded.
 fn entry(entry: &Entry) -> api::raftpb::Entry {
     let kind = match entry.kind {
         EntryKind::Normal => api::raftpb::EntryType::EntryNormal,
@@ -271,7 +276,8 @@ fn entry(entry: &Entry) -> api::raftpb::Entry {
     }
 }
 
-/// Returns the data of an entry that notes times left of leases, with all of them taken back; `None` for other entries.
+/// Returns the data of an entry that records remaining times of leases, with all of these removed; `None` for
+/// other entries.
 fn without_notes(entry: &Entry) -> Option<Bytes> {
     if entry.kind != EntryKind::Normal {
         return None;
@@ -283,7 +289,7 @@ fn without_notes(entry: &Entry) -> Option<Bytes> {
     Some(request.encode_to_vec().into())
 }
 
-/// Writes a machine's state and finishes the directory; gives the bytes of the database.
+/// Writes the state of a machine and finishes the directory; returns the size of the database in bytes.
 pub(crate) fn write(
     machine: &mut Machine,
     values: &dyn Values,
@@ -326,7 +332,8 @@ mod tests {
         let (member, to) = (dir.join("m"), dir.join("etcd"));
         std::fs::create_dir_all(&member).expect("is made");
         let mut target = Target::begin(&to).expect("begins");
-        // Its name is taken meanwhile, and what was made cannot be removed as a directory.
+        // The final name is taken in the meantime, and the unfinished directory cannot be removed because it
+        // is a file.
         std::fs::create_dir_all(to.join("other")).expect("is made");
         std::fs::remove_dir_all(target.making()).expect("is removed");
         std::fs::write(target.making(), "").expect("is written");

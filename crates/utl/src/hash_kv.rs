@@ -1,4 +1,4 @@
-//! `hashkv`.
+//! `hashkv`: prints the HashKV of a database.
 
 use cli::{Command, Failure, Flag};
 use interchange::{HashKvError, hash_kv};
@@ -27,7 +27,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let path = one_arg(session)?;
     let format = Format::of(session.matches.get(crate::commands::WRITE_OUT))?;
     stat(&path)?;
-    // etcdutl opens the file for writing, and leaves it changed: it no longer restores. Here it is read.
+    // etcdutl opens the file for writing and changes it, so that it can no longer be restored. Here the file
+    // is only read.
     let backend = match SnapshotFile::look(&path)? {
         SnapshotFile::Etcd(backend) => backend,
         SnapshotFile::Own(..) => return Err(own_format(&path)),

@@ -1,4 +1,5 @@
-//! `import`: a data directory for Mainstay of one of etcd. [`Import`] does the work, also where a member is taken over.
+//! `import`: makes a data directory for Mainstay from one of etcd. [`Import`] does the work, also for a
+//! takeover in place.
 
 use std::collections::{BTreeSet, HashSet};
 use std::error::Error;
@@ -124,7 +125,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         })?
     };
     max_learners::check(session.matches, refused_learner)?;
-    // Read it back, as a start would.
+    // Read the result back as a start would.
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let log_dir = match (&to_wal_dir, &wal) {
         (Some(WalDir::Inside(below)), _) => Some(target.making().join(below)),
@@ -139,7 +140,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     migration.as_ref().map_or(Ok(()), |migration| migration.check(&mut made.machine))?;
     let applied = made.machine.applied_index;
     drop(made);
-    // The log's directory first: without the data directory it is refused, and says by its name why.
+    // Move the log's directory first: without the data directory it is refused, and its name explains why.
     wal.map_or(Ok(()), Target::finish)?;
     target.finish()?;
     if left_out > 0 {
@@ -168,16 +169,16 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The values of the flags.
+/// Values of the flags.
 struct Options {
     from: PathBuf,
-    /// Only if the user names one.
+    /// Directory of etcd's log, if the user names one.
     wal_dir: Option<PathBuf>,
     to: PathBuf,
-    /// Only if the user names one.
+    /// Directory of the new log, if the user names one.
     to_wal_dir: Option<WalDir>,
     leave_out: LeaveOut,
-    /// Only if the old store is to be migrated.
+    /// Options of the migration, if the old store is to be migrated.
     migration: Option<old_store::Options>,
 }
 
@@ -200,61 +201,64 @@ impl Options {
                 "--migrate-v2 keeps what --without-old-store leaves out: give one of them",
             ));
         }
-        // What is moved into version 3 is not left out; what asks for it is.
+        // Migrated keys are not lost, so requests to the old store in the log can be left out.
         let old_store = old_store || migration.is_some();
         let leave_out = LeaveOut { users: given.get(WITHOUT_USERS), old_store };
         Ok(Options { from, wal_dir, to, to_wal_dir, leave_out, migration })
     }
 }
 
-/// What an import leaves out on purpose.
+/// Data that an import leaves out because the user asked for it.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct LeaveOut {
     /// Users, roles and authentication.
     pub users: bool,
-    /// Keys of the old store (API version 2), and requests for them.
+    /// Keys of the old store (API version 2), and requests that change them.
     pub old_store: bool,
 }
 
-/// What an import did not take over.
+/// Entries of the log that an import did not take over.
 pub(crate) struct Filled {
-    /// Number of entries that were left out since they change users, roles or authentication.
+    /// Number of entries left out because they change users, roles or authentication.
     pub left_out: u64,
-    /// The first entry that was refused for the number of learners alone, by the rules that were set.
+    /// First entry refused only because of the maximum number of learners in the given rules.
     pub refused_learner: Option<Index>,
 }
 
-/// How far an import has come.
+/// Progress of an import.
 #[derive(Clone, Copy)]
 pub(crate) enum Passed {
-    /// Bytes of keys and values that were taken from the database.
+    /// Number of bytes of keys and values taken from the database.
     Bytes(u64),
-    /// All of the database.
+    /// The whole database was taken.
     Database,
-    /// Entries that were taken from the log.
+    /// Number of entries taken from the log.
     Entries(u64),
-    /// Keys and leases that were moved from the old store.
+    /// Number of keys and leases moved from the old store.
     OldKeys(u64),
 }
 
-/// Told how far an import has come; ends it with an error.
+/// Callback for the progress of an import; an error ends the import.
 pub(crate) type Watching<'w> = dyn FnMut(Passed) -> Result<(), Failure> + 'w;
 
-/// A data directory of etcd that can be imported. It is locked against etcd, and not changed.
+/// A data directory of etcd that can be imported. It is locked against etcd and not changed.
 pub(crate) struct Import {
-    /// etcd's files.
+    /// The data directory of etcd.
     pub source: DataDir,
     leave_out: LeaveOut,
-    /// Authentication is on, and left out: then etcd alone could say who was permitted what.
+    /// True if authentication is enabled and left out: then only etcd could decide which requests were
+    /// permitted.
     guarded: bool,
 }
 
 impl Import {
-    /// Opens etcd's directory for reading, and refuses it if something would be lost that is not left out on purpose.
+    /// Opens etcd's directory for reading. Refuses it if data would be lost that the user has not chosen to
+    /// leave out.
     pub fn open(from: &Path, wal_dir: Option<&Path>, leave_out: LeaveOut) -> Result<Import, Failure> {
         let member = from.join("member");
         let own = member.join("wal");
-        // Beside a member of Mainstay that etcd never had, it began an empty store.
+        // An etcd that was started in the directory of a Mainstay member began an empty store, which must not
+        // be imported.
         etcd_beside::refuse(&RealDisk, &member, wal_dir).map_err(Failure::error)?;
         places::refuse_without_database(from)?;
         let source = DataDir::open_with(&RealDisk, from, wal_dir.unwrap_or(&own)).map_err(|e| {
@@ -266,7 +270,7 @@ impl Import {
             })
         })?;
         etcd_dir::check_versions(source.meta.storage_version.as_deref(), &source.membership)?;
-        // With users this is held against them as etcd does.
+        // If users are imported, the state machine checks permissions as etcd does.
         let guarded = leave_out.users && source.base.auth().map_err(Failure::error)?.enabled;
         if let Some(loss) = source.old_store.loss()
             && !leave_out.old_store
@@ -280,14 +284,14 @@ impl Import {
         Ok(Import { source, leave_out, guarded })
     }
 
-    /// The member and its cluster.
+    /// Returns the ids of the member and its cluster.
     pub fn identity(&self) -> Identity {
         let identity = self.source.wal.identity;
         Identity { member_id: identity.member_id, cluster_id: identity.cluster_id }
     }
 
-    /// Writes Mainstay's directory: first etcd's database, then the entries of its log and the hard state, then the keys of
-    /// the old store.
+    /// Writes Mainstay's directory: first the contents of etcd's database, then the entries of its log and
+    /// the hard state, then the keys of the old store.
     pub fn fill(
         &self,
         mut restoration: Restoration,
@@ -313,7 +317,7 @@ impl Import {
             watching: &mut *watching,
         };
         let promised = source.wal.hard_state;
-        // A term that the log has entries of was promised, whatever came of the last record.
+        // The term of the log's last entry was promised, even if the last hard state record was lost.
         let newest = source.wal.term(source.wal.last()).unwrap_or(0).max(term);
         let hard_state = HardState {
             term: Term(promised.term.max(newest)),
@@ -333,8 +337,8 @@ impl Import {
         Ok(Filled { left_out, refused_learner })
     }
 
-    /// Takes the state that etcd's database holds, of the entry `base_index` in this raft term. Returns the ids of its leases,
-    /// too.
+    /// Takes the state in etcd's database, which is that of the entry `base_index` with this raft term. Also
+    /// returns the ids of its leases.
     fn fill_database(
         &self,
         notices: &mut Notices,
@@ -354,7 +358,7 @@ impl Import {
                 alarms: source.base.alarms().map_err(Failure::error)?,
                 members: etcd_database::members(&source.membership),
                 auth: etcd_dir::users(&source.base, self.leave_out.users)?,
-                // Members stopped at different entries.
+                // Members stopped at different entries, so this state is not shared with others.
                 is_shared: false,
             })
             .map_err(Failure::error)?;
@@ -367,8 +371,9 @@ impl Import {
         Ok((machine, lease_ids))
     }
 
-    /// Returns the entry behind which the log begins: followers that lag, which may run etcd, get what is behind it from
-    /// this member as entries once it leads. `None` if nothing is kept of what the database has already.
+    /// Returns the entry after which the log begins. Entries kept before the state allow this member, as
+    /// leader, to send entries to slow followers, which may run etcd. Returns `None` if no entry that the
+    /// database already contains is kept.
     fn kept_before(&self, base: u64) -> Result<Option<EntryId>, Failure> {
         let wal = &self.source.wal;
         let (mut first, mut bytes) = (base + 1, 0);
@@ -380,7 +385,7 @@ impl Import {
                 Ok(interchange::Command::Request(today)) => today == data,
                 Ok(interchange::Command::Nothing) => data.is_empty(),
                 Ok(interchange::Command::ConfChange(_)) => true,
-                // The old store's are sent to nobody.
+                // Requests to the old store are never sent to other members.
                 Ok(interchange::Command::OldWrite { .. }) | Err(_) => false,
             };
             if !is_same || bytes > KEPT_BYTES_MAX {
@@ -393,12 +398,12 @@ impl Import {
     }
 }
 
-/// Rebuilds the old store and plans what becomes of it.
+/// Rebuilds the old store and plans its migration.
 ///
 /// # Errors
 ///
-/// When it cannot be rebuilt, an alarm is raised by which no key is written, or other members would not agree: each stopped at
-/// an entry of its own, so that what is added behind it would differ.
+/// Returns an error if the old store cannot be rebuilt, or an alarm prevents writing keys, or the cluster has
+/// other members: each member stopped at a different entry, so entries added behind it would differ.
 fn plan_migration(
     session: &Session<'_>,
     source: &DataDir,
@@ -428,12 +433,12 @@ fn plan_migration(
     Ok(migration)
 }
 
-/// The alarms that are raised at the end of the log: their types and the members that raised them.
+/// Returns the alarms that are active at the end of the log: their types and the members that raised them.
 fn raised(source: &DataDir) -> Result<BTreeSet<(i32, u64)>, Failure> {
     let alarms = source.base.alarms().map_err(Failure::error)?;
     let mut raised: BTreeSet<_> = alarms.iter().map(|alarm| (alarm.alarm, alarm.member_id)).collect();
     for entry in source.entries() {
-        // What is wrong with an entry is said when it is converted.
+        // Errors of an entry are reported when it is converted.
         let Ok(interchange::Command::Request(data)) =
             interchange::Command::of(&entry.map_err(Failure::error)?)
         else {
@@ -452,11 +457,12 @@ fn raised(source: &DataDir) -> Result<BTreeSet<(i32, u64)>, Failure> {
     Ok(raised)
 }
 
-/// Appends a migration's entries behind the last entry of the log.
+/// Appends the entries of a migration after the last entry of the log.
 ///
-/// Their term is one that etcd's entries cannot have, learners' included. etcd's leader sends entries while it writes them, so
-/// a learner may have some that are not in this log, of the term that was noted last or, if etcd was killed in the middle of its
-/// election, of the one behind that. With the same index and the same term they would count as these.
+/// Their term must not occur in etcd's entries, including those of learners. etcd's leader sends entries
+/// while it is still writing them, so a learner may have entries that are missing in this log: entries of the
+/// last recorded term or, if etcd was killed during its election, of the term after that. With the same index
+/// and term, raft would consider them equal to the appended entries.
 fn move_old_store(
     restoration: &mut Restoration,
     machine: &mut Machine,
@@ -482,44 +488,46 @@ fn move_old_store(
     restoration.follow_on(machine, hard_state, &mut entries, terms).map_err(Failure::error)
 }
 
-/// Entries that are kept of those that the database has already, at most: as many as etcd keeps by itself.
+/// Maximum number of entries kept that the database already contains: as many as etcd keeps.
 const KEPT_ENTRIES_MAX: u64 = 5000;
-/// Bytes of these entries, at most.
+/// Maximum number of bytes of these entries.
 const KEPT_BYTES_MAX: usize = 64 << 20;
 
-/// The entries of the log, in today's words: some that the database has already, and all behind these.
+/// The entries of the log, converted to current requests: some that the database already contains, and all
+/// after them.
 struct Tail<'s, 'w> {
     import: &'s Import,
     first: u64,
     next: u64,
     term: u64,
-    /// Authentication is on: etcd holds some requests against it only when it applies them.
+    /// True if authentication is enabled: etcd checks the permissions of some requests only when it applies
+    /// them.
     guarded: bool,
-    /// Entries that change users, roles or authentication.
+    /// Number of entries that change users, roles or authentication.
     left_out: u64,
-    /// Leases that exist or existed.
+    /// Ids of all leases that exist or existed.
     lease_ids: HashSet<LeaseId>,
     watching: &'s mut Watching<'w>,
 }
 
-/// Why an entry behind etcd's database cannot be imported.
+/// Error for an entry after etcd's database that cannot be imported.
 #[derive(Debug)]
 enum TailError {
     /// etcd's log cannot be read.
     Read(interchange::Error),
     /// The log does not have the entry.
     Missing { index: u64 },
-    /// The entry is none that etcd writes.
+    /// The entry has a form that etcd does not write.
     Damaged { index: u64, error: interchange::Malformed },
     /// The term of the entry is lower than that of the entry before it.
     Term { index: u64, term: u64, before: u64 },
     /// The entry is a request that this version cannot decode.
     Unknown { index: u64, error: prost::DecodeError },
-    /// The entry changes the old store, which would be lost.
+    /// The entry changes the old store, and the change would be lost.
     OldStore { index: u64, method: String, path: String },
-    /// The entry has a password that etcd hashes only when it applies the entry.
+    /// The entry contains a password that etcd hashes only when it applies the entry.
     Password { index: u64, change: &'static str },
-    /// Only etcd can say whether the user of the request was permitted to make it.
+    /// Only etcd can decide whether the user of the request was permitted to make it.
     Guarded { index: u64 },
     /// The caller has ended the import.
     Ended(Failure),
@@ -598,7 +606,7 @@ impl Tail<'_, '_> {
         let (entry_type, data) = match command {
             interchange::Command::Nothing => (0, Bytes::new()),
             interchange::Command::ConfChange(_) => (1, entry.data.unwrap_or_default()),
-            // The effects are in the database, whatever is left out.
+            // The effects of this entry are already in the database, whatever is left out.
             interchange::Command::Request(data) if is_old => (0, data),
             interchange::Command::Request(data) => (0, self.request(index, data)?),
             interchange::Command::OldWrite { .. } if self.import.leave_out.old_store => (0, Bytes::new()),
@@ -634,8 +642,8 @@ impl Tail<'_, '_> {
     }
 }
 
-/// Returns the change that a request makes to users, roles or authentication. One that only reads, or was a log-in,
-/// changes nothing here either.
+/// Returns a description of the change that a request makes to users, roles or authentication; `None` if it
+/// only reads or authenticates.
 fn change_of_users(request: &InternalRaftRequest) -> Option<&'static str> {
     let all = [
         (request.auth_enable.is_some(), "authentication to be on"),
@@ -659,7 +667,7 @@ fn change_of_users(request: &InternalRaftRequest) -> Option<&'static str> {
     all.into_iter().find_map(|(is, what)| is.then_some(what))
 }
 
-/// Returns true if a password stands in the entry as it was typed.
+/// Returns true if the entry contains a password in plain text.
 fn has_plain_password(request: &InternalRaftRequest) -> bool {
     let is_plain = |password: &str, hashed: &str| !password.is_empty() && hashed.is_empty();
     request.auth_user_add.as_ref().is_some_and(|user| is_plain(&user.password, &user.hashed_password))
@@ -669,7 +677,7 @@ fn has_plain_password(request: &InternalRaftRequest) -> bool {
             .is_some_and(|change| is_plain(&change.password, &change.hashed_password))
 }
 
-/// Returns true if etcd asks, when it applies this, what its user may do.
+/// Returns true if etcd checks the user's permissions when it applies the request.
 fn may_be_refused(request: &InternalRaftRequest) -> bool {
     request.put.is_some()
         || request.delete_range.is_some()

@@ -1,25 +1,28 @@
-//! `mainstay utl`, by name `etcdutl`: work on files while no member runs.
+//! `mainstay utl`, also available as `etcdutl`: works on files while no member runs.
 //!
-//! What it is: etcdutl's commands with its flags, outputs, errors and exit codes ([`run`]), reading snapshots and data
-//! directories of etcd 3.4 to 3.7 and of Mainstay; and commands of its own: `import` and `export` make a data directory of
-//! the one program out of one of the other. [`take_over`] does as `import`, in place, when a member is started.
+//! Parts: etcdutl's commands with its flags, outputs, errors and exit codes ([`run`]), which read snapshots
+//! and data directories of etcd 3.4 to 3.7 and of Mainstay; and Mainstay's own commands `import` and
+//! `export`, which convert a data directory of one program to the other. [`take_over`] does what `import`
+//! does, in place, when a member is started.
 //!
-//! What it does not know: formats (`interchange`, `storage::restoration`, `storage::stopped`), the network, a running
-//! member, which is always left alone.
+//! The crate does not define formats (`interchange`, `storage::restoration`, `storage::stopped`), uses no
+//! network, and never touches a running member.
 //!
 //! Invariants:
-//! - What is read is never changed, but for `defrag` and `migrate`, whose work that is, and `export`, which cuts off
-//!   what an interrupted write left at the end of a log, as a start would, and marks the member as exported (test `import`, with a directory that takes
-//!   no writes).
-//! - A directory is there whole or not at all, whatever kills the process; nothing that is there is overwritten
-//!   (tests `restore`, `damage`).
-//! - Revisions, history, leases, alarms and HashKV come over as they are; what cannot, is refused (test `round_trip`).
-//! - Memory holds, beside a few MiB, the index of what becomes a data directory of Mainstay, as a running member does:
-//!   some 100 bytes and the key for each version. For etcd's format nothing depends on the size, but for 24 bytes per
-//!   entry of a log that is read, and 32 to 80 per key for `snapshot status` and `hashkv`.
+//! - Input is never changed, except by `defrag` and `migrate`, whose purpose that is, and by `export`, which
+//!   cuts off the remains of an interrupted write at the end of a log, as a start would, and marks the member
+//!   as exported (test `import`, with a read-only directory).
+//! - A directory exists completely or not at all, whatever kills the process; existing data is never
+//!   overwritten (tests `restore`, `damage`).
+//! - Revisions, history, leases, alarms and HashKV are preserved; anything that cannot be preserved is
+//!   refused (test `round_trip`).
+//! - Memory holds a few MiB and the index of the new Mainstay data directory, as a running member does: about
+//!   100 bytes and the key for each version. Writing etcd's format takes memory independent of the size,
+//!   except 24 bytes per entry of a log that is read, and 32 to 80 bytes per key for `snapshot status` and
+//!   `hashkv`.
 //!
-//! Tests: `tests/it`, whole outputs against those of etcdutl 3.7 in `tests/it/golden`; with real etcd where
-//! `MAINSTAY_TEST_ETCD_DIR` names a directory with its programs.
+//! Tests: `tests/it`. Whole outputs are compared with those of etcdutl 3.7 in `tests/it/golden`, and with
+//! real etcd if `MAINSTAY_TEST_ETCD_DIR` names a directory with its programs.
 
 #![forbid(unsafe_code)]
 
@@ -61,28 +64,28 @@ struct Session<'s> {
     matches: &'s Matches,
     out: Output,
     notices: Notices,
-    /// What tells the time.
+    /// Clock for the time in notices.
     clock: fn() -> SystemTime,
 }
 
 impl Session<'_> {
-    /// Prints on standard output.
+    /// Prints a text on standard output.
     fn print(&mut self, text: &str) -> Result<(), Failure> {
         self.out.write(text.as_bytes()).map_err(Failure::error)
     }
 }
 
-/// Runs the tool in this process: `args` are the words behind its name. Data goes to standard output, everything else to
-/// standard error.
+/// Runs the tool in this process: `args` are the words after its name. Data goes to standard output,
+/// everything else to standard error.
 pub fn run(args: &[OsString]) -> ExitCode {
     ExitCode::from(run_in(args, &Io::of_process()))
 }
 
-/// Runs the tool with any streams and clock. Returns the exit code.
+/// Runs the tool with the given streams and clock. Returns the exit code.
 pub fn run_in(args: &[OsString], io: &Io) -> u8 {
     let outcome = match PROGRAM.parse(args, io.text_environment()) {
         Err(error) => {
-            // cobra prints it twice, with the usage in between.
+            // cobra prints the error twice, with the usage in between.
             let usage = match error.message.starts_with("unknown command") {
                 true => format!("Run '{} --help' for usage.\n", PROGRAM.root.name),
                 false => PROGRAM.usage(&error.path) + "\n",
@@ -91,7 +94,7 @@ pub fn run_in(args: &[OsString], io: &Io) -> u8 {
             return 1;
         }
         Ok(Invocation::Help(text)) => {
-            // etcdutl's help is its usage.
+            // etcdutl's help consists of its usage.
             let own = ["import", "export", "drop-etcd"]
                 .iter()
                 .any(|name| text.contains(&format!("etcdutl {name} --data-dir")));

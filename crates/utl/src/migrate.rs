@@ -1,4 +1,4 @@
-//! `migrate`: the storage version of etcd's database, one release after the other.
+//! `migrate`: changes the storage version of etcd's database, one release at a time.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -39,12 +39,12 @@ pub(crate) const MIGRATE: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// A release, by its two numbers.
+/// A release as its major and minor number.
 type Minor = (u64, u64);
 
-/// Pause between two looks at a lock that is held.
+/// Pause between two attempts to take a lock.
 const LOCK_PAUSE: Duration = Duration::from_millis(50);
-/// The newest that there are steps to.
+/// Newest release that can be migrated to.
 const NEWEST: Minor = (3, 7);
 
 fn run(session: &mut Session<'_>) -> Result<(), Failure> {
@@ -105,7 +105,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Reads `X.Y`.
+/// Parses `X.Y`.
 fn target(text: &str) -> Result<Minor, Failure> {
     let quoted = cli::go::quote(text);
     let (major, minor) = match text.split('.').collect::<Vec<_>>().as_slice() {
@@ -136,7 +136,7 @@ fn spelled((major, minor): Minor) -> String {
     format!("{major}.{minor}")
 }
 
-/// Returns the version that the database is written for; `None` if it is older than any that can be determined.
+/// Returns the version for which the database is written; `None` if it is too old to be determined.
 fn storage_version(meta: &Meta) -> Result<Option<Minor>, Failure> {
     let Some(version) = &meta.storage_version else {
         return Ok(meta.term.filter(|term| *term > 0).map(|_| (3, 5)));
@@ -148,7 +148,7 @@ fn storage_version(meta: &Meta) -> Result<Option<Minor>, Failure> {
     }
 }
 
-/// The releases on the way, the target last.
+/// Returns the releases from the current one to the target, the target last.
 fn plan(current: Minor, target: Minor) -> Result<Vec<Minor>, Failure> {
     let failed = |what: String| Err(Failure::error(format!("cannot create migration plan: {what}")));
     if current.0 != target.0 {
@@ -156,7 +156,7 @@ fn plan(current: Minor, target: Minor) -> Result<Vec<Minor>, Failure> {
     }
     let (mut at, mut steps) = (current, Vec::new());
     while at != target {
-        // Each step up is known to the release that it leads to, each step down to the one that it comes from.
+        // The higher release defines each step: the target of a step up, the start of a step down.
         let (higher, next) = match at < target {
             true => ((at.0, at.1 + 1), (at.0, at.1 + 1)),
             false => (at, (at.0, at.1 - 1)),
@@ -171,8 +171,8 @@ fn plan(current: Minor, target: Minor) -> Result<Vec<Minor>, Failure> {
     Ok(steps)
 }
 
-/// Refuses to go down where the log behind its last snapshot has what only later releases know: of all that is written
-/// to logs, only the test of a downgrade is younger than 3.5.
+/// Refuses a step down if the log after its last snapshot contains entries that only later releases support.
+/// Of all entries in logs, only the test of a downgrade is newer than 3.5.
 fn check_log(dir: &Path, target: Minor) -> Result<(), Failure> {
     let wal_dir = dir.join("member").join("wal");
     let log = Wal::open(&RealDisk, &wal_dir)
@@ -200,7 +200,8 @@ fn check_log(dir: &Path, target: Minor) -> Result<(), Failure> {
     }
 }
 
-/// Locks a database against a member that runs on it, or would; waits for so long, and without end for zero.
+/// Locks a database against a member that runs or starts on it. Waits for the lock for `patience`, or without
+/// limit if that is zero.
 pub(crate) fn lock(path: &Path, patience: Duration) -> Result<Lock, Failure> {
     let deadline = (!patience.is_zero()).then(|| Instant::now() + patience);
     loop {
@@ -220,7 +221,7 @@ pub(crate) fn lock(path: &Path, patience: Duration) -> Result<Lock, Failure> {
     }
 }
 
-/// Writes a database once more and puts it in the place of the one that is there; gives its bytes.
+/// Rewrites a database and replaces the old file; returns the new size in bytes.
 pub(crate) fn rewrite(path: &Path, bolt: &Bolt<std::fs::File>, edit: Option<&Edit>) -> Result<u64, Failure> {
     let plan = bolt.plan_rewrite(edit).map_err(Failure::error)?;
     let replacement = Replacement::begin(path)?;

@@ -1,4 +1,5 @@
-//! What a command says on standard error while it works: etcd's console lines. A start says it in the member's log.
+//! Messages of a command on standard error, in the format of etcd's console lines; for a start, in the
+//! member's log.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,7 +9,7 @@ use cli::{Io, Output};
 use serde_json::Value;
 use telemetry::logging::{self, Logger};
 
-/// Writes notices on standard error, with the time that a clock tells, or into the log of a member.
+/// Writes notices on standard error, with the time of a clock, or to the log of a member.
 pub struct Notices(Sink);
 
 enum Sink {
@@ -17,17 +18,17 @@ enum Sink {
 }
 
 impl Notices {
-    /// Notices on the standard error of `io`, with the time of its clock.
+    /// Returns notices on the standard error of `io`, with the time of its clock.
     pub fn new(io: &Io) -> Notices {
         Notices(Sink::Console { out: io.err.clone(), clock: io.clock })
     }
 
-    /// Notices in a member's log.
+    /// Returns notices in a member's log.
     pub fn in_log(logger: &Arc<Logger>) -> Notices {
         Notices(Sink::Log(Arc::clone(logger)))
     }
 
-    /// Something worth knowing: a message and its fields, in their order.
+    /// Writes an informational notice: a message and its fields in order.
     pub fn info(&mut self, message: &str, fields: &[(&str, Value)]) {
         match &self.0 {
             Sink::Console { out, clock } => out.notice(line(clock(), "info", message, fields)),
@@ -35,7 +36,7 @@ impl Notices {
         }
     }
 
-    /// Something to think about.
+    /// Writes a warning: a message and its fields in order.
     pub fn warn(&mut self, message: &str, fields: &[(&str, Value)]) {
         match &self.0 {
             Sink::Console { out, clock } => out.notice(line(clock(), "warn", message, fields)),
@@ -43,7 +44,7 @@ impl Notices {
         }
     }
 
-    /// A text as it is.
+    /// Writes a text unchanged.
     pub fn plain(&mut self, text: &str) {
         match &self.0 {
             Sink::Console { out, .. } => out.notice(text),

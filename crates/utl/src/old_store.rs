@@ -1,8 +1,9 @@
-//! Keys of etcd's old store (API version 2), moved into the key space of version 3 behind everything else that is imported.
+//! Moves keys of etcd's old store (API version 2) into the key space of version 3, after everything else that
+//! is imported.
 //!
-//! They become entries of the log, each a transaction of one put, in the order in which the keys were last changed. So a
-//! member that joins later gets them as it gets all else. A key that is there already is not overwritten: [`Migration::check`]
-//! finds it, and the import is refused.
+//! The keys become log entries, each a transaction with one put, in the order in which the keys were last
+//! changed. So a member that joins later receives them like all other entries. An existing key is not
+//! overwritten: [`Migration::check`] detects it, and the import is refused.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -38,17 +39,17 @@ pub(crate) const DIRS: Flag<bool> = Flag::bool(
     "Keep empty directories as keys without a value whose names end in a slash (only with --migrate-v2)",
 );
 
-/// Keys and directories named at most in a warning.
+/// Maximum number of keys and directories named in a warning.
 const NAMED_MAX: usize = 20;
-/// Seconds that a lease may have at most, as etcd grants them.
+/// Maximum time to live of a lease in seconds, as granted by etcd.
 const TTL_SECONDS_MAX: i64 = 9_000_000_000;
 const NANOS_PER_SECOND: i64 = 1_000_000_000;
-/// With authentication on, entries are applied on behalf of a user; this one may do everything. The revision says that it was
-/// authenticated later than any change of users.
+/// If authentication is enabled, entries are applied as a user; this user may do everything. The auth
+/// revision means that the user was authenticated after the last change of users.
 const USER: &str = "root";
 const AUTH_REVISION: u64 = u64::MAX;
 
-/// What becomes of keys that expire.
+/// Treatment of keys with an expiry time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ttl {
     Lease,
@@ -56,7 +57,7 @@ enum Ttl {
     Skip,
 }
 
-/// The values of the flags.
+/// Values of the flags.
 #[derive(Debug)]
 pub(crate) struct Options {
     prefix: String,
@@ -65,11 +66,11 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// The options of a migration; `None` if none is asked for.
+    /// Returns the options of a migration; `None` if none is requested.
     ///
     /// # Errors
     ///
-    /// When a value is none that there is, or an option of a migration is given without one.
+    /// Returns an error if a value is invalid, or an option of a migration is given without requesting one.
     pub fn of(given: &Matches) -> Result<Option<Options>, Failure> {
         if !given.get(MIGRATE) {
             for flag in [PREFIX.row(), TTL.row(), DIRS.row()] {
@@ -92,25 +93,25 @@ impl Options {
     }
 }
 
-/// What is to be moved.
+/// The keys and leases to be moved.
 pub(crate) struct Migration {
-    /// In the order in which they were last changed.
+    /// Keys in the order of their last changes.
     keys: Vec<Key>,
-    /// In the order in which they end.
+    /// Leases in the order of their expiry.
     leases: Vec<Lease>,
-    /// Keys and directories that have expired; etcd would remove them as soon as it runs again.
+    /// Keys and directories that have expired, which etcd would remove as soon as it runs.
     expired: Vec<String>,
-    /// Keys that are left out since they expire.
+    /// Number of keys that are left out because they have an expiry time.
     skipped: usize,
     /// Empty directories that are left out.
     directories: Vec<String>,
-    /// Keys that belong to users, roles and rights of API version 2.
+    /// Number of keys that belong to users, roles and permissions of API version 2.
     others: usize,
-    /// The revision of version 3 before anything is moved; see [`Migration::begin`].
+    /// Revision of version 3 before anything is moved; see [`Migration::begin`].
     before: Revision,
 }
 
-/// A key as it will be in version 3.
+/// A key as it will be stored in version 3.
 struct Key {
     name: Vec<u8>,
     value: Vec<u8>,
@@ -121,12 +122,12 @@ struct Key {
 struct Lease {
     expires_unix_nanos: i64,
     ttl_seconds: i64,
-    /// None before [`Migration::begin`].
+    /// Id of the lease; none before [`Migration::begin`].
     id: LeaseId,
 }
 
 impl Migration {
-    /// Plans what becomes of a store at a time, in nanoseconds since 1970.
+    /// Plans the migration of a store at time `now`, in nanoseconds since 1970.
     pub fn plan(tree: &V2Tree, options: &Options, now: i64) -> Migration {
         let mut plan = Migration {
             keys: Vec::new(),
@@ -165,7 +166,7 @@ impl Migration {
         }
         plan.leases = Vec::from_iter(ends.into_iter().map(|expires_unix_nanos| {
             let nanos = expires_unix_nanos.saturating_sub(now);
-            // Rounded up: no key is to end early.
+            // Rounded up, so that no key expires too early.
             let seconds = nanos / NANOS_PER_SECOND + i64::from(nanos % NANOS_PER_SECOND > 0);
             let ttl_seconds = seconds.min(TTL_SECONDS_MAX);
             Lease { expires_unix_nanos, ttl_seconds, id: LeaseId::NONE }
@@ -173,12 +174,12 @@ impl Migration {
         plan
     }
 
-    /// The number of requests that it takes.
+    /// Returns the number of requests that the migration needs.
     pub fn requests(&self) -> u64 {
         (self.leases.len() + self.keys.len()) as u64
     }
 
-    /// Begins to move, into a state of this revision: gives each lease an id that is not taken.
+    /// Prepares the migration into a state at revision `before`: gives each lease an unused id.
     pub fn begin(&mut self, before: Revision, taken: &HashSet<LeaseId>) {
         self.before = before;
         let mut used = HashSet::new();
@@ -191,7 +192,7 @@ impl Migration {
         }
     }
 
-    /// The request with this number, from 0 on: first the leases, then the keys.
+    /// Returns the request with this number, counted from 0: first the leases, then the keys.
     pub fn request(&self, number: u64) -> Option<InternalRaftRequest> {
         let number = usize::try_from(number).ok()?;
         let header = RequestHeader {
@@ -234,11 +235,11 @@ impl Migration {
         found.map_or(LeaseId::NONE, |lease| lease.id)
     }
 
-    /// Makes sure that a state has all of it: each key with its value and its lease.
+    /// Checks that a state contains all moved keys with their values and leases.
     ///
     /// # Errors
     ///
-    /// The keys that are missing, or whose names were taken before.
+    /// Returns an error that names the keys that are missing, or whose names existed before.
     pub fn check(&self, machine: &mut Machine) -> Result<(), Failure> {
         let view = machine.store.publish();
         let snapshot = view.snapshot();
@@ -251,7 +252,7 @@ impl Migration {
                 refused.push(key);
                 continue;
             };
-            // One that was there before is not it, whatever it holds.
+            // A version that existed before is not the moved one, whatever its value.
             let is_it = version.main() > self.before
                 && version.value_len() as usize == key.value.len()
                 && version.value_crc() == crc32c::crc32c(&key.value)
@@ -283,7 +284,7 @@ impl Migration {
         Ok(())
     }
 
-    /// Says what was moved and what was not.
+    /// Reports what was moved and what was left out.
     pub fn report(&self, notices: &mut Notices) {
         let named = |notices: &mut Notices, what: &str, paths: &[String]| {
             if !paths.is_empty() {
@@ -315,7 +316,7 @@ impl Migration {
     }
 }
 
-/// The names of the first keys.
+/// Returns the names of the first keys.
 fn named(keys: &[&Key]) -> String {
     let names: Vec<String> = keys.iter().take(NAMED_MAX).map(|key| cli::go::quote(&key.name)).collect();
     let more = if keys.len() > NAMED_MAX { ", …" } else { "" };

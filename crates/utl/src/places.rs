@@ -1,5 +1,6 @@
-//! What a command was pointed at, where that is not what it reads: a directory of the other product, a part of one, or the file that keeps
-//! etcd out of a directory of Mainstay. Such mistakes end in errors of the operating system that name neither cause nor command.
+//! Checks for arguments that name the wrong place: a directory of the other product, a part of a directory,
+//! or the file that keeps etcd out of a directory of Mainstay. Otherwise such mistakes end in errors of the
+//! operating system that explain neither the cause nor the right command.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,11 +9,12 @@ use cli::Failure;
 use disk::RealDisk;
 use storage::etcd_beside::{SIGN_TEXT, holds_member};
 
-/// Refuses what is no data directory: a file, nothing, or the directory `member` in one.
+/// Refuses a path that is not a data directory: a file, a missing directory, or the directory `member` in a
+/// data directory.
 ///
 /// # Errors
 ///
-/// What it is, and what to name.
+/// Returns an error that says what the path is, and which path to name.
 pub fn refuse_other(data_dir: &Path) -> Result<(), Failure> {
     let name = data_dir.display();
     refuse_file(data_dir)?;
@@ -33,11 +35,11 @@ pub fn refuse_other(data_dir: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Refuses a file in the place of a data directory.
+/// Refuses a file where a data directory is expected.
 ///
 /// # Errors
 ///
-/// If it is one.
+/// Returns an error if the path is a file.
 pub fn refuse_file(data_dir: &Path) -> Result<(), Failure> {
     match fs::metadata(data_dir) {
         Ok(found) if !found.is_dir() => {
@@ -47,11 +49,11 @@ pub fn refuse_file(data_dir: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Refuses a directory in which there is no database of etcd's, and says what is there instead.
+/// Refuses a directory without a database of etcd, and says what it contains instead.
 ///
 /// # Errors
 ///
-/// If there is none.
+/// Returns an error if there is no such database.
 pub fn refuse_without_database(data_dir: &Path) -> Result<(), Failure> {
     let (name, database) = (data_dir.display(), data_dir.join("member").join("snap").join("db"));
     if let Some(what) = holds_mainstays(data_dir) {
@@ -69,7 +71,8 @@ pub fn refuse_without_database(data_dir: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Says that a data directory holds a member of Mainstay and no database of etcd's beside it; `None` if that is not so.
+/// Returns a text which says that a data directory contains a Mainstay member and no database of etcd; `None`
+/// if that is not the case.
 pub fn holds_mainstays(data_dir: &Path) -> Option<String> {
     let member_dir = data_dir.join("member");
     let is_mainstays = holds_member(&RealDisk, &member_dir).unwrap_or(false);
@@ -77,7 +80,8 @@ pub fn holds_mainstays(data_dir: &Path) -> Option<String> {
         .then(|| format!("{} holds a member of Mainstay", data_dir.display()))
 }
 
-/// What to add to an error of a path that is the file in the place of `member/snap`, or leads through it; `None` if it does not.
+/// Returns a text to append to an error about a path, if the path is the file in place of `member/snap` or
+/// leads through that file; otherwise `None`.
 pub fn in_place_of_snap(path: &Path) -> Option<String> {
     let is_it = |path: &Path| {
         fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == SIGN_TEXT.len() as u64)

@@ -1,4 +1,4 @@
-//! What `snapshot status` and `hashkv` print, in each format.
+//! Prints the results of `snapshot status` and `hashkv` in each output format.
 
 use std::fmt::Write as _;
 
@@ -7,38 +7,38 @@ use cli::Failure;
 /// An output format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Cells with commas between them.
+    /// Comma-separated values.
     Simple,
-    /// A line for each.
+    /// One line per value.
     Fields,
-    /// One object.
+    /// One JSON object.
     Json,
-    /// A box.
+    /// A table in a box.
     Table,
-    /// Is known, and is nothing that these commands have.
+    /// Known, but not supported by these commands.
     Protobuf,
 }
 
-/// One cell: what it is called in the field, JSON and table formats, and what it is.
+/// One value, with its names in the field, JSON and table formats.
 pub struct Cell {
-    /// In the field format.
+    /// Name in the field format.
     pub field: &'static str,
-    /// In JSON.
+    /// Name in JSON.
     pub json: &'static str,
-    /// In a table.
+    /// Column heading in a table.
     pub column: &'static str,
-    /// The cell as a number or text.
+    /// The value as a number or text.
     pub exact: serde_json::Value,
-    /// The cell in simple format and table.
+    /// The value as shown in the simple format and in a table.
     pub shown: String,
 }
 
 impl Format {
-    /// The format of that name.
+    /// Returns the format with this name.
     ///
     /// # Errors
     ///
-    /// When there is none.
+    /// Returns an error if no format has this name.
     pub fn of(name: &str) -> Result<Format, Failure> {
         match name {
             "simple" => Ok(Format::Simple),
@@ -50,11 +50,11 @@ impl Format {
         }
     }
 
-    /// The text for these cells.
+    /// Returns the text for these values.
     ///
     /// # Errors
     ///
-    /// When the format has none.
+    /// Returns an error if the format is not supported by these commands.
     pub fn print(self, cells: &[Cell]) -> Result<String, Failure> {
         let shown = || cells.iter().map(|cell| cell.shown.clone()).collect::<Vec<_>>();
         match self {
@@ -64,7 +64,7 @@ impl Format {
                     serde_json::Value::String(text) => text.clone(),
                     number => number.to_string(),
                 };
-                // Strings take everything.
+                // Writing to a String cannot fail.
                 let _ = writeln!(text, "\"{}\" : {plain}", cell.field);
                 text
             })),
@@ -86,7 +86,7 @@ impl Format {
     }
 }
 
-/// A box with one row.
+/// Returns a table in a box with one row.
 fn boxed(cells: &[Cell]) -> String {
     let mut table = cli::Table::new(cells.iter().map(|cell| cell.column));
     table.row(cells.iter().map(|cell| cell.shown.clone()).collect());

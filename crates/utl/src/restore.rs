@@ -91,12 +91,12 @@ pub(crate) const RESTORE: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// The term that a restored member's log begins in.
+/// Raft term of the first entries of a restored member's log.
 const TERM: Term = Term(1);
-/// Bytes read at once of a snapshot in Mainstay's own format.
+/// Number of bytes read at once of a snapshot in Mainstay's own format.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// Which program will serve what is restored.
+/// The program that will serve the restored directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     Mainstay,
@@ -106,7 +106,7 @@ enum Format {
 struct Options {
     snapshot: PathBuf,
     data_dir: PathBuf,
-    /// Only if the user names one.
+    /// Directory of the log, if the user names one.
     wal_dir: Option<WalDir>,
     cluster: NewCluster,
     format: Format,
@@ -115,7 +115,7 @@ struct Options {
     without_users: bool,
 }
 
-/// The facts about a restored state that are printed.
+/// Facts about a restored state that are printed.
 #[derive(Default)]
 struct Done {
     revision: Revision,
@@ -226,7 +226,7 @@ fn options(session: &mut Session<'_>) -> Result<Options, Failure> {
     })
 }
 
-/// etcd's database becomes a data directory of Mainstay.
+/// Converts etcd's database to a data directory of Mainstay.
 fn to_mainstay(
     options: &Options,
     from: &Backend<File>,
@@ -238,7 +238,7 @@ fn to_mainstay(
     etcd_dir::check_versions(meta.storage_version.as_deref(), &before)?;
     let auth = etcd_dir::users(from, options.without_users)?;
     let mut members = etcd_database::members(&options.cluster.membership);
-    // etcd's restore keeps it too.
+    // etcd's restore keeps the cluster version too.
     members.cluster_version = before.cluster_version;
     let (mut restoration, wal) = begin(options, target.making(), options.wal_dir.as_ref())?;
     let leases = etcd_dir::leases(from)?;
@@ -263,7 +263,8 @@ fn to_mainstay(
     Ok(Done { without_lease, ..finish_mainstay(options, (restoration, wal), machine)? })
 }
 
-/// Begins Mainstay's directory in `dir`, and the log's own if it lies apart; `wal_dir` is where that one goes.
+/// Begins Mainstay's directory in `dir`, and the log's directory if it is separate; `wal_dir` is the log's
+/// final path.
 fn begin(
     options: &Options,
     dir: &Path,
@@ -290,12 +291,12 @@ fn finish_mainstay(
         .follow(&mut machine, hard_state, None, &mut std::iter::empty())
         .map_err(Failure::error)?;
     restoration.finish(machine, &terms).map_err(Failure::error)?;
-    // Before the data directory, which is complete with it only.
+    // Move the log's directory first: the data directory is complete only with it.
     wal.map_or(Ok(()), Target::finish)?;
     Ok(done)
 }
 
-/// A state in Mainstay's own format, in a directory that is being made.
+/// Restores a state in Mainstay's own format into a directory that is being made.
 fn read_own(
     options: &Options,
     from: &File,
@@ -322,7 +323,7 @@ fn read_own(
     Ok(((restoration, wal), machine))
 }
 
-/// Returns the member as which etcd will start.
+/// Returns the description of the member with which etcd will start.
 fn new_member(options: &Options, release: Release) -> NewMember {
     NewMember {
         identity: options.cluster.identity,
@@ -336,7 +337,7 @@ fn new_member(options: &Options, release: Release) -> NewMember {
     }
 }
 
-/// Begins etcd's directory, and the log's own if it lies apart.
+/// Begins etcd's directory, and the log's directory if it is separate.
 fn begin_etcd<'d>(
     options: &Options,
     dir: &Path,
@@ -345,7 +346,7 @@ fn begin_etcd<'d>(
     let member = new_member(options, release);
     let (new, wal) = match &options.wal_dir {
         None => (NewDataDir::begin(&RealDisk, dir, member), None),
-        // It is made with the data directory, and gets its name with it.
+        // The log is made inside the data directory, and is renamed together with it.
         Some(WalDir::Inside(below)) => {
             (NewDataDir::begin_with(&RealDisk, dir, &dir.join(below), member), None)
         }
@@ -357,7 +358,7 @@ fn begin_etcd<'d>(
     Ok((new.map_err(Failure::error)?, wal))
 }
 
-/// etcd's database goes over as it is, with other words about members and the log.
+/// Copies etcd's database with the facts about members and log replaced.
 fn to_etcd(
     options: &Options,
     from: &Backend<File>,
@@ -376,9 +377,9 @@ fn to_etcd(
         finished_compact_revision: before.finished_compact_revision,
         ..new.meta(None)
     };
-    // Of the last change, whatever was compacted: `etcdutl` adds to that one.
+    // The revision of the last change, even if it was compacted: like `etcdutl`, add to that one.
     let mut last = Revision(0);
-    // Whether it is bumped changes nothing about the revision that it is bumped from.
+    // The first plan has no bump, because it determines the revision that is bumped.
     let mut plan = copy.plan_with(&mut |at| last = last.max(at)).map_err(Failure::error)?;
     if let Some(by) = options.bump {
         last = bumped(last, by).map_err(Failure::error)?;
@@ -393,7 +394,7 @@ fn to_etcd(
     copy.write_with(&mut database, &mut |at| progress.at((at.0 as f64 * share) as u64, ""))
         .map_err(|e| unwritten(options, &e))?;
     new.finish(database, &copy.membership).map_err(|e| unwritten(options, &e))?;
-    // The log's directory first: without the database it is refused, and says by its name why.
+    // Move the log's directory first: without the database it is refused, and its name explains why.
     wal.map_or(Ok(()), Target::finish)?;
     Ok(Done { revision, compact_revision: compacted.unwrap_or(Revision::NEVER_COMPACTED), ..Done::default() })
 }
@@ -402,7 +403,8 @@ fn unwritten(options: &Options, error: &dyn std::fmt::Display) -> Failure {
     Failure::error(format!("cannot write {}: {error}", options.data_dir.display()))
 }
 
-/// As the snapshot's. What 3.4 wrote goes on as 3.5's, which 3.4 reads as well and later ones ask for.
+/// Returns the release of the snapshot. A snapshot of 3.4 is written in the format of 3.5, which 3.4 can read
+/// as well and later releases require.
 fn release_of(meta: &Meta) -> Result<Release, Failure> {
     match meta.storage_version.as_deref() {
         None => Ok(Release::V3_5),
@@ -415,8 +417,8 @@ fn release_of(meta: &Meta) -> Result<Release, Failure> {
     }
 }
 
-/// A snapshot in Mainstay's own format comes by key, and etcd's database by revision: it becomes a directory of
-/// Mainstay first.
+/// Converts a snapshot in Mainstay's own format to a directory for etcd. The snapshot is ordered by key and
+/// etcd's database by revision, so it first becomes a directory of Mainstay.
 fn own_to_etcd(
     options: &Options,
     from: &File,
@@ -428,7 +430,7 @@ fn own_to_etcd(
     let begun = begin(options, &between, None)?;
     let ((restoration, _), mut machine) = read_own(options, from, bytes, begun, progress)?;
     let (new, wal) = begin_etcd(options, target.making(), Release::V3_6)?;
-    // A new cluster agrees on a version of its own.
+    // The new cluster will agree on its own cluster version.
     let agreed = Agreed { version: String::new(), downgrade_target: None, form: Release::V3_6 };
     export::write(&mut machine, &restoration.values(), new, agreed, progress)?;
     let done = Done {

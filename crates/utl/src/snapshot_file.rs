@@ -1,4 +1,4 @@
-//! A snapshot file, of either kind.
+//! Reads snapshot files of both kinds.
 
 use std::fs::File;
 use std::path::Path;
@@ -11,22 +11,22 @@ use interchange::snapshot::{DIGEST_BYTES, Digests, Parts};
 
 use crate::places;
 
-/// The beginning of a snapshot in Mainstay's own format.
+/// First bytes of a snapshot in Mainstay's own format.
 const OWN_MAGIC: &[u8; 8] = b"MAINSNAP";
 
-/// The content of a snapshot file.
+/// Contents of a snapshot file.
 pub enum SnapshotFile {
-    /// A database of etcd's, as etcd and Mainstay send it.
+    /// A database of etcd, the format that etcd and Mainstay send.
     Etcd(Backend<File>),
-    /// A state in Mainstay's own format, which early versions sent: the file, and how many bytes of it.
+    /// A state in Mainstay's own format, which early versions sent: the file, and its length in bytes.
     Own(File, u64),
 }
 
-/// Gives etcdutl's text for a file that cannot be asked for.
+/// Returns the metadata of a file, or an error with etcdutl's text.
 ///
 /// # Errors
 ///
-/// When it cannot.
+/// Returns an error if the metadata cannot be read.
 pub fn stat(path: &Path) -> Result<std::fs::Metadata, Failure> {
     std::fs::metadata(path).map_err(|error| {
         let hint = places::in_place_of_snap(path).unwrap_or_default();
@@ -34,7 +34,7 @@ pub fn stat(path: &Path) -> Result<std::fs::Metadata, Failure> {
     })
 }
 
-/// An error of the operating system in Go's words: without Rust's number.
+/// Returns an error of the operating system in Go's form, without Rust's error number.
 pub fn spelled(error: &std::io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or_default();
@@ -42,11 +42,11 @@ pub fn spelled(error: &std::io::Error) -> String {
     chars.next().map_or(String::new(), |first| first.to_lowercase().chain(chars).collect())
 }
 
-/// Opens a file for reading, and says in etcdutl's words why not.
+/// Opens a file for reading; errors have etcdutl's text.
 ///
 /// # Errors
 ///
-/// When it cannot be.
+/// Returns an error if the file cannot be opened.
 pub fn open_file(path: &Path) -> Result<File, Failure> {
     let refused = |why: String| {
         let hint = places::in_place_of_snap(path).unwrap_or_default();
@@ -66,24 +66,24 @@ pub fn open_file(path: &Path) -> Result<File, Failure> {
 }
 
 impl SnapshotFile {
-    /// Opens a snapshot to be looked at. The digest behind it is not held against it: status and hashkv are asked of
-    /// copied databases too.
+    /// Opens a snapshot to show facts about it. Its digest is not verified, because status and hashkv are
+    /// also used on copied databases.
     ///
     /// # Errors
     ///
-    /// When it cannot be read or is no snapshot.
+    /// Returns an error if the file cannot be read or is no snapshot.
     pub fn look(path: &Path) -> Result<SnapshotFile, Failure> {
         let file = open_file(path)?;
         let parts = parts(&file, path)?;
         SnapshotFile::take(file, path, parts)
     }
 
-    /// Opens a snapshot to be restored: the digest behind it has to be there and to be right, unless the user does
-    /// without. Tells of the bytes passed meanwhile.
+    /// Opens a snapshot to restore it. Its digest must exist and match, unless `skip` is true. Calls `passed`
+    /// with the number of bytes verified so far.
     ///
     /// # Errors
     ///
-    /// When it cannot be read, is no snapshot, or is not what its digest was made of.
+    /// Returns an error if the file cannot be read, is no snapshot, or does not match its digest.
     pub fn verify(path: &Path, skip: bool, passed: &mut dyn FnMut(u64)) -> Result<SnapshotFile, Failure> {
         let file = open_file(path)?;
         let parts = parts(&file, path)?;
@@ -129,7 +129,7 @@ fn parts(file: &File, path: &Path) -> Result<Parts, Failure> {
     Ok(Parts::of_size(bytes))
 }
 
-/// Bytes as Go prints a slice of them.
+/// Formats bytes as Go prints a slice of them.
 fn go_bytes(bytes: &[u8]) -> String {
     let numbers: Vec<String> = bytes.iter().map(u8::to_string).collect();
     format!("[{}]", numbers.join(" "))

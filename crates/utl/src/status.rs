@@ -1,4 +1,4 @@
-//! `snapshot status`.
+//! `snapshot status`: prints facts about a snapshot.
 
 use cli::{Command, Failure};
 use interchange::Status;
@@ -71,7 +71,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     session.print(&text)
 }
 
-/// A file that only `restore` takes.
+/// Returns the error for a file that only `restore` accepts.
 pub(crate) fn own_format(path: &std::path::Path) -> Failure {
     Failure::error(format!(
         "{} is a snapshot in a format that early versions of Mainstay sent: restore it (etcdutl snapshot restore), with --format \

@@ -1,7 +1,7 @@
-//! Taking a member over from etcd where it is: [`take_over`], before the member is started.
+//! Takes a member over from etcd in place: [`take_over`], before the member is started.
 //!
-//! Mainstay's files are made beside those of etcd, which are not changed. Whatever ends the process, the next start finds
-//! etcd's files only, or everything that is needed to finish:
+//! Mainstay's files are made beside etcd's files, which are not changed. However the process ends, the next
+//! start finds either only etcd's files, or everything that it needs to finish:
 //!
 //! ```text
 //! <data-dir>/member/snap, wal                etcd's, until they are dropped
@@ -11,12 +11,12 @@
 //! <data-dir>/member/import                   complete: the rename to this name decides. Its parts are moved from here
 //!     member/log, checkpoint, witness, …       to <data-dir>/member,
 //!     taken-over-from-etcd                     and this one last, once etcd is kept from starting on its old files
-//!     outdated                                 the mark's name from when all of it is being removed
+//!     outdated                                 name of the mark once all of it is being removed
 //! <data-dir>/member/taken-over-from-etcd     the mark: from now on etcd's files are stale
 //! ```
 //!
-//! Where the process was killed before the mark came to its place, etcd may have gone on instead. Then what was made is out of
-//! date, and nobody has served from it: it is removed, and made again.
+//! If the process was killed before the mark was moved to its final place, etcd may have been started again
+//! instead. Then the new files are outdated and were never served: they are removed and made again.
 
 use std::fs;
 use std::io;
@@ -38,40 +38,42 @@ use crate::import::{Import, LeaveOut, Passed};
 use crate::notice::Notices;
 use crate::target::Target;
 
-/// Directory in which everything is complete, but not in its place yet.
+/// Name of the directory that contains the complete result before it is moved to its final place.
 const COMPLETE: &str = etcd_beside::TAKING_OVER;
-/// Name of the mark in [`COMPLETE`] once etcd has gone on behind it, so that all of it goes.
+/// Name of the mark in [`COMPLETE`] once etcd has continued since, so that everything there is to be removed.
 const OUTDATED: &str = "outdated";
-/// Of the lines that say how far it is, one for each of these many.
+/// Progress in percent between two log lines.
 const PERCENT_A_LINE: u64 = 10;
 
-/// What a member is taken over with.
+/// Parameters of a takeover.
 pub struct TakeOver<'t> {
-    /// The member's options: where its data is, whether etcd's is to be imported, and how entries are applied.
+    /// Options of the member: its directories, whether etcd's data may be imported, and how entries are
+    /// applied.
     pub config: &'t Config,
-    /// Log for the operator.
+    /// Log for messages to the operator.
     pub logger: &'t Arc<Logger>,
-    /// Asked now and then whether to give up.
+    /// Called from time to time; returns true if the takeover should be aborted.
     pub stop_wanted: &'t dyn Fn() -> bool,
 }
 
-/// Takes a member over if its data directory is one of etcd's, so that Mainstay goes on as the same member. Does nothing
-/// if there is nothing of etcd, or if that was done before.
+/// Takes a member over if its data directory is one of etcd, so that Mainstay continues as the same member.
+/// Does nothing if the directory has no data of etcd, or was taken over before.
 ///
 /// # Errors
 ///
-/// What is wrong with which of etcd's files, or that the disk is full; nothing has changed then.
+/// Returns an error that says which file of etcd has which problem, or that the disk is full; nothing has
+/// changed then.
 pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
     let member_dir = &wanted.config.data_dir.join("member");
     let is_begun = there(&member_dir.join(COMPLETE))?;
     let is_wanted = || Ok::<bool, Failure>(wanted.config.import_etcd_data && is_etcds(wanted, member_dir)?);
-    // Nothing is written, not even a lock, into a directory that is left alone.
+    // If the directory is to be left alone, nothing is written to it, not even a lock file.
     let _lock = if is_begun || is_wanted()? {
         Some(lock_member(&RealDisk, member_dir).map_err(Failure::error)?)
     } else {
         None
     };
-    // Looked at again: another process may have had the lock until now.
+    // Check again: another process may have held the lock until now.
     if there(&member_dir.join(COMPLETE))? {
         let _etcd = lock_database(&RealDisk, member_dir).map_err(Failure::error)?;
         if is_current(member_dir)? {
@@ -101,14 +103,14 @@ pub fn take_over(wanted: &TakeOver<'_>) -> Result<(), Failure> {
         "the data directory was written by etcd: taking this member over; etcd's files are not changed",
         &[("data-dir", Value::Str(&wanted.config.data_dir.display().to_string()))],
     );
-    // Held until etcd is kept from starting.
+    // Locked until etcd is prevented from starting.
     let _etcd = make(wanted, member_dir)?;
     finish(wanted, member_dir)?;
     tell(wanted, "took this member over from etcd");
     Ok(())
 }
 
-/// Says what was done, what it means for etcd's files, and how to go back.
+/// Reports what was done, what it means for etcd's files, and how to go back.
 fn tell(wanted: &TakeOver<'_>, what: &str) {
     let data_dir = wanted.config.data_dir.display().to_string();
     wanted.logger.warn(
@@ -136,9 +138,9 @@ fn tell(wanted: &TakeOver<'_>, what: &str) {
     );
 }
 
-/// Returns true if a member's directory holds something of etcd that somebody could miss, and nothing of Mainstay.
+/// Returns true if a member's directory contains data of etcd worth keeping, and none of Mainstay.
 fn is_etcds(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<bool, Failure> {
-    // An empty one is left by a first start that failed, and etcd may have begun there since.
+    // A failed first start leaves an empty log directory, and etcd may have been started there since.
     if !is_empty(&member_dir.join("log"))?
         || etcd_beside::holds_member(&RealDisk, member_dir).map_err(Failure::error)?
     {
@@ -148,7 +150,7 @@ fn is_etcds(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<bool, Failure> {
     Ok(found.map_err(Failure::error)?.is_some())
 }
 
-/// The reason why a member is not taken over, and what can be done about keys of API version 2.
+/// Returns the error for a member that cannot be taken over, with advice about keys of API version 2.
 fn cannot(data_dir: &Path, wal_dir: Option<&Path>, why: &str) -> Failure {
     let import = || {
         let wal_dir = wal_dir.map_or(String::new(), |dir| format!(" --wal-dir {}", dir.display()));
@@ -161,7 +163,7 @@ fn cannot(data_dir: &Path, wal_dir: Option<&Path>, why: &str) -> Failure {
     ))
 }
 
-/// Makes everything and gives it the name that decides. Returns etcd's files, which are locked.
+/// Makes all files and renames the directory, which completes the decision. Returns etcd's files, locked.
 fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
     let (data_dir, wal_dir) = (&wanted.config.data_dir, wanted.config.wal_dir.as_deref());
     let failed = |error: &dyn std::fmt::Display| cannot(data_dir, wal_dir, &error.to_string());
@@ -170,7 +172,7 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let own = member_dir.join("wal");
     let etcd_log = std::path::absolute(wal_dir.unwrap_or(&own)).map_err(Failure::error)?;
-    // A log that somebody put on a disk of its own stays there, by whichever way.
+    // If the user has moved the log to a separate disk, in whichever way, the new log goes to that disk too.
     let on_own_disk = wal_dir.or_else(|| leads_elsewhere(&own).then_some(&*own));
     warn_of_snapshots_elsewhere(wanted, member_dir);
     let apart = match on_own_disk {
@@ -216,7 +218,7 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
             }
         })
         .map_err(|error| failed(&error))?;
-    // Read it back, as a start would.
+    // Read the result back as a start would.
     let made = Stopped::open_with(&disk, target.making(), None, rules(wanted.config));
     let made = made.map_err(|error| failed(&error))?;
     let source = &import.source;
@@ -246,12 +248,13 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
             .map_err(|error| failed(&error))?;
         apart.leave()?;
     }
-    // Decides.
+    // From this rename on, the member is taken over.
     target.finish()?;
     Ok(import)
 }
 
-/// Says that the checkpoints come to the disk of the data directory, where etcd's database was on another one.
+/// Warns that checkpoints are written to the disk of the data directory if etcd's database was on another
+/// disk.
 fn warn_of_snapshots_elsewhere(wanted: &TakeOver<'_>, member_dir: &Path) {
     let snap = member_dir.join("snap");
     if leads_elsewhere(&snap) {
@@ -266,13 +269,14 @@ fn warn_of_snapshots_elsewhere(wanted: &TakeOver<'_>, member_dir: &Path) {
     }
 }
 
-/// Returns false if etcd has gone on since what is complete was made of its files, or if that is being removed.
+/// Returns false if etcd has continued since the complete result was made from its files, or if that result
+/// is being removed.
 fn is_current(member_dir: &Path) -> Result<bool, Failure> {
     let complete = member_dir.join(COMPLETE);
     if there(&complete.join(OUTDATED))? {
         return Ok(false);
     }
-    // Behind its last step there is no mark here.
+    // After the last step of the takeover the mark has been moved from here.
     let Some(mark) = TakenOver::read(&RealDisk, &complete).map_err(Failure::error)? else { return Ok(true) };
     let wal_dir = mark.wal_dir(member_dir);
     let changed = mark.left.has_changed(&RealDisk, &wal_dir);
@@ -281,8 +285,8 @@ fn is_current(member_dir: &Path) -> Result<bool, Failure> {
         .map_err(|error| Failure::error(format!("cannot look into {}: {error}", wal_dir.display())))
 }
 
-/// Removes what was made of files with which etcd has gone on since. Mainstay has never served from it: the mark is not in its
-/// place. May be done again after it was interrupted anywhere.
+/// Removes the result of a takeover if etcd has continued since. Mainstay has never served from it, because
+/// the mark is not in its final place. Can be repeated after an interruption at any point.
 fn discard(member_dir: &Path) -> Result<(), Failure> {
     let complete = member_dir.join(COMPLETE);
     if !there(&complete.join(OUTDATED))? {
@@ -307,7 +311,7 @@ fn discard(member_dir: &Path) -> Result<(), Failure> {
     remove(&complete)
 }
 
-/// The directory of the log that was made, if it lies apart.
+/// Returns the directory of the new log, if it is separate.
 fn noted(member_dir: &Path) -> Result<Option<PathBuf>, Failure> {
     let parts = member_dir.join(COMPLETE).join("member");
     match log_dir::read_note(&RealDisk, &parts).map_err(Failure::error)? {
@@ -316,7 +320,7 @@ fn noted(member_dir: &Path) -> Result<Option<PathBuf>, Failure> {
     }
 }
 
-/// Moves what is complete into its place; may be done again after it was interrupted anywhere.
+/// Moves the complete result to its final place. Can be repeated after an interruption at any point.
 fn finish(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<(), Failure> {
     let complete = member_dir.join(COMPLETE);
     let parts = complete.join("member");
@@ -331,7 +335,7 @@ fn finish(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<(), Failure> {
         let list = |error| Failure::error(format!("cannot list {}: {error}", parts.display()));
         for entry in fs::read_dir(&parts).map_err(list)? {
             let name = entry.map_err(list)?.file_name();
-            // Of the directory while it was made; the member's own is held.
+            // This is the lock of the temporary directory; the member's own lock is already held.
             if name != "lock" {
                 rename(&parts.join(&name), &member_dir.join(&name))?;
             }
@@ -340,7 +344,8 @@ fn finish(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<(), Failure> {
     if let Some(mark) = TakenOver::read(&RealDisk, &complete).map_err(Failure::error)? {
         mark.guard(&RealDisk, member_dir).map_err(Failure::error)?;
         if let Err(why) = etcd_beside::put_sign(&RealDisk, &wanted.config.data_dir) {
-            // It tells people what to do, and keeps nothing out: the guards do. The start that follows tries again.
+            // The file only informs people; the guard files keep etcd out. The next start tries again to
+            // write it.
             wanted.logger.warn(
                 "cannot write the file that says whose the data directory is",
                 &[("error", Value::Str(&why.to_string()))],
@@ -359,7 +364,7 @@ fn rename(from: &Path, to: &Path) -> Result<(), Failure> {
     RealDisk.sync_dir(to.parent().unwrap_or(to)).map_err(failed)
 }
 
-/// Removes a directory and all in it, if it is there.
+/// Removes a directory with its contents, if it exists.
 fn remove(dir: &Path) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::error(format!("cannot remove {}: {error}", dir.display()));
     match fs::remove_dir_all(dir) {
@@ -369,12 +374,12 @@ fn remove(dir: &Path) -> Result<(), Failure> {
     RealDisk.sync_dir(dir.parent().unwrap_or(dir)).map_err(failed)
 }
 
-/// Returns true if a directory is not there, or nothing is in it.
+/// Returns true if a directory does not exist or is empty.
 fn is_empty(dir: &Path) -> Result<bool, Failure> {
     match fs::read_dir(dir) {
         Ok(mut entries) => Ok(entries.next().is_none()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
-        // Its text says what to do.
+        // The text of this error contains advice.
         Err(error) => {
             Err(Failure::error(log::OpenError::Io { doing: "list", path: dir.to_path_buf(), error }))
         }

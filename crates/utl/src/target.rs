@@ -1,4 +1,4 @@
-//! A directory that comes to be whole or not at all.
+//! A directory that is created completely or not at all.
 
 use std::fs;
 use std::io;
@@ -10,36 +10,37 @@ use disk::{Disk as _, Lock, RealDisk};
 use storage::etcd_beside::holds_member;
 use storage::first_files;
 
-/// A directory being made under another name, which nobody takes for a member's. Dropped unfinished, it is removed;
-/// what a killed process leaves is removed by the next attempt.
+/// A directory being made under a temporary name, which is never taken for a member's directory. If it is
+/// dropped unfinished, it is removed; the remains of a killed process are removed by the next attempt.
 ///
-/// Only a directory of our own is ever cleared: one that belongs to this user, that nobody else may write to, and that
-/// holds the file [`MARK`]. Whatever else has the name is left alone, and the attempt is refused.
+/// Only a directory made by this program is ever cleared: one that belongs to the current user, that no other
+/// user may write to, and that contains the file [`MARK`]. Anything else with that name is left alone, and
+/// the attempt is refused.
 ///
-/// One that is there and empty may be where a file system is mounted, or in a directory that nobody may write to. Then
-/// it is made inside of it, and what it consists of, one directory, is put in its place at the end.
+/// An existing empty target directory may be a mount point, or may lie in a directory that is not writable.
+/// Then the new directory is made inside of it, and its only part, one directory, is moved up at the end.
 pub struct Target {
     path: PathBuf,
     making: PathBuf,
-    /// Of a directory that is there.
+    /// True if the target directory existed, so that the new one is made inside of it.
     is_inside: bool,
     finished: bool,
-    /// Its name is free: another process may make a directory under it.
+    /// True once the temporary directory was removed: another process may create one with that name.
     is_removed: bool,
     _lock: Lock,
 }
 
 /// Suffix of the name of an unfinished directory.
 const UNFINISHED: &str = "unfinished";
-/// The file that says that a directory was begun here, until it is finished.
+/// Name of the file that marks an unfinished directory of this program.
 const MARK: &str = "unfinished-by-mainstay";
 
-/// Returns true if the path holds something that must not be overwritten; an empty directory may be there, the remains of a
-/// killed attempt, and the sign of a member that was removed.
+/// Returns true if the path contains something that must not be overwritten. Allowed are an empty directory,
+/// the remains of a killed attempt, and the sign file of a removed member.
 ///
 /// # Errors
 ///
-/// The system does not report it.
+/// Returns an error if the directory cannot be read.
 pub fn is_taken(path: &Path) -> io::Result<bool> {
     match fs::read_dir(path) {
         Ok(entries) => {
@@ -52,17 +53,17 @@ pub fn is_taken(path: &Path) -> io::Result<bool> {
             Ok(false)
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        // A file, and not one above it.
+        // The path itself is a file; if a parent is one, another error follows.
         Err(error) if error.kind() == io::ErrorKind::NotADirectory && path.exists() => Ok(true),
         Err(error) => Err(error),
     }
 }
 
-/// Refuses a directory that [`is_taken`]; `besides` is what the caller has to say of one that is.
+/// Refuses a directory for which [`is_taken`] is true; `besides` is appended to the error text.
 ///
 /// # Errors
 ///
-/// What is there, or why it cannot be looked into.
+/// Returns an error that says what exists, or why the directory cannot be read.
 pub fn refuse_taken(path: &Path, besides: &str) -> Result<(), Failure> {
     let name = path.display();
     match is_taken(path) {
@@ -79,8 +80,8 @@ pub fn refuse_taken(path: &Path, besides: &str) -> Result<(), Failure> {
     }
 }
 
-/// Returns the directory `member` of a data directory that holds only what the first start of a member makes before it has found
-/// its cluster; `None` if there is more, or a process works on it.
+/// Returns the directory `member` of a data directory that contains only files of a first start that has not
+/// found its cluster; `None` if there is more, or a process has it locked.
 pub fn left_by_first_start(data_dir: &Path) -> Option<PathBuf> {
     let member_dir = data_dir.join("member");
     let all = |dir: &Path, is_first: &dyn Fn(&fs::DirEntry) -> bool| {
@@ -103,11 +104,11 @@ pub fn left_by_first_start(data_dir: &Path) -> Option<PathBuf> {
 }
 
 impl Target {
-    /// Begins a directory; its parents are made where they are missing. The caller knows that it is not taken.
+    /// Begins to make a directory, with missing parents. The caller has checked that [`is_taken`] is false.
     ///
     /// # Errors
     ///
-    /// When another process is making it, or the operating system refuses.
+    /// Returns an error if another process is making the directory, or the operating system refuses.
     pub fn begin(path: &Path) -> Result<Target, Failure> {
         let is_inside = path.is_dir();
         let making = if is_inside { path.join(UNFINISHED) } else { Target::making_of(path)? };
@@ -115,7 +116,7 @@ impl Target {
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
             RealDisk.create_dir_all(parent).map_err(failed)?;
         }
-        // Mode 0700: nobody else sees what is in it, whatever the files' modes are.
+        // Mode 0700: other users cannot see the contents, whatever the modes of the files are.
         let is_new = match fs::DirBuilder::new().mode(0o700).create(&making) {
             Ok(()) => true,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
@@ -133,7 +134,7 @@ impl Target {
             }
             _ => failed(error),
         })?;
-        // The mark comes first and goes last, so that what a killed process leaves is always marked.
+        // The mark is written first and removed last, so that the remains of a killed process always have it.
         let mark = fs::OpenOptions::new()
             .write(true)
             .create(true)
@@ -152,11 +153,11 @@ impl Target {
         })
     }
 
-    /// The name under which a directory is made that is not there yet.
+    /// Returns the temporary name for a directory that does not exist yet.
     ///
     /// # Errors
     ///
-    /// When the path ends in no name.
+    /// Returns an error if the path has no last component.
     pub fn making_of(path: &Path) -> Result<PathBuf, Failure> {
         let mut name = path.file_name().map(std::ffi::OsStr::to_os_string).ok_or_else(|| {
             Failure::error(format!("{} is no name that a directory can get", path.display()))
@@ -171,12 +172,12 @@ impl Target {
         &self.making
     }
 
-    /// Leaves the directory under the name that it is made under, once all in it is durable, for the caller to rename
-    /// what is in it.
+    /// Makes the directory durable and leaves it under its temporary name, for the caller to rename its
+    /// contents.
     ///
     /// # Errors
     ///
-    /// When the operating system refuses.
+    /// Returns an error if the operating system refuses.
     pub fn leave(mut self) -> Result<(), Failure> {
         RealDisk
             .sync_dir(&self.making)
@@ -186,27 +187,27 @@ impl Target {
         Ok(())
     }
 
-    /// Gives the directory its name, once all in it is durable. From then on a member may start on it, though
-    /// [`Target::finish`] was not called.
+    /// Makes the directory durable and renames it to its final name. After that a member may start on it,
+    /// even if [`Target::finish`] is not called.
     ///
     /// # Errors
     ///
-    /// When something has taken its place meanwhile, or the operating system refuses. [`Target::is_in_place`] says if it has its
-    /// name all the same.
+    /// Returns an error if the final name was taken in the meantime, or the operating system refuses.
+    /// [`Target::is_in_place`] tells whether the rename took effect nevertheless.
     pub fn place(&mut self) -> Result<(), Failure> {
         RealDisk.sync_dir(&self.making).map_err(|error| self.failed(error))?;
-        // All of a data directory is in the one below, so it is there whole or not at all.
+        // The whole data directory is in its one subdirectory, so it appears completely or not at all.
         let (from, to) = match self.is_inside {
             true => (self.making.join("member"), self.path.join("member")),
             false => (self.making.clone(), self.path.clone()),
         };
         let renamed = RealDisk.rename(&from, &to);
-        // A network file system may have lost the answer: what is not there any more has its new name.
+        // A network file system may have lost the response: if the old name is gone, the rename took effect.
         self.finished = renamed.is_ok() || !from.try_exists().unwrap_or(false);
         renamed.map_err(|error| self.failed(error))
     }
 
-    /// Returns true if the directory has its name, or may have it.
+    /// Returns true if the directory has its final name, or may have it.
     pub fn is_in_place(&self) -> bool {
         self.finished
     }
@@ -215,27 +216,28 @@ impl Target {
         Failure::error(format!("cannot rename {} to {}: {error}", self.making.display(), self.path.display()))
     }
 
-    /// Removes durably what was made, and is there still; it has not got its name.
+    /// Removes the temporary directory durably, if it still exists; must not be called after it was renamed.
     ///
     /// # Errors
     ///
-    /// When the operating system refuses. What is left may be all of it.
+    /// Returns an error if the operating system refuses; then all of the directory may be left.
     pub fn remove(&mut self) -> io::Result<()> {
         if !self.is_removed {
             gone(clear(&self.making))?;
             gone(fs::remove_file(self.making.join(MARK)))?;
             gone(fs::remove_dir(&self.making))?;
-            // The lock went with the directory: what has its name from now on is another process's.
+            // The lock is gone with the directory: a directory of that name now belongs to another process.
             self.is_removed = true;
         }
         RealDisk.sync_dir(parent(&self.making))
     }
 
-    /// Gives the directory its name as [`Target::place`] does, if it has none yet, and makes that durable.
+    /// Renames the directory as [`Target::place`] does, if that was not done yet, and makes the rename
+    /// durable.
     ///
     /// # Errors
     ///
-    /// As [`Target::place`].
+    /// Returns the errors of [`Target::place`].
     pub fn finish(mut self) -> Result<(), Failure> {
         if !self.finished {
             self.place()?;
@@ -252,17 +254,17 @@ impl Target {
     }
 }
 
-/// Returns true if an earlier attempt of this user left this directory: it is no link, writable to no other user, marked
-/// or empty.
+/// Returns true if an earlier attempt of this user left this directory: it is no symbolic link, is not
+/// accessible to other users, and is marked or empty.
 fn is_own(dir: &Path) -> io::Result<bool> {
     let found = fs::symlink_metadata(dir)?;
-    // What the kernel says of this process belongs to the user it runs as.
+    // The files in `/proc/self` belong to the user that this process runs as.
     let user = fs::metadata("/proc/self")?.uid();
     if !found.is_dir() || found.uid() != user || found.mode() & 0o077 != 0 {
         return Ok(false);
     }
     let mark = fs::symlink_metadata(dir.join(MARK)).is_ok_and(|mark| mark.is_file());
-    // A process may have been killed before it wrote the mark.
+    // The process may have been killed before it wrote the mark.
     Ok(mark || fs::read_dir(dir)?.next().is_none())
 }
 
@@ -281,12 +283,12 @@ fn clear(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What is not there any more counts as removed.
+/// Treats a file or directory that no longer exists as removed.
 fn gone(removed: io::Result<()>) -> io::Result<()> {
     removed.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
-/// The directory that a path is in.
+/// Returns the parent directory of a path.
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -294,13 +296,13 @@ fn parent(path: &Path) -> &Path {
 impl Drop for Target {
     fn drop(&mut self) {
         if !self.finished && !self.is_removed {
-            // If it cannot be removed, the next attempt does it: for that the mark goes last.
+            // If removing fails, the next attempt removes it: that is why the mark is removed last.
             let _ = self.remove();
         }
     }
 }
 
-/// A file that comes to be whole in the place of one that is there, with the owner and mode of that one.
+/// A file that atomically replaces an existing one, with the same owner and mode.
 pub struct Replacement {
     path: PathBuf,
     making: PathBuf,
@@ -308,11 +310,12 @@ pub struct Replacement {
 }
 
 impl Replacement {
-    /// Begins; what an earlier attempt left is removed. The caller holds a lock on the file that is there.
+    /// Begins to write the new file; removes the remains of an earlier attempt. The caller holds a lock on
+    /// the existing file.
     ///
     /// # Errors
     ///
-    /// When the operating system refuses.
+    /// Returns an error if the operating system refuses.
     pub fn begin(path: &Path) -> Result<Replacement, Failure> {
         let making = path.with_extension("unfinished");
         match fs::remove_file(&making) {
@@ -328,14 +331,14 @@ impl Replacement {
         &self.making
     }
 
-    /// Puts the file in its place, once it is durable.
+    /// Makes the new file durable and renames it over the old one.
     ///
     /// # Errors
     ///
-    /// When the operating system refuses.
+    /// Returns an error if the operating system refuses.
     pub fn finish(mut self) -> Result<(), Failure> {
         let failed = |e: io::Error| Failure::error(format!("cannot replace {}: {e}", self.path.display()));
-        // The member that reads it may run as another user than the caller of this program.
+        // The member that reads the file may run as another user than this program.
         let before = fs::metadata(&self.path).map_err(failed)?;
         let own = fs::metadata(&self.making).map_err(failed)?;
         if (own.uid(), own.gid()) != (before.uid(), before.gid()) {
@@ -351,7 +354,7 @@ impl Replacement {
 impl Drop for Replacement {
     fn drop(&mut self) {
         if !self.finished {
-            // If it cannot be removed, the next attempt does it.
+            // If removing fails, the next attempt removes the file.
             let _ = fs::remove_file(&self.making);
         }
     }

@@ -1,4 +1,4 @@
-//! `version`: of the tool and of the API whose files it knows.
+//! `version`: prints the version of the tool and of the API whose files it supports.
 
 use cli::{Command, Failure};
 

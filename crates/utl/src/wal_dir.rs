@@ -1,4 +1,4 @@
-//! A log in a directory of its own, beside the data directory that is made.
+//! A log in a separate directory, outside the usual place in the data directory.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,21 +11,21 @@ use storage::restoration::Restoration;
 
 use crate::target::Target;
 
-/// Where the log of a member goes whose user has named a place for it.
+/// Place of the log of a member, if the user has named one.
 pub(crate) enum WalDir {
-    /// This far below the data directory.
+    /// A relative path below the data directory.
     Inside(PathBuf),
-    /// At this absolute path, outside of the data directory.
+    /// An absolute path outside of the data directory.
     Apart(PathBuf),
 }
 
 impl WalDir {
-    /// Says which it is. `flags` are the names of those that gave the two directories.
+    /// Determines the place of the log. `flags` are the names of the flags that gave the two directories.
     ///
     /// # Errors
     ///
-    /// When the data directory is to lie in that of the log, or the log in the data directory but outside of `member`:
-    /// the two could not come to be whole or not at all.
+    /// Returns an error if the data directory would lie in the log's directory, or the log in the data
+    /// directory but outside of `member`: the two could then not be created atomically.
     pub fn of(
         wal_dir: &Path,
         data_dir: &Path,
@@ -56,12 +56,12 @@ impl WalDir {
     }
 }
 
-/// Begins a data directory of Mainstay in `making`, which will get the name `data_dir`, and the log's own directory if it
-/// lies apart.
+/// Begins a data directory of Mainstay in `making`, which will be renamed to `data_dir`, and the log's
+/// directory if it is separate.
 ///
 /// # Errors
 ///
-/// When something is there already, or the operating system refuses.
+/// Returns an error if something exists there already, or the operating system refuses.
 pub(crate) fn begin(
     making: &Path,
     data_dir: &Path,

@@ -1,4 +1,4 @@
-//! Command lines in, what was understood out.
+//! Tests the parser and the generated texts through the public interface.
 
 mod parsing;
 mod text;

@@ -107,7 +107,7 @@ fn commands_are_found_below_others_and_by_their_beginning() {
     assert_eq!(parse("member").unwrap().path, ["member"]);
     assert_eq!(parse("").unwrap().path, Vec::<&str>::new());
     assert_eq!(refusal("gett"), "unknown command \"gett\" for \"etcdctl\"\n\nDid you mean this?\n\tget\n");
-    // Two begin so.
+    // Two commands begin with this letter.
     assert!(refusal("m").starts_with("unknown command \"m\" for \"etcdctl\""));
 }
 
@@ -156,7 +156,7 @@ fn the_environment_stands_for_global_flags() {
         ]
     );
     assert!(!unusable.get(HEX) && !unusable.is_given(HEX) && unusable.get(DIAL_TIMEOUT).as_secs() == 2);
-    // A variable without a value is an unknown one, and contradicts a flag as one with a value does.
+    // A variable without a value counts as unknown, but contradicts a flag like one with a value.
     assert_eq!(with_env("get k", &[("ETCDCTL_HEX", "")]).unwrap().unknown_env, ["ETCDCTL_HEX="]);
     assert!(with_env("get k --hex", &[("ETCDCTL_HEX", "")]).unwrap_err().is_env);
 }

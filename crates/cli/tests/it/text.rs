@@ -92,7 +92,7 @@ fn script(shell: &str) -> String {
     Tree::of(&PROGRAM).script(shell.as_bytes(), "etcdctl").expect("there is one for each shell")
 }
 
-/// Runs the script in bash and completes a line.
+/// Runs the script in bash and returns its completions for a line.
 fn completed(words: &[&str]) -> Vec<String> {
     let script = script("bash");
     let list = words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" ");
@@ -128,8 +128,8 @@ fn zsh_and_fish_list_every_command() {
     assert!(fish.contains("'--limit' 'at most so many'"), "{fish}");
 }
 
-/// Cuts a script for PowerShell into words, operators and literal texts, as PowerShell does where it is this simple, and
-/// asserts that brackets close in order.
+/// Splits a PowerShell script into words, operators and literals, with PowerShell's rules as far as the
+/// script needs them, and asserts that brackets are balanced.
 fn powershell_tokens(script: &str) -> Vec<String> {
     let mut tokens = Vec::new();
     let mut open = Vec::new();
@@ -138,7 +138,7 @@ fn powershell_tokens(script: &str) -> Vec<String> {
         let mut token = letter.to_string();
         match letter {
             '#' => while rest.next_if(|next| *next != '\n').is_some() {},
-            // A literal text ends at a quote that is not doubled.
+            // A literal ends at a quote that is not doubled.
             '\'' => loop {
                 let next = rest.next().expect("a literal text ends");
                 assert_ne!(next, '\n', "a text over several lines: {token}");
@@ -197,7 +197,8 @@ fn powershell_lists_every_command_and_quotes_every_text() {
         "each command says what follows it: {all}"
     );
     assert!(all.contains("& $flag '--limit' 'at most so many'"), "{all}");
-    // Every branch of the switch ends, and has a text for each of its words: PowerShell refuses empty ones.
+    // Every branch of the switch ends, and each of its words has a description: PowerShell does not accept
+    // empty ones.
     assert_eq!(
         tokens.iter().filter(|token| *token == "break").count(),
         6 + 1,

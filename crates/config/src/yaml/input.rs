@@ -1,10 +1,11 @@
-//! What the parser reads from: the text, with YAML 1.1's rule for tabs between a key's colon and its value.
+//! The parser's input: text with YAML 1.1's rule for tabs between a key's colon and its value.
 
 use saphyr_parser::input::SkipTabs;
 use saphyr_parser::{Input, StrInput};
 
-/// A text in which a tab separates a colon from the value behind it, as a space does. The parser asks for a space there; etcd's
-/// does not. It asks nowhere else whether a space was among the tabs it skipped.
+/// A text in which a tab, like a space, may separate a colon from the value after it. The parser requires a
+/// space there, but etcd's reader does not. The parser checks nowhere else whether skipped white space
+/// contained a space.
 pub(super) struct TabTolerant<'a>(StrInput<'a>);
 
 impl<'a> TabTolerant<'a> {

@@ -1,13 +1,14 @@
-//! Scalars: what a text without quotes means, and what a tag makes of one.
+//! The values of scalars: unquoted texts, and scalars with tags.
 
 use std::borrow::Cow;
 
 use super::Yaml;
 
-/// Tags of YAML itself begin so; `!!int` stands for `tag:yaml.org,2002:int`.
+/// Prefix of the tags that YAML defines; `!!int` stands for `tag:yaml.org,2002:int`.
 const CORE: &str = "tag:yaml.org,2002:";
 
-/// The value of a scalar with its tag in full, or why etcd's reader refuses it. Tags that YAML does not define make a text of it.
+/// Returns the value of a scalar with its full tag, or the reason why etcd's reader refuses it. Scalars with
+/// tags that YAML does not define are text.
 pub(super) fn scalar(text: Cow<'_, str>, is_plain: bool, tag: Option<&str>) -> Result<Yaml, String> {
     let Some(tag) = tag else {
         return if is_plain { plain(&text) } else { Ok(Yaml::Text(text.into_owned())) };
@@ -44,7 +45,8 @@ fn binary(text: &str) -> Result<Yaml, String> {
     Ok(Yaml::Text(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-/// The bytes of a text in base64, by Go's rules: with padding, across lines, and with any bits behind the last byte.
+/// Decodes base64 with Go's rules: with padding, over several lines, and ignoring unused bits of the last
+/// letter.
 fn base64(text: &str) -> Option<Vec<u8>> {
     let text: Vec<u8> = text.bytes().filter(|byte| !matches!(byte, b'\r' | b'\n')).collect();
     if !text.len().is_multiple_of(4) {
@@ -72,12 +74,12 @@ fn base64(text: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Whether it starts as a date does. No flag is a date, so that the rest is not looked at.
+/// Returns true if the text begins like a date. No flag is a date, so the rest is not checked.
 fn is_date(text: &str) -> bool {
     text.split_once('-').is_some_and(|(year, _)| year.len() == 4 && year.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// The value of a scalar without quotes.
+/// Returns the value of an unquoted scalar.
 fn plain(text: &str) -> Result<Yaml, String> {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Ok(Yaml::Null),
@@ -87,7 +89,7 @@ fn plain(text: &str) -> Result<Yaml, String> {
         "n" | "N" | "no" | "No" | "NO" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" => {
             return Ok(Yaml::Bool(false));
         }
-        // They are numbers, which JSON does not have.
+        // These are numbers that JSON does not have.
         ".nan" | ".NaN" | ".NAN" => return Err("json: unsupported value: NaN".to_owned()),
         ".inf" | ".Inf" | ".INF" | "+.inf" | "+.Inf" | "+.INF" => {
             return Err("json: unsupported value: +Inf".to_owned());
@@ -110,7 +112,8 @@ fn plain(text: &str) -> Result<Yaml, String> {
     })
 }
 
-/// Go's integers with any base: `10`, `0x1f`, `0o17`, `017`, `0b11`. Larger ones than 64 bits have are floats, as in etcd's reader.
+/// Parses Go's integers of any base: `10`, `0x1f`, `0o17`, `017`, `0b11`. As in etcd's reader, integers of
+/// more than 64 bits are floats.
 fn integer(text: &str) -> Option<i128> {
     let (negative, digits) = match text.split_at_checked(1)? {
         ("-", digits) => (true, digits),

@@ -1,4 +1,4 @@
-//! `--config-file`: what etcd 3.7 makes of the same files.
+//! `--config-file`: compares results with those of etcd 3.7 for the same files.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -32,12 +32,12 @@ fn read(text: &str) -> Result<Parsed, Refusal> {
     }
 }
 
-/// The configuration of a member whose file has these lines besides.
+/// The configuration of a member whose file has these additional lines.
 fn with(lines: &str) -> Config {
     read(&format!("{MEMBER}{lines}\n")).unwrap_or_else(|refusal| panic!("{lines}: {refusal}")).config
 }
 
-/// The error of a file with these lines besides.
+/// The error for a file with these additional lines.
 fn refused(lines: &str) -> String {
     match read(&format!("{MEMBER}{lines}\n")) {
         Ok(parsed) => panic!("{lines}: {:?}", parsed.config),
@@ -55,7 +55,7 @@ fn values_have_the_forms_that_etcd_takes() {
         let config = with(&format!("heartbeat-interval: {number}"));
         assert_eq!(config.heartbeat_interval, Duration::from_millis(200), "{number}");
     }
-    // Null is no value, and keys may be in capitals; of two, the last counts.
+    // Null means not set, and keys may be in upper case; of equal keys the last one counts.
     assert_eq!(with("heartbeat-interval:").heartbeat_interval, Duration::from_millis(100));
     assert_eq!(with("Heartbeat-INTERVAL: 50").heartbeat_interval, Duration::from_millis(50));
     assert_eq!(
@@ -77,7 +77,7 @@ fn values_have_the_forms_that_etcd_takes() {
     assert_eq!(with("cors: http://a:1").cors.unwrap(), ["http://a:1"]);
     assert!(with("feature-gates: InitialCorruptCheck=true").feature_gates.is_on("InitialCorruptCheck"));
     assert!(with("socket-options: {reuse-port: true}").socket_reuse_port);
-    // Flags of ours are keys, and so are those of etcd's that its file lacks.
+    // Mainstay's own flags are keys, and so are flags of etcd that its configuration file lacks.
     let config =
         with("zone: a\nmax-expensive-calls: 7\nraft-read-timeout: 7000000000\nclient-crl-file: /crl");
     assert_eq!((config.zone.as_str(), config.max_expensive_calls), ("a", 7));
@@ -112,7 +112,8 @@ self-signed-cert-validity: 3",
     assert_eq!(members.self_signed_years, 3);
 }
 
-/// A merge that were left out would serve clients without the certificates that the file asks them for.
+/// If a merge key were ignored, clients would be served without the certificates that the file requires of
+/// them.
 #[test]
 fn merge_keys_count_in_blocks() {
     let config = with(
@@ -192,7 +193,7 @@ fn what_etcd_refuses_is_refused_in_its_words() {
             "listen-metrics-urls: foo",
             "unexpected error setting up listen-metrics-urls: URL scheme must be http, https, unix, or unixs: foo",
         ),
-        // etcd panics.
+        // etcd panics here.
         (
             "cors: foo",
             "unexpected error setting up cors: URL scheme must be http, https, unix, or unixs: foo",
@@ -259,7 +260,7 @@ fn keys_without_effect_are_named() {
          key=proxy line=12\n"
     );
     assert_eq!(parsed.config.client_tls.settings.cert_file, None, "it has no effect in etcd");
-    // Spellings of old are understood.
+    // Old spellings are accepted.
     let parsed =
         read(&format!("{MEMBER}experimental-corrupt-check-time: 10000000000\nmax-snapshots: 5\n")).unwrap();
     assert_eq!(parsed.config.corrupt_check_time, Duration::from_secs(10));
@@ -285,10 +286,10 @@ fn a_file_leaves_flags_and_environment_without_effect() {
             .message
             .starts_with("loaded server configuration, other configuration command line")
     );
-    // Flags are read first, all the same.
+    // Flags are parsed first even if a file is given.
     assert!(matches!(parse_with(&file, &["--bogus"], &[]), Err(Refusal::Syntax(_))));
     assert!(matches!(parse_with(&file, &["--version"], &[]), Ok(Invocation::Version)));
-    // The environment can name the file, and the flag counts more.
+    // The environment can name the file, and the flag takes precedence.
     let path = file.display().to_string();
     let env = [("ETCD_CONFIG_FILE".to_owned(), path.clone()), ("ETCD_NAME".to_owned(), "e".to_owned())];
     let Ok(Invocation::Serve(parsed)) = parse(&[], &env) else { panic!("it is taken") };
@@ -313,7 +314,7 @@ fn defaults_are_those_of_the_flags() {
             ("default", "http://localhost:2379")
         );
     }
-    // As in etcd a file that names listeners may leave the advertised URLs at the default.
+    // As in etcd, a file that names listeners may leave the advertised URLs at the default.
     let config = read("listen-client-urls: http://127.0.0.1:5\n").unwrap().config;
     assert_eq!(config.advertise_client_urls[0].as_str(), "http://localhost:2379");
     let json = r#"{"name": "j", "initial-cluster": "j=http://localhost:2380", "max-txn-ops": 7}"#;

@@ -1,4 +1,4 @@
-//! The command line and the environment, seen from outside.
+//! Tests of the command line and the environment through the public interface.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -28,7 +28,7 @@ fn run(line: &str) -> Result<Invocation, Refusal> {
     parse(&args, &env)
 }
 
-/// Words of a line; a pair of quotes keeps blanks, or makes an empty word.
+/// Splits a line into words; quotes keep blanks, or make an empty word.
 fn split(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word = None;
@@ -341,7 +341,7 @@ fn the_table_has_every_flag_of_etcd_with_its_group_and_default() {
         let mut columns = row.split('|').map(str::trim);
         let (name, group, default) =
             (columns.next().unwrap(), columns.next().unwrap(), columns.next().unwrap_or(""));
-        // etcd's help text has these two, its parser does not.
+        // etcd's help text lists these two, but its parser does not accept them.
         if matches!(name, "discovery" | "discovery-proxy") {
             assert!(find_flag(name).is_none());
             continue;
@@ -456,7 +456,7 @@ fn defaults_are_those_of_etcd() {
     assert_eq!(config.grpc_keepalive_interval, Duration::from_secs(7200));
     assert_eq!(config.grpc_keepalive_timeout, Duration::from_secs(20));
     assert_eq!((config.compaction_batch_limit, config.max_learners), (1000, 1));
-    // COMPAT-9: etcd's is 10 ms.
+    // COMPAT-9: etcd's default is 10 ms.
     assert_eq!(config.compaction_sleep_interval, Duration::from_millis(1));
     assert!(config.pre_vote && config.strict_reconfig_check && config.initial_election_tick_advance);
     assert!(!config.unsafe_no_fsync && !config.socket_reuse_port && !config.socket_reuse_address);
@@ -519,7 +519,7 @@ fn a_name_alone_makes_a_cluster_of_that_name() {
 
 #[test]
 fn no_argument_makes_the_parser_panic() {
-    // Every pair of odd words, each also as an environment value: an outcome, never a panic.
+    // Every pair of unusual words, each also as an environment value, must give a result and never panic.
     let words = [
         "-",
         "--",
@@ -553,7 +553,8 @@ fn no_argument_makes_the_parser_panic() {
     }
 }
 
-/// As etcd reads them: a `*` anywhere allows every host, an empty list allows what has no name, and origins are URLs.
+/// With etcd's rules: a `*` anywhere allows every host, an empty list allows only requests without a name,
+/// and origins are URLs.
 #[test]
 fn hosts_and_origins_are_those_of_etcd() {
     let hosts = |line: &str| config(line).host_whitelist;

@@ -1,28 +1,29 @@
-//! A disk that says that a write was done, and synced, when it was not, or was done in another place.
+//! A disk that reports a write as done and synced although it was not done, or was done at another place.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::{MemDisk, Node, SECTOR_BYTES, Sector, State};
 
-/// What a disk does with a write that it reports as done, and as synced later.
+/// A way in which a disk fails to do a write that it reports as done, and later as synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lie {
-    /// It writes nothing.
+    /// The disk writes nothing.
     Lost,
-    /// It writes the sectors to another place of this file, or of another one.
+    /// The disk writes the sectors to another place of this file or of another file.
     Misdirected,
 }
 
 impl MemDisk {
-    /// Has the disk tell this lie about `count` writes, from the `nth` from now on, counted from 1. Everything is read back as it was written until
-    /// [`MemDisk::drop_cache`], or until the sector is written again, from the page cache, which has the whole of it. A misdirected
-    /// write goes to a place of the seed's choosing.
+    /// Makes the disk lie about `count` writes, starting with the `nth` from now on, counted from 1. Reads
+    /// return the written data from the page cache until [`MemDisk::drop_cache`], or until the sector is
+    /// written again. The seed chooses the place of a misdirected write.
     pub fn lie_about_writes(&self, lie: Lie, nth: u64, count: u64) {
         self.state().lie = Some((lie, nth.saturating_sub(1), count));
     }
 
-    /// The sectors that are not on the disk as they can be read: file and offset in bytes, in the order of the paths.
+    /// Returns the sectors whose contents on the disk differ from what reads return: file and offset in
+    /// bytes, sorted by path.
     pub fn lies(&self) -> Vec<(PathBuf, u64)> {
         let state = self.state();
         let sectors = |(path, id): (&PathBuf, &u64)| {
@@ -33,8 +34,9 @@ impl MemDisk {
         state.names.iter().flat_map(sectors).collect()
     }
 
-    /// The page cache is dropped: of the sectors that the disk has lied about, those that `shows` chooses are read as they are on
-    /// the disk from now on; the others have been written after all. Returns the number of those that have changed.
+    /// Drops the page cache. Of the sectors that the disk has lied about, those for which `shows` returns
+    /// true are read from the disk from now on; the others count as written. Returns the number of sectors
+    /// whose contents have changed.
     pub fn drop_cache(&self, shows: impl Fn(&Path, u64) -> bool) -> usize {
         let mut state = self.state();
         let files: Vec<(PathBuf, u64)> = state.names.iter().map(|(path, id)| (path.clone(), *id)).collect();
@@ -56,7 +58,7 @@ impl MemDisk {
 }
 
 impl State {
-    /// Counts one write that was done. Returns what the disk has really done, if it lies about that one.
+    /// Counts one write that was done. Returns the lie if the disk lies about this write.
     pub(super) fn next_lie(&mut self) -> Option<Lie> {
         let (lie, before, left) = self.lie?;
         self.lie = match before {
@@ -66,8 +68,8 @@ impl State {
         (before == 0).then_some(lie)
     }
 
-    /// The place to which the disk writes sectors that are meant for another one: a file, and by how many sectors they are moved. Of the
-    /// files that are open, so that it is one that is in use.
+    /// Returns the place to which the disk misdirects a write: a file, and the distance in sectors. Only open
+    /// files are chosen, so that the write hits a file in use.
     fn wrong_place(&mut self, id: u64, first: u64) -> Option<(u64, i64)> {
         let named: Vec<u64> = self.names.values().copied().collect();
         let mut random = self.random.clone();
@@ -77,15 +79,15 @@ impl State {
             named[random.number() as usize % named.len()]
         };
         let sectors = (self.nodes.get(&other)?.data.len() / SECTOR_BYTES) as u64;
-        // Near the place that was meant, every other time.
+        // Every second misdirected write goes near its intended place.
         let near = (first + random.number() % 17).saturating_sub(8);
         let to = if random.number().is_multiple_of(2) { near } else { random.number() % sectors.max(1) };
         self.random = random;
         (sectors > 0).then(|| (other, to.min(sectors - 1) as i64 - first as i64))
     }
 
-    /// The disk has lied about the write of this part of a file: it has, in truth, what it had before (`before`), and, if the write was
-    /// misdirected, these sectors at another place.
+    /// Records a lie about the write of a part of a file: the disk still has the sectors `before` and, if the
+    /// write was misdirected, has the written sectors at another place.
     pub(super) fn lied(&mut self, lie: Lie, id: u64, before: BTreeMap<u64, Sector>) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         let written: Vec<(u64, Sector)> =
@@ -105,7 +107,7 @@ impl State {
 }
 
 impl Node {
-    /// What the disk has of the sectors of `start..end`.
+    /// Returns the contents, on the disk, of the sectors of `start..end`.
     pub(super) fn on_disk_now(&self, start: u64, end: u64) -> BTreeMap<u64, Sector> {
         let size = SECTOR_BYTES as u64;
         let durable = |number: u64| {
@@ -157,7 +159,7 @@ mod tests {
         write(&disk, 7, 4 * SECTOR, 1);
         assert_eq!(contents(&disk)[0], [5, 6, 6, 1, 7, 1, 1, 1]);
         assert_eq!(disk.lies(), [1, 2].map(|number| (PathBuf::from("/d/a"), number * SECTOR)));
-        // A sector that is written again is whole in the cache, and on the disk.
+        // A sector that is written again is complete in the cache and reaches the disk.
         write(&disk, 8, 2 * SECTOR, 1);
         disk.crash();
         assert_eq!(contents(&disk), [vec![5, 1, 8, 1, 7, 1, 1, 1], vec![2; 8]]);
@@ -169,7 +171,7 @@ mod tests {
         let mut elsewhere = 0;
         for nth in 0..20 {
             let disk = disk();
-            // The place is drawn from the dice of the disk.
+            // Advances the disk's random numbers, from which the place is drawn.
             for _ in 0..nth {
                 let _ = disk.state().wrong_place(0, 0);
             }

@@ -1,4 +1,4 @@
-//! One body over both disks: what the log and the checkpoints rely on.
+//! The same tests for both disks, of the behavior that the log and the checkpoints rely on.
 
 use std::io::{self, IoSlice};
 use std::path::Path;
@@ -21,7 +21,7 @@ fn files_are_written_read_renamed_and_removed() {
         assert!(disk.create(&dir.join("one")).is_err(), "create must not take an existing file");
         let _ = file.allocate(0, 8192).unwrap();
         assert_eq!(file.len().unwrap(), 8192);
-        // More pieces than one call of the kernel takes, some of them empty.
+        // More pieces than one call of the kernel accepts, some of them empty.
         let parts: Vec<Vec<u8>> = (0..3000u32).map(|i| vec![i as u8; (i % 3) as usize]).collect();
         let mut pieces: Vec<IoSlice> = parts.iter().map(|part| IoSlice::new(part)).collect();
         file.write_vectored_at(&mut pieces, 100).unwrap();
@@ -55,17 +55,17 @@ fn next_data_never_skips_what_was_written() {
     });
 }
 
-/// Linux' `O_ACCMODE`, `O_RDONLY` and `O_RDWR`.
+/// Values of Linux: `O_ACCMODE`, `O_RDONLY` and `O_RDWR`.
 const ACCESS_MODE: u32 = 3;
 const READ_ONLY: u32 = 0;
 const READ_WRITE: u32 = 2;
 
-/// The access modes of this process' descriptors of a file.
+/// Returns the access modes of this process' open descriptors of a file.
 fn access_modes(path: &Path) -> Vec<u32> {
     let mut modes = Vec::new();
     for descriptor in std::fs::read_dir("/proc/self/fd").unwrap() {
         let descriptor = descriptor.unwrap();
-        // Another test may have closed it meanwhile.
+        // Another test may have closed the descriptor in the meantime.
         if std::fs::read_link(descriptor.path()).is_ok_and(|to| to == path) {
             let info = Path::new("/proc/self/fdinfo").join(descriptor.file_name());
             let info = std::fs::read_to_string(info).unwrap();
@@ -87,7 +87,7 @@ fn a_file_is_locked_as_network_file_systems_want_it() {
         [READ_WRITE],
         "NFS answers EBADF to an exclusive lock by a descriptor for reading"
     );
-    // A program that runs cannot be opened for writing, whoever asks.
+    // A running program cannot be opened for writing, even by root.
     let program = std::env::current_exe().unwrap();
     assert!(std::fs::OpenOptions::new().write(true).open(&program).is_err());
     RealDisk.lock_read(&program).unwrap();

@@ -1,6 +1,6 @@
-//! As much of DER as keys need.
+//! The part of DER that reading keys needs.
 
-/// A cursor over elements.
+/// A cursor over the elements of a DER encoding.
 #[derive(Clone, Copy)]
 pub(super) struct Der<'a>(&'a [u8]);
 
@@ -19,12 +19,12 @@ impl<'a> Der<'a> {
         self.0.is_empty()
     }
 
-    /// The tag of the next element.
+    /// Returns the tag of the next element.
     pub fn peek(self) -> Option<u8> {
         self.0.first().copied()
     }
 
-    /// Takes the next element, whatever it is: its tag and its contents.
+    /// Takes the next element of any type; returns its tag and contents.
     pub fn any(&mut self) -> Option<(u8, &'a [u8])> {
         let (&tag, rest) = self.0.split_first()?;
         // Tags of more than one byte do not occur in keys.
@@ -45,7 +45,7 @@ impl<'a> Der<'a> {
         Some((tag, contents))
     }
 
-    /// Takes the next element, which has this tag: its contents.
+    /// Takes the next element if it has this tag; returns its contents.
     pub fn take(&mut self, tag: u8) -> Option<&'a [u8]> {
         if self.peek() != Some(tag) {
             return None;
@@ -58,7 +58,7 @@ impl<'a> Der<'a> {
         self.take(SEQUENCE).map(Der)
     }
 
-    /// Takes an integer that is not negative: its bytes without leading zeros.
+    /// Takes a non-negative integer; returns its bytes without leading zeros.
     pub fn unsigned(&mut self) -> Option<&'a [u8]> {
         let bytes = self.take(INTEGER)?;
         if bytes.first()? & 0x80 != 0 {
@@ -74,7 +74,7 @@ impl<'a> Der<'a> {
     }
 }
 
-/// A sequence that is all there is.
+/// Decodes a sequence that must take all of `bytes`.
 pub(super) fn only_sequence(bytes: &[u8]) -> Option<Der<'_>> {
     let mut der = Der(bytes);
     let sequence = der.sequence()?;

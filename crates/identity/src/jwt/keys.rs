@@ -16,12 +16,13 @@ use super::der::{self, Der, only_sequence};
 use super::method::{Family, Method};
 use super::pem::{self, Block};
 
-/// Why keys were refused. The texts of the first seven are those of etcd and of the library that it uses.
+/// Error returned when keys are refused. The texts of the first seven variants are those of etcd and of the
+/// library it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyError {
     /// A key that the method needs was not given.
     Missing,
-    /// The private key belongs to none of the public keys.
+    /// The private key matches none of the public keys.
     Mismatch,
     /// The file has no PEM block.
     NotPem,
@@ -33,13 +34,13 @@ pub enum KeyError {
     WrongPublic(Method),
     /// The key is on another curve than the method's.
     WrongCurve(Method),
-    /// The block has no private key that could be read.
+    /// The block contains no readable private key.
     BadPrivate,
-    /// The block has no public key that could be read.
+    /// The block contains no readable public key.
     BadPublic,
-    /// An RSA key of this many bits, where 2048 to 8192 are accepted, and up to 4096 for signing.
+    /// An RSA key has this number of bits. Accepted are 2048 to 8192, for signing up to 4096.
     RsaBits(usize),
-    /// An elliptic private key without the public one in it.
+    /// An elliptic-curve private key does not include its public key.
     NoPublicPart,
     /// The file has more than [`PUBLIC_KEYS_MAX`] public keys.
     TooMany,
@@ -85,25 +86,25 @@ impl std::error::Error for KeyError {}
 /// A format that only one kind of private key has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyFormat {
-    /// PKCS#1, of RSA.
+    /// PKCS#1, for RSA keys.
     Pkcs1,
-    /// SEC1, of elliptic curves.
+    /// SEC1, for elliptic-curve keys.
     Sec1,
 }
 
-/// The keys of a signing method: one that signs, if there is a private key, and those that verify.
+/// The keys of a signing method: the signing key, if there is a private key, and the keys that verify.
 pub struct Keys {
     method: Method,
     signer: Option<Signer>,
     verifiers: Vec<Verifying>,
 }
 
-/// A key that verifies.
+/// A key that verifies signatures.
 struct Verifying {
     key: Verifier,
-    /// A hash of the key: tells if it is the same as another one.
+    /// Hash of the key, to compare it with another key.
     id: [u8; 32],
-    /// 0; raised when the key goes. Those whose tokens it has verified keep it.
+    /// Counter that is 0 until the key is removed. The holders of tokens that this key has verified share it.
     gone: Arc<AtomicU64>,
 }
 
@@ -127,15 +128,16 @@ enum Verifier {
     Hmac(hmac::Key),
 }
 
-/// How many public keys one file may have: a token of none is tried with each.
+/// Maximum number of public keys in a file: an invalid token is checked with each of them.
 pub const PUBLIC_KEYS_MAX: usize = 16;
 
 impl Keys {
-    /// Reads key files: PEM with PKCS#1, SEC1, PKCS#8, SPKI or a certificate; for HMAC the private file is the secret itself.
+    /// Reads key files: PEM with PKCS#1, SEC1, PKCS#8, SPKI or a certificate; for HMAC the private file is
+    /// the secret itself.
     ///
-    /// A public file may have several keys, all of which verify; the private key belongs to one of them. etcd takes the first and
-    /// ignores the rest. Nobody has to be without a valid token while keys are replaced, if the file has the old key and the new
-    /// one meanwhile.
+    /// A public file may contain several keys, all of which verify; the private key must match one of them.
+    /// (etcd uses the first key and ignores the rest.) To replace keys without invalidating tokens, use a
+    /// file with both the old and the new key for a while.
     ///
     /// # Errors
     /// See [`KeyError`].
@@ -171,7 +173,7 @@ impl Keys {
         Ok(Keys { method, signer, verifiers: verifiers.collect() })
     }
 
-    /// The method that the keys are for.
+    /// Returns the signing method of the keys.
     pub fn method(&self) -> Method {
         self.method
     }
@@ -181,17 +183,18 @@ impl Keys {
         self.signer.is_some()
     }
 
-    /// How many keys verify.
+    /// Returns the number of keys that verify.
     pub fn verifying(&self) -> usize {
         self.verifiers.len()
     }
 
-    /// Signs. `None` if there is no private key.
+    /// Signs a message. Returns `None` if there is no private key.
     pub(super) fn sign(&self, message: &[u8]) -> Option<Vec<u8>> {
         self.signer.as_ref()?.sign(self.method, message)
     }
 
-    /// Tells if one of the keys has signed; what is returned is 0 until that key goes.
+    /// Checks a signature with each key. If one has made it, returns a counter that stays 0 until that key is
+    /// removed.
     pub(super) fn verify(&self, message: &[u8], signature: &[u8]) -> Option<&Arc<AtomicU64>> {
         let has_signed = |verifying: &&Verifying| match &verifying.key {
             Verifier::Hmac(key) => hmac::verify(key, message, signature).is_ok(),
@@ -204,7 +207,7 @@ impl Keys {
         self.verifiers.iter().find(|key| self.method == method && key.id == *id)
     }
 
-    /// These keys come after others: of those that stay, what they have verified stays verified.
+    /// Prepares these keys to replace `before`: tokens verified by a key that both contain stay verified.
     pub(super) fn succeed(&mut self, before: &Keys) {
         for verifying in &mut self.verifiers {
             if let Some(same) = before.find(self.method, &verifying.id) {
@@ -213,7 +216,8 @@ impl Keys {
         }
     }
 
-    /// Others have come after these keys: what those that have gone have verified is void. Returns true if one has gone.
+    /// Called after `after` has replaced these keys: invalidates all tokens that a removed key has verified.
+    /// Returns true if a key was removed.
     pub(super) fn end(&self, after: &Keys) -> bool {
         let mut has_gone = false;
         for verifying in self.verifiers.iter().filter(|key| after.find(self.method, &key.id).is_none()) {
@@ -235,7 +239,7 @@ impl fmt::Debug for Keys {
 }
 
 impl Signer {
-    /// Signs. `None` if the library refuses.
+    /// Signs a message. Returns `None` if the library refuses.
     fn sign(&self, method: Method, message: &[u8]) -> Option<Vec<u8>> {
         let random = SystemRandom::new();
         let signature = match self {
@@ -251,8 +255,8 @@ impl Signer {
         Some(signature)
     }
 
-    /// Returns true if it signs something that its public key verifies. The library reads RSA keys with numbers in them that do
-    /// not belong together, and then fails at each token.
+    /// Returns true if the public key verifies a signature of this key. The library accepts RSA keys whose
+    /// numbers do not belong together, and then fails for each token.
     fn works(&self, method: Method) -> bool {
         let message = b"a message that is no token";
         let Some(signature) = self.sign(method, message) else { return false };
@@ -270,11 +274,12 @@ impl Signer {
     }
 }
 
-/// A public key as `ring` takes it: an RSAPublicKey in canonical DER, the point of a curve, or 32 bytes.
+/// A public key in the form that `ring` accepts: an RSAPublicKey in canonical DER, a curve point, or 32
+/// bytes.
 #[derive(Clone, PartialEq, Eq)]
 struct PublicKey(Vec<u8>);
 
-/// The object identifiers of keys and curves.
+/// Object identifiers of key types and curves.
 mod oid {
     pub const RSA: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x01, 0x01];
     pub const EC: &[u8] = &[0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01];
@@ -283,10 +288,10 @@ mod oid {
     pub const P384: &[u8] = &[0x2b, 0x81, 0x04, 0x00, 0x22];
 }
 
-/// The algorithm of a key, as SPKI and PKCS#8 name it.
+/// The algorithm of a key, as encoded in SPKI and PKCS#8.
 struct Algorithm<'a> {
     kind: &'a [u8],
-    /// Of an elliptic key.
+    /// Curve of an elliptic-curve key.
     curve: Option<&'a [u8]>,
 }
 
@@ -302,7 +307,7 @@ fn curve_of(method: Method) -> &'static [u8] {
 
 fn read_public(method: Method, file: &[u8]) -> Result<Vec<PublicKey>, KeyError> {
     let blocks = pem::blocks(file);
-    // A curve without a key comes before keys that OpenSSL makes.
+    // OpenSSL writes a block with the curve before an elliptic-curve key.
     let keys: Vec<&Block<'_>> = blocks.iter().filter(|block| block.label != "EC PARAMETERS").collect();
     match keys.len() {
         0 => Err(KeyError::NotPem),
@@ -311,7 +316,7 @@ fn read_public(method: Method, file: &[u8]) -> Result<Vec<PublicKey>, KeyError> 
     }
 }
 
-/// The public key in a block, whatever its label: SPKI, a certificate or an RSAPublicKey.
+/// Decodes the public key in a block, whatever its label: SPKI, a certificate or an RSAPublicKey.
 fn public_of(method: Method, block: &Block<'_>) -> Result<PublicKey, KeyError> {
     let spki = only_sequence(&block.bytes).and_then(read_spki).or_else(|| spki_of_certificate(&block.bytes));
     let Some((algorithm, key)) = spki else {
@@ -346,14 +351,14 @@ fn public_of(method: Method, block: &Block<'_>) -> Result<PublicKey, KeyError> {
     }
 }
 
-/// `SubjectPublicKeyInfo`: algorithm and key.
+/// Decodes `SubjectPublicKeyInfo`: algorithm and key.
 fn read_spki(mut spki: Der<'_>) -> Option<(Algorithm<'_>, &[u8])> {
     let algorithm = read_algorithm(&mut spki)?;
     let key = spki.bits()?;
     spki.is_empty().then_some((algorithm, key))
 }
 
-/// The key in a certificate. Who signed it and until when does not matter, as in etcd.
+/// Decodes the key in a certificate. As in etcd, issuer and validity are not checked.
 fn spki_of_certificate(bytes: &[u8]) -> Option<(Algorithm<'_>, &[u8])> {
     let mut certificate = only_sequence(bytes)?.sequence()?;
     if certificate.peek() == Some(0xa0) {
@@ -370,7 +375,7 @@ fn spki_of_certificate(bytes: &[u8]) -> Option<(Algorithm<'_>, &[u8])> {
 const RSA_BITS_MIN: usize = 2048;
 const RSA_VERIFYING_BITS_MAX: usize = 8192;
 
-/// An RSAPublicKey, written again without what DER does not allow, so that equal keys are equal.
+/// Decodes an RSAPublicKey and encodes it again in strict DER, so that equal keys have equal bytes.
 fn rsa_public(bytes: &[u8]) -> Option<PublicKey> {
     let mut key = only_sequence(bytes)?;
     let (modulus, exponent) = (key.unsigned()?, key.unsigned()?);
@@ -409,7 +414,8 @@ fn checked_rsa(key: PublicKey, bits_max: usize) -> Result<PublicKey, KeyError> {
     if (RSA_BITS_MIN..=bits_max).contains(&bits) { Ok(key) } else { Err(KeyError::RsaBits(bits)) }
 }
 
-/// Tells if this is a point of the method's curve, not compressed: a key agreement is tried with it.
+/// Returns true if the bytes are an uncompressed point of the method's curve, by trying a key agreement with
+/// it.
 fn is_point(method: Method, bytes: &[u8]) -> bool {
     let curve = if method == Method::Es384 { &agreement::ECDH_P384 } else { &agreement::ECDH_P256 };
     let Ok(own) = agreement::EphemeralPrivateKey::generate(curve, &SystemRandom::new()) else {
@@ -418,15 +424,15 @@ fn is_point(method: Method, bytes: &[u8]) -> bool {
     agreement::agree_ephemeral(own, &agreement::UnparsedPublicKey::new(curve, bytes), |_| ()).is_ok()
 }
 
-/// A private key that was taken out of its wrapping.
+/// A private key without its outer encoding.
 enum Private<'a> {
-    /// An RSAPrivateKey, whole.
+    /// The complete encoding of an RSAPrivateKey.
     Rsa(&'a [u8]),
-    /// An ECPrivateKey.
+    /// The fields of an ECPrivateKey.
     Ec { curve: Option<&'a [u8]>, scalar: &'a [u8], point: Option<&'a [u8]> },
-    /// Thirty-two bytes, as an element of their own.
+    /// The OCTET STRING element with the 32 bytes of an Ed25519 key.
     Ed25519(&'a [u8]),
-    /// Something else.
+    /// A key of another type.
     Other,
 }
 
@@ -461,7 +467,7 @@ fn read_private(method: Method, file: &[u8]) -> Result<Signer, KeyError> {
 
 fn read_rsa(key: &[u8]) -> Result<RsaKeyPair, KeyError> {
     RsaKeyPair::from_der(key).map_err(|_| {
-        // The size is the usual reason, and worth its own words.
+        // The size is the usual reason for a refusal, and has its own message.
         let mut numbers = only_sequence(key);
         let modulus = numbers.as_mut().and_then(|numbers| {
             numbers.unsigned()?;
@@ -475,7 +481,7 @@ fn read_rsa(key: &[u8]) -> Result<RsaKeyPair, KeyError> {
     })
 }
 
-/// The digits with leading zeros cut off or added.
+/// Returns the digits with exactly `size` bytes, by removing or adding leading zeros.
 fn fixed(digits: &[u8], size: usize) -> Option<Vec<u8>> {
     let zeros = digits.iter().take_while(|digit| **digit == 0).count();
     let digits = &digits[zeros..];
@@ -484,16 +490,17 @@ fn fixed(digits: &[u8], size: usize) -> Option<Vec<u8>> {
     Some(fixed)
 }
 
-/// The private key in a block, whatever its label: PKCS#1, SEC1 or PKCS#8, for which no format is returned.
+/// Decodes the private key in a block, whatever its label: PKCS#1, SEC1 or PKCS#8. The format is `None` for
+/// PKCS#8.
 fn private_of(bytes: &[u8]) -> Option<(Option<KeyFormat>, Private<'_>)> {
     let mut key = only_sequence(bytes)?;
     let version = key.unsigned()?;
     match key.peek()? {
-        // PKCS#1: the version is followed by the modulus.
+        // PKCS#1: the modulus follows the version.
         der::INTEGER => Some((Some(KeyFormat::Pkcs1), Private::Rsa(bytes))),
-        // SEC1: version 1 and the scalar.
+        // SEC1: the scalar follows version 1.
         der::OCTET_STRING if version == [1] => Some((Some(KeyFormat::Sec1), read_sec1(key, None)?)),
-        // PKCS#8: the version is followed by the algorithm.
+        // PKCS#8: the algorithm follows the version.
         der::SEQUENCE => {
             let algorithm = read_algorithm(&mut key)?;
             let inner = key.take(der::OCTET_STRING)?;
@@ -513,7 +520,7 @@ fn private_of(bytes: &[u8]) -> Option<(Option<KeyFormat>, Private<'_>)> {
     }
 }
 
-/// The rest of an ECPrivateKey behind its version.
+/// Decodes an ECPrivateKey after its version.
 fn read_sec1<'a>(mut key: Der<'a>, known_curve: Option<&'a [u8]>) -> Option<Private<'a>> {
     let scalar = key.take(der::OCTET_STRING)?;
     let mut curve = known_curve;
@@ -535,7 +542,7 @@ impl Method {
             Method::Ps512 => &signature::RSA_PSS_2048_8192_SHA512,
             Method::Es256 => &signature::ECDSA_P256_SHA256_FIXED,
             Method::Es384 => &signature::ECDSA_P384_SHA384_FIXED,
-            // HMAC has no public keys and does not come here.
+            // HMAC methods have no public keys and never get here.
             Method::EdDsa | Method::Hs256 | Method::Hs384 | Method::Hs512 => &signature::ED25519,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// How tokens are signed.
+/// The method by which tokens are signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// RSASSA-PKCS1-v1_5 with SHA-256.
@@ -31,7 +31,7 @@ pub enum Method {
     Hs512,
 }
 
-/// Methods that take the same keys.
+/// A group of methods that use the same keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     Rsa,
@@ -41,13 +41,13 @@ pub(super) enum Family {
     Hmac,
 }
 
-/// What a name says, of those that etcd's library knows.
+/// Meaning of a method's name, for the names that etcd's library knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Named {
     Method(Method),
-    /// `ES512`, for which no library here has the curve.
+    /// `ES512`, whose curve is not supported.
     Es512,
-    /// `none`, which signs nothing.
+    /// `none`, which means no signature.
     Unsigned,
     Unknown,
 }
@@ -69,7 +69,7 @@ impl Method {
         Method::Hs512,
     ];
 
-    /// Its name in tokens and options.
+    /// Returns the method's name in tokens and options.
     pub const fn name(self) -> &'static str {
         match self {
             Method::Rs256 => "RS256",

@@ -1,4 +1,4 @@
-//! What `--auth-token` says of JSON Web Tokens.
+//! The options of `--auth-token` for JSON Web Tokens.
 
 use std::fmt;
 
@@ -7,37 +7,38 @@ use super::method::{Method, Named};
 /// The options of `jwt,…`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JwtOptions {
-    /// `sign-method`.
+    /// Value of `sign-method`.
     pub method: Method,
-    /// `pub-key`: the file of public keys, for the caller to read.
+    /// Value of `pub-key`: path of the file with public keys, which the caller reads.
     pub public_file: Option<String>,
-    /// `priv-key`: the file of the private key or secret, for the caller to read.
+    /// Value of `priv-key`: path of the file with the private key or secret, which the caller reads.
     pub private_file: Option<String>,
-    /// `ttl` in nanoseconds; 5 minutes if it was not given. Go's durations may be negative.
+    /// Value of `ttl` in nanoseconds; 5 minutes if not given. Durations in Go's format may be negative.
     pub ttl_ns: i64,
-    /// Options that nobody knows. etcd warns `unknown JWT options` and names them in `keys`.
+    /// Unknown options. etcd warns `unknown JWT options` and lists them in `keys`.
     pub unknown: Vec<String>,
 }
 
-/// Why `--auth-token` was refused. It is shown as etcd ends with it; [`OptionError::logged`] is what etcd logs before.
+/// Error returned when `--auth-token` is refused. Its text is the one with which etcd exits;
+/// [`OptionError::logged`] is what etcd logs before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OptionError {
-    /// An option is not of the form `name=value`, or given twice. Holds what was given.
+    /// An option is not of the form `name=value`, or is given twice. Contains the given text.
     Malformed(String),
     /// The kind is neither `simple` nor `jwt`.
     UnknownKind(String),
-    /// `ttl` is not a duration. Holds Go's text.
+    /// `ttl` is not a duration. Contains Go's error text.
     Ttl(String),
-    /// A key file could not be read. Holds the operating system's text, for callers to fill in.
+    /// A key file cannot be read. Contains the error text of the operating system, which the caller fills in.
     Unreadable(String),
     /// `sign-method` is missing or unknown.
     Method,
-    /// `sign-method` is one that cannot be used: `none`, or `ES512`.
+    /// `sign-method` is known but not supported: `none`, or `ES512`.
     UnsupportedMethod(&'static str),
 }
 
 impl OptionError {
-    /// The message that etcd logs, and its detail: the field `option`, `type` or `error`.
+    /// Returns the message that etcd logs, and its detail: the field `option`, `type` or `error`.
     pub fn logged(&self) -> (&'static str, &str) {
         match self {
             OptionError::Malformed(given) => ("invalid token option", given),
@@ -63,7 +64,7 @@ impl std::error::Error for OptionError {}
 /// Options by name, in the order in which they were given.
 pub(crate) type Given<'a> = Vec<(&'a str, &'a str)>;
 
-/// Takes `kind,name=value,…` apart. Repeated names are refused, as in etcd: several public keys go into one file.
+/// Splits `kind,name=value,…`. As in etcd, repeated names are refused: several public keys go into one file.
 pub(crate) fn split(text: &str) -> Result<(&str, Given<'_>), OptionError> {
     let malformed = || OptionError::Malformed(text.to_owned());
     let mut parts = text.split(',');
@@ -84,7 +85,7 @@ const FIVE_MINUTES_NS: i64 = 300_000_000_000;
 
 impl JwtOptions {
     pub(crate) fn new(options: &[(&str, &str)]) -> Result<JwtOptions, OptionError> {
-        // An empty value counts as none, as in etcd.
+        // As in etcd, an empty value counts as not given.
         let value = |wanted: &str| {
             options.iter().find(|(name, value)| *name == wanted && !value.is_empty()).map(|(_, value)| *value)
         };

@@ -4,16 +4,16 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use zeroize::Zeroizing;
 
-/// How long a PEM file may be.
+/// Maximum size of a PEM file in bytes.
 const FILE_BYTES_MAX: usize = 1 << 20;
 
-/// A block: what its BEGIN line says, and what is in it.
+/// A PEM block: the label of its BEGIN line, and its decoded contents.
 pub(super) struct Block<'a> {
     pub label: &'a str,
     pub bytes: Zeroizing<Vec<u8>>,
 }
 
-/// All blocks of a file. What is between blocks is ignored, and so are blocks that are not whole.
+/// Returns all blocks of a file. Text between blocks and incomplete blocks are ignored.
 pub(super) fn blocks(file: &[u8]) -> Vec<Block<'_>> {
     let mut found = Vec::new();
     if file.len() > FILE_BYTES_MAX {
@@ -32,7 +32,7 @@ pub(super) fn blocks(file: &[u8]) -> Vec<Block<'_>> {
                 found.push(Block { label, bytes: Zeroizing::new(bytes) });
             }
         } else if let Some((_, letters)) = &mut begun {
-            // A header, as encrypted keys have them; no line of base64 has a colon.
+            // A line with a colon is a header, as in encrypted keys; base64 has no colons.
             if !line.contains(&b':') {
                 letters.extend(line.iter().filter(|letter| !letter.is_ascii_whitespace()));
             }

@@ -1,4 +1,4 @@
-//! What is remembered of passwords that were verified.
+//! The cache of verified passwords.
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,16 +9,18 @@ use crate::Epoch;
 use crate::aging::{Aging, Used};
 use crate::keyed::{Entropy, MacKey, Tag};
 
-/// Passwords that were verified a short time ago, so that a client that authenticates for each of its calls costs one
+/// Passwords that were verified recently, so that a client that authenticates for each of its calls needs one
 /// bcrypt, not one per call. Shared by all threads.
 ///
-/// It holds keyed hashes of user, stored hash and password, never a password; the key is drawn at the start of the process.
-/// A changed password changes the stored hash, and with it what is asked for: nothing that was remembered is found again.
-/// An entry leaves when it was not used for `idle`. It does not leave earlier while it is used: who uses it presents the right
-/// password each time, which another bcrypt could only confirm. What `idle` bounds is how long somebody who can read this
-/// process's memory could test guesses faster than bcrypt allows, after the client has gone.
+/// It stores keyed hashes of user, stored hash and password, never a password; the key is drawn at the start
+/// of the process. Changing a password changes the stored hash and therefore the lookup key, so old entries
+/// are never found again. An entry is removed if it was not used for `idle`. It stays while it is used,
+/// because each use presents the correct password, which another bcrypt could only confirm. `idle` bounds the
+/// time, after a client's last use, in which an attacker who can read this process's memory could test
+/// guesses faster than bcrypt allows.
 ///
-/// Wrong passwords are not remembered: the time of an answer would tell what others have tried.
+/// Wrong passwords are not remembered, because the duration of a response would reveal what other clients
+/// have tried.
 pub struct Verified {
     key: MacKey,
     epoch: Epoch,
@@ -27,10 +29,11 @@ pub struct Verified {
     parts: [Mutex<Aging<Known>>; PARTS],
 }
 
-/// Parts with a lock of their own, so that threads seldom meet.
+/// Number of parts, each with its own lock, to reduce contention.
 const PARTS: usize = 16;
 
-/// Entries that are looked at for expiry with each insertion; two, so that they go faster than they come.
+/// Number of entries checked for expiry at each insertion; two, so that entries are removed faster than they
+/// are added.
 const EXPIRED_PER_INSERTION: usize = 2;
 
 struct Known {
@@ -45,7 +48,8 @@ impl Used for Known {
     }
 }
 
-/// The keyed hash of a user, its stored hash and a password: names what has to be proven, and tells nothing of it.
+/// Keyed hash of a user, its stored hash and a password: identifies a claim to be verified, and reveals
+/// nothing about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Proof {
     pub(super) tag: Tag,
@@ -54,12 +58,12 @@ pub struct Proof {
 }
 
 impl Verified {
-    /// How long an entry stays that nobody uses.
+    /// Default time after which an unused entry is removed.
     pub const IDLE_DEFAULT: Duration = Duration::from_secs(10);
-    /// How many entries there are at most. One takes some 100 bytes.
+    /// Default maximum number of entries. One takes about 100 bytes.
     pub const ENTRIES_MAX_DEFAULT: usize = 16_384;
 
-    /// Draws the key. `now` is the earliest time that it will be told.
+    /// Creates the cache and draws its key. `now` must not be later than the time of any later call.
     pub fn new(idle: Duration, entries_max: usize, now: Instant, entropy: &mut Entropy) -> Verified {
         Verified {
             key: MacKey::new(entropy),
@@ -70,11 +74,12 @@ impl Verified {
         }
     }
 
-    /// Returns `Ok` if this password of this user was verified and is remembered, and renews it then. `stored` is the user's
-    /// stored hash, `None` if there is no such user; the time does not tell which.
+    /// Returns `Ok` and renews the entry if this password of this user was verified and is remembered.
+    /// `stored` is the user's stored hash, or `None` if the user does not exist; the duration does not reveal
+    /// which.
     ///
     /// # Errors
-    /// What has to be proven, for [`super::WorkQueue::push`] and [`Verified::remember`].
+    /// Returns the proof that has to be verified, for [`super::WorkQueue::push`] and [`Verified::remember`].
     pub fn recall(
         &self,
         user: &str,
@@ -90,14 +95,14 @@ impl Verified {
         if self.knows(tag, now) { Ok(()) } else { Err(Proof { tag, user: self.key.tag(user.as_bytes()) }) }
     }
 
-    /// What stands for this user's work that is not shared with others.
+    /// Returns a proof that stands for work of this user that is not shared with other requests.
     pub fn of_user(&self, user: &str) -> Proof {
         let user = self.key.tag(user.as_bytes());
         Proof { tag: user, user }
     }
 
-    /// What has to be proven of a token, for [`super::WorkQueue::push`]. All tokens are of one user, nobody's: whose they are is
-    /// not known yet.
+    /// Returns the proof for checking a token, for [`super::WorkQueue::push`]. All tokens count as tokens of
+    /// one user with an empty name, because their true users are not known yet.
     pub fn of_token(&self, token: &[u8]) -> Proof {
         Proof { tag: self.key.tag_of_all(&[b"token", token]), user: self.key.tag(b"") }
     }
@@ -116,7 +121,8 @@ impl Verified {
         true
     }
 
-    /// Remembers that this was verified. The entry that was not used for longest leaves if there are too many.
+    /// Remembers that this proof was verified. If there are too many entries, the least recently used one is
+    /// removed.
     pub fn remember(&self, proof: &Proof, now: Instant) {
         let now_ns = self.epoch.ns(now);
         let mut part = self.part(proof.tag);
@@ -129,7 +135,7 @@ impl Verified {
         }
     }
 
-    /// Forgets everything of a user. Looks at all entries: users change seldom.
+    /// Removes all entries of a user. Checks all entries, because users are changed rarely.
     pub fn forget(&self, user: &str) {
         let user = self.key.tag(user.as_bytes());
         for part in &self.parts {
@@ -142,36 +148,37 @@ impl Verified {
         }
     }
 
-    /// Forgets everything, as when authentication is disabled.
+    /// Removes all entries, for example when authentication is disabled.
     pub fn clear(&self) {
         for part in &self.parts {
             *part.lock().unwrap_or_else(PoisonError::into_inner) = Aging::default();
         }
     }
 
-    /// Forgets what was not used for long. Once a second is enough; without it entries stay until others come.
+    /// Removes entries that were not used for the idle time. One call per second is enough; without calls,
+    /// entries stay until others are inserted.
     pub fn expire(&self, now: Instant) {
         let since_ns = self.epoch.ns(now).saturating_sub(self.idle_ns);
         for part in &self.parts {
             let mut part = part.lock().unwrap_or_else(PoisonError::into_inner);
-            // Each entry is moved once at most, and removed once.
+            // Enough steps to move each entry once and remove it once.
             let mut steps = 2 * part.len();
             while part.pop_unused(since_ns, &mut steps).is_some() {}
         }
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.parts.iter().map(|part| part.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
     }
 
-    /// Returns true if nothing is remembered.
+    /// Returns true if the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     fn part(&self, tag: Tag) -> MutexGuard<'_, Aging<Known>> {
-        // The map takes the low bits of the same number.
+        // The high bits choose the part, because the map uses the low bits of the same number.
         let part = (tag.short() >> 60) as usize % PARTS;
         self.parts[part].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -205,7 +212,7 @@ mod tests {
         verified.remember(&proof, start);
         assert!(known(10));
         assert!(known(20));
-        // A clock that was read earlier on another thread takes nothing back.
+        // A time that another thread read earlier does not shorten the life of an entry.
         assert!(known(12));
         assert!(known(30));
         assert!(!known(41));

@@ -7,19 +7,21 @@ use std::hash::Hash;
 use super::{Hashing, Proof, TooLong, counting};
 use crate::keyed::{Entropy, Secret, Tag};
 
-/// What a pool of threads hashes, in an order in which nobody keeps others out.
+/// Work for a pool of hashing threads, in an order in which no client can block others.
 ///
-/// It starts no thread and waits for nothing: the caller keeps it behind a lock, with a few threads that [`take`], run the
-/// work without the lock, and [`finish`]. `A` is an address of clients, `W` is what is needed to answer one of them.
+/// The queue starts no thread and never waits: the caller keeps it behind a lock, and a few threads [`take`]
+/// work, run it without the lock, and [`finish`] it. `A` is the address of a client, `W` is what the caller
+/// needs to answer one request (the "asker").
 ///
-/// * Those who ask for the same proof while it waits or is worked on share one piece of work.
-/// * Turns go round by address, and every other turn goes round by user. Who sends wrong passwords from one address, for one
-///   user or for many, takes at most half of the turns and a share of the others; so does a crowd of addresses that tries one
-///   user. The user whom nobody else tries waits for as many pieces of work as twice the number of users that have some, or
-///   twice the number of addresses, whatever is less. (One queue in order of arrival lets anybody keep everybody out; turns by
-///   address only let a crowd of addresses do so.)
-/// * An address has a bounded number of askers here. When all places are taken, the last asker of the address that has the most
-///   gives its place to one of an address with less.
+/// * Askers with the same proof share one piece of work while it waits or runs.
+/// * Turns alternate: one goes to the next address, the other to the next user. A client that sends wrong
+///   passwords from one address, for one or many users, gets at most half of the turns and a share of the
+///   others; so does a crowd of addresses that tries one user. A user that no other client tries waits at
+///   most for twice the number of users with waiting work, or twice the number of addresses, whichever is
+///   smaller. (A queue in order of arrival would let any client block all others; turns by address alone
+///   would let a crowd of addresses do so.)
+/// * The number of askers per address is bounded. If the queue is full, the last asker of the address with
+///   the most askers is displaced by an asker of an address with fewer.
 ///
 /// [`take`]: WorkQueue::take
 /// [`finish`]: WorkQueue::finish
@@ -28,48 +30,48 @@ pub struct WorkQueue<A, W, T = Task> {
     askers_per_address_max: usize,
     /// Jobs by number, in order of arrival.
     jobs: BTreeMap<u64, Job<A, W, T>>,
-    /// Jobs that others may share.
+    /// Number of the job that other askers with the same proof can share, by proof.
     shared: HashMap<Tag, u64>,
     addresses: HashMap<A, Address>,
-    /// How many askers each address has, to find that with the most.
+    /// Number of askers of each address, to find the address with the most.
     crowds: BTreeSet<(usize, A)>,
     users: HashMap<Tag, User>,
     address_turns: BTreeMap<u64, A>,
     user_turns: BTreeMap<u64, Tag>,
     askers: usize,
     running: usize,
-    /// Whether the next turn is one by user.
+    /// True if the next turn goes to a user, false if it goes to an address.
     by_user: bool,
     next: u64,
 }
 
-/// What is to be hashed.
+/// The work to do.
 #[derive(Clone, Debug)]
 pub enum Task {
     /// Check a password.
     Check {
-        /// The user's stored hash; `None` if there is no such user.
+        /// Stored hash of the user; `None` if the user does not exist.
         stored: Option<Secret>,
-        /// The password, or the part of it that counts.
+        /// The part of the password that counts.
         password: Secret,
     },
     /// Hash a new password.
     Hash {
-        /// The password, of at most 72 bytes.
+        /// The new password, of at most 72 bytes.
         password: Secret,
     },
 }
 
 impl Task {
-    /// A password to check.
+    /// Creates a task that checks a password.
     pub fn check(stored: Option<&[u8]>, password: &[u8]) -> Task {
         Task::Check { stored: stored.map(Secret::new), password: Secret::new(counting(password)) }
     }
 
-    /// A new password to hash.
+    /// Creates a task that hashes a new password.
     ///
     /// # Errors
-    /// The password has more than 72 bytes. Nothing has to be hashed to tell so.
+    /// Returns an error if the password has more than 72 bytes, without hashing anything.
     pub fn hash(password: &[u8]) -> Result<Task, TooLong> {
         if password.len() > super::PASSWORD_BYTES_MAX {
             return Err(TooLong);
@@ -77,7 +79,7 @@ impl Task {
         Ok(Task::Hash { password: Secret::new(password) })
     }
 
-    /// Does the work: some 50 ms of processor time with the default cost.
+    /// Runs the task. Takes about 50 ms of processor time with the default cost.
     pub fn run(&self, hashing: &Hashing, entropy: &mut Entropy) -> Outcome {
         match self {
             Task::Check { stored, password } => {
@@ -94,19 +96,19 @@ impl Task {
     }
 }
 
-/// What came of a [`Task`].
+/// Result of a [`Task`].
 #[derive(Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The password is right. To be remembered with [`super::Verified::remember`].
+    /// The password is correct; the caller should call [`super::Verified::remember`].
     Right,
-    /// The password is wrong, or there is no such user.
+    /// The password is wrong, or the user does not exist.
     Wrong,
     /// The hash to store.
     Hashed(String),
 }
 
 impl fmt::Debug for Outcome {
-    /// The hash is not told: passwords can be tried on it.
+    /// Does not show the hash, because passwords could be tried against it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Outcome::Right => "Right",
@@ -118,7 +120,8 @@ impl fmt::Debug for Outcome {
 
 /// Work that a [`WorkQueue`] can hold.
 pub trait Shareable {
-    /// Returns true if those who ask for the same proof get the same answer, so that the work is done once for all of them.
+    /// Returns true if all askers with the same proof get the same result, so that the work is done once for
+    /// all of them.
     fn is_shareable(&self) -> bool;
 }
 
@@ -128,56 +131,57 @@ impl Shareable for Task {
     }
 }
 
-/// One who asks for a task.
+/// A request to do a task.
 pub struct Ask<A, W, T = Task> {
-    /// What has to be proven; of a hash that is made, only the user counts.
+    /// The claim to verify; for a task that creates a hash only its user counts.
     pub proof: Proof,
-    /// What to do.
+    /// The work to do.
     pub task: T,
-    /// The address that it came from.
+    /// Address of the client.
     pub address: A,
-    /// What is needed to answer.
+    /// Data that the caller needs to answer the request.
     pub asker: W,
 }
 
-/// Work that was taken from a queue. It has to be given back with [`WorkQueue::finish`].
+/// Work that was taken from a queue. It must be given back with [`WorkQueue::finish`].
 #[derive(Debug)]
 pub struct Work<T = Task> {
     number: u64,
-    /// What has to be proven.
+    /// The claim to verify.
     pub proof: Proof,
-    /// What to do.
+    /// The work to do.
     pub task: T,
 }
 
-/// A place in the queue, to be given up when the client has gone.
+/// Position of an asker in the queue, for [`WorkQueue::give_up`] when its client has disconnected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket {
     job: u64,
     number: u64,
 }
 
-/// An asker that was put into the queue.
+/// Result of adding an asker to the queue.
 #[derive(Debug)]
 pub struct Pushed<W> {
-    /// Its place.
+    /// Position of the asker.
     pub ticket: Ticket,
-    /// True if there is new work to take, false if it shares what another asked for.
+    /// True if there is new work to take; false if the asker shares work that is already queued or running.
     pub new_work: bool,
-    /// The asker of another address that had to leave; it is to be answered as one for whom there was no place.
+    /// An asker of another address that was removed to make space; the caller must answer it as if the queue
+    /// were full.
     pub displaced: Option<W>,
 }
 
-/// No place in the queue: the address has as many askers as it may, or none has more than this one while all places are taken.
-/// The asker is given back.
+/// Error returned when an asker is refused: its address has the maximum number of askers, or the queue is
+/// full and no address has more askers than this one. Contains the asker.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Busy<W>(pub W);
 
 struct Job<A, W, T> {
     proof: Proof,
-    /// `None` while a thread works on it.
+    /// The task; `None` while a thread runs it.
     task: Option<T>,
-    /// By the numbers of their tickets.
+    /// Askers with their addresses, by ticket number.
     askers: BTreeMap<u64, (A, W)>,
     shareable: bool,
 }
@@ -185,25 +189,25 @@ struct Job<A, W, T> {
 #[derive(Default)]
 struct Address {
     askers: usize,
-    /// Askers whose work was not taken yet, with their jobs.
+    /// Askers whose work was not taken yet, by ticket number, with their jobs.
     waiting: BTreeMap<u64, u64>,
-    /// Its place in the order of turns, if anything waits.
+    /// Position in the order of turns; `None` if nothing waits.
     turn: Option<u64>,
 }
 
 struct User {
-    /// Jobs that were not taken yet.
+    /// Jobs of the user that were not taken yet.
     waiting: BTreeSet<u64>,
     turn: u64,
 }
 
 impl<A: Copy + Eq + Ord + Hash, W, T: Shareable> WorkQueue<A, W, T> {
-    /// How many askers there are at most.
+    /// Default maximum number of askers.
     pub const ASKERS_MAX_DEFAULT: usize = 8192;
-    /// How many askers of one address there are at most.
+    /// Default maximum number of askers of one address.
     pub const ASKERS_PER_ADDRESS_MAX_DEFAULT: usize = 2048;
 
-    /// An empty queue with these bounds.
+    /// Creates an empty queue with these bounds.
     pub fn new(askers_max: usize, askers_per_address_max: usize) -> WorkQueue<A, W, T> {
         WorkQueue {
             askers_max: askers_max.max(1),
@@ -222,25 +226,25 @@ impl<A: Copy + Eq + Ord + Hash, W, T: Shareable> WorkQueue<A, W, T> {
         }
     }
 
-    /// How many have asked and were not answered.
+    /// Number of askers that were not answered yet.
     pub fn askers(&self) -> usize {
         self.askers
     }
 
-    /// How many pieces of work wait to be taken.
+    /// Number of jobs that wait to be taken.
     pub fn waiting(&self) -> usize {
         self.jobs.len() - self.running
     }
 
-    /// How many pieces of work were taken and not finished.
+    /// Number of jobs that were taken and not finished.
     pub fn running(&self) -> usize {
         self.running
     }
 
-    /// Puts an asker into the queue.
+    /// Adds an asker to the queue.
     ///
     /// # Errors
-    /// There is no place for it.
+    /// Returns an error if there is no space for the asker.
     pub fn push(&mut self, ask: Ask<A, W, T>) -> Result<Pushed<W>, Busy<W>> {
         let own = self.addresses.get(&ask.address).map_or(0, |address| address.askers);
         if own >= self.askers_per_address_max {
@@ -281,7 +285,7 @@ impl<A: Copy + Eq + Ord + Hash, W, T: Shareable> WorkQueue<A, W, T> {
         Ok(Pushed { ticket: Ticket { job, number }, new_work: sharing.is_none(), displaced })
     }
 
-    /// Takes the next piece of work, if any waits.
+    /// Takes the next job, if one waits.
     pub fn take(&mut self) -> Option<Work<T>> {
         let (_, &address) = self.address_turns.first_key_value()?;
         let (_, &user) = self.user_turns.first_key_value()?;
@@ -297,7 +301,7 @@ impl<A: Copy + Eq + Ord + Hash, W, T: Shareable> WorkQueue<A, W, T> {
         let task = job.task.take().expect("what waits was not taken");
         let proof = job.proof;
         self.stop_waiting(number);
-        // Whose turn it was stands last now, if it has more.
+        // The address or user whose turn this was goes to the end of the order, if it has more work.
         if self.by_user {
             self.end_turn_of_address(address);
         } else {
@@ -306,7 +310,8 @@ impl<A: Copy + Eq + Ord + Hash, W, T: Shareable> WorkQueue<A, W, T> {
         Some(Work { number, proof, task })
     }
 
-    /// Gives finished work back. Returns all who asked for it, in the order in which they did; none if all have gone.
+    /// Gives finished work back. Returns all its askers in order of arrival; the list is empty if all have
+    /// given up.
     pub fn finish(&mut self, work: Work<T>) -> Vec<W> {
         let Some(job) = self.jobs.remove(&work.number) else {
             return Vec::new();
@@ -323,8 +328,8 @@ impl<A: Copy + Eq + Ord + Hash, W, T: Shareable> WorkQueue<A, W, T> {
         answered.collect()
     }
 
-    /// Takes an asker out whose client has gone, with the work if nobody else asked for it. Returns `None` if it was answered
-    /// or displaced before.
+    /// Removes an asker whose client has disconnected, and its work if no other asker shares it. Returns
+    /// `None` if the asker was already answered or displaced.
     pub fn give_up(&mut self, ticket: Ticket) -> Option<W> {
         let job = self.jobs.get_mut(&ticket.job)?;
         let (address, asker) = job.askers.remove(&ticket.number)?;
@@ -332,7 +337,7 @@ impl<A: Copy + Eq + Ord + Hash, W, T: Shareable> WorkQueue<A, W, T> {
         let abandoned = job.askers.is_empty();
         self.askers -= 1;
         if waits && abandoned {
-            // The asker is no longer in the job, so it does not stop waiting with it.
+            // The asker was already removed from the job, so `stop_waiting` does not cover it.
             self.let_address_go(address, ticket.number);
             self.stop_waiting(ticket.job);
             if let Some(job) = self.jobs.remove(&ticket.job)
@@ -347,7 +352,8 @@ impl<A: Copy + Eq + Ord + Hash, W, T: Shareable> WorkQueue<A, W, T> {
         Some(asker)
     }
 
-    /// Takes out the last waiting asker of the address that has the most, if it has more than `than` and one that waits.
+    /// Removes and returns the last waiting asker of the address with the most askers, if that address has
+    /// more than `than` and one that waits.
     fn displace(&mut self, than: usize) -> Option<W> {
         let &(askers, address) = self.crowds.last()?;
         if askers <= than + 1 {
@@ -403,7 +409,7 @@ impl<A: Copy + Eq + Ord + Hash, W, T: Shareable> WorkQueue<A, W, T> {
         }
     }
 
-    /// A job, with all who asked for it, waits no longer.
+    /// Removes a job and its askers from the order of turns.
     fn stop_waiting(&mut self, number: u64) {
         let Some(job) = self.jobs.get(&number) else {
             return;

@@ -1,4 +1,4 @@
-//! Tokens and keys that somebody has bent.
+//! Manipulated tokens and keys.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use testkit::Random;
 
 use crate::{after, data, jwt, keys};
 
-/// Signed by the secret of the tests.
+/// Returns a token signed with the secret of the tests.
 fn signed(header: &str, claims: &str) -> String {
     let text = format!("{}.{}", URL_SAFE_NO_PAD.encode(header), URL_SAFE_NO_PAD.encode(claims));
     let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &data("hmac.secret"));
@@ -43,7 +43,7 @@ fn a_token_with_a_flipped_bit_says_nothing_else() {
             for bit in 0..8 {
                 let mut bent = token.clone().into_bytes();
                 bent[at] ^= 1 << bit;
-                // Bits that are left over in the last letter of a part change nothing that is signed in it.
+                // Changing the unused bits in the last letter of a part does not change the signed bytes.
                 let last = token.as_bytes().get(at + 1).is_none_or(|next| *next == b'.');
                 match jwt.check(&bent, now) {
                     Err(_) => {}
@@ -185,7 +185,7 @@ fn no_bytes_make_the_key_parser_panic() {
     }
 }
 
-/// The library reads RSA keys whose numbers do not belong together; every token would fail.
+/// The library accepts RSA keys whose numbers do not belong together, and then fails for every token.
 #[test]
 fn an_rsa_key_that_is_damaged_anywhere_is_refused_or_still_signs() {
     let text = String::from_utf8(data("rsa.pkcs1.pem")).unwrap();
@@ -215,7 +215,7 @@ fn a_cut_key_file_is_refused() {
         [(Method::Rs256, "rsa.cert.pem", "rsa.pkcs8.pem"), (Method::Es384, "p384.spki.pem", "p384.sec1.pem")]
     {
         let (public, private) = (data(public), data(private));
-        // Without the line break at its end a file is whole.
+        // A file without its final line break is complete.
         for len in 1..public.len() - 1 {
             assert!(Keys::read(method, Some(&public[..len]), None).is_err(), "{len}");
         }

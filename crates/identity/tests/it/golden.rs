@@ -1,4 +1,4 @@
-//! The same verdicts as Go's libraries, in the same words.
+//! Compares verdicts and error texts with those of Go's libraries.
 
 use std::time::{Duration, Instant};
 
@@ -24,14 +24,14 @@ fn tokens_are_judged_as_go_judges_them() {
         let said = ours.as_ref().map_or_else(|why| why.to_string(), |_| String::new());
         let go = text(&verdict, "error");
         match name {
-            // Go takes a `nbf` beyond 64 bits of seconds for one of the distant past.
+            // Go treats a `nbf` beyond 64 bits of seconds as one in the distant past.
             "nbf 1e19" | "nbf 1e300" | "nbf 18000003000000000000000" => {
                 assert_eq!((go, said.as_str()), ("", "token has invalid claims: token is not valid yet"));
                 continue;
             }
             _ => {}
         }
-        // Of what is wrong in base64 or JSON, Go says more.
+        // For errors in base64 or JSON, Go's texts contain more detail.
         let detailed = said.contains("could not") && go.starts_with(&format!("{said}: "));
         assert!(said == go || detailed, "{name}: {go:?} became {said:?}");
         if let Ok(holder) = ours {
@@ -59,7 +59,7 @@ fn passwords_are_compared_as_go_compares_them() {
     assert!(right > 30, "{right}");
 }
 
-/// Files that `--auth-token` names, as a caller reads them.
+/// Reads a file that `--auth-token` names, as a caller does.
 fn read(name: Option<&String>) -> Result<Option<Vec<u8>>, OptionError> {
     let Some(name) = name else { return Ok(None) };
     let name = name.strip_prefix('@').unwrap();
@@ -86,7 +86,7 @@ fn options_are_read_as_etcd_reads_them() {
         let ours = start_with(given).err().unwrap_or_default();
         // etcd starts with a key on another curve, and then refuses every token.
         let wrong_curve = ours.contains("key is invalid: it is not on the curve of");
-        // Public keys that cannot be read as what they should be.
+        // Public keys that cannot be parsed.
         let unreadable = ["x509: malformed", "asn1:", "x509: failed to parse public key"];
         let unreadable = unreadable.iter().any(|begin| etcd.starts_with(begin)) && !ours.is_empty();
         assert!(ours == etcd || wrong_curve || unreadable, "{given}: {etcd:?} became {ours:?}");
@@ -182,7 +182,7 @@ fn a_file_with_too_many_keys_is_refused() {
     assert_eq!(read(17).unwrap_err().to_string(), "more than 16 public keys in one file");
 }
 
-/// The text of a token that signs the same each time is that of Go.
+/// A token whose signature is deterministic is identical to Go's.
 #[test]
 fn tokens_are_written_as_go_writes_them() {
     let start = Instant::now();

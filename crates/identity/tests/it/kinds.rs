@@ -1,4 +1,4 @@
-//! Tokens of both kinds behind one face, over the life of a connection.
+//! Both kinds of tokens behind one interface, over the life of a connection.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ fn tokens(option: &str, start: Instant) -> Tokens {
     Tokens::new(&kind, Settings::default(), None, Some(&secret), start, &mut system_entropy()).unwrap()
 }
 
-/// What happens from Authenticate to the first request.
+/// The steps from Authenticate to the first request.
 fn authenticated(tokens: &Tokens, user: &str, index: Index, start: Instant) -> (String, Session) {
     let now = after(start, Duration::ZERO);
     let prefix = tokens.draw_prefix(&mut system_entropy());
@@ -55,7 +55,7 @@ fn a_simple_token_waits_for_its_entry() {
     tokens.enable();
     let refused =
         |token: &str, applied: u64| tokens.check(token.as_bytes(), Index(applied), now).unwrap_err();
-    // It may be of entry 9, or of 10.
+    // The token may come from entry 9 or 10.
     assert_eq!(refused("abcdefghijklmnop.9", 9), Refused::NotYet(Index(10)));
     assert_eq!(refused("abcdefghijklmnop.9", 10), Refused::Invalid);
     assert_eq!(refused("abcdefghijklmnop", 9), Refused::Invalid);
@@ -122,7 +122,7 @@ fn replaced_keys_reach_connections() {
     let jwt = jwt(private("rsa-other.pkcs8.pem"), start);
     assert!(jwt.check(token.as_bytes(), now).is_ok());
     assert_eq!(jwt.remembered(), 1);
-    // The new key signs, and both verify.
+    // The new key signs, and both keys verify.
     let both = data("rsa-both.spki.pem");
     jwt.replace_keys(Keys::read(Method::Rs256, Some(&both), Some(&data("rsa.pkcs8.pem"))).unwrap());
     assert_eq!((jwt.remembered(), jwt.keys().verifying()), (1, 2));
@@ -130,7 +130,7 @@ fn replaced_keys_reach_connections() {
     let newer = jwt.sign("alice", 7, now).unwrap();
     assert!(jwt.check(newer.as_bytes(), now).is_ok());
     assert!(old.check(newer.as_bytes(), now).is_err());
-    // The old key goes.
+    // The old key is removed.
     jwt.replace_keys(private("rsa.pkcs8.pem"));
     assert_eq!(jwt.remembered(), 1, "only what it has verified is forgotten");
     assert!(jwt.check(token.as_bytes(), now).is_err());

@@ -1,4 +1,5 @@
-//! Tests of identity through its public face. What Go's libraries make and say is in `tests/data`.
+//! Tests of the crate's public interface. `tests/data` contains tokens, keys and verdicts made by Go's
+//! libraries.
 
 mod forged;
 mod golden;
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 use mainstay_identity::Now;
 use mainstay_identity::jwt::{Jwt, Keys, Method};
 
-/// The second in which tokens are judged.
+/// Time of day in which tokens are checked, in seconds since 1970.
 const SECOND: i64 = 1_800_000_000;
 
 fn data(name: &str) -> Vec<u8> {
@@ -27,12 +28,12 @@ fn text<'a>(of: &'a serde_json::Value, name: &str) -> &'a str {
     of[name].as_str().unwrap()
 }
 
-/// The time so long after the start of a test.
+/// Returns the time this long after the start of a test.
 fn after(start: Instant, time: Duration) -> Now {
     Now { at: start + time, unix_seconds: SECOND + i64::try_from(time.as_secs()).unwrap() }
 }
 
-/// The key files of a method: public and private.
+/// Names of the key files of a method: public and private.
 fn files(method: Method) -> (&'static str, &'static str) {
     match method.name() {
         "ES256" => ("p256.spki.pem", "p256.sec1.pem"),

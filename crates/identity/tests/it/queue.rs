@@ -35,7 +35,7 @@ fn two_hundred_clients_of_a_user_cost_one_bcrypt() {
     assert_eq!((new_work, queue.waiting(), queue.askers()), (1, 1, 200));
     let work = queue.take().unwrap();
     assert!(queue.take().is_none());
-    // Others who come while it is worked on share it, too.
+    // Later askers with the same proof share the work while it runs, too.
     for asker in 200..250 {
         assert!(!queue.push(ask(&verified, 77, "root", "right", asker)).unwrap().new_work);
     }
@@ -45,7 +45,7 @@ fn two_hundred_clients_of_a_user_cost_one_bcrypt() {
     assert_eq!((queue.askers(), queue.waiting(), queue.running()), (1, 1, 0));
 }
 
-/// How many pieces of work are done before that of this asker.
+/// Returns the number of jobs done before the job of this asker.
 fn work_before(queue: &mut Queue, asker: u64) -> usize {
     for before in 0.. {
         let work = queue.take().expect("the asker is in the queue");
@@ -96,13 +96,14 @@ fn places_are_bounded_and_go_to_those_with_fewest() {
     for number in 0..60 {
         queue.push(ask(&verified, 1, &format!("user{number}"), "x", number)).unwrap();
     }
-    // This address has all the places that one may have.
+    // This address has the maximum number of askers.
     assert_eq!(queue.push(ask(&verified, 1, "another", "x", 60)).unwrap_err(), Busy(60));
     for number in 100..140 {
         queue.push(ask(&verified, 2, &format!("user{number}"), "x", number)).unwrap();
     }
     assert_eq!(queue.askers(), 100);
-    // All places are taken: the last of address 1 leaves for each newcomer, until it has no more than the others.
+    // The queue is full: the last asker of address 1 is displaced by each newcomer, until address 1 has no
+    // more askers than the others.
     let mut displaced = Vec::new();
     for number in 0..30 {
         let pushed = queue.push(ask(&verified, 3, &format!("late{number}"), "x", 1000 + number)).unwrap();
@@ -110,7 +111,7 @@ fn places_are_bounded_and_go_to_those_with_fewest() {
     }
     assert_eq!(displaced[..20], (40..60).rev().collect::<Vec<u64>>()[..]);
     assert_eq!((queue.askers(), displaced.len()), (100, 30));
-    // What runs is not displaced.
+    // Askers whose work is running are not displaced.
     let mut queue = Queue::new(2, 2);
     queue.push(ask(&verified, 1, "a", "x", 1)).unwrap();
     queue.push(ask(&verified, 1, "b", "x", 2)).unwrap();
@@ -132,7 +133,7 @@ fn who_has_gone_leaves_no_work() {
     assert_eq!(queue.give_up(two), Some(2));
     assert_eq!((queue.waiting(), queue.askers()), (0, 0));
     assert!(queue.take().is_none());
-    // While it is worked on, it goes on; nobody is answered.
+    // Running work continues, and no asker is left to answer.
     let three = queue.push(ask(&verified, 1, "a", "x", 3)).unwrap().ticket;
     let work = queue.take().unwrap();
     assert_eq!(queue.give_up(three), Some(3));
@@ -165,7 +166,8 @@ fn new_hashes_are_not_shared() {
     assert!(!format!("{:?}", work.task).contains("new"));
 }
 
-/// Every asker is answered, displaced or gives up exactly once, whatever happens in which order, and everything is counted.
+/// Every asker is answered, displaced or gives up exactly once, in any order of events, and all counters are
+/// correct.
 #[test]
 fn nobody_is_lost_and_nobody_is_answered_twice() {
     let verified = verified();

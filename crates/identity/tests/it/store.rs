@@ -1,4 +1,4 @@
-//! The store of simple tokens against a simple model.
+//! Compares the store of simple tokens with a simple model.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn at(start: Instant, millis: u64) -> Now {
     Now { at: start + Duration::from_millis(millis), unix_seconds: 0 }
 }
 
-/// Tokens by text: whose they are, and when they were used last.
+/// Tokens by text, with their user and the time of their last use.
 #[derive(Default)]
 struct Model {
     tokens: HashMap<String, (String, u64)>,
@@ -52,9 +52,11 @@ fn tokens_live_as_in_a_simple_model() {
                 }
                 6..17 if !made.is_empty() => {
                     let token = made[made.len() - 1 - random.index(made.len().min(40))].clone();
-                    // Nothing that is not applied could have the number of one of these.
+                    // `applied` is high enough that the token cannot belong to an entry that is not applied
+                    // yet.
                     let ours = store.check(token.as_bytes(), Index(index + 1), at(start, now));
-                    // Uses are noted with a precision of a thousandth of the TTL: within it, both are right.
+                    // Uses are recorded with a precision of a thousandth of the TTL; within it both results
+                    // are correct.
                     let slack = 300;
                     match (model.tokens.get_mut(&token), ours) {
                         (None, ours) => assert_eq!(ours.unwrap_err(), Refused::Invalid),
@@ -102,7 +104,7 @@ fn tokens_of_one_user_and_of_all_are_bounded() {
     let start = Instant::now();
     let settings = Settings { ttl: TTL, tokens_per_user_max: 50, tokens_max: 120 };
     let store = store(settings, start);
-    // One of each of three users, which is used all the time.
+    // One token of each of three users, which is used all the time.
     let users = ["a", "b", "c"];
     let used: Vec<String> = users
         .iter()
@@ -120,14 +122,14 @@ fn tokens_of_one_user_and_of_all_are_bounded() {
         store.assign(users[index as usize % 3], "abcdefghijklmnop", Index(2 * index), now.at);
         assert!(store.len() <= 120);
     }
-    // The newest are there, and the oldest of those that were never used have left.
+    // The newest tokens exist, and the oldest ones that were never used were removed.
     let alive = |index: u64| {
         store.check(format!("abcdefghijklmnop.{}", 2 * index).as_bytes(), Index(6000), at(start, 1_200_000))
     };
     assert!((2990..3000).all(|index| alive(index).is_ok()));
     assert!((3..2800).all(|index| alive(index).is_err()));
     assert_eq!(store.len(), 120);
-    // One user alone fills no more than its own part.
+    // One user alone fills only its own share.
     for index in 3000..4000_u64 {
         store.assign("d", "abcdefghijklmnop", Index(2 * index), at(start, 1_200_000).at);
     }
@@ -155,7 +157,7 @@ fn a_token_is_known_by_the_number_of_each_version() {
     for other in ["abcdefghijklmnop.7", "abcdefghijklmnop.08", "abcdefghijklmnop.09", "abcdefghijklmnoq.8"] {
         assert_eq!(check(other, 9), Err(Refused::Invalid), "{other}");
     }
-    // One that has ended has ended by both.
+    // A token that was invalidated is invalid under both numbers.
     store.forget("a");
     for token in [token(true), token(false)] {
         assert_eq!(check(&token, 10), Err(Refused::Invalid), "{token}");

@@ -1,4 +1,4 @@
-//! One version of a key, as the bucket `key` has it.
+//! One version of a key, as stored in the bucket `key`.
 
 use api::wire::{put_field, put_field_head, put_number};
 
@@ -6,13 +6,14 @@ use numbers::{ChangeId, LeaseId, Revision};
 
 use crate::wire::{Field, Fields};
 
-/// The position of a change in the history of a database, as its keys have it: the revision, and the number of the change
-/// in that transaction. The second number has 64 bits in the file; a [`numbers::ChangeId`] has 32.
+/// Position of a change in the history of a database, as the keys of the bucket `key` encode it: the
+/// revision, and the number of the change in its transaction. The second number has 64 bits in the file; a
+/// [`numbers::ChangeId`] has 32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StoredChangeId {
-    /// The revision.
+    /// Main revision of the change.
     pub main: Revision,
-    /// Counted from 0 within the revision.
+    /// Number of the change within the revision, counted from 0.
     pub sub: i64,
 }
 
@@ -22,31 +23,31 @@ impl From<ChangeId> for StoredChangeId {
     }
 }
 
-/// The facts about a change beside its value.
+/// All facts about a change except its value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ChangeHead<'a> {
-    /// Position of the change.
+    /// Position of the change in the history.
     pub revision: StoredChangeId,
-    /// True if the key was deleted. All that follows but the key is 0 then.
+    /// True if the key was deleted. All later fields except the key are then 0.
     pub is_tombstone: bool,
     /// The key.
     pub key: &'a [u8],
-    /// The revision at which the key came to be.
+    /// Revision at which the key was created.
     pub create_revision: Revision,
-    /// The revision of this change, once more.
+    /// Revision of this change, as stored in the pair's value.
     pub mod_revision: Revision,
-    /// Changes since the key came to be.
+    /// Number of changes since the key was created, including the creation.
     pub version: i64,
-    /// The lease; 0 for none.
+    /// Lease of the key; 0 for none.
     pub lease: LeaseId,
 }
 
 /// A change with its value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change<'a> {
-    /// All but the value.
+    /// All facts about the change except its value.
     pub head: ChangeHead<'a>,
-    /// The value.
+    /// Value of the key.
     pub value: &'a [u8],
 }
 
@@ -71,7 +72,7 @@ impl StoredChangeId {
 }
 
 impl<'a> Change<'a> {
-    /// Takes a pair of the bucket `key`; `Err` says what is wrong, for a sentence.
+    /// Decodes a pair of the bucket `key`. The error text completes a sentence that names the pair.
     pub(crate) fn decode(key: &[u8], value: &'a [u8]) -> Result<Change<'a>, &'static str> {
         let (revision, is_tombstone) = match key.split_at_checked(REVISION_BYTES) {
             Some((revision, [])) => (revision, false),
@@ -93,12 +94,13 @@ impl<'a> Change<'a> {
                 (5, Field::Bytes(value)) => change.value = value,
                 (6, Field::Varint(n)) => head.lease = LeaseId(n as i64),
                 (1..=6, _) => return Err("a value of the bucket `key` has a field of another kind"),
-                // Later releases may know more.
+                // Ignore unknown fields, which later releases may write.
                 _ => {}
             }
         }
         if head.key.is_empty() {
-            // HashKV covers every byte of such a pair, and a bump is all that can be kept of one.
+            // HashKV covers every byte of a pair with an empty key, and of such pairs only a bump can be
+            // reproduced exactly.
             let is_bump = value.is_empty() && *head == ChangeHead::bump(revision.main);
             return if is_bump { Ok(change) } else { Err("a change of no key") };
         }
@@ -110,19 +112,19 @@ impl<'a> Change<'a> {
 }
 
 impl<'a> ChangeHead<'a> {
-    /// Returns a change that only raises the revision: a pair without a value, which `etcdutl snapshot restore
-    /// --bump-revision` puts behind all others. etcd takes it for a put of the empty key, which no request can name:
-    /// HashKV covers it, compactions keep the newest, and the number of keys counts it.
+    /// Returns a change that only raises the revision: a pair without a value, which `etcdutl snapshot
+    /// restore --bump-revision` writes behind all others. etcd reads it as a put of the empty key, which no
+    /// request can name: HashKV covers it, compactions keep the newest one, and the number of keys counts it.
     pub fn bump(to: Revision) -> ChangeHead<'a> {
         ChangeHead { revision: StoredChangeId { main: to, sub: 0 }, ..ChangeHead::default() }
     }
 
-    /// Returns true if it is such a pair.
+    /// Returns true if this change only raises the revision ([`ChangeHead::bump`]).
     pub fn is_bump(&self) -> bool {
         self.key.is_empty()
     }
 
-    /// Appends the key of the change in the bucket `key`.
+    /// Appends the key under which the bucket `key` stores the change.
     pub(crate) fn encode_key(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.revision.encode());
         if self.is_tombstone {
@@ -130,8 +132,8 @@ impl<'a> ChangeHead<'a> {
         }
     }
 
-    /// Appends the bytes in front of the value and behind it, so that the value itself need not be copied. HashKV hashes
-    /// these bytes: fields ascend, and fields that are 0 or empty are left out.
+    /// Appends the encoded bytes before and after the value, so that the value itself need not be copied.
+    /// HashKV hashes these bytes: fields are in ascending order, and fields that are 0 or empty are left out.
     pub(crate) fn encode_around(&self, value_len: usize, before: &mut Vec<u8>, after: &mut Vec<u8>) {
         if self.is_bump() {
             return;

@@ -1,4 +1,4 @@
-//! The small things in a database.
+//! Contents of the small buckets in a database.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use numbers::Revision;
 use serde_json::Value;
 
-/// A minor release of etcd, by what it writes.
+/// A minor release of etcd, which determines what is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "the names are the releases")]
 pub enum Release {
@@ -16,40 +16,40 @@ pub enum Release {
     V3_7,
 }
 
-/// The content of the bucket `meta`.
+/// Contents of the bucket `meta`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Meta {
-    /// The last raft entry whose effects are in the state.
+    /// Index of the last raft entry that is applied in the state.
     pub consistent_index: u64,
-    /// The term of that entry; etcd writes it from 3.5 on.
+    /// Raft term of that entry; written by etcd from 3.5 on.
     pub term: Option<u64>,
-    /// Voters and learners; etcd writes them from 3.5 on.
+    /// Voters and learners; written by etcd from 3.5 on.
     pub conf_state: Option<ConfState>,
-    /// Version for which the data is written, such as `3.7.0`; etcd writes it from 3.6 on.
+    /// Version for which the data is written, such as `3.7.0`; written by etcd from 3.6 on.
     pub storage_version: Option<String>,
-    /// Compacted there as far as anybody may see.
+    /// Revision of the last compaction that was started: revisions below it can no longer be read by clients.
     pub scheduled_compact_revision: Option<Revision>,
-    /// Compacted there in the database too.
+    /// Revision of the last compaction that was finished in the database.
     pub finished_compact_revision: Option<Revision>,
 }
 
 /// The voters and learners of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConfState {
-    /// Ids with a vote.
+    /// Ids of the members that have a vote.
     pub voters: Vec<u64>,
-    /// Ids without one.
+    /// Ids of the members that have no vote.
     pub learners: Vec<u64>,
 }
 
-/// A member, as the bucket `members` has it.
+/// A member, as stored in the bucket `members`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Member {
     /// Id of the member.
     pub id: u64,
     /// URLs at which the other members reach it.
     pub peer_urls: Vec<String>,
-    /// True if it has no vote.
+    /// True if the member has no vote.
     pub is_learner: bool,
     /// Name of the member; empty until it has started.
     pub name: String,
@@ -57,48 +57,48 @@ pub struct Member {
     pub client_urls: Vec<String>,
 }
 
-/// The members of the cluster and what they agreed on.
+/// The members of the cluster, with the cluster's version and downgrade state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Membership {
-    /// In the order of their ids in hex.
+    /// Members, sorted by their ids in hex.
     pub members: Vec<Member>,
-    /// Ids that may never come back.
+    /// Ids of removed members, which can never be used again.
     pub removed: BTreeSet<u64>,
-    /// Such as `3.7.0`; empty until it is decided.
+    /// Cluster version, such as `3.7.0`; empty until it is decided.
     pub cluster_version: String,
-    /// The version a downgrade goes to, while one is under way.
+    /// Target version of the downgrade that is in progress; `None` without a downgrade.
     pub downgrade_target: Option<String>,
 }
 
 /// Users and roles.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Auth {
-    /// True if clients have to say who they are.
+    /// True if clients have to authenticate.
     pub enabled: bool,
-    /// Number of changes of users, roles or permissions; 0 if it was never written.
+    /// Counter of changes of users, roles or permissions; 0 if it was never written.
     pub revision: u64,
-    /// In the order of names; passwords are hashed.
+    /// Users, sorted by name; their passwords are hashed.
     pub users: Vec<api::authpb::User>,
-    /// In the order of names.
+    /// Roles, sorted by name.
     pub roles: Vec<api::authpb::Role>,
 }
 
 impl Meta {
-    /// The revision below which nothing may be read; `None` before any compaction. etcd goes on at its start with a
-    /// compaction that did not finish.
+    /// Revision below which nothing can be read; `None` before the first compaction. At its start etcd
+    /// continues a compaction that did not finish.
     pub fn compact_revision(&self) -> Option<Revision> {
         self.scheduled_compact_revision.max(self.finished_compact_revision)
     }
 }
 
-/// An error in a key or value of etcd's database: etcd does not write it so.
+/// Error in a key or value of etcd's database: etcd does not write it in this form.
 #[derive(Debug)]
 pub(crate) enum ContentError {
-    /// The value is no JSON, or JSON of another form.
+    /// The value is not JSON, or JSON of an unexpected form.
     Json(serde_json::Error),
-    /// This field of its JSON, and what is wrong with it.
+    /// Name of a field in the value's JSON, and what is wrong with it.
     Field(&'static str, &'static str),
-    /// The value has another form.
+    /// The value is in no form that etcd writes.
     Form(&'static str),
 }
 
@@ -121,7 +121,7 @@ impl fmt::Display for ContentError {
 impl std::error::Error for ContentError {}
 
 impl ConfState {
-    /// The JSON of the bucket `meta`, byte by byte as etcd has it.
+    /// Returns the JSON that etcd writes into the bucket `meta`, byte for byte.
     pub(crate) fn to_json(&self) -> String {
         let mut text = "{".to_owned();
         for (name, ids) in [("voters", &self.voters), ("learners", &self.learners)] {
@@ -173,7 +173,7 @@ impl From<&ConfState> for api::raftpb::ConfState {
 }
 
 impl Member {
-    /// The JSON of the bucket `members`, byte by byte as etcd has it.
+    /// Returns the JSON that etcd writes into the bucket `members`, byte for byte.
     pub(crate) fn to_json(&self) -> String {
         let mut text = format!("{{\"id\":{},\"peerURLs\":{}", self.id, json_list(&self.peer_urls));
         if self.is_learner {
@@ -213,7 +213,7 @@ impl Member {
     }
 }
 
-/// A text as Go writes it: fit for HTML too.
+/// Returns a JSON string with the escapes that Go writes, which include those for HTML.
 fn json_string(text: &str) -> String {
     let mut json = Value::from(text).to_string();
     for (plain, escaped) in [
@@ -228,7 +228,7 @@ fn json_string(text: &str) -> String {
     json
 }
 
-/// Go's empty list is null.
+/// Returns a JSON list of strings; Go writes null for an empty list.
 fn json_list(texts: &[String]) -> String {
     if texts.is_empty() {
         return "null".to_owned();
@@ -250,7 +250,7 @@ impl Membership {
 }
 
 impl Release {
-    /// The release that a cluster version such as `3.6.0` stands for; `None` if it is none of these.
+    /// Returns the release for a cluster version such as `3.6.0`; `None` if the version is not supported.
     pub fn of_cluster_version(version: &str) -> Option<Release> {
         let (major, rest) = version.split_once('.')?;
         let minor = rest.split('.').next()?;

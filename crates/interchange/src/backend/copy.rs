@@ -1,4 +1,4 @@
-//! A state that is taken over from another database.
+//! Copies the state of another database.
 
 use std::io::Write;
 
@@ -11,22 +11,23 @@ use crate::bolt::Plan;
 use crate::error::{Error, WriteError};
 use crate::source::Source;
 
-/// A copy of a database with other words about the member and its cluster. Everything else stays as it is, down to
-/// HashKV.
+/// A copy of a database in which the facts about the member and its cluster are replaced. Everything else
+/// stays unchanged, including HashKV.
 pub struct Copy<'b, S> {
     /// Database to copy.
     pub from: &'b Backend<S>,
-    /// Instead of what the database says of itself.
+    /// Replaces the contents of the database's bucket `meta`.
     pub meta: Meta,
-    /// Instead of the members.
+    /// Replaces the members in the database.
     pub membership: Membership,
-    /// For which etcd.
+    /// Release of etcd for which the copy is written.
     pub release: Release,
-    /// The revision is raised to this behind all changes, as `etcdutl snapshot restore --bump-revision` does.
+    /// Revision to which the copy is raised behind all changes, as `etcdutl snapshot restore --bump-revision`
+    /// does.
     pub bump: Option<Revision>,
 }
 
-/// Why a copy could not be made.
+/// Error returned when a copy cannot be made.
 #[derive(Debug)]
 pub enum CopyError {
     /// The database cannot be read.
@@ -60,7 +61,7 @@ macro_rules! pass {
 }
 
 impl<'b, S: Source> Copy<'b, S> {
-    /// A copy of all.
+    /// Prepares a copy that replaces nothing.
     ///
     /// # Errors
     ///
@@ -69,20 +70,21 @@ impl<'b, S: Source> Copy<'b, S> {
         Ok(Copy { from, meta: from.meta()?, membership: from.membership()?, release, bump: None })
     }
 
-    /// Measures the copy.
+    /// Measures the copy: the first of two passes.
     ///
     /// # Errors
     ///
-    /// The database cannot be read, or holds something that etcd's cannot.
+    /// Returns an error if the database cannot be read, or contains something that etcd's database cannot
+    /// contain.
     pub fn plan(&self) -> Result<Plan, CopyError> {
         self.plan_with(&mut |_| {})
     }
 
-    /// Measures as [`Copy::plan`] does; calls `passed` with every revision.
+    /// Measures as [`Copy::plan`] does; calls `passed` with each revision that was processed.
     ///
     /// # Errors
     ///
-    /// As [`Copy::plan`].
+    /// Returns the errors of [`Copy::plan`].
     pub fn plan_with(&self, passed: &mut dyn FnMut(Revision)) -> Result<Plan, CopyError> {
         let mut layout = BackendLayout::new(self.release);
         pass!(self, &mut layout, |to: &mut BackendLayout, change: &crate::backend::Change<'_>| {
@@ -92,20 +94,21 @@ impl<'b, S: Source> Copy<'b, S> {
         Ok(layout.finish()?)
     }
 
-    /// Writes the copy; `to` was made with the plan.
+    /// Writes the copy: the second of two passes. `to` must have been made with the plan of the first one.
     ///
     /// # Errors
     ///
-    /// When the database cannot be read, is another than it was, or the output fails.
+    /// Returns an error if the database cannot be read or has changed since it was measured, or if the output
+    /// fails.
     pub fn write<W: Write>(&self, to: &mut BackendWriter<W>) -> Result<(), CopyError> {
         self.write_with(to, &mut |_| {})
     }
 
-    /// Writes as [`Copy::write`] does; calls `passed` with every revision.
+    /// Writes as [`Copy::write`] does; calls `passed` with each revision that was processed.
     ///
     /// # Errors
     ///
-    /// As [`Copy::write`].
+    /// Returns the errors of [`Copy::write`].
     pub fn write_with<W: Write>(
         &self,
         to: &mut BackendWriter<W>,

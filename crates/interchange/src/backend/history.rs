@@ -1,4 +1,4 @@
-//! Walks over what there may be a lot of.
+//! Iterators over changes and leases, of which a database may have many.
 
 use prost::Message as _;
 
@@ -7,14 +7,14 @@ use crate::bolt::Cursor;
 use crate::error::Error;
 use crate::source::Source;
 
-/// A walk over all changes that are stored, in the order of revisions.
+/// Iterates over all stored changes in order of revision.
 pub struct History<'b, S> {
-    /// `None` if there is no such bucket.
+    /// `None` if the database has no such bucket.
     pub(super) cursor: Option<Cursor<'b, S>>,
 }
 
 impl<S: Source> History<'_, S> {
-    /// The next change; `None` behind the last. After an error the walk is over.
+    /// Returns the next change; `None` after the last one. After an error the walk is over.
     ///
     /// # Errors
     ///
@@ -23,7 +23,7 @@ impl<S: Source> History<'_, S> {
         Ok(self.step_stored()?.map(|stored| stored.change))
     }
 
-    /// Also gives the bytes that it is stored as.
+    /// Returns the next change as [`History::step`] does, together with its stored key and value.
     pub(crate) fn step_stored(&mut self) -> Result<Option<Stored<'_>>, Error> {
         let Some(cursor) = &mut self.cursor else { return Ok(None) };
         let Some(item) = cursor.step()? else { return Ok(None) };
@@ -36,21 +36,21 @@ impl<S: Source> History<'_, S> {
     }
 }
 
-/// A change and what it is stored as.
+/// A change with its stored key and value.
 pub(crate) struct Stored<'c> {
     pub key: &'c [u8],
     pub value: &'c [u8],
     pub change: Change<'c>,
 }
 
-/// A walk over all leases, in the order of ids.
+/// Iterates over all leases in order of id.
 pub struct Leases<'b, S> {
     pub(super) cursor: Option<Cursor<'b, S>>,
 }
 
 impl<S: Source> Leases<'_, S> {
-    /// The next lease: its id, the seconds it was granted for, and those that were left at the last checkpoint, or 0.
-    /// `None` behind the last.
+    /// Returns the next lease: its id, the seconds for which it was granted, and the seconds that were left
+    /// at the last checkpoint, or 0. Returns `None` after the last lease.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! etcd's state in a database: what is in which bucket.
+//! etcd's state in a database: the contents of each bucket.
 //!
 //! ```text
 //! bucket           key                          value
@@ -13,18 +13,18 @@
 //! members_removed  id in hex                    removed
 //! cluster          clusterVersion               3.7.0
 //!                  downgrade                    {"target-version":"3.6.0","enabled":true}
-//! meta             consistent_index             8 bytes: what the state holds, as an index of the raft log
+//! meta             consistent_index             8 bytes: raft index of the last applied entry
 //!                  term                         8 bytes: the term of that entry; from 3.5 on
 //!                  confState                    {"voters":[…],"learners":[…],"auto_leave":false}; from 3.5 on
 //!                  storageVersion               3.7.0; from 3.6 on
-//!                  scheduledCompactRev          revision: compacted there as far as anybody may see
-//!                  finishedCompactRev           revision: compacted there on the disk too
+//!                  scheduledCompactRev          revision of the last compaction that was started
+//!                  finishedCompactRev           revision of the last compaction that was finished
 //!
 //! revision         0 main 8, 8 '_', 9 sub 8, 17 't' for a deletion
 //! ```
 //!
-//! Numbers are big-endian; KeyValue and the like are protobuf messages. Before 3.5 a member writes the number of its
-//! raft entry only (no term). Where `authEnabled` is missing it is 0.
+//! Numbers are big-endian; KeyValue and similar values are protobuf messages. Before 3.5 a member writes only
+//! the index of its last applied entry, and no term. A missing `authEnabled` means 0.
 
 mod change;
 mod content;
@@ -53,7 +53,7 @@ pub(crate) mod name {
     pub const AUTH_USERS: &[u8] = b"authUsers";
     pub const AUTH_ROLES: &[u8] = b"authRoles";
 
-    /// Those that etcd has in every database.
+    /// Buckets that every database of etcd has.
     pub const ALL: [&[u8]; 10] =
         [ALARM, AUTH, AUTH_ROLES, AUTH_USERS, CLUSTER, KEY, LEASE, MEMBERS, MEMBERS_REMOVED, META];
 }

@@ -1,4 +1,4 @@
-//! etcd's state, read from a database.
+//! Reads etcd's state from a database.
 
 use api::etcdserverpb::AlarmMember;
 use numbers::Revision;
@@ -18,11 +18,11 @@ pub struct Backend<S> {
 }
 
 impl<S: Source> Backend<S> {
-    /// Takes a database for etcd's.
+    /// Opens etcd's state in a database.
     ///
     /// # Errors
     ///
-    /// When it is none: one without the bucket `key`.
+    /// Returns an error if the database is not etcd's, which means that it has no bucket `key`.
     pub fn new(bolt: Bolt<S>) -> Result<Backend<S>, Error> {
         if bolt.bucket(name::KEY)?.is_none() {
             return Err(Error::damaged(0, "the database is not etcd's: it has no bucket `key`"));
@@ -30,25 +30,25 @@ impl<S: Source> Backend<S> {
         Ok(Backend { bolt })
     }
 
-    /// The database.
+    /// Returns the database that is read.
     pub fn bolt(&self) -> &Bolt<S> {
         &self.bolt
     }
 
-    /// All changes.
+    /// Returns an iterator over all changes.
     ///
     /// # Errors
     ///
-    /// When the way to them is damaged.
+    /// Returns an error if the pages that lead to the changes are damaged.
     pub fn history(&self) -> Result<History<'_, S>, Error> {
         Ok(History { cursor: self.walk(name::KEY)? })
     }
 
-    /// All leases.
+    /// Returns an iterator over all leases.
     ///
     /// # Errors
     ///
-    /// When the way to them is damaged.
+    /// Returns an error if the pages that lead to the leases are damaged.
     pub fn leases(&self) -> Result<Leases<'_, S>, Error> {
         Ok(Leases { cursor: self.walk(name::LEASE)? })
     }
@@ -57,7 +57,7 @@ impl<S: Source> Backend<S> {
     ///
     /// # Errors
     ///
-    /// It is damaged.
+    /// Returns an error if the bucket is damaged.
     pub fn meta(&self) -> Result<Meta, Error> {
         let mut meta = Meta::default();
         self.each(name::META, |key, value| {
@@ -75,7 +75,7 @@ impl<S: Source> Backend<S> {
         Ok(meta)
     }
 
-    /// The alarms that are raised.
+    /// Returns the active alarms.
     ///
     /// # Errors
     ///
@@ -89,7 +89,7 @@ impl<S: Source> Backend<S> {
         Ok(alarms)
     }
 
-    /// Users and roles.
+    /// Returns the users and roles.
     ///
     /// # Errors
     ///
@@ -123,11 +123,11 @@ impl<S: Source> Backend<S> {
         Ok(auth)
     }
 
-    /// Members and what they agreed on.
+    /// Returns the members, with the cluster's version and downgrade state.
     ///
     /// # Errors
     ///
-    /// When it cannot be read.
+    /// Returns an error if the membership cannot be read.
     pub fn membership(&self) -> Result<Membership, Error> {
         let mut membership = Membership::default();
         self.each(name::MEMBERS, |key, value| {
@@ -157,7 +157,8 @@ impl<S: Source> Backend<S> {
         Ok(self.bolt.bucket(name)?.map(|bucket| self.bolt.walk(&bucket)))
     }
 
-    /// Goes through a bucket, which may be missing; an error of `take` gets the place it belongs to.
+    /// Calls `take` for each pair of a bucket, which may be missing; adds the pair's page and offset to
+    /// errors of `take`.
     fn each(
         &self,
         name: &[u8],
@@ -178,7 +179,8 @@ impl<S: Source> Backend<S> {
     }
 }
 
-/// An auth revision that changes can count on from: etcd's begins again behind the largest number, and honours old tokens then.
+/// Checks that an auth revision can be incremented: etcd's counter wraps around behind the largest number, and
+/// etcd then accepts old tokens.
 fn auth_revision(number: u64) -> Result<u64, ContentError> {
     i64::try_from(number).map_err(|_| "an auth revision out of range")?;
     Ok(number)

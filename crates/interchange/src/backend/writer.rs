@@ -1,4 +1,4 @@
-//! etcd's state, written to a database.
+//! Writes etcd's state to a database.
 
 use std::io::Write;
 
@@ -14,20 +14,20 @@ use crate::error::WriteError;
 
 /// Measures etcd's state. The first of two passes; see [`Layout`].
 ///
-/// Each of the methods may be called once, in any order that both passes keep; [`BackendLayout::lease`] and
-/// [`BackendLayout::change`] as often as needed, but without another in between.
+/// Each method may be called once, in any order that is the same in both passes. [`BackendLayout::lease`] and
+/// [`BackendLayout::change`] may be called many times, but all calls of one of them must follow each other.
 pub struct BackendLayout {
     state: State<Layout>,
 }
 
 /// Writes etcd's state. The second of two passes; see [`Writer`].
 ///
-/// Calls have to be those of the first pass.
+/// The calls must be the same as in the first pass.
 pub struct BackendWriter<W> {
     state: State<Writer<W>>,
 }
 
-/// A receiver of pairs, for both passes.
+/// Target of the pairs, in both passes.
 trait Pairs {
     fn bucket(&mut self, name: &[u8]) -> Result<(), WriteError>;
     fn pair(&mut self, key: &[u8], value: &[&[u8]]) -> Result<(), WriteError>;
@@ -59,72 +59,73 @@ macro_rules! both_passes {
         ///
         /// # Errors
         ///
-        /// It was written before, or the output fails.
+        /// Returns an error if the bucket was written before, or the output fails.
         pub fn meta(&mut self, meta: &Meta) -> Result<(), WriteError> {
             self.state.meta(meta)
         }
 
-        /// Members and what they agreed on.
+        /// Writes the members, with the cluster's version and downgrade state.
         ///
         /// # Errors
         ///
-        /// When they were there before, or one is there twice, or the output fails.
+        /// Returns an error if members were written before, a member occurs twice, or the output fails.
         pub fn membership(&mut self, membership: &Membership) -> Result<(), WriteError> {
             self.state.membership(membership)
         }
 
-        /// The alarms.
+        /// Writes the alarms.
         ///
         /// # Errors
         ///
-        /// When they were there before, or one is there twice, or the output fails.
+        /// Returns an error if alarms were written before, an alarm occurs twice, or the output fails.
         pub fn alarms(&mut self, alarms: &[AlarmMember]) -> Result<(), WriteError> {
             self.state.alarms(alarms)
         }
 
-        /// Users and roles.
+        /// Writes users and roles.
         ///
         /// # Errors
         ///
-        /// When they were there before, or one is there twice, or the output fails.
+        /// Returns an error if they were written before, a user or role occurs twice, or the output fails.
         pub fn auth(&mut self, auth: &Auth) -> Result<(), WriteError> {
             self.state.auth(auth)
         }
 
-        /// Whether users and roles count, and their revision, without any of them: they follow one by one.
+        /// Writes whether authentication is enabled, and the auth revision; users and roles follow one by
+        /// one.
         ///
         /// # Errors
         ///
-        /// When it was there before, or the output fails.
+        /// Returns an error if these settings were written before, or the output fails.
         pub fn auth_settings(&mut self, enabled: bool, revision: u64) -> Result<(), WriteError> {
             self.state.auth_settings(enabled, revision)
         }
 
-        /// The next user, by name; all users come before the first role.
+        /// Writes the next user, in order of name; all users must be written before the first role.
         ///
         /// # Errors
         ///
-        /// When it does not come in order, or the output fails.
+        /// Returns an error if the user is not in order, or the output fails.
         pub fn user(&mut self, user: &api::authpb::User) -> Result<(), WriteError> {
             self.state.begin(name::AUTH_USERS)?;
             Pairs::pair(&mut self.state.pairs, &user.name, &[&user.encode_to_vec()])
         }
 
-        /// The next role, by name.
+        /// Writes the next role, in order of name.
         ///
         /// # Errors
         ///
-        /// When it does not come in order, or the output fails.
+        /// Returns an error if the role is not in order, or the output fails.
         pub fn role(&mut self, role: &api::authpb::Role) -> Result<(), WriteError> {
             self.state.begin(name::AUTH_ROLES)?;
             Pairs::pair(&mut self.state.pairs, &role.name, &[&role.encode_to_vec()])
         }
 
-        /// The next lease, by ascending ids (as numbers without a sign).
+        /// Writes the next lease, in ascending order of id (compared as unsigned numbers).
         ///
         /// # Errors
         ///
-        /// When it does not come in order, or the output fails.
+        /// Returns an error if the lease is not in order, or the output fails.
         pub fn lease(&mut self, lease: &api::leasepb::Lease) -> Result<(), WriteError> {
             self.state.begin(name::LEASE)?;
             Pairs::pair(&mut self.state.pairs, &lease.id.to_be_bytes(), &[&lease.encode_to_vec()])
@@ -133,18 +134,18 @@ macro_rules! both_passes {
 }
 
 impl BackendLayout {
-    /// Begins a state as this release writes it.
+    /// Begins to measure a state, in the format of this release.
     pub fn new(release: Release) -> BackendLayout {
         BackendLayout { state: State::new(Layout::default(), release) }
     }
 
     both_passes!();
 
-    /// The next change, in the order of revisions, and how long its value is.
+    /// Measures the next change, in order of revision; `value_len` is the length of its value in bytes.
     ///
     /// # Errors
     ///
-    /// When it does not come in order.
+    /// Returns an error if the change is not in order.
     pub fn change(&mut self, change: &ChangeHead<'_>, value_len: usize) -> Result<(), WriteError> {
         let value_len = if change.is_tombstone { 0 } else { value_len };
         self.state.change(change, value_len)?;
@@ -152,11 +153,11 @@ impl BackendLayout {
         self.state.pairs.pair(&self.state.key, len)
     }
 
-    /// Gives the sum. The buckets that are missing are added, empty.
+    /// Adds the missing buckets, empty, and returns the measured size.
     ///
     /// # Errors
     ///
-    /// Never in this pass; as for [`BackendWriter::finish`].
+    /// Never fails in this pass; the signature matches [`BackendWriter::finish`].
     pub fn finish(mut self) -> Result<Plan, WriteError> {
         self.state.complete()?;
         self.state.pairs.finish()
@@ -164,7 +165,7 @@ impl BackendLayout {
 }
 
 impl<W: Write> BackendWriter<W> {
-    /// Begins a state that was measured.
+    /// Begins to write a state that was measured.
     ///
     /// # Errors
     ///
@@ -175,27 +176,28 @@ impl<W: Write> BackendWriter<W> {
 
     both_passes!();
 
-    /// The next change, in the order of revisions.
+    /// Writes the next change, in order of revision.
     ///
     /// # Errors
     ///
-    /// When it does not come in order, there is more than was measured, or the output fails.
+    /// Returns an error if the change is not in order, more is written than was measured, or the output
+    /// fails.
     pub fn change(&mut self, change: &Change<'_>) -> Result<(), WriteError> {
         let value = if change.head.is_tombstone { &[] } else { change.value };
         self.state.change(&change.head, value.len())?;
         self.state.pairs.pair(&self.state.key, &[&self.state.before, value, &self.state.after])
     }
 
-    /// The output, for a caller that takes what was written out of it piece by piece.
+    /// Returns the output, for a caller that takes written data out of it piece by piece.
     pub fn output(&mut self) -> &mut W {
         self.state.pairs.output()
     }
 
-    /// Writes what is left and gives the output back.
+    /// Writes the rest and returns the output.
     ///
     /// # Errors
     ///
-    /// When what was written is not what was measured, or the output fails.
+    /// Returns an error if the written data differs from the measured data, or the output fails.
     pub fn finish(mut self) -> Result<W, WriteError> {
         self.state.complete()?;
         self.state.pairs.finish()
@@ -205,10 +207,10 @@ impl<W: Write> BackendWriter<W> {
 struct State<P> {
     pairs: P,
     release: Release,
-    /// The bucket that may go on, of those with methods that are called often.
+    /// The bucket that is open, if it is one of those whose method may be called many times.
     open: Option<&'static [u8]>,
     begun: Vec<&'static [u8]>,
-    /// Room for a change.
+    /// Buffer for the encoded key of a change.
     key: Vec<u8>,
     before: Vec<u8>,
     after: Vec<u8>,
@@ -291,7 +293,8 @@ impl<P: Pairs> State<P> {
             let value = serde_json::json!({ "target-version": target, "enabled": true }).to_string();
             self.pairs.pair(b"downgrade", &[value.as_bytes()])?;
         }
-        // Ids have no leading zeros there: the order of texts is not that of numbers.
+        // Member ids have no leading zeros in these keys, so their order as text differs from their order as
+        // numbers.
         let members = membership.members.iter().map(|m| (hex_key(m.id), m.to_json()));
         self.sorted(name::MEMBERS, members.collect())?;
         let removed = membership.removed.iter().map(|id| (hex_key(*id), "removed".to_owned()));

@@ -1,34 +1,34 @@
-//! The check of a whole database, as bbolt's own check does it.
+//! Checks a whole database, as bbolt's own check does.
 
 use crate::bolt::database::Bolt;
 use crate::bolt::format::{COUNT_ELSEWHERE, FREELIST, PAGE_HEADER_BYTES, u16_at, u64_at};
 use crate::error::Error;
 use crate::source::Source;
 
-/// etcd nests buckets one deep.
+/// Maximum nesting of buckets; etcd nests them one level deep.
 const NESTING_MAX: usize = 16;
 
 /// The result of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
-    /// Buckets, the root bucket not counted.
+    /// Number of buckets, not counting the root bucket.
     pub buckets: u64,
-    /// Keys in them.
+    /// Number of keys in all buckets.
     pub keys: u64,
-    /// Pages that can be reached, heads and free list included.
+    /// Number of pages that can be reached, including meta pages and the free list.
     pub used_pages: u64,
-    /// Pages that are free.
+    /// Number of free pages.
     pub free_pages: u64,
 }
 
 impl<S: Source> Bolt<S> {
-    /// Reads every page that can be reached, once, and holds them against the free list: each page below the high
-    /// water mark has to be either in use, once, or free. Takes one bit of memory per page, and one more if there is a
-    /// free list.
+    /// Reads every reachable page once and compares them with the free list: each page below the high water
+    /// mark must be either free or used exactly once. Takes one bit of memory per page, and one more if the
+    /// file has a free list.
     ///
     /// # Errors
     ///
-    /// The first thing wrong.
+    /// Returns the first error found.
     pub fn check(&self) -> Result<Checked, Error> {
         let meta = self.meta();
         let mut used = Pages::new(meta.high_water);
@@ -63,7 +63,7 @@ impl<S: Source> Bolt<S> {
         Ok(checked)
     }
 
-    /// Takes the pages of the free list; gives how many are free.
+    /// Marks the pages of the free list as used; returns the number of free pages.
     fn check_freelist(&self, id: u64, used: &mut Pages) -> Result<u64, Error> {
         let (pages, bytes) = self.page_bytes(id, (0, 0), Vec::new())?;
         let offset = self.offset(id);
@@ -104,7 +104,7 @@ impl<S: Source> Bolt<S> {
     }
 }
 
-/// A bit per page.
+/// A set of page numbers, with one bit per page.
 struct Pages {
     bits: Vec<u64>,
     taken: u64,

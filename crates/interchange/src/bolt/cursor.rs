@@ -1,30 +1,32 @@
-//! A walk over a bucket, in order.
+//! Walks over a bucket, in order of keys.
 
 use crate::bolt::database::{Bolt, Bucket, Place};
 use crate::bolt::page::Page;
 use crate::error::Error;
 use crate::source::Source;
 
-/// Branches have at least two children in files that bbolt writes, and page numbers have 64 bits.
+/// Maximum depth of a tree: in files that bbolt writes each branch has at least two children, and page
+/// numbers have 64 bits.
 const DEPTH_MAX: usize = 64;
 
-/// A walk over the items of a bucket in ascending order. Holds one page per level.
+/// Iterates over the items of a bucket in ascending order of keys. Holds one page per level of the tree.
 ///
-/// A damaged file cannot make it go in circles: whatever it comes to must lie between the keys that led there.
+/// A damaged file cannot cause an endless walk: every page must have keys between those of the branch
+/// elements that led to it.
 pub struct Cursor<'b, S> {
     bolt: &'b Bolt<S>,
     start: Option<Place>,
     stack: Vec<Frame>,
     spare: Option<Page>,
-    /// Pages read, if they are to be counted: the first and how many.
+    /// Pages read so far, as (first page, number of pages); `None` if they are not recorded.
     pub(super) trail: Option<Vec<(u64, u64)>>,
 }
 
 struct Frame {
     page: Page,
-    /// Offset in the file.
+    /// Offset of the page in the file, in bytes.
     offset: u64,
-    /// The element being looked at; in a leaf, the next one to be given.
+    /// Index of the current element in a branch; in a leaf, of the next element to return.
     at: usize,
 }
 
@@ -33,11 +35,11 @@ struct Frame {
 pub struct Item<'c> {
     /// The key.
     pub key: &'c [u8],
-    /// The value; a bucket's head if it is one.
+    /// Value of the key; if the item is a bucket, the bucket's header.
     pub value: &'c [u8],
-    /// If it is a bucket.
+    /// The bucket, if the item is one.
     pub bucket: Option<Bucket>,
-    /// The page where it was found.
+    /// Number of the page that contains the item.
     pub page: u64,
     /// Offset of the element in the file, in bytes.
     pub offset: u64,
@@ -48,7 +50,7 @@ impl<'b, S: Source> Cursor<'b, S> {
         Cursor { bolt, start: Some(start), stack: Vec::new(), spare: None, trail: None }
     }
 
-    /// The next item; `None` behind the last. After an error the walk is over.
+    /// Returns the next item; `None` after the last one. After an error the walk is over.
     ///
     /// # Errors
     ///
@@ -69,16 +71,16 @@ impl<'b, S: Source> Cursor<'b, S> {
         Ok(Some(Item { key: leaf.page.key(i), value, bucket, page: at.0, offset: at.1 }))
     }
 
-    /// Goes to the first item whose key is not below `key`; [`Cursor::step`] gives it. Only once, and only at the
-    /// beginning.
+    /// Moves to the first item whose key is not below `key`; [`Cursor::step`] then returns it. May be called
+    /// only once, before the first step.
     ///
     /// # Errors
     ///
-    /// As [`Cursor::step`].
+    /// Returns the errors of [`Cursor::step`].
     ///
     /// # Panics
     ///
-    /// When the walk has begun.
+    /// Panics if the walk has begun.
     pub fn seek(&mut self, key: &[u8]) -> Result<(), Error> {
         let start = self.start.take();
         assert!(start.is_some(), "a walk goes to a key before it begins");
@@ -88,7 +90,7 @@ impl<'b, S: Source> Cursor<'b, S> {
         while let Some(frame) = self.stack.last_mut() {
             let up_to = frame.page.up_to(key);
             if frame.page.is_leaf {
-                // The key itself is wanted too.
+                // The element with an equal key must be included.
                 frame.at = if up_to > 0 && frame.page.key(up_to - 1) == key { up_to - 1 } else { up_to };
                 return Ok(());
             }
@@ -98,7 +100,7 @@ impl<'b, S: Source> Cursor<'b, S> {
         Ok(())
     }
 
-    /// Makes the top of the stack a leaf with an item to give, if there is one.
+    /// Makes the top of the stack a leaf with an item to return. Returns false if no item is left.
     fn find(&mut self) -> Result<bool, Error> {
         if let Some(start) = self.start.take() {
             self.enter_root(start)?;
@@ -135,7 +137,7 @@ impl<'b, S: Source> Cursor<'b, S> {
         Ok(())
     }
 
-    /// Reads the child that the top of the stack looks at.
+    /// Reads the child at the current element of the branch on top of the stack.
     fn enter_child(&mut self) -> Result<(), Error> {
         let entered = self.child();
         match entered {
@@ -184,7 +186,7 @@ impl<'b, S: Source> Cursor<'b, S> {
     }
 }
 
-/// An error of an inline page names the page it lies in.
+/// Changes an error in an inline bucket to name the page that contains the bucket.
 fn inside(error: Error, page: u64, offset: u64) -> Error {
     match error {
         Error::Damaged(damage) => Error::page(page, offset, format!("in an inline bucket: {}", damage.what)),

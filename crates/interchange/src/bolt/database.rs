@@ -1,4 +1,4 @@
-//! A database that is read.
+//! Reads a database.
 
 use std::io;
 
@@ -11,36 +11,38 @@ use crate::bolt::page::Page;
 use crate::error::Error;
 use crate::source::Source;
 
-/// Bytes of a leaf and the pages that overflow from it, at most: they are in memory at once, and one walk has one leaf. bbolt
-/// keeps up to four items together, however long; the longest value that Mainstay takes has less than 1 GiB.
+/// Maximum bytes of a leaf with its overflow pages: they are in memory together, and one walk has one leaf.
+/// bbolt keeps up to four items in one leaf, however long they are; the longest value that Mainstay accepts
+/// has less than 1 GiB.
 const LEAF_RUN_BYTES_MAX: u64 = (1 << 30) + (1 << 20);
 
-/// The same of a branch, and of a leaf that holds buckets, of which a walk has as many as the tree is deep. bbolt writes no
-/// longer one than for four keys, of 32 KiB at most.
+/// Maximum bytes of a branch, or of a leaf that contains buckets, with its overflow pages; a walk holds as
+/// many of these as the tree is deep. bbolt writes none longer than for four keys, of 32 KiB at most.
 pub(super) const INNER_RUN_BYTES_MAX: u64 = 1 << 20;
 
-/// A bbolt file, read page by page: no more is held in memory than a path from the root to a leaf.
+/// A bbolt file that is read page by page: no more than the path from the root to a leaf is in memory.
 ///
-/// What it gives has been checked as far as the format allows: every page is what it should be, keys ascend, nothing
-/// points outside. Values have no checksum in this format; the SHA-256 of a snapshot file covers them.
+/// Everything returned has been checked as far as the format allows: every page has the expected type, keys
+/// ascend, no position points outside its page. Values have no checksum in this format; the SHA-256 of a
+/// snapshot file covers them.
 pub struct Bolt<S> {
     source: S,
     meta: Meta,
 }
 
-/// The position of a bucket.
+/// Position of a bucket in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
     pub(crate) place: Place,
-    /// A counter for the database's users; etcd does not use it.
+    /// A counter that bbolt keeps for its users; etcd does not use it.
     pub sequence: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// From this page on.
+    /// Number of the bucket's root page.
     Page(u64),
-    /// In the value that was read: a page, and where it came from.
+    /// An inline bucket: the page in the value that was read, and the page and offset at which it was found.
     Inline { bytes: Vec<u8>, page: u64, offset: u64 },
 }
 
@@ -49,7 +51,7 @@ impl<S: Source> Bolt<S> {
     ///
     /// # Errors
     ///
-    /// When it cannot be read or has no valid head.
+    /// Returns an error if the file cannot be read or has no valid meta page.
     pub fn open(source: S, len: u64) -> Result<Bolt<S>, Error> {
         let meta = newest_meta(&source, len)?;
         let bolt = Bolt { source, meta };
@@ -66,47 +68,47 @@ impl<S: Source> Bolt<S> {
         Ok(bolt)
     }
 
-    /// Opens a database that takes all of `source`.
+    /// Opens a database that takes the whole of `source`.
     ///
     /// # Errors
     ///
-    /// As [`Bolt::open`].
+    /// Returns the errors of [`Bolt::open`].
     pub fn whole(source: S) -> Result<Bolt<S>, Error> {
         let len = source.len_bytes().map_err(|e| Error::io("asking for the database's size", e))?;
         Bolt::open(source, len)
     }
 
-    /// Returns the meta page that is in use.
+    /// Returns the meta page with the highest valid transaction.
     pub fn meta(&self) -> Meta {
         self.meta
     }
 
-    /// Returns the source that it is read from.
+    /// Returns the source from which the database is read.
     pub fn source(&self) -> &S {
         &self.source
     }
 
-    /// Bytes in use.
+    /// Number of bytes of the file that are in use.
     pub fn size_bytes(&self) -> u64 {
-        // The product was checked when the file was opened.
+        // Opening the file has checked that the product does not overflow.
         self.meta.high_water.saturating_mul(u64::from(self.meta.page_bytes))
     }
 
-    /// A walk over the root bucket, whose items are buckets in etcd's databases.
+    /// Returns a walk over the root bucket, whose items are buckets in etcd's databases.
     pub fn root(&self) -> Cursor<'_, S> {
         Cursor::new(self, Place::Page(self.meta.root))
     }
 
-    /// A walk over a bucket.
+    /// Returns a walk over a bucket.
     pub fn walk(&self, bucket: &Bucket) -> Cursor<'_, S> {
         Cursor::new(self, bucket.place.clone())
     }
 
-    /// A bucket by its name in the root bucket.
+    /// Returns a bucket of the root bucket by its name; `None` if it does not exist.
     ///
     /// # Errors
     ///
-    /// When the way there is damaged.
+    /// Returns an error if a page that leads to the bucket is damaged.
     pub fn bucket(&self, name: &[u8]) -> Result<Option<Bucket>, Error> {
         let mut cursor = self.root();
         cursor.seek(name)?;
@@ -118,14 +120,14 @@ impl<S: Source> Bolt<S> {
         id.saturating_mul(u64::from(self.meta.page_bytes))
     }
 
-    /// Reads a page. `from` is the page and offset that point to it; `spare` gives its memory.
+    /// Reads a page. `from` is the page and offset that refer to it; the memory of `spare` is reused.
     pub(crate) fn page(&self, id: u64, from: (u64, u64), mut spare: Option<Page>) -> Result<Page, Error> {
         let bytes = spare.as_mut().map(Page::take_bytes).unwrap_or_default();
         let (pages, bytes) = self.page_bytes(id, from, bytes)?;
         Page::decode(id, self.offset(id), pages, bytes, spare)
     }
 
-    /// Reads a page and those that overflow from it into `bytes`; also gives how many they are.
+    /// Reads a page with its overflow pages into `bytes`; returns the number of pages as well.
     pub(crate) fn page_bytes(
         &self,
         id: u64,
@@ -154,7 +156,7 @@ impl<S: Source> Bolt<S> {
             return Err(Error::page(id, offset + 12, what));
         }
         if pages > 1 {
-            // The file is known to be that long, so a claim alone does not make anybody allocate.
+            // The file is known to be that long, so a forged count cannot cause a large allocation.
             let all = usize::try_from(pages).ok().and_then(|pages| pages.checked_mul(page_bytes));
             let all = all.filter(|all| bytes.try_reserve_exact(*all - page_bytes).is_ok());
             let all = all.ok_or_else(|| failed(io::ErrorKind::OutOfMemory.into()))?;
@@ -167,7 +169,7 @@ impl<S: Source> Bolt<S> {
 }
 
 impl Bucket {
-    /// Takes the value of a leaf's element that is a bucket. `at` is the page and offset it was found at.
+    /// Decodes the value of a leaf element that is a bucket. `at` is the page and offset of the element.
     pub(crate) fn decode(value: &[u8], at: (u64, u64)) -> Result<Bucket, Error> {
         if value.len() < BUCKET_BYTES {
             return Err(Error::page(at.0, at.1, "a bucket's head is cut off"));
@@ -185,10 +187,10 @@ impl Bucket {
     }
 }
 
-/// The meta that counts: the valid one of the later transaction.
+/// Returns the current meta: the valid one with the higher transaction number.
 fn newest_meta(source: &impl Source, len: u64) -> Result<Meta, Error> {
     let first = meta_at(source, len, 0)?;
-    // Without a first one the page size is unknown, and with it where the second one stands.
+    // Without a valid first meta the page size is unknown, and so is the position of the second one.
     let mut second = Err("no valid second head");
     let mut page_bytes = PAGE_BYTES_MIN;
     while page_bytes <= PAGE_BYTES_MAX {
@@ -215,7 +217,7 @@ fn newest_meta(source: &impl Source, len: u64) -> Result<Meta, Error> {
     Ok(meta)
 }
 
-/// The inner error says why there is no meta.
+/// Reads the meta page at an offset. The inner error says why it is invalid.
 fn meta_at(source: &impl Source, len: u64, page: u64) -> Result<Result<Meta, &'static str>, Error> {
     let offset = page + PAGE_HEADER_BYTES as u64;
     if len < offset + META_BYTES as u64 {

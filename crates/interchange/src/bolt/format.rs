@@ -49,32 +49,32 @@ pub(crate) const BRANCH: u16 = 1;
 pub(crate) const LEAF: u16 = 2;
 pub(crate) const META: u16 = 4;
 pub(crate) const FREELIST: u16 = 16;
-/// Flag of a leaf element that is a bucket.
+/// Flag of a leaf element whose value is a bucket.
 pub(crate) const IS_BUCKET: u32 = 1;
 pub(crate) const NO_FREELIST: u64 = u64::MAX;
-/// The count that says that the count is elsewhere.
+/// Value of `count` that means that the real count is the first page number of the list.
 pub(crate) const COUNT_ELSEWHERE: u16 = u16::MAX;
-/// The longest key in bytes.
+/// Maximum length of a key in bytes.
 pub const KEY_BYTES_MAX: usize = 32_768;
-/// The longest value in bytes.
+/// Maximum length of a value in bytes.
 pub const VALUE_BYTES_MAX: usize = (1 << 31) - 2;
-/// The smallest page.
+/// Minimum page size in bytes.
 pub const PAGE_BYTES_MIN: u32 = 4096;
-/// The largest page.
+/// Maximum page size in bytes.
 pub const PAGE_BYTES_MAX: u32 = 65_536;
 
-/// The head of a database.
+/// Contents of a meta page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meta {
-    /// Bytes of a page.
+    /// Page size in bytes.
     pub page_bytes: u32,
-    /// The page where the root bucket begins.
+    /// First page of the root bucket.
     pub root: u64,
-    /// The page where the free list begins; `None` if it is not in the file.
+    /// First page of the free list; `None` if the list is not in the file.
     pub freelist: Option<u64>,
     /// Number of pages in use.
     pub high_water: u64,
-    /// The transaction that wrote it.
+    /// Number of the transaction that wrote the meta page.
     pub transaction: u64,
 }
 
@@ -93,7 +93,7 @@ impl Meta {
         bytes
     }
 
-    /// `Err` says what is wrong, for a sentence.
+    /// Decodes a meta page. The error text completes a sentence that names the page.
     pub(crate) fn decode(bytes: &[u8; META_BYTES]) -> Result<Meta, &'static str> {
         if u32_at(bytes, 0) != MAGIC {
             return Err("it does not begin as a database does");
@@ -126,7 +126,7 @@ pub(crate) fn fnv1a(bytes: &[u8]) -> u64 {
     })
 }
 
-/// The bytes at `at`, or zeros if `bytes` ends before: callers have checked the length.
+/// Returns the bytes at `at`, or zeros if `bytes` ends before: callers have checked the length.
 fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     bytes.get(at..).and_then(|rest| rest.first_chunk::<N>()).copied().unwrap_or([0; N])
 }

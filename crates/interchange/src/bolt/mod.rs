@@ -1,6 +1,6 @@
-//! Files of bbolt, the database that etcd keeps its state in.
+//! Files of bbolt, the database in which etcd keeps its state.
 //!
-//! [`Bolt`] reads one, [`Layout`] and [`Writer`] make one. The format is drawn in `format.rs`.
+//! [`Bolt`] reads a file; [`Layout`] and [`Writer`] make one. The format is documented in `format.rs`.
 
 mod check;
 mod cursor;

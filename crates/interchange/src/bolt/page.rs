@@ -1,4 +1,4 @@
-//! One page of a database, checked when it is read.
+//! One page of a database, verified when it is read.
 
 use crate::bolt::database::INNER_RUN_BYTES_MAX;
 use crate::bolt::format::{
@@ -6,11 +6,11 @@ use crate::bolt::format::{
 };
 use crate::error::Error;
 
-/// A branch or leaf page with those that overflow from it.
+/// A branch or leaf page with its overflow pages.
 pub(crate) struct Page {
-    /// 0 for the page of an inline bucket.
+    /// Number of the page; 0 for the page of an inline bucket.
     pub id: u64,
-    /// Number of pages that it takes.
+    /// Number of pages that it takes, including overflow pages.
     pub pages: u64,
     pub is_leaf: bool,
     bytes: Vec<u8>,
@@ -22,12 +22,13 @@ struct Element {
     key: usize,
     value: usize,
     end: usize,
-    /// A branch's child, or a leaf's flags.
+    /// Page number of the child in a branch, or the flags in a leaf.
     word: u64,
 }
 
 impl Page {
-    /// Takes `bytes` for the page `id` that begins `offset` bytes into the file. `spare` gives its room.
+    /// Decodes and verifies page `id`, which begins `offset` bytes into the file. The memory of `spare` is
+    /// reused.
     pub fn decode(
         id: u64,
         offset: u64,
@@ -69,7 +70,7 @@ impl Page {
             } else {
                 (u64_at(&bytes, at + 8), u32_at(&bytes, at), u32_at(&bytes, at + 4), 0)
             };
-            // Sums of three numbers under 2^32 and one under 2^48.
+            // No overflow: the sum has three numbers below 2^32 and one below 2^48.
             let key = at as u64 + u64::from(position);
             let value = key + u64::from(key_len);
             let end = value + u64::from(value_len);
@@ -88,7 +89,7 @@ impl Page {
             }
             elements.push(element);
         }
-        // A walk into a bucket keeps the page where it was found.
+        // A walk into a bucket keeps the page that contains the bucket in memory.
         let has_bucket =
             || is_leaf && elements.iter().any(|element| element.word & u64::from(IS_BUCKET) != 0);
         if bytes.len() as u64 > INNER_RUN_BYTES_MAX && has_bucket() {
@@ -102,17 +103,17 @@ impl Page {
         self.elements.len()
     }
 
-    /// The key of an element; nothing if there is no such element.
+    /// Returns the key of an element; an empty slice if the element does not exist.
     pub fn key(&self, i: usize) -> &[u8] {
         self.elements.get(i).and_then(|e| self.bytes.get(e.key..e.value)).unwrap_or_default()
     }
 
-    /// The value of a leaf's element.
+    /// Returns the value of a leaf's element.
     pub fn value(&self, i: usize) -> &[u8] {
         self.elements.get(i).and_then(|e| self.bytes.get(e.value..e.end)).unwrap_or_default()
     }
 
-    /// The child of a branch's element.
+    /// Returns the page number of the child at a branch's element.
     pub fn child(&self, i: usize) -> u64 {
         self.elements.get(i).map_or(0, |e| e.word)
     }
@@ -132,7 +133,7 @@ impl Page {
         self.elements.partition_point(|e| self.bytes.get(e.key..e.value).is_some_and(|found| found <= key))
     }
 
-    /// Takes out the buffer, for the next page.
+    /// Takes the buffer out of the page, so that the next page can reuse it.
     pub fn take_bytes(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }

@@ -1,4 +1,4 @@
-//! The same database once more, without its free pages.
+//! Rewrites a database without its free pages.
 
 use std::io::Write;
 
@@ -6,23 +6,23 @@ use crate::bolt::{Bolt, Layout, Plan, Writer};
 use crate::error::{Error, WriteError};
 use crate::source::Source;
 
-/// Another value for one key.
+/// Replacement of the value of one key.
 #[derive(Clone, Debug)]
 pub struct Edit {
-    /// The bucket, which has to be there.
+    /// Bucket of the key; it must exist.
     pub bucket: &'static [u8],
-    /// The key in it.
+    /// Key whose value is replaced.
     pub key: &'static [u8],
-    /// Value of the key; `None` leaves the key out.
+    /// New value of the key; `None` removes the key.
     pub value: Option<Vec<u8>>,
 }
 
-/// Why a database could not be written once more.
+/// Error returned when a database cannot be rewritten.
 #[derive(Debug)]
 pub enum RewriteError {
-    /// The database cannot be read.
+    /// The source database cannot be read.
     Read(Error),
-    /// The new one cannot be written.
+    /// The new database cannot be written.
     Write(WriteError),
 }
 
@@ -49,7 +49,7 @@ impl std::fmt::Display for RewriteError {
 
 impl std::error::Error for RewriteError {}
 
-/// A receiver of pairs, for both passes.
+/// Target of the pairs, in both passes.
 trait Pairs {
     fn bucket(&mut self, name: &[u8]) -> Result<(), WriteError>;
     fn pair(&mut self, key: &[u8], value: &[u8]) -> Result<(), WriteError>;
@@ -76,22 +76,24 @@ impl<W: Write> Pairs for Writer<W> {
 }
 
 impl<S: Source> Bolt<S> {
-    /// Measures the database as it is written again.
+    /// Measures the rewritten database: the first of two passes.
     ///
     /// # Errors
     ///
-    /// It cannot be read, or has nested buckets, which etcd's has not.
+    /// Returns an error if the database cannot be read, or has nested buckets, which etcd's databases never
+    /// have.
     pub fn plan_rewrite(&self, edit: Option<&Edit>) -> Result<Plan, RewriteError> {
         let mut layout = Layout::default();
         self.pass(&mut layout, edit, &mut |_| {})?;
         Ok(layout.finish()?)
     }
 
-    /// Writes it once more, every bucket, key and value, but for the edit. Tells of the bytes of each pair.
+    /// Writes the database again with every bucket, key and value except for the edit. Calls `passed` with
+    /// the number of bytes of each pair.
     ///
     /// # Errors
     ///
-    /// As [`Bolt::plan_rewrite`], or when the output fails.
+    /// Returns the errors of [`Bolt::plan_rewrite`], or an error of the output.
     pub fn rewrite<W: Write>(
         &self,
         out: W,

@@ -1,9 +1,10 @@
-//! Making a database, front to back.
+//! Writes a database from front to back.
 //!
-//! The heads stand first and name the root and the number of pages, so both have to be known before the first byte
-//! is written: contents are gone through twice. [`Layout`] needs keys and the lengths of values, and gives a [`Plan`];
-//! [`Writer`] needs all and writes pages in the order of their numbers, so that the output may be a socket. Neither
-//! holds more than one page per level of a tree, 8 pages of leaf, and one key with its value.
+//! The meta pages come first and contain the root page and the number of pages, so both must be known before
+//! the first byte is written. Therefore the contents are passed twice. [`Layout`] needs keys and the lengths
+//! of values, and returns a [`Plan`]; [`Writer`] needs everything and writes pages in order of their numbers,
+//! so that the output may be a socket. Both hold at most one page per level of a tree, 8 pages of leaf, and
+//! one key with its value.
 //!
 //! ```text
 //! page 0, 1   heads, of transactions 2 and 1
@@ -21,29 +22,30 @@ use crate::bolt::format::{
 };
 use crate::error::WriteError;
 
-/// Bytes of a page in the files written here: what etcd's are on most machines, and can read on all.
+/// Page size in bytes of the files written here: the size that etcd uses on most machines, and that it can
+/// read on all.
 pub const PAGE_BYTES: usize = 4096;
 const FIRST_PAGE: u64 = 3;
-/// Even, so that bbolt writes its next head over the other one.
+/// An even number, so that bbolt writes its next meta page over the other one.
 const TRANSACTION: u64 = 2;
-/// A leaf takes as many pages at most, unless a single value takes more.
+/// Maximum bytes of a leaf, unless a single value takes more.
 const LEAF_BYTES_MAX: usize = 8 * PAGE_BYTES;
-/// A page buffer that has grown beyond this is given back.
+/// A page buffer that has grown beyond this many bytes is freed.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
-/// The measured size of a database.
+/// Measured size of a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Pages, all counted.
+    /// Number of all pages of the file.
     pub pages: u64,
-    /// Keys in all buckets.
+    /// Number of keys in all buckets.
     pub keys: u64,
-    /// Bytes of these keys and their values.
+    /// Bytes of all keys and values.
     pub content_bytes: u64,
 }
 
 impl Plan {
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.pages * PAGE_BYTES as u64
     }
@@ -67,36 +69,36 @@ impl Default for Layout {
 }
 
 impl Layout {
-    /// Begins a bucket; a name may be used once.
+    /// Begins a bucket. A name may be used only once.
     ///
     /// # Errors
     ///
-    /// When the name was used before or is no name.
+    /// Returns an error if the name was used before or is not a valid name.
     pub fn bucket(&mut self, name: &[u8]) -> Result<(), WriteError> {
         self.pages.bucket(name)
     }
 
-    /// Adds a key, above all others of its bucket, and the length of its value.
+    /// Adds a key, which must be above all earlier keys of its bucket, and the length of its value in bytes.
     ///
     /// # Errors
     ///
-    /// When it does not come in order or is too long.
+    /// Returns an error if the key is not in order or is too long.
     pub fn pair(&mut self, key: &[u8], value_len: usize) -> Result<(), WriteError> {
         self.pages.pair(key, value_len, &[])
     }
 
-    /// Gives the sum.
+    /// Returns the measured size.
     ///
     /// # Errors
     ///
-    /// Never in this pass; as for [`Writer::finish`].
+    /// Never fails in this pass; the signature matches [`Writer::finish`].
     pub fn finish(self) -> Result<Plan, WriteError> {
         Ok(self.pages.finish()?.0)
     }
 }
 
 impl<W: Write> Writer<W> {
-    /// Begins a database that was measured.
+    /// Begins to write a database that was measured.
     ///
     /// # Errors
     ///
@@ -121,20 +123,21 @@ impl<W: Write> Writer<W> {
         Ok(Writer { pages: Pages::new(Written(out)), plan })
     }
 
-    /// Begins a bucket; a name may be used once.
+    /// Begins a bucket. A name may be used only once.
     ///
     /// # Errors
     ///
-    /// When the name was used before or is no name, or the output fails.
+    /// Returns an error if the name was used before or is not a valid name, or the output fails.
     pub fn bucket(&mut self, name: &[u8]) -> Result<(), WriteError> {
         self.pages.bucket(name)
     }
 
-    /// Adds a key, above all others of its bucket, and its value in pieces.
+    /// Adds a key, which must be above all earlier keys of its bucket, and its value, given in pieces.
     ///
     /// # Errors
     ///
-    /// When it does not come in order or is too long, there is more than was measured, or the output fails.
+    /// Returns an error if the key is not in order or is too long, more is written than was measured, or the
+    /// output fails.
     pub fn pair(&mut self, key: &[u8], value: &[&[u8]]) -> Result<(), WriteError> {
         if self.pages.next >= self.plan.pages {
             return Err(WriteError::Differs("there is more than was measured".to_owned()));
@@ -142,16 +145,16 @@ impl<W: Write> Writer<W> {
         self.pages.pair(key, value.iter().map(|piece| piece.len()).sum(), value)
     }
 
-    /// The output. What is written to it in between stands in the middle of the database.
+    /// Returns the output. Anything written to it directly ends up in the middle of the database.
     pub fn output(&mut self) -> &mut W {
         &mut self.pages.output.0
     }
 
-    /// Writes what is left and gives the output back.
+    /// Writes the rest and returns the output.
     ///
     /// # Errors
     ///
-    /// When what was written is not what was measured, or the output fails.
+    /// Returns an error if the written data differs from the measured data, or the output fails.
     pub fn finish(self) -> Result<W, WriteError> {
         let (written, output) = self.pages.finish()?;
         if written != self.plan {
@@ -162,7 +165,7 @@ impl<W: Write> Writer<W> {
 }
 
 trait Output {
-    /// True if values are present.
+    /// True if values are written; false if only their lengths are known.
     const WRITES: bool;
     fn page(&mut self, bytes: &[u8]) -> io::Result<()>;
 }
@@ -187,14 +190,14 @@ impl<W: Write> Output for Written<W> {
     }
 }
 
-/// The work that both passes do.
+/// The work that both passes have in common.
 struct Pages<O> {
     output: O,
-    /// The number of the next page.
+    /// Number of the next page.
     next: u64,
     keys: u64,
     content_bytes: u64,
-    /// Root pages of the buckets so far.
+    /// Root pages of the finished buckets, by name.
     roots: BTreeMap<Vec<u8>, u64>,
     open: Option<(Vec<u8>, Tree)>,
     buffer: Vec<u8>,
@@ -266,7 +269,8 @@ impl<O: Output> Pages<O> {
         let with_it = tree.leaf_bytes() + ELEMENT_BYTES + key.len() + value_len;
         let held = tree.leaf_bytes().next_multiple_of(PAGE_BYTES);
         if !tree.leaf.is_empty() && with_it > held {
-            // Values of about a page would leave half of every other page empty: a leaf goes on over several then.
+            // Values of about one page would leave half of every second page empty, so such a leaf may take
+            // several pages.
             let lost = held - tree.leaf_bytes();
             if lost * 8 <= held || with_it > LEAF_BYTES_MAX {
                 self.close_leaf(tree)?;
@@ -289,7 +293,7 @@ impl<O: Output> Pages<O> {
     }
 
     fn finish_tree(&mut self, mut tree: Tree) -> Result<u64, WriteError> {
-        // An empty bucket is an empty leaf.
+        // An empty bucket consists of one empty leaf.
         if !tree.leaf.is_empty() || !tree.any {
             self.close_leaf(&mut tree)?;
         }
@@ -340,7 +344,8 @@ impl<O: Output> Pages<O> {
         let branch = &mut tree.branches[level];
         let bytes = ELEMENT_BYTES + key.len();
         let mut full = None;
-        // No branch has fewer than two children: the last one that is there goes into the next page.
+        // A branch must have at least two children, so the last child of the full page moves to the next
+        // page.
         if branch.bytes + bytes > PAGE_BYTES && branch.open.len() >= 3 {
             full = branch.open.pop().map(|last| std::mem::replace(&mut branch.open, vec![last]));
             branch.bytes =
@@ -380,7 +385,7 @@ impl<O: Output> Pages<O> {
         self.add_child(tree, level + 1, first, id)
     }
 
-    /// Takes as many pages as `len` bytes need; gives the first.
+    /// Allocates as many pages as `len` bytes need; returns the number of the first one.
     fn take(&mut self, len: usize) -> u64 {
         let id = self.next;
         self.next += len.div_ceil(PAGE_BYTES) as u64;
@@ -398,17 +403,18 @@ impl<O: Output> Pages<O> {
     }
 }
 
-/// A bucket that is being written.
+/// The tree of a bucket that is being written.
 #[derive(Default)]
 struct Tree {
     any: bool,
     last_key: Vec<u8>,
-    /// The open leaf: its elements, its first key, and its keys and values, the latter only when they are there.
+    /// The open leaf: its elements, its first key, and its keys and values; the values are present only in
+    /// the second pass.
     leaf: Vec<LeafElement>,
     first_key: Vec<u8>,
     data: Vec<u8>,
     data_len: usize,
-    /// From the one above the leaves on.
+    /// Open branch pages, from the level above the leaves upwards.
     branches: Vec<Branch>,
 }
 
@@ -418,7 +424,7 @@ struct LeafElement {
     value_len: u32,
 }
 
-/// An open branch page: first keys and pages of its children.
+/// An open branch page: first key and page number of each child.
 struct Branch {
     open: Vec<(Vec<u8>, u64)>,
     bytes: usize,

@@ -1,4 +1,4 @@
-//! Frames of one file.
+//! Reads the frames of one log file.
 
 use std::io;
 
@@ -17,7 +17,7 @@ pub(super) struct Frames<'a, S> {
     len: u64,
     /// Offset of the next frame.
     at: u64,
-    /// The checksum so far.
+    /// Running checksum of all records so far.
     crc: u32,
     is_last: bool,
     window: Window,
@@ -29,10 +29,10 @@ struct Window {
     at: u64,
 }
 
-/// The next item of a log.
+/// Result of reading the next frame of a log file.
 pub(super) enum Next<'w> {
     Record(Record<'w>),
-    /// The end, where nothing is wrong.
+    /// The log ends here regularly.
     End,
     /// The remains of an unfinished write.
     Torn,
@@ -51,17 +51,17 @@ impl<'a, S: Source> Frames<'a, S> {
         Frames { source, len, at: 0, crc, is_last, window: Window::default() }
     }
 
-    /// Returns the offset of the next frame, or of the end.
+    /// Returns the offset of the next frame, or of the end of the log.
     pub fn at(&self) -> u64 {
         self.at
     }
 
-    /// The checksum up to here.
+    /// Returns the running checksum of all records so far.
     pub fn crc(&self) -> u32 {
         self.crc
     }
 
-    /// Goes on with the checksum that a record of type crc gives.
+    /// Sets the running checksum to the value of a record of type crc.
     pub fn set_crc(&mut self, crc: u32) {
         self.crc = crc;
     }
@@ -114,7 +114,7 @@ impl<'a, S: Source> Frames<'a, S> {
 }
 
 impl Window {
-    /// The bytes `at..at + len`, which lie within the file.
+    /// Returns the bytes `at..at + len`, which lie within the file.
     fn get(&mut self, source: &impl Source, file_len: u64, at: u64, len: u64) -> Result<&[u8], Error> {
         let end = self.at + self.bytes.len() as u64;
         if at < self.at || at + len > end {
@@ -137,7 +137,7 @@ impl Window {
     }
 }
 
-/// Type, checksum and data.
+/// Decodes type, checksum and data of a record.
 fn parse(record: &[u8]) -> Result<(u64, u32, &[u8]), ()> {
     let (mut kind, mut crc, mut data) = (0, 0, &[][..]);
     let mut fields = Fields(record);

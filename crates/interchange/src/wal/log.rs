@@ -1,4 +1,4 @@
-//! A whole log, read.
+//! A whole log that was read.
 
 use std::fmt;
 use std::path::Path;
@@ -15,19 +15,19 @@ use crate::wire::{Field, Fields};
 
 type SharedFile = Arc<dyn disk::File>;
 
-/// The raft log of a member. It was read through and verified; entries are read again when they are asked for, and 24
-/// bytes of memory each say where they are.
+/// The raft log of a member. Opening reads and verifies all of it; entries are read again when they are
+/// requested, and 24 bytes of memory per entry hold its location.
 pub struct Wal {
     files: Vec<LogFile>,
     /// Ids of the log's owner.
     pub identity: Identity,
     /// Raft's hard state: term, vote and commit index.
     pub hard_state: HardState,
-    /// Snapshots that are committed, in the order they were made.
+    /// Snapshots that are committed, in the order in which they were made.
     pub snapshots: Vec<SnapshotMark>,
-    /// The part of the last file that was left out.
+    /// The end of the last file that was left out as an unfinished write, if any.
     pub repair: Option<Repair>,
-    /// The end of the log, behind its last whole record.
+    /// End of the log, behind its last complete record.
     pub end: WalEnd,
     first: u64,
     entries: Vec<Place>,
@@ -36,16 +36,16 @@ pub struct Wal {
 /// A position in the last file of a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WalEnd {
-    /// The file's name.
+    /// Name of the file.
     pub file: String,
-    /// Bytes from the beginning of the file.
+    /// Offset in bytes from the beginning of the file.
     pub offset: u64,
 }
 
 /// The ids of a log's owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
-    /// The member.
+    /// Id of the member.
     pub member_id: u64,
     /// Id of the cluster.
     pub cluster_id: u64,
@@ -54,31 +54,31 @@ pub struct Identity {
 /// Raft's hard state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HardState {
-    /// The newest term seen.
+    /// Newest raft term that the member has seen.
     pub term: u64,
-    /// Member that got the vote in it; 0 for none.
+    /// Member that got this member's vote in that term; 0 for none.
     pub vote: u64,
-    /// Entries are committed up to here; more may be.
+    /// Index of the last entry known to be committed; later entries may be committed too.
     pub commit: u64,
 }
 
-/// A snapshot that the log tells of.
+/// A snapshot that the log records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotMark {
-    /// The last entry in it.
+    /// Index of the last entry in the snapshot.
     pub index: u64,
-    /// The term of that entry.
+    /// Raft term of the entry at `index`.
     pub term: u64,
-    /// Voters and learners; etcd writes them from 3.5 on.
+    /// Voters and learners; written by etcd from 3.5 on.
     pub conf_state: Option<ConfState>,
 }
 
 /// The remains of an unfinished write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Repair {
-    /// The file's name.
+    /// Name of the file.
     pub file: String,
-    /// The log ends here.
+    /// Offset in bytes at which the log now ends.
     pub offset: u64,
 }
 
@@ -101,7 +101,7 @@ impl Wal {
     ///
     /// # Errors
     ///
-    /// When it cannot be read or is damaged other than by an unfinished write at its end.
+    /// Returns an error if the log cannot be read or is damaged other than by an unfinished write at its end.
     pub fn open(disk: &dyn Disk, dir: &Path) -> Result<Wal, Error> {
         let names = disk.list(dir).map_err(|e| Error::io(format!("listing {}", dir.display()), e))?;
         let mut files = Vec::new();
@@ -148,31 +148,31 @@ impl Wal {
         })
     }
 
-    /// The index of the first entry, or of the one that comes next if there is none; it is one above [`Wal::last`] then.
+    /// Index of the first entry. If the log has no entries it is one above [`Wal::last`].
     pub fn first(&self) -> u64 {
         self.first
     }
 
-    /// The index of the last entry.
+    /// Index of the last entry.
     pub fn last(&self) -> u64 {
         (self.first + self.entries.len() as u64).saturating_sub(1)
     }
 
-    /// The term of an entry that is here.
+    /// Returns the raft term of an entry; `None` if the log does not have the entry.
     pub fn term(&self, index: u64) -> Option<u64> {
         self.place(index).map(|place| place.term)
     }
 
-    /// Returns true if an entry changes the membership.
+    /// Returns true if the entry changes the membership.
     pub fn is_conf_change(&self, index: u64) -> bool {
         self.place(index).is_some_and(|place| place.is_conf_change)
     }
 
-    /// Reads an entry; `None` if it is not here.
+    /// Reads an entry; `None` if the log does not have it.
     ///
     /// # Errors
     ///
-    /// When it cannot be read any more.
+    /// Returns an error if the entry can no longer be read.
     pub fn entry(&self, index: u64) -> Result<Option<api::raftpb::Entry>, Error> {
         let Some(place) = self.place(index) else { return Ok(None) };
         let Some(file) = self.files.get(place.file as usize) else { return Ok(None) };
@@ -205,12 +205,12 @@ impl Wal {
     }
 }
 
-/// Returns true if etcd gives such a name to a file of the log.
+/// Returns true if a log file of etcd can have this name.
 pub(crate) fn is_file_name(name: &str) -> bool {
     parse_name(name).is_some()
 }
 
-/// Sequence number and first index of a file of the log.
+/// Returns sequence number and first index from the name of a log file.
 fn parse_name(name: &str) -> Option<(u64, u64)> {
     let (sequence, index) = name.strip_suffix(".wal")?.split_once('-')?;
     let hex = |text: &str| match text.len() == 16 {
@@ -220,7 +220,7 @@ fn parse_name(name: &str) -> Option<(u64, u64)> {
     Some((hex(sequence)?, hex(index)?))
 }
 
-/// The results of reading through the log so far.
+/// Results of reading the log so far.
 #[derive(Default)]
 struct Scan {
     metadata: Option<Vec<u8>>,
@@ -256,7 +256,7 @@ impl Scan {
             match record.kind {
                 CRC => {
                     let crc = record.crc;
-                    // The first file may be the continuation of one that was deleted.
+                    // The first file may continue one that was deleted.
                     if so_far != crc && !(number == 0 && so_far == 0) {
                         return Err(wrong("the file does not go on where the one before it ends"));
                     }
@@ -291,8 +291,9 @@ impl Scan {
         Ok(())
     }
 
-    /// A state was saved, or taken over from the leader. One that was taken over may stand where the log has another
-    /// entry: what the log has from there on was never committed and is replaced by the state.
+    /// Records a snapshot that the member saved itself or received from the leader. A received snapshot may
+    /// have the index of a different entry in the log: the entries from there on were never committed, and
+    /// the snapshot replaces them.
     fn snapshot(&mut self, snapshot: SnapshotMark) {
         let at = snapshot.index.checked_sub(self.first).and_then(|at| usize::try_from(at).ok());
         if let Some(at) = at
@@ -311,7 +312,7 @@ impl Scan {
             self.entries.clear();
             self.first = entry.index;
         } else if entry.index > next {
-            // A member that was sent a whole state goes on behind it.
+            // A member that received a whole state continues after it.
             if !self.snapshots.iter().any(|snapshot| snapshot.index.checked_add(1) == Some(entry.index)) {
                 return Err(OrderError::Gap { index: entry.index, before: next - 1 });
             }
@@ -328,9 +329,9 @@ impl Scan {
     }
 }
 
-/// Why an entry cannot follow those before it.
+/// Reason why an entry cannot follow the entries before it.
 enum OrderError {
-    /// Entries are missing between it and the one before.
+    /// Entries between this entry and the one before are missing.
     Gap { index: u64, before: u64 },
     /// The entry's term is lower than that of the entry before.
     Term { index: u64 },
@@ -353,11 +354,11 @@ struct ScannedEntry {
     is_conf_change: bool,
 }
 
-/// Reads no more of an entry than is needed here; the checksum does not cover a record's type, so what is no entry has
-/// to be told from one.
+/// Decodes only the needed fields of an entry. The checksum does not cover a record's type, so data that is
+/// no entry must be recognized.
 fn entry(data: &[u8]) -> Option<ScannedEntry> {
     let [kind, term, index] = numbers(data, 4)?;
-    // An index of 2^64 - 1 is none, so that counting from it goes well.
+    // The index 2^64 - 1 is refused, so that adding one cannot overflow.
     (index > 0 && index < u64::MAX && term > 0 && kind <= 2).then_some(ScannedEntry {
         index,
         term,
@@ -372,7 +373,7 @@ fn hard_state(data: &[u8]) -> Option<HardState> {
 
 fn snapshot(data: &[u8]) -> Option<SnapshotMark> {
     let snapshot = api::walpb::Snapshot::decode(data).ok()?;
-    // As with entries, so that counting goes well.
+    // The largest index is refused, as for entries, so that adding one cannot overflow.
     (snapshot.index() < u64::MAX).then(|| SnapshotMark {
         index: snapshot.index(),
         term: snapshot.term(),
@@ -380,7 +381,7 @@ fn snapshot(data: &[u8]) -> Option<SnapshotMark> {
     })
 }
 
-/// The numbers in fields 1 to 3; only field `bytes` may hold bytes.
+/// Returns the numbers in fields 1 to 3; only the field `bytes` may contain bytes.
 fn numbers(data: &[u8], bytes: u64) -> Option<[u64; 3]> {
     let mut found = [0; 3];
     let mut fields = Fields(data);

@@ -14,15 +14,15 @@
 //! 1        Metadata              member and cluster; the same bytes in all files
 //! 2        Entry                 of the raft log
 //! 3        HardState             the last one counts
-//! 4        none                  first in every file: the checksum so far, from which the file goes on
-//! 5        Snapshot              index and term of an image of the state, and who votes; counts once committed
+//! 4        none                  first in every file: the checksum so far, from which the file continues
+//! 5        Snapshot              index and term of an image of the state, and the voters; counts once committed
 //!
 //! checksum                       CRC-32C over the data of all records so far, those of earlier files included
 //! ```
 //!
-//! A length of 0 is the end of a file. An entry with an index that was there before takes the place of that one and
-//! of all behind it. In the last file, and only there, a frame that the file has no room for, or that does not verify
-//! and has a sector (512 bytes) of nothing but zeros, is the remains of a write that was never finished: the log ends
+//! A length of 0 marks the end of a file. An entry with an index that occurred before replaces that entry and
+//! all later ones. In the last file, and only there, a frame that does not fit into the file, or that does
+//! not verify and contains a sector (512 bytes) of zeros, is the remains of an unfinished write: the log ends
 //! before it.
 
 mod frame;
@@ -34,14 +34,14 @@ pub use log::{HardState, Identity, Repair, SnapshotMark, Wal, WalEnd};
 pub(crate) use writer::FIRST_NAME;
 pub use writer::{SegmentStart, segment};
 
-/// Names of empty files that are put beside a log which must not be used any more. Files are missing before the last of
-/// them, so that etcd 3.4 to 3.7 refuses to start and does not touch the log. One alone would not do: etcd takes any file for
-/// the one behind the first.
+/// Names of empty files that are put beside a log which must not be used any more. Between the log's files
+/// and the last of these names files are missing, so etcd 3.4 to 3.7 refuses to start and does not touch the
+/// log. One guard file alone would not suffice: etcd accepts any file as the one after the first.
 pub const GUARD_NAMES: [&str; 2] =
     ["fffffffffffffff0-ffffffffffffffff.wal", "ffffffffffffffff-ffffffffffffffff.wal"];
 
-/// Name of the file in a member's directory which says that what etcd left there is out of date: another program goes on from
-/// it.
+/// Name of the file in a member's directory that marks etcd's data there as outdated: another program
+/// continues from it.
 pub const STALE_MARK_NAME: &str = "taken-over-from-etcd";
 
 pub(crate) const METADATA: u64 = 1;

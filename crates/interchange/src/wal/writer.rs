@@ -1,4 +1,4 @@
-//! Making the first file of a log.
+//! Makes the first file of a log.
 
 use api::wire::{number_tag, put_field, put_varint};
 use prost::Message as _;
@@ -6,23 +6,23 @@ use prost::Message as _;
 use crate::backend::ConfState;
 use crate::wal::{CRC, ENTRY, HardState, Identity, METADATA, SNAPSHOT, STATE, SnapshotMark};
 
-/// The beginning of a log whose member already has a state.
+/// Contents of the first log file of a member that already has a state.
 #[derive(Clone, Debug)]
 pub struct SegmentStart {
     /// Ids of the log's owner.
     pub identity: Identity,
     /// Raft's hard state.
     pub hard_state: HardState,
-    /// Position of the state.
+    /// Raft position of the state.
     pub snapshot: SnapshotMark,
-    /// Entries behind the state, in their order.
+    /// Entries after the state, in order.
     pub entries: Vec<api::raftpb::Entry>,
 }
 
-/// The name of the first file of a log.
+/// Name of the first file of a log.
 pub(crate) const FIRST_NAME: &str = "0000000000000000-0000000000000000.wal";
 
-/// The bytes of the first file of a log. etcd fills it up when it opens it.
+/// Returns the bytes of the first file of a log. etcd extends the file to its full size when it opens it.
 pub fn segment(start: &SegmentStart) -> Vec<u8> {
     let metadata = api::etcdserverpb::Metadata {
         node_id: Some(start.identity.member_id),

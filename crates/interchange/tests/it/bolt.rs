@@ -1,4 +1,4 @@
-//! Databases that we write, read again.
+//! Databases written by this crate are read again.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -116,7 +116,7 @@ fn a_walk_may_begin_anywhere() {
 fn leaves_are_full() {
     let pairs = (0u64..10_000).map(|i| (i.to_be_bytes().to_vec(), vec![0; 200]));
     let plan = plan(&[(b"key".to_vec(), pairs.collect())].into());
-    // 224 bytes for a pair, 18 of which fit; 169 children fit a branch.
+    // A pair takes 224 bytes, and 18 pairs fit a leaf; 169 children fit a branch.
     assert_eq!(plan, Plan { pages: 3 + 556 + 4 + 1 + 1, keys: 10_000, content_bytes: 2_080_000 });
 }
 
@@ -156,7 +156,7 @@ fn the_writer_refuses_what_is_wrong() {
     assert!(matches!(all, Err(WriteError::Differs(_))));
 }
 
-/// A server takes what there is whenever it likes, and never has more than a page and one value to hold.
+/// A server can take the written bytes at any time, and never has to hold more than a page and one value.
 #[test]
 fn a_database_comes_page_by_page() {
     let pairs: BTreeMap<_, _> = (0u64..5000)
@@ -169,7 +169,7 @@ fn a_database_comes_page_by_page() {
     for (key, value) in &contents[&b"key"[..]] {
         writer.pair(key, &[value]).expect("fits");
         let ready = std::mem::take(writer.output());
-        // The three pages of the head, or a leaf, and a branch.
+        // At most the first three pages, or a leaf, and a branch.
         assert!(ready.len() <= 53_248 + 2 * 4096 && ready.len() % 4096 == 0, "{}", ready.len());
         taken.extend(ready);
     }
@@ -177,7 +177,7 @@ fn a_database_comes_page_by_page() {
     assert!(taken == write(&contents));
 }
 
-/// A file with a hole at its end.
+/// A file that consists of `begin` and a hole.
 struct Sparse {
     begin: Vec<u8>,
     len: u64,
@@ -197,7 +197,7 @@ impl Source for Sparse {
     }
 }
 
-/// A small database in a file of 16 GiB, whose pages are said to overflow into as many more, with flags if they are given.
+/// A small database in a file of 16 GiB, whose pages claim `more` overflow pages, with other flags if given.
 fn overflowing(more: u32, flags: Option<u16>) -> Bolt<Sparse> {
     let mut begin = write(&[(b"key".to_vec(), [(b"k".to_vec(), b"v".to_vec())].into())].into());
     let pages: u64 = 1 << 22;
@@ -226,10 +226,10 @@ fn a_page_that_takes_most_of_a_large_file_is_not_read() {
 
 #[test]
 fn pages_that_a_walk_keeps_are_not_large() {
-    // A branch; there may be as many as the tree is deep.
+    // A branch; a walk may hold as many of them as the tree is deep.
     let refused = overflowing(256, Some(1)).bucket(b"key").expect_err("is too large").to_string();
     assert!(refused.contains("257 x 4096 bytes, and at most 1048576 are read"), "{refused}");
-    // A leaf with buckets, into each of which another walk may go.
+    // A leaf with buckets, each of which may be entered by another walk.
     let refused = overflowing(256, None).bucket(b"key").expect_err("is too large").to_string();
     assert!(refused.contains("a page with buckets is longer than such pages can be"), "{refused}");
 }

@@ -1,4 +1,4 @@
-//! Damaged files: an error or the same contents, and never a panic or a walk without end.
+//! Damaged files cause an error or return the same contents, and never a panic or an endless walk.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::bolt::{contents, read, write};
 use crate::golden::{WAL_NAME, data_dir, golden};
 use crate::kit::transcript;
 
-/// Reads all there is, whatever it is.
+/// Reads everything that a database contains, valid or not.
 fn read_all(bytes: &[u8]) -> Result<String, Error> {
     let (backend, _) = snapshot::open_unverified(bytes)?;
     let text = transcript(&backend)?;
@@ -35,7 +35,7 @@ fn a_snapshot_with_its_digest_says_all_or_nothing() {
     for len in (0..bytes.len()).filter(|len| len % 512 == 32 || len % 97 == 0) {
         assert!(snapshot::open(&bytes[..len]).is_err(), "{len} bytes");
     }
-    // A database that somebody copied has no digest.
+    // A database copied out of a data directory has no digest.
     let (_, parts) = snapshot::open(&bytes[..bytes.len() - 32]).expect("is sound");
     assert!(!parts.has_digest);
 }
@@ -52,7 +52,7 @@ fn a_database_without_a_digest_never_panics() {
             damaged[at] ^= flip;
             match read_all(&damaged) {
                 Ok(text) if text == whole => same += 1,
-                // The format has checksums for nothing but its heads.
+                // The format has checksums only for its meta pages.
                 Ok(_) => other += 1,
                 Err(_) => {}
             }
@@ -71,7 +71,7 @@ fn trees_with_many_levels_never_panic() {
         let mut damaged = bytes.clone();
         let pages = bytes.len() as u64 / 4096;
         for _ in 0..1 + random.below(4) {
-            // Mostly where pages point to others.
+            // Mostly damage page headers, where pages refer to others.
             let page = random.below(pages) * 4096;
             let at = page + if random.below(4) == 0 { random.below(4096) } else { random.below(64) };
             let value = match random.below(3) {
@@ -82,7 +82,7 @@ fn trees_with_many_levels_never_panic() {
             damaged[at as usize] = value;
         }
         if random.below(8) == 0 {
-            // Pages in each other's place.
+            // Swap the contents of two pages.
             let (a, b) = (2 + random.below(pages - 2), 2 + random.below(pages - 2));
             let page = bytes[a as usize * 4096..][..4096].to_vec();
             damaged[b as usize * 4096..][..4096].copy_from_slice(&page);
@@ -95,7 +95,7 @@ fn trees_with_many_levels_never_panic() {
         let checked = bolt.check();
         refused += u32::from(found.is_err());
         if let (Ok(found), Err(error)) = (&found, &checked) {
-            // Of what no walk comes by: pages lost, the free list.
+            // A difference that no walk sees: lost pages, or the free list.
             assert!(*found != whole || error.to_string().contains("page"), "seed {seed}: {error}");
         }
     }
@@ -123,7 +123,8 @@ fn a_tree_in_a_circle_ends() {
                     continue;
                 }
                 let bolt = Bolt::whole(damaged.as_slice()).expect("opens");
-                // A leaf of another bucket may by chance fit the keys around it; it is there twice then.
+                // A leaf copied from another bucket may by chance fit between the keys around it; then a page
+                // is used twice.
                 let error = read(&bolt).err().or(bolt.check().err());
                 let error = error.map(|e| e.to_string()).unwrap_or_default();
                 assert!(error.contains("page ") && error.contains("byte "), "{error}");
@@ -134,7 +135,7 @@ fn a_tree_in_a_circle_ends() {
     assert!(tried > 50, "{tried}");
 }
 
-/// All entries, and whether something was left out.
+/// Returns all entries, and whether something was left out.
 fn read_log(wal: Vec<u8>) -> Result<(Vec<Entry>, bool), Error> {
     let disk = data_dir(Vec::new(), wal);
     let wal = Wal::open(&disk, Path::new("/d/member/wal"))?;
@@ -156,12 +157,12 @@ fn a_damaged_log_says_less_or_nothing() {
                 match read_log(damaged) {
                     Err(error) => {
                         refused += 1;
-                        // It names the file, or the directory if no file says anything.
+                        // The error names the file, or the directory if no file identifies the owner.
                         let error = error.to_string();
                         assert!(error.contains(WAL_NAME) || error.contains("whose it is"), "{error}");
                     }
                     Ok((entries, _)) if entries == whole => same += 1,
-                    // What is not verified beyond doubt is said to be cut off, as etcd does.
+                    // A shorter log must be reported as repaired, as etcd does.
                     Ok((entries, repaired)) => {
                         shorter += 1;
                         assert!(repaired, "byte {at} of {release}");
@@ -185,7 +186,8 @@ fn a_log_cut_anywhere_is_a_prefix() {
         lengths.push(entries.len());
     }
     assert!(lengths.is_sorted() && lengths.last() == Some(&whole.len()));
-    // What the database has was in the log before: without it, promises may be lost that were made behind it.
+    // Everything in the database was in the log before. Without those entries, later promises may be lost
+    // too.
     let disk = data_dir(golden("3.5-db"), bytes[..bytes.len() / 4].to_vec());
     let why = DataDir::open(&disk, Path::new("/d")).err().map(|error| error.to_string());
     assert!(why.as_ref().is_some_and(|why| why.contains("a part of the log is missing")), "{why:?}");

@@ -1,4 +1,4 @@
-//! Real etcd, both ways.
+//! Exchanges data with real etcd in both directions.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -39,8 +39,8 @@ fn txn(etcd: &Etcd, ops: Vec<Value>) {
     etcd.call("/v3/kv/txn", &json!({ "success": ops }));
 }
 
-/// Keys, more versions of some, deletions, large values, leases, a compaction in the middle, users and roles. Gives
-/// the revisions at which a hash may be asked for.
+/// Writes keys, several versions of some, deletions, large values, leases, a compaction in the middle, users
+/// and roles. Returns revisions for which a hash can be requested.
 fn fill(programs: &Programs, etcd: &mut Etcd) -> Vec<i64> {
     let mut random = Random::new(7);
     for id in 1..=50 {
@@ -56,7 +56,7 @@ fn fill(programs: &Programs, etcd: &mut Etcd) -> Vec<i64> {
         }
         let len = if random.below(2000) == 0 { 100_000 } else { random.below(200) };
         let lease = if random.below(20) == 0 { (1 + random.below(50)) as i64 * 1_000_003 } else { 0 };
-        // A key may be put once in a transaction.
+        // A transaction may put a key only once.
         if i >= KEYS {
             txn(etcd, vec![put(&key, &vec![i as u8; len as usize], lease)]);
             continue;
@@ -78,7 +78,8 @@ fn fill(programs: &Programs, etcd: &mut Etcd) -> Vec<i64> {
     etcd.call("/v3/kv/compaction", &json!({ "revision": compacted, "physical": true }));
     etcd.call("/v3/auth/enable", &json!({}));
     etcd.log_in("root", "secret");
-    // At the compact revision itself a member answers what it computed when it compacted, until it starts again.
+    // At the compact revision itself a member returns the hash that it computed during the compaction, until
+    // it restarts.
     vec![compacted + 1, compacted + 2, current - 500, current - 1, current, 0]
 }
 
@@ -97,7 +98,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("a path of text")
 }
 
-/// The figures of etcdutl are ours.
+/// Checks that etcdutl prints the same figures as [`Status`].
 fn same_status<S: Source>(programs: &Programs, path: &Path, backend: &Backend<S>) {
     let ours = Status::of(backend).expect("is sound");
     for release in ["3.6", "3.7"] {
@@ -111,7 +112,7 @@ fn same_status<S: Source>(programs: &Programs, path: &Path, backend: &Backend<S>
     }
 }
 
-/// etcd reads what is there, and says what HashKV was.
+/// Checks that etcd starts on a directory and returns the same HashKV as before.
 fn serves(
     programs: &Programs,
     release: &'static str,
@@ -124,7 +125,7 @@ fn serves(
     for hash in hashes {
         assert_eq!(etcd.hash_kv(programs, hash.2), *hash, "etcd-{release} on {}", dir.display());
     }
-    // 3.4 has no hash there.
+    // etcd 3.4 has no hash at that revision.
     if release != "3.4" {
         assert_eq!(etcd.hash_kv(programs, at_compaction.2), at_compaction, "etcd-{release}");
     }
@@ -138,7 +139,7 @@ fn serves(
     );
     let leases = etcd.call("/v3/lease/leases", &json!({}));
     assert_eq!(leases["leases"].as_array().map(Vec::len), Some(50));
-    // It can also go on.
+    // The restored member can also write and defragment.
     etcd.call("/v3/kv/put", &json!({ "key": base64(b"key/new"), "value": "" }));
     let defragment = etcd.try_call("/v3/maintenance/defragment", &json!({}));
     assert!(defragment.is_some_and(|answer| answer.get("error").is_none()));
@@ -176,14 +177,14 @@ fn snapshots_of_every_release_both_ways() {
         assert_eq!(ids.len(), 50);
 
         let at_compaction = our_hash(&backend, hashes[0].1);
-        // The same again, by us.
+        // Write the same snapshot with this crate.
         let written = dir.join("written.db");
         let release_written = Release::of_cluster_version(release).expect("is known");
         std::fs::write(&written, copy(&backend, release_written)).expect("is written");
         let again = open(&written);
         assert_eq!(transcript(&again).expect("reads"), transcript(&backend).expect("reads"));
         same_status(&programs, &written, &again);
-        // What 3.7 wrote is not for 3.6.
+        // etcd 3.6 cannot read what 3.7 wrote.
         for utl in ["3.6", "3.7"].into_iter().filter(|utl| *utl >= release) {
             let restored = dir.join(format!("restored-{utl}"));
             programs.run(
@@ -191,7 +192,7 @@ fn snapshots_of_every_release_both_ways() {
                 utl,
                 &["snapshot", "restore", text(&written), "--data-dir", text(&restored)],
             );
-            // A state written by 3.4 to 3.6 goes up one release at a time.
+            // A state written by 3.4 to 3.6 is upgraded one release at a time.
             let serving = if utl == "3.6" || release == "3.7" { utl } else { "3.6" };
             serves(&programs, serving, &restored, &hashes, at_compaction);
         }
@@ -208,7 +209,7 @@ fn data_directories_of_every_release_both_ways() {
         let mut etcd = Etcd::start(&programs, release, &data);
         let revisions = fill(&programs, &mut etcd);
         let hashes: Vec<_> = revisions.iter().map(|revision| etcd.hash_kv(&programs, *revision)).collect();
-        // More than the backend writes at once, and then at once the end.
+        // More than the backend writes in one batch, followed at once by the kill.
         for i in 0..300 {
             etcd.call(
                 "/v3/kv/put",
@@ -224,7 +225,7 @@ fn data_directories_of_every_release_both_ways() {
         assert_eq!(found.wal.repair, None);
         assert!(found.base_term().is_some());
         assert!(found.voters.contains(&found.wal.identity.member_id));
-        // State and log together have every key that was acknowledged.
+        // State and log together have every acknowledged key.
         let mut late = BTreeMap::new();
         let mut history = found.base.history().expect("is there");
         while let Some(change) = history.step().expect("is sound") {
@@ -252,13 +253,13 @@ fn data_directories_of_every_release_both_ways() {
         }
 
         let at_compaction = our_hash(&found.base, hashes[0].1);
-        // A directory by us, for each release.
+        // A directory made by this crate, for each release.
         for to in programs.releases() {
             let made = dir.join(format!("made-{to}"));
             make(&found.base, to, &made);
             let etcd_hashes: Vec<_> = hashes[..hashes.len() - 1].to_vec();
             serves(&programs, to, &made, &etcd_hashes, at_compaction);
-            // What etcd made of it can be read again.
+            // The directory can be read again after etcd has run on it.
             let again = DataDir::open(&RealDisk, &made).expect("is sound");
             assert!(again.end() > again.wal.snapshots[1].index);
         }

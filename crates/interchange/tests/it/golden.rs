@@ -1,9 +1,10 @@
-//! Files that real etcd made: of each release a snapshot, and the database and log of a member that was killed.
+//! Files made by real etcd: for each release a snapshot, and the database and log of a killed member.
 //!
-//! Each of those members, with `--snapshot-count 20`, was asked for: lease grant; put a 1; put b 2 with the lease; put
-//! a 3; del b; put c with 5000 bytes; txn put d 4, put e 5; users root and ann, role reader; compact 4; put d 6; del e;
-//! put e 7; HashKV at revisions 5 to 10; snapshot save; 30 times put late; kill -9. The `.txt` files say what we find
-//! in them; `MAINSTAY_REWRITE_GOLDEN=1` writes them anew, to be read before they are committed.
+//! Each of those members, with `--snapshot-count 20`, executed: lease grant; put a 1; put b 2 with the lease;
+//! put a 3; del b; put c with 5000 bytes; txn put d 4, put e 5; users root and ann, role reader; compact 4;
+//! put d 6; del e; put e 7; HashKV at revisions 5 to 10; snapshot save; 30 times put late; kill -9. The
+//! `.txt` files list what this crate reads from them; `MAINSTAY_REWRITE_GOLDEN=1` rewrites them, to be
+//! reviewed before they are committed.
 
 use std::fmt::Write as _;
 use std::io::Read as _;
@@ -19,10 +20,10 @@ use numbers::Revision;
 use crate::kit::{copy, transcript, write_copy};
 
 pub const RELEASES: [&str; 4] = ["3.4", "3.5", "3.6", "3.7"];
-/// What all four members answered for revisions 5 to 10; the compact revision is 4.
+/// HashKV of all four members for revisions 5 to 10; the compact revision is 4.
 const HASHES: [u32; 6] =
     [1_468_967_122, 2_897_024_621, 222_074_713, 486_260_849, 3_310_584_188, 2_237_637_283];
-/// Hash and size that etcdutl 3.7 gave.
+/// Hash and size printed by etcdutl 3.7.
 const STATUS: [(u32, u64); 4] =
     [(1_321_923_996, 49_152), (666_127_637, 49_152), (2_098_270_980, 49_152), (3_661_467_887, 49_152)];
 
@@ -48,7 +49,7 @@ fn expect(name: &str, found: &str) {
     assert!(expected == found, "{name} should say\n{expected}\nand what is found is\n{found}");
 }
 
-/// A member's directory, in memory.
+/// A member's directory on a disk in memory.
 pub fn data_dir(db: Vec<u8>, wal: Vec<u8>) -> MemDisk {
     let disk = MemDisk::new(1);
     disk.create_dir_all(Path::new("/d/member/wal")).expect("is made");
@@ -85,7 +86,7 @@ pub fn describe(wal: &Wal) -> Result<String, Error> {
     Ok(out)
 }
 
-/// The fields that are set; a password's hash and long values are cut off.
+/// Prints the fields that are set; a password's hash and long values are shortened.
 fn brief(request: &api::etcdserverpb::InternalRaftRequest) -> String {
     let mut text = format!("{request:?}").replace("InternalRaftRequest { ", "");
     while let Some(at) = text.find(": None") {
@@ -136,11 +137,11 @@ fn a_copy_says_the_same() {
         assert!(parts.has_digest);
         assert_eq!(transcript(&again).expect("reads"), transcript(&backend).expect("reads"));
         assert_eq!(hash_kv(&again, Revision(0)).expect("reads").hash, HASHES[5]);
-        // Every byte of every key and value is that of the original.
+        // Every byte of every key and value equals the original.
         let (was, mut is) = (Status::of(&backend).expect("sound"), Status::of(&again).expect("sound"));
         is.total_size_bytes = was.total_size_bytes;
         assert_eq!(was, is);
-        // 3.4 knows less.
+        // The format of 3.4 has fewer fields.
         let copy = Copy::of(&backend, Release::V3_4).expect("reads");
         let (older, _) = snapshot::open(write_copy(&copy).expect("copies")).expect("is sound");
         let meta = older.meta().expect("reads");
@@ -162,7 +163,7 @@ fn data_directories() {
         let (base, term) = (dir.base_index(), dir.base_term());
         let _ = writeln!(text, "\nbase {base} {term:?}, committed {}, end {}", dir.committed(), dir.end());
         expect(&format!("{release}-data.txt"), &text);
-        // The 30 last requests were acknowledged.
+        // The last 30 requests were acknowledged.
         let indexes: Vec<u64> = dir.entries().map(|entry| entry.expect("is sound").index()).collect();
         assert_eq!(indexes, (base + 1..=dir.end()).collect::<Vec<_>>());
         let mut newest = Revision(0);
@@ -185,7 +186,7 @@ fn a_state_that_was_sent_is_found() {
     assert_eq!((dir.base_index(), dir.end()), (51, 53));
 }
 
-/// What a database says: of each key its path, itself in hex, and length and FNV-1a of its value.
+/// Prints for each key of a database its path, the key in hex, and length and FNV-1a of its value.
 fn dump<S: Source>(
     path: &str,
     bolt: &Bolt<S>,
@@ -208,9 +209,9 @@ fn dump<S: Source>(
     Ok(())
 }
 
-/// Made by Go's bbolt 1.4 in several transactions of puts and deletions, with pages of three sizes, with and without
-/// a free list in the file; in them a bucket of some pages, one of long values, an inline one and a nested one. The
-/// dump is Go's too.
+/// Databases made by Go's bbolt 1.4 in several transactions of puts and deletions, with three page sizes,
+/// with and without a free list in the file. Each has a bucket of several pages, one of long values, an
+/// inline one and a nested one. The expected dump was also made by Go.
 #[test]
 fn databases_of_bbolt() {
     let expected = String::from_utf8(golden("bolt-dump")).expect("text");
@@ -226,7 +227,8 @@ fn databases_of_bbolt() {
             let checked = bolt.check().expect("is sound");
             assert_eq!((checked.buckets, checked.keys), (5, expected.lines().count() as u64));
             assert!(checked.free_pages > 0 && checked.used_pages + checked.free_pages == meta.high_water);
-            // Without the newer head the older one counts, wherever it is; without both there is nothing.
+            // Without the newer meta page the older one is used, wherever it is; without both the database is
+            // refused.
             let mut damaged = bytes.clone();
             let newer = (meta.transaction % 2) as usize * page_bytes as usize;
             damaged[newer + 20] ^= 1;

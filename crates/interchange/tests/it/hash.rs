@@ -1,4 +1,4 @@
-//! HashKV of histories made by hand, against what etcd answered for them.
+//! Compares HashKV of hand-made histories with the hashes that etcd returned for them.
 
 use mainstay_interchange::backend::{
     Backend, BackendLayout, BackendWriter, Change, ChangeHead, Meta, Release, StoredChangeId,
@@ -7,7 +7,7 @@ use mainstay_interchange::bolt::Bolt;
 use mainstay_interchange::hash_kv;
 use numbers::{LeaseId, Revision};
 
-/// Key and value at a revision; no value for a deletion.
+/// A step of a history: revision, sub revision, key and value; a deletion has no value.
 type Step<'a> = (i64, i64, &'a str, Option<&'a str>);
 
 fn database(steps: &[Step<'_>], scheduled: Option<i64>, finished: Option<i64>) -> Backend<Vec<u8>> {
@@ -63,13 +63,13 @@ fn equals_what_etcd_computes() {
     let three = database(&[A, B, NO_A], None, None);
     assert_eq!(hash(&three, 0), (2_304_249_277, -1, 4));
     assert_eq!(hash(&three, 3), (2_627_027_711, -1, 3));
-    // No key is left: what is at or below the compact revision counts all the same.
+    // No key is left, but changes at or below the compact revision are still hashed.
     let all = database(&[A, B, NO_A, C, NO_B, NO_C], Some(3), Some(3));
     assert_eq!(hash(&all, 6), (4_080_008_450, 3, 6));
     assert!(hash_kv(&all, Revision(2)).is_err() && hash_kv(&all, Revision(7)).is_err());
 }
 
-/// etcd goes on with a compaction when it starts, and nobody is to see a difference.
+/// etcd continues a compaction when it starts, so the hash must be the same as after the compaction.
 #[test]
 fn an_unfinished_compaction_is_a_compaction() {
     let steps = [A, B, (4, 0, "a", Some("4")), (5, 0, "b", None), C, (7, 0, "d", Some("5"))];
@@ -83,7 +83,7 @@ fn an_unfinished_compaction_is_a_compaction() {
         assert_eq!(hash(&halfway, revision), expected);
         assert_eq!(expected.1, 6);
     }
-    // A deletion at the compact revision itself stays there from 3.5.16 on and is not hashed.
+    // A deletion at the compact revision itself stays in the database from 3.5.16 on and is not hashed.
     let steps = [A, B, NO_A, C];
     let with = hash(&database(&[B, NO_A, C], Some(4), Some(4)), 5);
     assert_eq!(hash(&database(&[B, C], Some(4), Some(4)), 5), with);

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Helpers shared by the tests.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use mainstay_interchange::Source;
 use mainstay_interchange::backend::{Backend, BackendWriter, Copy, CopyError, Release};
 use mainstay_interchange::snapshot::Digesting;
 
-/// All that a database says, as text.
+/// Returns all contents of a database as text.
 pub fn transcript<S: Source>(backend: &Backend<S>) -> Result<String, mainstay_interchange::Error> {
     let mut out = String::new();
     let _ = writeln!(out, "{:?}", backend.meta()?);
@@ -14,7 +14,7 @@ pub fn transcript<S: Source>(backend: &Backend<S>) -> Result<String, mainstay_in
     let _ = writeln!(out, "{:?}", backend.alarms()?);
     let auth = backend.auth()?;
     let _ = writeln!(out, "{auth:?}");
-    // `Debug` does not show them.
+    // `Debug` does not print passwords.
     for user in &auth.users {
         let _ = writeln!(out, "{}: {}", user.name.escape_ascii(), user.password.escape_ascii());
     }
@@ -44,7 +44,7 @@ pub fn transcript<S: Source>(backend: &Backend<S>) -> Result<String, mainstay_in
     Ok(out)
 }
 
-/// A snapshot file with the same in it.
+/// Returns a snapshot file with the same contents.
 pub fn copy<S: Source>(from: &Backend<S>, release: Release) -> Vec<u8> {
     write_copy(&Copy::of(from, release).expect("can be read")).expect("can be copied")
 }

@@ -1,5 +1,5 @@
-//! etcd's formats from outside: against files that real etcd made, against damage, and, where it is installed, against
-//! real etcd itself.
+//! Tests etcd's formats through the public interface: with files made by real etcd, with damaged files, and
+//! with real etcd itself where it is installed.
 
 mod bolt;
 mod damage;

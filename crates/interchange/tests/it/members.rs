@@ -1,4 +1,4 @@
-//! Who the members are, in directories where not everything says the same.
+//! Determines the members of directories whose sources contradict each other.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::wal::{DIR, FIRST, Log, identity, make_with};
 
-/// The member whose directory it is.
+/// Id of the member that owns the directory.
 fn own() -> u64 {
     identity().member_id
 }
@@ -28,7 +28,7 @@ fn voters(ids: &[u64]) -> ConfState {
     ConfState { voters: ids.to_vec(), learners: Vec::new() }
 }
 
-/// An image of the old store after this entry of term 4, with these members.
+/// An image of the old store at entry `index` of term 4, with these members.
 fn image(index: u64, ids: &[u64], raft: Option<&ConfState>) -> Vec<u8> {
     let members: Map<String, Value> = ids
         .iter()
@@ -49,7 +49,7 @@ fn image(index: u64, ids: &[u64], raft: Option<&ConfState>) -> Vec<u8> {
     api::snappb::Snapshot { crc: Some(crc32c::crc32c(&data)), data: Some(data.into()) }.encode_to_vec()
 }
 
-/// A change of members; `more` is what its context has beside the member.
+/// A membership change; `more` is added to the member in its context.
 fn change(kind: ConfChangeType, of: &Member, more: &Value) -> ConfChange {
     let mut context = json!({ "id": of.id, "peerURLs": of.peer_urls });
     for (name, value) in more.as_object().into_iter().flatten() {
@@ -63,7 +63,7 @@ fn change(kind: ConfChangeType, of: &Member, more: &Value) -> ConfChange {
     }
 }
 
-/// A directory that stands at entry 9.
+/// Parts of a directory whose state is at entry 9.
 struct Made {
     release: Release,
     bucket: Membership,
@@ -73,14 +73,15 @@ struct Made {
 }
 
 impl Made {
-    /// Without images, and with a log that has nothing yet.
+    /// Without images, and with an empty log.
     fn new(release: Release, bucket: &[u64]) -> Made {
         let mut log = Log::begin(0);
         log.snapshot(0, 0);
         Made { release, bucket: membership(bucket), noted: None, images: Vec::new(), log }
     }
 
-    /// Adds an image, the log's mark of it, and entries up to the tenth, which is not known to be committed.
+    /// Adds an image, a snapshot mark for it in the log, and entries up to the tenth, which is not known to
+    /// be committed.
     fn with_image(mut self, index: u64, image: Vec<u8>, marked: Option<&ConfState>) -> Made {
         self.images.push((index, image));
         self.log.snapshot_with(index, 4, marked.map(Into::into));
@@ -123,7 +124,8 @@ const UNCERTAIN: &str = "it is not certain who the members are";
 
 #[test]
 fn members_of_old_releases_are_those_of_the_image() {
-    // A snapshot of a cluster of one, restored for three by etcdctl 3.4: the bucket is as it was.
+    // A snapshot of a one-member cluster, restored for three members by etcdctl 3.4: the bucket `members` is
+    // unchanged.
     let three = [1, 2, own()];
     let restored = |raft: Option<&ConfState>, marked: Option<&ConfState>| {
         Made::new(Release::V3_5, &[own()]).with_image(3, image(3, &three, raft), marked)
@@ -132,16 +134,16 @@ fn members_of_old_releases_are_those_of_the_image() {
     for (raft, marked) in [(Some(&raft), None), (None, Some(&raft))] {
         let dir = restored(raft, marked).open().expect("is sound");
         assert_eq!(ids(&dir), three);
-        // So this member does not take what it has for committed, as one that is alone does.
+        // So this member does not treat its own log as committed, as a lone voter would.
         assert_eq!((dir.voters.iter().copied().collect::<Vec<_>>(), dir.end()), (three.to_vec(), 9));
     }
-    // And for one: the member that was is none any more.
+    // Restored for one member: the previous member is no longer one.
     let alone = voters(&[own()]);
     let dir =
         Made::new(Release::V3_5, &[1, own()]).with_image(3, image(3, &[own()], None), Some(&alone)).open();
     let dir = dir.expect("is sound");
     assert_eq!((ids(&dir), dir.end()), (vec![own()], 10));
-    // What is in the image is not what raft counts.
+    // The members of the image differ from raft's configuration.
     let other = voters(&[1, own()]);
     restored(Some(&other), None).refused(UNCERTAIN);
     restored(None, Some(&other)).refused(UNCERTAIN);
@@ -166,7 +168,7 @@ fn changes_behind_the_image_are_followed_as_etcd_does() {
     log.change(2, 4, &change(Add, &member(1), &nothing));
     log.change(3, 4, &change(Learn, &member(2), &json!({ "isLearner": true })));
     log.change(4, 4, &change(Add, &member(2), &json!({ "isPromote": true })));
-    // Refused by every member when it applies it: the URL is another's.
+    // Every member refuses this change when it applies it, because another member has the URL.
     log.change(5, 4, &change(Add, &same_url, &nothing));
     log.change(6, 4, &change(Update, &moved, &nothing));
     log.change(7, 4, &change(Add, &member(3), &nothing));
@@ -195,15 +197,15 @@ fn members_of_new_releases_are_held_against_raft() {
         Made::new(Release::V3_6, bucket).with_image(9, image(9, &three, raft), mark)
     };
     let raft = voters(&three);
-    // The bucket counts, and the image is not asked.
+    // From 3.6 on the bucket counts, and the image is not read.
     let mut torn = marked(&three, Some(&raft), None);
     torn.images[0].1.truncate(100);
     assert_eq!(ids(&torn.open().expect("is sound")), three);
-    // 3.4 wrote the mark: raft's configuration is in the image only.
+    // etcd 3.4 wrote the mark, so raft's configuration is only in the image.
     assert_eq!(ids(&marked(&three, None, Some(&raft)).open().expect("is sound")), three);
     for (mark, head) in [(Some(&raft), None), (None, Some(&raft))] {
         marked(&[own()], mark, head).refused(UNCERTAIN);
-        // A promotion that the bucket has lost: this member would count its own vote only.
+        // The bucket has lost a promotion: this member would count only its own vote.
         let mut forged = marked(&three, mark, head);
         forged.bucket.members[0].is_learner = true;
         forged.bucket.members[1].is_learner = true;
@@ -212,7 +214,7 @@ fn members_of_new_releases_are_held_against_raft() {
             "the list of members has 8e9e05c52164694d, 1 (learner), 2 (learner), and raft's configuration",
         );
     }
-    // The log alone says it, too.
+    // The log alone contains the change too.
     let from_the_first = |bucket: &[u64]| {
         let mut made = Made::new(Release::V3_6, bucket);
         for (index, id) in (1..).zip(three) {
@@ -223,7 +225,8 @@ fn members_of_new_releases_are_held_against_raft() {
     };
     assert_eq!(ids(&from_the_first(&three).open().expect("is sound")), three);
     from_the_first(&[own()]).refused(UNCERTAIN);
-    // The database notes what a start passes again; anything else is not of this cluster's log.
+    // The database stores the configurations that a start passes; any other one is not from this cluster's
+    // log.
     let mut noted = from_the_first(&three);
     noted.noted = Some(voters(&[1, 2]));
     assert_eq!(ids(&noted.open().expect("is sound")), three);
@@ -235,7 +238,8 @@ fn members_of_new_releases_are_held_against_raft() {
 #[test]
 fn a_note_that_was_restored_with_a_snapshot_does_not_count() {
     use ConfChangeType::{ConfChangeAddLearnerNode as Learn, ConfChangeAddNode as Add};
-    // Other URLs, another token or another number of members make other ids; the note is that of the cluster that was saved.
+    // Other URLs, another token or another number of members lead to other ids; the stored configuration is
+    // that of the saved cluster.
     let three = [1, 2, own()];
     let saved = [voters(&[0x11, 0x12, 0x13]), voters(&[own()]), voters(&[1, 2, 3, 4, own()])];
     let restored = |noted: &ConfState| {
@@ -252,21 +256,23 @@ fn a_note_that_was_restored_with_a_snapshot_does_not_count() {
         (4..=10).for_each(|index| made.log.entry(index, 4));
         let dir = made.open().expect("is sound");
         assert_eq!((ids(&dir), dir.voters.len(), dir.end()), (three.to_vec(), 3, 9));
-        // An attempt that every member refused wrote nothing, and one that is not applied yet has written nothing.
+        // A change that every member refused has not changed the stored configuration, and neither has one
+        // that is not applied yet.
         let mut made = restored(noted);
         let same_url = Member { id: 9, ..member(own()) };
         made.log.change(4, 4, &change(Add, &same_url, &json!({})));
         (5..=9).for_each(|index| made.log.entry(index, 4));
         made.log.change(10, 4, &change(Learn, &member(4), &json!({ "isLearner": true })));
         assert_eq!(ids(&made.open().expect("is sound")), three);
-        // A change that is in the database has written it: then it is not of this cluster.
+        // A change that is in the database has rewritten the stored configuration, so a foreign one is
+        // refused.
         let mut made = restored(noted);
         made.bucket.members.push(Member { is_learner: true, ..member(4) });
         made.log.change(4, 4, &change(Learn, &member(4), &json!({ "isLearner": true })));
         (5..=10).for_each(|index| made.log.entry(index, 4));
         made.refused("by the database's own note");
     }
-    // The list of members is held against the mark all the same.
+    // The list of members is still checked against the mark.
     let mut made = restored(&saved[1]);
     made.bucket = membership(&[own()]);
     (4..=10).for_each(|index| made.log.entry(index, 4));
@@ -277,18 +283,18 @@ fn a_note_that_was_restored_with_a_snapshot_does_not_count() {
 fn an_image_counts_if_the_log_names_it_and_it_can_be_read() {
     let raft = voters(&[1, own()]);
     let older = || Made::new(Release::V3_5, &[own()]).with_image(3, image(3, &[own(), 1], None), Some(&raft));
-    // Torn: the one before it, and the entries behind that.
+    // The newest image is torn: the one before it is used, with the entries after it.
     let mut made = older();
     made.log.snapshot(8, 4);
     let mut torn = image(8, &[own()], None);
     torn.truncate(100);
     made.images.push((8, torn));
     assert_eq!(ids(&made.open().expect("is sound")), [1, own()]);
-    // Not named by a mark: etcd was killed before it counted.
+    // The newest image is not named by a mark: etcd was killed before the snapshot was recorded.
     let mut made = older();
     made.images.push((8, image(8, &[own()], None)));
     assert_eq!(ids(&made.open().expect("is sound")), [1, own()]);
-    // Nothing at all.
+    // Neither image nor usable log.
     let mut made = Made::new(Release::V3_5, &[own()]);
     (5..=9).for_each(|index| made.log.entry(index, 4));
     made.refused("nothing says who the members are");

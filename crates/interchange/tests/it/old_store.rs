@@ -1,6 +1,8 @@
-//! The old store (API version 2), rebuilt from a directory that real etcd 3.4 left: an image, and entries behind it.
+//! Rebuilds the old store (API version 2) from a directory of real etcd 3.4: an image, and the log entries
+//! after it.
 //!
-//! `golden/3.4-v2-keys.json` is what that etcd answered to `GET /v2/keys/?recursive=true` just before it was stopped.
+//! `golden/3.4-v2-keys.json` is the response of that etcd to `GET /v2/keys/?recursive=true` just before it
+//! was stopped.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -26,7 +28,7 @@ fn golden(name: &str) -> Vec<u8> {
     plain
 }
 
-/// etcd's directory, with this image and this log.
+/// A data directory of etcd with this image and this log.
 fn dir(image: Option<Vec<u8>>, wal: Vec<u8>) -> MemDisk {
     let disk = MemDisk::new(1);
     for dir in ["/d/member/snap", "/d/member/wal"] {
@@ -47,7 +49,7 @@ fn rebuilt(disk: &MemDisk) -> Result<Vec<V2Node>, String> {
     Ok(tree.user_nodes().collect())
 }
 
-/// The keys and empty directories of an answer of etcd's, with the earliest time at which each expires.
+/// Collects the keys and empty directories of etcd's response, with the earliest time at which each expires.
 fn expected(node: &Value, above: Option<i64>, into: &mut Vec<V2Node>) {
     let nanos = node["expiration"].as_str().map(|text| {
         let time = stdx::calendar::parse_rfc3339(text).expect("a time");
@@ -69,7 +71,8 @@ fn expected(node: &Value, above: Option<i64>, into: &mut Vec<V2Node>) {
     }
 }
 
-/// What etcd answered, in the order of changes; hidden keys, which it does not list, were read by themselves.
+/// Returns the nodes of etcd's response in order of changes; hidden keys, which etcd does not list, were read
+/// one by one.
 fn answered() -> Vec<V2Node> {
     let answer: Value = serde_json::from_slice(&golden("3.4-v2-keys.json")).expect("JSON");
     let mut nodes = Vec::new();
@@ -90,14 +93,15 @@ fn an_image_and_the_entries_behind_it_give_what_etcd_answered() {
     let (image, wal) = (golden("3.4-v2-snap.gz"), golden("3.4-v2-wal.gz"));
     let found = rebuilt(&dir(Some(image), wal.clone())).expect("is sound");
     assert_eq!(found, answered());
-    // The log reaches back to the first entry, so the image is not needed: every index is the same without it.
+    // The log reaches back to the first entry, so the image is not needed: every index is the same without
+    // it.
     let mut again = rebuilt(&dir(None, wal)).expect("is sound");
-    // A time to expire at is exact in the log, and has lost nothing in the image.
+    // Expiry times are exact in the log, and the image has lost no precision.
     again.sort_by_key(|node| node.modified_index);
     assert_eq!(again, found);
 }
 
-/// An image in its frame, changed by `change`.
+/// Returns the framed image, changed by `change`.
 fn changed(change: impl FnOnce(&mut api::raftpb::Snapshot)) -> Vec<u8> {
     let framed = api::snappb::Snapshot::decode(golden("3.4-v2-snap.gz").as_slice()).expect("is sound");
     let mut snapshot = api::raftpb::Snapshot::decode(framed.data.expect("is there")).expect("is sound");
@@ -107,7 +111,7 @@ fn changed(change: impl FnOnce(&mut api::raftpb::Snapshot)) -> Vec<u8> {
     api::snappb::Snapshot { crc, data: Some(data.into()) }.encode_to_vec()
 }
 
-/// An image with a changed text.
+/// Returns the image with a part of its text replaced.
 fn rewritten(from: &str, to: &str) -> Vec<u8> {
     changed(|snapshot| {
         let json = String::from_utf8(snapshot.data.take().expect("is there").to_vec()).expect("is text");
@@ -133,7 +137,7 @@ fn what_cannot_be_rebuilt_is_refused() {
     for (image, what) in
         [(torn, "0029.snap"), (flipped, "its checksum does not match"), (late, "another entry")]
     {
-        // etcd goes on with the image before it; here the log reaches back to the first entry.
+        // etcd continues from the image before this one; here the log reaches back to the first entry.
         let mut found = rebuilt(&dir(Some(image.clone()), wal.clone())).expect("is sound");
         found.sort_by_key(|node| node.modified_index);
         let mut whole = rebuilt(&dir(None, wal.clone())).expect("is sound");
@@ -159,12 +163,12 @@ fn what_cannot_be_rebuilt_is_refused() {
     assert!(why.contains("more than some 60 directories deep") && !why.contains("this file away"), "{why}");
 }
 
-/// The same log, without entries that the database has.
+/// Returns the log without entries that the database already has.
 fn later_log(wal: &[u8]) -> Vec<u8> {
     relogged(wal, |entry| entry.index() >= 10)
 }
 
-/// The image of a store without keys.
+/// Returns the image of a store without keys.
 fn empty_image() -> Vec<u8> {
     changed(|snapshot| {
         let json = snapshot.data.take().expect("is there");
@@ -188,7 +192,8 @@ fn what_is_no_text_is_read_as_etcd_shows_it() {
         });
         dir(Some(empty_image()), wal)
     };
-    // Id 1, `PUT`, a path and a value; one byte each of both is not UTF-8, and two of the value begin a letter that does not end.
+    // A request with id 1, `PUT`, a path and a value. Path and value each have one byte that is not UTF-8;
+    // the value ends in two bytes of an incomplete character.
     let disk = with_last(b"\x08\x01\x12\x03PUT\x1a\x05/1/r\xfe\x22\x05a\xffb\xe2\x82");
     let source = open(&disk);
     let loss = source.old_store.loss().expect("it would be lost");
@@ -205,7 +210,7 @@ fn what_is_no_text_is_read_as_etcd_shows_it() {
         (node.path.as_str(), node.value.as_deref()),
         ("/r\u{fffd}", Some("a\u{fffd}b\u{fffd}\u{fffd}"))
     );
-    // What is no message at all may have been a write, too.
+    // Bytes that are no message at all may also have been a write.
     let loss = open(&with_last(b"\x12\x03PUT\x1a")).old_store.loss().expect("it may be lost");
     assert!(loss.ends_with("asks for what cannot be read (a request that is none)"), "{loss}");
 }

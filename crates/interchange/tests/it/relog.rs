@@ -1,12 +1,12 @@
-//! Changing the entries of one of etcd's log files.
+//! Changes the entries of an etcd log file.
 
 use api::raftpb::Entry;
 use prost::Message as _;
 
-/// The type of a record that holds an entry.
+/// Type of a record that contains an entry.
 const ENTRY: i64 = 2;
 
-/// A log file with its entries changed by `change`, and without those for which it returns false.
+/// Returns a log file whose entries are changed by `change`; entries for which it returns false are left out.
 pub fn relogged(wal: &[u8], mut change: impl FnMut(&mut Entry) -> bool) -> Vec<u8> {
     let mut bytes = Vec::new();
     let (mut at, mut crc, mut first) = (0, 0, true);

@@ -1,4 +1,4 @@
-//! Real etcd, if it is there, spoken to through its JSON gateway.
+//! Real etcd, if it is installed, called through its JSON gateway.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -9,16 +9,16 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use testkit::ports::free_address;
 
-/// Where etcd's programs are, named `etcd-3.6`, `etcdctl-3.6` and so on.
+/// Directory of etcd's programs, named `etcd-3.6`, `etcdctl-3.6` and so on.
 pub struct Programs(PathBuf);
 
 impl Programs {
-    /// `None`, said loudly, if nobody says where they are.
+    /// Returns `None` and prints a note if the environment does not name the directory.
     pub fn find(test: &str) -> Option<Programs> {
         match std::env::var_os("MAINSTAY_TEST_ETCD_DIR") {
             Some(dir) => Some(Programs(dir.into())),
             None => {
-                // Past the test harness, which keeps what a passing test prints.
+                // Written directly to stderr, because the test harness hides what a passing test prints.
                 let mut out = std::io::stderr();
                 let _ = writeln!(
                     out,
@@ -29,7 +29,7 @@ impl Programs {
         }
     }
 
-    /// The releases that are there.
+    /// Returns the releases whose programs are installed.
     pub fn releases(&self) -> Vec<&'static str> {
         let found: Vec<_> =
             ["3.4", "3.5", "3.6", "3.7"].into_iter().filter(|r| self.path("etcd", r).exists()).collect();
@@ -41,7 +41,7 @@ impl Programs {
         self.0.join(format!("{program}-{release}"))
     }
 
-    /// Runs a program and gives what it prints.
+    /// Runs a program and returns its output.
     pub fn run(&self, program: &str, release: &str, args: &[&str]) -> String {
         let output = Command::new(self.path(program, release))
             .env("ETCDCTL_API", "3")
@@ -59,7 +59,7 @@ impl Programs {
     }
 }
 
-/// A running etcd, alone in its cluster.
+/// A running etcd, the only member of its cluster.
 pub struct Etcd {
     child: Child,
     pub client: String,
@@ -101,7 +101,7 @@ impl Etcd {
         answer
     }
 
-    /// The answer, if there is any.
+    /// Returns the response, if there is one.
     pub fn try_call(&self, path: &str, request: &Value) -> Option<Value> {
         self.exchange("POST", path, &request.to_string())
     }
@@ -110,7 +110,7 @@ impl Etcd {
         let mut stream = TcpStream::connect(&self.client).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(60))).ok()?;
         let token = self.token.as_ref().map(|t| format!("Authorization: {t}\r\n")).unwrap_or_default();
-        // Version 1.0, so that nothing comes in chunks.
+        // HTTP version 1.0, so that the response is not chunked.
         let head = format!(
             "{method} {path} HTTP/1.0\r\nHost: etcd\r\n{token}Content-Length: {}\r\n\r\n",
             body.len()
@@ -122,14 +122,15 @@ impl Etcd {
         serde_json::from_str(answer.split_once("\r\n\r\n")?.1).ok()
     }
 
-    /// Says who speaks from now on.
+    /// Authenticates; later calls use this user's token.
     pub fn log_in(&mut self, name: &str, password: &str) {
         let token = self.call("/v3/auth/authenticate", &json!({ "name": name, "password": password }));
         self.token = token["token"].as_str().map(str::to_owned);
         self.user = Some(format!("{name}:{password}"));
     }
 
-    /// Hash, compact revision and revision, as HashKV answers. The gateway has no way to it.
+    /// Returns hash, compact revision and revision from HashKV, called through etcdctl because the gateway
+    /// does not offer it.
     pub fn hash_kv(&self, programs: &Programs, revision: i64) -> (u32, i64, i64) {
         let revision_asked = revision.to_string();
         let mut args =
@@ -146,7 +147,7 @@ impl Etcd {
         (number(&answer["hash"]) as u32, number(&answer["compact_revision"]), revision)
     }
 
-    /// As a power cut would, but for what the system has not written yet.
+    /// Kills etcd, as a power cut would, except that the operating system still writes its page cache.
     pub fn kill(mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -1,4 +1,4 @@
-//! Logs made by hand.
+//! Logs built by hand.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ pub fn identity() -> Identity {
     Identity { member_id: 0x8e9e_05c5_2164_694d, cluster_id: 0xcdf8_181e_3289_0cb2 }
 }
 
-/// Frames, as etcd writes them.
+/// A log that is built of frames in etcd's format.
 pub struct Log {
     pub bytes: Vec<u8>,
     crc: u32,
@@ -115,11 +115,12 @@ fn a_state_that_was_taken_over_ends_what_the_log_had_instead() {
         log.snapshot(4, term);
         log
     };
-    // Saved by the member itself: its entries go on.
+    // The member saved the snapshot itself, so its entries continue.
     let mut own = log(1);
     own.state(1, 4);
     assert_eq!(terms(&open(&[(FIRST, own.bytes)]).expect("is sound")).len(), 6);
-    // Sent by a leader of another term: entry 4 was another one here, and so was all behind it.
+    // A leader of another term sent the snapshot: this member had another entry 4, and all its later entries
+    // were others too.
     let mut sent = log(3);
     sent.state(3, 4);
     let bytes = sent.bytes.clone();
@@ -140,7 +141,7 @@ fn files_follow_each_other() {
         second.bytes.extend([0; 4096]);
         second.bytes
     };
-    // The rest of a file that was allocated says nothing.
+    // The preallocated rest of a file is ignored.
     let mut padded = first.bytes.clone();
     padded.extend([0; 100]);
     let wal = open(&[(FIRST, padded), (SECOND, second(crc)), ("0.tmp", vec![1]), ("x.wal", vec![1])]);
@@ -156,11 +157,11 @@ fn files_follow_each_other() {
     refused(&[(FIRST, first.bytes.clone()), (third, second(crc))], "is missing");
     let torn = first.bytes[..first.bytes.len() - 3].to_vec();
     refused(&[(FIRST, torn.clone()), (SECOND, second(crc))], "longer than what is left");
-    // In the last file, and only there, it is an unfinished write.
+    // In the last file, and only there, a cut frame is an unfinished write.
     let wal = open(&[(FIRST, torn)]).expect("is sound");
     assert_eq!(terms(&wal).len(), 2);
     assert!(wal.repair.is_some_and(|repair| repair.file == FIRST));
-    // The first file that is left may be any.
+    // The first remaining file may have any sequence number.
     let wal = open(&[(SECOND, second(crc))]).expect("is sound");
     assert_eq!(terms(&wal), [(4, 1)]);
     refused(&[], "whose it is");
@@ -172,7 +173,7 @@ fn gaps_are_refused() {
     log.entry(1, 1);
     log.entry(3, 1);
     assert!(open(&[(FIRST, log.bytes)]).is_err_and(|e| e.contains("entry 3 follows entry 1")));
-    // Unless a whole state came in between.
+    // Allowed if a whole state was received in between.
     let mut log = Log::begin(0);
     log.entry(1, 1);
     log.snapshot(7, 2);
@@ -181,7 +182,7 @@ fn gaps_are_refused() {
     let wal = open(&[(FIRST, log.bytes)]).expect("is sound");
     assert_eq!(terms(&wal), [(8, 2)]);
     assert_eq!(wal.snapshots, [SnapshotMark { index: 7, term: 2, conf_state: None }]);
-    // A snapshot counts when it is committed.
+    // A snapshot counts only once it is committed.
     let mut log = Log::begin(0);
     log.entry(1, 1);
     log.state(1, 1);
@@ -195,12 +196,12 @@ fn an_unfinished_write_is_left_out() {
     log.entry(1, 1);
     let sound = log.bytes.len();
     log.entry_with(2, 1, &[5; 3000]);
-    // The disk has got the first sector of it, and not the second one.
+    // The disk has the first sector of the record, and not the second one.
     let mut bytes = log.bytes.clone();
     bytes[1024..1536].fill(0);
     let wal = open(&[(FIRST, bytes)]).expect("is sound");
     assert_eq!((terms(&wal), wal.repair.map(|r| r.offset)), (vec![(1, 1)], Some(sound as u64)));
-    // No sector is missing: that is damage.
+    // No sector is zeros, so this is damage.
     let mut bytes = log.bytes;
     bytes[1024..1536].fill(1);
     assert!(open(&[(FIRST, bytes)]).is_err_and(|e| e.contains("checksum")));
@@ -230,15 +231,15 @@ fn a_first_file_comes_back() {
     assert_eq!(wal.entry(11).expect("is read"), Some(entries[1].clone()));
 }
 
-/// Makes a directory for the only member.
+/// Makes a directory for the only member of a cluster.
 fn make(disk: &MemDisk) -> Result<(), WriteError> {
     let only = Member { id: identity().member_id, name: "m".to_owned(), ..Member::default() };
     let membership = Membership { members: vec![only], ..Membership::default() };
     make_with(disk, Release::V3_6, &membership, None)
 }
 
-/// Makes a directory that stands at entry 9 of term 4. Its database has these members, and notes this raft configuration if
-/// it is to note another one.
+/// Makes a directory that stands at entry 9 of term 4. Its database has these members, and stores `noted` as
+/// raft's configuration if given.
 pub fn make_with(
     disk: &MemDisk,
     release: Release,
@@ -283,7 +284,7 @@ fn a_directory_cut_off_by_a_power_cut_is_no_member() {
             disk.crash();
             let is_member = disk.exists(&Path::new(DIR).join(FIRST)).expect("says");
             let opened = DataDir::open(&disk, Path::new("/d"));
-            // With a log it is whole, without one it is nothing.
+            // With a log the directory is complete; without a log it counts as empty.
             assert_eq!(
                 opened.is_ok(),
                 is_member,
@@ -298,13 +299,13 @@ fn a_directory_cut_off_by_a_power_cut_is_no_member() {
     assert!(DataDir::open(&whole, Path::new("/d")).is_ok(), "what is finished is durable");
 }
 
-/// A directory for the only member; `then` writes to the end of its log.
+/// A directory for the only member; `then` appends to its log.
 fn new_dir(then: impl FnOnce(&mut Log)) -> MemDisk {
     let disk = MemDisk::new(1);
     make(&disk).expect("is made");
     let path = Path::new(DIR).join(FIRST);
     let bytes = disk.contents(&path).expect("is there");
-    // Goes on where the file ends.
+    // Find the end of the file, to continue there.
     let (mut at, mut crc) = (0, 0);
     while at < bytes.len() {
         let head = u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
@@ -328,7 +329,7 @@ fn the_only_voter_has_committed_all_it_has() {
     };
     assert_eq!(end(&new_dir(|_| {})), 9);
     assert_eq!(end(&new_dir(|log| (10..=12).for_each(|index| log.entry(index, 4)))), 12);
-    // From when there is another voter on it takes both.
+    // From the entry that adds a second voter on, both must have an entry before it is committed.
     let add_other = |log: &mut Log| {
         log.entry(10, 4);
         let change = api::raftpb::ConfChange { r#type: Some(0), node_id: Some(77), ..Default::default() };
@@ -336,7 +337,7 @@ fn the_only_voter_has_committed_all_it_has() {
         log.entry(12, 4);
     };
     assert_eq!(end(&new_dir(add_other)), 11);
-    // What is committed has to be there.
+    // Committed entries must exist.
     let disk = new_dir(|log| {
         log.entry(10, 4);
         log.state(4, 12);
@@ -346,8 +347,8 @@ fn the_only_voter_has_committed_all_it_has() {
     );
 }
 
-/// An image of the old store with these keys right below the root, after entry `index`, as etcd frames it. The only member is
-/// this one.
+/// An image of the old store with these keys right below the root, after entry `index`, framed as etcd does.
+/// This member is the only one.
 fn old_image(keys: &str, index: u64) -> Vec<u8> {
     let id = format!("{:x}", identity().member_id);
     let own = r#"{"Children":{"raftAttributes":{"Value":"{}"}}}"#;
@@ -362,7 +363,8 @@ fn old_image(keys: &str, index: u64) -> Vec<u8> {
 
 #[test]
 fn nothing_of_the_old_store_is_lost_without_a_word() {
-    // The database stands at entry 9, and entry 7 wrote to the old store: fields 2, 3 and 4 are its method, path, value.
+    // The database stands at entry 9, and entry 7 wrote to the old store: fields 2, 3 and 4 are its method,
+    // path, value.
     let old_put = b"\x12\x03PUT\x1a\x06/1/foo\x22\x01x";
     let own = api::raftpb::ConfChange { node_id: Some(identity().member_id), ..Default::default() };
     let only = Member { id: identity().member_id, ..Member::default() };
@@ -403,13 +405,14 @@ fn nothing_of_the_old_store_is_lost_without_a_word() {
     assert_eq!(found(Some(old_image("{}", 7)), 7, 1), Ok(None), "the image has it, and it is gone again");
     assert_eq!(found(Some(old_image("null", 9)), 9, 1), Ok(None));
     says(Some(old_image(r#"{"foo":{}}"#, 7)), 7, "1 keys or directories");
-    // In place of what cannot be read etcd takes what is before it, here the log since its first entry.
+    // Instead of an unreadable image etcd uses what is before it, here the log since its first entry.
     let mut torn = old_image("{}", 9);
     let last = torn.len() - 1;
     torn[last] ^= 1;
     for unreadable in [b"not an image".to_vec(), Vec::new(), torn, old_image("{}", 6)] {
         says(Some(unreadable.clone()), 9, "entry 7");
-        // If the log does not reach back to it, what was in there may be anything, members included.
+        // If the log does not reach back that far, the lost image may have contained anything, including
+        // members.
         let why = found(Some(unreadable), 9, 3).expect_err("is not certain");
         assert!(why.contains("nothing says who the members are") && why.contains("0009.snap"), "{why}");
     }

@@ -8,31 +8,32 @@ use crate::format::{u32_at, u64_at};
 const HEAD_BYTES: usize = 36;
 const NAME_BYTES_MAX: usize = 200;
 
-/// The files of a checkpoint, and the entry that it is of.
+/// The list of files of a checkpoint, with the raft entry at which the checkpoint was taken.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
-    /// Index of the last entry applied in it.
+    /// Index of the last raft entry that is applied in the checkpoint.
     pub applied_index: Index,
     /// Raft term of the entry at the applied index.
     pub term: Term,
-    /// The caller's, up to 1 MiB.
+    /// Metadata of the caller, up to 1 MiB.
     pub metadata: Vec<u8>,
     /// Files of the checkpoint, in the caller's order.
     pub runs: Vec<Run>,
 }
 
-/// A finished run, as the manifest knows it.
+/// A finished run, as recorded in the manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
     /// File name, without directory.
     pub name: String,
-    /// Length of the file.
+    /// Length of the file in bytes.
     pub file_bytes: u64,
-    /// Checksum over all its blocks.
+    /// CRC-32C over the checksums of all blocks of the run.
     pub total_crc: u32,
 }
 
-/// Returns true if a run may have this name: letters, digits, `-`, `_` and `.`, not first; not a name of our own.
+/// Returns true if a run may have this name: letters, digits, `-`, `_` and `.` (not as the first character),
+/// and not a name that the checkpoint directory itself uses.
 pub(super) fn is_run_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     !name.is_empty()

@@ -1,11 +1,12 @@
-//! Checkpoint files: a container for an image of the caller's making at one applied index.
+//! Checkpoint files: a container for a state image that the caller writes, taken at one applied index.
 //!
 //! A checkpoint is one or more *runs*, each a framed file of checksummed blocks, and the `MANIFEST` that names
-//! them in order. Both are written beside their name, synced and renamed, so they are there whole or not at all.
-//! A damaged manifest or run is refused: falling back to an older one could lose what the log no longer holds.
+//! them in order. Runs and the manifest are written under a temporary name, synced and renamed, so each file
+//! exists completely or not at all. A damaged manifest or run is refused: falling back to an older checkpoint
+//! could lose entries that the log no longer holds.
 //!
-//! On a disk that may fill up, `reserve` and `reserve-manifest` keep room for the next run and manifest; what they hold
-//! means nothing.
+//! On a disk that may fill up, the files `reserve` and `reserve-manifest` reserve space for the next run and
+//! manifest. Their contents have no meaning.
 //!
 //! Format version 1, little-endian:
 //!
@@ -21,7 +22,7 @@
 //!           blocks
 //!           footer
 //!
-//! block  0  length          4   n, from 1 to 256 KiB
+//! block  0  length          4   n, from 1 to 256 MiB
 //!        4  crc32c          4   of number (8), length (4) and payload, started from the header's
 //!        8  payload         n
 //!
@@ -44,7 +45,8 @@
 //!           crc32c          4   of everything before
 //! ```
 //!
-//! The crc at the front of a run's blocks and the block's number keep a block from being taken for another.
+//! The checksum at the front of a run and the block's number are part of each block's checksum, so that a
+//! block of another run or another position is not accepted.
 
 mod manifest;
 mod run_reader;
@@ -56,9 +58,9 @@ pub use run_reader::RunReader;
 pub use run_writer::RunWriter;
 pub use store::{CheckpointStore, CommitError};
 
-/// A block's payload is at most this long.
+/// Maximum length of a block's payload in bytes.
 pub const BLOCK_BYTES_MAX: usize = 256 << 20;
-/// A run's or manifest's metadata is at most this long.
+/// Maximum length of a run's or a manifest's metadata in bytes.
 pub const METADATA_BYTES_MAX: usize = 1 << 20;
 
 const RUN_MAGIC: [u8; 8] = *b"MNSTRUN\n";

@@ -14,10 +14,11 @@ use super::{
 use crate::OpenError;
 use crate::format::{u32_at, u64_at};
 
-/// Bytes read at once.
+/// Number of bytes that one read asks for.
 const READ_BYTES: usize = 512 << 10;
 
-/// A run being read. The image counts only when [`RunReader::next_block`] has come to the end without an error.
+/// A run being read. The image is valid only after [`RunReader::next_block`] has returned `None`, without an
+/// error.
 pub struct RunReader {
     path: PathBuf,
     file: Arc<dyn File>,
@@ -29,7 +30,7 @@ pub struct RunReader {
     expected: Run,
     done: bool,
     chunk: BytesMut,
-    /// Index of the last entry applied.
+    /// Index of the last raft entry that is applied in the image.
     pub applied_index: Index,
     /// Raft term of the entry at the applied index.
     pub term: Term,
@@ -87,7 +88,7 @@ impl RunReader {
         })
     }
 
-    /// The next block's payload; `None` once the end has been reached and found right.
+    /// Returns the payload of the next block; `None` after the last block, once the footer has been verified.
     pub fn next_block(&mut self) -> Result<Option<Bytes>, OpenError> {
         if self.done {
             return Ok(None);
@@ -98,7 +99,7 @@ impl RunReader {
             self.finish()?;
             return Ok(None);
         }
-        // Nothing is allocated for a length that the file cannot hold.
+        // A corrupt length must not cause an allocation larger than the file.
         if len > BLOCK_BYTES_MAX || len as u64 > self.expected.file_bytes.saturating_sub(self.offset) {
             return Err(self.damaged("the block's length is impossible"));
         }
@@ -135,7 +136,7 @@ impl RunReader {
         Ok(())
     }
 
-    /// Reads until `needed` bytes from `offset` on are in the chunk.
+    /// Reads until the chunk holds at least `needed` bytes from `offset` on.
     fn fill(&mut self, needed: usize) -> Result<(), OpenError> {
         let have = self.chunk.len();
         if have >= needed {

@@ -12,13 +12,13 @@ use super::{
 };
 use crate::OpenError;
 
-/// A run being written. The caller sets the pace, block by block; dropping it unfinished removes what is there.
+/// A run being written, one block per call. Dropping an unfinished run removes its file.
 pub struct RunWriter {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) dir: PathBuf,
     pub(super) name: String,
     pub(super) path_tmp: PathBuf,
-    /// Path at which the file was kept as the reserve, if it was.
+    /// Path of the reserve file whose space this run uses; `None` if the run has a new file.
     pub(super) reserve: Option<PathBuf>,
     pub(super) file: Option<Arc<dyn File>>,
     offset: u64,
@@ -79,7 +79,7 @@ impl RunWriter {
         Ok(writer)
     }
 
-    /// Writes one block, of 1 byte to 256 MiB; some 128 KiB is a good size.
+    /// Writes one block of 1 byte to 256 MiB; about 128 KiB is a good size.
     pub fn write_block(&mut self, payload: &[u8]) -> Result<(), OpenError> {
         assert!(
             !payload.is_empty() && payload.len() <= BLOCK_BYTES_MAX,
@@ -97,8 +97,8 @@ impl RunWriter {
         self.write_buffer()
     }
 
-    /// Makes durable what was written so far: done now and then, it keeps the last sync from being a large one,
-    /// which the log's syncs would have to wait for.
+    /// Makes the bytes written so far durable. Calling it from time to time keeps the last sync small; syncs
+    /// of the log would have to wait for a large one.
     pub fn sync(&mut self) -> Result<(), OpenError> {
         match &self.file {
             Some(file) => file.sync_data().map_err(|error| OpenError::io("sync", &self.path_tmp, error)),
@@ -111,18 +111,18 @@ impl RunWriter {
         self.offset
     }
 
-    /// Returns true if it is written into what was kept as the reserve.
+    /// Returns true if the run is written into the reserve file.
     pub fn is_in_reserve(&self) -> bool {
         self.reserve.is_some()
     }
 
-    /// Bytes of the reserve that it has not used.
+    /// Number of bytes of the reserve file that the run has not used.
     pub fn spare_bytes(&self) -> u64 {
         let len = self.file.as_ref().and_then(|file| file.len().ok()).unwrap_or(0);
         len.saturating_sub(self.offset)
     }
 
-    /// Writes the end, makes all of it durable and gives the file its name.
+    /// Writes the footer, makes the run durable and renames the file to its final name.
     pub fn finish(mut self) -> Result<Run, OpenError> {
         let mut tail = Vec::with_capacity(FOOTER_BYTES);
         tail.extend_from_slice(&self.blocks.to_le_bytes());
@@ -163,7 +163,7 @@ impl RunWriter {
 impl Drop for RunWriter {
     fn drop(&mut self) {
         if self.file.take().is_some() {
-            // If this fails too, pruning does it later.
+            // If this fails too, the next `CheckpointStore::prune` cleans up.
             let _ = match &self.reserve {
                 Some(reserve) => self.disk.rename(&self.path_tmp, reserve),
                 None => self.disk.remove(&self.path_tmp),

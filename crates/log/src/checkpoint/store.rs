@@ -14,22 +14,22 @@ use crate::segment::{is_refused_for_size, reserve};
 
 const MANIFEST: &str = "MANIFEST";
 const MANIFEST_TMP: &str = "MANIFEST.tmp";
-/// Room that is kept for the next run, and for the next manifest, on a disk that may fill up: a checkpoint is what frees
-/// segments.
+/// Files that reserve space for the next run and the next manifest on a disk that may fill up: only a new
+/// checkpoint allows the log to release segments.
 const RESERVE: &str = "reserve";
 const MANIFEST_RESERVE: &str = "reserve-manifest";
-/// No smaller reserve is tried: a block of most file systems.
+/// Smallest reserve that is tried, in bytes: one block of most file systems.
 const RESERVE_BYTES_MIN: u64 = 4096;
-/// A manifest longer than this is not one.
+/// Maximum length of a manifest in bytes; a longer file is refused as damaged.
 const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 
-/// Why a checkpoint was not committed.
+/// Error returned when a checkpoint was not committed.
 #[derive(Debug)]
 pub enum CommitError {
-    /// This attempt has not changed the name.
+    /// The attempt failed before the manifest was renamed; the previous checkpoint is unchanged.
     Unchanged(OpenError),
-    /// The name was changed, and perhaps not durably: a restart may find either checkpoint. Until a commit succeeds, the
-    /// runs of both have to stay.
+    /// The manifest was renamed, but perhaps not durably: after a restart either checkpoint may be the
+    /// current one. Until a commit succeeds, the runs of both checkpoints must be kept.
     Unsettled(OpenError),
 }
 
@@ -46,7 +46,7 @@ impl From<CommitError> for OpenError {
 pub struct CheckpointStore {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
-    /// True once zeros that were written did not fill the holes of a file.
+    /// True once a file still had holes after zeros were written into it.
     zeros_stay_holes: Arc<AtomicBool>,
 }
 
@@ -63,7 +63,7 @@ impl CheckpointStore {
         &self.dir
     }
 
-    /// Begins a run. Its name (letters, digits, `-`, `_`, `.`) must be new: runs are never overwritten.
+    /// Begins a run. The run's name (letters, digits, `-`, `_`, `.`) must be new: runs are never overwritten.
     pub fn begin(
         &self,
         name: &str,
@@ -74,8 +74,8 @@ impl CheckpointStore {
         self.begin_within(name, applied_index, term, metadata, 0)
     }
 
-    /// Begins a run as [`CheckpointStore::begin`] does. If the file system has fewer free bytes, the reserve becomes the
-    /// run's file; it is restored if the run is not finished.
+    /// Begins a run as [`CheckpointStore::begin`] does. If the file system has fewer free bytes than
+    /// `expected_bytes`, the reserve file becomes the run's file; the reserve is restored if the run is not finished.
     pub fn begin_within(
         &self,
         name: &str,
@@ -99,13 +99,13 @@ impl CheckpointStore {
         RunWriter::begin(self.disk.clone(), self.dir.clone(), name, applied_index, term, metadata, reserve)
     }
 
-    /// Keeps this many bytes for the next run and for its manifest, or as much as there is room for: what is left would otherwise
-    /// go to the log, which takes what it finds, and the next checkpoint, which is what makes room, would have none. Returns the
-    /// bytes that are kept for the run.
+    /// Reserves this many bytes for the next run and for its manifest, or as many as the file system can
+    /// give. Without the reserve the log would use up the free space, and the next checkpoint, which allows
+    /// the log to release segments, could not be written. Returns the number of bytes reserved for the run.
     ///
     /// # Errors
     ///
-    /// Those of the operating system, except that there is no room.
+    /// Returns errors of the operating system, except errors that say that the file system is full.
     pub fn keep_reserve(&self, run_bytes: u64, manifest_bytes: u64) -> std::io::Result<u64> {
         self.keep(MANIFEST_RESERVE, manifest_bytes)?;
         self.keep(RESERVE, run_bytes)
@@ -120,7 +120,7 @@ impl CheckpointStore {
             file.set_len(bytes)?;
             return Ok(bytes);
         }
-        // A file of an earlier release, or one that was copied, may be made of holes.
+        // The reserve may have holes if an earlier release made it, or if the directory was copied.
         let has_holes = file.hole_bytes()? > 0 && !self.zeros_stay_holes.load(Ordering::Relaxed);
         let begin = if has_holes { 0 } else { len };
         let mut more = bytes.saturating_sub(len).next_multiple_of(RESERVE_BYTES_MIN);
@@ -141,17 +141,18 @@ impl CheckpointStore {
         if len == 0 {
             self.disk.remove(&path)?;
         } else if has_holes && file.hole_bytes()? > 0 {
-            // As where a server compresses: writing them once more would change nothing.
+            // Zeros stay holes, for example on a server that compresses: writing them again would change
+            // nothing.
             self.zeros_stay_holes.store(true, Ordering::Relaxed);
         }
         Ok(len)
     }
 
-    /// Gives the reserve back: the file system has room enough.
+    /// Removes the reserve files, when the file system has enough free space.
     ///
     /// # Errors
     ///
-    /// What the operating system says.
+    /// Returns errors of the operating system.
     pub fn drop_reserve(&self) -> std::io::Result<()> {
         for name in [RESERVE, MANIFEST_RESERVE] {
             let path = self.dir.join(name);
@@ -162,16 +163,17 @@ impl CheckpointStore {
         Ok(())
     }
 
-    /// Bytes of the file system; `None` if it does not say.
+    /// Size and free space of the file system; `None` if the operating system does not report them.
     pub fn space(&self) -> Option<DiskSpace> {
         self.disk.space(&self.dir).ok()
     }
 
-    /// Makes these finished runs the checkpoint, atomically and durably.
+    /// Makes these finished runs the current checkpoint, atomically and durably.
     ///
     /// # Errors
     ///
-    /// What the operating system says, and whether it may have happened all the same.
+    /// Returns the error of the operating system, as a variant that says whether the manifest may have been
+    /// replaced.
     pub fn commit(&self, manifest: &Manifest) -> Result<(), CommitError> {
         let tmp = self.dir.join(MANIFEST_TMP);
         let path = self.dir.join(MANIFEST);
@@ -205,11 +207,11 @@ impl CheckpointStore {
         if planted::is(planted::Bug::ManifestNotSynced) { Ok(()) } else { file.sync_all() }
     }
 
-    /// The current checkpoint, if there is one. Its runs are checked when they are read.
+    /// Returns the current checkpoint, if one exists. Its runs are verified only when they are read.
     pub fn load(&self) -> Result<Option<Manifest>, OpenError> {
         let path = self.dir.join(MANIFEST);
         let io = |error| OpenError::io("read", &path, error);
-        // A name found here may not be durable yet, after a process died between rename and sync.
+        // If a process died between rename and directory sync, the name found here may not be durable yet.
         self.disk.sync_dir(&self.dir).map_err(|error| OpenError::io("sync", &self.dir, error))?;
         if !self.disk.exists(&path).map_err(io)? {
             return Ok(None);
@@ -224,14 +226,14 @@ impl CheckpointStore {
         Manifest::decode(&bytes).map(Some).map_err(|why| OpenError::damaged(&path, 0, why))
     }
 
-    /// Reads a run of the checkpoint.
+    /// Opens a run of the checkpoint for reading.
     pub fn read(&self, run: &Run) -> Result<RunReader, OpenError> {
         RunReader::open(&*self.disk, &self.dir, run)
     }
 
-    /// Removes every file that the manifest, which is the current one, does not name, but for the reserve; no run may be
-    /// under way. What a crash has left of a run that was written into the reserve becomes the reserve again.
-    /// Returns how many.
+    /// Removes every file that the current `manifest` does not name, except the reserve files, and returns
+    /// the number of removed files. No run may be in progress. If a crash has left an unfinished run in the
+    /// reserve's file, that file becomes the reserve again.
     pub fn prune(&self, manifest: &Manifest) -> Result<usize, OpenError> {
         let mut removed = 0;
         let names = self.disk.list(&self.dir).map_err(|error| OpenError::io("list", &self.dir, error))?;

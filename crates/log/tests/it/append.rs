@@ -1,4 +1,4 @@
-//! Appending, reading back, reopening.
+//! Tests of appending, reading back and reopening.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -74,7 +74,7 @@ fn an_index_given_again_replaces_the_tail() {
     let log = open(&disk).unwrap();
     assert!(log.entries() == expected);
     assert!(log.log.entries().read(Index(1), Index(13), u64::MAX).unwrap() == expected);
-    // Opened behind them, the entries before are found when they are asked for.
+    // When the log is opened from a later index, earlier entries are found when they are read.
     for from in 2..=13 {
         let log = open_with(options(), &disk, from).unwrap();
         assert_eq!(log.recovered.first_index, Index(1));
@@ -193,7 +193,7 @@ fn with_threads_on_a_real_disk() {
     assert_eq!(locations, 1000);
     let all = entries(1..=1000, 3, 1000).entries;
     assert!(log.entries().read(Index(1), Index(1001), u64::MAX).unwrap() == all);
-    // What is queued when the log is dropped is still written.
+    // Batches that are queued when the log is dropped are still written.
     log.append(entries(1001..=1001, 3, 10)).unwrap();
     drop(log);
     let mut count = 0;

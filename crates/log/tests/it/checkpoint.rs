@@ -1,4 +1,4 @@
-//! Checkpoints: written whole or not at all, damage refused.
+//! Checkpoints are written completely or not at all, and damage is refused.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -91,7 +91,7 @@ fn a_crash_at_any_operation_leaves_the_old_or_the_new_checkpoint() {
             assert_eq!(bytes, image(manifest.applied_index.0), "seed {seed}, operation {nth}");
             assert!(!acknowledged || manifest.applied_index == Index(2), "seed {seed}, operation {nth}");
             outcomes.insert(manifest.applied_index);
-            // Whatever is left lying about is in nobody's way.
+            // Files left by the failed attempt do not prevent the next one.
             write(&disk, 3).or_else(|_| write(&disk, 4)).unwrap();
             if acknowledged {
                 break;
@@ -144,7 +144,7 @@ fn every_flipped_bit_and_every_cut_is_refused() {
         disk.plant(&path, good);
     }
     read(&disk).unwrap().unwrap();
-    // Two intact runs changed for one another, and one that is gone.
+    // Two intact runs swapped, and one run removed.
     let (a, b) = (PathBuf::from(DIR).join("1-0.run"), PathBuf::from(DIR).join("1-1.run"));
     let (first, second) = (disk.contents(&a).unwrap(), disk.contents(&b).unwrap());
     disk.plant(&a, second);

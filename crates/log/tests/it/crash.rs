@@ -1,4 +1,5 @@
-//! Power cuts and errors at every operation: what was acknowledged is there, what is there is whole.
+//! Power cuts and errors at every operation: acknowledged data exists afterwards, and whatever exists is
+//! complete.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,7 @@ use numbers::{EntryId, Index, MemberId, Term};
 
 use crate::kit::{Opened, entries, entry, open};
 
-/// What the log was asked to hold, batch by batch: the states a reopened one may be in.
+/// Expected contents of the log, updated batch by batch: each state is one that a reopened log may have.
 #[derive(Clone, Default, PartialEq, Debug)]
 struct Model {
     entries: BTreeMap<Index, Entry>,
@@ -30,7 +31,7 @@ impl Model {
     }
 }
 
-/// A script of appends, groups of them committed together, that crosses segments, truncates and resets.
+/// Groups of batches, each group committed together; they cross segments, truncate and reset the log.
 fn script() -> Vec<Vec<Batch>> {
     let state = |term, commit| Some(HardState { term: Term(term), vote: MemberId(1), commit: Index(commit) });
     vec![
@@ -54,7 +55,8 @@ fn script() -> Vec<Vec<Batch>> {
     ]
 }
 
-/// Runs the script until something fails. Returns the tickets acknowledged, and releases old segments on the way.
+/// Runs the script until an operation fails, and releases old segments in between. Returns the last
+/// acknowledged ticket.
 fn run(log: &mut Opened) -> u64 {
     for group in script() {
         for batch in group {
@@ -66,18 +68,19 @@ fn run(log: &mut Opened) -> u64 {
         let sealed: Vec<u32> =
             log.log.segments().iter().filter(|one| one.sealed).map(|one| one.seq).collect();
         if sealed.len() > 2 {
-            // Only what the script's later resets make void: the checker looks at what is left.
+            // Releases only segments that later resets of the script make void: the checker looks at the
+            // rest.
             let _ = log.log.release(sealed[0]);
         }
     }
-    // A segment that could not be prepared once is prepared the next time.
+    // A segment whose preparation failed once is prepared in a later turn.
     for _ in 0..2 {
         log.log.turn();
     }
     log.told(|told| told.ticket)
 }
 
-/// Every prefix of the script's records is a state that a crash may leave.
+/// Checks that the log is in a state that a crash may leave: a prefix of the script's records.
 fn check(log: &Opened, acknowledged: u64, what: &str) {
     let mut model = Model::default();
     let mut allowed = Vec::new();
@@ -109,8 +112,8 @@ fn check(log: &Opened, acknowledged: u64, what: &str) {
         base: log.recovered.base,
         entries: log.entries().into_iter().map(|entry| (entry.index, entry)).collect(),
     };
-    // Entries in released segments are gone: compare from the first that can be read, and leave it to the test of
-    // releases which those are.
+    // Entries in released segments are gone: compare from the first readable entry on. Which entries these
+    // are is checked by the test of releases.
     let first = log.recovered.first_index;
     let unstated = HardState::default();
     found.entries = found.entries.split_off(&first);
@@ -149,7 +152,7 @@ fn a_power_cut_at_any_operation_loses_nothing_acknowledged() {
             }
             let finished = disk.ops() < nth;
             disk.crash();
-            // A second cut, during recovery, must do no harm either.
+            // A second power cut, during recovery, must do no harm either.
             disk.fail_at(1 + nth % 5, Fault::PowerCut);
             if let Err(error) = open(&disk) {
                 assert!(matches!(error, OpenError::Io { .. }), "{what}: {error}");
@@ -168,7 +171,8 @@ fn a_power_cut_at_any_operation_loses_nothing_acknowledged() {
     assert!(cuts > 500 && repairs > 50, "the cuts must hit something: {cuts} cuts, {repairs} repairs");
 }
 
-/// A recovered log takes more, and that is there too, with nothing old in between.
+/// Checks that a recovered log accepts more entries and that a reopened log has them, with no old records in
+/// between.
 fn continue_after(mut log: Opened, disk: &MemDisk, what: &str) {
     let first = log.recovered.first_index;
     let last = log.recovered.last_index;
@@ -239,7 +243,7 @@ fn released_segments_stay_released_through_a_crash_at_any_operation() {
             }
             disk.fail_at(disk.ops() + nth, Fault::PowerCut);
             let target = disk.ops() + nth;
-            // From the middle: a hole is allowed where it was made on purpose.
+            // Release a segment in the middle: a gap is allowed where it was made on purpose.
             log.log.release(1).unwrap();
             log.log.turn();
             let gone = !log.log.segments().iter().any(|one| one.seq == 1);
@@ -275,7 +279,8 @@ fn released_segments_stay_released_through_a_crash_at_any_operation() {
 
 #[test]
 fn nothing_is_acknowledged_before_it_is_synced() {
-    // The listener itself looks at the disk: what it is told about must survive a crash right now.
+    // The callback itself opens a crashed copy of the disk: what an event reports must survive a crash at
+    // that moment.
     let disk = MemDisk::new(11);
     let looked = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
     let (look_at, count) = (disk.clone(), looked.clone());
@@ -303,7 +308,8 @@ fn nothing_is_acknowledged_before_it_is_synced() {
     assert_eq!(looked.load(std::sync::atomic::Ordering::Relaxed), 7);
 }
 
-/// Linux takes pages whose writing failed for clean: they can be read, and no later sync brings them to the disk.
+/// Linux marks pages whose write failed as clean: they can be read, and no later sync writes them to the
+/// disk.
 #[test]
 fn what_a_failed_sync_has_left_in_the_page_cache_is_given_out_only_once_it_is_durable() {
     let mut given_out = 0;
@@ -325,8 +331,8 @@ fn what_a_failed_sync_has_left_in_the_page_cache_is_given_out_only_once_it_is_du
     assert!(given_out > 40 * 5, "some of it could be read: {given_out}");
 }
 
-/// What a file's last use has left may be the same as what is written there, byte for byte but for the secret: a torn write is
-/// still told from damage.
+/// Data of a file's previous use may equal the data written now in every byte except the secret: a torn write
+/// is still distinguished from damage.
 #[test]
 fn a_torn_write_over_the_same_values_of_an_earlier_use_is_no_damage() {
     let mut repairs = 0;
@@ -347,7 +353,7 @@ fn a_torn_write_over_the_same_values_of_an_earlier_use_is_no_damage() {
             assert!(log.recovered.last_index.0 >= acknowledged, "{what}");
             repairs += log.recovered.repairs.len();
             let mut next = log.recovered.last_index.0 + 1;
-            // The first rounds fill some files, and hand them back for another use.
+            // The first rounds fill some files and release them for another use.
             let sort = if round % 2 == 0 { Operation::Write } else { Operation::Sync };
             disk.fail_next(sort, 60 + (seed + round) % 9, Fault::PowerCut);
             while !disk.is_dark() {

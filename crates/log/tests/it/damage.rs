@@ -1,4 +1,5 @@
-//! Damaged files: acknowledged data is refused by name and offset, torn tails are cut off, nothing panics.
+//! Damaged files: damage to acknowledged data is reported with file and offset, torn tails are cut off,
+//! nothing panics.
 
 use std::path::Path;
 
@@ -9,7 +10,7 @@ use testkit::Random;
 
 use crate::kit::{DIR, Opened, entries, open, open_with, options, segment_path};
 
-/// Three segments, the last with several batches.
+/// A disk with a log of three segments, the last with several batches.
 fn filled() -> MemDisk {
     let disk = MemDisk::new(5);
     let mut log = open(&disk).unwrap();
@@ -37,7 +38,7 @@ fn every_flipped_bit_is_classified() {
         let path = segment_path(seq);
         let good = disk.contents(&path).unwrap();
         let end = used(&reference, seq as usize);
-        // Every byte of the beginning and the end, and a sample of the rest.
+        // Every byte at the beginning and the end, and a sample of the others.
         for at in
             (0..end).filter(|at| *at < 60 || (4088..4400).contains(at) || *at > end - 100 || at % 37 == 0)
         {
@@ -46,8 +47,10 @@ fn every_flipped_bit_is_classified() {
             disk.plant(&path, bad);
             let what = format!("segment {seq}, byte {at}");
             match open(&disk) {
-                // With another length the last one goes on in the next sector, which a torn write may not have reached; without its
-                // mark it is no record, and the one in front begins in another sector.
+                // If the changed byte is in the last record's length, the record seems to continue in the
+                // next sector, which a torn write may not have reached. If it is in the mark, the bytes are
+                // no record, and the record in front begins in another sector. In both cases a torn write
+                // explains the bytes.
                 Ok(log) if seq == 2 && (last_batch + 5..last_batch + 16).contains(&at) => {
                     assert_eq!(log.recovered.repairs.len(), 1, "{what}");
                     assert_eq!(log.recovered.repairs[0].offset as usize, last_batch, "{what}");
@@ -85,7 +88,8 @@ fn segments_that_need_not_be_read_are_verified_when_asked_for() {
     assert!(open_with(Options { verify_all: true, ..options() }, &disk, 20).is_err());
 }
 
-/// Leaves the remains of a write of entry 23 at `end` that never came to its end: its first sector, and what stood in the next.
+/// Leaves the remains of an interrupted write of entry 23 at `end`: its first sector was written, and the
+/// next sector has other data.
 fn tear_record_23(disk: &MemDisk, end: usize) {
     let mut log = open(disk).unwrap();
     log.put(entries(23..=23, 1, 904));
@@ -112,7 +116,8 @@ fn a_torn_tail_is_cut_off_and_told_once() {
     assert_eq!((log.recovered.last_index, log.recovered.repairs.len()), (Index(23), 0));
 }
 
-/// A torn write leaves whole sectors: a loss that begins within one is none, unless the record there goes on in the next sector.
+/// A torn write leaves whole sectors: bytes lost from the middle of a sector are damage, unless the record
+/// there continues in the next sector.
 #[test]
 fn an_end_that_is_lost_from_the_middle_of_a_sector_is_refused() {
     const SECTOR: usize = 512;
@@ -141,7 +146,8 @@ fn an_end_that_is_lost_from_the_middle_of_a_sector_is_refused() {
         let begin = begins[last];
         let is_refused = match from - begin {
             0 => false,
-            // The rest of its head is lost: only that the record in front begins in the sector tells that there was one.
+            // The rest of the record's head is lost: only the record in front, if it begins in the same
+            // sector, proves that this record existed.
             8 => begin % SECTOR <= 496 && begins[last.saturating_sub(1)] / SECTOR == begin / SECTOR,
             _ => begin % SECTOR <= 496 && begin / SECTOR == (begins[last + 1] - 1) / SECTOR,
         };
@@ -162,7 +168,7 @@ fn an_end_that_is_lost_from_the_middle_of_a_sector_is_refused() {
     assert!(refused > 20 && cut_off > 5, "{refused} refused, {cut_off} cut off");
 }
 
-/// Records of one batch that share a sector are there together or not at all.
+/// Of several records of one batch in one sector, either all exist or none.
 #[test]
 fn a_record_that_is_damaged_between_others_of_its_sector_is_refused() {
     let disk = MemDisk::new(8);
@@ -188,9 +194,9 @@ fn a_record_that_is_damaged_between_others_of_its_sector_is_refused() {
         }
         disk.plant(&path, good.clone());
     }
-    // Lengths that were changed, and the record that begins in front of a sector's last bytes.
+    // Exceptions: bytes that changed a length, and a record that begins in the last bytes of a sector.
     assert!(cut_off * 4 < end - from, "{cut_off} of {} bytes", end - from);
-    // What a torn write leaves: sectors as they were before it.
+    // A torn write leaves sectors with the contents they had before it.
     for sector in from / 512..=end / 512 {
         let mut torn = good.clone();
         torn[(sector * 512).max(from)..(sector + 1) * 512].fill(0);
@@ -200,9 +206,9 @@ fn a_record_that_is_damaged_between_others_of_its_sector_is_refused() {
     }
 }
 
-/// The limit of what a log can tell (docs/reference/damage.md): a sector that holds the end of one batch and the whole of the last one looks,
-/// once it is lost, like that sector of a write of the first of them that never came to its end. Only what was noted elsewhere
-/// tells.
+/// The limit of what a log can detect (docs/reference/damage.md): if a sector is lost that holds the end of one batch
+/// and the whole last batch, it looks like a sector that an interrupted write of the first of these batches
+/// did not reach. Only an end recorded elsewhere reveals the loss.
 #[test]
 fn a_lost_sector_that_holds_all_of_the_last_batch_is_told_by_a_noted_end_alone() {
     const SECTOR: usize = 512;
@@ -237,7 +243,7 @@ fn a_lost_sector_that_holds_all_of_the_last_batch_is_told_by_a_noted_end_alone()
     assert_eq!((log.recovered.last_index, log.recovered.repairs.len()), (Index(3), 1));
     drop(log);
 
-    // A sound record of any later batch proves that there was more.
+    // A valid record of any later batch proves that the lost data had been synced.
     disk.plant(&path, proven_damaged);
     let said = open(&disk).err().unwrap().to_string();
     assert!(said.contains("was only written after this had been synced"), "{said}");
@@ -251,7 +257,8 @@ fn a_file_that_is_missing_cut_short_doubled_or_a_stranger_is_refused() {
         let good = disk.contents(&path).unwrap();
         disk.remove(&path).unwrap();
         match open(&disk) {
-            // Whoever loses the newest file loses what only it could tell; the prepared one then shows the gap.
+            // Nothing records the loss of the newest segment itself; the segment prepared after it reveals
+            // the gap.
             Err(OpenError::Missing { path: named }) => assert_eq!(named, path),
             Err(error) => panic!("segment {seq}: {error}"),
             Ok(_) => panic!("segment {seq}: its loss was not noticed"),
@@ -314,7 +321,7 @@ fn garbage_never_panics() {
 
 #[test]
 fn values_of_any_content_never_read_as_records() {
-    // A value that holds a whole log: what is inside is shifted by 8, so that headers lie on record boundaries.
+    // A value that contains a whole log, shifted by 8 bytes so that its headers lie on record boundaries.
     let disk = filled();
     let inside = disk.contents(&segment_path(2)).unwrap();
     let mut log = open(&disk).unwrap();
@@ -342,7 +349,7 @@ fn what_is_left_of_a_torn_write_is_wiped_so_that_it_cannot_come_back() {
     drop(log);
     let path = segment_path(2);
     let mut bad = disk.contents(&path).unwrap();
-    // The first record was lost, the others of its batch were kept.
+    // The first record was lost, the other records of its batch were kept.
     bad[from..from + 512].fill(0);
     disk.plant(&path, bad);
     let log = open(&disk).unwrap();
@@ -363,7 +370,7 @@ fn a_record_missing_at_the_end_of_a_sealed_segment_is_noticed() {
         });
         index += 1;
     }
-    // The segment ends with a hard state, which no index would miss.
+    // The segment ends with a hard state, whose loss would leave no gap in the raft index.
     let end = used(&log, 0);
     drop(log);
     let path = segment_path(0);
@@ -391,7 +398,8 @@ fn a_log_that_was_closed_in_order_ends_where_it_did_then() {
     let path = segment_path(2);
     let good = disk.contents(&path).unwrap();
     let len = end.offset as usize;
-    // The last batch, which could not be told from a torn one.
+    // Bytes of the last batch: without the recorded end, damage there could not be distinguished from a torn
+    // write.
     for at in len - 40..len {
         let mut bad = good.clone();
         bad[at] ^= 1;
@@ -400,7 +408,7 @@ fn a_log_that_was_closed_in_order_ends_where_it_did_then() {
         assert!(matches!(error, OpenError::Damaged { .. }), "byte {at}: {error}");
         assert_eq!(disk.contents(&path).unwrap(), bad, "nothing is changed");
     }
-    // An end that is lost without a trace, wherever it was.
+    // An end that is lost without a trace, at every offset.
     for from in (4096..len).step_by(8) {
         let mut bad = good.clone();
         bad[from..len].fill(0);
@@ -412,7 +420,7 @@ fn a_log_that_was_closed_in_order_ends_where_it_did_then() {
     assert!(matches!(error, OpenError::Missing { .. }), "{error}");
     disk.plant(&path, good);
 
-    // What was prepared and never used is made anew, whatever is in it.
+    // After a clean shutdown, a segment that was prepared and never used is made again, whatever it contains.
     let next = segment_path(3);
     disk.plant(&next, vec![7; 100]);
     assert!(open(&disk).is_err(), "after a crash it may have been in use");
@@ -429,7 +437,8 @@ fn a_log_does_not_end_before_where_it_ended_at_the_last_start() {
     let path = segment_path(2);
     let good = disk.contents(&path).unwrap();
     let len = noted.offset as usize;
-    // The last batch that was there then. Nothing follows it, and so the log alone cannot tell it from a torn one.
+    // Bytes of the batch that was last at that start. Nothing follows it, so the log alone cannot distinguish
+    // damage from a torn write.
     for at in len - 40..len {
         let mut bad = good.clone();
         bad[at] ^= 1;
@@ -449,7 +458,7 @@ fn a_log_does_not_end_before_where_it_ended_at_the_last_start() {
     assert!(matches!(error, OpenError::Missing { .. }), "{error}");
     disk.plant(&path, good);
 
-    // What was torn since is no damage, in this segment and in the next one.
+    // A write torn after that start is no damage, in this segment or in the next one.
     tear_record_23(&disk, len);
     let log = open_with(started(), &disk, 1).unwrap();
     assert_eq!((log.recovered.last_index, log.recovered.repairs.len()), (Index(22), 1));
@@ -460,7 +469,7 @@ fn a_log_does_not_end_before_where_it_ended_at_the_last_start() {
     disk.plant(&next, torn);
     assert_eq!(open_with(started(), &disk, 1).unwrap().recovered.last_index, Index(22));
 
-    // Nor is a log that has gone on, for one entry and then for some segments.
+    // A log that has grown since that start is not refused either: by one entry, and then by some segments.
     for last in [23, 60] {
         let mut log = open_with(started(), &disk, 1).unwrap();
         let first = log.recovered.last_index + 1;
@@ -477,7 +486,7 @@ fn a_log_that_went_on_behind_its_known_end_is_not_refused() {
     let disk = filled();
     let end = open(&disk).unwrap().log.values().log_end().unwrap();
     let closed = || Options { closed_at: Some(end), ..options() };
-    // As a build does that notes no end, for one entry and then for some segments.
+    // A build that records no end writes one entry, and then some segments.
     for last in [23, 60] {
         let mut log = open(&disk).unwrap();
         let first = log.recovered.last_index + 1;
@@ -487,7 +496,7 @@ fn a_log_that_went_on_behind_its_known_end_is_not_refused() {
         drop(log);
         assert_eq!(open_with(closed(), &disk, 1).unwrap().recovered.last_index, Index(last));
     }
-    // A segment behind it whose header is damaged may be in use as well.
+    // A segment behind the recorded end whose header is damaged may be in use as well, so opening is refused.
     let next = segment_path(open(&disk).unwrap().log.values().log_end().unwrap().segment + 1);
     disk.plant(&next, vec![7; 100]);
     assert!(open_with(closed(), &disk, 1).is_err());

@@ -1,4 +1,5 @@
-//! Values made by somebody who knows the format, the ids that every answer's header tells, and how segments are numbered.
+//! Values forged by a client that knows the format, the ids in every response header, and the numbering of
+//! segments.
 
 use bytes::Bytes;
 use disk::MemDisk;
@@ -9,7 +10,7 @@ use crate::kit::{Opened, entries, entry, open_with, options, segment_path};
 
 const SEGMENT_BYTES: usize = 16 << 10;
 
-/// The operating system's randomness, as a member has it.
+/// Options with secrets from the operating system's randomness, as a member has them.
 fn real() -> Options {
     Options { secret_seed: None, ..options() }
 }
@@ -20,7 +21,8 @@ fn closed(log: Opened) -> Options {
     Options { closed_at, ..real() }
 }
 
-/// What version 1 summed: cluster, member, incarnation and number of a segment.
+/// The checksum that takes the secret's place in version 1, over cluster, member, incarnation and number of a
+/// segment.
 fn guess(seq: u32) -> u32 {
     let mut bytes = Vec::new();
     for number in [0xc1u64, 0x3e, 1] {
@@ -30,7 +32,7 @@ fn guess(seq: u32) -> u32 {
     crc32c::crc32c(&bytes)
 }
 
-/// A record without a payload; `place` is what a record's offset adds to its checksum.
+/// Returns a forged record without a payload; `place` is the share of the record's offset in its checksum.
 fn forged(identity: u32, mark: u16, place: u32, kind: u8, batch: u32, term: u64, index: u64) -> Vec<u8> {
     let mut bytes = vec![0; 8];
     bytes.extend_from_slice(&[kind, 0]);
@@ -43,7 +45,7 @@ fn forged(identity: u32, mark: u16, place: u32, kind: u8, batch: u32, term: u64,
     bytes
 }
 
-/// A value full of records for the segments `from..from + 8`, whose batches begin late in the segment.
+/// A value full of forged records for the segments `from..from + 8`, whose batches begin late in the segment.
 fn poison(from: u32, index: u64) -> Bytes {
     let mut value = Vec::new();
     for nth in 0..28u32 {
@@ -90,17 +92,18 @@ fn values_made_of_guessed_records_do_no_harm_in_recycled_files() {
             put(&mut log, index, poison(seq, index));
         }
         release_sealed(&mut log);
-        // Stopped cleanly.
+        // Reopen after a clean shutdown.
         let options = closed(log);
         log = open_with(options, &disk, 1).unwrap_or_else(|error| panic!("round {round}: {error}"));
         let found = (log.recovered.last_index, log.recovered.hard_state.term, log.recovered.repairs.len());
         assert_eq!(found, (Index(index), Term(1), 0), "round {round}");
-        // Killed in a write that left garbage.
+        // Reopen after a kill during a write that left garbage.
         let end = log.log.values().log_end().unwrap();
         drop(log);
         let path = segment_path(end.segment);
         let mut torn = disk.contents(&path).unwrap();
-        // Behind the sector in which the log ends: a write that was cut off leaves whole sectors.
+        // The garbage begins behind the sector in which the log ends, because an interrupted write leaves
+        // whole sectors.
         let from = (end.offset as usize).next_multiple_of(512);
         let to = (from + 100).min(torn.len());
         torn[from.min(to)..to].fill(0xa5);
@@ -119,7 +122,7 @@ fn the_batch_that_was_torn_may_hold_whatever_it_likes() {
     let disk = MemDisk::new(1);
     let mut log = open_with(real(), &disk, 1).unwrap();
     log.put(entries(1..=3, 1, 500));
-    // Guessed records, and true ones of this very segment: it is copied whole.
+    // Forged records, and genuine ones of this very segment, which is copied whole.
     let own = disk.contents(&segment_path(0)).unwrap();
     let used = log.log.segments()[0].used_bytes as usize;
     let mut data = own[4096..used].to_vec();
@@ -130,7 +133,7 @@ fn the_batch_that_was_torn_may_hold_whatever_it_likes() {
     drop(log);
     let path = segment_path(0);
     let whole = disk.contents(&path).unwrap();
-    // Whatever sector of it is missing, it was never acknowledged and is cut off.
+    // Whichever sector is missing, the batch was never acknowledged and is cut off.
     for sector in from / 512..end.div_ceil(512) {
         let mut torn = whole.clone();
         torn[(sector * 512).max(from)..((sector + 1) * 512).min(end)].fill(0);
@@ -156,7 +159,7 @@ fn a_record_copied_to_another_place_of_its_own_segment_is_none() {
     let path = segment_path(0);
     let good = disk.contents(&path).unwrap();
     let record = good[used - 136..used].to_vec();
-    // Behind the end and its 16 zeros as somebody's value would have left it there.
+    // Behind the end and its 16 zeros, where a client's value could have left the record.
     for at in (used + 16..SEGMENT_BYTES - 200).step_by(8).take(64) {
         let mut bad = good.clone();
         bad[at..at + record.len()].copy_from_slice(&record);

@@ -1,4 +1,4 @@
-//! Files of each version, written down once. These bytes never change: if a test here fails, the code is wrong.
+//! Files of each version, recorded once. These bytes never change: if a test here fails, the code is wrong.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ const SEGMENT_2: &str = include_str!("golden/segment_2.hex");
 const RUN: &str = include_str!("golden/run.hex");
 const MANIFEST: &str = include_str!("golden/manifest.hex");
 
-/// `offset: bytes`, sixteen to a line; runs of zero lines are left out.
+/// Returns lines of `offset: bytes`, with sixteen bytes to a line; lines of zeros are left out.
 fn dump(bytes: &[u8]) -> String {
     let lines = bytes.chunks(16).enumerate().filter(|(_, line)| line.iter().any(|byte| *byte != 0));
     let lines = lines.map(|(nth, line)| {
@@ -131,7 +131,7 @@ fn a_segment_of_version_1_is_left_as_soon_as_another_is_ready() {
     drop(log);
     assert_eq!(open(&disk).unwrap().recovered.last_index, Index(102));
 
-    // Nothing but the rest of it is there on a full disk.
+    // The disk is full: nothing but the rest of this segment can be written.
     let disk = MemDisk::new(1);
     disk.create_dir_all(Path::new(DIR)).unwrap();
     disk.plant(&segment_path(0), undump(SEGMENT));

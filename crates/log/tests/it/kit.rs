@@ -1,4 +1,4 @@
-//! A log driven by hand on a disk in memory, and what it has told.
+//! A log driven by hand on a disk in memory, and the events that it has reported.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use testkit::Random;
 /// Directory of the log under test.
 pub const DIR: &str = "/data/member/log";
 
-/// Options with small segments, driven by hand.
+/// Options for a log with small segments that is driven by hand.
 pub fn options() -> Options {
     Options {
         segment_bytes: 16 << 10,
@@ -25,7 +25,7 @@ pub fn options() -> Options {
     }
 }
 
-/// What a log has reported.
+/// Summary of the events that a log has reported so far.
 #[derive(Default)]
 pub struct Told {
     pub ticket: u64,
@@ -77,7 +77,7 @@ pub fn open(disk: &MemDisk) -> Result<Opened, OpenError> {
     open_with(options(), disk, 1)
 }
 
-/// Disks that can be handed to a log and kept.
+/// Disks that can be given to a log and still be used by the test.
 pub trait CloneDisk {
     fn arc(&self) -> Arc<dyn Disk>;
 }
@@ -89,12 +89,12 @@ impl<D: Disk + Clone + 'static> CloneDisk for D {
 }
 
 impl Opened {
-    /// The entries as they stand after the replay: later ones have replaced earlier ones.
+    /// Returns the entries after the replay: later entries have replaced earlier ones.
     pub fn entries(&self) -> Vec<Entry> {
         self.entries_from(1)
     }
 
-    /// As [`Opened::entries`], without those below the index that was asked for.
+    /// Returns the same as [`Opened::entries`], without entries below `from`.
     pub fn entries_from(&self, from: u64) -> Vec<Entry> {
         let mut entries: Vec<Entry> = Vec::new();
         for item in &self.replayed {
@@ -111,7 +111,7 @@ impl Opened {
         entries
     }
 
-    /// Appends and takes a turn.
+    /// Appends a batch and runs one turn.
     pub fn put(&mut self, batch: Batch) {
         self.log.append(batch).unwrap();
         self.log.turn();
@@ -122,7 +122,7 @@ impl Opened {
     }
 }
 
-/// An entry whose data tells index and term, `len` bytes.
+/// An entry with `len` bytes of data derived from index and term.
 pub fn entry(index: u64, term: u64, len: usize) -> Entry {
     let data = Random::new(index << 32 ^ term).bytes(len);
     Entry { term: Term(term), index: Index(index), entry_type: 0, data: Bytes::from(data) }

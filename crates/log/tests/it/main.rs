@@ -1,4 +1,4 @@
-//! The log from outside, on disks that lose power, fail and fill up.
+//! Tests of the log's public interface, on disks that lose power, fail and fill up.
 
 mod append;
 mod checkpoint;

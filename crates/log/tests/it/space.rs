@@ -30,8 +30,8 @@ fn a_quota_that_is_used_up_is_a_full_disk() {
     fill_and_release(&disk);
 }
 
-/// A log of one entry whose segments are made of holes behind it: as a copy leaves them that writes no zeros, or a release that took a
-/// longer file for more room.
+/// A log of one entry whose segments have holes behind it: a copy that writes no zeros leaves such files, and
+/// so does an old release that took a longer file for reserved space.
 fn with_holes() -> MemDisk {
     let disk = MemDisk::new(1);
     disk.reserve_nothing();
@@ -55,11 +55,11 @@ fn with_holes() -> MemDisk {
 fn holes_in_segments_are_found_when_the_log_is_opened() {
     let disk = with_holes();
     let copied = disk.used_bytes();
-    // To be read, it is left as it is.
+    // If it is opened only for reading, nothing is changed.
     let log = open_with(Options { only_read: true, ..options() }, &disk, 1).unwrap();
     assert_eq!((disk.used_bytes(), log.recovered.last_index), (copied, Index(1)));
     drop(log);
-    // With room they are filled.
+    // If the disk has space, the holes are filled.
     let log = open(&disk).unwrap();
     assert!(disk.used_bytes() >= copied + 2 * (8 << 10), "{} bytes, {copied} before", disk.used_bytes());
     assert_eq!((log.log.space(), log.recovered.last_index), (Space::Ample, Index(1)));
@@ -74,7 +74,7 @@ fn a_disk_that_cannot_sync_what_fills_holes_is_refused() {
         disk.fail_next(Operation::Sync, nth, Fault::Once(EIO));
         let opened = open(&disk);
         let probe = disk.create(&segment_path(9)).unwrap();
-        // The fault waits for another sync still.
+        // If this sync fails, the fault had not fired yet: opening makes fewer than `nth` syncs.
         let is_ahead = probe.sync_data().is_err();
         assert_eq!(opened.is_ok(), is_ahead, "sync {nth} fails, and nobody hears of it");
         if is_ahead {
@@ -129,7 +129,7 @@ fn fill_and_release(disk: &MemDisk) {
         assert_eq!(told.spaces, [Space::Low, Space::Exhausted]);
         assert!(told.failed.is_empty(), "a full disk does not stop the member");
     });
-    // Raft can still vote.
+    // Raft can still record a vote.
     log.put(Batch {
         hard_state: Some(HardState { term: Term(9), vote: MemberId(1), commit: Index(3) }),
         ..Batch::default()
@@ -170,7 +170,7 @@ fn a_batch_that_outruns_the_room_waits_and_goes_on() {
     );
 }
 
-/// A log driven by hand must come back from its turn though the next segment is ready and does not help.
+/// A log driven by hand must return from its turn even if the next segment is ready and does not help.
 #[test]
 fn a_record_larger_than_a_segment_waits_on_a_full_disk() {
     let disk = MemDisk::new(1);
@@ -211,7 +211,8 @@ fn released_files_are_recycled_and_old_records_never_read_as_new() {
         let active = log.log.segments().last().unwrap().seq;
         assert_eq!(log.log.release(active), Err(ReleaseError::Active));
         assert_eq!(log.log.release(active + 9), Err(ReleaseError::Unknown));
-        // A crash or not: the recycled file's old records lie behind the end, every time at another place.
+        // With and without a crash: the old records of a recycled file lie behind the end, at another
+        // position in each round.
         let last = log.recovered.last_index.max(Index(log.told(|told| told.last_index)));
         drop(log);
         if round % 2 == 0 {
@@ -230,7 +231,8 @@ fn released_files_are_recycled_and_old_records_never_read_as_new() {
     assert!(recycled > 20);
 }
 
-/// Who removes the directory of a member that is told to stop must not find files in it that came meanwhile.
+/// A caller that removes the directory of a stopping member must not find files in it that were made after
+/// the call.
 #[test]
 fn a_log_that_winds_down_makes_no_file_but_the_segment_that_a_batch_needs() {
     let disk = MemDisk::new(1);
@@ -239,12 +241,12 @@ fn a_log_that_winds_down_makes_no_file_but_the_segment_that_a_batch_needs() {
     let files = || disk.list(DIR.as_ref()).unwrap();
     let numbers = |log: &Log| log.segments().iter().map(|segment| segment.seq).collect::<Vec<_>>();
     log.log.values().wind_down();
-    // What is released is not kept, and nothing is made in its place.
+    // The file of a released segment is not kept, and nothing is made in its place.
     let (before, oldest) = (files(), numbers(&log.log)[0]);
     log.log.release(oldest).unwrap();
     log.log.turn();
     assert!(files().iter().all(|name| before.contains(name)), "{before:?} {:?}", files());
-    // A segment that is ready is used, and another one made only once something has to be written to it.
+    // A segment that is ready is used; another one is made only when a record has to be written to it.
     let mut index = 41;
     let (used, made) = (numbers(&log.log).len(), before.len());
     while numbers(&log.log).len() < used + 4 {
@@ -281,7 +283,7 @@ fn what_becomes_free_goes_first_to_those_it_is_held_for() {
     assert_eq!((log.log.space(), spares()), (Space::Low, 0), "it is neither kept nor made anew");
     assert_eq!(disk.space(DIR.as_ref()).unwrap().free_bytes, free + (16 << 10));
     assert_eq!(log.log.free_bytes(), Some(free));
-    // While others are about to take the room, the log makes no file and reports no shortage.
+    // While other parts are about to take the space, the log makes no file and reports no shortage.
     values.hold_room(free + (16 << 10), Need::Passing);
     log.log.turn();
     assert_eq!((log.log.space(), spares()), (Space::Low, 0));
@@ -309,7 +311,7 @@ fn a_log_that_cannot_know_what_is_free_gives_up_its_next_segment_for_a_checkpoin
     log.log.values().hold_room(4096, Need::Urgent);
     log.log.turn();
     assert_eq!((files(), log.log.space()), (before - 1, Space::Exhausted));
-    // What is left of the segment in use still takes what ends the shortage.
+    // The rest of the segment in use still accepts the records that end the shortage.
     log.put(entries(index..=index, 1, 1000));
     log.told(|told| assert_eq!(told.last_index, index));
 }
@@ -363,7 +365,7 @@ fn a_quiet_log_gets_its_next_segment_filled_with_zeros() {
         Log::open(options, std::sync::Arc::new(disk.clone()), Index(1), &mut |_| (), Box::new(|_| ()))
             .unwrap();
     log.append(entries(1..=1, 1, 10)).unwrap();
-    // Two headers, and all of the next segment behind its header.
+    // Bytes of two headers, and of the next segment behind its header.
     let prepared_bytes = (16 << 10) - 4096 + 2 * 4096;
     testkit::wait_until("the next segment is filled", testkit::TIMEOUT, || {
         (log.figures().prepared_bytes() >= prepared_bytes).then_some(())
@@ -389,7 +391,7 @@ fn the_owner_writes_by_itself_unless_the_thread_has_to() {
     log.append(entries(1..=1, 1, 10)).unwrap();
     assert!(matches!(next(), (thread, LogEvent::Synced(_)) if thread != own));
     let (mut here, mut tries) = (0_u64, 0_u64);
-    // The same again for each try that met the log's thread, which may be held up for long.
+    // Repeat each attempt that found the log's thread busy; the thread may be delayed for long.
     testkit::wait_until("the owner writes", testkit::TIMEOUT, || {
         let index = 2 + tries;
         tries += 1;
@@ -397,7 +399,8 @@ fn the_owner_writes_by_itself_unless_the_thread_has_to() {
         log.append(entries(index..=index, 1, 10)).unwrap();
         assert!(told.try_recv().is_err(), "nobody else writes it");
         let wrote = log.write_here(1024).is_some();
-        // Reported at once; where the log's thread had not yet let go of the batch before, by that.
+        // The owner reports its own write at once. If the log's thread still held the lock, that thread
+        // writes and reports the batch.
         let (thread, event) = if wrote { told.try_recv().expect("an event") } else { next() };
         assert_eq!(thread == own, wrote);
         assert!(matches!(event, LogEvent::Synced(synced) if synced.last_index.0 == index));
@@ -405,7 +408,8 @@ fn the_owner_writes_by_itself_unless_the_thread_has_to() {
         (here >= 3).then_some(())
     });
     let at = |index: u64| index + tries;
-    // More than it should write by itself, and then more than the segment has room for: the log's thread goes on with it.
+    // A batch above the limit, and then batches larger than the segment's free space: the log's thread writes
+    // the rest.
     log.owner_writes(true);
     log.append(entries(at(2)..=at(2), 1, 2000)).unwrap();
     assert_eq!(log.write_here(1024), None);
@@ -419,10 +423,10 @@ fn the_owner_writes_by_itself_unless_the_thread_has_to() {
             last = synced.last_index.0;
         }
     }
-    // Nor does a later batch wait for the owner.
+    // A later batch, appended without `owner_writes`, does not wait for the owner either.
     log.append(entries(at(102)..=at(102), 1, 10)).unwrap();
     assert!(matches!(next(), (thread, LogEvent::Synced(_)) if thread != own));
-    // Of a disk that fails both hear.
+    // After a disk failure, the event is reported and a later append is refused.
     disk.fail_next(Operation::Sync, 1, Fault::Always(5));
     log.owner_writes(true);
     log.append(entries(at(103)..=at(103), 1, 10)).unwrap();

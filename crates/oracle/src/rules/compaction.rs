@@ -3,12 +3,13 @@ use crate::findings::brief;
 use crate::timeline::Timeline;
 use crate::{History, Kind, Operation, Outcome, Refusal, Request, Verdict, Violation};
 
-/// Compaction is honest: below the compact revision a read is refused, at and above it is answered, from a state that
-/// compaction did not touch (the answers themselves are held against the store when the sequence is built); and what
-/// is not there yet is refused as future. A revision can be compacted once, and not before it is there.
+/// Checks compactions. A read below the compact revision is refused. A read at or above it is answered from a
+/// state that the compaction did not change (the responses themselves are checked when the sequence is
+/// built). A request for a revision that does not exist yet is refused as future. A revision can be compacted
+/// only once, and not before it exists.
 ///
-/// etcd: "KV.Compact", "RangeRequest.revision"; compaction goes through the log, so a member whose header is past the
-/// revision at which a compaction was answered has applied it.
+/// etcd: "KV.Compact", "RangeRequest.revision". Compaction goes through the log, so a member whose header
+/// revision is higher than that of a compaction's response has applied the compaction.
 pub(crate) fn check(history: &History, timeline: &Timeline, verdict: &mut Verdict) {
     let compactions = Compactions::new(history);
     for op in &history.operations {
@@ -32,15 +33,15 @@ pub(crate) fn check(history: &History, timeline: &Timeline, verdict: &mut Verdic
     }
 }
 
-/// All compactions that happened, or may have.
+/// All compactions that happened or may have happened.
 pub(crate) struct Compactions<'a> {
-    /// By call.
+    /// Compactions with their revisions, ordered by call.
     all: Vec<(&'a Operation, i64)>,
-    /// By call, with the highest revision that was asked for up to then.
+    /// Time of each call, with the highest revision requested up to then; ordered by call.
     by_call: Vec<(u64, i64)>,
-    /// Answered ones by return, with the highest revision compacted up to then.
+    /// Time of each response, with the highest revision compacted up to then; ordered by time.
     by_return: Vec<(u64, i64)>,
-    /// Answered ones by the revision of their header, with the highest revision compacted up to then.
+    /// Header revision of each response, with the highest revision compacted up to then; ordered by revision.
     by_revision: Vec<(i64, i64)>,
 }
 
@@ -70,31 +71,32 @@ impl<'a> Compactions<'a> {
         Compactions { all, by_call, by_return, by_revision }
     }
 
-    /// The revision up to which everything was compacted before a time, for certain; 0 for none.
+    /// Returns the highest revision that was certainly compacted before a time; 0 for none.
     pub fn surely_before(&self, time: u64) -> i64 {
         let before = self.by_return.partition_point(|(returned, _)| *returned < time);
         before.checked_sub(1).map_or(0, |at| self.by_return[at].1)
     }
 
-    /// The same for a member that has applied a revision.
+    /// Returns the highest revision that was certainly compacted on a member that has applied `revision`; 0
+    /// for none.
     fn surely_applied_with(&self, revision: i64) -> i64 {
         let before = self.by_revision.partition_point(|(header, _)| *header < revision);
         before.checked_sub(1).map_or(0, |at| self.by_revision[at].1)
     }
 
-    /// The revision up to which everything may have been compacted by a time; 0 for none.
+    /// Returns the highest revision that may have been compacted by a time; 0 for none.
     pub fn perhaps_by(&self, time: u64) -> i64 {
         let called = self.by_call.partition_point(|(call, _)| *call <= time);
         called.checked_sub(1).map_or(0, |at| self.by_call[at].1)
     }
 
-    /// Whether there may have been a compaction to just this revision by a time.
+    /// Returns true if a compaction to exactly this revision may have happened by a time.
     pub fn perhaps_to(&self, revision: i64, time: u64) -> bool {
         let mut called = self.all.iter().take_while(|(op, _)| op.call <= time);
         called.any(|(_, compacted)| *compacted == revision)
     }
 
-    /// A compaction that was answered.
+    /// Checks a compaction that was answered.
     fn answered(&self, op: &Operation, to: i64, header: i64, verdict: &mut Verdict) {
         if to > header {
             let text = format!("{}: it compacted a revision that was not there", brief(op));
@@ -107,7 +109,7 @@ impl<'a> Compactions<'a> {
         }
     }
 
-    /// A read of an old revision that was answered.
+    /// Checks an answered read of an old revision.
     fn read(&self, op: &Operation, revision: i64, header: i64, verdict: &mut Verdict) {
         if revision <= 0 {
             return;
@@ -123,10 +125,10 @@ impl<'a> Compactions<'a> {
         }
     }
 
-    /// Something that was refused as compacted.
+    /// Checks an operation that was refused as compacted.
     fn refused(&self, op: &Operation, verdict: &mut Verdict) {
         let perhaps = match op.request {
-            // A compaction is refused if another one came at least as far.
+            // A compaction is also refused if another one reached at least the same revision.
             Request::Compact { revision, .. } => {
                 let others =
                     self.all.iter().filter(|(other, _)| other.id != op.id && other.call <= op.returned);
@@ -150,7 +152,7 @@ impl<'a> Compactions<'a> {
     }
 }
 
-/// Makes each number the highest up to it.
+/// Replaces each number by the highest number up to it.
 fn up_to<T>(list: &mut [(T, i64)]) {
     let mut highest = 0;
     for (_, revision) in list {
@@ -159,7 +161,7 @@ fn up_to<T>(list: &mut [(T, i64)]) {
     }
 }
 
-/// Something that was refused because it asks for a revision that is not there yet.
+/// Checks an operation that was refused because its revision does not exist yet.
 fn refused_as_future(op: &Operation, timeline: &Timeline, verdict: &mut Verdict) {
     if !op.is_linearizable() {
         return; // The member may have been behind.

@@ -5,13 +5,14 @@ use crate::sequence::Sequence;
 use crate::timeline::{Timeline, Witness};
 use crate::{History, Kind, Operation, Outcome, Request, Response, Verdict, Violation};
 
-/// A lease that nobody renews ends, and takes its keys with it, at the latest [`crate::Settings::expire_by`] after its
-/// time to live; asked only if that is set.
+/// Checks that a lease that is not renewed ends, together with its keys, at most
+/// [`crate::Settings::expire_by`] after its time to live; only if that setting is not 0.
 ///
-/// Its time begins with its grant, with every renewal that may have happened, counted from when the client had its
-/// answer or gave up, and anew with every leader (etcd: a new leader extends all leases). Of leaders is known when an
-/// answer first had their term. That its keys were still there is known from the last call of an operation that was
-/// answered from a state that had them; serializable reads say nothing.
+/// The time to live starts with the grant and restarts with every renewal that may have happened (counted
+/// from the time at which its client got the response or gave up) and with every new leader (etcd: a new
+/// leader extends all leases). The time of a new leader is when a response first had its term. A lease's keys
+/// certainly still existed at the last call of an operation that was answered from a state with them;
+/// serializable reads prove nothing.
 pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timeline, verdict: &mut Verdict) {
     if history.settings.expire_by == 0 {
         return;
@@ -40,13 +41,14 @@ pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timel
     }
 }
 
-/// What is known of the times of leases.
+/// Known times of leases.
 struct Expiry<'a> {
     history: &'a History,
     timeline: &'a Timeline,
-    /// Per lease the time to live in seconds, and all that may have begun it: call and return.
+    /// For each lease the time to live in seconds, and call and return of every operation that may have
+    /// started it.
     begun: BTreeMap<i64, (i64, Vec<(u64, u64)>)>,
-    /// When an answer first had a term.
+    /// Time at which a response first had each raft term.
     terms: BTreeMap<u64, u64>,
 }
 
@@ -73,12 +75,12 @@ impl<'a> Expiry<'a> {
         expiry
     }
 
-    /// A lease had keys up to just before a revision.
+    /// Checks a lease that had keys until just before `revision`.
     fn judge(&self, lease: i64, revision: i64, verdict: &mut Verdict) {
         let Some(Witness::Operation(at)) = self.timeline.not_before(revision).witness else { return };
         let op: &Operation = &self.history.operations[at];
         let term = op.done().map_or(0, |(header, _)| header.term);
-        // Nothing is known of a time to live that nobody was told.
+        // A time to live that no response contained is unknown.
         let Some((ttl @ 1.., times)) = self.begun.get(&lease) else { return };
         let before = times.iter().filter(|(call, _)| *call <= op.returned);
         let renewed = before.map(|(_, returned)| *returned).max().unwrap_or(0);

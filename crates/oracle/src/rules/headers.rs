@@ -3,9 +3,9 @@ use std::collections::BTreeMap;
 use crate::findings::brief;
 use crate::{History, Kind, Operation, Verdict, Violation, WatchAnswer};
 
-/// Within one life of its process a member never goes back: revision and term in its headers only grow, whatever is
-/// asked, serializable reads included, since it applies the log in order. Between members, and over a restart, etcd
-/// promises no such thing for local reads.
+/// Checks that a member's state never goes back while its process runs: revision and term in its headers
+/// never decrease, for any request including serializable reads, because the member applies the log in order.
+/// Across members or restarts etcd guarantees no such thing for local reads.
 pub(crate) fn check(history: &History, verdict: &mut Verdict) {
     let mut lives: BTreeMap<(u64, u64), Life<'_>> = BTreeMap::new();
     for op in &history.operations {
@@ -36,7 +36,7 @@ pub(crate) fn check(history: &History, verdict: &mut Verdict) {
 
 #[derive(Default)]
 struct Life<'a> {
-    /// What the member had told by when.
+    /// Highest values that the member had reported at each time.
     told: Vec<Told<'a>>,
     answers: Vec<&'a Operation>,
 }

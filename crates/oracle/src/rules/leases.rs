@@ -6,16 +6,17 @@ use crate::sequence::Sequence;
 use crate::timeline::Timeline;
 use crate::{History, Kind, Operation, Outcome, Refusal, Request, Response, Settings, Verdict, Violation};
 
-/// A lease lives for its time to live after it was granted, and after every renewal that was answered; when it ends,
-/// by itself or revoked, its keys go with it in one revision, and it never comes back.
+/// Checks leases. A lease lives for its time to live after its grant, and after each answered renewal. When
+/// it ends, by expiry or revocation, all its keys are deleted in one revision, and the lease never exists
+/// again.
 ///
-/// etcd: "Lease API"; a renewal is answered with 0 when the lease is gone. What is known of a lease's end is a time by
-/// which it was gone for certain: when a client was told so, or saw its keys vanish together. A renewal that was
-/// answered had its effect before that end and after its call, so the end is not before call + time to live, whenever
-/// the answer came; and no renewal called after the end is answered.
+/// etcd: "Lease API"; a renewal returns 0 if the lease does not exist. The end of a lease is known only as a
+/// time by which it was certainly gone: a response said so, or a client saw its keys vanish together. A
+/// renewal that was answered took effect after its call and before that end, so the end is not before call +
+/// time to live, whenever the response arrived; and no renewal that was called after the end succeeds.
 ///
-/// Of an id that was granted several times the grants are judged, and the end of the last lease as far as clients were
-/// told of it; of one that may have been granted twice the grants alone.
+/// If an id was granted several times, the grants are judged, and the end of the last lease as far as
+/// responses show it. If it is uncertain whether an id was granted twice, only the grants are judged.
 pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timeline, verdict: &mut Verdict) {
     let mut leases = Leases::new(history);
     leases.take_keys(sequence, timeline);
@@ -33,10 +34,11 @@ pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timel
         leases.of.values().filter(|lease| lease.expired && lease.revokes.is_empty()).count() as u64;
 }
 
-/// By how many nanoseconds after a call that was answered with a time to live the lease lives for certain.
+/// Returns the time in nanoseconds after its call for which an answered grant or renewal guarantees the
+/// lease's life.
 pub(crate) fn promise(settings: &Settings, ttl: i64) -> u64 {
     let whole = u128::from(u64::try_from(ttl).unwrap_or(0)) * 1_000_000_000;
-    // A member's clock that runs fast by d sees the time to live over after 1 / (1 + d) of it.
+    // On a member whose clock runs fast by d, the time to live is over after 1 / (1 + d) of it.
     let slowest = whole * 1_000_000 / (1_000_000 + u128::from(settings.clock_drift_ppm));
     u64::try_from(slowest).unwrap_or(u64::MAX).saturating_sub(settings.lease_slack)
 }
@@ -49,21 +51,23 @@ struct Leases<'a> {
 
 #[derive(Default)]
 struct Lease<'a> {
-    /// Answered grants with the seconds they gave.
+    /// Answered grants, with the granted seconds.
     granted: Vec<(&'a Operation, i64)>,
-    /// Grants with unknown outcomes.
+    /// Number of grants with unknown outcomes.
     perhaps_granted: usize,
-    /// Revocations that happened or may have.
+    /// Revocations that happened or may have happened.
     revokes: Vec<&'a Operation>,
-    /// Operations that show that it was alive at some time after their call; with the seconds where they renewed it.
+    /// Operations that prove that the lease was alive at some time after their call; with the seconds if they
+    /// renewed it.
     alive: Vec<(&'a Operation, Option<i64>)>,
-    /// Operations that were told that it is gone.
+    /// Operations whose response says that the lease does not exist.
     gone: Vec<&'a Operation>,
-    /// The first revision with which it must have ended, and when that was there at the latest.
+    /// First revision with which the lease must have ended, and the latest time at which that revision came
+    /// into being.
     ended_at: Option<(i64, u64)>,
-    /// Whether its keys vanished with it.
+    /// True if the keys of the lease were deleted together, as at its end.
     expired: bool,
-    /// Revisions that attach keys to it.
+    /// Revisions that attach keys to the lease.
     puts: Vec<i64>,
 }
 
@@ -79,7 +83,7 @@ impl<'a> Leases<'a> {
                     _ => {}
                 },
                 Outcome::Refused(Refusal::LeaseNotFound) => {
-                    // Of several leases it is not known which one is meant.
+                    // If a transaction attaches keys to several leases, it is unknown which one was missing.
                     let mut named: BTreeSet<i64> = BTreeSet::new();
                     match op.request {
                         Request::Revoke { id } | Request::KeepAlive { id } => drop(named.insert(id)),
@@ -124,7 +128,7 @@ impl<'a> Leases<'a> {
         }
     }
 
-    /// What the sequence of changes says of leases.
+    /// Collects what the sequence of changes shows about leases.
     fn take_keys(&mut self, sequence: &Sequence<'_>, timeline: &Timeline) {
         for revision in 2..=sequence.store.revision {
             for change in sequence.store.changes(revision) {
@@ -159,8 +163,9 @@ fn is_revocation(op: &Operation) -> bool {
 }
 
 impl<'a> Lease<'a> {
-    /// A grant gives the id asked for and at least the time asked for, and no id that is in use; every renewal gives
-    /// the granted time again, or more at a leader whose election timeout asks for more.
+    /// Checks that a grant returns the requested id and at least the requested time, and no id that is in
+    /// use; and that every renewal returns the granted time, or more from a leader whose election timeout
+    /// requires it.
     fn grants(&self, id: i64, settings: &Settings, verdict: &mut Verdict) {
         for (op, ttl) in &self.granted {
             let Request::Grant { id: wanted, ttl: least } = op.request else { continue };
@@ -194,8 +199,9 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// The last of several leases with the same id, with what was asked for certain after it was granted. `None` when it
-    /// is not certain which was the last, or which revocations came before it.
+    /// Returns the last of several leases with the same id, with the operations that were certainly called
+    /// after its grant. Returns `None` if it is uncertain which grant was the last, or which revocations came
+    /// before it.
     fn last(&self, settings: &Settings) -> Option<Self> {
         let mut grants = self.granted.clone();
         grants.sort_by_key(|(op, _)| op.call);
@@ -205,8 +211,8 @@ impl<'a> Lease<'a> {
             return None;
         };
         let granted = last.0;
-        // Of those that were under way together with the grant one came before it, if the lease before would have lived
-        // and nothing else had ended it.
+        // Of the revocations concurrent with the grant, one must have come before it if the previous lease
+        // would still have lived and nothing else had ended it.
         let is_open = |op: &&Operation| {
             op.call <= granted.returned
                 && (op.returned >= granted.call || matches!(op.outcome, Outcome::Unknown(_)))
@@ -232,10 +238,12 @@ impl<'a> Lease<'a> {
         })
     }
 
-    /// The earliest time by which it was gone for certain, who saw that, and in words.
+    /// Returns the earliest time by which the lease was certainly gone, the operation that saw it, and a
+    /// description.
     fn gone_by(&self) -> Option<(u64, Option<&Operation>, String)> {
         let granted = self.granted.first().map_or(u64::MAX, |(op, _)| op.returned);
-        // Who asked before the grant was answered may have been too early, unless it was there to be revoked.
+        // A response to a call from before the grant's response does not count, because the lease may not
+        // have existed yet; a successful revocation does count.
         let told = self.gone.iter().filter(|op| op.call >= granted || is_revocation(op));
         let told = told.min_by_key(|op| op.returned);
         let ended = self.ended_at.filter(|(_, by)| *by < u64::MAX);
@@ -249,7 +257,7 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// It ends neither too early nor twice.
+    /// Checks that the lease ends neither too early nor twice.
     fn end(&self, id: i64, settings: &Settings, verdict: &mut Verdict) {
         let Some((gone_by, witness, what)) = self.gone_by() else { return };
         let revoked = self.revokes.iter().any(|revoke| revoke.call <= gone_by);
@@ -270,9 +278,9 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// When it has ended no key is attached to it any more, and none is attached again.
+    /// Checks that an ended lease has no keys, and that no key is attached to it later.
     fn keys_after_end(&self, id: i64, sequence: &Sequence<'_>, timeline: &Timeline, verdict: &mut Verdict) {
-        // The revision from which on there must not be keys.
+        // First revision at which the lease must not have keys.
         let revoked = self.revokes.iter().filter_map(|op| op.done()).map(|(header, _)| header.revision).min();
         let ended = self.ended_at.map(|(revision, _)| revision);
         let from = [revoked, ended].into_iter().flatten().min();
@@ -286,7 +294,7 @@ impl<'a> Lease<'a> {
         }
         let told = self.gone_by().filter(|(_, witness, _)| witness.is_some());
         let Some((gone_by, witness, what)) = told else { return };
-        // The first state that lasted beyond that time for certain.
+        // First state that certainly lasted beyond that time.
         let after = timeline.perhaps_at(gone_by);
         if timeline.not_before(after + 1).time <= gone_by {
             return;

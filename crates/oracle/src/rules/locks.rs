@@ -5,17 +5,18 @@ use crate::rules::leases::promise;
 use crate::sequence::Sequence;
 use crate::{History, Holding, Kind, Operation, Outcome, Request, Response, Verdict, Violation};
 
-/// A lock is held by the contender whose key, of all with the lock's prefix, was created first; the key is attached to
-/// the contender's lease. So no two hold it at one time, as far as the leases promise: the time in which a client may
-/// believe to hold it ends when it gives it up, and at the latest when its lease may end, counted from the call of the
-/// last renewal that was answered in time, or when another client has the lease revoked. And a write that is made as holder finds no older key. (etcd: "Concurrency
+/// Checks locks. A lock is held by the contender whose key was created first, among all keys with the lock's
+/// prefix; the key is attached to the contender's lease. So two clients never hold it at the same time, as
+/// far as leases guarantee. A client may believe that it holds the lock until it releases it, until another
+/// client has its lease revoked, or at the latest until its lease may end, counted from the call of the last
+/// renewal that was answered in time. And a write made by the holder finds no older key. (etcd: "Concurrency
 /// API: Lock"; the client's `concurrency.Mutex`.)
 pub(crate) fn check(history: &History, sequence: &Sequence<'_>, verdict: &mut Verdict) {
     fences(history, sequence, verdict);
     holdings(history, verdict);
 }
 
-/// Before the revision of a fenced write no contender's key is older than the writer's.
+/// Checks that before the revision of a fenced write no contender's key is older than the writer's key.
 fn fences(history: &History, sequence: &Sequence<'_>, verdict: &mut Verdict) {
     for op in &history.operations {
         let (Some(fence), Some((header, _))) = (&op.fence, op.done()) else { continue };
@@ -39,7 +40,7 @@ fn fences(history: &History, sequence: &Sequence<'_>, verdict: &mut Verdict) {
     }
 }
 
-/// No two holdings of one lock overlap.
+/// Checks that no two holdings of the same lock overlap.
 fn holdings(history: &History, verdict: &mut Verdict) {
     let mut renewals: BTreeMap<i64, Vec<(&Operation, i64)>> = BTreeMap::new();
     let mut revocations: BTreeMap<i64, Vec<&Operation>> = BTreeMap::new();
@@ -59,7 +60,8 @@ fn holdings(history: &History, verdict: &mut Verdict) {
     renewals.values_mut().for_each(|of| of.sort_by_key(|(op, _)| op.returned));
     let mut locks: BTreeMap<&[u8], Vec<(u64, &Holding)>> = BTreeMap::new();
     for holding in &history.holdings {
-        // The client may believe as long as one renewal after the other is answered before the promise is over.
+        // The client may believe that it holds the lock while each renewal is answered before the previous
+        // guarantee ends.
         let mut promised = 0;
         for (op, ttl) in renewals.get(&holding.lease).into_iter().flatten() {
             if op.returned > promised.max(holding.from) {
@@ -99,7 +101,7 @@ fn holdings(history: &History, verdict: &mut Verdict) {
     }
 }
 
-/// The end of the range of all keys with a prefix.
+/// Returns the end of the range of all keys with a prefix.
 fn prefix_end(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {

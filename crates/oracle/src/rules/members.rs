@@ -5,8 +5,8 @@ use crate::findings::{brief, show};
 use crate::sequence::Sequence;
 use crate::{Final, History, KeyValue, Kind, Operation, Outcome, Request, Verdict, Violation};
 
-/// At the end all members hold what the changes add up to: no answered write is lost, the keys are those of the store
-/// at the member's revision, and at the same revision, compacted alike, `HashKV` is the same everywhere.
+/// Checks the final state of all members: no answered write is lost, the keys are those of the store at the
+/// member's revision, and `HashKV` is equal on all members with the same revision and compact revision.
 pub(crate) fn check(history: &History, verdict: &mut Verdict) {
     let changed = history.operations.iter().filter(|op| op.changed());
     let last = changed.max_by_key(|op| op.done().map(|(header, _)| header.revision));
@@ -17,7 +17,7 @@ pub(crate) fn check(history: &History, verdict: &mut Verdict) {
     hashes(&history.finals, verdict);
 }
 
-/// A member at rest has applied every answered write.
+/// Checks that a member has applied every answered write.
 fn lost(member: &Final, last: Option<&Operation>, verdict: &mut Verdict) {
     let Some((op, (header, _))) = last.and_then(|op| op.done().map(|done| (op, done))) else { return };
     if member.revision < header.revision {
@@ -31,12 +31,13 @@ fn lost(member: &Final, last: Option<&Operation>, verdict: &mut Verdict) {
     }
 }
 
-/// A member's keys are those of the store at its revision. (Asked while the sequence is built, since it may decide
-/// which of several ways was taken: also says whether it differs whichever was.)
+/// Checks that a member's keys are those of the store at its revision. The second value is true if they
+/// differ for every possible order of writes. Called while the sequence is built, because a difference may
+/// decide between several orders.
 pub(crate) fn held(member: &Final, sequence: &Sequence<'_>) -> Option<(Violation, bool)> {
     let dump = member.dump.as_ref()?;
     let expected = sequence.store.list(&[0], &[0], member.revision);
-    // The search for an order comes by here again and again, and mostly they agree.
+    // A fast check first: the search calls this many times, and the keys are mostly equal.
     if dump.len() == expected.len() && dump.iter().zip(&expected).all(|(got, kv)| *got == **kv) {
         return None;
     }
@@ -63,7 +64,8 @@ pub(crate) fn held(member: &Final, sequence: &Sequence<'_>) -> Option<(Violation
     Some((Violation::of(Kind::FinalState, &operations, text), is_certain))
 }
 
-/// A key's state in a few words. Values may be large, and a search writes many texts that nobody reads.
+/// Describes a key's state in a few words: values may be large, and the search formats many texts that are
+/// never shown.
 fn state_of(kv: Option<&KeyValue>) -> String {
     kv.map_or_else(
         || "nothing".to_owned(),
@@ -81,7 +83,7 @@ fn state_of(kv: Option<&KeyValue>) -> String {
     )
 }
 
-/// The compact revision that a member names is one that was asked for, and not below the last one answered.
+/// Checks that the compact revision of a member was requested, and is not below the last answered compaction.
 fn compacted(history: &History, member: &Final, verdict: &mut Verdict) {
     let Some((_, hash_revision, compact_revision)) = member.hash else { return };
     let (mut asked, mut least) = (vec![-1, 0], 0);
@@ -94,7 +96,8 @@ fn compacted(history: &History, member: &Final, verdict: &mut Verdict) {
         }
         asked.push(revision);
     }
-    // The hash at a compaction's own revision is that of the moment before it, and names the compaction before.
+    // The hash at a compaction's own revision is computed before it, and then names the previous compact
+    // revision.
     let is_old = compact_revision < least && !asked.contains(&hash_revision);
     if is_old || !asked.contains(&compact_revision) {
         let text = format!(
@@ -105,7 +108,7 @@ fn compacted(history: &History, member: &Final, verdict: &mut Verdict) {
     }
 }
 
-/// Members compacted alike have the same hash at the same revision.
+/// Checks that members with the same compact revision have the same hash at the same revision.
 fn hashes(finals: &[Final], verdict: &mut Verdict) {
     let mut known: BTreeMap<(i64, i64), (u64, u32)> = BTreeMap::new();
     for member in finals {

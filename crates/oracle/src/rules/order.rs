@@ -2,9 +2,9 @@ use crate::findings::brief;
 use crate::timeline::{Timeline, Witness};
 use crate::{History, Kind, Operation, Verdict, Violation};
 
-/// Real time: an operation that returned before another was called is before it. etcd promises linearizability for
-/// everything but serializable reads, watches and lease renewals ("KV API guarantees"). The order being that of
-/// revisions, this is exact; see [`Timeline`].
+/// Checks real-time order: an operation that returned before another was called comes before it. etcd
+/// guarantees linearizability for everything except serializable reads, watches and lease renewals ("KV API
+/// guarantees"). Because the order is that of revisions, this check is exact; see [`Timeline`].
 pub(crate) fn check(history: &History, timeline: &Timeline, verdict: &mut Verdict) {
     let mut last_pair = None;
     for revision in 2..=timeline.last + 1 {
@@ -14,7 +14,7 @@ pub(crate) fn check(history: &History, timeline: &Timeline, verdict: &mut Verdic
             continue;
         }
         last_pair = Some((late, early));
-        // The late one was called after the early one had returned, but is before it in the order.
+        // The late operation was called after the early one had returned, but comes before it in the order.
         let Witness::Operation(late) = late else { continue };
         let late = &history.operations[late];
         let kind = if late.changed() { Kind::Order } else { Kind::StaleRead };

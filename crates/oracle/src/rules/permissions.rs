@@ -6,14 +6,14 @@ use crate::{
     Txn, Verdict, Violation, Watch, WatchAnswer,
 };
 
-/// A user does what was granted to it, and nothing else. A linearizable call that began after a revocation was
-/// acknowledged is not carried out at any member, nor is one of any key with a token that was void by then. A linearizable call that is
-/// allowed as long as it lasts is not refused for want of permission; a stale read is answered, or refused, as of what its
-/// member knows. A watch tells no change that was asked for after its user's
-/// permission was known to be gone.
+/// Checks permissions: a user can do what was granted to it, and nothing else. A linearizable call that began
+/// after a revocation was acknowledged is not executed by any member, and neither is a linearizable call on
+/// any key with a token that was invalid by then. A linearizable call that is allowed for its whole duration
+/// is not refused with a permission error; a stale read is answered or refused according to the state of its
+/// member. A watch reports no change that was requested after its user's permission was certainly revoked.
 ///
-/// A change with an unknown outcome may take effect at any time after it was asked for, so from then on nobody is blamed
-/// for what depends on it alone.
+/// A change with an unknown outcome may take effect at any time after its request; from then on, calls that
+/// depend on that change alone are not judged.
 pub(crate) fn check(history: &History, verdict: &mut Verdict) {
     if history.askers.is_empty() {
         return;
@@ -38,7 +38,8 @@ pub(crate) fn check(history: &History, verdict: &mut Verdict) {
     }
 }
 
-/// When the change of a revision was asked for, where one answered operation made it beyond doubt.
+/// Returns for each revision the time at which its change was requested, if exactly one answered operation
+/// can have made it.
 fn asked_for(history: &History) -> BTreeMap<i64, u64> {
     let wrote = |op: &Operation| match (&op.request, &op.outcome) {
         (Request::Put(_), Outcome::Done(header, _)) => Some((header.revision, op.call)),
@@ -50,14 +51,15 @@ fn asked_for(history: &History) -> BTreeMap<i64, u64> {
     history.operations.iter().filter_map(wrote).collect()
 }
 
-/// Keys that a request touches.
+/// A range of keys that a request reads or writes.
 struct Need<'a> {
     key: &'a [u8],
     range_end: &'a [u8],
     writes: bool,
 }
 
-/// The keys that a request needs; the second is false if it may need more than can be told from it.
+/// Returns the keys that a request needs. The second value is false if the request may need more keys than it
+/// shows.
 fn needs(request: &Request) -> (Vec<Need<'_>>, bool) {
     let mut needs = Vec::new();
     let mut whole = true;
@@ -111,13 +113,14 @@ fn of_range(range: &Range) -> Need<'_> {
     Need { key: &range.key, range_end: &range.range_end, writes: false }
 }
 
-/// Whether an operation is judged by what was granted when it was made: it is about keys, and not a stale read, as a transaction is
-/// that has nothing but serializable ranges, or nothing at all.
+/// Returns true if an operation is judged by the permissions at the time of the call: it concerns keys, and
+/// is not a stale read. A transaction with only serializable ranges, or with no action, counts as a stale
+/// read.
 fn is_judged(op: &Operation) -> bool {
     op.is_of_keys() && op.is_linearizable()
 }
 
-/// A range of keys with an exclusive end; `None` is no end.
+/// A range of keys with an exclusive end; `None` means no end.
 type Span = (Vec<u8>, Option<Vec<u8>>);
 
 fn span(key: &[u8], range_end: &[u8]) -> Span {
@@ -133,7 +136,7 @@ fn span(key: &[u8], range_end: &[u8]) -> Span {
     }
 }
 
-/// Whether these spans together contain the wanted one.
+/// Returns true if the spans together contain the wanted span.
 fn cover(mut spans: Vec<Span>, (wanted, wanted_end): &Span) -> bool {
     spans.sort();
     let mut reached = wanted.clone();
@@ -149,13 +152,13 @@ fn cover(mut spans: Vec<Span>, (wanted, wanted_end): &Span) -> bool {
     wanted_end.as_ref().is_some_and(|end| reached >= *end)
 }
 
-/// Changes by what they are about, each list in the order in which they were asked for, one after the other.
+/// Permission changes by subject, each list in the order in which the changes were requested.
 #[derive(Default)]
 struct Grants<'h> {
     authentication: Vec<&'h GrantChange>,
     roles: BTreeMap<&'h str, Vec<&'h GrantChange>>,
     tokens: BTreeMap<&'h str, Vec<&'h GrantChange>>,
-    /// By user; each list is of one permission.
+    /// Changes of key permissions by user; each inner list concerns one permission.
     keys: BTreeMap<&'h str, Vec<Vec<&'h GrantChange>>>,
 }
 
@@ -182,8 +185,8 @@ impl<'h> Grants<'h> {
         grants
     }
 
-    /// Whether what these changes are about has this value all the time from `from` to `to`, whatever became of changes with
-    /// unknown outcomes. At first nothing holds.
+    /// Returns true if the subject of these changes certainly has `value` during the whole time from `from`
+    /// to `to`, whatever the effect of changes with unknown outcomes. Initially the value is false.
     fn surely(changes: Option<&Vec<&GrantChange>>, value: bool, from: u64, to: u64) -> bool {
         let mut base = false;
         let mut doubt = false;
@@ -197,7 +200,7 @@ impl<'h> Grants<'h> {
         base == value && !doubt
     }
 
-    /// Whether authentication is (or is not) required all the time.
+    /// Returns true if authentication certainly has the state `required` during the whole time.
     fn is_required(&self, required: bool, from: u64, to: u64) -> bool {
         Grants::surely(Some(&self.authentication), required, from, to)
     }
@@ -206,7 +209,8 @@ impl<'h> Grants<'h> {
         Grants::surely(self.roles.get(user), has, from, to)
     }
 
-    /// The spans that are granted to the role of a user for certain (or perhaps).
+    /// Returns the spans that the role of a user certainly has for the whole time, or (if `certain` is false)
+    /// may have at some time.
     fn spans(&self, user: &str, writes: bool, certain: bool, from: u64, to: u64) -> Vec<Span> {
         let mut spans: Vec<Span> = Vec::new();
         for changes in self.keys.get(user).into_iter().flatten() {
@@ -230,21 +234,22 @@ impl<'h> Grants<'h> {
         spans
     }
 
-    /// Whether a user is not allowed this, at no time between these.
+    /// Returns true if the user certainly lacks this permission during the whole time.
     fn is_forbidden(&self, user: &str, need: &Need<'_>, from: u64, to: u64) -> bool {
         self.is_required(true, from, to)
             && (self.has_role(user, false, from, to)
                 || !cover(self.spans(user, need.writes, false, from, to), &span(need.key, need.range_end)))
     }
 
-    /// Whether a user is allowed this, all the time between these.
+    /// Returns true if the user certainly has this permission during the whole time.
     fn is_allowed(&self, user: &str, need: &Need<'_>, from: u64, to: u64) -> bool {
         self.is_required(false, from, to)
             || self.has_role(user, true, from, to)
                 && cover(self.spans(user, need.writes, true, from, to), &span(need.key, need.range_end))
     }
 
-    /// Whether a token was void before `call`: the user's tokens were taken away after it had been given out.
+    /// Returns true if the token was invalid before `call`: the user's tokens were revoked after it had been
+    /// issued.
     fn is_void(&self, asker: &Asker, call: u64) -> bool {
         let void =
             |change: &&GrantChange| change.certain && change.call > asker.token_at && change.returned < call;
@@ -256,7 +261,7 @@ impl<'h> Grants<'h> {
         let (needs, whole) = needs(&op.request);
         match &op.outcome {
             Outcome::Done(..) if is_judged(op) => {
-                // As etcd, a member asks when the token was given out only if it asks for some key.
+                // Like etcd, a member checks the age of the token only if the request needs some key.
                 let void = !needs.is_empty() && self.is_void(asker, from);
                 if void && self.is_required(true, from, to) {
                     let user = &asker.user;
@@ -307,7 +312,7 @@ impl<'h> Grants<'h> {
     }
 }
 
-/// Who may do everything.
+/// The user that may do everything.
 const ROOT: &str = "root";
-/// What a refusal for want of permission says.
+/// Text that an error for a missing permission contains.
 const DENIED: &str = "permission denied";

@@ -3,8 +3,9 @@ use std::collections::HashSet;
 use crate::findings::brief;
 use crate::{History, Kind, Request, Response, Verdict, Violation};
 
-/// What is judged has to be a history at all: no operation returns before it is called, no number is there twice, an
-/// answer is one to its request. Anything else is a fault of the recording program.
+/// Checks that the record is a valid history: no operation returns before its call, no number occurs twice,
+/// and each response has the type that its request requires. Any other record is a fault of the recording
+/// program.
 pub(crate) fn check(history: &History, verdict: &mut Verdict) {
     let mut ids = HashSet::new();
     for op in &history.operations {

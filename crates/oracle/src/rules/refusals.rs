@@ -3,8 +3,8 @@ use crate::sequence::Sequence;
 use crate::timeline::Timeline;
 use crate::{History, Kind, Operation, Outcome, Refusal, Request, Verdict, Violation};
 
-/// A refusal is an answer too, from some state between call and return: a put that keeps value or lease is refused as
-/// `key not found` only if at some such time its key was not there.
+/// Checks refusals, which also describe a state between call and return: a put that keeps value or lease may
+/// be refused with `key not found` only if its key was missing at some time in that period.
 pub(crate) fn check(history: &History, sequence: &Sequence<'_>, timeline: &Timeline, verdict: &mut Verdict) {
     for op in &history.operations {
         if op.outcome != Outcome::Refused(Refusal::KeyNotFound) {

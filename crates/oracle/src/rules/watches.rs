@@ -7,10 +7,11 @@ use crate::rules::compaction::Compactions;
 use crate::store::{Change, Store};
 use crate::{End, Event, History, KeyValue, Kind, Verdict, Violation, Watch, WatchAnswer, WatchResponse};
 
-/// A watch tells every change it is asked for, from its start on, once, in the order of revisions, each revision whole
-/// in one response unless it was allowed to come in parts, and with the right previous value if asked. A progress
-/// notification says that everything up to its revision has been told. Only a watch that needs what was compacted is
-/// canceled for that, and is told the compact revision. (etcd: "Watch API guarantees: Ordered, Unique, Reliable,
+/// Checks watches. A watch reports every requested change from its start on, once, in order of revisions, and
+/// with the correct previous value if requested. All events of a revision come in one response, unless the
+/// client allowed splitting. A progress notification means that everything up to its revision has been
+/// reported. A watch is canceled because of a compaction only if it needs compacted revisions, and the
+/// response then contains the compact revision. (etcd: "Watch API guarantees: Ordered, Unique, Reliable,
 /// Atomic, Resumable, Bookmarkable".)
 pub(crate) fn check(history: &History, store: &Store, compactions: &Compactions<'_>, verdict: &mut Verdict) {
     for watch in &history.watches {
@@ -35,15 +36,15 @@ struct Judge<'a> {
     store: &'a Store,
     compactions: &'a Compactions<'a>,
     verdict: &'a mut Verdict,
-    /// The next revision that has not been told.
+    /// First revision whose events have not been reported.
     next: i64,
-    /// The last revision told.
+    /// Last revision whose events were reported.
     told: i64,
-    /// Its events.
+    /// Events of the last reported revision.
     last_group: Vec<Event>,
-    /// Revisions that were passed over, with the revision told after them.
+    /// Revisions whose events were skipped, with the revision reported after them.
     missing: BTreeMap<i64, i64>,
-    /// Revisions already found fault with.
+    /// Revisions for which a violation was already reported.
     late: BTreeSet<i64>,
     created: bool,
 }
@@ -93,7 +94,7 @@ impl Judge<'_> {
         self.verdict.add(Violation::of_watch(kind, self.watch, shorten(text)));
     }
 
-    /// What a revision has to tell this watch.
+    /// Returns the changes of a revision that this watch must report.
     fn expected(&self, revision: i64) -> Vec<&Change> {
         let changes = self.store.changes(revision).iter();
         changes.filter(|change| self.is_asked_for(change)).collect()
@@ -103,7 +104,7 @@ impl Judge<'_> {
         concerns(self.watch, &change.key, change.put.is_none())
     }
 
-    /// The revisions before `to` that should have been told by now were not.
+    /// Records the revisions before `to` that should have been reported by now and were not.
     fn pass_over(&mut self, to: i64, after: i64) {
         let last = self.store.revision;
         let mut revision = self.next;
@@ -145,7 +146,7 @@ impl Judge<'_> {
         }
     }
 
-    /// Events of a revision that is not after all those told before.
+    /// Checks events of a revision that is not higher than all revisions reported before.
     fn back(&mut self, revision: i64, group: &[Event], first_of_response: bool) {
         let start = first_revision(self.watch).unwrap_or(0);
         if revision < start {
@@ -164,10 +165,11 @@ impl Judge<'_> {
             return self.find(Kind::WatchSplit, text);
         }
         if self.late.contains(&revision) {
-            return; // What comes after a progress notification that was too early.
+            return; // The revision follows a progress notification that came too early.
         }
         let text = if revision > self.told {
-            // A notification said that there is nothing here, and the store agrees.
+            // A progress notification said that the revision has no events for this watch, and the store
+            // agrees.
             return self
                 .find(Kind::WatchWrong, format!("told of revision {revision}, which has nothing for it"));
         } else {
@@ -176,11 +178,11 @@ impl Judge<'_> {
         self.find(Kind::WatchTwice, text);
     }
 
-    /// The events of one revision in one response.
+    /// Checks the events of one revision in one response.
     fn group(&mut self, revision: i64, group: &[Event], at: u64) {
         let expected: Vec<Change> = self.expected(revision).into_iter().cloned().collect();
         if revision > self.store.revision || expected.is_empty() && self.store.changes(revision).is_empty() {
-            // A revision of which nothing is known but this: the sequence has said what it thinks of it.
+            // Nothing else is known of this revision; the sequence has reported that already.
             return;
         }
         let mut told: BTreeSet<&[u8]> = BTreeSet::new();
@@ -232,7 +234,8 @@ impl Judge<'_> {
         }
     }
 
-    /// Whether other events of a revision come in a later response, which is another fault.
+    /// Returns true if other events of the revision come in a later response, which is reported as a separate
+    /// violation.
     fn rest_follows(&self, revision: i64, told: &BTreeSet<&[u8]>) -> bool {
         let events = self.watch.responses.iter().filter_map(|response| match &response.answer {
             WatchAnswer::Events { events, .. } => Some(events),
@@ -242,7 +245,8 @@ impl Judge<'_> {
         all.any(|event| !told.contains(event.kv.key.as_slice()))
     }
 
-    /// The previous value is that of the revision before, if it was asked for and is not compacted.
+    /// Checks that the previous value is that of the revision before, if it was requested and is not
+    /// compacted.
     fn previous(&mut self, revision: i64, event: &Event, at: u64) {
         let before = self.store.at(&event.kv.key, revision - 1).map(Rc::as_ref);
         let told = event.prev_kv.as_ref();
@@ -291,7 +295,7 @@ impl Judge<'_> {
     }
 }
 
-/// Whether an event is the change that was; of a deletion only the key and the revision are told.
+/// Returns true if the event equals the change; for a deletion only key and revision are reported.
 fn is_told_rightly(event: &Event, change: &Change) -> bool {
     match &change.put {
         Some(kv) => !event.deleted && event.kv == **kv,

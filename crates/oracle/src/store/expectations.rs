@@ -1,5 +1,5 @@
-//! What etcd answers, written down by hand, request by request: from its documentation, and where that leaves a doubt
-//! from what 3.5, 3.6 and 3.7 answer themselves (`tests/it/recorded.rs`).
+//! Responses of etcd, written by hand for each request: from its documentation, and where that is unclear,
+//! from the responses of 3.5, 3.6 and 3.7 (`tests/it/recorded.rs`).
 
 use super::*;
 use crate::Relation;
@@ -63,7 +63,7 @@ fn read(store: &Store, range: Range) -> RangeResult {
     }
 }
 
-/// The keys of an answer, an ellipsis if there are more, and the count: `a b … of 4`.
+/// Returns the keys of a result, an ellipsis if there are more, and the count: `a b … of 4`.
 fn brief(result: &RangeResult) -> String {
     let mut words: Vec<String> =
         result.kvs.iter().map(|kv| String::from_utf8_lossy(&kv.key).into_owned()).collect();
@@ -99,7 +99,7 @@ fn keys_come_in_the_order_asked_for() {
     ] {
         gives(sorted(target, Order::Ascend, 0), ascending);
         gives(sorted(target, Order::Descend, 0), descending);
-        // Without an order every target is ascending.
+        // If no order is requested, every target is sorted ascending.
         gives(sorted(target, Order::None, 0), ascending);
     }
 }
@@ -119,10 +119,10 @@ fn a_limit_cuts_after_an_order() {
 
 #[test]
 fn a_limit_without_an_order_cuts_first_with_one_key_to_spare() {
-    // Of a, b and c by value; d, which has the least, was never looked at.
+    // a, b and c sorted by value; d, which has the lowest value, was cut off before sorting.
     gives(sorted(SortTarget::Value, Order::None, 2), "c b … of 4");
     gives(sorted(SortTarget::Version, Order::None, 1), "b … of 4");
-    // Unless there is a bound on revisions.
+    // A bound on revisions makes etcd sort before it cuts.
     gives(Range { min_mod_revision: 1, ..sorted(SortTarget::Value, Order::None, 2) }, "d c … of 4");
 }
 
@@ -136,7 +136,7 @@ fn bounds_on_revisions_are_inclusive_and_do_not_count() {
     gives(Range { min_mod_revision: 6, max_mod_revision: 10, ..all() }, "a d of 4");
     gives(Range { min_mod_revision: 6, max_create_revision: 4, ..all() }, "a b of 4");
     gives(Range { min_mod_revision: 12, ..all() }, " of 4");
-    // The limit is of what they let through.
+    // The limit counts only keys within the bounds.
     gives(Range { min_mod_revision: 6, limit: 1, ..all() }, "a … of 4");
     gives(Range { min_mod_revision: 6, limit: 3, ..all() }, "a b d of 4");
     gives(Range { max_mod_revision: 2, limit: 1, ..all() }, "c of 4");
@@ -150,7 +150,7 @@ fn counting_gives_no_keys_and_naming_no_values() {
     let named = read(&filled(), Range { keys_only: true, limit: 2, ..of("b", "\0") });
     assert_eq!(named.kvs, [kv("b", "", (4, 11, 2), 7), kv("c", "", (2, 2, 1), 0)]);
     assert_eq!(brief(&named), "b c … of 3");
-    // They are sorted by value before it is taken away.
+    // Keys are sorted by value before the values are removed.
     gives(Range { keys_only: true, ..sorted(SortTarget::Value, Order::Ascend, 2) }, "d c … of 4");
     // From 3.7 on the lease is left out too.
     let mut without = named.clone();
@@ -210,7 +210,7 @@ fn comparisons_are_of_every_key_of_a_range_and_missing_keys_have_zeros() {
         ("a", "", value("5"), NotEqual, false),
         ("a", "", value("49"), Greater, true),
         ("a", "", value(""), Greater, true),
-        // Ranges.
+        // Comparisons of ranges.
         ("a", "c", Version(1), Greater, true),
         ("a", "d", Version(1), Greater, false),
         ("a", "c", Version(2), NotEqual, false),
@@ -219,7 +219,7 @@ fn comparisons_are_of_every_key_of_a_range_and_missing_keys_have_zeros() {
         ("c", "\0", Lease(0), Equal, true),
         ("b", "\0", value("5"), Less, true),
         ("b", "\0", value("4"), Less, false),
-        // Keys that are not there, and ranges without keys.
+        // Comparisons of missing keys, and of ranges without keys.
         ("e", "", Version(0), Equal, true),
         ("e", "", Version(0), Greater, false),
         ("e", "", Create(0), Equal, true),
@@ -236,7 +236,7 @@ fn comparisons_are_of_every_key_of_a_range_and_missing_keys_have_zeros() {
         let compare = Compare { key: key.into(), range_end: range_end.into(), relation, target };
         let txn = Txn { compare: vec![compare.clone()], ..Txn::default() };
         assert_eq!(store.succeeds(&txn), expected, "{compare:?}");
-        // One that does not hold is enough.
+        // One comparison that does not hold is enough.
         let fails = Compare {
             key: b"a".to_vec(),
             range_end: Vec::new(),
@@ -254,7 +254,7 @@ fn a_put_keeps_what_it_is_told_to_keep() {
     let before = kv("b", "4", (4, 11, 2), 7);
     let answer = commit(&mut store, Request::Put(Put { prev_kv: true, ignore_value: true, ..put("b", "") }));
     assert_eq!(answer, Response::Put(Some(before)));
-    // The value stayed, the lease went, since none was named.
+    // The value is kept; the lease is removed because the request names none.
     assert_eq!(read(&store, of("b", "")).kvs, [kv("b", "4", (4, 12, 3), 0)]);
     assert!(!store.has_keys(7));
     commit(&mut store, Request::Put(Put { lease: 8, ..put("c", "x") }));
@@ -277,7 +277,7 @@ fn a_deletion_takes_a_range_and_a_key_begins_anew() {
     let keys: Vec<&[u8]> = store.changes(12).iter().map(|change| &*change.key).collect();
     assert_eq!(keys, [b"b", b"c", b"d"]);
     assert!(!store.has_keys(7));
-    // Nothing to delete, no revision.
+    // If there is nothing to delete, no revision is made.
     let answer = commit(&mut store, Request::Delete(delete("b", "\0")));
     assert_eq!(answer, Response::Delete(DeleteResult::default()));
     assert_eq!(store.revision, 12);
@@ -298,7 +298,7 @@ fn a_transaction_compares_before_it_writes_and_reads_what_it_wrote() {
         target: Target::Version(0),
     };
     let inner = Txn {
-        // True of the state before the whole transaction.
+        // Comparisons use the state before the whole transaction.
         compare: vec![is_new("e")],
         success: vec![
             Action::Range(of("d", "\0")),

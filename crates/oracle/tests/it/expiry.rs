@@ -1,4 +1,4 @@
-//! Leases that should have ended, made by hand.
+//! Hand-made histories of leases that should have ended.
 
 use mainstay_oracle::{
     Delete, Event, Header, History, KeyValue, Kind, Operation, Outcome, Put, Range, RangeResult, Request,
@@ -53,7 +53,7 @@ fn renew(history: &mut History, second: u64) {
     add(history, second, (2, 2), Request::KeepAlive { id: 7 }, Response::Renewed { ttl: TTL });
 }
 
-/// What is found if leases have to be gone so many seconds after their time to live.
+/// Returns the violations found if leases must end within `expire_by` seconds after their time to live.
 fn found(history: &History, expire_by: u64) -> Vec<(Kind, Vec<u64>)> {
     let mut history = history.clone();
     history.settings.expire_by = expire_by * SECOND;
@@ -69,7 +69,7 @@ fn a_lease_that_is_still_there_long_after_its_time_is_late() {
     assert_eq!(found(&history, 0), [], "it is not asked");
     assert_eq!(found(&history, 3), [(Kind::LeaseLate, vec![2])]);
     assert_eq!(found(&history, 4), []);
-    // Whatever is asked later, as long as its keys did not go.
+    // Later operations do not matter, as long as the keys were not deleted.
     let answer = Response::Range(RangeResult::default());
     let other = Request::Range(Range { key: b"other".to_vec(), ..Range::default() });
     add(&mut history, 20, (2, 2), other, answer);
@@ -87,7 +87,7 @@ fn a_lease_that_was_renewed_or_may_have_been_is_not_late() {
     assert_eq!(found(&history, 1), []);
     history.operations.remove(2);
     assert_eq!(found(&history, 1), [(Kind::LeaseLate, vec![3])]);
-    // A renewal that came after is no excuse.
+    // A later renewal is no excuse.
     renew(&mut history, 13);
     assert_eq!(found(&history, 1), [(Kind::LeaseLate, vec![3])]);
 }
@@ -118,7 +118,7 @@ fn a_lease_without_keys_is_not_asked_for() {
     let put = Request::Put(Put { key: b"k".to_vec(), value: b"w".to_vec(), ..Put::default() });
     add(&mut history, 20, (4, 2), put, Response::Put(None));
     assert_eq!(found(&history, 1), []);
-    // But if it is the deletion that comes late, it found the key.
+    // If the deletion itself comes late, it still found the key.
     history.operations[2].call = 10 * SECOND;
     history.operations[2].returned = 11 * SECOND;
     assert_eq!(found(&history, 1), [(Kind::LeaseLate, vec![2])]);
@@ -129,7 +129,7 @@ fn a_lease_is_not_gone_because_a_write_of_unknown_outcome_may_have_put_a_key_on_
     let mut history = attached();
     let grant = Request::Grant { id: 8, ttl: 100 };
     add(&mut history, 2, (2, 2), grant, Response::Granted { id: 8, ttl: 100 });
-    // One of these made the third revision, and nobody saw which.
+    // One of these writes made the third revision, and no client saw which.
     for (key, lease) in [(b"k", 8), (b"j", 0)] {
         let put = Put { key: key.to_vec(), value: b"w".to_vec(), lease, ..Put::default() };
         add(&mut history, 3, (3, 2), Request::Put(put), Response::Put(None));
@@ -137,7 +137,7 @@ fn a_lease_is_not_gone_because_a_write_of_unknown_outcome_may_have_put_a_key_on_
     }
     let other = Request::Range(Range { key: b"other".to_vec(), ..Range::default() });
     add(&mut history, 4, (3, 2), other, Response::Range(RangeResult::default()));
-    // With the fourth the key is gone.
+    // With the fourth revision the key is gone.
     let kv = KeyValue { key: b"k".to_vec(), mod_revision: 4, ..KeyValue::default() };
     let events = vec![Event { deleted: true, kv, prev_kv: None }];
     let answer = WatchAnswer::Events { events, fragment: false };

@@ -1,4 +1,4 @@
-//! The judge against histories that a right store gives, and against planted mistakes.
+//! Tests the judge with histories of a correct store and with planted mistakes.
 
 mod expiry;
 mod lines;

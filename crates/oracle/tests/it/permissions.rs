@@ -1,4 +1,4 @@
-//! What users may do: right histories are not blamed, and each kind of mistake is found.
+//! Permissions of users: correct histories are accepted, and each kind of mistake is found.
 
 use mainstay_oracle::{
     Action, ActionResult, Asker, Asking, Delete, DeleteResult, End, Event, Grant, GrantChange, Header,
@@ -28,7 +28,7 @@ struct Script {
 }
 
 impl Script {
-    /// Authentication is on, and the user may read and write `a` to `m`.
+    /// Authentication is enabled, and the user may read and write `a` to `m`.
     fn new() -> Script {
         let mut script = Script { revision: 1, ..Script::default() };
         script.change(keys("a", "m"), true, true);
@@ -84,7 +84,7 @@ impl Script {
         self.operation(Request::Put(put), Outcome::Refused(Refusal::Other(why)));
     }
 
-    /// A watch of all keys from `a` to `m` that tells this put of the present revision.
+    /// Adds a watch of all keys from `a` to `m` that reports a put of `key` at the current revision.
     fn watch(&mut self, key: &str) {
         let kv = KeyValue {
             key: key.into(),
@@ -131,7 +131,7 @@ fn what_is_granted_is_done_and_what_is_not_is_refused() {
     script.watch("b");
     script.change(keys("a", "m"), false, true);
     script.denied("c");
-    // A stale read may be of a member that has not heard of it.
+    // A stale read may be served by a member that has not applied the change yet.
     script.read_nothing("x", true);
     script.change(Grant::Authentication, false, true);
     script.put("x");
@@ -188,7 +188,7 @@ fn what_is_granted_is_not_refused() {
     script.denied("b");
     assert_eq!(script.kinds(), [Kind::DeniedUnduly]);
 
-    // A stale read may be refused by a member that has not heard of the grant.
+    // A stale read may be refused by a member that has not applied the grant yet.
     let mut script = Script::new();
     let range = Range { key: b"b".to_vec(), serializable: true, ..Range::default() };
     let why = "etcdserver: permission denied".to_owned();
@@ -205,8 +205,8 @@ fn a_void_token_is_not_honoured() {
     script.history.askers[0].token_at = script.now;
     assert_eq!(script.kinds(), []);
 
-    // A transaction is a stale read if it has nothing but serializable ranges, or nothing at all: a member that lags answers it as
-    // of what it knows. If it has no key, nobody asks how old the token is.
+    // A transaction is a stale read if it has only serializable ranges, or no action: a lagging member
+    // answers it from its own state. If it has no key, the age of the token is not checked.
     let range = |serializable| Action::Range(Range { key: b"b".to_vec(), serializable, ..Range::default() });
     let none = || ActionResult::Range(RangeResult { kvs: Vec::new(), more: false, count: 0 });
     let nested = || ActionResult::Txn(TxnResult { succeeded: true, results: Vec::new() });
@@ -232,12 +232,12 @@ fn a_watch_tells_nothing_that_was_asked_for_after_its_grant_was_gone() {
     let mut script = Script::new();
     script.change(keys("a", "m"), false, true);
     script.put("b");
-    // Another user's write.
+    // The write is another user's.
     script.history.askers.clear();
     script.watch("b");
     assert_eq!(script.kinds(), [Kind::WatchForbidden]);
 
-    // What was asked for before may be told later.
+    // A change requested before the revocation may be reported later.
     let mut script = Script::new();
     script.put("b");
     script.change(keys("a", "m"), false, true);

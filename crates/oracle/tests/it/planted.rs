@@ -1,5 +1,4 @@
-//! Mistakes that a store could make, planted into histories of a right one, and the names under which they have to be
-//! found.
+//! Mistakes of a store, planted into correct histories, and the kinds under which the judge must report them.
 
 use mainstay_oracle::{
     Action, ActionResult, Delete, End, Event, Header, History, Kind, Operation, Outcome, Put, Range, Refusal,
@@ -11,9 +10,9 @@ use testkit::Random;
 use crate::script::{SECOND, Script, Style, no_watch};
 
 enum Plant {
-    /// Made while the history is written.
+    /// Planted while the history is made.
     Amid(fn(&mut Script)),
-    /// Made in the written history; says whether there was occasion.
+    /// Planted into the finished history; returns false if there was no opportunity.
     After(fn(&mut History, &mut Random) -> bool),
 }
 
@@ -24,11 +23,11 @@ type Case = (&'static str, &'static [Kind], Plant);
 const SEEDS: u64 = 20;
 
 fn script_with(seed: u64, plant: Option<fn(&mut Script)>) -> History {
-    // Half of the seeds have only answered operations about keys, so that each fault stands alone.
+    // Half of the seeds have only answered operations on keys, so that each fault is isolated.
     let unknown = if seed.is_multiple_of(2) { 8 } else { 1_000_000 };
     let mut script = Script::new(seed, Style { unknown, ..Style::default() });
     script.some(80);
-    // A watch that is open all the time from here on.
+    // A watch that stays open from here on.
     let watch = Watch { key: b"k".to_vec(), range_end: b"l".to_vec(), prev_kv: true, ..no_watch() };
     script.watch(watch, true);
     script.some(60);
@@ -112,7 +111,7 @@ fn without_a_mistake_nothing_is_found() {
     }
 }
 
-/// An operation of the history that fits, not too near to its ends.
+/// Returns an operation of the history that satisfies `fits`, not too near to either end.
 fn pick(history: &mut History, fits: impl Fn(&Operation) -> bool) -> Option<&mut Operation> {
     let len = history.operations.len();
     history.operations[len / 4..].iter_mut().find(|op| fits(op))
@@ -159,7 +158,7 @@ fn header(op: &mut Operation) -> &mut Header {
     }
 }
 
-/// Adds an answered operation.
+/// Adds an operation with this outcome.
 fn add(history: &mut History, call: u64, request: Request, outcome: Outcome) {
     let id = history.operations.iter().map(|op| op.id).max().unwrap_or(0) + 1;
     let returned = call + 1;
@@ -194,7 +193,7 @@ fn edit_list(history: &mut History, edit: fn(&mut mainstay_oracle::RangeResult))
     true
 }
 
-/// The watch that was opened for this.
+/// Returns the watch that was opened for the planted mistake.
 fn own(history: &mut History) -> &mut Watch {
     let own = history
         .watches
@@ -210,7 +209,7 @@ fn events(response: &mut WatchResponse) -> Option<&mut Vec<Event>> {
     }
 }
 
-/// Makes one response of each revision's events, without progress notifications.
+/// Splits the responses so that each has the events of one revision, and removes progress notifications.
 fn spread(watch: &mut Watch) {
     let mut spread = Vec::new();
     for response in std::mem::take(&mut watch.responses) {
@@ -248,7 +247,7 @@ fn put_on(script: &mut Script, lease: i64, key: &str) {
     script.sure(Request::Put(Put { key: key.as_bytes().to_vec(), value, lease, ..Put::default() }));
 }
 
-/// Records an answer that the store did not give.
+/// Records a response that the store did not give.
 fn pretend(script: &mut Script, request: Request, response: Response) {
     let (now, revision) = (script.now, script.revision());
     add(&mut script.history, now, request, Outcome::Done(Header { revision, term: 0 }, response));
@@ -1134,7 +1133,7 @@ fn ends() -> Vec<Case> {
             After(|history, _| {
                 let holding = &mut history.holdings[0];
                 holding.until += 5 * SECOND;
-                // One whose lease somebody else has revoked does not hold it.
+                // A client whose lease was revoked by another client does not hold the lock.
                 let is_revoked = |op: &Operation| {
                     op.client != holding.client && op.request == Request::Revoke { id: holding.lease }
                 };

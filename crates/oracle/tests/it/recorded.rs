@@ -1,5 +1,5 @@
-//! Histories that etcd itself gave: one client that asked for a mixture of everything, in all sort orders, with limits
-//! and bounds, comparisons of every target, transactions in transactions.
+//! Histories recorded from etcd itself: one client that makes a mixture of all requests, in all sort orders,
+//! with limits and bounds, comparisons of every target, and nested transactions.
 
 use mainstay_oracle::{History, Kind, Outcome, Response, check};
 

@@ -43,6 +43,6 @@ fn a_right_store_is_never_blamed_when_the_search_is_given_up() {
         assert!(verdict.violations.is_empty(), "seed {seed}: {:#?}", &verdict.violations[..1]);
         open += u32::from(!verdict.undecided.is_empty());
     }
-    // Otherwise it was never given up, and this says nothing.
+    // If the search is never given up, this test proves nothing.
     assert!(open > 20, "{open}");
 }

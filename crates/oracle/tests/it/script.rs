@@ -1,5 +1,5 @@
-//! Histories as a right store gives them: a small store of its own, in which every operation happens at one moment
-//! between its call and its return, and whose past is kept whole.
+//! Produces histories of a correct store: an independent small store in which every operation happens at one
+//! moment between its call and its return, and whose whole history is kept.
 
 use std::collections::BTreeMap;
 
@@ -20,20 +20,20 @@ struct Lease {
     ends: u64,
 }
 
-/// A watch that was opened, to be told its events in the end.
+/// A watch that was opened; it gets its events at the end.
 struct Opened {
     watch: Watch,
     created: i64,
     drained: bool,
 }
 
-/// What the script does besides the ordinary.
+/// Options of the script.
 #[derive(Clone, Copy)]
 pub struct Style {
     pub keys: u64,
-    /// One in so many operations has an unknown outcome.
+    /// One in this many operations has an unknown outcome.
     pub unknown: u64,
-    /// A watch of all keys sees everything.
+    /// True if a watch of all keys sees every change.
     pub observed: bool,
     pub compactions: bool,
     pub leases: bool,
@@ -50,22 +50,22 @@ pub struct Script {
     pub dice: Random,
     pub style: Style,
     pub now: u64,
-    /// The state after each revision, from revision 0 on.
+    /// State after each revision, from revision 0 on.
     pub states: Vec<State>,
-    /// The events of each revision, with previous values, and when it came into being.
+    /// Events of each revision, with previous values, and the time at which the revision came into being.
     pub log: Vec<(u64, Vec<Event>)>,
-    /// Answered and unknown compactions: revision, at which revision, when.
+    /// Answered and unknown compactions: compact revision, store revision, time.
     compactions: Vec<(i64, i64, u64)>,
     leases: BTreeMap<i64, Lease>,
     applied: [i64; 3],
-    /// When each member was seen to have applied how much.
+    /// Times at which each member was seen, with the revision that it had applied.
     progress: [Vec<(u64, i64)>; 3],
-    /// Writes whose clients gave up, still to happen.
+    /// Writes whose clients gave up and that will still happen.
     delayed: Vec<(u64, Request)>,
     watches: Vec<Opened>,
     next_lease: i64,
     values: u64,
-    /// Whether the operation under way is answered in any case.
+    /// True if the current operation must be answered.
     is_sure: bool,
 }
 
@@ -126,7 +126,7 @@ impl Script {
         format!("k{}", self.dice.below(self.style.keys)).into_bytes()
     }
 
-    /// Some time passes, and what is due happens.
+    /// Advances the time and executes what is due.
     pub fn pass(&mut self, time: u64) {
         self.now += time;
         let due: Vec<i64> =
@@ -160,7 +160,7 @@ impl Script {
         }
     }
 
-    /// Lets a request happen now; reads see the state of a revision.
+    /// Executes a request now; reads see the state of revision `at`.
     pub fn perform(&mut self, request: &Request, at: i64) -> Result<Response, Refusal> {
         let current = self.revision();
         let main = current + 1;
@@ -307,7 +307,7 @@ impl Script {
         RangeResult { kvs, more, count }
     }
 
-    /// One operation of a client, at one moment within its time.
+    /// Makes one operation of a client, which happens at one moment between its call and its return.
     pub fn op(&mut self, request: Request) -> u64 {
         let passing = self.dice.below(20 * MS) + 1;
         self.pass(passing);
@@ -371,7 +371,7 @@ impl Script {
         }
     }
 
-    /// An operation that is answered, whatever the dice say; gives its number.
+    /// Makes an operation that is always answered, and returns its number.
     pub fn sure(&mut self, request: Request) -> u64 {
         self.is_sure = true;
         let id = self.op(request);
@@ -392,7 +392,7 @@ impl Script {
         self.watches.push(Opened { watch, created, drained });
     }
 
-    /// A mixture of everything.
+    /// Makes `n` random operations of all kinds.
     pub fn some(&mut self, n: u64) {
         for _ in 0..n {
             self.any();
@@ -527,7 +527,7 @@ impl Script {
         self.watch(watch, drained);
     }
 
-    /// One contender after the other holds a lock and writes under it.
+    /// Lets one contender after the other hold a lock and write as its holder.
     pub fn locks(&mut self, contenders: u64) {
         let mut keys = Vec::new();
         for contender in 0..contenders {
@@ -571,7 +571,7 @@ impl Script {
         }
     }
 
-    /// Waits for all that is under way, tells watches their events, and asks the members.
+    /// Waits for everything in progress, gives watches their events, and records the members' final states.
     pub fn finish(mut self) -> History {
         self.pass(20 * SECOND);
         (0..3).for_each(|slot| self.apply(slot, self.revision()));

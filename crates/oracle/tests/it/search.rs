@@ -1,5 +1,6 @@
-//! The judge against a search that knows nothing of the order of revisions: all orders in which the operations of a
-//! small history can have happened are tried, as Wing and Gong do ("Testing and verifying concurrent objects", 1993).
+//! Compares the judge with a search that does not use revisions: all orders in which the operations of a
+//! small history can have happened are tried, as Wing and Gong do ("Testing and verifying concurrent
+//! objects", 1993).
 
 use std::collections::HashSet;
 
@@ -16,7 +17,7 @@ struct State {
     value: Option<(Vec<u8>, i64)>,
 }
 
-/// Lets an operation happen; `None` if it was answered otherwise.
+/// Executes an operation; returns `None` if its recorded response differs.
 fn step(state: &State, op: &Operation) -> Option<State> {
     let mut next = state.clone();
     if let Request::Put(put) = &op.request {
@@ -41,7 +42,7 @@ fn is_linearizable(ops: &[Operation], done: u32, state: &State, seen: &mut HashS
         return false;
     }
     let left = || ops.iter().enumerate().filter(|(at, _)| done & (1 << at) == 0);
-    // One of unknown outcome need not happen, and has no end.
+    // An operation with an unknown outcome need not happen, and has no end.
     let first_return = left().filter(|(_, op)| is_done(op)).map(|(_, op)| op.returned).min();
     let Some(first_return) = first_return else { return true };
     let mut ready = left().filter(|(_, op)| op.call <= first_return);
@@ -53,7 +54,7 @@ fn is_done(op: &Operation) -> bool {
     matches!(op.outcome, Outcome::Done(..))
 }
 
-/// A small history, mostly right, with a few things moved.
+/// A small history, mostly correct, with a few modifications.
 fn small(dice: &mut Random) -> Vec<Operation> {
     let mut state = State { revision: 1, value: None };
     let mut version = 0;

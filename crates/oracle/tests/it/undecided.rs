@@ -1,4 +1,4 @@
-//! Writes with unknown outcomes that nobody saw: what they leave open, and what they do not.
+//! Writes with unknown outcomes that no client saw: what cannot be decided because of them, and what can.
 
 use mainstay_oracle::{
     Compare, Header, History, KeyValue, Kind, Operation, Outcome, Put, Range, RangeResult, Relation, Request,
@@ -30,7 +30,8 @@ fn put(key: &str, value: &str) -> Request {
     Request::Put(Put { key: key.into(), value: value.into(), ..Put::default() })
 }
 
-/// So many puts of one key without an answer, of which half happened, and then an answered put of another.
+/// A history with this many puts of one key without a response, half of which happened, and then an answered
+/// put of another key.
 fn blind(writes: i64) -> History {
     let mut history = History::default();
     for n in 0..writes {
@@ -40,7 +41,7 @@ fn blind(writes: i64) -> History {
     history
 }
 
-/// A transaction that does nothing and says whether a key has a value.
+/// Adds a transaction that writes nothing and whose response says whether a key has a value.
 fn ask(history: &mut History, value: &str, succeeded: bool) -> u64 {
     let revision = last(history);
     let (key, relation, target) = (b"blind".to_vec(), Relation::Equal, Target::Value(value.into()));
@@ -133,7 +134,7 @@ fn a_fault_in_other_keys_is_found_though_the_search_was_given_up() {
 
 #[test]
 fn keys_that_hang_on_such_a_write_are_not_blamed_when_the_search_is_given_up() {
-    // Whether y was put depends on which of the blind writes was last.
+    // The put of y depends on which of the unseen writes was the last.
     let mut history = blind(12);
     let revision = last(&history);
     let (key, relation, target) = (b"blind".to_vec(), Relation::Equal, Target::Value(b"v7".to_vec()));
@@ -163,7 +164,8 @@ fn keys_that_hang_on_such_a_write_are_not_blamed_when_the_search_is_given_up() {
 
 #[test]
 fn a_write_whose_value_was_seen_made_no_other_revision() {
-    // Its only place is the last; the judge must not put it at one of those that nobody saw, and blame the reader.
+    // This write can only be the last one; the judge must not place it at an unseen revision and then report
+    // the reader.
     let mut history = History::default();
     add(&mut history, put("x", "1"), Outcome::Unknown("timeout".to_owned()));
     for n in 0..6 {

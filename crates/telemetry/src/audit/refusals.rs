@@ -1,7 +1,9 @@
-//! How many lines about refused calls each client may have written: whoever can connect can make any number of such calls.
+//! Limits the number of lines about refused calls per client, because any client that can connect can make
+//! any number of such calls.
 //!
-//! An address has an allowance of [`BURST`] lines, which fills up by one in [`EACH`]; all addresses together have
-//! [`BURST_OF_ALL`] and [`EACH_OF_ALL`]. What is more is counted, and told from time to time.
+//! An address has an allowance of [`BURST`] lines, which regains one line every [`EACH`]; all addresses
+//! together have [`BURST_OF_ALL`] and [`EACH_OF_ALL`]. Further calls are counted, and reported from time to
+//! time.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -9,31 +11,32 @@ use std::time::{Duration, Instant};
 
 use stdx::client_network;
 
-/// Lines that an address may have written at once.
+/// Number of lines that one address may have written at once.
 pub(super) const BURST: u32 = 64;
-/// Time in which an address gets one line back.
+/// Time after which an address regains one line.
 const EACH: Duration = Duration::from_millis(250);
-/// Lines that all addresses may have written at once.
+/// Number of lines that all addresses together may have written at once.
 const BURST_OF_ALL: u32 = 1024;
-/// Time in which all addresses get one line back.
+/// Time after which all addresses together regain one line.
 const EACH_OF_ALL: Duration = Duration::from_millis(16);
-/// Addresses that are told apart. Beyond these, those with a whole allowance make way; if there are none, the rest is
-/// counted together.
+/// Maximum number of addresses that are tracked separately. When more arrive, addresses with a full allowance
+/// are forgotten; if there are none, the new ones are counted together.
 pub(super) const ADDRESSES_MAX: usize = 1024;
-/// Addresses that a report tells apart.
+/// Maximum number of addresses that a report lists separately.
 pub(super) const REPORTED_MAX: usize = 16;
-/// Shortest time between two reports.
+/// Minimum time between two reports.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// An allowance of so many lines, which fills up as time passes.
+/// An allowance of a number of lines, which refills over time.
 #[derive(Debug, Default)]
 struct Allowance {
-    /// When it is whole again.
+    /// Time at which the allowance is full again; `None` if it is full.
     whole_at: Option<Instant>,
 }
 
 impl Allowance {
-    /// When it will be whole if a line is written now; nothing if it may not be.
+    /// Returns the time at which the allowance will be full again if a line is written now; `None` if it is
+    /// used up.
     fn after(&self, now: Instant, burst: u32, each: Duration) -> Option<Instant> {
         let next = self.whole_at.map_or(now, |at| at.max(now)) + each;
         (next <= now + each * burst).then_some(next)
@@ -46,17 +49,18 @@ struct Client {
     not_shown: u64,
 }
 
-/// What all clients have had written.
+/// Allowances and unreported calls of all clients.
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
     of_all: Allowance,
     clients: HashMap<IpAddr, Client>,
-    /// Those that are not told apart.
+    /// Addresses that are not tracked separately.
     others: Client,
     reported_at: Option<Instant>,
 }
 
-/// How many refused calls of an address have no line. Without an address: those of several.
+/// Number of refused calls of an address that have no line. `address` is `None` for several addresses
+/// together.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NotShown {
     pub address: Option<IpAddr>,
@@ -64,7 +68,7 @@ pub(super) struct NotShown {
 }
 
 impl Refusals {
-    /// Counts a refused call; returns whether it may have a line.
+    /// Counts a refused call; returns true if it may have a line.
     pub fn admit(&mut self, address: IpAddr, now: Instant) -> bool {
         let of_all = self.of_all.after(now, BURST_OF_ALL, EACH_OF_ALL);
         let client = self.client(client_network(address), now);
@@ -81,7 +85,7 @@ impl Refusals {
         }
     }
 
-    /// A call that may have had a line has none: too many of them wait.
+    /// Counts a call that was admitted but has no line, because too many lines wait.
     pub fn dropped(&mut self, address: IpAddr, now: Instant) {
         self.client(client_network(address), now).not_shown += 1;
     }
@@ -98,7 +102,8 @@ impl Refusals {
         self.clients.entry(address).or_default()
     }
 
-    /// Takes the calls that have no line, at most once in a while, those of each address, most first.
+    /// Takes the counts of calls without a line per address, the largest first; empty if the last report was
+    /// less than [`REPORT_INTERVAL`] ago.
     pub fn report(&mut self, now: Instant) -> Vec<NotShown> {
         if self.reported_at.is_some_and(|at| now.saturating_duration_since(at) < REPORT_INTERVAL) {
             return Vec::new();
@@ -106,7 +111,7 @@ impl Refusals {
         self.take(now)
     }
 
-    /// Takes the calls that have no line, at once.
+    /// Takes the counts of calls without a line, whenever the last report was.
     pub fn take(&mut self, now: Instant) -> Vec<NotShown> {
         let mut all: Vec<NotShown> = Vec::new();
         for (address, client) in &mut self.clients {

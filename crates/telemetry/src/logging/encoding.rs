@@ -1,4 +1,4 @@
-//! A log line as text.
+//! Encodes a log line as text.
 
 use std::fmt::{self, Write as _};
 use std::panic::Location;
@@ -10,7 +10,7 @@ use cli::go::write_nanoseconds;
 
 use super::{Format, Level};
 
-/// A field's value. Borrowed, so that a field costs nothing while its line is not written.
+/// Value of a field. It is borrowed, so that a field costs nothing if its line is not written.
 #[derive(Clone, Copy)]
 pub enum Value<'a> {
     /// Text.
@@ -35,17 +35,17 @@ pub enum Value<'a> {
 
 pub(super) struct Line<'a> {
     pub level: Level,
-    /// Microseconds since 1970.
+    /// Time of the line in microseconds since 1970.
     pub now_us: u64,
     pub caller: &'a Location<'a>,
     pub message: &'a str,
     pub fields: &'a [(&'a str, Value<'a>)],
-    /// Lines of the same message left out before this one.
+    /// Number of lines with the same message that were left out before this one.
     pub suppressed: u64,
 }
 
 impl Line<'_> {
-    /// The line with its line feed.
+    /// Returns the encoded line with its line feed.
     pub(super) fn encode(&self, format: Format) -> String {
         let mut out = String::with_capacity(256);
         match format {
@@ -77,7 +77,7 @@ impl Line<'_> {
     fn encode_console(&self, out: &mut String) {
         write_timestamp(out, self.now_us);
         let _ = write!(out, "\t{}\t{}\t", self.level, short_caller(self.caller));
-        // A line feed in a message would look like the beginning of another line, a tab like another column.
+        // A line feed in a message would look like the start of another line, and a tab like another column.
         out.extend(self.message.chars().map(|c| if is_unprintable(c) { ' ' } else { c }));
         if self.fields.is_empty() && self.suppressed == 0 {
             return;
@@ -104,7 +104,7 @@ fn write_field(out: &mut String, key: &str, value: &Value<'_>) {
 }
 
 fn write_value(out: &mut String, value: &Value<'_>) {
-    // Writing to a String cannot fail, except where a Display of the caller's does: its text then ends there.
+    // Writing to a String cannot fail, unless a `Display` of the caller fails; then its text ends there.
     match value {
         Value::Str(text) => write_text(out, text),
         Value::Int(number) => {
@@ -113,7 +113,7 @@ fn write_value(out: &mut String, value: &Value<'_>) {
         Value::Uint(number) => {
             let _ = write!(out, "{number}");
         }
-        // JSON has no such numbers; zap writes them as texts, too.
+        // JSON has no NaN and infinities; zap writes them as strings, too.
         Value::Float(number) if number.is_nan() => out.push_str("\"NaN\""),
         Value::Float(number) if number.is_infinite() => {
             out.push_str(if *number > 0.0 { "\"+Inf\"" } else { "\"-Inf\"" });
@@ -150,14 +150,14 @@ fn write_value(out: &mut String, value: &Value<'_>) {
     }
 }
 
-/// The last folder, the file and the line: `config/parser.rs:12`.
+/// Returns the last directory, the file and the line: `config/parser.rs:12`.
 fn short_caller(caller: &Location<'_>) -> String {
     let file = caller.file();
     let start = file.rmatch_indices('/').nth(1).map_or(0, |(slash, _)| slash + 1);
     format!("{}:{}", &file[start..], caller.line())
 }
 
-/// `2026-11-21T07:44:36.123456Z`.
+/// Writes a time such as `2026-11-21T07:44:36.123456Z`.
 fn write_timestamp(out: &mut String, us: u64) {
     let _ = write!(out, "{}.{:06}Z", Utc::from_unix(us / 1_000_000), us % 1_000_000);
 }

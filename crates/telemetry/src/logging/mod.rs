@@ -1,11 +1,11 @@
-//! The structured log, in the form etcd's has: JSON lines (or `console` lines) on stderr, stdout or files.
+//! The structured log, in etcd's format: JSON lines (or `console` lines) on stderr, stdout or files.
 //!
-//! What it does not know: who logs, and when to stop: `fatal` is a level, the caller ends the process.
+//! The module does not end the process: `fatal` is only a level, and the caller exits.
 //!
-//! Invariants: a line below the level costs one comparison; a line is written whole or not at all; an output that
-//! fails (a closed pipe, a full disk) never stops the process, the lines lost are counted; a message repeated many
-//! times in a second is thinned, and the next line of it says how many were left out.
-//! Tests: beside the code, and `tests/it/logging.rs`.
+//! Invariants: a line below the level costs one comparison. A line is written completely or not at all. An
+//! output that fails (a closed pipe, a full disk) never stops the process; lost lines are counted. A message
+//! repeated many times in a second is thinned, and its next line says how many were left out. Tests: beside
+//! the code, and `tests/it/logging.rs`.
 
 mod encoding;
 mod repeat;
@@ -36,9 +36,9 @@ pub struct Logger {
 }
 
 struct Shared {
-    /// The level of the options.
+    /// Level from the options.
     level: Level,
-    /// The level that counts now, as a number.
+    /// Level currently in effect, as a number.
     level_now: AtomicU8,
     format: Format,
     outputs: Mutex<Vec<Box<dyn Write + Send>>>,
@@ -48,22 +48,23 @@ struct Shared {
     lines_lost: AtomicU64,
 }
 
-/// An output that could not be opened.
+/// Error returned when an output cannot be opened.
 #[derive(Debug)]
 pub struct OpenError {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Why.
+    /// Error of the operating system.
     pub error: io::Error,
 }
 
 impl Logger {
-    /// Opens the outputs. Files are created when missing, and appended to.
+    /// Opens the outputs. Missing files are created; existing ones are appended to.
     pub fn open(settings: &LogSettings) -> Result<Logger, OpenError> {
         Logger::open_in_zone(settings, |_| 0)
     }
 
-    /// As [`Logger::open`], with the local time for the names of files that are moved aside, should the settings want that.
+    /// Opens the outputs as [`Logger::open`] does. `zone` gives the local time for the names of rotated
+    /// files, if the settings ask for local time.
     pub fn open_in_zone(settings: &LogSettings, zone: Zone) -> Result<Logger, OpenError> {
         let open = |path: &Path| -> Result<Box<dyn Write + Send>, OpenError> {
             let Some(rotation) = settings.rotation else { return Ok(Box::new(open_file(path)?)) };
@@ -81,17 +82,17 @@ impl Logger {
         Ok(Logger::to(settings.level, settings.format, outputs))
     }
 
-    /// A log to stderr in the default form, for what has to be said before the options are known.
+    /// Returns a log to stderr in the default format, for messages before the options are known.
     pub fn stderr() -> Logger {
         Logger::to(Level::Info, Format::Json, vec![Box::new(io::stderr())])
     }
 
-    /// A log to these outputs.
+    /// Returns a log to these outputs.
     pub fn to(level: Level, format: Format, outputs: Vec<Box<dyn Write + Send>>) -> Logger {
         Logger::by(Clock::real(), level, format, outputs)
     }
 
-    /// A log to these outputs whose lines bear the time of this clock.
+    /// Returns a log to these outputs that takes the time of its lines from this clock.
     pub fn by(clock: Clock, level: Level, format: Format, outputs: Vec<Box<dyn Write + Send>>) -> Logger {
         let shared = Shared {
             level,
@@ -106,58 +107,58 @@ impl Logger {
         Logger { shared: Arc::new(shared) }
     }
 
-    /// True when lines of this level are written; to be asked before fields are computed that cost something.
+    /// Returns true if lines of this level are written; check it before computing fields that are expensive.
     #[inline]
     pub fn enabled(&self, level: Level) -> bool {
         level as u8 >= self.shared.level_now.load(Ordering::Relaxed)
     }
 
-    /// Changes the level from the next line on; `None` for the level of the options.
+    /// Changes the level from the next line on; `None` restores the level from the options.
     pub fn set_level(&self, level: Option<Level>) {
         self.shared.level_now.store(level.unwrap_or(self.shared.level) as u8, Ordering::Relaxed);
     }
 
-    /// Lines that no output took, or not all of them.
+    /// Number of lines that no output wrote, or not all of them.
     pub fn lines_lost(&self) -> u64 {
         self.shared.lines_lost.load(Ordering::Relaxed)
     }
 
-    /// Logs what is of use only in a search for a fault.
+    /// Logs details that are useful only for debugging.
     #[track_caller]
     #[inline]
     pub fn debug(&self, message: &str, fields: &[(&str, Value<'_>)]) {
         self.log(Level::Debug, message, fields);
     }
 
-    /// Logs what happened in the course of things.
+    /// Logs a normal event.
     #[track_caller]
     #[inline]
     pub fn info(&self, message: &str, fields: &[(&str, Value<'_>)]) {
         self.log(Level::Info, message, fields);
     }
 
-    /// Logs what should not happen, but was coped with.
+    /// Logs a problem that the member handled.
     #[track_caller]
     #[inline]
     pub fn warn(&self, message: &str, fields: &[(&str, Value<'_>)]) {
         self.log(Level::Warn, message, fields);
     }
 
-    /// Logs what failed.
+    /// Logs a failure.
     #[track_caller]
     #[inline]
     pub fn error(&self, message: &str, fields: &[(&str, Value<'_>)]) {
         self.log(Level::Error, message, fields);
     }
 
-    /// Logs why the process is about to end. Ending it is the caller's part.
+    /// Logs the reason why the process is about to end. The caller ends it.
     #[track_caller]
     #[inline]
     pub fn fatal(&self, message: &str, fields: &[(&str, Value<'_>)]) {
         self.log(Level::Fatal, message, fields);
     }
 
-    /// Logs what was found out about the options before the log was open.
+    /// Logs a message about the options that was produced before the log was open.
     #[track_caller]
     pub fn log_entry(&self, entry: &config::Entry) {
         let fields: Vec<(&str, Value<'_>)> =
@@ -174,8 +175,8 @@ impl Logger {
         }
     }
 
-    /// Logs a warning that anybody can cause who reaches the member, as often as they like: ten are written in a second, and the next
-    /// one says how many were not.
+    /// Logs a warning that any client or peer can trigger without limit: at most ten lines per second are
+    /// written, and the next line says how many were left out.
     #[track_caller]
     pub fn warn_of_strangers(&self, message: &str, fields: &[(&str, Value<'_>)]) {
         if self.enabled(Level::Warn) {
@@ -194,7 +195,7 @@ impl Logger {
     ) {
         let shared = &*self.shared;
         let second = shared.clock.now().saturating_duration_since(shared.started).as_secs();
-        // What ends the process is said however often it was said before.
+        // A line that announces the end of the process is written however often it was repeated.
         let suppressed = if level >= Level::DPanic {
             0
         } else {
@@ -207,7 +208,7 @@ impl Logger {
         let now_us = u64::try_from(now_us).unwrap_or(u64::MAX);
         let line = Line { level, now_us, caller, message, fields, suppressed };
         let text = line.encode(shared.format);
-        // A thread that panicked while writing leaves outputs that are still good.
+        // If a thread panicked while writing, the outputs are still valid.
         let mut outputs = shared.outputs.lock().unwrap_or_else(PoisonError::into_inner);
         let mut lost = false;
         for output in outputs.iter_mut() {

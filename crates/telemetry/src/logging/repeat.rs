@@ -4,23 +4,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Level;
 
-/// How many lines of one message are written in a second.
+/// Number of lines of one message that are written in a second.
 #[derive(Clone, Copy)]
 pub(super) struct Allowance {
-    /// So many are before the message is thinned.
+    /// Number of lines before the message is thinned.
     burst: u64,
-    /// Of the further lines of that second, one in this number is; `None`: none.
+    /// One in this many of the further lines of the second is written; `None` for none.
     every: Option<u64>,
 }
 
 impl Allowance {
-    /// What the member has to say of itself.
+    /// Allowance of messages about the member itself.
     pub(super) const OWN: Allowance = Allowance { burst: 100, every: Some(100) };
-    /// What anybody can have it say who reaches it.
+    /// Allowance of messages that any client or peer can trigger.
     pub(super) const OF_STRANGERS: Allowance = Allowance { burst: 10, every: None };
 }
 
-/// Messages told apart; those that share a place share its allowance. A bound, not a limit of correctness.
+/// Number of table slots for messages; messages with the same slot share its allowance. It bounds memory and
+/// does not affect correctness.
 const PLACES: usize = 1024;
 
 /// Counts lines per message and second, in bounded memory and without a lock.
@@ -30,7 +31,7 @@ pub(super) struct RepeatLimit {
 
 #[derive(Default)]
 struct Place {
-    /// Second counted, from the start of the log, plus one: 0 is "none yet".
+    /// Second of the current counts, counted from the start of the log, plus one; 0 means none yet.
     second: AtomicU64,
     seen: AtomicU64,
     suppressed: AtomicU64,
@@ -41,9 +42,10 @@ impl RepeatLimit {
         RepeatLimit { places: (0..PLACES).map(|_| Place::default()).collect() }
     }
 
-    /// `None` when the line is to be left out; else how many of its place were left out since the last one written.
+    /// Returns `None` if the line must be left out; otherwise the number of lines of its slot that were left
+    /// out since the last written one.
     ///
-    /// Two threads that enter a new second together may each count from one: the allowance is approximate.
+    /// Two threads that enter a new second together may each count from one, so the allowance is approximate.
     pub(super) fn admit(
         &self,
         level: Level,
@@ -66,7 +68,7 @@ impl RepeatLimit {
     }
 }
 
-/// FNV-1a of level and message.
+/// Returns the table slot of a message: FNV-1a of level and message.
 fn place_of(level: Level, message: &str) -> usize {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
     for byte in [level as u8].into_iter().chain(message.bytes()) {

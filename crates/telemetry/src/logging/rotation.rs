@@ -1,7 +1,8 @@
-//! A log file that is moved aside when it is full, as the Go package lumberjack does it, which etcd uses: to
-//! `name-2026-11-22T21-30-00.123.ext`, later to be compressed or removed.
+//! A log file that is renamed when it is full, to `name-2026-11-22T21-30-00.123.ext`, and later compressed or
+//! removed. It works like the Go package lumberjack, which etcd uses.
 //!
-//! What cannot be renamed or created is gone on with: no line is lost since a rotation failed, and the next line tries again.
+//! If a file cannot be renamed or created, writing continues in the current file: no line is lost because a
+//! rotation failed, and the next line tries to rotate again.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write};
@@ -17,7 +18,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use stdx::calendar::{Utc, parse_rfc3339};
 
-/// Seconds by which local time is ahead of UTC at a time that is given in seconds since 1970.
+/// Function that returns the offset of local time from UTC, in seconds, at a time in seconds since 1970.
 pub type Zone = fn(u64) -> i64;
 
 const COMPRESSED: &str = ".gz";
@@ -25,7 +26,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 /// Length of `2026-11-22T21-30-00.123`.
 const TIMESTAMP_BYTES: usize = 23;
 
-/// The newest file of a log that is rotated.
+/// The current file of a log with rotation.
 pub(super) struct RotatedFile {
     path: PathBuf,
     settings: LogRotation,
@@ -38,7 +39,7 @@ pub(super) struct RotatedFile {
 }
 
 impl RotatedFile {
-    /// Opens the file, or begins another one if it is full, and starts the thread that looks after older ones.
+    /// Opens the file, or begins a new one if it is full, and starts the thread that cleans up older files.
     pub(super) fn open(
         path: &Path,
         settings: LogRotation,
@@ -53,9 +54,9 @@ impl RotatedFile {
         let cleaning =
             Cleaning { dir: dir.to_owned(), name: path.to_owned(), settings, clock: clock.clone() };
         thread::Builder::new().name("log-cleaner".to_owned()).spawn(move || {
-            // It ends with the file.
+            // The thread ends when the file is dropped.
             while wanted.recv().is_ok() {
-                // There is nobody to tell: the log is what fails.
+                // An error cannot be reported, because the log itself fails.
                 let _ = cleaning.run();
             }
         })?;
@@ -69,7 +70,7 @@ impl RotatedFile {
     }
 
     fn clean(&self) {
-        // If one is waiting already, it will do for this one.
+        // If a wake-up is already pending, it is enough.
         let _ = self.cleaner.try_send(());
     }
 
@@ -97,7 +98,7 @@ impl RotatedFile {
         Ok(())
     }
 
-    /// The name to which the file is moved at this time.
+    /// Returns the name to which the file is renamed at this time.
     fn aside(&self, now: SystemTime) -> PathBuf {
         let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
         let ahead = if self.settings.local_time { (self.zone)(since.as_secs()) } else { 0 };
@@ -108,10 +109,10 @@ impl RotatedFile {
 }
 
 impl Write for RotatedFile {
-    /// Writes a line as a whole; the lines of the log are much shorter than a file.
+    /// Writes a line completely; the log's lines are much shorter than a file.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if self.size_bytes > 0 && self.size_bytes + line.len() as u64 > self.settings.file_bytes_max {
-            // Where it fails the line goes into the file that there is.
+            // If rotating fails, the line goes into the current file.
             let _ = self.rotate();
         }
         self.file.write_all(line)?;
@@ -128,7 +129,7 @@ fn open_file(path: &Path, mode: u32) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).mode(mode).open(path)
 }
 
-/// `server` and `.log` of `server.log`, as Go's `filepath.Ext` cuts them.
+/// Splits `server.log` into `server` and `.log`, as Go's `filepath.Ext` does.
 fn stem_and_ending(path: &Path) -> (String, String) {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     match name.rfind('.') {
@@ -143,7 +144,7 @@ fn with_ending(path: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
-/// What the thread knows that compresses and removes older files.
+/// State of the thread that compresses and removes older files.
 struct Cleaning {
     dir: PathBuf,
     name: PathBuf,
@@ -161,7 +162,7 @@ impl Cleaning {
                 outcome = Err(error);
             }
         };
-        // A file and what a compression of it left count as one.
+        // A file and its partial or complete compressed version count as one.
         let mut kept: Vec<String> = Vec::new();
         older.retain(|(stamp, path)| {
             if kept.last() != Some(stamp) {
@@ -187,7 +188,7 @@ impl Cleaning {
         outcome
     }
 
-    /// Timestamps and paths of the files that were moved aside, newest first.
+    /// Returns timestamps and paths of the rotated files, the newest first.
     fn older(&self) -> io::Result<Vec<(String, PathBuf)>> {
         let (stem, ending) = stem_and_ending(&self.name);
         let mut found = Vec::new();
@@ -199,7 +200,7 @@ impl Cleaning {
                 let plain = rest.strip_suffix(COMPRESSED).unwrap_or(rest);
                 plain.strip_suffix(ending.as_str())
             });
-            // Other files whose names begin so are left alone.
+            // Other files whose names have the same beginning are left alone.
             if let Some(stamp) = stamp.filter(|stamp| time_of(stamp).is_some()) {
                 found.push((stamp.to_owned(), path));
             }
@@ -209,7 +210,7 @@ impl Cleaning {
     }
 }
 
-/// The time of `2026-11-22T21-30-00.123`; none of another text.
+/// Parses a time such as `2026-11-22T21-30-00.123`; `None` for any other text.
 fn time_of(stamp: &str) -> Option<SystemTime> {
     if stamp.len() != TIMESTAMP_BYTES || !stamp.is_ascii() {
         return None;
@@ -217,7 +218,8 @@ fn time_of(stamp: &str) -> Option<SystemTime> {
     parse_rfc3339(&format!("{}T{}Z", &stamp[..10], stamp[11..].replace('-', ":")))
 }
 
-/// Compresses a file that is written to no more, and removes it. What an attempt before left is written over.
+/// Compresses a file that is no longer written, and removes the original. Remains of an earlier attempt are
+/// overwritten.
 fn compress_file(path: &Path) -> io::Result<()> {
     let into = with_ending(path, COMPRESSED);
     let mut from = File::open(path)?;
@@ -283,7 +285,8 @@ mod tests {
         for number in 0..25 {
             writeln!(file, "line {number:014}").unwrap();
         }
-        // Five lines of twenty bytes each. The clock stands: names follow each other.
+        // Five lines of twenty bytes each. The clock stands still, so the names have consecutive
+        // milliseconds.
         let read = |name: &str| fs::read_to_string(dir.path().join("below").join(name)).unwrap();
         let mut lines = String::new();
         for aside in 0..4 {
@@ -294,7 +297,7 @@ mod tests {
         lines.push_str(&read("server.log"));
         assert_eq!(lines.lines().count(), 25);
         assert!(lines.ends_with("line 00000000000024\n"));
-        // One that is full already is moved at once, one that is not is gone on with.
+        // A file that is already full is rotated when it is opened; another one is continued.
         drop(RotatedFile::open(&path, SETTINGS, hand(), |_| 0).unwrap());
         assert_eq!(read("server-2026-11-22T21-30-00.004.log").len(), 100);
         let zone: Zone = |_| -3600;

@@ -1,27 +1,27 @@
-//! Families: what a row of the table says of a metric, and the series that belong to it.
+//! Families: the description of a metric in the table, and the series that belong to it.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::series::{Buckets, Counter, Distribution, Gauge, Histogram, Total};
 use super::text::{Labels, MetricType, Writer};
 
-/// Series of a family with labels at most; those beyond share one, whose label values are all [`OVERFLOW`]. Some
-/// label values come from clients, and memory is bounded.
+/// Maximum number of series of a family with labels; further ones share one series whose label values are all
+/// [`OVERFLOW`]. Some label values come from clients, so memory must be bounded.
 const SERIES_MAX: usize = 256;
 const OVERFLOW: &str = "other";
 
-/// One row of the table.
+/// Description of a metric: one row of the table.
 #[derive(Clone, Debug)]
 pub struct Descriptor {
-    /// Name, as exported.
+    /// Exported name.
     pub name: &'static str,
-    /// Type, as exported.
+    /// Exported type.
     pub kind: MetricType,
     /// HELP text.
     pub help: &'static str,
-    /// Names of the labels, in the order their values are given.
+    /// Names of the labels, in the order in which their values are given.
     pub labels: &'static [&'static str],
-    /// Bounds of a histogram.
+    /// Bucket bounds, for a histogram.
     pub buckets: Option<Buckets>,
 }
 
@@ -39,7 +39,7 @@ pub(super) trait Instrument: Clone + Send + Sync + 'static {
     fn render(&self, labels: Labels<'_>, writer: &mut Writer<'_>);
 }
 
-/// A family whose series differ in their labels. Clones are one family.
+/// A family whose series differ in their labels. Clones refer to the same family.
 #[derive(Clone)]
 pub struct Labelled<T> {
     shared: Arc<Shared<T>>,
@@ -56,7 +56,7 @@ impl<T: Clone> Labelled<T> {
         self.shared.series.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// True when no series was asked for yet.
+    /// Returns true if no series was requested yet.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -64,8 +64,8 @@ impl<T: Clone> Labelled<T> {
 
 #[allow(private_bounds, reason = "instruments are made in this module only")]
 impl<T: Instrument> Labelled<T> {
-    /// The series with these label values, in the order of the table; it is made when it is missing. The search
-    /// takes a lock: keep the series where it is updated often.
+    /// Returns the series with these label values, in the order of the table, and creates it if it is
+    /// missing. The lookup takes a lock: keep the result where it is updated often.
     pub fn with(&self, values: &[&str]) -> T {
         let descriptor = &self.shared.descriptor;
         assert_eq!(values.len(), descriptor.labels.len(), "labels of {}", descriptor.name);
@@ -87,7 +87,7 @@ impl<T: Instrument> Labelled<T> {
 }
 
 impl Labelled<Gauge> {
-    /// Sets the series with these label values to 1, and all others there are to 0.
+    /// Sets the series with these label values to 1, and all other existing ones to 0.
     pub fn mark_only(&self, marked: &[Vec<String>]) {
         for (values, series) in &*self.shared.series.read().unwrap_or_else(PoisonError::into_inner) {
             if !marked.contains(values) {
@@ -102,7 +102,7 @@ impl Labelled<Gauge> {
 }
 
 impl Labelled<Gauge> {
-    /// Replaces all series by these: label values, and the value; at most as many as a family may have.
+    /// Replaces all series by these pairs of label values and value; at most as many as a family may have.
     pub fn replace(&self, series: Vec<(Vec<String>, i64)>) {
         let mut made: Vec<(Vec<String>, Gauge)> = Vec::new();
         for (values, value) in series.into_iter().take(SERIES_MAX) {
@@ -187,7 +187,7 @@ impl Instrument for Distribution {
     }
 }
 
-/// A family as the registry sees it.
+/// A family, as the registry uses it.
 pub(super) trait Family: Clone + Send + Sync + 'static {
     const KIND: MetricType;
     fn make(descriptor: &Descriptor) -> Self;
@@ -226,7 +226,7 @@ impl<T: Instrument> Family for Labelled<T> {
         for (values, metric) in series.iter() {
             let mut labels: Vec<(&str, &str)> =
                 descriptor.labels.iter().copied().zip(values.iter().map(String::as_str)).collect();
-            // Prometheus' Go client exports labels by name, whatever the order they were declared in.
+            // Prometheus' Go client exports labels sorted by name, whatever their declared order.
             labels.sort_unstable();
             metric.render(&labels, writer);
         }

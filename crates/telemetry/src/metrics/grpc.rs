@@ -1,5 +1,5 @@
-//! What every gRPC server counts per method. All series exist from the start, at 0. Calls are counted in the front,
-//! by shard; the sums are copied here when they are asked for.
+//! The metrics that every gRPC server counts per method. All series exist from the start with the value 0.
+//! Calls are counted per shard by the connection code; a scrape copies the sums here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::registry::{Registry, Render};
 use super::series::{Histogram, Total};
 use super::text::{MetricType, Writer};
 
-/// Bounds of `grpc_server_handling_seconds`: the Prometheus client's default.
+/// Bounds of `grpc_server_handling_seconds`: the defaults of Prometheus' client.
 const HANDLING_BOUNDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 const METHOD_LABELS: &[&str] = &["grpc_method", "grpc_service", "grpc_type"];
@@ -20,17 +20,17 @@ const HANDLED_LABELS: &[&str] = &["grpc_code", "grpc_method", "grpc_service", "g
 /// Totals of one method.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MethodTotals {
-    /// Calls begun.
+    /// Number of calls begun.
     pub started: u64,
-    /// Messages from clients.
+    /// Number of messages received from clients.
     pub received: u64,
-    /// Messages to clients.
+    /// Number of messages sent to clients.
     pub sent: u64,
-    /// Calls ended, by the number of their [`Code`].
+    /// Number of calls ended, by the number of their [`Code`].
     pub handled: [u64; Code::ALL.len()],
 }
 
-/// The series of one method. Clones are the same series.
+/// The series of one method. Clones refer to the same series.
 #[derive(Clone)]
 pub struct MethodMetrics {
     rpc: Rpc,
@@ -41,7 +41,7 @@ pub struct MethodMetrics {
     handling: Option<Histogram>,
 }
 
-/// The methods, in the order they were given in.
+/// The methods, in the order in which they were given.
 #[derive(Clone)]
 pub struct GrpcMetrics {
     methods: Arc<[MethodMetrics]>,
@@ -58,7 +58,7 @@ fn type_label(kind: Kind) -> &'static str {
 }
 
 impl MethodMetrics {
-    /// Takes over what was counted elsewhere.
+    /// Raises the series to totals that were counted elsewhere.
     pub fn raise_to(&self, totals: &MethodTotals) {
         self.started.raise_to(totals.started);
         self.received.raise_to(totals.received);
@@ -68,7 +68,7 @@ impl MethodMetrics {
         }
     }
 
-    /// Counts the time of a call that ended, where `--metrics extensive` asks for it.
+    /// Records the duration of a call that ended, if `--metrics extensive` is set.
     #[inline]
     pub fn took(&self, elapsed: Duration) {
         if let Some(handling) = &self.handling {
@@ -76,7 +76,7 @@ impl MethodMetrics {
         }
     }
 
-    /// Labels in the order Prometheus' Go client exports them: by name.
+    /// Returns the labels sorted by name, the order in which Prometheus' Go client exports them.
     fn labels(&self) -> [(&'static str, &'static str); 3] {
         let method = self.rpc.method();
         let values = [method.name, method.service, type_label(method.kind)];
@@ -114,7 +114,7 @@ impl GrpcMetrics {
         metrics
     }
 
-    /// The methods, in the order the metrics were made with.
+    /// Returns the methods, in the order in which they were given.
     pub fn methods(&self) -> &[MethodMetrics] {
         &self.methods
     }
@@ -129,7 +129,7 @@ enum Part {
     Handling,
 }
 
-/// One family seen across all methods.
+/// One family across all methods.
 struct View {
     metrics: GrpcMetrics,
     part: Part,

@@ -1,11 +1,11 @@
 //! Metrics under etcd's names, in Prometheus' text format.
 //!
-//! What it does not know: who counts, and HTTP. Callers hold typed handles, grouped in structs
-//! (`metrics.server.proposals_committed`); names, labels and bounds are spelled in one table.
+//! The module does not know HTTP or who updates a metric. Callers hold typed handles, grouped in structs
+//! (`metrics.server.proposals_committed`); names, labels and bounds are in one table.
 //!
-//! Invariants: an update takes no lock and touches one cache line of its own thread's lane (histograms two at
-//! most); the number of series is bounded; names, types and bounds are etcd's.
-//! Tests: beside the code, and `tests/it/metrics.rs`, which holds the table against the reference.
+//! Invariants: an update takes no lock and touches one cache line of the thread's own lane (histograms at
+//! most two); the number of series is bounded; names, types and bounds are etcd's. Tests: beside the code,
+//! and `tests/it/metrics.rs`, which compares the table with the reference.
 
 mod family;
 mod grpc;
@@ -31,20 +31,20 @@ use config::{API_VERSION, FeatureGates, MetricsDetail, RUNTIME_VERSION};
 use registry::Registry;
 use text::Writer;
 
-/// Values of labels that say how something ended.
+/// Values of labels that say whether an operation succeeded.
 const SUCCESS: [&str; 2] = ["false", "true"];
-/// Value of the label `version` of applied requests: etcd's third API is the only one.
+/// Value of the label `version` of applied requests: only etcd's API version 3 exists.
 const APPLY_VERSION: &str = "v3";
 
 /// All metrics of one member.
 pub struct Metrics {
-    /// The member.
+    /// Metrics of the member's raft node and requests.
     pub server: ServerMetrics,
     /// Metrics of the member's health.
     pub health: HealthMetrics,
-    /// Metrics of the store.
+    /// Metrics of the multi-version store.
     pub mvcc: MvccMetrics,
-    /// Readers of it that take long.
+    /// Metrics of long-running reads of the store.
     pub long_reads: LongReadMetrics,
     /// Metrics of the audit log.
     pub audit: AuditMetrics,
@@ -67,16 +67,16 @@ pub struct Metrics {
     registry: Registry,
 }
 
-/// Requests of clients of one API version.
+/// Counters of client requests of one API version.
 #[derive(Clone)]
 pub struct ClientRequests {
-    /// Unary requests.
+    /// Number of unary requests.
     pub unary: Counter,
-    /// Streams.
+    /// Number of streams.
     pub stream: Counter,
 }
 
-/// Outcome of a health check.
+/// Metrics of a health check.
 #[derive(Clone)]
 pub struct HealthCheck {
     last: Gauge,
@@ -85,7 +85,7 @@ pub struct HealthCheck {
 }
 
 impl Metrics {
-    /// Metrics at zero, for a server with these RPCs.
+    /// Returns metrics at zero, for a server with these RPCs.
     pub fn new(rpcs: &[Rpc], detail: MetricsDetail) -> Metrics {
         let mut registry = Registry::default();
         let metrics = Metrics {
@@ -112,17 +112,17 @@ impl Metrics {
         metrics
     }
 
-    /// Sets the release that this member presents.
+    /// Sets the release that this member reports.
     pub fn set_version(&self, release: &str) {
         self.server.version.mark_only(&[vec![release.to_owned()]]);
     }
 
-    /// The rows of the table, sorted by name, without those of the process.
+    /// Returns the rows of the table, sorted by name, without the process metrics.
     pub fn descriptors(&self) -> impl Iterator<Item = &Descriptor> {
         self.registry.descriptors()
     }
 
-    /// Appends the exposition to `out`. Reads `/proc`.
+    /// Appends the text exposition to `out`. Reads `/proc`.
     pub fn render(&self, out: &mut String) {
         let mut writer = Writer::new(out);
         self.registry.render(&mut writer);
@@ -131,24 +131,24 @@ impl Metrics {
 }
 
 impl ServerMetrics {
-    /// Names this member.
+    /// Sets the id of this member.
     pub fn set_id(&self, id: u64) {
         self.id.with(&[&format!("{id:x}")]).set(1);
     }
 
-    /// Says which version the cluster runs at now, such as `3.7`; one it ran at before becomes 0.
+    /// Sets the current cluster version, such as `3.7`; earlier versions become 0.
     pub fn set_cluster_version(&self, now: &str) {
         self.cluster_version.mark_only(&[vec![now.to_owned()]]);
     }
 
-    /// Says which alarms are raised, each by the member that raised it and by its name; those cleared become 0.
+    /// Sets the active alarms, each by the member that raised it and by its name; cleared ones become 0.
     pub fn set_alarms(&self, raised: impl Iterator<Item = (u64, &'static str)>) {
         let raised: Vec<Vec<String>> =
             raised.map(|(member, name)| vec![format!("{member:x}"), name.to_owned()]).collect();
         self.alarms.mark_only(&raised);
     }
 
-    /// Says which feature gates are on.
+    /// Sets which feature gates are enabled.
     pub fn set_features(&self, gates: &FeatureGates) {
         for gate in FEATURE_GATES {
             let series = self.feature_enabled.with(&[gate.name, gate.stage.as_str()]);
@@ -158,8 +158,8 @@ impl ServerMetrics {
         self.feature_enabled.with(&[ALL_BETA, Stage::Beta.as_str()]).set_bool(gates.all_beta);
     }
 
-    /// Returns the counter of requests from clients of this API version; `unknown` stands for clients that name none. To
-    /// be kept per connection.
+    /// Returns the counters of requests from clients of this API version; `unknown` stands for clients that
+    /// name none. Keep the result per connection.
     pub fn client_requests_of(&self, api_version: &str) -> ClientRequests {
         ClientRequests {
             unary: self.client_requests.with(&["unary", api_version]),
@@ -167,22 +167,24 @@ impl ServerMetrics {
         }
     }
 
-    /// Time of applying requests called `op` (`Put`, `Txn`, …) that ended so. To be kept.
+    /// Returns the histogram of the duration of applying requests of type `op` (`Put`, `Txn`, …) that
+    /// succeeded or failed. Keep the result.
     pub fn apply_duration_of(&self, op: &str, success: bool) -> Histogram {
         self.apply_duration.with(&[APPLY_VERSION, op, SUCCESS[usize::from(success)]])
     }
 
-    /// Time of ranges that ended so. To be kept.
+    /// Returns the histogram of the duration of ranges that succeeded or failed. Keep the result.
     pub fn range_duration_of(&self, success: bool) -> Histogram {
         self.range_duration.with(&[SUCCESS[usize::from(success)]])
     }
 
-    /// Time of a stage of requests.
+    /// Returns the histogram of the duration of a request stage.
     pub fn stage(&self, stage: &str) -> Histogram {
         self.stages.with(&[stage])
     }
 
-    /// Time of requests called `request` that ended so. To be kept.
+    /// Returns the histogram of the duration of requests of type `request` that succeeded or failed. Keep the
+    /// result.
     pub fn request_duration_of(&self, request: &str, success: bool) -> Histogram {
         self.request_duration.with(&[request, SUCCESS[usize::from(success)]])
     }
@@ -192,15 +194,15 @@ impl ServerMetrics {
 const UNKNOWN_SNAPSHOT_SENDER: &str = "UNKNOWN_SNAPSHOT_SENDER";
 
 impl NetworkMetrics {
-    /// Says who is a member now; those that no longer are become 0.
+    /// Sets the current members; former members become 0.
     pub fn set_members(&self, local: u64, members: impl Iterator<Item = u64>) {
         let local = format!("{local:x}");
         let members: Vec<Vec<String>> = members.map(|id| vec![local.clone(), format!("{id:x}")]).collect();
         self.known_peers.mark_only(&members);
     }
 
-    /// Takes over what was counted for the other members. As in etcd, there are series of snapshots only for those
-    /// that one was sent to or received from.
+    /// Copies the counts about other members. As in etcd, series of snapshots exist only for members to which
+    /// one was sent, or from which one was received.
     pub fn copy_peers(&self, local: u64, figures: &peer::Figures) {
         let local = format!("{local:x}");
         for (id, peer) in &figures.peers {
@@ -238,19 +240,20 @@ fn has_any(snapshots: &peer::SnapshotFigures) -> bool {
     snapshots.successes + snapshots.failures + snapshots.in_flight > 0
 }
 
-/// The bounds are the same on both sides, which a test of the peer's room and one here hold against etcd's.
+/// Both sides have the same bounds: a test of the peer crate and a test here compare them with etcd's.
 fn copy_histogram(to: &Distribution, from: &peer::Histogram) {
     if from.buckets.is_empty() {
         return;
     }
     let mut counts: Vec<u64> = from.buckets.iter().map(|(_, count)| *count).collect();
-    // Counted one after the other, without a lock: the whole may be a sample behind its parts.
+    // The counts are read one after the other, without a lock, so their sum may lag behind the total by a
+    // sample.
     counts.push(from.count.saturating_sub(counts.iter().sum()));
     to.raise_to(&counts, from.sum);
 }
 
 impl HealthMetrics {
-    /// The check `name` of the endpoint `endpoint` (`livez` or `readyz`).
+    /// Returns the metrics of the check `name` of the endpoint `endpoint` (`livez` or `readyz`).
     pub fn check(&self, endpoint: &str, name: &str) -> HealthCheck {
         HealthCheck {
             last: self.healthcheck.with(&[endpoint, name]),
@@ -261,7 +264,7 @@ impl HealthMetrics {
 }
 
 impl HealthCheck {
-    /// Counts an outcome.
+    /// Records an outcome of the check.
     pub fn record(&self, healthy: bool) {
         self.last.set_bool(healthy);
         if healthy { self.successes.inc() } else { self.errors.inc() }

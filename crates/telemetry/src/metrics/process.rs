@@ -1,14 +1,14 @@
-//! What `/proc` says of this process, read when it is asked for.
+//! Metrics of this process from `/proc`, read at each scrape.
 
 use std::fs;
 
 use super::text::{MetricType, Writer};
 
-/// Ticks per second of the times in `/proc`: the kernel's USER_HZ, which is 100 wherever Linux runs a server.
+/// Ticks per second of times in `/proc`: the kernel's USER_HZ, which is 100 on all Linux servers.
 const TICKS_PER_SECOND: f64 = 100.0;
 const BYTES_PER_KIB: f64 = 1024.0;
 
-/// Writes the families whose value could be read; what a machine hides is left out.
+/// Writes the families whose values could be read; values that the machine hides are left out.
 pub(super) fn render(writer: &mut Writer<'_>) {
     let open_fds = open_fds();
     let max_fds = limit("Max open files");
@@ -86,22 +86,22 @@ pub(super) fn render(writer: &mut Writer<'_>) {
 
 /// Returns the maximum number of open files of this process; `None` where the system does not report it.
 pub fn open_files_max() -> Option<usize> {
-    // Unlimited is a word, which no number can be read from.
+    // The cast saturates: `limit` returns the largest `u64` for an unlimited number.
     limit("Max open files").map(|files| files as usize)
 }
 
 fn open_fds() -> Option<f64> {
-    // The descriptor that reads the folder is one of those counted.
+    // The count includes the descriptor that reads the directory.
     let count = fs::read_dir("/proc/self/fd").ok()?.count();
     Some(count.saturating_sub(1) as f64)
 }
 
-/// Most file descriptors this process may open, if the machine says.
+/// Returns the maximum number of file descriptors that this process may open, if the machine reports it.
 pub fn file_descriptor_limit() -> Option<u64> {
     limit("Max open files").map(|limit| limit as u64)
 }
 
-/// A soft limit; unlimited is the largest number, as the Go client has it.
+/// Returns a soft limit; as in the Go client, unlimited is the largest number.
 fn limit(name: &str) -> Option<f64> {
     let limits = fs::read_to_string("/proc/self/limits").ok()?;
     let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
@@ -111,7 +111,8 @@ fn limit(name: &str) -> Option<f64> {
     }
 }
 
-/// Bytes that arrived at and left the network namespace: the octets of `IpExt`, a line of names and one of numbers.
+/// Returns the bytes received and sent in the network namespace: the octets of `IpExt`, which has a line of
+/// names and a line of numbers.
 fn traffic() -> Option<(f64, f64)> {
     let text = fs::read_to_string("/proc/self/net/netstat").ok()?;
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("IpExt:"));
@@ -124,7 +125,7 @@ fn traffic() -> Option<(f64, f64)> {
     Some((of("InOctets")?, of("OutOctets")?))
 }
 
-/// A number of `/proc/self/status`; memory is in KiB there.
+/// Returns a number of `/proc/self/status`, where memory is given in KiB.
 fn status_number(name: &str) -> Option<f64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
@@ -133,13 +134,13 @@ fn status_number(name: &str) -> Option<f64> {
 
 struct Times {
     cpu_seconds: f64,
-    /// Start time of the process in seconds since the boot of the machine.
+    /// Start time of the process in seconds since the machine's boot.
     start_seconds: f64,
 }
 
 fn times() -> Option<Times> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // The name in parentheses may hold blanks and parentheses; the fields after it are counted from the third.
+    // The process name in parentheses may contain blanks and parentheses; the next field has the number 3.
     let (_, rest) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let ticks = |field: usize| fields.get(field - 3)?.parse::<f64>().ok();

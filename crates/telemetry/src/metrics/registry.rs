@@ -1,11 +1,11 @@
-//! Everything that is exported, by name.
+//! All exported metrics, by name.
 
 use std::collections::BTreeMap;
 
 use super::family::{Descriptor, Family};
 use super::text::Writer;
 
-/// Families in the order of their names, which is the order of the exposition.
+/// Families sorted by name, as in the exposition.
 #[derive(Default)]
 pub(super) struct Registry {
     families: BTreeMap<&'static str, (Descriptor, Box<dyn Render>)>,
@@ -22,14 +22,14 @@ impl<T: Family> Render for T {
 }
 
 impl Registry {
-    /// Makes a row's family and keeps a handle of it.
+    /// Creates the family of a table row and registers it.
     pub(super) fn add<T: Family>(&mut self, descriptor: Descriptor) -> T {
         let family = T::make(&descriptor);
         self.add_rendered(descriptor, Box::new(family.clone()));
         family
     }
 
-    /// Keeps a family that is made elsewhere.
+    /// Registers a family that was created elsewhere.
     pub(super) fn add_rendered(&mut self, descriptor: Descriptor, family: Box<dyn Render>) {
         let name = descriptor.name;
         assert!(self.families.insert(name, (descriptor, family)).is_none(), "{name} is in the table twice");

@@ -1,13 +1,14 @@
-//! Counters, gauges and histograms, made for one thread per core: a thread adds to a lane of its own, and lanes are
-//! summed only when they are read. What other crates count for themselves is copied when it is asked for. All orders are relaxed; a reader may see one of two related updates before the
-//! other.
+//! Counters, gauges and histograms for a thread-per-core server: each thread adds to its own lane, and lanes
+//! are summed only when they are read. Counts kept by other crates are copied at each scrape. All memory
+//! orders are relaxed, so a reader may see one of two related updates before the other.
 
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Lanes of a counter. With more threads than lanes some share one, which costs time, not correctness.
+/// Number of lanes of a counter. If there are more threads, some share a lane, which costs time but not
+/// correctness.
 const LANES: usize = 8;
 const CELLS_PER_LINE: usize = 8;
 
@@ -18,16 +19,16 @@ thread_local! {
 }
 
 fn lane() -> usize {
-    // A thread that is being torn down has no lane any more; any will do.
+    // A thread that is ending has no lane any more, so use any.
     LANE.try_with(Cell::get).unwrap_or(0)
 }
 
-/// A cache line of cells; no line belongs to two lanes.
+/// A cache line of cells; all cells of a line belong to the same lane.
 #[repr(align(64))]
 #[derive(Default)]
 struct Line([AtomicU64; CELLS_PER_LINE]);
 
-/// Cells that are updated together, once per lane.
+/// Cells that are updated together, repeated for each lane.
 struct Block {
     lines: Box<[Line]>,
     lines_per_lane: usize,
@@ -72,7 +73,7 @@ impl Block {
     }
 }
 
-/// A number that only grows. Clones count together.
+/// A number that only increases. Clones count together.
 #[derive(Clone)]
 pub struct Counter {
     block: Arc<Block>,
@@ -96,52 +97,53 @@ impl Counter {
         self.block.add(self.cell, amount);
     }
 
-    /// The sum so far.
+    /// Returns the sum so far.
     pub fn value(&self) -> u64 {
         self.block.total(self.cell)
     }
 }
 
-/// A number that only grows and is counted elsewhere: the answer to a scrape copies it here. Clones are one.
+/// A number that only increases and is counted elsewhere: a scrape copies it here. Clones refer to the same
+/// number.
 #[derive(Clone, Default)]
 pub struct Total {
     value: Arc<AtomicU64>,
 }
 
 impl Total {
-    /// Takes over a count. Two scrapes may bring theirs in either order; the larger stays, since a counter that
-    /// steps back reads as a restart.
+    /// Raises the number to a count. Two concurrent scrapes may write theirs in either order, so the larger
+    /// one stays: a counter that decreases would look like a restart.
     pub fn raise_to(&self, count: u64) {
         self.value.fetch_max(count, Ordering::Relaxed);
     }
 
-    /// The count.
+    /// Returns the count.
     pub fn value(&self) -> u64 {
         self.value.load(Ordering::Relaxed)
     }
 }
 
-/// A whole number that goes up and down. Clones are one gauge. It has one cell, because it can be set; what many
-/// threads change at a high rate is better set by one of them.
+/// A whole number that increases and decreases. Clones refer to the same gauge. It has only one cell, because
+/// it can be set; a value that many threads change at a high rate is better set by one of them.
 #[derive(Clone, Default)]
 pub struct Gauge {
     value: Arc<AtomicI64>,
 }
 
 impl Gauge {
-    /// Sets it.
+    /// Sets the gauge.
     #[inline]
     pub fn set(&self, value: i64) {
         self.value.store(value, Ordering::Relaxed);
     }
 
-    /// Sets it to a size or an index; what an `i64` cannot hold becomes its largest value.
+    /// Sets the gauge to a size or an index; numbers beyond `i64` become the largest `i64`.
     #[inline]
     pub fn set_u64(&self, value: u64) {
         self.set(i64::try_from(value).unwrap_or(i64::MAX));
     }
 
-    /// Sets it to 1 or 0.
+    /// Sets the gauge to 1 for true, 0 for false.
     #[inline]
     pub fn set_bool(&self, value: bool) {
         self.set(i64::from(value));
@@ -153,7 +155,7 @@ impl Gauge {
         self.value.fetch_add(amount, Ordering::Relaxed);
     }
 
-    /// Returns the present value.
+    /// Returns the current value.
     pub fn value(&self) -> i64 {
         self.value.load(Ordering::Relaxed)
     }
@@ -164,23 +166,23 @@ impl Gauge {
 pub struct Buckets {
     /// The first bound.
     pub start: f64,
-    /// Each bound divided by the one before.
+    /// Ratio of each bound to the previous one.
     pub factor: f64,
     /// Number of bounds.
     pub count: usize,
 }
 
 impl Buckets {
-    /// The bounds, as etcd computes them: by repeated multiplication.
+    /// Returns the bounds, computed by repeated multiplication as etcd does.
     pub fn bounds(self) -> Vec<f64> {
         std::iter::successors(Some(self.start), |bound| Some(bound * self.factor)).take(self.count).collect()
     }
 }
 
-/// The distribution of what was observed over fixed buckets. Clones observe together.
+/// Distribution of observed values over fixed buckets. Clones observe together.
 #[derive(Clone)]
 pub struct Histogram {
-    /// A cell per bound, one for what is beyond the last, and the sum.
+    /// One cell per bound, one for values beyond the last bound, and the sum.
     block: Arc<Block>,
     bounds: Arc<[f64]>,
 }
@@ -191,13 +193,13 @@ impl Histogram {
         Histogram { block: Block::new(bounds.len() + 2), bounds: bounds.into() }
     }
 
-    /// Counts one value, in the unit of the metric's name.
+    /// Records one value, in the unit of the metric's name.
     #[inline]
     pub fn observe(&self, value: f64) {
         self.observe_each(value, 1);
     }
 
-    /// Counts a value so many times: what was measured for some things together, and is the mean of them.
+    /// Records a value several times: the mean of values that were measured together.
     #[inline]
     pub fn observe_each(&self, value: f64, times: u64) {
         let bucket = self.bounds.partition_point(|bound| *bound < value);
@@ -205,29 +207,29 @@ impl Histogram {
         self.block.add_float(self.bounds.len() + 1, value * times as f64);
     }
 
-    /// Counts one duration, for metrics in seconds.
+    /// Records one duration, for metrics in seconds.
     #[inline]
     pub fn observe_seconds(&self, duration: Duration) {
         self.observe(duration.as_secs_f64());
     }
 
-    /// Counts one duration, for metrics in milliseconds.
+    /// Records one duration, for metrics in milliseconds.
     #[inline]
     pub fn observe_milliseconds(&self, duration: Duration) {
         self.observe(duration.as_secs_f64() * 1_000.0);
     }
 
-    /// Values counted so far.
+    /// Number of values recorded so far.
     pub fn count(&self) -> u64 {
         (0..=self.bounds.len()).map(|bucket| self.block.total(bucket)).sum()
     }
 
-    /// Sum of the values counted so far.
+    /// Sum of the values recorded so far.
     pub fn sum(&self) -> f64 {
         self.block.total_float(self.bounds.len() + 1)
     }
 
-    /// Each bound with the count of values up to it; the last bound is infinite.
+    /// Returns each bound with the number of values up to it; the last bound is infinite.
     pub(super) fn cumulative(&self) -> Vec<(f64, u64)> {
         let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
         let mut seen = 0;
@@ -241,13 +243,14 @@ impl Histogram {
     }
 }
 
-/// A distribution that is counted elsewhere, as a [`Total`] is. Clones are one.
+/// A distribution that is counted elsewhere and copied at a scrape, like a [`Total`]. Clones refer to the
+/// same distribution.
 #[derive(Clone)]
 pub struct Distribution {
     bounds: Arc<[f64]>,
-    /// A cell per bound, and one for what is beyond the last.
+    /// One cell per bound, and one for values beyond the last bound.
     buckets: Arc<[Total]>,
-    /// Bits of the sum. Sums are not negative, and so their bits are in the order of their values.
+    /// Bits of the sum. The sum is never negative, so the bits have the same order as the values.
     sum: Total,
 }
 
@@ -258,11 +261,12 @@ impl Distribution {
         Distribution { bounds: bounds.into(), buckets, sum: Total::default() }
     }
 
-    /// Takes over the number of values in each bucket, not cumulated, those beyond the last bound at the end, and
-    /// the sum of all values, in the unit of the metric's name.
+    /// Raises the distribution to the number of values in each bucket, not cumulated, with the values beyond
+    /// the last bound at the end, and to the sum of all values, in the unit of the metric's name.
     ///
     /// # Panics
-    /// When there is not a count for each bucket, or the sum is negative: bounds are the program's own.
+    /// Panics if there is not one count for each bucket, or if the sum is negative; the bounds are constants
+    /// of the program.
     pub fn raise_to(&self, counts: &[u64], sum: f64) {
         assert_eq!(counts.len(), self.buckets.len(), "a count for each bucket");
         assert!(sum >= 0.0, "values are not negative");
@@ -272,7 +276,7 @@ impl Distribution {
         self.sum.raise_to(sum.to_bits());
     }
 
-    /// Sum of the values.
+    /// Returns the sum of the values.
     pub fn sum(&self) -> f64 {
         f64::from_bits(self.sum.value())
     }

@@ -1,5 +1,5 @@
-//! The table of all metrics that exist so far. Names, types, labels and bounds are etcd's, odd ones included
-//! (gauges that end in `_total`, counters that do not): dashboards and alerts know them by these.
+//! The table of all metrics. Names, types, labels and bounds are etcd's, including odd ones (gauges that end
+//! in `_total`, counters that do not), because dashboards and alerts use these names.
 
 use super::family::{Descriptor, Family, Labelled};
 use super::registry::Registry;
@@ -33,7 +33,7 @@ macro_rules! group {
 }
 
 group! {
-    /// The member: its raft node, its requests, its health.
+    /// Metrics of the member: its raft node, its requests, its health.
     ServerMetrics {
         has_leader: Gauge = "etcd_server_has_leader", "Whether this member knows a leader.";
         is_leader: Gauge = "etcd_server_is_leader", "Whether this member is the leader.";
@@ -75,7 +75,7 @@ group! {
 }
 
 group! {
-    /// Health, as asked for over HTTP.
+    /// Metrics of health checks over HTTP.
     HealthMetrics {
         successes: Counter = "etcd_server_health_success", "Answers of /health that were good.";
         failures: Counter = "etcd_server_health_failures", "Answers of /health that were not good.";
@@ -85,7 +85,7 @@ group! {
 }
 
 group! {
-    /// The multi-version store and its watches.
+    /// Metrics of the multi-version store and its watches.
     MvccMetrics {
         db_total_size: Gauge = "etcd_mvcc_db_total_size_in_bytes", "Bytes the data takes on disk.";
         db_total_size_in_use: Gauge = "etcd_mvcc_db_total_size_in_use_in_bytes", "Bytes of etcd_mvcc_db_total_size_in_bytes that hold live data.";
@@ -114,7 +114,8 @@ group! {
 }
 
 group! {
-    /// Readers of an old state that take long: ranges, snapshots, hashes, checkpoints. etcd has nothing like it.
+    /// Metrics of long reads of an old state: ranges, snapshots, hashes, checkpoints. etcd has no such
+    /// metrics.
     LongReadMetrics {
         open: Gauge = "mainstay_long_reads", "Large ranges, snapshots, hashes, checkpoints and watches that fell behind: what they read is not removed.";
         oldest: Gauge = "mainstay_long_reads_oldest_seconds", "Age of the oldest of those that mainstay_long_reads counts.";
@@ -123,7 +124,7 @@ group! {
 }
 
 group! {
-    /// The audit log. etcd has nothing like it.
+    /// Metrics of the audit log. etcd has no such metrics.
     AuditMetrics {
         entries: Counter = "mainstay_audit_entries_total", "Entries written to the audit log.";
         dropped: Counter = "mainstay_audit_entries_dropped_total", "Entries of the audit log that were dropped, since the disk was full or slow.";
@@ -132,7 +133,7 @@ group! {
 }
 
 group! {
-    /// Leases.
+    /// Metrics of leases.
     LeaseMetrics {
         granted: Counter = "etcd_debugging_lease_granted_total", "Leases granted.";
         revoked: Counter = "etcd_debugging_lease_revoked_total", "Leases revoked.";
@@ -143,7 +144,7 @@ group! {
 }
 
 group! {
-    /// The log and the checkpoints on disk.
+    /// Metrics of the log and the checkpoints on disk.
     DiskMetrics {
         wal_fsync_duration: Distribution = "etcd_disk_wal_fsync_duration_seconds" exp(0.001, 2.0, 14), "Time to sync the log.";
         wal_write_duration: Distribution = "etcd_disk_wal_write_duration_seconds" exp(0.001, 2.0, 14), "Time to write to the log.";
@@ -160,7 +161,7 @@ group! {
 }
 
 group! {
-    /// Traffic with clients and other members.
+    /// Metrics of the traffic with clients and other members.
     NetworkMetrics {
         peer_round_trip_time: Labelled<Distribution> = "etcd_network_peer_round_trip_time_seconds" ["To"] exp(0.0001, 2.0, 16), "Round trips to a member and back.";
         peer_sent_bytes: Labelled<Total> = "etcd_network_peer_sent_bytes_total" ["To"], "Bytes sent to a member.";
@@ -188,7 +189,7 @@ group! {
 }
 
 group! {
-    /// Scrapes, as Prometheus' Go library counts them.
+    /// Metrics of scrapes, as Prometheus' Go library counts them.
     ScrapeMetrics {
         requests: Labelled<Counter> = "promhttp_metric_handler_requests_total" ["code"], "Scrapes by the HTTP status of their answer.";
         in_flight: Gauge = "promhttp_metric_handler_requests_in_flight", "Scrapes that are being answered.";
@@ -196,7 +197,7 @@ group! {
 }
 
 group! {
-    /// Spans of calls that are traced. etcd has nothing like it.
+    /// Metrics of the spans of traced calls. etcd has no such metrics.
     TracingMetrics {
         sent: Counter = "mainstay_tracing_spans_sent_total", "Spans that the collector took.";
         dropped: Counter = "mainstay_tracing_spans_dropped_total", "Spans that were dropped, since the collector was slow or gone.";
@@ -204,7 +205,7 @@ group! {
 }
 
 group! {
-    /// The leader's comparison of all members' states; etcd has nothing like it.
+    /// Metrics of the leader's comparison of all members' states. etcd has no such metrics.
     StateHashMetrics {
         compared: Counter = "mainstay_state_hash_compared_total", "Comparisons of a member's state with this one's, while it led.";
         differences: Counter = "mainstay_state_hash_differences_total", "Members found to differ from this one, while it led.";
@@ -213,7 +214,7 @@ group! {
 }
 
 group! {
-    /// TLS: `listener` is `client` (for clients and metrics) or `peer`. etcd has nothing like it.
+    /// Metrics of TLS. `listener` is `client` (for clients and metrics) or `peer`. etcd has no such metrics.
     TlsMetrics {
         not_after: Labelled<Gauge> = "mainstay_tls_certificate_not_after_seconds" ["listener", "certificate"], "When the first of the certificates in use ends, in seconds since 1970: those of the listeners (server), those shown to other servers (client), those of trusted authorities (authority).";
         generation: Labelled<Gauge> = "mainstay_tls_generation" ["listener"], "How often TLS files were loaded, the start included.";

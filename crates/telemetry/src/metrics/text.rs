@@ -2,22 +2,23 @@
 
 use std::fmt::Write as _;
 
-/// Value of the `Content-Type` header of a scrape's answer, whatever its `Accept` header asks for: so etcd answers.
+/// Value of the `Content-Type` header of a scrape's response. As in etcd, the request's `Accept` header does
+/// not change it.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8; escaping=underscores";
 
-/// Type of a metric, as its TYPE line says.
+/// Type of a metric, as in its TYPE line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetricType {
-    /// Only grows.
+    /// The value only increases.
     Counter,
-    /// Goes up and down.
+    /// The value increases and decreases.
     Gauge,
-    /// Distribution over buckets.
+    /// A distribution over buckets.
     Histogram,
 }
 
 impl MetricType {
-    /// The word of the TYPE line.
+    /// Returns the word of the TYPE line.
     pub fn as_str(self) -> &'static str {
         match self {
             MetricType::Counter => "counter",
@@ -41,7 +42,7 @@ impl<'a> Writer<'a> {
         Writer { out, name: "" }
     }
 
-    /// Begins a family. Writing to a String cannot fail, here and below.
+    /// Begins a family. Writing to a String cannot fail, here and in the methods below.
     pub(super) fn family(&mut self, name: &'a str, kind: MetricType, help: &str) {
         self.name = name;
         let help = help.replace('\\', "\\\\").replace('\n', "\\n");
@@ -96,8 +97,8 @@ fn write_label_value(out: &mut String, value: &str) {
     }
 }
 
-/// Writes a number as Go's `strconv` does with format `g` and the least precision that reads back: bucket bounds are
-/// labels, and so their spelling is part of a series' name.
+/// Writes a number as Go's `strconv` does with format `g` and the shortest precision that reads back
+/// unchanged. Bucket bounds are labels, so their spelling is part of a series' name.
 pub(super) fn write_go_float(out: &mut String, value: f64) {
     if value.is_nan() {
         out.push_str("NaN");
@@ -110,7 +111,7 @@ pub(super) fn write_go_float(out: &mut String, value: f64) {
     let scientific = format!("{value:e}");
     let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
     let exponent: i32 = exponent.parse().unwrap_or(0);
-    // Shortest output has an exponent when it is below -4 or not below 6.
+    // Go's shortest format has an exponent if it is below -4 or at least 6.
     if (-4..6).contains(&exponent) {
         let _ = write!(out, "{value}");
     } else {

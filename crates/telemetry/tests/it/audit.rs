@@ -1,4 +1,4 @@
-//! The audit log: what is written, what is not, and what happens when it cannot be.
+//! The audit log: what is written, what is left out, and what happens if writing fails.
 
 use std::fs;
 use std::io::{self, Write};
@@ -32,7 +32,7 @@ fn entry(text: impl Into<String>) -> Box<Text> {
     Box::new(Text(text.into()))
 }
 
-/// Lines in memory, and a disk that can be full, or slow.
+/// Keeps lines in memory, on a simulated disk that can be full or slow.
 #[derive(Clone, Default)]
 struct Memory(Arc<Disk>);
 
@@ -42,7 +42,7 @@ struct Disk {
     is_full: AtomicBool,
     is_held: Mutex<bool>,
     released: Condvar,
-    /// Number of writes that have begun, finished or not.
+    /// Number of writes that have begun, whether finished or not.
     begun: AtomicUsize,
 }
 
@@ -56,7 +56,7 @@ impl Memory {
         self.0.released.notify_all();
     }
 
-    /// A log whose thread waits for this disk, with one entry: what is handed over from now on waits in the queue.
+    /// Blocks the disk while the log's thread writes one entry, so that further entries wait in the queue.
     fn hold_with_one(&self, log: &AuditLog) {
         self.hold(true);
         let before = self.0.begun.load(Ordering::SeqCst);
@@ -216,13 +216,13 @@ fn files_are_rotated_and_bounded_and_for_their_owner_only() {
         assert_eq!(metadata.permissions().mode() & 0o777, 0o600, "{}", file.display());
         assert!(metadata.len() <= 100);
     }
-    // A line that was cut off stays by itself.
+    // An incomplete line stays separate from the next one.
     fs::write(&path, "cut o").expect("is written");
     let mut files = RotatedFiles::open(&settings(path.clone(), 1)).expect("opens");
     files.append(b"next\n").expect("is written");
     all = read(&path);
     assert_eq!(all, "cut o\nnext\n");
-    // With one file, what is old goes.
+    // With a single file, old contents are removed.
     (0..4).for_each(|n| files.append(format!("{n:029}\n").as_bytes()).expect("is written"));
     assert_eq!(read(&path).lines().count(), 2, "the third did not fit, and began it again");
     assert!(RotatedFiles::open(&settings(dir.path().to_owned(), 1)).is_err());
@@ -239,7 +239,7 @@ fn somebody_else_may_take_the_file_away_or_cut_it_off() {
     assert_eq!(read(&path), "second\n");
 }
 
-/// What is in each file, the newest first.
+/// Returns the contents of each file, the newest first.
 fn all(path: &Path, files: u64) -> Vec<String> {
     let older = (1..files).map(|number| PathBuf::from(format!("{}.{number}", path.display())));
     std::iter::once(path.to_owned())
@@ -276,7 +276,7 @@ fn a_rotation_that_fails_leaves_the_files_and_is_tried_again() {
     for line in ["a", "b", "c"] {
         files.append(format!("{line}\n\n\n").as_bytes()).expect("is written");
     }
-    // No new file can be opened.
+    // No new file can be opened, because a directory has its name.
     let in_the_way = dir.path().join("audit.log.new");
     fs::create_dir(&in_the_way).expect("can be made");
     for _ in 0..3 {
@@ -320,7 +320,7 @@ fn refused_calls_displace_no_others_and_have_a_rate_and_files_of_their_own() {
     let address = |number: u32| IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + number));
     let (mut made, pushed) = (0, 20_000);
     for number in 0..pushed {
-        // Large ones, of many addresses.
+        // Large entries, of many addresses.
         log.push_refused(address(number % 5000), || {
             made += 1;
             entry("r".repeat(100 << 10))

@@ -33,7 +33,7 @@ fn logger(level: Level, format: Format) -> (Logger, Buffer) {
     (Logger::to(level, format, vec![Box::new(buffer.clone())]), buffer)
 }
 
-/// Puts fixed texts in the place of time and line number.
+/// Replaces time and line number by fixed texts.
 fn normalise(text: &str) -> String {
     let mut out = String::new();
     for line in text.lines() {
@@ -137,7 +137,7 @@ fn a_repeated_line_is_thinned() {
         logger.warn("again", &[]);
     }
     let lines = buffer.text().lines().count();
-    // A hundred and then one in a hundred, per second this loop took.
+    // A hundred lines, and then one in a hundred, for each second that the loop took.
     assert!((199..5_000).contains(&lines), "{lines} lines");
     assert!(buffer.text().contains("\"suppressed\":99}"));
     for _ in 0..150 {

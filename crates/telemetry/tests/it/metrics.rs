@@ -1,4 +1,4 @@
-//! The exposition, read back and held against etcd's.
+//! Parses the exposition and compares it with etcd's.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn render(metrics: &Metrics) -> String {
     text
 }
 
-/// Reads a text exposition, checking its grammar on the way.
+/// Parses a text exposition and checks its grammar.
 fn read(text: &str) -> BTreeMap<String, Family> {
     let mut families: BTreeMap<String, Family> = BTreeMap::new();
     let mut current = String::new();
@@ -53,7 +53,7 @@ fn value(text: &str, series: &str) -> f64 {
     line.unwrap_or_else(|| panic!("{series} is missing")).parse().unwrap()
 }
 
-/// Makes a series of every family that has labels.
+/// Creates a series of every family that has labels.
 fn touch_everything(metrics: &Metrics) {
     let server = &metrics.server;
     server.learner_promote_failures.with(&["r"]).inc();
@@ -80,7 +80,7 @@ fn touch_everything(metrics: &Metrics) {
     metrics.tls.rejected.with(&["client"]).inc();
 }
 
-/// What the room that talks to other members may have counted for this one.
+/// Counts of the peer crate about traffic with one other member.
 fn figures(id: u64) -> peer::Figures {
     let histogram = |first: f64, bounds: i32| {
         let bucket = |at: i32| (first * 2f64.powi(at), u64::from(at == 1));
@@ -203,7 +203,7 @@ fn every_method_and_code_is_there_from_the_start() {
         assert!(families[name].samples.iter().all(|(_, value)| *value == 0.0));
     }
     assert!(!families.contains_key("grpc_server_handling_seconds"), "only when extensive");
-    // This series as etcd 3.4.23 writes it.
+    // The series as etcd 3.4.23 writes it.
     let series = "grpc_server_handled_total{grpc_code=\"Aborted\",grpc_method=\"Range\",\
                   grpc_service=\"etcdserverpb.KV\",grpc_type=\"unary\"}";
     assert_eq!(value(&render(&metrics), series), 0.0);
@@ -311,7 +311,7 @@ fn what_was_counted_for_other_members_is_shown() {
     metrics.network.set_members(0xab, [0xab, 0xcd, 0xef].into_iter());
     metrics.network.set_members(0xab, [0xab, 0xcd].into_iter());
     metrics.network.copy_peers(0xab, &figures(0xcd));
-    // Again, with another member that was never heard of, and one that is gone.
+    // Copy again, with another member that was never contacted, and without one that is gone.
     let mut later = figures(0xcd);
     later.peers.insert(0xef, peer::PeerFigures::default());
     if let Some(peer) = later.peers.get_mut(&0xcd) {

@@ -1,4 +1,4 @@
-//! etcd in the directory of a member of Mainstay that it never had.
+//! etcd started in the directory of a Mainstay member that was never an etcd member.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use testkit::TempDir;
 use crate::kit::{done, etcd_dir, golden, open, refused, snapshot, text, utl};
 use crate::takeover::start_with;
 
-/// A member of Mainstay that was restored from a snapshot, with its log in a directory of its own if that is asked for.
+/// A Mainstay member restored from a snapshot, with a separate log directory if requested.
 fn born(dir: &TempDir, name: &str, wal_dir: Option<&Path>) -> PathBuf {
     let (from, data) = (snapshot(dir, "3.7"), dir.join(name));
     let mut args = vec!["snapshot", "restore", text(&from), "--data-dir", text(&data)];
@@ -22,7 +22,7 @@ fn born(dir: &TempDir, name: &str, wal_dir: Option<&Path>) -> PathBuf {
     data
 }
 
-/// Lets etcd begin a store, as if nothing kept it out: its files from when it was stopped.
+/// Simulates that etcd begins a store as if nothing kept it out: adds the files of a stopped etcd.
 fn begin_store(data: &Path, wal_dir: &Path, etcds: &str) {
     let snap = data.join("member/snap");
     std::fs::remove_file(&snap).expect("keeps etcd out");
@@ -33,7 +33,7 @@ fn begin_store(data: &Path, wal_dir: &Path, etcds: &str) {
         .expect("is written");
 }
 
-/// Why a member is not started on a directory, by the whole of what a start looks at.
+/// Runs all checks of a start on a directory; returns the reason if the member is not started.
 fn start(data: &Path, wal_dir: Option<&Path>) -> Result<(), String> {
     let flag = wal_dir.map(|wal_dir| format!("--wal-dir={}", text(wal_dir)));
     let (said, taken) = start_with(data, &flag.iter().map(String::as_str).collect::<Vec<_>>(), false);
@@ -82,7 +82,7 @@ fn a_store_that_etcd_began_beside_a_member_is_told_and_never_imported() {
             assert!(refused(&["export", "--data-dir", &from, "--to", text(&to)], 1).contains(words));
             assert!(!to.exists());
 
-            // What it says can be done.
+            // The advice in the message works.
             let aside = data.join("begun-by-etcd/member");
             let moves = [
                 (data.join("member/snap"), aside.join("snap")),
@@ -119,7 +119,7 @@ fn an_etcd_that_runs_beside_a_member_is_to_be_stopped_first() {
     assert!(why.contains("is locked by another process: stop etcd first"), "{why}");
 }
 
-/// The operating system's files, on which etcd does its first steps before the first rename.
+/// The operating system's files, with an etcd that takes its first steps right before the first rename.
 struct Racing(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl Disk for Racing {
@@ -197,7 +197,7 @@ fn an_etcd_that_is_started_while_it_is_being_kept_out_keeps_its_files() {
         }
         assert!(!member.join("snap.tmp").exists());
     }
-    // It has begun its log as well, and has ended, since the start looked.
+    // Since the check of the start, etcd has begun its log as well, and has exited.
     let dir = TempDir::in_memory("keep-out-begun");
     let data = born(&dir, "m", None);
     begin_store(&data, &data.join("member/wal"), "3.7-new");
@@ -243,17 +243,17 @@ fn what_an_etcd_left_that_began_nothing_keeps_no_member_from_starting() {
         let aside = member.join("snap.left-by-etcd-1");
         let kept = keep_out(&RealDisk, &member, None).expect("is kept out");
         assert_eq!((&kept.out, kept.lock.is_some()), (&KeptOut::Moved(aside.clone()), true));
-        // An etcd that had the database open before goes no further while the member runs.
+        // An etcd that opened the database before cannot continue while the member runs.
         assert!(RealDisk.lock_read(&aside.join("db")).is_err());
         drop(kept);
         assert_eq!(std::fs::read(aside.join("db")).expect("is locked"), db.clone().unwrap_or_default());
         assert_eq!(keep_out(&RealDisk, &member, None).expect("is kept out").out, KeptOut::Guarded);
         open(&data);
-        // A member that has never run may begin there, too, as one of etcd would.
+        // A new member may start there too, as a member of etcd could.
         leave(&new, db);
         assert_eq!(start(&new, None), Ok(()));
     }
-    // Something is in it, and its log is elsewhere or lost.
+    // The database contains data, and its log is elsewhere or lost.
     for db in [golden("3.7-db"), b"garbage".to_vec()] {
         let dir = TempDir::in_memory("left-something");
         let (data, new) = (born(&dir, "m", None), dir.join("new"));

@@ -1,7 +1,7 @@
-//! What `snapshot restore --bump-revision` leaves in etcd's database: a pair without a key and a value, which HashKV covers for
-//! ever. It comes over by every way, and goes back.
+//! The pair without key and value that `snapshot restore --bump-revision` leaves in etcd's database, which
+//! HashKV always covers. It is preserved by every conversion, in both directions.
 //!
-//! The hashes are those that etcd 3.7.3 told of what etcdutl 3.7.3 restored.
+//! The hashes are those returned by etcd 3.7.3 for directories restored with etcdutl 3.7.3.
 
 use std::path::{Path, PathBuf};
 
@@ -17,13 +17,13 @@ use crate::kit::{done, open, text};
 use crate::round_trip::{saved, saved_own};
 use crate::takeover::start_with;
 
-/// Of the golden snapshot of 3.7, bumped by 1000.
+/// HashKV of the golden snapshot of 3.7, bumped by 1000.
 const ONCE: HashedKv =
     HashedKv { hash: 1_006_600_392, compact_revision: Revision(1010), revision: Revision(1010) };
-/// Of a snapshot of that, bumped by 1000 once more.
+/// HashKV of a snapshot of that store, bumped by 1000 again.
 const TWICE: HashedKv =
     HashedKv { hash: 901_612_521, compact_revision: Revision(2010), revision: Revision(2010) };
-/// Of an empty store, bumped by 1000.
+/// HashKV of an empty store, bumped by 1000.
 const EMPTY: HashedKv =
     HashedKv { hash: 1_941_238_518, compact_revision: Revision(1000), revision: Revision(1000) };
 
@@ -35,10 +35,10 @@ fn restore(from: &Path, to: PathBuf, flags: &[&[&str]]) -> PathBuf {
     to
 }
 
-/// Key, change, create revision, version and lease.
+/// Key, change, create revision, version and lease of a stored key.
 type Row = (Vec<u8>, ChangeId, Revision, i64, LeaseId);
 
-/// A member's hash, and what it holds, in the order of keys.
+/// Returns a member's hash, and its keys in order.
 fn held(data: &Path) -> (HashedKv, Vec<Row>) {
     let mut member = open(data);
     let hash = member.hash_kv(Revision(0)).expect("can be hashed");
@@ -64,7 +64,7 @@ fn a_raised_revision_comes_over_by_every_way() {
     let etcd = restore(&from, dir.join("etcd"), &[&BUMP, &["--format", "etcd"]]);
     let own_etcd = restore(&own, dir.join("own-etcd"), &[&BUMP, &["--format", "etcd"]]);
     assert_eq!((etcds_hash(&etcd), etcds_hash(&own_etcd)), (ONCE, ONCE));
-    // Members of Mainstay.
+    // Directories for Mainstay.
     let direct = restore(&from, dir.join("direct"), &[&BUMP]);
     let of_own = restore(&own, dir.join("of-own"), &[&BUMP]);
     let db = etcd.join("member/snap/db");
@@ -89,7 +89,7 @@ fn a_raised_revision_comes_over_by_every_way() {
         assert_eq!(etcds_hash(&back), ONCE, "{}", member.display());
         assert!(done(&["hashkv", text(&back.join("member/snap/db"))]).out.contains("1006600392"));
     }
-    // The second pair takes the place of the first.
+    // The second pair replaces the first one.
     let mut twice = Vec::new();
     for (name, file) in [("etcd", &again), ("own", &own_again)] {
         let to = restore(file, dir.join(format!("twice-{name}")), &[&BUMP]);
@@ -102,7 +102,7 @@ fn a_raised_revision_comes_over_by_every_way() {
     assert_eq!((*hash, rows.iter().filter(|row| row.0.is_empty()).count()), (TWICE, 1));
 }
 
-/// A snapshot of these changes, none of which has a value.
+/// Writes a snapshot of these changes, none of which has a value.
 fn database(path: &Path, changes: &[ChangeHead<'_>]) {
     let (release, meta) = (Release::V3_6, Meta::default());
     let mut sizes = BackendLayout::new(release);
@@ -125,7 +125,7 @@ fn an_empty_store_is_raised_from_nothing() {
     assert_eq!(etcds_hash(&restore(&from, dir.join("etcd"), &[&BUMP, &["--format", "etcd"]])), EMPTY);
 }
 
-/// etcdutl leaves no such database, as it marks what it raises to as compacted.
+/// etcdutl never leaves such a database, because it marks the new revision as compacted.
 #[test]
 fn a_revision_raised_twice_without_compaction_comes_over() {
     let dir = TempDir::new("bump-twice");

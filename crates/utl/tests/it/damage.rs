@@ -27,7 +27,7 @@ fn a_damaged_snapshot_is_refused_and_leaves_nothing() {
     let whole = golden("3.6-snapshot");
     let (file, to) = (dir.join("s.db"), dir.join("m"));
     let args = ["snapshot", "restore", text(&file), "--data-dir", text(&to), "--without-users"];
-    // Cut off anywhere.
+    // Truncated at various lengths.
     for len in (0..whole.len()).step_by(whole.len() / 60) {
         std::fs::write(&file, &whole[..len]).expect("is written");
         for more in [&[][..], &["--skip-hash-check"]] {
@@ -36,7 +36,8 @@ fn a_damaged_snapshot_is_refused_and_leaves_nothing() {
             assert_eq!(names(&dir), ["s.db"], "{len}");
         }
     }
-    // A bit flipped anywhere: the digest tells. Without it whatever is found damaged is refused; a value may be wrong.
+    // A bit flipped at various positions: the digest detects it. Without the digest, detected damage is
+    // refused, but a value may be wrong.
     for at in (0..whole.len()).step_by(509) {
         let mut flipped = whole.clone();
         flipped[at] ^= 1 << (at % 8);
@@ -99,10 +100,10 @@ fn a_disk_that_fails_at_any_operation_is_an_error() {
             let failing = MemDisk::new(op);
             failing.fail_at(op, Fault::Always(errno));
             let disk: Arc<dyn Disk> = Arc::new(failing);
-            // What only tidies up may fail unnoticed; what counts is that nobody is told of more than there is.
+            // A failed cleanup may go unnoticed; but no success may be reported for missing data.
             refused += u32::from(restore(&disk).is_err());
         }
-        // What was said to be there is there after a power cut.
+        // Data reported as written exists after a power cut.
         let cut = MemDisk::new(op);
         cut.fail_at(op, Fault::PowerCut);
         let disk: Arc<dyn Disk> = Arc::new(cut.clone());
@@ -114,13 +115,13 @@ fn a_disk_that_fails_at_any_operation_is_an_error() {
         }
     }
     assert!(refused as u64 > ops, "{refused} of {}", 2 * ops);
-    // All of it outlives a power cut right behind the end.
+    // Everything survives a power cut right after the end.
     whole.crash();
     let disk: Arc<dyn Disk> = Arc::new(whole);
     assert_eq!(Stopped::open(&disk, Path::new("/d")).expect("is a member").hash_kv(Revision(0)), expected);
 }
 
-/// A snapshot that takes a while.
+/// Writes a snapshot that takes a while to restore.
 fn large_snapshot(path: &Path) {
     let (from, _) = snapshot::open(golden("3.6-snapshot")).expect("is sound");
     let release = interchange::backend::Release::V3_6;
@@ -173,7 +174,8 @@ fn a_killed_restore_leaves_nothing_that_looks_whole() {
     for format in ["mainstay", "etcd"] {
         let to = dir.join(format);
         let args = ["snapshot", "restore", text(&file), "--data-dir", text(&to), "--format", format];
-        // Killed a little later each time, the first time as soon as there is anything of it, until one comes to its end.
+        // Each process is killed a little later, the first one as soon as it has made anything, until one
+        // finishes.
         let unfinished = || names(&dir).iter().any(|name| name.ends_with(".unfinished"));
         let (mut killed, mut after_ms) = (0, 0);
         let deadline = Instant::now() + Duration::from_secs(120);
@@ -195,7 +197,7 @@ fn a_killed_restore_leaves_nothing_that_looks_whole() {
             } else if killed > 0 {
                 break;
             } else {
-                // It came to its end before this process got its turn.
+                // The process finished before this one could kill it.
                 std::fs::remove_dir_all(&to).expect("is removed");
                 after_ms = 0;
             }
@@ -204,7 +206,7 @@ fn a_killed_restore_leaves_nothing_that_looks_whole() {
         if !to.exists() {
             done(&args);
         }
-        // Nothing is left of the others.
+        // Nothing is left of the killed attempts.
         assert!(names(&dir).iter().all(|name| !name.ends_with(".unfinished")), "{:?}", names(&dir));
         match format {
             "etcd" => {

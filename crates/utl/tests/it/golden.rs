@@ -1,9 +1,10 @@
-//! The same outputs, errors and exit codes as etcdutl's.
+//! Compares outputs, errors and exit codes with etcdutl's.
 //!
-//! `golden/etcdutl-3.7.txt` was recorded with etcdutl 3.7.3:
-//! `MAINSTAY_REWRITE_GOLDEN=1 MAINSTAY_TEST_ETCD_DIR=DIR cargo test -p mainstay-utl --test it golden`, to be read
-//! before it is committed. Of standard error only lines that begin with `Error:` count: log lines carry times and places
-//! in etcd's source. Of help texts all counts but our examples. Where etcdutl panics there is no line.
+//! `golden/etcdutl-3.7.txt` was recorded with etcdutl 3.7.3: `MAINSTAY_REWRITE_GOLDEN=1
+//! MAINSTAY_TEST_ETCD_DIR=DIR cargo test -p mainstay-utl --test it golden`, to be reviewed before it is
+//! committed. Of standard error only lines that begin with `Error:` are compared, because log lines contain
+//! times and places in etcd's source. Help texts are compared completely, except for Mainstay's own examples.
+//! Cases in which etcdutl panics have no line.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -15,7 +16,7 @@ use crate::kit::{RELEASES, etcd_dir, golden, snapshot, text, utl};
 
 const NAME: &str = "tests/it/golden/etcdutl-3.7.txt";
 
-/// Commands, each on files of its own; several with `;` between them go one after the other on the same.
+/// Commands, each on its own files; commands separated by `;` run one after the other on the same files.
 fn cases() -> Vec<String> {
     let mut cases = Vec::new();
     for release in RELEASES {
@@ -129,10 +130,10 @@ fn prepare(dir: &TempDir) {
     write("flipped.db", &flipped);
 }
 
-/// What counts of a command's outcome.
+/// Appends the compared parts of a command's result to `told`.
 fn note(told: &mut String, line: &str, code: i32, out: &str, err: &str) {
     let _ = writeln!(told, "$ {line}\n= {code}");
-    // The size of a file is the writer's affair.
+    // The size of a file depends on the program that wrote it.
     let is_written = line.contains("/snap/db");
     let mut in_example = false;
     for line in out.lines().filter(|line| !is_written || !line.starts_with("\"Size\"")) {
@@ -196,7 +197,7 @@ fn record(real: Option<&Path>) -> String {
     told
 }
 
-/// What differs on purpose: the command, and why.
+/// Deliberate differences: the command, and the reason.
 const DIFFERENCES: [(&str, &str); 8] = [
     ("hashkv 3.4.db --rev=-1 -w json", NO_REVISION),
     ("hashkv 3.5.db --rev=-1 -w json", NO_REVISION),

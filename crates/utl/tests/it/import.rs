@@ -1,4 +1,4 @@
-//! `import` and `export`.
+//! Tests of `import` and `export`.
 
 use interchange::DataDir;
 use interchange::backend::{Backend, Change};
@@ -46,7 +46,7 @@ fn a_member_goes_on_where_etcd_stopped() {
         let found: Vec<_> = member.machine.leases.iter().map(|(id, lease)| (id, lease.ttl)).collect();
         assert_eq!(found, leases);
         drop(member);
-        // And back: the history is that of etcd's own database and log.
+        // Export it back: the history equals that of etcd's own database and log.
         let back = dir.join("back");
         done(&["export", "--data-dir", text(&to), "--to", text(&back), "--release", "3.6"]);
         let again = DataDir::open(&disk::RealDisk, &back).expect("is sound");
@@ -151,7 +151,7 @@ fn the_log_goes_to_a_directory_of_its_own() {
     let (from, to, wal) = (etcd_dir(&dir, "3.6"), dir.join("m"), dir.join("log"));
     let args = ["import", "--data-dir", text(&from), "--to", text(&to)];
     let apart = [&args[..], &["--to-wal-dir", text(&wal)]].concat();
-    // A place that is taken, or cannot be one.
+    // A log directory that already exists, or that is not possible.
     std::fs::create_dir(&wal).expect("is made");
     assert!(refused(&apart, 1).contains("exists"));
     std::fs::remove_dir(&wal).expect("is removed");

@@ -1,4 +1,4 @@
-//! What the tests share.
+//! Helpers shared by the tests.
 
 use std::ffi::OsString;
 use std::io::Read as _;
@@ -17,7 +17,7 @@ pub const RELEASES: [&str; 4] = ["3.4", "3.5", "3.6", "3.7"];
 pub const HASHES: [u32; 6] =
     [1_468_967_122, 2_897_024_621, 222_074_713, 486_260_849, 3_310_584_188, 2_237_637_283];
 
-/// A file that real etcd made.
+/// Returns a file made by real etcd.
 pub fn golden(name: &str) -> Vec<u8> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../interchange/tests/it/golden");
     let file = std::fs::File::open(dir.join(format!("{name}.gz"))).expect("is there");
@@ -26,7 +26,7 @@ pub fn golden(name: &str) -> Vec<u8> {
     bytes
 }
 
-/// What a command printed, and its exit code.
+/// Output and exit code of a command.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Told {
     pub code: u8,
@@ -42,8 +42,8 @@ pub fn utl(args: &[&str]) -> Told {
     Told { code, out: printed.out(), err: printed.err() }
 }
 
-/// Tries again while a directory is locked: a child that another test starts has the locks of all tests until it becomes
-/// another program.
+/// Retries while a directory is locked: a child process started by another test inherits the locks of all
+/// tests until it executes its program.
 fn unlocked<T>(attempt: impl Fn() -> T, is_locked: impl Fn(&T) -> bool) -> T {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
@@ -55,14 +55,14 @@ fn unlocked<T>(attempt: impl Fn() -> T, is_locked: impl Fn(&T) -> bool) -> T {
     }
 }
 
-/// Runs a command that has to succeed.
+/// Runs a command that must succeed.
 pub fn done(args: &[&str]) -> Told {
     let told = unlocked(|| utl(args), |told| told.code != 0 && told.err.contains(" is locked"));
     assert_eq!(told.code, 0, "{args:?}: {}", told.err);
     told
 }
 
-/// Runs a command that has to be refused; gives what it says.
+/// Runs a command that must be refused; returns its error text.
 pub fn refused(args: &[&str], code: u8) -> String {
     let told = utl(args);
     assert_eq!((told.code, told.out.as_str()), (code, ""), "{args:?}: {}", told.err);
@@ -74,14 +74,14 @@ pub fn text(path: &Path) -> &str {
     path.to_str().expect("a path of text")
 }
 
-/// A golden snapshot in a directory.
+/// Writes a golden snapshot to a directory.
 pub fn snapshot(dir: &TempDir, release: &str) -> PathBuf {
     let path = dir.join(format!("{release}.db"));
     std::fs::write(&path, golden(&format!("{release}-snapshot"))).expect("is written");
     path
 }
 
-/// A golden data directory.
+/// Writes a golden data directory.
 pub fn etcd_dir(dir: &TempDir, release: &str) -> PathBuf {
     let path = dir.join(format!("{release}.etcd"));
     let member = path.join("member");
@@ -93,7 +93,7 @@ pub fn etcd_dir(dir: &TempDir, release: &str) -> PathBuf {
     path
 }
 
-/// What a stopped member of Mainstay holds.
+/// Opens the state of a stopped Mainstay member.
 pub fn open(path: &Path) -> Stopped {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let is_locked = |found: &Result<Stopped, _>| matches!(found, Err(DataDirError::Locked { .. }));
@@ -101,7 +101,7 @@ pub fn open(path: &Path) -> Stopped {
         .unwrap_or_else(|why| panic!("{}: {why}", path.display()))
 }
 
-/// Everything below a directory: paths, modes, lengths, contents.
+/// Returns everything below a directory: paths, modes and contents.
 pub fn everything(path: &Path) -> Vec<(PathBuf, u32, Vec<u8>)> {
     use std::os::unix::fs::PermissionsExt as _;
     let mut all = Vec::new();
@@ -120,7 +120,7 @@ pub fn everything(path: &Path) -> Vec<(PathBuf, u32, Vec<u8>)> {
     all
 }
 
-/// Nothing is left but these names.
+/// Returns the names of all files in the directory, sorted.
 pub fn names(dir: &TempDir) -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(dir.join(""))
         .expect("is there")

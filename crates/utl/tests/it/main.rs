@@ -1,5 +1,5 @@
-//! Integration tests. What real etcdutl prints was recorded once (`golden.rs` says how); files that real etcd made are
-//! those of the crate `interchange`.
+//! Integration tests. The outputs of real etcdutl were recorded once (see `golden.rs`); files made by real
+//! etcd are those of the crate `interchange`.
 
 mod beside;
 mod bump;

@@ -1,4 +1,4 @@
-//! `import --migrate-v2`: keys of the old store (API version 2) of a directory that real etcd 3.4 left.
+//! `import --migrate-v2`: keys of the old store (API version 2) from a directory of real etcd 3.4.
 
 use std::path::{Path, PathBuf};
 
@@ -14,8 +14,8 @@ use crate::kit::{done, etcd_dir, everything, golden, names, open, refused, text}
 use crate::relog::relogged;
 use crate::takeover::start_with;
 
-/// The directory of an etcd 3.4 with `--enable-v2`: an image of the old store, changes behind it, and a user root, without whom
-/// nobody may write.
+/// The directory of an etcd 3.4 with `--enable-v2`: an image of the old store, changes after it, and a user
+/// root, without whom writes are not permitted.
 fn v2_dir(dir: &TempDir) -> PathBuf {
     let path = dir.join("v2.etcd");
     let member = path.join("member");
@@ -31,7 +31,8 @@ fn v2_dir(dir: &TempDir) -> PathBuf {
     path
 }
 
-/// The live keys of a member: key, checksum and length of the value, seconds of its lease; in the order of revisions.
+/// Returns the live keys of a member in order of revision: key, checksum and length of the value, seconds of
+/// its lease.
 fn keys(made: &mut Stopped) -> Vec<(String, u32, u32, i64)> {
     let view = made.machine.store.publish();
     let snapshot = view.snapshot();
@@ -51,7 +52,7 @@ fn key(name: &str, value: &str, ttl: i64) -> (String, u32, u32, i64) {
     (name.to_owned(), crc32c::crc32c(value.as_bytes()), value.len() as u32, ttl)
 }
 
-/// Runs an import of the directory into `m`, and gives the keys.
+/// Imports the directory into `m`, and returns the keys and the messages.
 fn imported(dir: &TempDir, from: &Path, flags: &[&str]) -> (Vec<(String, u32, u32, i64)>, String) {
     let to = dir.join("m");
     let told = done(&[&["import", "--data-dir", text(from), "--to", text(&to)], flags].concat());
@@ -60,7 +61,7 @@ fn imported(dir: &TempDir, from: &Path, flags: &[&str]) -> (Vec<(String, u32, u3
     (found, told.err)
 }
 
-/// Seconds from 1970, the time of the test's clock, to those at which keys of the directory expire, rounded up.
+/// Seconds from 1970, the time of the test's clock, to the expiry times of keys in the directory, rounded up.
 const SOONER: i64 = 5_295_410_571;
 const TTL_DIR: i64 = 5_795_410_571;
 const EMPTY_DIR: i64 = 6_795_410_572;
@@ -74,7 +75,7 @@ fn keys_of_the_old_store_become_keys_of_version_3() {
     let refusal = refused(&["import", "--data-dir", text(&from), "--to", text(&to)], 1);
     assert!(refusal.contains("it has 9 keys or directories right below its root"), "{refusal}");
     assert!(refusal.contains("--migrate-v2") && refusal.contains("--without-old-store"), "{refusal}");
-    // Version 3 has a key of the same name: it is not overwritten, and nothing is left.
+    // Version 3 has a key with the same name: it is not overwritten, and no directory is left.
     let refusal = refused(&["import", "--data-dir", text(&from), "--to", text(&to), "--migrate-v2"], 1);
     assert!(refusal.contains("1 keys of the old store") && refusal.contains(": \"/both\";"), "{refusal}");
     assert!(refusal.contains("--v2-prefix"), "{refusal}");
@@ -106,7 +107,7 @@ fn keys_of_the_old_store_become_keys_of_version_3() {
     assert!(told.contains("\"paths\": [\"/emptydir\"]"), "{told}");
     assert!(told.contains("moved keys of the old store\t{\"keys\": 14, \"leases\": 3}"), "{told}");
 
-    // An empty directory, in the place of its last change.
+    // An empty directory is moved too, in the order of its last change.
     let (found, told) = imported(&dir, &from, &[&prefixed[..], &["--v2-dirs"]].concat());
     let mut with_dirs = moved(&|ttl| ttl);
     with_dirs.insert(1, key("/old/emptydir/", "", EMPTY_DIR));
@@ -123,7 +124,7 @@ fn keys_of_the_old_store_become_keys_of_version_3() {
     assert_eq!(found, of_v3);
 }
 
-/// A learner may have entries of etcd's that this log lacks: none of them may be taken for one of these.
+/// A learner may have entries of etcd that this log lacks: none of them may have the term of a moved entry.
 #[test]
 fn what_is_moved_has_a_term_of_its_own() {
     let dir = TempDir::new("v2-term");
@@ -137,11 +138,11 @@ fn what_is_moved_has_a_term_of_its_own() {
     let made = open(&to);
     assert!(made.machine.applied_term > Term(before), "{:?}", made.machine.applied_term);
     assert!(made.hard_state.term >= made.machine.applied_term, "{:?}", made.hard_state);
-    // 14 keys and 3 leases.
+    // 14 keys and 3 leases are moved.
     assert_eq!((made.machine.applied_index, made.hard_state.commit), (Index(end + 17), Index(end + 17)));
 }
 
-/// Replaces what the last entry of a directory's log asks for.
+/// Replaces the request in the last entry of a directory's log.
 fn with_last_request(from: &Path, request: &[u8]) {
     let wal = from.join("member/wal/0000000000000000-0000000000000000.wal");
     let last = interchange::DataDir::open(&disk::RealDisk, from).expect("is sound").end();
@@ -168,7 +169,7 @@ fn an_alarm_is_named_and_not_the_names_of_keys() {
         assert!(refusal.contains(&format!("the alarm {name} is raised")), "{refusal}");
         assert!(refusal.contains("etcdctl alarm disarm") && !refusal.contains("--v2-prefix"), "{refusal}");
         assert_eq!(names(&dir), ["v2.etcd"]);
-        // Without anything to write it is no hindrance.
+        // If no key is moved, the alarm does not matter.
         let (found, _) = imported(&dir, &from, &["--without-old-store"]);
         assert_eq!(found, [key("v3", "three", 0), key("/both", "v3", 0)]);
     }
@@ -178,7 +179,7 @@ fn an_alarm_is_named_and_not_the_names_of_keys() {
 fn a_name_is_taken_by_the_same_value_too() {
     let dir = TempDir::new("v2-same");
     let (from, to) = (v2_dir(&dir), dir.join("m"));
-    // Id, method, path and value.
+    // Id, method, path and value of the request.
     with_last_request(&from, b"\x08\x01\x12\x03PUT\x1a\x07/1/both\x22\x02v3");
     let refusal = refused(&["import", "--data-dir", text(&from), "--to", text(&to), "--migrate-v2"], 1);
     assert!(refusal.contains("1 keys of the old store") && refusal.contains(": \"/both\";"), "{refusal}");
@@ -200,7 +201,8 @@ fn options_of_a_migration_are_checked() {
     assert!(args(&["--v2-dirs"]).contains("--v2-dirs is for --migrate-v2"));
     assert!(args(&["--migrate-v2", "--v2-ttl=x"]).contains("--v2-ttl is lease, drop or skip, not \"x\""));
     assert!(args(&["--migrate-v2", "--without-old-store"]).contains("give one of them"));
-    // What is torn is named, and nothing is made, if the log does not reach back to what is before it.
+    // If the image is torn and the log does not reach back far enough, the import names the image and makes
+    // no directory.
     let image = from.join("member/snap/0000000000000002-0000000000000029.snap");
     let mut torn = golden("3.4-v2-snap");
     torn.truncate(5_000);
@@ -218,7 +220,7 @@ fn options_of_a_migration_are_checked() {
     }
     assert_eq!(names(&dir), ["v2.etcd"]);
     std::fs::write(&wal, whole).expect("is written");
-    // Without the image the log, which is whole, gives the same.
+    // Without the image the complete log gives the same result.
     std::fs::remove_file(&image).expect("is removed");
     let (found, _) = imported(&dir, &from, &["--migrate-v2", "--v2-prefix=/old"]);
     assert_eq!(found.len(), 16);
@@ -233,7 +235,7 @@ fn a_start_on_such_a_directory_names_the_flag() {
     let said = lock(&from).expect("is refused").to_string();
     assert!(said.contains("was written by etcd") && said.contains("--migrate-v2"), "{said}");
     assert!(said.contains("it has 9 keys or directories right below its root"), "{said}");
-    // Nor is it taken over: what it has would be lost.
+    // The member is not taken over either, because these keys would be lost.
     let before = everything(&from);
     let (said, outcome) = start_with(&from, &[], false);
     let why = outcome.expect_err(&said);
@@ -243,12 +245,12 @@ fn a_start_on_such_a_directory_names_the_flag() {
     }
     std::fs::remove_file(from.join("member/lock")).expect("is removed");
     assert_eq!(everything(&from), before);
-    // A large image is not read: this one is none.
+    // A large image is not read: this one is not even valid.
     let image = from.join("member/snap/0000000000000002-0000000000000029.snap");
     std::fs::write(&image, vec![b'x'; 5 << 20]).expect("is written");
     let said = lock(&from).expect("is refused").to_string();
     assert!(said.contains("its image has 5242880 bytes") && said.contains("--migrate-v2"), "{said}");
-    // One without such keys does not speak of them.
+    // The message for a directory without such keys does not mention them.
     let said = lock(&etcd_dir(&dir, "3.4")).expect("is refused").to_string();
     assert!(said.contains("was written by etcd") && !said.contains("--migrate-v2"), "{said}");
 }

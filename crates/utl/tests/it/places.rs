@@ -1,4 +1,4 @@
-//! Commands that are pointed at what they do not read.
+//! Commands whose arguments name the wrong place.
 
 use testkit::TempDir;
 
@@ -75,7 +75,7 @@ fn what_a_first_start_leaves_that_failed_is_told_from_a_member() {
         let refusal = refused(args, 1);
         assert!(refusal.contains(&command), "{refusal}");
     }
-    // A start is under way, or there is more.
+    // A start is in progress, or the directory contains more.
     let start = disk::Disk::lock(&disk::RealDisk, &member.join("lock")).expect("is free");
     assert!(!refused(&import, 1).contains(&command));
     drop(start);

@@ -1,4 +1,4 @@
-//! `snapshot restore` into a data directory of Mainstay.
+//! Tests of `snapshot restore` into a data directory of Mainstay.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -150,7 +150,8 @@ fn what_does_not_fit_together_is_refused_and_leaves_nothing() {
         assert!(refusal.contains(expected), "{refusal}");
     }
     assert_eq!(names(&dir), ["3.7.db"]);
-    // An empty directory may be there, with what a killed attempt left. It stays the same one: it may be a mount.
+    // The target may be an empty directory with the remains of a killed attempt. The directory itself is
+    // kept, because it may be a mount point.
     std::fs::create_dir_all(to.join("unfinished/member/log")).expect("is made");
     mark(&to.join("unfinished"));
     let inode =
@@ -181,7 +182,7 @@ fn set_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, permissions).expect("can be set");
 }
 
-/// Makes a directory look like what a killed attempt of this user left.
+/// Makes a directory look like the remains of a killed attempt of this user.
 fn mark(dir: &Path) {
     std::fs::write(dir.join("unfinished-by-mainstay"), "").expect("is written");
     set_mode(dir, 0o700);
@@ -202,20 +203,20 @@ fn only_what_an_attempt_of_our_own_left_is_cleared() {
         assert_eq!(letter(), "dear", "{what}");
         assert!(!to.exists(), "{what}");
     };
-    // A link to a directory, marked or not.
+    // A symbolic link to a directory, with and without the mark.
     std::os::unix::fs::symlink(&precious, &unfinished).expect("is made");
     stays("a link");
     mark(&precious);
     stays("a link to what is marked");
     std::fs::remove_file(precious.join("unfinished-by-mainstay")).expect("is removed");
     std::fs::remove_file(&unfinished).expect("is removed");
-    // Somebody's directory of this name.
+    // A directory with this name that a user made.
     std::fs::rename(&precious, &unfinished).expect("is moved");
     set_mode(&unfinished, 0o700);
     let refusal = refused(&args, 1);
     assert!(refusal.contains("was not begun by this program"), "{refusal}");
     assert!(unfinished.join("letter").exists());
-    // One that others may write to, although it is marked.
+    // A directory that other users may write to, although it has the mark.
     mark(&unfinished);
     set_mode(&unfinished, 0o777);
     let refusal = refused(&args, 1);
@@ -311,7 +312,7 @@ fn a_database_that_is_migrated_keeps_its_owner() {
     let from = etcd_dir(&dir, "3.6");
     let db = from.join("member/snap/db");
     set_mode(&db, 0o640);
-    // Only the superuser can give a file away.
+    // Only root can change the owner of a file.
     let is_root = std::fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
     if is_root {
         std::os::unix::fs::chown(&db, Some(1234), Some(4321)).expect("can be changed");

@@ -1,4 +1,4 @@
-//! From etcd to Mainstay and back, by files.
+//! Converts from etcd to Mainstay and back, through files.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use testkit::TempDir;
 
 use crate::kit::{HASHES, RELEASES, done, open, text};
 
-/// The snapshot that a running member would send of this state.
+/// Returns the snapshot that a running member would send of this state.
 pub fn saved(member: &mut Stopped) -> Vec<u8> {
     let head = member.machine.head();
     let view = member.machine.store.publish();
     let database = EtcdDatabase::new(view, &head, Release::V3_6);
     let mut measuring = database.measure();
     let plan = loop {
-        // One version at a time: the passes stop wherever their caller likes.
+        // One version per step: the caller may interrupt the passes at any point.
         if let Some(plan) = measuring.step(&database, 1).expect("fits") {
             break plan;
         }
@@ -35,7 +35,7 @@ pub fn saved(member: &mut Stopped) -> Vec<u8> {
     writing.into_writer().finish().expect("is what was measured").finish().expect("a vector takes all")
 }
 
-/// The same in the format that early versions sent.
+/// Returns the snapshot in the format that early versions sent.
 pub fn saved_own(member: &mut Stopped) -> Vec<u8> {
     let head = member.machine.head();
     let mut writer = SnapshotWriter::new(member.machine.store.publish(), head);
@@ -84,10 +84,10 @@ fn a_snapshot_comes_back_as_it_went() {
             let found = interchange::hash_kv(&backend, Revision(revision)).expect("can be hashed");
             assert_eq!((found.hash, found.compact_revision), (hash, Revision(4)), "{release} at {revision}");
         }
-        // It names no version of a cluster, so that any etcd may serve it.
+        // The directory has no cluster version, so that any etcd may serve it.
         assert_eq!(backend.membership().expect("is there").cluster_version, "");
         assert_eq!(backend.meta().expect("is there").storage_version.as_deref(), Some("3.6.0"));
-        // And again, from both kinds of file into both kinds of directory.
+        // Convert again, from both kinds of files to both kinds of directories.
         for (kind, bytes) in [("new", &back), ("own", &own)] {
             let file = dir.join(format!("{kind}.db"));
             std::fs::write(&file, bytes).expect("is written");

@@ -1,4 +1,4 @@
-//! Members that are taken over from etcd where they are, and exported with what they promised.
+//! Members taken over from etcd in place, and exported together with their promises.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ use crate::kit::{RELEASES, done, etcd_dir, everything, open, refused, text, utl}
 const HASHED: HashedKv =
     HashedKv { hash: 1_556_182_464, compact_revision: Revision(4), revision: Revision(40) };
 
-/// The type of a record of etcd's log that holds a hard state.
+/// Type of the records in etcd's log that contain a hard state.
 const STATE: i64 = 3;
 
 #[derive(Clone, Default)]
@@ -51,7 +51,8 @@ impl Write for Lines {
     }
 }
 
-/// Does what a start does before it opens a data directory; gives its log, and why it was refused.
+/// Does what a start does before it opens a data directory; returns its log, and the reason if the start was
+/// refused.
 pub fn start_with(data_dir: &Path, flags: &[&str], stop_wanted: bool) -> (String, Result<(), String>) {
     let mut words = vec!["--data-dir".to_owned(), text(data_dir).to_owned()];
     words.extend(flags.iter().map(|flag| (*flag).to_owned()));
@@ -72,13 +73,13 @@ fn start(data_dir: &Path, flags: &[&str]) -> String {
     said
 }
 
-/// etcd's files among these.
+/// Returns those of the files that belong to etcd.
 fn etcds(files: &[(PathBuf, u32, Vec<u8>)]) -> Vec<(PathBuf, u32, Vec<u8>)> {
     let is_etcds = |path: &Path| {
         let is_guard = GUARD_NAMES.iter().any(|guard| path.ends_with(guard));
         !is_guard && (text(path).contains("/snap") || path.extension().is_some_and(|e| e == "wal"))
     };
-    // A file in the place of the directory keeps etcd out.
+    // A file in place of the directory keeps etcd out.
     let keeps_out = |path: &Path, bytes: &[u8]| path.ends_with("snap") && !bytes.is_empty();
     let found = files.iter().filter(|(path, _, bytes)| is_etcds(path) && !keeps_out(path, bytes));
     found.cloned().collect()
@@ -110,7 +111,7 @@ fn a_member_goes_on_where_etcd_stopped_in_the_same_directory() {
         assert_eq!((member.hard_state, member.machine.applied_index), (hard_state, Index(last)), "{release}");
         assert_eq!(member.machine.auth.users().count(), 2, "{release}");
         drop(member);
-        // A second start takes what the first made.
+        // A second start uses the result of the first one.
         let after = everything(&data);
         let said = start(&data, &[]);
         assert!(
@@ -163,7 +164,7 @@ fn a_log_behind_a_link_stays_on_its_disk_without_a_flag() {
     let sign = std::fs::read_to_string(data.join(SIGN_NAME)).expect("is there");
     assert!(sign.contains("mainstay utl export"), "{sign}");
     assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
-    // Another start takes what the first made.
+    // Another start uses the result of the first one.
     assert!(!start(&data, &[]).contains("taking this member over"));
     done(&["drop-etcd", "--data-dir", text(&data)]);
     assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
@@ -180,7 +181,7 @@ fn a_log_behind_a_link_is_found_when_the_data_directory_has_another_name() {
     let renamed = dir.join("renamed");
     std::fs::rename(&data, &renamed).expect("is renamed");
     assert_eq!(open(&renamed).hash_kv(Revision(0)), Ok(HASHED));
-    // A copy that follows links has its own log, whatever is at the place that is noted.
+    // A copy that follows symbolic links has its own log, whatever is at the recorded path.
     std::fs::rename(&renamed, &data).expect("is renamed");
     let copy = dir.join("copy");
     let copied = std::process::Command::new("cp").args(["-rL", text(&data), text(&copy)]).status();
@@ -188,7 +189,7 @@ fn a_log_behind_a_link_is_found_when_the_data_directory_has_another_name() {
     let running = disk::Disk::lock(&disk::RealDisk, &wal.join("log")).expect("is free");
     assert_eq!(open(&copy).hash_kv(Revision(0)), Ok(HASHED), "the log of the original is in use");
     drop(running);
-    // The disk is not there.
+    // The disk of the log is not mounted.
     std::fs::rename(&data, &renamed).expect("is renamed");
     std::fs::rename(&wal, dir.join("not mounted")).expect("is moved");
     std::fs::create_dir(&wal).expect("is made");
@@ -235,7 +236,7 @@ fn what_a_first_start_left_that_failed_is_no_member() {
 fn a_takeover_does_not_need_the_file_that_says_whose_the_directory_is() {
     let dir = TempDir::new("takeover-without-sign");
     let data = etcd_dir(&dir, "3.6");
-    // The file cannot be written while this is there.
+    // This directory has the name of the temporary file, so the file cannot be written.
     std::fs::create_dir(data.join(format!("{SIGN_NAME}.tmp"))).expect("is made");
     let said = start(&data, &[]);
     for words in ["cannot write the file that says whose the data directory is", "took this member over"] {
@@ -270,7 +271,8 @@ fn an_export_of_nothing_tells_the_steps_back() {
     }
 }
 
-/// The directory of a member's log, moved out of the data directory if it is to lie apart, and the flag that names it then.
+/// Returns the directory of a member's log and, if `apart` is true, moves it out of the data directory and
+/// returns the flag that names it.
 fn log_of(dir: &TempDir, member: &Path, apart: bool) -> (PathBuf, Option<String>) {
     let inside = member.join("wal");
     if !apart {
@@ -290,7 +292,8 @@ fn a_start_goes_on_wherever_one_before_it_was_killed() {
         let member = data.join("member");
         let (wal, flag) = log_of(&dir, &member, apart);
         let flags: &[&str] = &flag.iter().map(String::as_str).collect::<Vec<_>>();
-        // Killed while it was made: there is a part of a log, and the mark of the program.
+        // Killed while the files were made: there are parts of a log, and the mark of an unfinished
+        // directory.
         for begun in [member.join("import.unfinished"), wal.join("log.unfinished")] {
             use std::os::unix::fs::DirBuilderExt as _;
             std::fs::DirBuilder::new().mode(0o700).create(&begun).expect("is made");
@@ -305,7 +308,8 @@ fn a_start_goes_on_wherever_one_before_it_was_killed() {
         assert!(!member.join("import.unfinished").exists());
         let whole = everything(&data);
 
-        // Killed behind each of the steps that put it into its place: those behind it are undone, the last first.
+        // Killed after each of the steps that move the result into place: the later steps are undone, the
+        // last one first.
         let parts = member.join("import/member");
         let mut steps = vec![(member.join(MARK_NAME), member.join("import").join(MARK_NAME))];
         let own = if apart { ["checkpoint", "wal-dir", "witness"] } else { ["checkpoint", "log", "witness"] };
@@ -321,11 +325,11 @@ fn a_start_goes_on_wherever_one_before_it_was_killed() {
                 std::fs::rename(from, to).expect("is moved back");
             }
             if undone > 0 {
-                // Nobody takes it for a member yet, nor for one of etcd alone.
+                // Until then the directory is not accepted as a member's.
                 let disk: Arc<dyn Disk> = Arc::new(RealDisk);
                 assert!(Stopped::open(&disk, &data).is_err(), "{undone}");
             }
-            // What was decided is finished, also by one who would not have begun it.
+            // A takeover that was decided is finished, even by a start whose options would not begin one.
             let said = start(&data, &[flags, &["--import-etcd-data=false"]].concat());
             assert!(said.contains("finished taking this member over"), "{undone}: {said}");
             assert_eq!(everything(&data), whole, "{undone}");
@@ -334,19 +338,19 @@ fn a_start_goes_on_wherever_one_before_it_was_killed() {
     }
 }
 
-/// Removes the files that keep etcd from starting.
+/// Removes the guard files that keep etcd from starting.
 fn unguard(wal: &Path) {
     for name in GUARD_NAMES {
         std::fs::remove_file(wal.join(name)).expect("is removed");
     }
 }
 
-/// A log with which etcd has gone on: it has promised to follow a later term.
+/// Returns a log with which etcd has continued: it has promised to follow a later term.
 fn gone_on(log: &[u8]) -> Vec<u8> {
     with_state(log, |last| raftpb::HardState { term: Some(last.term() + 1), ..last })
 }
 
-/// A log behind which a further hard state stands, made of the last one in it.
+/// Returns the log with another hard state appended, which is derived from the last one.
 fn with_state(log: &[u8], next: impl FnOnce(raftpb::HardState) -> raftpb::HardState) -> Vec<u8> {
     let (mut at, mut crc, mut promised) = (0, 0, raftpb::HardState::default());
     while let Some(head) = log.get(at..at + 8) {
@@ -401,10 +405,10 @@ fn etcd_may_go_on_until_the_last_step() {
                     std::fs::create_dir_all(to.parent().expect("has one")).expect("is made");
                     std::fs::rename(from, to).expect("is moved back");
                 }
-                // Somebody wants etcd back, which goes on where it was.
+                // The operator goes back to etcd, which continues from its old files.
                 unguard(&wal);
                 std::fs::write(&log, &later).expect("is written");
-                // Killed while it removes what is out of date, too.
+                // Also killed while the outdated result is removed.
                 if killed > 0 {
                     let import = member.join("import");
                     std::fs::rename(import.join(MARK_NAME), import.join("outdated")).expect("is renamed");
@@ -448,7 +452,7 @@ fn etcd_and_mainstay_are_never_at_work_on_one_directory() {
     let dir = TempDir::new("takeover-both");
     let data = etcd_dir(&dir, "3.6");
     start(&data, &[]);
-    // etcd runs, and has nobody to write for.
+    // etcd runs, but no client writes.
     unguard(&data.join("member/wal"));
     let db = data.join("member/snap/db");
     let served = RealDisk.lock_read(&db).expect("is free");
@@ -461,7 +465,8 @@ fn etcd_and_mainstay_are_never_at_work_on_one_directory() {
     drop(served);
     let member = open(&data);
     assert!(RealDisk.lock_read(&db).is_err(), "etcd opens nothing while Mainstay is there");
-    // What the member has open takes no room on the disk any more once it is dropped; a copy with its own name stays.
+    // Files that the member has open take no disk space once they are dropped; a hard link keeps its
+    // contents.
     let (copied, served) = (dir.join("copy.db"), std::fs::File::open(&db).expect("is there"));
     let wal = data.join("member/wal/0000000000000000-0000000000000000.wal");
     std::fs::hard_link(&wal, &copied).expect("is linked");
@@ -508,7 +513,7 @@ fn etcd_goes_on_where_mainstay_has_never_run() {
         let exported = dir.join("exported");
         done(&["export", "--data-dir", text(&data), "--to", text(&exported)]);
         std::fs::remove_dir_all(&exported).expect("is thrown away");
-        // What docs/migration.md names.
+        // The files that docs/migration.md names.
         let named = "checkpoint witness nospace wal-dir log wal/log taken-over-from-etcd exported";
         let sign = data.join(SIGN_NAME);
         let guards = if apart { wal.clone() } else { member.join("wal") };
@@ -532,7 +537,7 @@ fn members_that_raft_does_not_count_are_refused() {
     ] {
         let dir = TempDir::new("takeover-members");
         let data = etcd_dir(&dir, release);
-        // The log adds another member than the database has.
+        // The log adds another member than the database contains.
         edit(&data.join("member/wal/0000000000000000-0000000000000000.wal"), |wal| {
             *wal = crate::relog::relogged(wal, |entry| {
                 if entry.r#type() == api::raftpb::EntryType::EntryConfChange {
@@ -561,19 +566,19 @@ fn etcd_begins_no_empty_member_where_its_files_were_dropped() {
     let dir = TempDir::new("takeover-dropped");
     let data = etcd_dir(&dir, "3.6");
     let member = data.join("member");
-    // Both lie on other disks.
+    // Both directories are on other disks.
     for name in ["wal", "snap"] {
         std::fs::rename(member.join(name), dir.join(name)).expect("is moved");
         std::os::unix::fs::symlink(dir.join(name), member.join(name)).expect("is linked");
     }
     start(&data, &[]);
     let refused_drop = || refused(&["drop-etcd", "--data-dir", text(&data)], 1);
-    // A kill in the middle: nothing but the log's files are left, and the guards are there.
+    // Killed in the middle: only the log's files are left, and the guard files exist.
     let mark = TakenOver::read(&RealDisk, &member).expect("is read").expect("is there");
     let dropping = TakenOver { files: Files::BeingDropped, ..mark.clone() };
     dropping.write(&RealDisk, &member).expect("is written");
     assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
-    // Somebody removes the guards, and etcd begins with nothing.
+    // The operator removes the guard files, and etcd starts with an empty directory.
     for name in GUARD_NAMES {
         std::fs::remove_file(dir.join("wal").join(name)).expect("is removed");
     }
@@ -587,7 +592,7 @@ fn etcd_begins_no_empty_member_where_its_files_were_dropped() {
     assert_eq!(RealDisk.list(&dir.join("wal")).expect("is there"), GUARD_NAMES);
     assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
     assert!(refused_drop().contains("were dropped before"));
-    // etcd's writes of an empty member are not deleted, and not passed over.
+    // The writes of an empty etcd member are neither deleted nor ignored.
     let begun = dir.join("wal/0000000000000000-0000000000000000.wal");
     std::fs::write(&begun, "").expect("is written");
     let why = Stopped::open(&disk, &data).err().expect("is refused").to_string();
@@ -596,7 +601,7 @@ fn etcd_begins_no_empty_member_where_its_files_were_dropped() {
     assert!(begun.exists());
 }
 
-/// Changes a file.
+/// Changes the contents of a file.
 fn edit(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     let mut bytes = std::fs::read(path).expect("is read");
     change(&mut bytes);
@@ -628,7 +633,7 @@ fn what_cannot_be_taken_over_is_refused_and_unharmed() {
         let disk: Arc<dyn Disk> = Arc::new(RealDisk);
         assert!(Stopped::open(&disk, &data).is_err(), "{number}");
     }
-    // One that etcd serves is left alone.
+    // A directory that a running etcd serves is left alone.
     let dir = TempDir::new("takeover-served");
     let data = etcd_dir(&dir, "3.6");
     let lock = RealDisk.lock(&data.join("member/snap/db")).expect("is free");
@@ -647,7 +652,7 @@ fn files_that_etcd_went_on_with_are_not_chosen_from() {
         assert!(data.join("member/wal").join(name).exists(), "{name}");
     }
     assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
-    // They also keep `import` from taking what is out of date for the member.
+    // The guard files also prevent `import` from reading outdated files as the member's.
     let again = dir.join("again");
     let why = refused(&["import", "--data-dir", text(&data), "--to", text(&again)], 1);
     assert!(why.contains("Mainstay has taken this member over"), "{why}");
@@ -662,7 +667,7 @@ fn files_that_etcd_went_on_with_are_not_chosen_from() {
     let why = Stopped::open(&disk, &data).err().expect("is refused").to_string();
     assert!(why.contains("etcd has run on") && why.contains("mainstay rebuild"), "{why}");
     assert!(refused(&["drop-etcd", "--data-dir", text(&data)], 1).contains("etcd has run on"));
-    // Zeros behind the end are what etcd fills a file up with.
+    // etcd extends its log file with zeros behind the end.
     std::fs::write(&wal, &sound).expect("is written");
     edit(&wal, |bytes| bytes.resize(bytes.len() + 100_000, 0));
     assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
@@ -678,8 +683,8 @@ fn files_that_etcd_went_on_with_are_not_chosen_from() {
     assert!(start(&data, &[]).is_empty());
 }
 
-/// Does what a shell does with `rm -rf PATH…`. (None is started: until a child of this process becomes another program, it
-/// has the locks of all tests.)
+/// Does what a shell does for `rm -rf PATH…`. No shell is started, because a child process of this one has
+/// the locks of all tests until it executes its program.
 fn remove_as_a_shell(command: &str) {
     let mut words = vec![String::new()];
     let (mut is_quoted, mut chars) = (false, command.chars());
@@ -737,19 +742,20 @@ fn what_is_advised_where_etcd_ran_again_can_be_done_as_it_stands() {
     }
 }
 
-/// A member of three that has voted for another one, and has acknowledged two entries that may not be committed.
+/// A member of a cluster of three that has voted for another member, and has acknowledged two entries that
+/// may not be committed.
 fn one_of_three(data: &Path) {
     let members = [7, 8, 9].map(|id| Member { id, ..Member::default() }).to_vec();
     member_of(data, Membership { members, ..Membership::default() });
 }
 
-/// A member like that of other members, and what they agreed on.
+/// The same kind of member with another membership.
 fn member_of(data: &Path, membership: Membership) {
     member_with(data, membership, &[(12, 0, Vec::new()), (13, 0, Vec::new())], Index(11));
 }
 
-/// A member like that with other entries behind entry 11, their indices, raft types and data, of which it knows that those up to
-/// `commit` are committed.
+/// The same kind of member with other entries after entry 11, given by index, raft type and data; it knows
+/// that the entries up to `commit` are committed.
 fn member_with(data: &Path, membership: Membership, behind: &[(u64, u8, Vec<u8>)], commit: Index) {
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let identity = Identity { member_id: 7, cluster_id: 9 };
@@ -818,7 +824,7 @@ fn votes_and_acknowledged_entries_come_over_in_both_directions() {
         assert_eq!((exported.wal.identity.member_id, exported.wal.identity.cluster_id), (7, 9));
         assert_eq!(exported.membership.conf_state().voters, [7, 8, 9]);
         drop(exported);
-        // And back, in etcd's place.
+        // Convert back, in etcd's place.
         start(&etcds, &[]);
         std::fs::remove_dir_all(&ours).expect("is removed");
         std::fs::rename(&etcds, &ours).expect("is moved");
@@ -837,7 +843,7 @@ fn noted_times_of_leases_do_not_go_to_etcd() {
     };
     let members = [7, 8, 9].map(|id| Member { id, ..Member::default() }).to_vec();
     let membership = Membership { members, ..Membership::default() };
-    // One is in the state, another behind what is known to be committed.
+    // One of these records is in the state, another after the last entry known to be committed.
     member_with(&ours, membership, &[(12, 0, note(17).encode_to_vec()), (13, 0, Vec::new())], Index(11));
     assert_eq!(open(&ours).machine.leases.get(LeaseId(5)).expect("is there").remaining, Seconds(25));
     done(&["export", "--data-dir", text(&ours), "--to", text(&etcds), "--release", "3.6"]);
@@ -858,7 +864,7 @@ fn a_member_is_exported_once() {
     let (ours, first, second) = (dir.join("m"), dir.join("one"), dir.join("two"));
     one_of_three(&ours);
     done(&["export", "--data-dir", text(&ours), "--to", text(&first)]);
-    // As where etcd goes on with it.
+    // The exported directory was moved, as if etcd continued with it elsewhere.
     std::fs::rename(&first, dir.join("moved")).expect("is moved");
     let mark = ours.join("member/exported");
     let says = format!("this member was exported before, to {}", first.display());
@@ -880,7 +886,7 @@ fn an_export_that_cannot_be_put_in_its_place_leaves_no_mark() {
     let dir = TempDir::new("export-not-placed");
     let ours = dir.join("m");
     one_of_three(&ours);
-    // A link that leads nowhere is not there until something is to get its name.
+    // A dangling symbolic link is detected only when the new directory is renamed to its name.
     let link = dir.join("link");
     std::os::unix::fs::symlink(dir.join("nowhere"), &link).expect("is made");
     let refused = refused(&["export", "--data-dir", text(&ours), "--to", text(&link)], 1);
@@ -891,8 +897,8 @@ fn an_export_that_cannot_be_put_in_its_place_leaves_no_mark() {
     assert_eq!(std::fs::read(ours.join("member/exported")).expect("is there"), text(&etcds).as_bytes());
 }
 
-/// A member of three behind whose state two learners are added, as by etcd's members; it knows that what is up to `commit` is
-/// committed.
+/// A member of three with two learners added after its state, as etcd's members do; it knows that the entries
+/// up to `commit` are committed.
 fn with_learners(data: &Path, commit: Index) {
     let change = |id: u64| {
         let member = machine::Member { id, peer_urls: vec![format!("http://h{id}:1")], ..Default::default() };
@@ -946,7 +952,7 @@ fn learners_that_the_cluster_has_are_imported() {
 
 #[test]
 fn the_clusters_version_goes_with_a_member_and_never_above_its_release() {
-    // The version, the target of a downgrade, how many members there are, the release; what etcd finds then.
+    // Cluster version, downgrade target, number of members and release; and what etcd then finds.
     type Found = (&'static str, Option<&'static str>, Option<&'static str>);
     type Case = (&'static str, Option<&'static str>, u64, &'static str, Result<Found, &'static str>);
     let cases: [Case; 13] = [
@@ -958,12 +964,12 @@ fn the_clusters_version_goes_with_a_member_and_never_above_its_release() {
         ("3.0.0", None, 3, "3.7", Ok(("3.0.0", None, Some("3.7.0")))),
         ("3.6.0", None, 3, "3.5", Err("the cluster is of version 3.6.0, as far as")),
         ("3.7.0", Some("3.6.0"), 3, "3.5", Err("of version 3.7.0, and goes down to 3.6.0, as far")),
-        // Going down to it, before and after the cluster's version has followed.
+        // A downgrade to the release, before and after the cluster version has followed.
         ("3.7.0", Some("3.6.0"), 3, "3.6", Ok(("3.6.0", Some("3.6.0"), Some("3.6.0")))),
         ("3.5.0", Some("3.5.0"), 3, "3.5", Ok(("3.5.0", Some("3.5.0"), None))),
-        // 3.5 ends in any other downgrade.
+        // etcd 3.5 exits during a downgrade to any other version.
         ("3.5.0", Some("3.4.0"), 3, "3.5", Err("goes down to 3.4.0")),
-        // Nobody else goes by it.
+        // No other member depends on the cluster version.
         ("3.7.0", None, 1, "3.5", Ok(("3.5.0", None, None))),
         ("3.6.0", Some("3.5.0"), 1, "3.7", Ok(("3.7.0", None, Some("3.7.0")))),
     ];
@@ -1009,12 +1015,13 @@ fn what_may_yet_be_committed_keeps_an_older_etcd_out_too() {
         downgrade_info_set: Some(membershippb::DowngradeInfoSetRequest { enabled, ver: ver.to_owned() }),
         ..InternalRaftRequest::default()
     };
-    // The version, the target of a downgrade, the entries behind it, the release, and why it is refused.
+    // Cluster version, downgrade target, uncommitted entries and release; and the reason if the export is
+    // refused.
     type Case<'a> = (&'a str, Option<&'a str>, Vec<InternalRaftRequest>, &'a str, Option<&'a str>);
     let cases: [Case<'_>; 7] = [
         ("3.6.0", None, vec![to("3.7.0")], "3.6", Some("may come to be of version 3.7.0, as far")),
         ("3.6.0", None, vec![to("3.7.0")], "3.7", None),
-        // It is not known which of them are.
+        // It is unknown which of these entries are committed.
         (
             "3.6.0",
             None,
