@@ -1,59 +1,59 @@
-//! From where on something is worth a word.
+//! The limits above which a finding is reported.
 
 use std::time::Duration;
 
 use cli::{Flag, FlagRow, Matches};
 
-/// The limits; each is a flag.
+/// The limits; each has a flag.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
-    /// p99 of a sync of the log, in seconds.
+    /// p99 of an fsync of the log, in seconds.
     pub fsync: f64,
     /// p99 of a backend commit, in seconds.
     pub commit: f64,
-    /// A single sync of the log, in seconds.
+    /// Duration of a single fsync of the log, in seconds.
     pub stall: f64,
     /// p99 of the round trip between members, in seconds.
     pub peer_rtt: f64,
-    /// Changes of leader within a quarter of an hour.
+    /// Number of leader changes within a quarter of an hour.
     pub leader_changes: f64,
-    /// Keys of a single range.
+    /// Number of keys of a single range.
     pub range_keys: f64,
-    /// Bytes of a single answer.
+    /// Bytes of a single response.
     pub range_bytes: f64,
     /// p99 of a range, in seconds.
     pub range_time: f64,
-    /// Bytes of a value.
+    /// Size of a value in bytes.
     pub value_bytes: f64,
-    /// Revisions kept.
+    /// Number of revisions kept.
     pub revisions: f64,
     /// Share of the database that is not in use.
     pub fragmentation: f64,
-    /// Share of the quota.
+    /// Used share of the quota.
     pub quota: f64,
     /// Authentications per second.
     pub authentications: f64,
-    /// Watches on one connection.
+    /// Number of watches on one connection.
     pub watches: f64,
-    /// Leases of one client.
+    /// Number of leases of one client.
     pub leases: f64,
     /// Share of the busiest member, in multiples of an even share.
     pub imbalance: f64,
-    /// Requests per second from which on their balance is judged.
+    /// Requests per second above which their balance is judged.
     pub imbalance_rate: f64,
     /// Difference between clocks, in seconds.
     pub clock: f64,
-    /// Time left to a certificate, in seconds.
+    /// Remaining time of a certificate, in seconds.
     pub certificate: f64,
-    /// Committed entries not applied, or proposals waiting.
+    /// Number of committed entries that are not applied, or of waiting proposals.
     pub backlog: f64,
     /// Share of the processors in use.
     pub cpu: f64,
     /// Share of the file descriptors in use.
     pub descriptors: f64,
-    /// Entries a member may be behind the leader.
+    /// Number of entries by which a member may lag behind the leader.
     pub behind: f64,
-    /// Median of a call that needs no work, beyond the network's own time, in seconds.
+    /// Median time of a call that needs no work, without the network's own time, in seconds.
     pub answer: f64,
 }
 
@@ -97,7 +97,7 @@ const LIMIT_ANSWER: Flag<Duration> = Flag::duration(
     "median of a call that needs no work, beyond the network's own time",
 );
 
-/// The flags, with the limits that are the default.
+/// The flags of the limits, with the default values.
 pub(crate) const FLAGS: &[FlagRow] = &[
     LIMIT_FSYNC.row(),
     LIMIT_COMMIT.row(),

@@ -144,7 +144,7 @@ fn a_follower_killed_while_it_catches_up_converges() {
             installed = member.said().contains(INSTALLED);
             cut_short += u32::from(!installed);
             if installed {
-                // The first measurement was too slow.
+                // The kill came too late: the time measured first was too long.
                 take = take.mul_f64(0.6);
             }
             member.kill();

@@ -258,7 +258,7 @@ fn who_waits_for_a_lock_and_leaves_gives_its_place_up() {
         answer["count"].as_str().expect("a number").to_owned()
     };
     assert_eq!(keys(), "1");
-    // A client that does not read on does not see that the connection ends, because a byte follows its request.
+    // A byte follows the request: a server that does not read it does not see that the client closes.
     let mut stream = http1::connect(address);
     let length = lock.len().to_string();
     stream.write_all(&http1::head("POST", "/v3/lock/lock", &[("Content-Length", &length)])).expect("is sent");

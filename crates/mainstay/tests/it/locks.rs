@@ -105,10 +105,10 @@ fn a_client_that_gives_up_waiting_gives_its_key_up() {
         while client.get(key.clone()).await.expect("answers").is_some() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        // The revision shows that a key was created.
+        // The revision shows that the waiting call had created its key.
         assert!(client.everything().await.expect("answers").header.expect("has one").revision >= 4);
         assert!(client.get(held.key.clone()).await.expect("answers").is_some());
-        // The lock is given up with the client's connection, too.
+        // A waiting call also gives up its key when its connection closes.
         let leaving = member.client().await;
         let request = lock(second);
         let waiting = tokio::time::timeout(
@@ -156,7 +156,7 @@ fn the_whole_server_is_healthy_until_it_stops() {
             assert_eq!(HealthCheckResponse::decode(status).expect("an answer").status(), first);
             watching.push((sender, receiver));
         }
-        // A request that returns at once without a change, although it is a defragmentation.
+        // A defragmentation completes at once, so it does not change the health status.
         let _: DefragmentResponse =
             client.call(Rpc::MaintenanceDefragment, &DefragmentRequest {}).await.expect("is done");
         member.stop();

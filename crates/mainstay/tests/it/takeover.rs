@@ -97,7 +97,7 @@ fn a_member_and_etcd_do_not_run_at_once() {
     let member = setup.start();
     assert!(RealDisk.lock_read(&db).is_err(), "etcd would open its database");
     member.stop();
-    // The files that shut etcd out were removed while the member runs, but it has no writes to make.
+    // The files that shut etcd out were removed, and etcd runs, but no client writes to it.
     for name in GUARD_NAMES {
         std::fs::remove_file(setup.data_dir.join("member/wal").join(name)).expect("is removed");
     }
