@@ -68,7 +68,8 @@ struct Target {
 impl Plan {
     /// Examines the cluster.
     ///
-    /// # Errors The reason why nothing can be examined.
+    /// # Errors
+    /// The reason why nothing can be examined.
     pub async fn collect(&self) -> Result<Evidence, Unseen> {
         let client = Client::new(self.connection.settings.clone()).map_err(Unseen::because)?;
         let client = client.within(self.connection.within);

@@ -86,7 +86,8 @@ pub struct Connection {
 impl Connection {
     /// Builds the settings from the flags; queries DNS if the flags ask for discovery.
     ///
-    /// # Errors No endpoint is given or found, or a TLS file is not valid.
+    /// # Errors
+    /// No endpoint is given or found, or a TLS file is not valid.
     pub async fn of(matches: &Matches) -> Result<Connection, Failure> {
         let path =
             |flag: Flag<String>| Some(matches.get(flag)).filter(|text| !text.is_empty()).map(PathBuf::from);
@@ -148,7 +149,8 @@ impl Connection {
 
 /// Returns true if the output is to be JSON.
 ///
-/// # Errors The flag names an unknown format.
+/// # Errors
+/// The flag names an unknown format.
 pub(crate) fn wants_json(matches: &Matches) -> Result<bool, Failure> {
     match matches.get(WRITE_OUT) {
         "simple" => Ok(matches.get(JSON)),

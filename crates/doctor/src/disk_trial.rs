@@ -81,7 +81,8 @@ fn nameless_file(dir: &Path) -> io::Result<Arc<dyn File>> {
 impl DiskTrial {
     /// Runs the trial in this directory. `told` is called periodically with the elapsed time in seconds.
     ///
-    /// # Errors The directory cannot be written to, or lacks space.
+    /// # Errors
+    /// The directory cannot be written to, or lacks space.
     pub fn run(&self, dir: &Path, mut told: impl FnMut(f64)) -> io::Result<DiskResult> {
         // Random bytes, which no disk can compress.
         let record = Random::new(1).bytes(self.record_bytes.max(1));

@@ -263,7 +263,8 @@ fn write_page(file: &Path, page: &str) -> io::Result<()> {
 
 /// Returns the URLs of each endpoint's metrics, in the endpoints' order; empty if the endpoints serve them.
 ///
-/// # Errors The two lists have different lengths.
+/// # Errors
+/// The two lists have different lengths.
 pub(crate) fn metrics_endpoints(matches: &Matches, connection: &Connection) -> Result<Vec<String>, Failure> {
     let given = matches.get(METRICS_ENDPOINTS).to_vec();
     if !given.is_empty() && given.len() != connection.settings.endpoints.len() {

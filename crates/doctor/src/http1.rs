@@ -93,7 +93,8 @@ pub fn unix_now() -> f64 {
 
 /// Fetches a page.
 ///
-/// # Errors The connection fails, the response is not HTTP, too large or too late, or its status is not 200.
+/// # Errors
+/// The connection fails, the response is not HTTP, too large or too late, or its status is not 200.
 pub async fn get(
     endpoint: &Endpoint,
     transport: &Transport,

@@ -95,7 +95,8 @@ const TEXT_MAX: usize = 120;
 impl Page {
     /// Parses the page.
     ///
-    /// # Errors The text is not a JSON object.
+    /// # Errors
+    /// The text is not a JSON object.
     pub fn read(text: &[u8]) -> Result<Page, Unseen> {
         let value: Value = serde_json::from_slice(text).map_err(|error| format!("not JSON: {error}"))?;
         if !value.is_object() {

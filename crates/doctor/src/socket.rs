@@ -42,7 +42,8 @@ impl Observer {
 
     /// Returns the present figures.
     ///
-    /// # Errors The kernel provides none.
+    /// # Errors
+    /// The kernel provides none.
     pub fn figures(&self) -> io::Result<TcpFigures> {
         let mut bytes = [0u8; 256];
         let filled = option(self.socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, &mut bytes)?;
@@ -51,7 +52,8 @@ impl Observer {
 
     /// Returns the MTU of the route, which the kernel lowers when it learns that the path's MTU is smaller.
     ///
-    /// # Errors The kernel does not provide it.
+    /// # Errors
+    /// The kernel does not provide it.
     pub fn mtu(&self) -> io::Result<u32> {
         let (level, name) = match self.is_v6 {
             true => (libc::IPPROTO_IPV6, libc::IPV6_MTU),
@@ -65,7 +67,8 @@ impl Observer {
 
 /// Connects with segments of at most this many bytes.
 ///
-/// # Errors The connection fails.
+/// # Errors
+/// The connection fails.
 pub async fn connect_with_segments(to: SocketAddr, segment_bytes: i32) -> io::Result<TcpStream> {
     let socket = if to.is_ipv6() { TcpSocket::new_v6()? } else { TcpSocket::new_v4()? };
     let value = segment_bytes.to_ne_bytes();

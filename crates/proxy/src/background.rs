@@ -23,7 +23,8 @@ pub(crate) struct Background {
 impl Background {
     /// Starts the thread with these tasks. `members` is called on the thread.
     ///
-    /// # Errors The thread or its runtime cannot be created.
+    /// # Errors
+    /// The thread or its runtime cannot be created.
     pub(crate) fn start(
         members: impl FnOnce() -> Members + Send + 'static,
         tasks: Vec<Task>,

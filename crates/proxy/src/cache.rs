@@ -95,7 +95,8 @@ impl Cache {
 
     /// Returns the kept response to a serializable read, if there is one.
     ///
-    /// # Errors The requested revision is known to be compacted.
+    /// # Errors
+    /// The requested revision is known to be compacted.
     pub(crate) fn get(&mut self, request: &RangeRequest, now: Instant) -> Result<Option<Bytes>, Status> {
         if request.revision > 0 && request.revision < self.compacted_at(now) {
             return Err(error::COMPACTED);

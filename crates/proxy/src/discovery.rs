@@ -27,7 +27,8 @@ impl Discovery {
     /// Returns the discovered URLs and their records; nothing without a domain. Endpoints without TLS, or
     /// without a certificate for the domain, are omitted unless the flags allow them.
     ///
-    /// # Errors The domain has no records.
+    /// # Errors
+    /// The domain has no records.
     pub async fn find(&self, logger: &Logger) -> Result<Vec<(String, Service)>, String> {
         if self.domain.is_empty() {
             return Ok(Vec::new());

@@ -82,7 +82,8 @@ impl fmt::Debug for GrpcProxy {
 impl GrpcProxy {
     /// Starts a proxy.
     ///
-    /// # Errors The settings contradict each other, a file cannot be used, or an address is not available.
+    /// # Errors
+    /// The settings contradict each other, a file cannot be used, or an address is not available.
     pub fn start(options: &ProxyOptions, logger: &Logger) -> Result<GrpcProxy, StartError> {
         let listen_tls = listen_tls(options, logger)?;
         let socket = listen(&options.listen)?;

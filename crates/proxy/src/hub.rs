@@ -89,7 +89,8 @@ impl Hub {
     /// Starts the thread. `client` is called on the thread. A member that does not answer a renewal within
     /// `renewal_limit` is given up.
     ///
-    /// # Errors The thread or its runtime cannot be created.
+    /// # Errors
+    /// The thread or its runtime cannot be created.
     pub(crate) fn start(
         client: impl FnOnce() -> Client + Send + 'static,
         namespace: Option<Namespace>,

@@ -50,8 +50,9 @@ pub(crate) struct Members {
 impl Members {
     /// Forwards a unary call to a member.
     ///
-    /// # Errors Those of the member and of [`Client::forward`]; with an order, `etcdclient: no cluster
-    /// members have a revision higher than the previously received revision`.
+    /// # Errors
+    /// Those of the member and of [`Client::forward`]; with an order, `etcdclient: no cluster members have a
+    /// revision higher than the previously received revision`.
     pub(crate) async fn call(
         &self,
         rpc: Rpc,
@@ -70,7 +71,8 @@ impl Members {
 
     /// Translates a client's request into the form that the cluster has to get.
     ///
-    /// # Errors The request is malformed, or has no key.
+    /// # Errors
+    /// The request is malformed, or has no key.
     pub(crate) fn asked(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
         match &self.namespace {
             Some(namespace) => namespace.request(rpc, message),
@@ -80,7 +82,8 @@ impl Members {
 
     /// Translates a response into the form that the client has to get.
     ///
-    /// # Errors The response is malformed.
+    /// # Errors
+    /// The response is malformed.
     pub(crate) fn told(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
         match &self.namespace {
             Some(namespace) => namespace.answer(rpc, message),

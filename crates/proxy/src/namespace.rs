@@ -70,7 +70,8 @@ impl Namespace {
 
     /// Translates a client's request into the form that the cluster has to get.
     ///
-    /// # Errors The request is malformed, or has no key.
+    /// # Errors
+    /// The request is malformed, or has no key.
     pub(crate) fn request(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
         Ok(match rpc {
             Rpc::KvRange | Rpc::KvRangeStream => self.mapped(&message, Namespace::range)?,
@@ -105,7 +106,8 @@ impl Namespace {
 
     /// Translates a response into the form that the client has to get.
     ///
-    /// # Errors The response is malformed.
+    /// # Errors
+    /// The response is malformed.
     pub(crate) fn answer(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
         Ok(match rpc {
             Rpc::KvRange => self.told(&message, Namespace::ranged)?,
@@ -243,7 +245,8 @@ pub(crate) fn end_of_prefix(prefix: &[u8]) -> Bytes {
 
 /// Decodes a request.
 ///
-/// # Errors grpc-go's error for a malformed request.
+/// # Errors
+/// grpc-go's error for a malformed request.
 pub(crate) fn decode_request<M: Message + Default>(message: &Bytes) -> Result<M, Status> {
     const MALFORMED: Status = Status::new(
         Code::Internal,
@@ -267,7 +270,8 @@ const ELEMENT_BYTES: usize = 2 * if size_of::<Compare>() > size_of::<RequestOp>(
 /// Decodes a transaction. Its elements are counted first: each takes two bytes in the message, and a hundred
 /// times that in memory. Also returns the charge on the client's budget for the decoded form.
 ///
-/// # Errors grpc-go's error for a malformed transaction, etcd's error for one with too many operations.
+/// # Errors
+/// grpc-go's error for a malformed transaction, etcd's error for one with too many operations.
 pub(crate) fn decode_txn(message: &Bytes) -> Result<(TxnRequest, Option<Held>), Status> {
     let elements = elements::of_txn(message, TXN_ELEMENTS_MAX).ok_or(error::TOO_MANY_OPS)?;
     let held = Account::of_turn().map(|account| account.hold(elements * ELEMENT_BYTES));
@@ -276,7 +280,8 @@ pub(crate) fn decode_txn(message: &Bytes) -> Result<(TxnRequest, Option<Held>), 
 
 /// Decodes a response of a member.
 ///
-/// # Errors grpc-go's error for a malformed response.
+/// # Errors
+/// grpc-go's error for a malformed response.
 pub(crate) fn decode_answer<M: Message + Default>(message: &Bytes) -> Result<M, Status> {
     M::decode(message.clone()).map_err(|error| {
         Status::with(Code::Internal, format!("grpc: failed to unmarshal the received message: {error}"))

@@ -114,7 +114,8 @@ impl ProxyOptions {
 
     /// Reads the flags.
     ///
-    /// # Errors etcd's text for flags that contradict each other.
+    /// # Errors
+    /// etcd's text for flags that contradict each other.
     pub(crate) fn read(matches: &Matches) -> Result<ProxyOptions, String> {
         check_resolver(matches)?;
         let auto_tls = matches.get(flags::AUTO_TLS);

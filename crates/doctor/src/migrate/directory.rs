@@ -44,7 +44,8 @@ pub struct OldKeys {
 impl Directory {
     /// Inspects the directory.
     ///
-    /// # Errors The path is not a member's data directory, or it cannot be read.
+    /// # Errors
+    /// The path is not a member's data directory, or it cannot be read.
     pub fn look(path: &Path, wal_dir: Option<&Path>) -> Result<Directory, Unseen> {
         let disk = RealDisk;
         let member = path.join("member");

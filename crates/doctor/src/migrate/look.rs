@@ -78,7 +78,8 @@ struct Told {
 impl MigrationPlan {
     /// Examines the cluster.
     ///
-    /// # Errors The reason why nothing can be examined.
+    /// # Errors
+    /// The reason why nothing can be examined.
     pub async fn collect(&self) -> Result<Survey, Unseen> {
         let evidence = self.plan.collect().await?;
         let connection = &self.plan.connection;
