@@ -1,7 +1,7 @@
-//! The error catalogue: every code and text that a client of etcd may meet.
+//! The error catalogue: every code and text that a client of etcd may receive.
 //!
-//! Clients compare these texts letter for letter (Patroni, kube-apiserver and clientv3 do), so each is spelled
-//! here and nowhere else. Two of them arrive with another code than their constant says; see
+//! Clients compare these texts letter for letter (Patroni, kube-apiserver and clientv3 do), so each is
+//! spelled here and nowhere else. Two of them are sent with another code than etcd's constant declares; see
 //! [`TOO_MANY_REQUESTS`] and [`MEMBER_NOT_ENOUGH_STARTED`].
 
 use std::borrow::Cow;
@@ -53,12 +53,12 @@ impl Code {
         Code::Unauthenticated,
     ];
 
-    /// The code with this number; what is not a gRPC code reads as `Unknown`, as gRPC asks of receivers.
+    /// Returns the code with this number; unknown numbers give `Unknown`, as gRPC requires of receivers.
     pub fn from_number(number: u32) -> Code {
         usize::try_from(number).ok().and_then(|at| Code::ALL.get(at)).copied().unwrap_or(Code::Unknown)
     }
 
-    /// The name that metrics and grpc-go use, such as `InvalidArgument`.
+    /// Returns the name that metrics and grpc-go use, such as `InvalidArgument`.
     pub fn name(self) -> &'static str {
         match self {
             Code::Ok => "OK",
@@ -82,7 +82,7 @@ impl Code {
     }
 }
 
-/// The status that a client gets instead of an answer.
+/// The error status that a client receives instead of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
     /// The gRPC code.
@@ -92,20 +92,20 @@ pub struct Status {
 }
 
 impl Status {
-    /// A status with a text known at compile time.
+    /// Creates a status with a text known at compile time.
     pub const fn new(code: Code, message: &'static str) -> Status {
         Status { code, message: Cow::Borrowed(message) }
     }
 
-    /// A status whose text is made at run time.
+    /// Creates a status with a text made at run time.
     pub fn with(code: Code, message: impl Into<String>) -> Status {
         Status { code, message: Cow::Owned(message.into()) }
     }
 }
 
 impl Status {
-    /// The status as etcd's tools print it: the bare text for errors of etcd's catalogue and for a deadline, gRPC's long
-    /// form for all others.
+    /// Returns the status as etcd's tools print it: only the text for errors of etcd's catalogue and for a
+    /// deadline, gRPC's long form for all others.
     pub fn shown(&self) -> String {
         match self.code {
             _ if CATALOGUE.iter().any(|known| known.message == self.message) => self.message.to_string(),
