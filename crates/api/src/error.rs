@@ -289,29 +289,29 @@ pub const CANCELED: Status = Status::new(Code::Canceled, "etcdserver: request ca
 /// `etcdserver: context deadline exceeded`
 pub const DEADLINE_EXCEEDED: Status =
     Status::new(Code::DeadlineExceeded, "etcdserver: context deadline exceeded");
-/// `etcdserver: unknown method`: a raw internal text, without a code of its own.
+/// `etcdserver: unknown method`: an internal text of etcd, sent with the code `Unknown`.
 pub const UNKNOWN_METHOD: Status = Status::new(Code::Unknown, "etcdserver: unknown method");
-/// `etcdserver: request timed out, leader transfer took too long`: a raw internal text, without a code of its own.
+/// `etcdserver: request timed out, leader transfer took too long`: an internal text of etcd, sent with the code `Unknown`.
 pub const LEADER_TRANSFER_TIMEOUT: Status =
     Status::new(Code::Unknown, "etcdserver: request timed out, leader transfer took too long");
-/// `not a primary lessor`: a raw internal text, without a code of its own.
+/// `not a primary lessor`: an internal text of etcd, sent with the code `Unknown`.
 pub const NOT_PRIMARY_LESSOR: Status = Status::new(Code::Unknown, "not a primary lessor");
-/// `auth: authentication failed, password was given for no password user`: a raw internal text, without a code of its own.
+/// `auth: authentication failed, password was given for no password user`: an internal text of etcd, sent with the code `Unknown`.
 pub const NO_PASSWORD_USER: Status =
     Status::new(Code::Unknown, "auth: authentication failed, password was given for no password user");
-/// `auth: invalid auth options`: a raw internal text, without a code of its own.
+/// `auth: invalid auth options`: an internal text of etcd, sent with the code `Unknown`.
 pub const INVALID_AUTH_OPTIONS: Status = Status::new(Code::Unknown, "auth: invalid auth options");
-/// `auth: invalid auth signature method`: a raw internal text, without a code of its own.
+/// `auth: invalid auth signature method`: an internal text of etcd, sent with the code `Unknown`.
 pub const INVALID_AUTH_METHOD: Status = Status::new(Code::Unknown, "auth: invalid auth signature method");
-/// `\"leader\" field must be provided`: a raw internal text, without a code of its own.
+/// `\"leader\" field must be provided`: an internal text of etcd, sent with the code `Unknown`.
 pub const LEADER_FIELD_MISSING: Status = Status::new(Code::Unknown, "\"leader\" field must be provided");
-/// `election: not leader`: a raw internal text, without a code of its own.
+/// `election: not leader`: an internal text of etcd, sent with the code `Unknown`.
 pub const ELECTION_NOT_LEADER: Status = Status::new(Code::Unknown, "election: not leader");
-/// `election: no leader`: a raw internal text, without a code of its own.
+/// `election: no leader`: an internal text of etcd, sent with the code `Unknown`.
 pub const ELECTION_NO_LEADER: Status = Status::new(Code::Unknown, "election: no leader");
-/// `mvcc: watcher range is empty`: a raw internal text, without a code of its own.
+/// `mvcc: watcher range is empty`: an internal text of etcd, sent with the code `Unknown`.
 pub const WATCH_EMPTY_RANGE: Status = Status::new(Code::Unknown, "mvcc: watcher range is empty");
-/// `mvcc: duplicate watch ID provided on the WatchStream`: a raw internal text, without a code of its own.
+/// `mvcc: duplicate watch ID provided on the WatchStream`: an internal text of etcd, sent with the code `Unknown`.
 pub const WATCH_DUPLICATE_ID: Status =
     Status::new(Code::Unknown, "mvcc: duplicate watch ID provided on the WatchStream");
 

@@ -67,7 +67,7 @@ impl Program {
     /// Runs the program to its end, with an empty standard input; its output is copied to the output of this process.
     ///
     /// # Errors
-    /// It could not be started, or did not end with code 0.
+    /// The program could not be started, or did not end with code 0.
     pub(crate) async fn run(self, io: &Io) -> Result<(), ProgramError> {
         let io = io.clone();
         let ended = tokio::task::spawn_blocking(move || self.run_blocking(&io)).await;

@@ -45,11 +45,11 @@ pub struct DiskResult {
     pub windows: Vec<DiskWindow>,
     /// Rate of large sequential writes with one fsync at the end, in bytes per second.
     pub bandwidth: f64,
-    /// How the file system treats space that a member reserves.
+    /// Effect of reserving space on this file system.
     pub reserved: ReservedRoom,
 }
 
-/// How the file system treats space that a member reserves for a full disk.
+/// Effect of reserving space for a full disk on a file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReservedRoom {
     /// The file system keeps the reserved space.
@@ -155,7 +155,7 @@ fn bandwidth(file: &dyn File, file_bytes: u64) -> io::Result<f64> {
     Ok(written as f64 / begun.elapsed().as_secs_f64().max(1e-9))
 }
 
-/// Whether the disk kept its rate over the trial.
+/// Comparison of the disk's rates at the beginning and at the end of the trial.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Pace {
     /// The run was too short to exhaust a burst credit.

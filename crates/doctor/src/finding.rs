@@ -5,7 +5,7 @@ use crate::evidence::{Evidence, Member};
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// The cluster is slower or nearer to trouble than it should be.
+    /// The cluster is slower than it should be, or close to a failure.
     Warning,
     /// Requests fail, or are about to.
     Error,

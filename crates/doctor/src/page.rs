@@ -34,7 +34,7 @@ pub struct ExpensiveRange {
     pub key: String,
     /// End of the range, quoted.
     pub range_end: String,
-    /// Number of such requests.
+    /// Number of requests for this range.
     pub count: f64,
     /// Largest number of keys that it returned.
     pub keys_max: f64,

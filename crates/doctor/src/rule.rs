@@ -9,11 +9,11 @@ use crate::show;
 pub struct Rule {
     /// Name of the rule.
     pub name: &'static str,
-    /// What the rule looks for, in one line.
+    /// Description of the rule in one line.
     pub about: &'static str,
     /// Facts that are needed of each member; an entry is met by any of its alternatives.
     pub needs: &'static [&'static [Need]],
-    /// The judgement.
+    /// Judges the evidence; returns a finding if the rule applies.
     pub judge: fn(&Evidence, &Limits) -> Option<Finding>,
 }
 

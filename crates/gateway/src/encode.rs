@@ -11,7 +11,7 @@ use crate::DEPTH_MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
-/// How strings are escaped.
+/// Escaping of strings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Texts {
     Plain,

@@ -117,7 +117,7 @@ pub enum Tone {
     Strong,
     /// Drawn over [`Tone::Good`]: worse than good.
     Warning,
-    /// Stopped for a time.
+    /// A process is stopped for some time.
     Paused,
     /// Not running.
     Off,

@@ -115,7 +115,7 @@ impl Leasing {
     /// Handles a call of the KV service: range, put, delete or transaction. `may_own`: the caller has no credentials.
     ///
     /// # Errors
-    /// Those of the members.
+    /// The errors of the members.
     pub(crate) async fn call(
         &self,
         members: &Members,

@@ -51,7 +51,7 @@ impl Members {
     /// Forwards a unary call to a member.
     ///
     /// # Errors
-    /// Those of the member and of [`Client::forward`]; with an order, `etcdclient: no cluster members have a
+    /// The errors of the member and of [`Client::forward`]; with an order, `etcdclient: no cluster members have a
     /// revision higher than the previously received revision`.
     pub(crate) async fn call(
         &self,

@@ -58,7 +58,7 @@ struct State {
     refused: bool,
 }
 
-/// What the shard has to do next for the stream of an [`Outbox`].
+/// Next action of the shard for the stream of an [`Outbox`].
 #[derive(Debug)]
 pub(crate) enum Next {
     /// Send this encoded response, then drop the permit, if there is one.

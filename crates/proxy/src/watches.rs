@@ -95,7 +95,7 @@ struct Watcher {
     done: Option<oneshot::Sender<()>>,
 }
 
-/// Where a client's watch is kept.
+/// Location of a client's watch.
 #[derive(Clone, Debug)]
 enum Place {
     /// The watch is part of this broadcast.

@@ -59,7 +59,7 @@ impl Peering {
     ///
     /// # Errors
     ///
-    /// What was wrong with the stream, or why this member cannot take the snapshot now.
+    /// The stream is not valid, or this member cannot take the snapshot now.
     pub async fn take_snapshot(
         &self,
         message: raftpb::Message,
@@ -75,7 +75,7 @@ impl Peering {
     ///
     /// # Errors
     ///
-    /// What was wrong with the database, why this member cannot take it now, or why it is not durable yet.
+    /// The database is not valid, this member cannot take it now, or it is not durable yet.
     pub async fn take_database(
         &self,
         message: raftpb::Message,

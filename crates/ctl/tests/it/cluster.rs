@@ -1,4 +1,4 @@
-//! member, endpoint, alarm, defrag, move-leader, downgrade.
+//! Tests of the commands member, endpoint, alarm, defrag, move-leader and downgrade.
 
 use api::Code;
 use api::etcdserverpb as pb;

@@ -1,4 +1,4 @@
-//! lock and elect.
+//! Tests of the commands lock and elect.
 
 use api::etcdserverpb::{self as pb, ResponseOp, response_op::Response};
 

@@ -1,4 +1,4 @@
-//! watch, alone, with a program, and interactive.
+//! Tests of the command watch: alone, with a program, and interactive.
 
 use api::Code;
 use api::etcdserverpb as pb;

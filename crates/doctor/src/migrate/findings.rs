@@ -29,9 +29,9 @@ pub(super) use peer_links::unseen_links;
 pub struct MigrationRule {
     /// Name of the rule.
     pub name: &'static str,
-    /// What the rule looks for, in one line.
+    /// Description of the rule in one line.
     pub about: &'static str,
-    /// The judgement. A finding of severity error forbids the next step.
+    /// Judges the survey. A finding of severity error forbids the next step.
     pub judge: fn(&Survey) -> Option<Finding>,
 }
 

@@ -9,9 +9,9 @@ use crate::evidence::{Alarm, Evidence, Member, Status, Unseen};
 /// A server program that members run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Product {
-    /// Etcd.
+    /// The product etcd.
     Etcd,
-    /// This program.
+    /// This program, Mainstay.
     Mainstay,
 }
 

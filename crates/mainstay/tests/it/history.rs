@@ -26,7 +26,7 @@ pub enum Fate {
     Unknown,
 }
 
-/// One operation.
+/// One operation of a writer.
 #[derive(Clone, Copy, Debug)]
 pub struct Op {
     pub number: u32,

@@ -96,7 +96,7 @@ struct Session {
     until: Instant,
 }
 
-/// How a read is answered.
+/// Decision on how to answer a read.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Read {
     /// With this response.

@@ -328,7 +328,7 @@ fn appends_that_a_log_standing_still_cannot_take_end_no_member() {
     world.settle().expect("all go on");
     let (last, term) = (world.member(at).probe().last_index, world.member(at).published().applied_term);
     world.places[at].log_held = true;
-    // As from a leader that does not wait for acknowledgements.
+    // Messages of a leader that does not wait for acknowledgements.
     let data = bytes::Bytes::from(vec![0; 30 << 20]);
     for n in 0..12 {
         let index = Some(last.0 + n + 1);

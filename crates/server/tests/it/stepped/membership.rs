@@ -93,7 +93,7 @@ fn clusters_shrink_to_one_leader_by_leader_though_messages_are_lost() {
                     world.call(leader, Rpc::ClusterMemberRemove, &MemberRemoveRequest { id });
                 world.lose(None);
                 if world.places[leader].member.is_some() && times > 0 {
-                    // The removed leader may not know of its removal; a peer would tell it on contact.
+                    // The removed leader may not know of its removal; another member reports it on contact.
                     world.kill(leader);
                 }
                 serves_without(&mut world, leader, id);

@@ -848,7 +848,7 @@ fn what_is_read_for_a_watch_whose_client_takes_nothing_is_taken_from_the_readers
     serve(&world, &stream, [new, history]);
     world.settle().expect("all goes on");
     assert!(events(&stream).is_empty() && world.places[0].member.as_ref().expect("runs").wants_read());
-    // A response waits for the client, in front of the history.
+    // A response to the client is queued before the events of the history.
     stream.is_shut.set(true);
     misses(&world, 0);
     world.put(0, "new", b"1").expect("is taken");
