@@ -81,7 +81,7 @@ impl<'a> Iterator for Fields<'a> {
 }
 
 /// Counts the comparisons and operations of a `TxnRequest`, in all branches, including nested transactions.
-/// Returns `None` if there are more than `max`, or if transactions are nested deeper than [`DEPTH_MAX`].
+/// Returns `None` if there are more than `max`, or if transactions are nested deeper than `DEPTH_MAX`.
 pub fn of_txn(message: &[u8], max: usize) -> Option<usize> {
     let mut left = max;
     count_txn(message, &mut left, DEPTH_MAX)?;

@@ -582,7 +582,7 @@ enum NotAsked {
 }
 
 impl NotAsked {
-    /// Returns the word for it in the list; the pages have a text for each word.
+    /// Returns the word for the reason in the list; the pages have a text for each word.
     fn word(self) -> &'static str {
         match self {
             NotAsked::NoUrl => "none",

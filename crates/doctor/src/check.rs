@@ -1,4 +1,4 @@
-//! The commands `check disk` and `check network`.
+//! The commands `check disk` and `check network`: their command table, and the entry points that run them.
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -192,9 +192,9 @@ pub struct Sample {
 /// Metrics of a member, read at two times.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metrics {
-    /// First reading.
+    /// Metrics at the first reading.
     pub before: Exposition,
-    /// Second reading.
+    /// Metrics at the second reading.
     pub after: Exposition,
     /// Time between the readings, in seconds.
     pub seconds: f64,

@@ -36,9 +36,9 @@ pub struct ExpensiveRange {
     pub range_end: String,
     /// Number of requests for this range.
     pub count: f64,
-    /// Largest number of keys that it returned.
+    /// Largest number of keys that the range returned.
     pub keys_max: f64,
-    /// Total bytes that it returned.
+    /// Total bytes that the range returned.
     pub bytes_total: f64,
     /// Longest duration, in seconds.
     pub seconds_max: f64,

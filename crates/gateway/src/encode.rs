@@ -310,7 +310,7 @@ pub struct RangeEncoder {
 #[derive(Debug)]
 struct Open {
     message: &'static Message,
-    /// Number of its bytes that are still missing.
+    /// Number of the message's bytes that are still missing.
     left: usize,
     /// Index of the list field that is open.
     list: Option<usize>,

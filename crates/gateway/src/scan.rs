@@ -15,11 +15,11 @@ const NESTING_MAX: usize = 10_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     BeginValue,
-    /// After `[`.
+    /// After `[`: a value or `]` follows.
     BeginValueOrEmpty,
-    /// After a comma in an object.
+    /// After a comma in an object: a name follows.
     BeginName,
-    /// After `{`.
+    /// After `{`: a name or `}` follows.
     BeginNameOrEmpty,
     EndValue,
     InString,

@@ -53,9 +53,9 @@ pub struct Line {
 /// Scale of a value axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// Linear, from zero.
+    /// Linear scale, from zero.
     Linear,
-    /// Logarithmic.
+    /// Logarithmic scale.
     Log,
 }
 

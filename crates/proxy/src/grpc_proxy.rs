@@ -69,7 +69,7 @@ pub struct GrpcProxy {
     _background: Option<Background>,
     /// Address on which the proxy listens.
     pub address: SocketAddr,
-    /// Address of the pages, if it is separate.
+    /// Address of the pages, if they have a separate address.
     pub pages_address: Option<SocketAddr>,
 }
 

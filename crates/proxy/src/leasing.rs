@@ -44,7 +44,7 @@ const REVOKE: Bytes = Bytes::from_static(b"REVOKE");
 /// Largest number of leasing keys that one transaction creates or deletes: well below the number of
 /// operations that members allow. If a member allows fewer, smaller transactions are sent.
 const CHUNK: usize = 50;
-/// Largest size of such a transaction, in bytes.
+/// Largest size of a transaction that creates or deletes leasing keys, in bytes.
 const CHUNK_BYTES: usize = 512 << 10;
 /// Longest key that is claimed, in bytes: several requests contain its leasing key, up to three times each.
 const KEY_BYTES_MAX: usize = 4 << 10;

@@ -35,7 +35,7 @@ const PROXIES_MAX: usize = 4_000;
 const ENTRY_BYTES_MAX: usize = 4 << 10;
 /// Number of registrations read at a time.
 const PAGE: i64 = 100;
-/// Largest response with such a page, in bytes. If a page does not fit, smaller pages are read.
+/// Largest response with a page of registrations, in bytes. If a page does not fit, smaller pages are read.
 const PAGE_BYTES_MAX: usize = 16 << 20;
 /// Timeout of one call to a member.
 const CALL_LIMIT: Duration = Duration::from_secs(5);

@@ -252,22 +252,22 @@ fn begun_stream(
 fn what_a_browser_asked_for_ends_when_it_leaves() {
     let (member, requests) = FakeMember::by_hand();
     let console = Setup::endpoints(&[member.address]).start();
-    // During a stream without events.
+    // The browser leaves during a stream without events.
     let (stream, mut asked) = begun_stream(&console, &requests);
     drop(stream);
     asked.wait_for_close();
-    // The same, although the browser sent more bytes before it left.
+    // The browser leaves after it has sent more bytes during a stream.
     let (mut stream, mut asked) = begun_stream(&console, &requests);
     stream.write_all(b"GET / HTTP/1.1\r\n").expect("the console reads");
     drop(stream);
     asked.wait_for_close();
-    // Before the response has begun.
+    // The browser leaves before the response has begun.
     let stream = console.ask("POST", "/api/endpoint/0/v3/lock/lock", &[OWN], b"{}");
     let mut asked = requests.next();
     asked.body();
     drop(stream);
     asked.wait_for_close();
-    // During the browser's own request.
+    // The browser leaves during its own request.
     let mut stream = http1::connect(console.address);
     console.send(&mut stream, "POST", "/api/endpoint/0/v3/kv/put", &[OWN, ("Content-Length", "100")]);
     stream.write_all(b"{").expect("the console reads");
@@ -321,13 +321,13 @@ fn a_member_that_does_not_take_a_connection_is_given_up() {
 fn an_answer_that_breaks_off_is_not_whole() {
     let (member, requests) = FakeMember::by_hand();
     let console = Setup::endpoints(&[member.address]).start();
-    // With a chunked body.
+    // The member breaks off a chunked response.
     let (mut stream, mut asked) = begun_stream(&console, &requests);
     asked.stream.write_all(&http1::chunk(b"first")).expect("the console reads");
     drop(asked);
     read_chunks(&mut stream, "first");
     assert_eq!(http1::read_chunk(&mut stream), None, "no chunk says that it is over");
-    // With a Content-Length.
+    // The member breaks off a response with a Content-Length.
     let mut stream = console.ask("GET", "/api/endpoint/0/metrics", &[OWN], b"");
     let mut asked = requests.next();
     asked.write("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nfirst");
@@ -335,7 +335,7 @@ fn an_answer_that_breaks_off_is_not_whole() {
     let answer = http1::read_head(&mut stream);
     assert_eq!((answer.status, answer.header("content-length")), (200, Some("10")));
     assert_eq!(read_to_close(&mut stream), b"first");
-    // Before the response has begun.
+    // The member closes the connection before the response has begun.
     let mut stream = console.ask("POST", "/api/endpoint/0/v3/kv/put", &[OWN], b"{}");
     requests.next().body();
     let answer = http1::read_answer(&mut stream);
@@ -366,13 +366,13 @@ fn a_member_that_speaks_no_http_gives_no_answer() {
 fn a_body_is_no_larger_than_allowed() {
     let (member, requests) = FakeMember::by_hand();
     let console = Setup::endpoints(&[member.address]).limits(|limits| limits.body_bytes_max = 1000).start();
-    // Exceeded according to the Content-Length.
+    // The Content-Length exceeds the limit.
     let mut stream = http1::connect(console.address);
     console.send(&mut stream, "POST", "/api/endpoint/0/v3/kv/put", &[OWN, ("Content-Length", "1001")]);
     let answer = http1::read_head(&mut stream);
     assert_eq!(answer.status, 413);
     assert_eq!(member.connections(), 0);
-    // Exceeded while a chunked body is forwarded.
+    // A chunked body exceeds the limit while it is forwarded.
     let mut stream = http1::connect(console.address);
     console.send(&mut stream, "POST", "/api/endpoint/0/v3/kv/put", &[OWN, ("Transfer-Encoding", "chunked")]);
     stream.write_all(&http1::chunk(&[b'x'; 600])).expect("the console reads");
@@ -380,7 +380,7 @@ fn a_body_is_no_larger_than_allowed() {
     stream.write_all(&http1::chunk(&[b'x'; 600])).expect("the console reads");
     assert_eq!(http1::read_head(&mut stream).status, 413);
     asked.wait_for_close();
-    // A body of exactly the largest size.
+    // A body of exactly the largest size is forwarded.
     let mut stream = console.ask("POST", "/api/endpoint/0/v3/kv/put", &[OWN], &[b'x'; 1000]);
     let mut asked = requests.next();
     assert_eq!(asked.body().len(), 1000);

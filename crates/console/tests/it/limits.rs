@@ -79,7 +79,7 @@ fn heads_are_bounded() {
         let refused = answer.starts_with(b"HTTP/1.1 431") || answer.starts_with(b"HTTP/1.1 414");
         assert!(refused || answer.is_empty(), "{}", String::from_utf8_lossy(&answer));
     }
-    // A head without an end.
+    // A request head that never ends.
     let mut stream = http1::connect(console.address);
     let mut sent = 0;
     while sent < 64 << 20 && stream.write_all(&[b'x'; 4096]).is_ok() {

@@ -508,7 +508,7 @@ fn members_are_not_reached_where_a_list_may_not_lead() {
         row(1, one.address)
     );
     let console = Setup::endpoints(&[one.address]).start();
-    // Members with such URLs are listed all the same.
+    // Members whose URLs cannot be used are listed all the same.
     assert_eq!(
         endpoints(&told(&console, &[])),
         [

@@ -129,7 +129,7 @@ impl Now {
 struct Step {
     revision: i64,
     transaction: pb::TxnRequest,
-    /// Leases to which its keys are attached.
+    /// Leases to which keys of the revision are attached.
     leases: BTreeSet<i64>,
 }
 
@@ -142,7 +142,7 @@ enum Outcome {
     Guarded,
     /// The outcome is not known.
     Unknown,
-    /// A lease of its keys does not exist.
+    /// A lease of the transaction's keys does not exist.
     NoLease,
 }
 

@@ -39,7 +39,7 @@ pub struct MigrationPlan {
 
 /// Number of times that views and hashes are read before differences count: members are queried at different moments.
 const TRIES: usize = 5;
-/// Time between two such readings.
+/// Time between two readings of the views and the hashes.
 const PAUSE: Duration = Duration::from_millis(200);
 /// Total time for the members' hashes, in multiples of the timeout of one request.
 const HASHES_WITHIN: u32 = 12;

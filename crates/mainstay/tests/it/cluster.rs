@@ -45,7 +45,7 @@ impl MemberSlot {
 
 /// A cluster of processes, which are killed when it is dropped.
 pub struct Cluster {
-    // Dropped before the directory.
+    // Dropped before `dir`, since the processes use the directory.
     pub slots: Vec<MemberSlot>,
     flags: Vec<String>,
     token: String,

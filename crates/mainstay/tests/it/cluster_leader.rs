@@ -78,7 +78,7 @@ fn a_leader_that_was_stopped_for_a_while_follows_and_reads_nothing_old() {
         let cluster = Cluster::start("stopped", 3, &[]);
         let mut record = Record::new();
         let leader = cluster.leader().await;
-        // This member is never stopped.
+        // The member through which the counter is written; it is never stopped.
         let counter = (leader + 1) % 3;
         let load = Load::start(&cluster, &record, 8);
         let (newest, ended) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicBool::new(false)));

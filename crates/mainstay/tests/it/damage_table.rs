@@ -119,7 +119,7 @@ impl Original {
         let mut setup = setup(&dir.join("data"), token);
         let checkpoints = !crash;
         if crash {
-            // Without a checkpoint, its start reads every segment.
+            // Without a checkpoint, the member's start reads every segment.
             setup = setup.flag("--snapshot-count=1000000");
         }
         let older = dir.join("older");

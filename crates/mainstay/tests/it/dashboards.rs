@@ -22,7 +22,7 @@ const FROM: Labels = &[("From", "")];
 /// Series, grouped by source: the alert rules and the dashboard of etcd's mixin, the dashboard "Etcd by
 /// Prometheus" (3070), and additional series of kubeadm's and other dashboards.
 const WANTED: [(&str, Labels); 58] = [
-    // Alert rules.
+    // Series of alert rules.
     ("etcd_network_peer_sent_failures_total", TO),
     ("etcd_server_has_leader", &[]),
     ("etcd_server_leader_changes_seen_total", &[]),
@@ -44,7 +44,7 @@ const WANTED: [(&str, Labels); 58] = [
     ("etcd_mvcc_db_total_size_in_bytes", &[]),
     ("etcd_mvcc_db_total_size_in_use_in_bytes", &[]),
     ("etcd_server_quota_backend_bytes", &[]),
-    // Dashboards.
+    // Series of dashboards.
     ("grpc_server_started_total", UNARY),
     ("grpc_server_handled_total", UNARY),
     ("grpc_server_started_total", WATCHES),

@@ -186,7 +186,7 @@ fn large_requests_at_once_take_bounded_memory() {
             }
             most = most.max(member.rss_bytes());
         }
-        // Other clients are served when it is over.
+        // Other clients are served when the overload is over.
         connections[0].put("after", "x").await.expect("puts are served");
         let grown = most.saturating_sub(before) / MIB as u64;
         println!(

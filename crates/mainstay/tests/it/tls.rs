@@ -135,7 +135,7 @@ fn clients_and_tools_come_in_over_tls_and_no_other_way() {
     member.stop();
 }
 
-/// Like etcd's listeners.
+/// etcd's listeners do the same.
 #[test]
 fn one_port_serves_http_and_https_and_a_certificate_without_a_name_is_that_of_no_user() {
     let dir = TempDir::new("both-by-one-port");

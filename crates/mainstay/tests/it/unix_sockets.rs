@@ -72,7 +72,7 @@ fn a_member_is_served_and_watched_over_through_files() {
     }
     assert!(page(&metrics, "/metrics").contains("etcd_server_has_leader 1"));
     assert!(page(&socket, "/debug/mainstay").contains("\"name\":\"m\""));
-    // The other tools accept such endpoints, too.
+    // The other tools accept Unix socket endpoints, too.
     let told = run_tool(dir.path(), &["doctor", "--endpoints", &endpoint, "--write-out=json", "--for=100ms"]);
     let told = String::from_utf8_lossy(&told.stdout).into_owned();
     assert!(told.contains(&endpoint) && !told.contains("not reached"), "{told}");

@@ -41,7 +41,7 @@ const VALUE_BYTES_MAX: usize = 1 << 20;
 /// Longest list of a transaction that is answered without a member: conditions, and operations of each
 /// branch. The same as the members' default limit.
 const TRANSACTION_MAX: usize = 128;
-/// Largest size of keys and values in the response to such a transaction, in bytes.
+/// Largest size of keys and values in the response to a transaction answered without a member, in bytes.
 const TRANSACTION_BYTES_MAX: usize = 1 << 20;
 /// Largest number of ranges of one write that are compared with each key. All shards wait during the comparison.
 const COMPARED_MAX: usize = 128;
@@ -99,7 +99,7 @@ struct Session {
 /// Decision on how to answer a read.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Read {
-    /// With this response.
+    /// Answered by the proxy, with this response.
     Known(RangeResponse),
     /// By a member, without a claim to the key.
     Member,

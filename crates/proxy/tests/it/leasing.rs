@@ -45,7 +45,7 @@ struct State {
     holds: bool,
     /// Number of revoked leases.
     revoked: usize,
-    /// For each watch, whether it requires a leader.
+    /// For each watch, true if the watch requires a leader.
     watches: Vec<bool>,
 }
 

@@ -102,7 +102,7 @@ fn an_owned_key_is_told_until_somebody_wants_it() {
     let mut world = World::with_k();
     assert_eq!(world.read("k"), "v@3 version 1");
     assert_eq!(world.owned.granted(&"k".into()), 7);
-    // The event of its own creation changes nothing.
+    // The event of the leasing key's own creation changes nothing.
     world.event("k", 7, LEASE, "created");
     assert_eq!(world.read("k"), "v@3 version 1");
     world.event("k", 9, LEASE, "wanted");

@@ -56,7 +56,7 @@ fn a_version_that_was_decided_right_before_a_stop_is_not_decided_again() {
     world.set_options(0, &["--api-version=3.6"]);
     world.start(0).expect("starts again");
     world.settle().expect("leads");
-    // A process with this version refuses to serve such a cluster.
+    // A process that presents release 3.6 would refuse to serve a cluster of version 3.7.
     assert_eq!(known(&world), [("3.7.0".to_owned(), None)]);
 }
 

@@ -98,7 +98,7 @@ fn without_the_pipeline_a_batch_waits_for_the_one_before() {
         assert!(world.run_all(puts).iter().all(Result::is_ok));
         assert_eq!(world.member(0).probe().last_index - before, 3);
     }
-    // The same in a cluster of several members.
+    // The same options in a cluster of three members.
     let mut world = World::started(3, 3, &["--raft-pipeline=false", "--batch-fsync-window=0"]);
     for number in 0..20 {
         world.put(number % 3, &format!("k{number}"), b"v").expect("is put");

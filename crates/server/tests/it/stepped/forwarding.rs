@@ -157,7 +157,7 @@ fn a_follower_hands_on_a_promotion_with_the_token_of_its_caller() {
     };
     wants_token(as_user(&mut world, None, Some("root")));
 
-    // The same with a leader that runs etcd.
+    // The same requests with a leader that runs etcd.
     let asked = Arc::new(Mutex::new(Vec::new()));
     let etcd = |world: &World, code: StatusCode, body: &'static str| {
         let asked = Arc::clone(&asked);

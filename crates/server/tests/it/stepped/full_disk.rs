@@ -147,7 +147,7 @@ fn fill_and_win_back(mut world: World) {
         let key = format!("a{n:05}");
         assert_eq!(world.get(0, &key), Some(vec![n as u8; 700]), "{key}");
     }
-    // The same again, with a restart while the disk is full.
+    // The disk fills up a second time, with a restart while it is full.
     world.until("the alarm is raised again", raised);
     world.crash(0);
     world.start(0).expect("starts on a full disk");

@@ -402,7 +402,7 @@ fn a_large_value_that_is_damaged_is_refused_before_its_first_byte() {
         let refused = refused.expect_err("it is damaged");
         assert_eq!((bytes.len(), refused.code), (0, Code::Internal));
         told.push(refused.message.into_owned());
-        // Other values can be read.
+        // Undamaged values can be read.
         let mut answer = begin(&mut world, Rpc::KvRange, &get("k6"));
         let (bytes, _) = taken(&mut world, &mut answer, &[PIECE_BYTES]).expect("is read");
         assert!(

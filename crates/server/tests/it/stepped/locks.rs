@@ -453,7 +453,7 @@ fn who_waits_for_a_lock_is_not_refused_half_way_for_what_it_looks_at() {
     assert!(has_key(&mut world, 0, "door/1"), "it has the lock still");
 }
 
-/// The watch of a waiting call is charged to the client's connection, since a client may have many such calls.
+/// The watch of a waiting call is charged to the client's connection, since a client may have many waiting calls.
 #[test]
 fn what_a_waiting_call_watches_is_charged_to_its_connection() {
     let mut world = World::started(1, 12, &[]);

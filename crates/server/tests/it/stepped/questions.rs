@@ -13,7 +13,7 @@ use prost::Message as _;
 
 use super::world::World;
 
-/// Number of items that one turn may visit for such requests.
+/// Number of items that one turn of the core may visit for these requests.
 const PER_TURN: u64 = 100;
 const LEASES: usize = 20;
 /// Number of calls of each kind.

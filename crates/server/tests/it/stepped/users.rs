@@ -336,7 +336,7 @@ fn strangers_who_wait_to_be_refused_leave_places_for_others() {
     for answer in world.run_all(unknown) {
         assert_eq!(answer.map(drop), Err(error::INVALID_AUTH_TOKEN));
     }
-    // Their queue slots are free again.
+    // The queue slots of the unauthenticated requests are free again.
     world.member(2).present(None);
     let read = world.call::<_, RangeResponse>(
         2,
