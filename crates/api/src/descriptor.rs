@@ -1,35 +1,35 @@
-//! What the messages of the API consist of, for whoever translates them without knowing them one by one: [`Message`]
-//! describes one, [`of`] gives those of an RPC. The tables are generated from the `.proto` files.
+//! Descriptions of the API's messages, for code that converts messages generically: [`Message`] describes one
+//! message, [`of`] returns those of an RPC. The tables are generated from the `.proto` files.
 
 use crate::Rpc;
 
-/// A message.
+/// Description of a message.
 #[derive(Debug)]
 pub struct Message {
     /// Package and name, such as `etcdserverpb.PutRequest`.
     pub name: &'static str,
-    /// Its fields, in the order of the `.proto` file.
+    /// Fields of the message, in the order of the `.proto` file.
     pub fields: &'static [Field],
 }
 
-/// A field of a message.
+/// Description of a field of a message.
 #[derive(Debug)]
 pub struct Field {
-    /// Its name in the `.proto` file, such as `range_end`.
+    /// Name in the `.proto` file, such as `range_end`.
     pub name: &'static str,
-    /// Its name in JSON, such as `rangeEnd`.
+    /// Name in JSON, such as `rangeEnd`.
     pub json_name: &'static str,
-    /// Its number on the wire.
+    /// Field number on the wire.
     pub number: u32,
-    /// What its values are.
+    /// Type of the field's values.
     pub kind: Kind,
-    /// True if it has any number of values.
+    /// True if the field is repeated.
     pub repeated: bool,
-    /// Full name of the oneof that it belongs to, such as `etcdserverpb.RequestOp.request`.
+    /// Full name of the oneof that the field belongs to, such as `etcdserverpb.RequestOp.request`.
     pub oneof: Option<&'static str>,
 }
 
-/// What the values of a field are.
+/// Type of a field's values.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the names are protobuf's own")]
 pub enum Kind {
@@ -44,7 +44,7 @@ pub enum Kind {
     Message(&'static Message),
 }
 
-/// An enum.
+/// Description of an enum.
 #[derive(Debug)]
 pub struct Enum {
     /// Package and name.
@@ -53,7 +53,7 @@ pub struct Enum {
     pub values: &'static [(&'static str, i32)],
 }
 
-/// Returns the request and the response of an RPC; `None` for those of gRPC's own services.
+/// Returns the descriptions of an RPC's request and response; `None` for the RPCs of gRPC's own services.
 pub fn of(rpc: Rpc) -> Option<(&'static Message, &'static Message)> {
     SHAPES[rpc as usize]
 }

@@ -1,41 +1,43 @@
-//! How many elements the repeated fields of a request have, counted on the wire before anything is made of them.
+//! Counts the elements of a request's repeated fields on the wire, before the request is decoded.
 //!
-//! An empty element takes two bytes on the wire, two bytes of gzip take a thousand of them, and each takes some hundred bytes
-//! of memory once it is decoded. So whoever decodes a request with repeated fields counts first.
+//! An empty element takes two bytes on the wire, two bytes of gzip expand to a thousand of them, and each
+//! takes some hundred bytes of memory once it is decoded. Therefore a request with repeated fields must be
+//! counted before it is decoded.
 //!
-//! Counting makes nothing and takes one step for each field. What cannot be decoded is counted as far as a decoder comes.
+//! Counting allocates nothing and takes one step for each field. An invalid message is counted up to the
+//! first error that a decoder would find.
 
 use crate::{Code, Status};
 use prost::encoding::{WireType, decode_key, decode_varint};
 
-/// Most URLs of a member that one request may name. etcd has no bound (COMPAT-421).
+/// Largest number of URLs of a member in one request. etcd has no limit (COMPAT-421).
 pub const MEMBER_URLS_MAX: usize = 128;
-/// Most filters of a watch; there are two kinds. etcd has no bound (COMPAT-421).
+/// Largest number of filters of a watch; only two kinds exist. etcd has no limit (COMPAT-421).
 pub const WATCH_FILTERS_MAX: usize = 128;
-/// Error for a watch with more.
+/// Error for a watch with more filters than [`WATCH_FILTERS_MAX`].
 pub const TOO_MANY_FILTERS: Status =
     Status::new(Code::InvalidArgument, "mainstay: too many filters of a watch");
-/// Transactions inside each other that are counted.
+/// Largest nesting depth of transactions that is counted.
 const DEPTH_MAX: usize = 256;
 
-/// One field of a message: its number and what stands there.
+/// One field of a message: its number and its value.
 pub type Field<'a> = (u32, Value<'a>);
 
-/// What stands in a field.
+/// Value of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'a> {
     /// A number of any size, or a group, which no message of the API has.
     Other,
-    /// Bytes, a text, a message, or packed numbers.
+    /// Bytes, a string, a message, or packed numbers.
     Bytes(&'a [u8]),
 }
 
-/// The fields of a message in the order of the wire. It ends where a decoder would find something wrong.
+/// Iterator over the fields of a message in wire order. It ends where a decoder would find an error.
 #[derive(Clone, Debug)]
 pub struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
-    /// The fields of the message that these bytes are.
+    /// Creates an iterator over the fields of an encoded message.
     pub fn of(message: &'a [u8]) -> Fields<'a> {
         Fields(message)
     }
@@ -46,7 +48,7 @@ impl<'a> Fields<'a> {
         Some(taken)
     }
 
-    /// Takes the next field, or the next mark of a group and what is in it: groups need no recursion.
+    /// Takes the next field, or the next group with its contents; groups need no recursion.
     fn take(&mut self) -> Option<Field<'a>> {
         let mut open = 0_u64;
         loop {
@@ -78,8 +80,8 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// Counts the comparisons and operations of a `TxnRequest`, in all branches, nested ones included. `None` if there are more
-/// than `max`, or if transactions are nested deeper than anything that is taken.
+/// Counts the comparisons and operations of a `TxnRequest`, in all branches, including nested transactions.
+/// Returns `None` if there are more than `max`, or if transactions are nested deeper than `DEPTH_MAX`.
 pub fn of_txn(message: &[u8], max: usize) -> Option<usize> {
     let mut left = max;
     count_txn(message, &mut left, DEPTH_MAX)?;
@@ -110,7 +112,7 @@ pub fn has_too_many_urls(message: &[u8], field: u32) -> bool {
 
 /// Returns true if a `WatchRequest` may have more than [`WATCH_FILTERS_MAX`] filters.
 pub fn has_too_many_filters(message: &[u8]) -> bool {
-    // Most requests are too short to have so many.
+    // Most requests are too short to have so many filters.
     if message.len() <= WATCH_FILTERS_MAX {
         return false;
     }
@@ -118,7 +120,7 @@ pub fn has_too_many_filters(message: &[u8]) -> bool {
     for (union, value) in Fields::of(message) {
         let (1, Value::Bytes(create)) = (union, value) else { continue };
         for (_, value) in Fields::of(create).filter(|(number, _)| *number == 5) {
-            // Packed numbers take a byte each at least.
+            // Packed numbers take at least a byte each.
             let values = match value {
                 Value::Bytes(packed) => packed.len(),
                 Value::Other => 1,
@@ -177,7 +179,7 @@ mod tests {
             assert_eq!(of_txn(&bytes, 8192), None);
             assert_eq!(of_txn(&bytes[..2 * 8192], 8192), Some(8192));
         }
-        // The same in a nested one, which comes in pieces.
+        // The same in a nested transaction that is split into several occurrences of its field.
         let pieces = [0x22, 2, 0x0a, 0].repeat(10_000);
         let mut txn = Vec::new();
         crate::wire::put_field(&mut txn, 2, &pieces);
@@ -192,14 +194,14 @@ mod tests {
             (b"\x0a\x00\x0f\x0a\x00", 1),
             (b"\x0a\x00\x7c\x0a\x00", 1),
             (b"\x0a\x00\x7b\x0a\x00", 1),
-            // Numbers, and groups with something in them, are passed over.
+            // Numbers, and groups with contents, are skipped.
             (b"\x08\x01\x0a\x00", 1),
             (b"\x0d1234\x09 1234567\x0a\x00", 1),
             (b"\x7b\x0a\x00\x0a\x01a\x7b\x7c\x7c\x0a\x00", 1),
         ] {
             assert_eq!(of_txn(bytes, 9), Some(counted), "{bytes:?}");
         }
-        // Groups in groups take no stack.
+        // Nested groups use no stack.
         assert_eq!(
             of_txn(&[vec![0x7b; 1_000_000], vec![0x7c; 1_000_000], vec![0x0a, 0]].concat(), 9),
             Some(1)
@@ -228,7 +230,7 @@ mod tests {
                 WatchCreateRequest { key: vec![1; 500].into(), filters: vec![1; n], ..Default::default() };
             let request = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
             assert_eq!(has_too_many_filters(&request.encode_to_vec()), is_much);
-            // One by one, and in two pieces of the request.
+            // As single values, and split into two occurrences of the request's field.
             let pieces = [0x0a, 2, 0x28, 1].repeat(n);
             assert_eq!(has_too_many_filters(&pieces), is_much);
         }

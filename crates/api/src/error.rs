@@ -1,7 +1,7 @@
-//! The error catalogue: every code and text that a client of etcd may meet.
+//! The error catalogue: every code and text that a client of etcd may receive.
 //!
-//! Clients compare these texts letter for letter (Patroni, kube-apiserver and clientv3 do), so each is spelled
-//! here and nowhere else. Two of them arrive with another code than their constant says; see
+//! Clients compare these texts letter for letter (Patroni, kube-apiserver and clientv3 do), so each is
+//! spelled here and nowhere else. Two of them are sent with another code than etcd's constant declares; see
 //! [`TOO_MANY_REQUESTS`] and [`MEMBER_NOT_ENOUGH_STARTED`].
 
 use std::borrow::Cow;
@@ -53,12 +53,12 @@ impl Code {
         Code::Unauthenticated,
     ];
 
-    /// The code with this number; what is not a gRPC code reads as `Unknown`, as gRPC asks of receivers.
+    /// Returns the code with this number; unknown numbers give `Unknown`, as gRPC requires of receivers.
     pub fn from_number(number: u32) -> Code {
         usize::try_from(number).ok().and_then(|at| Code::ALL.get(at)).copied().unwrap_or(Code::Unknown)
     }
 
-    /// The name that metrics and grpc-go use, such as `InvalidArgument`.
+    /// Returns the name that metrics and grpc-go use, such as `InvalidArgument`.
     pub fn name(self) -> &'static str {
         match self {
             Code::Ok => "OK",
@@ -82,7 +82,7 @@ impl Code {
     }
 }
 
-/// The status that a client gets instead of an answer.
+/// The error status that a client receives instead of a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
     /// The gRPC code.
@@ -92,20 +92,20 @@ pub struct Status {
 }
 
 impl Status {
-    /// A status with a text known at compile time.
+    /// Creates a status with a text known at compile time.
     pub const fn new(code: Code, message: &'static str) -> Status {
         Status { code, message: Cow::Borrowed(message) }
     }
 
-    /// A status whose text is made at run time.
+    /// Creates a status with a text made at run time.
     pub fn with(code: Code, message: impl Into<String>) -> Status {
         Status { code, message: Cow::Owned(message.into()) }
     }
 }
 
 impl Status {
-    /// The status as etcd's tools print it: the bare text for errors of etcd's catalogue and for a deadline, gRPC's long
-    /// form for all others.
+    /// Returns the status as etcd's tools print it: only the text for errors of etcd's catalogue and for a
+    /// deadline, gRPC's long form for all others.
     pub fn shown(&self) -> String {
         match self.code {
             _ if CATALOGUE.iter().any(|known| known.message == self.message) => self.message.to_string(),
@@ -289,29 +289,29 @@ pub const CANCELED: Status = Status::new(Code::Canceled, "etcdserver: request ca
 /// `etcdserver: context deadline exceeded`
 pub const DEADLINE_EXCEEDED: Status =
     Status::new(Code::DeadlineExceeded, "etcdserver: context deadline exceeded");
-/// `etcdserver: unknown method`: a raw internal text, without a code of its own.
+/// `etcdserver: unknown method`: an internal text of etcd, sent with the code `Unknown`.
 pub const UNKNOWN_METHOD: Status = Status::new(Code::Unknown, "etcdserver: unknown method");
-/// `etcdserver: request timed out, leader transfer took too long`: a raw internal text, without a code of its own.
+/// `etcdserver: request timed out, leader transfer took too long`: an internal text of etcd, sent with the code `Unknown`.
 pub const LEADER_TRANSFER_TIMEOUT: Status =
     Status::new(Code::Unknown, "etcdserver: request timed out, leader transfer took too long");
-/// `not a primary lessor`: a raw internal text, without a code of its own.
+/// `not a primary lessor`: an internal text of etcd, sent with the code `Unknown`.
 pub const NOT_PRIMARY_LESSOR: Status = Status::new(Code::Unknown, "not a primary lessor");
-/// `auth: authentication failed, password was given for no password user`: a raw internal text, without a code of its own.
+/// `auth: authentication failed, password was given for no password user`: an internal text of etcd, sent with the code `Unknown`.
 pub const NO_PASSWORD_USER: Status =
     Status::new(Code::Unknown, "auth: authentication failed, password was given for no password user");
-/// `auth: invalid auth options`: a raw internal text, without a code of its own.
+/// `auth: invalid auth options`: an internal text of etcd, sent with the code `Unknown`.
 pub const INVALID_AUTH_OPTIONS: Status = Status::new(Code::Unknown, "auth: invalid auth options");
-/// `auth: invalid auth signature method`: a raw internal text, without a code of its own.
+/// `auth: invalid auth signature method`: an internal text of etcd, sent with the code `Unknown`.
 pub const INVALID_AUTH_METHOD: Status = Status::new(Code::Unknown, "auth: invalid auth signature method");
-/// `\"leader\" field must be provided`: a raw internal text, without a code of its own.
+/// `\"leader\" field must be provided`: an internal text of etcd, sent with the code `Unknown`.
 pub const LEADER_FIELD_MISSING: Status = Status::new(Code::Unknown, "\"leader\" field must be provided");
-/// `election: not leader`: a raw internal text, without a code of its own.
+/// `election: not leader`: an internal text of etcd, sent with the code `Unknown`.
 pub const ELECTION_NOT_LEADER: Status = Status::new(Code::Unknown, "election: not leader");
-/// `election: no leader`: a raw internal text, without a code of its own.
+/// `election: no leader`: an internal text of etcd, sent with the code `Unknown`.
 pub const ELECTION_NO_LEADER: Status = Status::new(Code::Unknown, "election: no leader");
-/// `mvcc: watcher range is empty`: a raw internal text, without a code of its own.
+/// `mvcc: watcher range is empty`: an internal text of etcd, sent with the code `Unknown`.
 pub const WATCH_EMPTY_RANGE: Status = Status::new(Code::Unknown, "mvcc: watcher range is empty");
-/// `mvcc: duplicate watch ID provided on the WatchStream`: a raw internal text, without a code of its own.
+/// `mvcc: duplicate watch ID provided on the WatchStream`: an internal text of etcd, sent with the code `Unknown`.
 pub const WATCH_DUPLICATE_ID: Status =
     Status::new(Code::Unknown, "mvcc: duplicate watch ID provided on the WatchStream");
 

@@ -1,14 +1,14 @@
 //! Wire messages, field numbers, the error catalogue and limits.
 //!
-//! Everything that has to be the same bytes as etcd's stands here. Knows no runtime and no transport: what it offers
-//! are types, numbers and texts.
+//! This crate contains everything that has to be byte for byte the same as in etcd. It consists of types,
+//! numbers and texts, and does not depend on a runtime or a transport.
 //!
 //! * `proto/*.proto` are written by hand, `src/proto/*.rs` are generated from them by `cargo xtask proto`.
 //! * [`descriptor`] describes the messages, field by field.
-//! * [`elements`] counts what a request would make, before it is decoded.
-//! * [`error`] holds every code and text a client may meet.
-//! * [`url`] reads the URLs of members and clients, with etcd's errors.
-//! * [`wire`] writes protobuf by hand, where a generated message would cost copies.
+//! * [`elements`] counts the elements of a request before it is decoded.
+//! * [`error`] holds every code and text a client may receive.
+//! * [`url`] parses the URLs of members and clients, with etcd's errors.
+//! * [`wire`] encodes protobuf by hand, where a generated message would cost copies.
 //! * [`Rpc`] names every RPC, [`METHODS`] describes them.
 //!
 //! Tests: beside the code, and `xtask proto --check`.
@@ -46,27 +46,27 @@ package!(/** Locks. */ v3lockpb, "v3lockpb.rs");
 package!(/** Elections. */ v3electionpb, "v3electionpb.rs");
 package!(/** The standard gRPC health service. */ health, "grpc.health.v1.rs");
 
-/// The version of etcd's API that this server speaks; clients and kubeadm read it as a semantic version.
+/// Version of etcd's API that this server implements; clients and kubeadm read it as a semantic version.
 pub const API_VERSION: &str = "3.7.1";
 
-/// The lowest cluster version that a member can work with, and the one a cluster has until its members have told
-/// theirs.
+/// Lowest cluster version that a member can work with; also the version of a cluster whose members have not
+/// reported theirs yet.
 pub const MIN_CLUSTER_VERSION: &str = "3.0.0";
 
-/// The cluster version that goes with [`API_VERSION`].
+/// Cluster version that corresponds to [`API_VERSION`].
 pub const CLUSTER_VERSION: &str = "3.7.0";
 
 /// Limits that etcd fixes in its code.
 pub mod limits {
-    /// What a request may weigh beside `max-request-bytes`, in bytes.
+    /// Size that a request may have in addition to `max-request-bytes`, in bytes.
     pub const GRPC_OVERHEAD_BYTES: usize = 512 * 1024;
-    /// The longest TTL a lease may have, in seconds.
+    /// Longest TTL of a lease, in seconds.
     pub const LEASE_TTL_MAX: i64 = 9_000_000_000;
-    /// The bytes of one piece of a streamed snapshot.
+    /// Size of one piece of a streamed snapshot, in bytes.
     pub const SNAPSHOT_BLOB_BYTES: usize = 32 * 1024;
 }
 
-/// Who speaks how often in a call.
+/// Kind of an RPC: which side sends a stream of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are gRPC's own")]
 pub enum Kind {
@@ -79,13 +79,13 @@ pub enum Kind {
 include!("proto/rpc.rs");
 
 impl Rpc {
-    /// Returns its names and its kind.
+    /// Returns the description of the RPC.
     #[inline]
     pub fn method(self) -> &'static Method {
         &METHODS[self as usize]
     }
 
-    /// Returns the path of an HTTP/2 request for it, such as `/etcdserverpb.KV/Range`.
+    /// Returns the path of an HTTP/2 request for the RPC, such as `/etcdserverpb.KV/Range`.
     #[inline]
     pub fn path(self) -> &'static str {
         self.method().path
@@ -95,15 +95,15 @@ impl Rpc {
 /// The description of one RPC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Method {
-    /// Which RPC.
+    /// The described RPC.
     pub rpc: Rpc,
     /// Package and service, such as `etcdserverpb.KV`.
     pub service: &'static str,
-    /// The RPC's name, such as `Range`.
+    /// Name of the RPC, such as `Range`.
     pub name: &'static str,
-    /// The path of an HTTP/2 request for it, such as `/etcdserverpb.KV/Range`.
+    /// Path of an HTTP/2 request for the RPC, such as `/etcdserverpb.KV/Range`.
     pub path: &'static str,
-    /// Its kind.
+    /// Kind of the RPC.
     pub kind: Kind,
 }
 

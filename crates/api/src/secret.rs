@@ -1,5 +1,5 @@
-//! `Debug` of the messages that hold passwords, hashes of passwords or tokens: it tells whether there is one, and no more.
-//! `cargo xtask proto` leaves these to be written here.
+//! `Debug` for messages that hold passwords, password hashes or tokens: the output shows only whether the
+//! secret is empty. `cargo xtask proto` generates no `Debug` for these messages.
 
 use std::fmt;
 

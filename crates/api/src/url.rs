@@ -1,10 +1,11 @@
-//! URLs of members and clients, with etcd's errors: the one reader of flags and requests ([`Url::parse`]), and the check that
-//! etcd's Go client makes before it sends peer URLs ([`check_peer_url`]).
+//! URLs of members and clients, with etcd's errors: the single parser for flags and requests
+//! ([`Url::parse`]), and the check that etcd's Go client makes before it sends peer URLs
+//! ([`check_peer_url`]).
 
 use std::fmt;
 use std::net::IpAddr;
 
-/// The scheme of an address.
+/// Scheme of a URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
     /// Plain HTTP over TCP.
@@ -17,8 +18,8 @@ pub enum Scheme {
     Unixs,
 }
 
-/// One URL of a listener or of an advertisement. It prints exactly as it was given, because the text of peer
-/// URLs goes into member ids; two URLs are equal when their texts are.
+/// One URL of a listener or an advertisement. It displays exactly as it was given, because the text of peer
+/// URLs is part of the input to member ids; two URLs are equal if their texts are.
 #[derive(Clone, Debug)]
 pub struct Url {
     scheme: Scheme,
@@ -27,33 +28,33 @@ pub struct Url {
     text: String,
 }
 
-/// Why a text is not a URL that members can use. It displays as etcd's text, or for what Go's `net/url` refuses as that
-/// package's; the text of the URL is part of it.
+/// Reason why a text is not a URL that members can use. It displays as etcd's text, or as the text of Go's
+/// `net/url` if that package refuses the URL; the text contains the URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UrlError {
-    /// The scheme is none of `http`, `https`, `unix` and `unixs`, or there is none.
+    /// The scheme is missing, or none of `http`, `https`, `unix` and `unixs`.
     Scheme(String),
-    /// Nothing stands before the first colon; with the URL in quotes, as in the other errors that begin with `parse`.
+    /// The text begins with a colon; holds the URL in quotes, as the other errors that begin with `parse` do.
     NoScheme(String),
-    /// A colon in the first segment of what would be a path.
+    /// The first segment of a path contains a colon.
     ColonInPath(String),
-    /// A control character.
+    /// The text contains a control character.
     ControlCharacter(String),
-    /// An IPv6 address with an opening bracket alone.
+    /// An IPv6 address has only the opening bracket.
     MissingBracket(String),
     /// The URL of a Unix socket has no path.
     NoSocket(String),
-    /// There is no host with a port.
+    /// The URL has no host with a port.
     NoHostPort(String),
-    /// Something follows host and port.
+    /// Host and port are followed by other text.
     Path(String),
-    /// A character that no host has.
+    /// The host contains a character that is not allowed.
     Host(String),
     /// The port is not a number.
     PortText {
-        /// The URL, in quotes.
+        /// The URL in quotes.
         url: String,
-        /// The port behind its colon, in quotes.
+        /// The port with its colon, in quotes.
         port: String,
     },
     /// The port is larger than 65535.
@@ -88,7 +89,7 @@ impl fmt::Display for UrlError {
 
 impl std::error::Error for UrlError {}
 
-/// The text of the error, for callers whose errors are texts.
+/// Converts to the text of the error, for callers whose errors are texts.
 impl From<UrlError> for String {
     fn from(error: UrlError) -> String {
         error.to_string()
@@ -96,7 +97,7 @@ impl From<UrlError> for String {
 }
 
 impl Url {
-    /// Reads one URL, ignoring blanks around it.
+    /// Parses one URL, ignoring surrounding blanks.
     pub fn parse(input: &str) -> Result<Url, UrlError> {
         let input = input.trim();
         let Some((scheme, rest)) = split_scheme(input, in_quotes)? else {
@@ -128,7 +129,7 @@ impl Url {
         Ok(Url { scheme, host: host.to_string(), port, text })
     }
 
-    /// Reads a comma list: every URL valid, sorted by text, each once.
+    /// Parses a comma-separated list of valid URLs; returns them sorted by text, without duplicates.
     pub fn parse_list(input: &str) -> Result<Vec<Url>, UrlError> {
         let mut urls = input.split(',').map(Url::parse).collect::<Result<Vec<Url>, UrlError>>()?;
         urls.sort();
@@ -141,34 +142,36 @@ impl Url {
         self.scheme
     }
 
-    /// Host name or address without the brackets of IPv6; for a Unix socket the path of its file, which may be relative.
+    /// Returns the host name, or the address without the brackets of IPv6; for a Unix socket the path of its
+    /// file, which may be relative.
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// TCP port; 0 for a Unix socket, and for TCP when the kernel is to choose.
+    /// Returns the TCP port; 0 for a Unix socket, or if the kernel is to choose a TCP port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The URL as given, the scheme in lower case.
+    /// Returns the URL as given, with the scheme in lower case.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// True when a listener can bind to it without asking a resolver: an IP address, `localhost` or a socket.
+    /// Returns true if a listener can bind to the URL without a resolver: an IP address, `localhost` or a
+    /// Unix socket.
     pub fn is_bindable(&self) -> bool {
         self.scheme.is_unix() || self.host == "localhost" || self.host.parse::<IpAddr>().is_ok()
     }
 
-    /// True when only this machine reaches it: `localhost`, an address of the loopback or a socket.
+    /// Returns true if only this machine can reach the URL: `localhost`, a loopback address or a Unix socket.
     pub fn is_local(&self) -> bool {
         let is_loopback = || self.host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
         self.scheme.is_unix() || self.host == "localhost" || is_loopback()
     }
 }
 
-/// A host of the header `Host` or of a URL without its port; an address of IPv6 keeps its brackets.
+/// Returns the host of a `Host` header or of a URL without its port; an IPv6 address keeps its brackets.
 pub fn without_port(host: &str) -> &str {
     match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) && !name.is_empty() => name,
@@ -176,8 +179,9 @@ pub fn without_port(host: &str) -> &str {
     }
 }
 
-/// The path of a Unix socket in what follows the scheme's colon, as Go's `net/url` and etcd cut it: user, query and fragment do
-/// not count, a port has to be a number, and the path behind the first segment is unescaped.
+/// Returns the path of a Unix socket from the text after the scheme's colon, as Go's `net/url` and etcd do:
+/// user, query and fragment are ignored, a port has to be a number, and the path after the first segment is
+/// unescaped.
 ///
 /// COMPAT-130: `unix:name` is the file that etcd's clients connect to; etcd's server listens elsewhere.
 fn socket_path(input: &str, rest: &str) -> Result<String, UrlError> {
@@ -204,8 +208,8 @@ fn socket_path(input: &str, rest: &str) -> Result<String, UrlError> {
     Ok(socket)
 }
 
-/// The text with each `%` and two hexadecimal digits replaced by their byte; `None` if digits are missing, or the result is not
-/// UTF-8.
+/// Returns the text with each `%` and two hexadecimal digits replaced by their byte; `None` if digits are
+/// missing, or the result is not UTF-8.
 fn unescaped(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -224,8 +228,8 @@ fn unescaped(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The scheme and what follows its colon; `None` when there is no scheme. A colon in the first segment of what
-/// would then be a path is an error, as in Go.
+/// Returns the scheme and the text after its colon; `None` if there is no scheme. A colon in the first
+/// segment of a path is an error, as in Go.
 fn split_scheme(input: &str, quote: impl Fn(&str) -> String) -> Result<Option<(&str, &str)>, UrlError> {
     let Some(colon) = input.find(':') else {
         return Ok(None);
@@ -246,7 +250,7 @@ fn split_scheme(input: &str, quote: impl Fn(&str) -> String) -> Result<Option<(&
     Err(UrlError::ColonInPath(quote(input)))
 }
 
-/// `host:port` or `[v6]:port`; `None` when it has another form.
+/// Splits `host:port` or `[v6]:port`; returns `None` for any other form.
 fn split_host_port(authority: &str) -> Option<(&str, &str)> {
     if let Some(bracketed) = authority.strip_prefix('[') {
         let (host, rest) = bracketed.split_once(']')?;
@@ -256,11 +260,11 @@ fn split_host_port(authority: &str) -> Option<(&str, &str)> {
     if host.contains([':', ']', '[']) { None } else { Some((host, port)) }
 }
 
-/// Checks a URL as etcd's Go client does before it sends it to a server: a scheme that members speak, a host with a port, and
-/// no path. Blanks around it are ignored.
+/// Checks a URL as etcd's Go client does before it sends it to a server: a known scheme, a host with a port,
+/// and no path. Surrounding blanks are ignored.
 ///
-/// `quote` writes a text as Go's `%q`. The check takes more than [`Url::parse`], with which the server reads the URL again: for
-/// example credentials before the host.
+/// `quote` must quote a text like Go's `%q`. The check accepts more than [`Url::parse`], with which the
+/// server parses the URL again: for example credentials before the host.
 pub fn check_peer_url(url: &str, quote: impl Fn(&str) -> String) -> Result<(), UrlError> {
     let url = url.trim();
     let text = || url.to_owned();
@@ -292,23 +296,23 @@ pub fn check_peer_url(url: &str, quote: impl Fn(&str) -> String) -> Result<(), U
     if path.is_empty() { Ok(()) } else { Err(UrlError::Path(text())) }
 }
 
-/// A text between quotes, as it is.
+/// Returns a text in quotes, without escapes.
 fn in_quotes(text: &str) -> String {
     format!("\"{text}\"")
 }
 
 impl Scheme {
-    /// True for `unix` and `unixs`.
+    /// Returns true for `unix` and `unixs`.
     pub fn is_unix(self) -> bool {
         matches!(self, Scheme::Unix | Scheme::Unixs)
     }
 
-    /// True if TLS is spoken.
+    /// Returns true if the scheme uses TLS.
     pub fn is_secure(self) -> bool {
         matches!(self, Scheme::Https | Scheme::Unixs)
     }
 
-    /// The scheme of this name, in letters of either case.
+    /// Returns the scheme with this name, in upper or lower case.
     fn named(name: &str) -> Option<Scheme> {
         match name.to_ascii_lowercase().as_str() {
             "http" => Some(Scheme::Http),

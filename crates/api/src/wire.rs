@@ -1,15 +1,15 @@
-//! Protobuf written by hand, where a generated message would first have to be filled with copies.
+//! Protobuf encoding by hand, where filling a generated message would cost copies.
 //!
-//! All of the product's own encoding is here: varints, tags, and fields that are numbers or bytes. The bytes are those
-//! of every protobuf encoder that writes fields in ascending order: shortest varints, and fields that hold 0 or nothing
-//! left out. HashKV hashes such bytes, so they never change.
+//! The whole product's own encoding is in this module: varints, tags, and fields with numbers or bytes. The
+//! output equals that of every protobuf encoder that writes fields in ascending order: shortest varints, and
+//! no fields with the value 0 or empty. HashKV hashes such bytes, so they must never change.
 //!
-//! Field numbers are below 16, so that a tag is one byte; [`wide_tag`] is for the others. Nothing here allocates except
-//! by the growth of the buffer that it appends to.
+//! Field numbers are below 16, so that a tag is one byte; [`wide_tag`] is for larger numbers. Nothing here
+//! allocates, except by growing the buffer that is appended to.
 
 use bytes::BufMut;
 
-/// Fields above this number have tags of more than one byte.
+/// Largest field number whose tag is one byte.
 const FIELD_MAX: u8 = 15;
 
 /// Returns the tag of a number field.
@@ -19,14 +19,14 @@ pub const fn number_tag(field: u8) -> u8 {
     field << 3
 }
 
-/// Returns the tag of a field with bytes, a text or a message.
+/// Returns the tag of a field with bytes, a string or a message.
 #[inline]
 pub const fn bytes_tag(field: u8) -> u8 {
     debug_assert!(field >= 1 && field <= FIELD_MAX, "a tag of one byte");
     (field << 3) | 2
 }
 
-/// Returns the tag of a field with bytes, a text or a message, whatever its number; it is written as a varint.
+/// Returns the tag of a field with bytes, a string or a message, for any field number; it is written as a varint.
 #[inline]
 pub const fn wide_tag(field: u32) -> u64 {
     ((field as u64) << 3) | 2
@@ -39,7 +39,7 @@ pub const fn varint_len(n: u64) -> usize {
     ((64 - (n | 1).leading_zeros() as usize) * 9 + 64) / 64
 }
 
-/// Gives the bytes of the shortest varint to `put`, one by one.
+/// Passes the bytes of the shortest varint to `put`, one by one.
 #[inline(always)]
 fn each_varint_byte(mut n: u64, mut put: impl FnMut(u8)) {
     while n >= 0x80 {
@@ -55,7 +55,7 @@ pub fn put_varint(out: &mut impl BufMut, n: u64) {
     each_varint_byte(n, |byte| out.put_u8(byte));
 }
 
-/// Returns the length that [`put_number`] appends.
+/// Returns the number of bytes that [`put_number`] appends.
 #[inline]
 pub const fn number_len(n: i64) -> usize {
     if n == 0 { 0 } else { 1 + varint_len(n as u64) }
@@ -70,7 +70,7 @@ pub fn put_number(out: &mut impl BufMut, field: u8, n: i64) {
     }
 }
 
-/// Returns the length that [`put_bytes`] appends.
+/// Returns the number of bytes that [`put_bytes`] appends.
 #[inline]
 pub const fn bytes_len(len: usize) -> usize {
     if len == 0 { 0 } else { field_len(len) }
@@ -84,7 +84,7 @@ pub fn put_bytes(out: &mut impl BufMut, field: u8, bytes: &[u8]) {
     }
 }
 
-/// Returns the length of a field of `len` bytes with its tag and length: what [`put_field`] appends.
+/// Returns the number of bytes that [`put_field`] appends: `len` bytes with tag and length.
 ///
 /// For fields that are written even if they are empty, as messages, repeated fields and members of a `oneof` are.
 #[inline]
@@ -92,7 +92,7 @@ pub const fn field_len(len: usize) -> usize {
     1 + varint_len(len as u64) + len
 }
 
-/// Appends a field with bytes, also for no bytes.
+/// Appends a field with bytes, even if there are none.
 #[inline]
 pub fn put_field(out: &mut impl BufMut, field: u8, bytes: &[u8]) {
     put_field_head(out, field, bytes.len());
@@ -106,10 +106,10 @@ pub fn put_field_head(out: &mut impl BufMut, field: u8, len: usize) {
     put_varint(out, len as u64);
 }
 
-/// A message of a few number fields, put together on the stack.
+/// A message of a few number fields, encoded on the stack.
 ///
-/// Appending it to a buffer costs one check of the buffer's capacity, where each byte of [`put_number`] costs one. Used
-/// for the header that each answer has. `N` is 11 bytes per field.
+/// Appending it to a buffer costs one check of the buffer's capacity, while [`put_number`] costs one per
+/// byte. Used for the header of every response. `N` is 11 bytes per field.
 pub struct NumberFields<const N: usize> {
     bytes: [u8; N],
     len: usize,
@@ -155,7 +155,7 @@ mod tests {
     use crate::etcdserverpb::{InternalRaftRequest, PutRequest, ResponseHeader};
     use prost::Message as _;
 
-    /// Where the length of a varint changes, and both ends.
+    /// Returns the numbers at which the length of a varint changes, and both ends of the range.
     fn numbers() -> impl Iterator<Item = u64> {
         (0..64).flat_map(|bits| [(1 << bits) - 1, 1 << bits]).chain([u64::MAX])
     }

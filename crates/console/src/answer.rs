@@ -1,4 +1,4 @@
-//! Answers of the console itself: every one has the headers that keep browsers from doing with it what it is not for.
+//! Responses of the console itself. Every response has security headers that restrict what browsers may do with it.
 
 use bytes::Bytes;
 use http::header::{
@@ -10,14 +10,15 @@ use serde_json::json;
 use crate::body::PassedOn;
 use crate::forward::Forwarded;
 
-/// The body of an answer: what a member answers, or the console itself.
+/// Body of a response: forwarded from a member, or made by the console itself.
 pub(crate) type AnswerBody = PassedOn<Forwarded>;
 
-/// Nothing is loaded from elsewhere, nothing inline is run, and no other page may show this one in a frame.
+/// Content security policy: nothing is loaded from other origins, no inline code runs, and no other page may
+/// show this one in a frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; \
                       connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The headers of every answer.
+/// Headers of every response.
 const HEADERS: [(HeaderName, &str); 6] = [
     (CONTENT_SECURITY_POLICY, POLICY),
     (X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -36,7 +37,7 @@ fn secure(headers: &mut HeaderMap) {
     }
 }
 
-/// An answer with this type and body.
+/// Returns a response with this content type and body.
 pub(crate) fn whole(
     status: StatusCode,
     content_type: &'static str,
@@ -52,12 +53,12 @@ pub(crate) fn whole(
     response
 }
 
-/// JSON that is not kept by anybody.
+/// Returns a JSON response that must not be cached.
 pub(crate) fn json(status: StatusCode, value: &serde_json::Value) -> Response<AnswerBody> {
     whole(status, "application/json", "no-store", value.to_string())
 }
 
-/// What a member answers, with this status and type.
+/// Returns a response that forwards a member's body, with this status and content type.
 pub(crate) fn forwarded(
     status: StatusCode,
     content_type: Option<HeaderValue>,
@@ -74,7 +75,7 @@ pub(crate) fn forwarded(
     response
 }
 
-/// An error of the console, in the form of the JSON gateway's: a code of gRPC and a text.
+/// An error of the console, in the form of the JSON gateway's errors: a gRPC code and a text.
 #[derive(Debug)]
 pub(crate) struct Refused {
     pub(crate) status: StatusCode,
@@ -86,7 +87,7 @@ impl Refused {
         Refused { status, text: text.into() }
     }
 
-    /// The code that gRPC has for the status.
+    /// Returns the gRPC code that corresponds to the HTTP status.
     fn code(&self) -> api::Code {
         match self.status {
             StatusCode::NOT_FOUND => api::Code::NotFound,

@@ -1,5 +1,5 @@
-//! The pages, which are part of the binary: `crates/console/assets/`, listed by `cargo xtask console`, and the look and the plots that
-//! they share with reports, which are those of `html_report`.
+//! The pages, which are compiled into the binary: the files of `crates/console/assets/`, listed by `cargo
+//! xtask console`, and the stylesheet and charts that they share with reports, from `html_report`.
 
 use std::io::Write as _;
 use std::sync::OnceLock;
@@ -14,15 +14,15 @@ use sha2::{Digest as _, Sha256};
 use crate::answer::{self, AnswerBody};
 use crate::table::FILES;
 
-/// A smaller file is not compressed.
+/// File size in bytes below which a file is not compressed.
 const COMPRESSED_BYTES_MIN: usize = 1024;
-/// Browsers ask each time whether what they have is current: a newer member has newer pages.
+/// Browsers revalidate their copy with each request, since a newer member has newer pages.
 const CACHE: &str = "no-cache";
 
-/// What follows from the contents of a file; made when it is first asked for.
+/// Data derived from the contents of a file; computed at the first request.
 struct Prepared {
     etag: String,
-    /// `None` if compressing does not pay.
+    /// `None` if compression does not pay off.
     compressed: Option<Bytes>,
 }
 
@@ -30,17 +30,18 @@ const FILES_COUNT: usize = FILES.len() + SHARED.len();
 
 static PREPARED: [OnceLock<Prepared>; FILES_COUNT] = [const { OnceLock::new() }; FILES_COUNT];
 
-/// Names and contents of all files.
+/// Returns the names and contents of all files.
 fn files() -> impl Iterator<Item = (&'static str, &'static [u8])> {
     FILES.iter().copied().chain(SHARED.iter().map(|(name, text)| (*name, text.as_bytes())))
 }
 
-/// The index of a file, by its path below the folder. Only what is in the table is found, so there is no path to walk.
+/// Returns the index of a file, by its path below the folder. Only names in the table are found, so no file
+/// system path is used.
 pub(crate) fn find(name: &str) -> Option<usize> {
     files().position(|(listed, _)| listed == name)
 }
 
-/// Answers a request for a file.
+/// Responds to a request for a file.
 pub(crate) fn answer(at: usize, headers: &HeaderMap) -> Response<AnswerBody> {
     let (name, contents) = match at.checked_sub(FILES.len()) {
         None => FILES[at],
@@ -60,7 +61,7 @@ pub(crate) fn answer(at: usize, headers: &HeaderMap) -> Response<AnswerBody> {
     let mut response = answer::whole(status, content_type(name), CACHE, body);
     let headers = response.headers_mut();
     headers.insert(VARY, HeaderValue::from_static("accept-encoding"));
-    // The tag is weak: it stands for the contents, however they are encoded.
+    // The tag is weak: it stands for the contents in any encoding.
     if let Ok(tag) = HeaderValue::try_from(format!("W/{}", prepared.etag)) {
         headers.insert(ETAG, tag);
     }
@@ -86,7 +87,7 @@ fn is_text(content_type: &str) -> bool {
     content_type.contains("charset=utf-8") || content_type == "image/svg+xml"
 }
 
-/// The content type of a file, by the ending of its name.
+/// Returns the content type of a file, by its name extension.
 fn content_type(name: &str) -> &'static str {
     match name.rsplit_once('.').map(|(_, ending)| ending) {
         Some("html") => "text/html; charset=utf-8",
@@ -103,7 +104,7 @@ fn content_type(name: &str) -> &'static str {
     }
 }
 
-/// Returns true if the browser takes gzip.
+/// Returns true if the browser accepts gzip.
 fn takes_gzip(headers: &HeaderMap) -> bool {
     headers.get_all(ACCEPT_ENCODING).iter().any(|accepted| {
         accepted.to_str().unwrap_or_default().split(',').any(|one| {

@@ -1,4 +1,4 @@
-//! Bodies of requests and of answers: bytes at hand, or what the other side sends piece by piece.
+//! Bodies of requests and responses: bytes in memory, or pieces that arrive from the other side.
 
 use std::error::Error;
 use std::pin::Pin;
@@ -7,29 +7,29 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
-/// Why a body ends early.
+/// Reason why a body ends early.
 pub(crate) type BodyError = Box<dyn Error + Send + Sync>;
 
-/// What comes piece by piece.
+/// A body that arrives in pieces.
 pub(crate) trait Pieces {
-    /// The next piece.
+    /// Returns the next piece.
     ///
     /// # Errors
-    /// It broke off, or is too large.
+    /// The body was interrupted, or is too large.
     fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>>;
 
-    /// Returns true if nothing more comes.
+    /// Returns true if no more pieces follow.
     fn is_ended(&self) -> bool;
 
-    /// Number of bytes to come, as far as that is known.
+    /// Returns the number of remaining bytes, as far as it is known.
     fn size_hint(&self) -> SizeHint;
 }
 
-/// A body.
+/// The body of a request or a response.
 pub(crate) enum PassedOn<P> {
-    /// Bytes at hand; `None` once they are handed out.
+    /// Bytes in memory; `None` once they are taken.
     Whole(Option<Bytes>),
-    /// What the other side sends.
+    /// A body that arrives in pieces.
     Forwarded(Box<P>),
 }
 

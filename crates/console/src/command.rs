@@ -1,4 +1,4 @@
-//! `mainstay console`: the console by itself, for any cluster, Mainstay's or etcd's.
+//! `mainstay console`: the console as a process of its own, for any cluster of Mainstay or etcd.
 
 use std::ffi::OsString;
 use std::net::ToSocketAddrs as _;
@@ -45,7 +45,7 @@ const OWN_FLAGS: &[FlagRow] = &[
     KEY_FILE.row(),
     TRUSTED_CA_FILE.row(),
 ];
-/// Named as etcdctl's, and read from its environment variables, too.
+/// Flags with etcdctl's names, which are also read from etcdctl's environment variables.
 const SHARED_FLAGS: &[FlagRow] =
     &[ENDPOINTS.row(), CACERT.row(), CERT.row(), KEY.row(), INSECURE_SKIP_TLS_VERIFY.row()];
 
@@ -59,7 +59,7 @@ const EXAMPLE: &str = "  mainstay console --endpoints=10.0.0.1:2379,10.0.0.2:237
   mainstay console --cacert=ca.crt --cert=client.crt --key=client.key --endpoints=https://etcd.example:2379
   ETCDCTL_ENDPOINTS=10.0.0.1:2379 mainstay console --listen=http://127.0.0.1:8080";
 
-/// The tables of `mainstay console`.
+/// The command table of `mainstay console`.
 pub const PROGRAM: Program<()> = Program {
     root: Command {
         name: "console",
@@ -77,7 +77,7 @@ pub const PROGRAM: Program<()> = Program {
     globals_hint: "",
 };
 
-/// Runs `console` in this process until `wait` returns: `args` are the words behind its name.
+/// Runs `console` in this process until `wait` returns. `args` are the arguments after its name.
 pub fn run(args: &[OsString], wait: &dyn Fn(&Logger)) -> ExitCode {
     ExitCode::from(run_in(args, &Io::of_process(), wait))
 }
@@ -157,16 +157,16 @@ fn serve(matches: &Matches, io: &Io, wait: &dyn Fn(&Logger)) -> Result<(), Failu
     Ok(())
 }
 
-/// What is said of a listener without TLS that others can reach.
+/// Warning about a listener without TLS that other machines can reach.
 const EXPOSED: &str =
     "passwords and data travel in clear to the console's listener: serve it over https, or on the loopback";
 
-/// Returns true if other machines can reach a listener that speaks plain HTTP.
+/// Returns true if other machines can reach a listener that uses plain HTTP.
 fn is_exposed(url: &Url) -> bool {
     !url.scheme().is_secure() && !url.is_local()
 }
 
-/// The bounds with this number of requests for one address.
+/// Returns the limits with this number of requests per address.
 fn limits(requests_per_address: u64) -> Result<Limits, Failure> {
     let limits = Limits::default();
     let max = limits.forwarded_max;
@@ -178,7 +178,7 @@ fn limits(requests_per_address: u64) -> Result<Limits, Failure> {
     }
 }
 
-/// Reads endpoints by the rule of etcd's tools: without a scheme they speak TLS if any of its flags is given.
+/// Parses endpoints by the rule of etcd's tools: an endpoint without a scheme uses TLS if any TLS flag is given.
 fn endpoints(given: &[String], is_secure: bool) -> Result<Vec<Url>, Failure> {
     let mut urls: Vec<Url> = Vec::new();
     for text in given.iter().map(|text| text.trim()).filter(|text| !text.is_empty()) {
@@ -197,7 +197,7 @@ fn endpoints(given: &[String], is_secure: bool) -> Result<Vec<Url>, Failure> {
     Ok(urls)
 }
 
-/// Listens at a URL; returns the URL to open as well.
+/// Listens at a URL; also returns the URL to open in a browser.
 fn listen(url: &Url, serving: &Tls) -> Result<(Listener, String), Failure> {
     if url.scheme().is_unix() {
         return Err(Failure::error("--listen: the console by itself listens at http and https URLs only"));

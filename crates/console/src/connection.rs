@@ -25,19 +25,19 @@ use crate::service::Service;
 use crate::slots::Slot;
 use crate::socket::{Clock, SharedSocket, Socket, Stream, Wire};
 
-/// Interval at which it is looked at whether a certificate has ended.
+/// Interval at which the expiry of a client certificate is checked.
 const STANDING_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What a connection's request is doing, as far as others have to know. One request is under way at a time.
+/// State of a connection's request that other connections depend on. One request is in flight at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Phase {
-    /// Of the browser; none if it came through a Unix socket.
+    /// Address of the browser; `None` if it came through a Unix socket.
     pub(crate) address: Option<IpAddr>,
     is_under_way: Cell<bool>,
-    /// When the body of the request must have come; `None` if it has.
+    /// Deadline for the body of the request; `None` once it has arrived.
     body_until: Cell<Option<Instant>>,
     is_evicted: Cell<bool>,
-    /// Of the task that serves the connection.
+    /// Waker of the task that serves the connection.
     waker: RefCell<Option<Waker>>,
 }
 
@@ -46,19 +46,19 @@ impl Phase {
         Phase { address, ..Phase::default() }
     }
 
-    /// Returns true from the head of a request to the end of its answer.
+    /// Returns true from the head of a request to the end of its response.
     pub(crate) fn is_under_way(&self) -> bool {
         self.is_under_way.get()
     }
 
-    /// The body of the request has come whole.
+    /// Records that the whole body of the request has arrived.
     pub(crate) fn heard_out(&self) {
         if self.body_until.take().is_some() {
             self.wake();
         }
     }
 
-    /// The connection has to make room for another.
+    /// Closes the connection to make room for another.
     pub(crate) fn evict(&self) {
         self.is_evicted.set(true);
         self.wake();
@@ -78,7 +78,7 @@ impl Phase {
     }
 }
 
-/// A request is under way as long as this lives.
+/// While this value lives, a request is in flight.
 struct UnderWay(Rc<Slot>);
 
 impl UnderWay {
@@ -97,7 +97,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// The body of an answer, which holds the request under way until its end.
+/// The body of a response, which keeps the request in flight until its end.
 struct Served {
     body: AnswerBody,
     _under_way: UnderWay,
@@ -123,7 +123,7 @@ impl Body for Served {
     }
 }
 
-/// Serves a connection until it ends, or has to make room.
+/// Serves a connection until it ends, or is closed to make room.
 pub(crate) async fn serve(stream: Stream, listening: Rc<Listening>, service: Rc<Service>, slot: Rc<Slot>) {
     let limits = service.dialer.limits;
     let evicted = poll_fn(|cx| poll_evicted(&slot, cx));
@@ -179,7 +179,8 @@ pub(crate) async fn serve(stream: Stream, listening: Rc<Listening>, service: Rc<
             return Poll::Pending;
         }
         match phase.body_until.get() {
-            // Nothing else tells that the browser has gone: hyper reads no further than the first bytes of a next request.
+            // Only reading ahead shows that the browser has gone: hyper reads at most the first bytes of a
+            // next request.
             None => socket.borrow_mut().poll_ahead(cx),
             Some(until) => {
                 let timer = body_timer.get_or_insert_with(|| Box::pin(sleep_until(until)));
@@ -191,7 +192,7 @@ pub(crate) async fn serve(stream: Stream, listening: Rc<Listening>, service: Rc<
         }
     });
     let expelled = expelled(listening.tls.as_ref(), standing, service.reloaded.clone());
-    // What a connection ends with is its client's affair.
+    // How a connection ended concerns only its client.
     let _ = race(pin!(connection), race(ended, expelled)).await;
 }
 
@@ -202,7 +203,7 @@ fn poll_evicted(slot: &Slot, cx: &Context<'_>) -> Poll<()> {
 
 type Secured = (Box<dyn Wire>, Option<Session>);
 
-/// Shakes hands. Only HTTP/1.1 is spoken here, whatever the other listeners with the same files speak.
+/// Performs the TLS handshake. Only HTTP/1.1 is offered here, whatever other listeners with the same files offer.
 async fn shake_hands(stream: Stream, tls: &ServerTls) -> Result<Secured, String> {
     let mut config = rustls_config(tls);
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -216,14 +217,15 @@ fn rustls_config(tls: &ServerTls) -> tokio_rustls::rustls::ServerConfig {
     tokio_rustls::rustls::ServerConfig::clone(&tls.config())
 }
 
-/// Ends when a browser may not stay: its certificate has ended, or files were replaced and it would not be let in any more.
+/// Resolves when a browser must be disconnected: its certificate has expired, or the TLS files were replaced
+/// and it would not be admitted any more.
 async fn expelled(
     tls: Option<&ServerTls>,
     session: Option<Session>,
     mut reloaded: tokio::sync::watch::Receiver<()>,
 ) {
     let (Some(tls), Some(session)) = (tls, session) else { return std::future::pending().await };
-    // Without a certificate there is nothing that could end or be revoked.
+    // Without a client certificate, nothing can expire or be revoked.
     let has_certificate = session.not_after().is_some();
     loop {
         let due = async {
@@ -233,7 +235,7 @@ async fn expelled(
             }
         };
         if let stdx::First::Left(Err(_)) = race(reloaded.changed(), due).await {
-            // Nobody reloads any more.
+            // The sender is dropped, so no more reloads happen.
             return std::future::pending().await;
         }
         if tls.still_valid(&session).is_err() {

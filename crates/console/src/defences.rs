@@ -1,4 +1,5 @@
-//! Who may ask: against pages from elsewhere that make a browser ask, under this console's name or another.
+//! Checks of a request's origin: protection against pages of other origins that make a browser send requests,
+//! under this console's host name or another.
 
 use std::net::IpAddr;
 
@@ -9,11 +10,11 @@ use http::{HeaderMap, Request, StatusCode, Version};
 use crate::answer::Refused;
 use crate::listener::Listening;
 
-/// The header that every request to `/api/` must have. A page from elsewhere cannot send it without asking first, which is never
-/// allowed.
+/// Header that every request to `/api/` must have. A page of another origin cannot send it without a CORS
+/// preflight, which is never allowed.
 const OWN_HEADER: &str = "x-mainstay-console";
 
-/// The host that a request is for, with its port.
+/// Returns the host that a request is for, with its port.
 ///
 /// # Errors
 /// There is none, or more than one, or the request is meant for a proxy.
@@ -29,11 +30,11 @@ pub(crate) fn host<B>(request: &Request<B>) -> Result<&str, Refused> {
     }
 }
 
-/// Refuses a name that anybody could have made lead here (DNS rebinding). An address is nobody's to give away, nor is `localhost`; over
-/// TLS a foreign name is not in the certificate.
+/// Refuses a host name that an attacker could have made resolve to this console (DNS rebinding). IP addresses
+/// and `localhost` are safe; over TLS, a foreign name does not match the certificate.
 ///
 /// # Errors
-/// The host is none of the listener's.
+/// The host is not one of the listener's.
 pub(crate) fn check_host(host: &str, listening: &Listening, listed: &[String]) -> Result<(), Refused> {
     if listening.tls.is_some() {
         return Ok(());
@@ -45,7 +46,7 @@ pub(crate) fn check_host(host: &str, listening: &Listening, listed: &[String]) -
     };
     let is_listed =
         |listed: &String| !listed.is_empty() && listed != "*" && listed.eq_ignore_ascii_case(name);
-    // The path of a Unix socket is no name, and an address was looked at above.
+    // The path of a Unix socket is not a name, and an IP address was checked above.
     let is_name = !listening.host.contains('/') && listening.host.parse::<IpAddr>().is_err();
     let is_own = is_name && listening.host.eq_ignore_ascii_case(name);
     if is_address || is_own || name.eq_ignore_ascii_case("localhost") || listed.iter().any(is_listed) {
@@ -56,10 +57,10 @@ pub(crate) fn check_host(host: &str, listening: &Listening, listed: &[String]) -
     Err(Refused::new(StatusCode::MISDIRECTED_REQUEST, text))
 }
 
-/// Lets only the console's own pages ask, and programs that say so.
+/// Allows only requests of the console's own pages, and of programs that send the header.
 ///
 /// # Errors
-/// The request lacks the header of the console's pages, or comes from a page from elsewhere.
+/// The request lacks the header of the console's pages, or comes from a page of another origin.
 pub(crate) fn check_caller<B>(request: &Request<B>, host: &str) -> Result<(), Refused> {
     let headers = request.headers();
     let refused = |text: &str| Err(Refused::new(StatusCode::FORBIDDEN, text));
@@ -75,7 +76,8 @@ pub(crate) fn check_caller<B>(request: &Request<B>, host: &str) -> Result<(), Re
     Ok(())
 }
 
-/// Returns true if the page that asks was loaded from here. Its scheme is not compared: behind a proxy that speaks TLS it is another.
+/// Returns true if the requesting page was loaded from this console. The scheme is not compared, since it
+/// differs behind a TLS proxy.
 fn is_origin_own(headers: &HeaderMap, host: &str) -> bool {
     headers.get_all(ORIGIN).iter().all(|origin| {
         let authority = origin.to_str().ok().and_then(|origin| origin.split_once("://"));

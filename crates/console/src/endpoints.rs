@@ -1,4 +1,5 @@
-//! The members that the console reaches: [`Endpoints`]. Their ids are numbers that stay the same for as long as the process lives.
+//! The members that the console reaches: [`Endpoints`]. Their ids are numbers that stay the same for the life
+//! of the process.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -20,48 +21,49 @@ use crate::member_list::{Told, ToldList, ask, is_there};
 use crate::service::Service;
 use crate::upstream::Target;
 
-/// Endpoints that are remembered; more than any cluster has members.
+/// Largest number of endpoints that are remembered; more than any cluster has members.
 pub(crate) const ENDPOINTS_MAX: usize = 256;
-/// Time in which a member has to tell the list.
+/// Timeout of a request for the list of members.
 const LIST_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Time in which a member has to say who it is at the URL that it tells, where an endpoint at another URL could stand for it.
+/// Timeout of the request that verifies a member at the URL in the list, if an endpoint at another URL could
+/// be used instead.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Time for which a user's question for the list waits for those of others. With two rounds, one of them with a probe, an answer takes 9 s
-/// at most: the pages wait for 10 s.
+/// Longest wait of a user's request for the list for those of other users. With two rounds, one of them with
+/// a probe, a response takes at most 9 s: the pages wait for 10 s.
 const TURN_TIMEOUT: Duration = Duration::from_secs(2);
-/// Time for which the outcome of a probe counts.
+/// Time for which the result of a probe is valid.
 const PROBE_FRESH: Duration = Duration::from_secs(30);
 
-/// A member of the cluster, as the list of members has it.
+/// A member of the cluster, as in the list of members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its id.
+    /// Id of the member.
     pub id: u64,
-    /// Its name; empty until it has started.
+    /// Name of the member; empty until it has started.
     pub name: String,
-    /// Its client URLs.
+    /// Client URLs of the member.
     pub client_urls: Vec<String>,
-    /// True if it has no vote.
+    /// True if the member has no vote.
     pub is_learner: bool,
 }
 
-/// Tells the list of members at any time.
+/// Callback that returns the present list of members.
 pub type ListMembers = Arc<dyn Fn() -> Vec<Member> + Send + Sync>;
 
-/// Where the console learns of members.
+/// Source of the list of members.
 #[derive(Clone)]
 pub enum Source {
     /// The console is part of a member.
     Member {
         /// Id of this member.
         id: u64,
-        /// Where it listens for clients.
+        /// URL at which this member listens for clients.
         listens_at: Url,
-        /// The members as this one knows them.
+        /// Returns the members as this member knows them.
         list: ListMembers,
     },
-    /// The console stands alone: these endpoints, and the members that they tell of.
+    /// The console is a process of its own: these endpoints, and the members that they list.
     Endpoints(Vec<Url>),
 }
 
@@ -82,25 +84,25 @@ impl fmt::Debug for Source {
 pub(crate) struct Endpoints {
     source: Source,
     entries: RefCell<Vec<Entry>>,
-    /// Outcomes of the last [`PROBE_FRESH`] of asking members at the URLs that they tell.
+    /// Results of probes of members' listed URLs within the last [`PROBE_FRESH`].
     probes: RefCell<Vec<Probe>>,
-    /// Members that are listed now and are not asked.
+    /// Members that are in the list now, but to which no requests are sent.
     unreached: RefCell<Vec<(Member, NotAsked)>>,
     next_id: Cell<u64>,
-    /// The cluster whose members are listed; `None` until a member tells it.
+    /// Cluster whose members are shown; `None` until a member reports it.
     cluster: Cell<Option<u64>>,
-    /// When the list was last told by members.
+    /// Time when members last reported the list.
     fetched: Cell<Option<Instant>>,
-    /// When a round in which members were asked without a token ended.
+    /// Time when the last round of requests without a token ended.
     asked: Cell<Option<Instant>>,
-    /// Held while the list is fetched, so that one round serves all who wait.
+    /// Held while the list is fetched, so that one round serves all waiting requests.
     fetching: tokio::sync::Mutex<()>,
-    /// Held while members are asked with the token of a user: those who show tokens that members refuse open no more than one
-    /// connection to each of them.
+    /// Held while members are queried with a user's token: users whose tokens are refused open at most one
+    /// connection to each member.
     asking_as_user: tokio::sync::Mutex<()>,
 }
 
-/// The outcome of asking a member at the URL that it tells.
+/// Result of a request to a member at its listed URL.
 struct Probe {
     member: u64,
     url: Url,
@@ -111,18 +113,19 @@ struct Probe {
 struct Entry {
     id: u64,
     target: Rc<Target>,
-    /// Given by hand, so that it stays.
+    /// True if the endpoint was given by the user, so that it stays.
     is_given: bool,
-    /// Listed now, so that it may be asked.
+    /// True if the endpoint is listed now, so that requests may be sent to it.
     is_listed: bool,
-    /// Cluster that it told when it was last asked for the list and answered. Only what was given is asked.
+    /// Cluster in the endpoint's last successful response with the list. Only given endpoints are queried.
     told: Option<u64>,
-    /// It has told the cluster that is shown, since that is shown.
+    /// True if the endpoint has reported the shown cluster since that cluster is shown.
     was_ours: bool,
-    /// It kept the list to users when it was last asked without a token.
+    /// True if the endpoint refused the last request for the list without a token.
     has_refused: bool,
-    /// It is asked for the list only, and the members behind it are reached at the URLs that they tell. This is the id of the member that
-    /// answered here and was reached at its own URL; where another one answers in the next moment, this is a load balancer.
+    /// If set, the endpoint is used only for the list, and the members behind it are reached at their listed
+    /// URLs. The value is the id of the member that responded here and was reached at its own URL; if the
+    /// next response comes from another member, this is a load balancer.
     lists_of: Option<u64>,
     member: Option<Member>,
 }
@@ -170,17 +173,17 @@ impl Endpoints {
         }
     }
 
-    /// The endpoint with this id, if it is listed now.
+    /// Returns the endpoint with this id, if it is listed now.
     pub(crate) fn find(&self, id: &str) -> Option<Rc<Target>> {
         let id: u64 = Some(id).filter(|id| id.bytes().all(|b| b.is_ascii_digit()))?.parse().ok()?;
         let entries = self.entries.borrow();
         entries.iter().find(|entry| entry.id == id && entry.is_listed).map(|entry| Rc::clone(&entry.target))
     }
 
-    /// Answers with the list, for a browser at this address.
+    /// Responds with the list, for a browser at this address.
     ///
     /// # Errors
-    /// Members would have to be asked, and there are too many requests under way.
+    /// Members would have to be queried, and too many requests are in flight.
     pub(crate) async fn list(
         &self,
         service: &Service,
@@ -211,7 +214,7 @@ impl Endpoints {
         Ok(answer::json(StatusCode::OK, &list))
     }
 
-    /// Takes over the list as this member knows it, itself first.
+    /// Updates the list from this process's own member, which comes first.
     fn refresh_own(&self) {
         let Source::Member { id, listens_at, list } = &self.source else { return };
         let (own, others): (Vec<Member>, Vec<Member>) =
@@ -230,7 +233,7 @@ impl Endpoints {
         self.replace_others(&mut entries, others, is_secure);
     }
 
-    /// Lists these members beside the endpoints that were given, and no others; with `is_secure` at `https` URLs only.
+    /// Lists these members besides the given endpoints, and no others; with `is_secure`, only at `https` URLs.
     fn replace_others(&self, entries: &mut Vec<Entry>, others: Vec<Member>, is_secure: bool) {
         entries.iter_mut().filter(|entry| !entry.is_given).for_each(|entry| entry.is_listed = false);
         let mut unreached = Vec::new();
@@ -242,7 +245,7 @@ impl Endpoints {
                     continue;
                 }
             };
-            // Two members that tell one URL stay two: who answers there says who it is.
+            // Two members with the same URL stay separate: the member that responds there identifies itself.
             let known = entries
                 .iter_mut()
                 .find(|entry| !entry.is_given && !entry.is_listed && entry.target.url == url.as_str());
@@ -263,16 +266,17 @@ impl Endpoints {
         self.unreached.replace(unreached);
     }
 
-    /// Returns true if members told the list a moment ago.
+    /// Returns true if members reported the list recently.
     fn is_fresh(&self, service: &Service) -> bool {
         self.fetched.get().is_some_and(|fetched| fetched.elapsed() < service.dialer.limits.members_fresh)
     }
 
-    /// Asks the endpoints that were given for the list. What none of them tells stays as it was.
+    /// Requests the list from the given endpoints. Data that no response contains stays unchanged.
     ///
-    /// They are asked without the user's token first, in one round that serves all who wait: a token is not shown to an endpoint that
-    /// may be of another cluster where the list can be had without. Only if members keep the list to users are those that refused it
-    /// asked again with the token, and an endpoint that is known to be foreign never is.
+    /// The endpoints are first queried without the user's token, in one round that serves all waiting
+    /// requests: if the list is available without the token, the token is not shown to an endpoint that may
+    /// belong to another cluster. Only if members restrict the list to users, the endpoints that refused are
+    /// queried again with the token, but never an endpoint that is known to belong to another cluster.
     async fn fetch(&self, service: &Service, authorization: Option<&HeaderValue>) {
         let came = Instant::now();
         {
@@ -280,7 +284,7 @@ impl Endpoints {
             if self.is_fresh(service) {
                 return;
             }
-            // A round that ended meanwhile, whoever waited for it and whatever came of it.
+            // Any round that ended in the meantime counts, whatever its result.
             if self.asked.get().is_none_or(|asked| asked < came) {
                 let told = self.ask_given(service, None, |_| true).await;
                 self.take_over(service, told, false).await;
@@ -290,7 +294,7 @@ impl Endpoints {
         let is_told = || self.fetched.get().is_some_and(|fetched| fetched > came);
         let Some(authorization) = authorization.filter(|_| !is_told()) else { return };
         let Ok(_turn) = timeout(TURN_TIMEOUT, self.asking_as_user.lock()).await else { return };
-        // Another user's token may have had the list meanwhile.
+        // Another user's request may have obtained the list in the meantime.
         if !is_told() {
             let cluster = self.cluster.get();
             let may_see = |entry: &Entry| entry.has_refused && !entry.is_foreign_to(cluster);
@@ -299,7 +303,7 @@ impl Endpoints {
         }
     }
 
-    /// Asks these of the endpoints that were given, all at the same time; returns what they tell, by their ids.
+    /// Queries the matching given endpoints concurrently; returns the lists received, by endpoint id.
     async fn ask_given(
         &self,
         service: &Service,
@@ -322,7 +326,7 @@ impl Endpoints {
         for (id, task) in asked {
             let answer = task.outcome().await.unwrap_or(Told::Nothing);
             let mut entries = self.entries.borrow_mut();
-            // What one user's token came to says nothing of another's.
+            // The result with one user's token does not apply to other users.
             if let Some(entry) = entries.iter_mut().find(|entry| entry.id == id && authorization.is_none()) {
                 entry.has_refused = matches!(answer, Told::Refused);
             }
@@ -333,8 +337,8 @@ impl Endpoints {
         told
     }
 
-    /// Notes which cluster each of these endpoints tells, as it does to a user or to anybody; leaves of them those of the cluster that is
-    /// shown.
+    /// Records the cluster that each of these endpoints reports, to a user or without a token; keeps in
+    /// `told` only those of the shown cluster.
     fn settle_cluster(&self, told: &mut Vec<(u64, ToldList)>, to_user: bool) {
         let mut entries = self.entries.borrow_mut();
         let known = self.cluster.get();
@@ -353,7 +357,8 @@ impl Endpoints {
         told.retain(|(_, list)| Some(list.cluster) == next);
     }
 
-    /// Lists the members that these endpoints tell. What is told of another cluster, or nothing, changes no member.
+    /// Lists the members that these endpoints report. Reports of another cluster, and empty reports, change
+    /// no members.
     async fn take_over(&self, service: &Service, mut told: Vec<(u64, ToldList)>, to_user: bool) {
         self.settle_cluster(&mut told, to_user);
         if !told.is_empty() {
@@ -362,8 +367,9 @@ impl Endpoints {
         }
     }
 
-    /// Asks members at the URLs that they tell, if they were heard through an endpoint at another one, which may be a load balancer:
-    /// another member answers there in the next moment. Nobody has verified such a URL yet, so no token is shown there.
+    /// Probes members at their listed URLs if they responded at an endpoint with another URL, which may be a
+    /// load balancer: the next response there may come from another member. The URL is not verified yet, so
+    /// no token is sent.
     async fn probe(&self, service: &Service, told: &[(u64, ToldList)]) {
         let mut wanted: Vec<(u64, Url)> = Vec::new();
         {
@@ -399,7 +405,7 @@ impl Endpoints {
         }
     }
 
-    /// Lists the members that these endpoints, all of one cluster, tell.
+    /// Lists the members that these endpoints, all of one cluster, report.
     fn list_members(&self, told: Vec<(u64, ToldList)>) {
         self.fetched.set(Some(Instant::now()));
         let (mut members, mut told_by) = (Vec::<Member>::new(), Vec::new());
@@ -421,7 +427,7 @@ impl Endpoints {
         };
         let cluster = self.cluster.get();
         for entry in entries.iter_mut().filter(|entry| entry.is_given && !entry.is_foreign_to(cluster)) {
-            // One that is away stays what it was.
+            // An endpoint without a response keeps its state.
             let teller = told_by.iter().find(|(id, _)| *id == entry.id).map(|(_, teller)| *teller);
             if let Some(teller) = teller {
                 let member = members.iter().find(|member| member.id == teller);
@@ -432,7 +438,7 @@ impl Endpoints {
                     entry.lists_of = None;
                 }
             }
-            // A member that left the cluster says nothing of the one that is here now.
+            // A member that has left the cluster says nothing about the member that responds here now.
             entry.lists_of = entry.lists_of.filter(|id| members.iter().any(|member| member.id == *id));
             if entry.lists_of.is_some() {
                 (entry.is_listed, entry.member) = (false, None);
@@ -451,12 +457,15 @@ impl Endpoints {
     }
 }
 
-/// The cluster that is shown after these endpoints told theirs.
+/// Returns the cluster that is shown after these endpoints have reported theirs.
 ///
-/// The first cluster is that of the endpoint that answers and was given first: one of another cluster, given by mistake, does not become it
-/// because it tells everybody what the first one keeps to users. Where a user asks, that is the first that knows this user: all of them keep
-/// their lists. From then on it stays the same until no endpoint tells it and one that had told it tells another one, also when it has
-/// told that for long. An endpoint that keeps the list to users may still be of it, unless another one is the last that it told.
+/// At first it is the cluster of the first given endpoint that responds. An endpoint of another cluster,
+/// given by mistake, is not chosen just because it shows its list to everybody while the first one restricts
+/// the list to users. If a user's token is used, it is the cluster of the first endpoint that knows the user,
+/// since all of them restrict their lists. Later the cluster changes only if no endpoint reports it any more,
+/// and an endpoint that once reported it reports another cluster, even if it has reported that for long. An
+/// endpoint that restricts its list may still belong to the shown cluster, unless it last reported another
+/// one.
 fn next_cluster(
     known: Option<u64>,
     entries: &[Entry],
@@ -469,7 +478,7 @@ fn next_cluster(
     let told_by = |entry: &Entry| told.iter().find(|(id, _)| *id == entry.id).map(|(_, list)| list.cluster);
     let mut decide = entries.iter().filter(|entry| entry.is_given && (known.is_none() || entry.was_ours));
     let may_be_ours = |entry: &Entry| entry.has_refused && !entry.is_foreign_to(known);
-    // An endpoint of another cluster that keeps its list is not asked in a user's name.
+    // An endpoint of another cluster that restricts its list is never queried with a user's token.
     let left_for = |entry: &Entry| entry.told.filter(|told| entry.has_refused && Some(*told) != known);
     let next = match known {
         None if to_user => decide.find_map(told_by),
@@ -480,21 +489,21 @@ fn next_cluster(
     next.or(known)
 }
 
-/// Starts a task that ends when it is dropped, or after this time.
+/// Spawns a task that ends when the handle is dropped, or after this time.
 fn start<T: 'static>(limit: Duration, work: impl Future<Output = T> + 'static) -> Task<T> {
     Task(spawn_local(async move { timeout(limit, work).await.ok() }))
 }
 
-/// Returns true if plain URLs are not to be used, because those that were given have TLS.
+/// Returns true if URLs without TLS must not be used, because all given URLs use TLS.
 fn all_given_are_secure(entries: &[Entry]) -> bool {
     entries.iter().filter(|entry| entry.is_given).all(|entry| entry.target.is_secure())
 }
 
-/// A task that ends with what it was started for.
+/// A task that is aborted when its handle is dropped.
 struct Task<T>(tokio::task::JoinHandle<Option<T>>);
 
 impl<T> Task<T> {
-    /// Waits for the task and returns its result; `None` if its time was over before.
+    /// Waits for the task and returns its result; `None` if its time limit passed first.
     async fn outcome(mut self) -> Option<T> {
         (&mut self.0).await.ok().flatten()
     }
@@ -507,14 +516,15 @@ impl<T> Drop for Task<T> {
 }
 
 impl Entry {
-    /// Returns true if it told of another cluster than this one.
+    /// Returns true if the endpoint has reported another cluster than this one.
     fn is_foreign_to(&self, cluster: Option<u64>) -> bool {
         self.told.is_some() && self.told != cluster
     }
 
-    /// The URL at which this member, which answered here, is rather to be reached: one that it tells, if it does not tell this one. A URL of
-    /// the loopback is no better than one that was given, unless that is of the loopback, too. Nor is a plain one of another machine where
-    /// the loopback was given: that may be a tunnel, from whose other end the URL leads elsewhere than from here.
+    /// Returns the better URL for this member, which responded at this endpoint: one of its listed URLs,
+    /// unless this endpoint's URL is among them. A loopback URL is no better than a given URL, unless the
+    /// given URL is a loopback URL, too. A plain URL of another machine is no better than a given loopback
+    /// URL: that may be a tunnel, and the listed URL may have another meaning at its far end than here.
     fn told_url(&self, member: &Member, is_secure: bool) -> Option<Url> {
         if member.client_urls.contains(&self.target.url) {
             return None;
@@ -529,7 +539,7 @@ impl Entry {
 
     fn shown(&self) -> Value {
         let member = self.member.as_ref();
-        // A member that has just started tells its client URLs a little later.
+        // A member that has just started reports its client URLs a little later.
         let own = member.filter(|_| self.target.is_own).and_then(own_url);
         json!({
             "id": self.id.to_string(),
@@ -541,36 +551,38 @@ impl Entry {
     }
 }
 
-/// An id as the JSON of the console has it.
+/// Returns an id in the form used in the console's JSON.
 fn hex(id: u64) -> String {
     format!("{id:016x}")
 }
 
-/// The URL that this process's own member is known by: one that is not of this machine only, if there is one.
+/// Returns the URL under which this process's own member is known: a URL that other machines can use, if
+/// there is one.
 fn own_url(member: &Member) -> Option<Url> {
     let urls: Vec<Url> = member.client_urls.iter().filter_map(|url| Url::parse(url).ok()).collect();
     urls.iter().find(|url| !url.is_local()).or(urls.first()).cloned()
 }
 
-/// Why a member of the list is not asked. The order is that of how near a member with such URLs is to being asked.
+/// Reason why no requests are sent to a listed member. The variants are ordered by how close such a member is
+/// to being usable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum NotAsked {
-    /// It tells no client URL: it has not started yet, or tells none.
+    /// The member has no client URL: it has not started yet, or advertises none.
     NoUrl,
-    /// None of its URLs is one of a client.
+    /// None of the member's URLs is a valid client URL.
     Malformed,
     /// The member's URLs are Unix sockets, which would be files of the console's machine.
     Unix,
     /// The member's URLs have unspecified addresses, such as `0.0.0.0`, which would be the console's machine.
     Unspecified,
-    /// The member's URLs are without TLS, and those that the console was given, or has of its own member, are with it.
+    /// The member's URLs use no TLS, while those given to the console, or of its own member, do.
     Plain,
     /// More members are listed than the console remembers.
     TooMany,
 }
 
 impl NotAsked {
-    /// The word for it in the list; the pages have a text for each.
+    /// Returns the word for the reason in the list; the pages have a text for each word.
     fn word(self) -> &'static str {
         match self {
             NotAsked::NoUrl => "none",
@@ -582,7 +594,7 @@ impl NotAsked {
         }
     }
 
-    /// The member in the list: without the id of an endpoint, as there is none.
+    /// Returns the member for the list, without an endpoint id, since it has none.
     fn shown(self, member: &Member) -> Value {
         json!({
             "id": Value::Null,
@@ -595,11 +607,12 @@ impl NotAsked {
     }
 }
 
-/// The URL by which another member is reached. One that is not of the loopback comes first, then one with TLS.
+/// Returns the URL by which another member is reached. URLs of other machines are preferred to loopback URLs,
+/// then URLs with TLS.
 ///
 /// # Errors
-/// It tells none that may be used: not a file or an unspecified address, which would be of this machine, and with `is_secure` no plain one,
-/// where tokens and passwords would travel in clear.
+/// The member has no usable URL: a file or an unspecified address would be on the console's machine, and with
+/// `is_secure` a plain URL would carry tokens and passwords in clear.
 fn usable(urls: &[String], is_secure: bool) -> Result<Url, NotAsked> {
     let is_unspecified =
         |url: &Url| url.host().parse::<std::net::IpAddr>().is_ok_and(|address| address.is_unspecified());
@@ -728,7 +741,8 @@ mod tests {
         let given = (1..=2).map(|port| Url::parse(&format!("http://given:{port}")).unwrap());
         let endpoints = Endpoints::new(Source::Endpoints(given.collect()));
         let mut entries = endpoints.entries.borrow_mut();
-        // A second endpoint of a member, or one of another cluster: not listed now, and asked again in the next round.
+        // A second endpoint of a member, or an endpoint of another cluster: it is not listed now, but queried
+        // again in the next round.
         entries[1].is_listed = false;
         for number in 0..1_000 {
             let others = vec![member(2, &[&format!("http://h:{number}")])];

@@ -1,4 +1,5 @@
-//! `/api/endpoint/<id>/<path>`: a request passed on to a member, and its answer passed back, neither of which is ever held as a whole.
+//! `/api/endpoint/<id>/<path>`: forwards a request to a member, and the response back; neither is ever held
+//! in memory as a whole.
 
 use std::cell::Cell;
 use std::pin::Pin;
@@ -19,19 +20,19 @@ use crate::limits::Limits;
 use crate::service::Service;
 use crate::upstream::{Link, OutBody, Target, UpstreamError};
 
-/// Headers of a browser that members see.
+/// Headers of a browser's request that are forwarded to members.
 const PASSED_ON: [http::HeaderName; 3] = [AUTHORIZATION, CONTENT_TYPE, ACCEPT];
 
-/// Pages of a member that may be asked for.
+/// Pages of a member that may be requested.
 const PAGES: [&str; 7] =
     ["metrics", "health", "livez", "readyz", "version", "debug/mainstay", "debug/requests"];
-/// The same with the name of a check behind them.
+/// Prefixes of pages that may be requested with the name of a check.
 const CHECKS: [&str; 2] = ["livez/", "readyz/"];
 
-/// The path at the member, with its query if the page has one.
+/// Returns the path at the member, with its query if the page has one.
 ///
 /// # Errors
-/// The path is none that is passed on, or not with this method.
+/// The path is not one that is forwarded, or not with this method.
 fn path_at_member(method: &Method, rest: &str, query: Option<&str>) -> Result<String, Refused> {
     let is_call = rest.strip_prefix("v3/").is_some_and(|call| {
         let is_word = |word: &str| {
@@ -52,7 +53,7 @@ fn path_at_member(method: &Method, rest: &str, query: Option<&str>) -> Result<St
     Ok(format!("/{rest}{query}"))
 }
 
-/// Passes a request on, and returns its answer as soon as that begins.
+/// Forwards a request, and returns its response as soon as it begins.
 pub(crate) async fn forward(
     service: &Rc<Service>,
     target: Rc<Target>,
@@ -116,7 +117,7 @@ pub(crate) async fn forward(
     Ok(answer::forwarded(head.status, content_type, body))
 }
 
-/// What is known of a request's body on its way to the member.
+/// Progress of a request's body on its way to the member.
 #[derive(Debug, Default)]
 pub(crate) struct Sent {
     is_whole: Cell<bool>,
@@ -156,7 +157,7 @@ impl Pieces for RequestBody {
                 self.phase.heard_out();
                 return Poll::Ready(None);
             };
-            // Trailers mean nothing to a member.
+            // Trailers have no meaning for a member.
             let Ok(data) = frame.into_data() else { continue };
             let Some(left) = self.bytes_left.checked_sub(data.len() as u64) else {
                 self.sent.is_too_large.set(true);
@@ -176,8 +177,8 @@ impl Pieces for RequestBody {
     }
 }
 
-/// The body of a member's answer. The connection to the member lasts as long as it does, and is kept for another request if the answer
-/// was read to its end.
+/// The body of a member's response. The connection to the member lasts as long as this body, and is kept for
+/// another request if the response was read to its end.
 pub(crate) struct Forwarded {
     incoming: Incoming,
     link: Option<Link>,
@@ -220,7 +221,7 @@ impl Pieces for Forwarded {
 
 impl Drop for Forwarded {
     fn drop(&mut self) {
-        // hyper does not ask a body with a length for its end.
+        // hyper does not poll a body with a known length for its end.
         if self.incoming.is_end_stream() {
             self.give_back();
         }

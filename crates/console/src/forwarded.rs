@@ -1,4 +1,4 @@
-//! How many requests are forwarded: [`ForwardedRequests`]. Nobody, whoever they are, keeps all others out.
+//! Limit of forwarded requests: [`ForwardedRequests`]. No single client can use up the whole limit.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -6,16 +6,16 @@ use std::rc::Rc;
 
 use crate::limits::Limits;
 
-/// The requests that are forwarded now.
+/// The requests that are being forwarded.
 #[derive(Debug)]
 pub(crate) struct ForwardedRequests {
     max: usize,
     per_address: usize,
-    /// Of whom they are; clients of Unix sockets have no address.
+    /// Address of each request's client; clients of Unix sockets have none.
     of: RefCell<Vec<Option<IpAddr>>>,
 }
 
-/// The place of one of them.
+/// Permit for one forwarded request.
 #[derive(Debug)]
 pub(crate) struct Permit {
     requests: Rc<ForwardedRequests>,
@@ -28,7 +28,7 @@ impl ForwardedRequests {
         Rc::new(ForwardedRequests { max, per_address, of: RefCell::default() })
     }
 
-    /// A place; `None` if there is none, or this address has its share of them.
+    /// Takes a permit; returns `None` if the limit is reached, or this address has its share.
     pub(crate) fn take(self: &Rc<ForwardedRequests>, of: Option<IpAddr>) -> Option<Permit> {
         let mut all = self.of.borrow_mut();
         let own = all.iter().filter(|other| **other == of).count();

@@ -1,20 +1,23 @@
-//! The server of the web console: pages that are part of the binary, the list of members, and requests passed on to members.
+//! The server of the web console: pages that are compiled into the binary, the list of members, and requests
+//! forwarded to members.
 //!
-//! What it is: [`Console::start`] runs it in a thread of its own with a small runtime, so that neither shards nor the core wait for
-//! it; a member has one (`--listen-console-urls`), or it stands alone ([`run`], `mainstay console`). It makes no decision: a browser's
-//! user logs in at a member, and members decide who may do what. Behind it is only what any client can ask for.
+//! Structure: [`Console::start`] runs the console in a separate thread with a small runtime, so that neither
+//! shards nor the core wait for it. A member has one (`--listen-console-urls`), or it is a process of its own
+//! ([`run`], `mainstay console`). It makes no access decisions: a browser's user logs in at a member, and
+//! members decide about permissions. It offers only what any client can request.
 //!
-//! What it does not know: what calls mean, users, the state of a member, what the pages do.
+//! The server does not know the meaning of calls, the users, the state of a member, or what the pages do.
 //!
 //! Invariants:
-//! * No page from elsewhere makes a browser ask in its name (`tests/it/defences.rs`).
-//! * Nothing of a request or an answer is held but a buffer's worth: what is slow to be taken is slow to be asked for
-//!   (`tests/it/forwarding.rs`). Connections, requests and buffers are bounded ([`Limits`]; `tests/it/limits.rs`).
-//! * What a browser asked for ends with the browser's connection.
-//! * Nobody looks, nothing runs: no timer, no connection.
-//! * No input panics, and no path leads to a file: the files are a table.
+//! * No page of another origin can make a browser send requests in its name (`tests/it/defences.rs`).
+//! * At most a buffer of a request or a response is held in memory: back-pressure reaches the sender
+//!   (`tests/it/forwarding.rs`). Connections, requests and buffers are bounded ([`Limits`];
+//!   `tests/it/limits.rs`).
+//! * Requests of a browser end with the browser's connection.
+//! * Without clients nothing runs: no timer, no connection.
+//! * No input causes a panic, and no path leads to a file: the files are a table.
 //!
-//! Tests: beside the code, `tests/it` with members that are scripts, `mainstay/tests/it/console.rs` with real ones.
+//! Tests: beside the code, `tests/it` with scripted members, `mainstay/tests/it/console.rs` with real members.
 
 #![forbid(unsafe_code)]
 
@@ -59,27 +62,29 @@ pub use endpoints::{ListMembers, Member, Source};
 pub use limits::Limits;
 pub use listener::{Listener, ListenerSocket};
 
-/// Threads for looking up names, of which each name has one at a time.
+/// Largest number of threads for name look-ups; each name is looked up once at a time.
 const LOOK_UP_THREADS_MAX: usize = 8;
 
 /// Settings of a console.
 #[derive(Debug)]
 pub struct Options {
-    /// Where it listens.
+    /// Listeners of the console.
     pub listeners: Vec<Listener>,
-    /// Names under which it may be asked for without TLS, besides addresses, `localhost` and the hosts of its listeners.
+    /// Names under which the console may be requested without TLS, besides IP addresses, `localhost` and the
+    /// hosts of its listeners.
     pub hosts: Vec<String>,
-    /// The members.
+    /// Source of the list of members.
     pub source: Source,
-    /// TLS of connections to members.
+    /// TLS settings of connections to members.
     pub dialing: ClientTls,
-    /// Looks at the files of TLS where nobody else does: those of connections to members, and of the listeners.
+    /// Reloaders of TLS files that no other part of the process polls: those of connections to members, and
+    /// of the listeners.
     pub reloaders: Vec<Reloader>,
-    /// Bounds.
+    /// Limits of memory, connections and waiting times.
     pub limits: Limits,
 }
 
-/// A running console. It stops when this is dropped.
+/// A running console. It stops when dropped.
 pub struct Console {
     stop: Option<oneshot::Sender<()>>,
     reloaded: watch::Sender<()>,
@@ -93,10 +98,10 @@ impl fmt::Debug for Console {
 }
 
 impl Console {
-    /// Starts it.
+    /// Starts the console.
     ///
     /// # Errors
-    /// The system gives no thread, or no place to wait for sockets.
+    /// The system cannot create a thread or the runtime's event queue.
     pub fn start(options: Options, logger: Logger) -> io::Result<Console> {
         let (stop, stopped) = oneshot::channel();
         let (reloaded, reloads) = watch::channel(());
@@ -133,14 +138,14 @@ impl Console {
                 let _ = stopped.await;
             };
             LocalSet::new().block_on(&runtime, serving);
-            // A look-up of a name may take long, and nobody waits for it any more.
+            // A name look-up may take long, and its result is not needed any more.
             runtime.shutdown_background();
         };
         let thread = std::thread::Builder::new().name("console".to_owned()).spawn(body)?;
         Ok(Console { stop: Some(stop), reloaded, thread: Some(thread) })
     }
 
-    /// Has connections looked at again: files for TLS were replaced.
+    /// Checks all connections again, after TLS files were replaced.
     pub fn tls_reloaded(&self) {
         self.reloaded.send_replace(());
     }

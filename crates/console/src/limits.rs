@@ -1,35 +1,37 @@
 use std::time::Duration;
 
-/// What bounds the console's memory, connections and waiting. The product of the bounds is in `docs/reference/resources.md`.
+/// Limits of the console's memory, connections and waiting times. `docs/reference/resources.md` has the product of the limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections of browsers. A further one takes the place of the one that has had no request under way for longest; if all have one,
-    /// it is closed.
+    /// Largest number of browser connections. A further connection replaces the one that has been idle
+    /// longest; if all have a request in flight, it is closed.
     pub connections_max: usize,
-    /// Requests that are forwarded at the same time; further ones are refused with 503. Fewer than connections, so that the pages
-    /// themselves can always be loaded.
+    /// Largest number of requests forwarded at the same time; further ones are refused with 503. Smaller than
+    /// the number of connections, so that the pages themselves can always be loaded.
     pub forwarded_max: usize,
-    /// Of these, requests of one address. A browser has no more than six under way.
+    /// Largest number of forwarded requests per address. A browser has at most six in flight.
     pub forwarded_per_address: usize,
-    /// Bytes of a request's head, and of the bytes that are read ahead or wait to be written on a connection, each.
+    /// Largest size in bytes of a request's head, of the bytes read ahead, and of the bytes waiting to be
+    /// written on a connection, each.
     pub buffer_bytes: usize,
-    /// Bytes of a request's body. A body is never held, so this bounds what a member is sent: a value of the largest size that a member
-    /// takes by default is 2 MiB in base64, with its frame a little more.
+    /// Largest size of a request's body in bytes. A body is never held, so this limits what a member
+    /// receives: a value of the largest size that a member accepts by default is 2 MiB in base64, plus its
+    /// frame.
     pub body_bytes_max: u64,
-    /// Time in which a request's head must have come, from the begin of a connection or the end of the answer before. It closes
-    /// connections that are idle, too.
+    /// Time within which a request's head must arrive, counted from the start of the connection or the end of
+    /// the previous response. It also closes idle connections.
     pub head_timeout: Duration,
-    /// Time in which a request's body must have come.
+    /// Time within which a request's body must arrive.
     pub body_timeout: Duration,
-    /// Time after which a browser, or a member, that takes no bytes is given up.
+    /// Time after which a browser, or a member, that accepts no bytes is given up.
     pub stall_timeout: Duration,
-    /// Time limit of connecting to a member: name, TCP and TLS.
+    /// Timeout of connecting to a member: name look-up, TCP and TLS.
     pub dial_timeout: Duration,
-    /// Time in which a member has to begin its answer with a page; a call may wait for as long as its user likes.
+    /// Time within which a member has to begin its response with a page; a call may wait as long as its user likes.
     pub page_timeout: Duration,
-    /// Time for which a connection to a member is kept for the next request. Members close idle ones after 10 s.
+    /// Time for which an idle connection to a member is kept. Members close idle connections after 10 s.
     pub idle_link: Duration,
-    /// Time for which a list of members that was fetched is taken as current.
+    /// Time for which a fetched list of members counts as current.
     pub members_fresh: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Where the console listens.
+//! The listeners of the console.
 
 use std::net::IpAddr;
 use std::net::TcpListener;
@@ -16,43 +16,43 @@ use crate::service::Service;
 use crate::slots::Slots;
 use crate::socket::{Stream, prepare};
 
-/// Pause after a connection could not be accepted, for example because no file is left.
+/// Pause after a connection could not be accepted, for example for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A listener of the console, whose socket listens already.
 #[derive(Debug)]
 pub struct Listener {
-    /// The socket.
+    /// Socket that listens.
     pub socket: ListenerSocket,
-    /// TLS; `None` for plain HTTP.
+    /// TLS settings; `None` for plain HTTP.
     pub tls: Option<ServerTls>,
-    /// The host of its URL.
+    /// Host of the listener's URL.
     pub host: String,
 }
 
 /// A socket that listens.
 #[derive(Debug)]
 pub enum ListenerSocket {
-    /// At an address.
+    /// A TCP socket.
     Tcp(TcpListener),
-    /// At a file.
+    /// A Unix socket.
     Unix(UnixListener),
 }
 
-/// What the connections of a listener share.
+/// Settings that the connections of a listener share.
 pub(crate) struct Listening {
     pub(crate) tls: Option<ServerTls>,
     pub(crate) host: String,
 }
 
-/// A socket that the runtime knows.
+/// A socket that is registered with the runtime.
 pub(crate) enum Registered {
     Tcp(tokio::net::TcpListener),
     Unix(tokio::net::UnixListener),
 }
 
 impl Registered {
-    /// Must be called in the runtime.
+    /// Registers a socket. Must be called inside the runtime.
     pub(crate) fn new(socket: ListenerSocket) -> io::Result<Registered> {
         match socket {
             ListenerSocket::Tcp(socket) => {
@@ -66,7 +66,7 @@ impl Registered {
         }
     }
 
-    /// The next connection, and the address it comes from, if it has one.
+    /// Accepts the next connection; returns it with its client's address, if it has one.
     async fn accept(&self) -> io::Result<(Stream, Option<IpAddr>)> {
         match self {
             Registered::Tcp(socket) => {
@@ -79,7 +79,7 @@ impl Registered {
     }
 }
 
-/// Accepts connections for as long as it is polled.
+/// Accepts connections as long as the future is polled.
 pub(crate) async fn accept(
     socket: Registered,
     listening: Rc<Listening>,

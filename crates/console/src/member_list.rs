@@ -1,4 +1,4 @@
-//! Asking a member for the list of members, and who it is: [`ask`], [`is_there`].
+//! Requests to a member for the list of members, and for its identity: [`ask`], [`is_there`].
 
 use std::rc::Rc;
 
@@ -11,19 +11,19 @@ use serde_json::Value;
 use crate::endpoints::{ENDPOINTS_MAX, Member};
 use crate::upstream::{Dialer, OutBody, Target};
 
-/// Largest list of members that is taken from a member, in bytes.
+/// Largest accepted list of members, in bytes.
 const LIST_BYTES_MAX: usize = 1 << 20;
 
-/// The answer of a member that was asked for the list of members.
+/// Result of requesting the list of members from a member.
 pub(crate) enum Told {
     List(ToldList),
-    /// It answered that this user, or nobody in particular, may not see it.
+    /// The member refuses the list to this user, or without a user.
     Refused,
-    /// No answer, or none that makes sense.
+    /// There was no response, or an invalid one.
     Nothing,
 }
 
-/// Asks a member for the list of members.
+/// Requests the list of members from a member.
 pub(crate) async fn ask(dialer: &Dialer, target: &Rc<Target>, authorization: Option<HeaderValue>) -> Told {
     let body = OutBody::Whole(Some(Bytes::from_static(b"{}")));
     let request =
@@ -34,7 +34,7 @@ pub(crate) async fn ask(dialer: &Dialer, target: &Rc<Target>, authorization: Opt
     }
     match answer_of(dialer, target, request).await {
         Some((StatusCode::OK, body)) => read_list(&body).map_or(Told::Nothing, Told::List),
-        // etcd's gateway answers 400 to a call without a user.
+        // etcd's gateway responds with 400 to a call without a user.
         Some((StatusCode::BAD_REQUEST | StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN, _)) => {
             Told::Refused
         }
@@ -42,7 +42,7 @@ pub(crate) async fn ask(dialer: &Dialer, target: &Rc<Target>, authorization: Opt
     }
 }
 
-/// Returns true if this member of this cluster answers there, by what it tells without a token.
+/// Returns true if this member of this cluster responds there, as far as it can be identified without a token.
 pub(crate) async fn is_there(
     dialer: &Dialer,
     target: &Rc<Target>,
@@ -51,7 +51,7 @@ pub(crate) async fn is_there(
 ) -> bool {
     match ask(dialer, target, None).await {
         Told::List(list) => list.teller == member && Some(list.cluster) == cluster,
-        // Metrics are for everybody. The id of a member is a hash of its cluster's name, too.
+        // Metrics need no permission. The id of a member is derived from the cluster's name, too.
         Told::Refused => {
             let Ok(request) = Request::get("/metrics").body(OutBody::Whole(None)) else { return false };
             let answer = answer_of(dialer, target, request).await;
@@ -62,7 +62,7 @@ pub(crate) async fn is_there(
     }
 }
 
-/// The whole answer to a request; `None` if there is none.
+/// Returns the complete response to a request; `None` if there is none.
 async fn answer_of(
     dialer: &Dialer,
     target: &Rc<Target>,
@@ -75,7 +75,7 @@ async fn answer_of(
     Some((status, body))
 }
 
-/// Id of the member whose metrics these are.
+/// Returns the id of the member from its metrics page.
 fn read_id(page: &[u8]) -> Option<u64> {
     let mut lines = page.split(|byte| *byte == b'\n');
     let id = lines.find_map(|line| line.strip_prefix(b"etcd_server_id{server_id=\""))?;
@@ -83,7 +83,7 @@ fn read_id(page: &[u8]) -> Option<u64> {
     u64::from_str_radix(id, 16).ok()
 }
 
-/// The body of an answer; `None` if it breaks off or is longer than a list may be.
+/// Returns the body of a response; `None` if it was interrupted or is longer than a list may be.
 async fn whole(mut incoming: hyper::body::Incoming) -> Option<Vec<u8>> {
     let mut body = Vec::new();
     while let Some(frame) = std::future::poll_fn(|cx| std::pin::Pin::new(&mut incoming).poll_frame(cx)).await
@@ -97,16 +97,16 @@ async fn whole(mut incoming: hyper::body::Incoming) -> Option<Vec<u8>> {
     Some(body)
 }
 
-/// The members as one of them tells them.
+/// The list of members as one of them reports it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ToldList {
     pub(crate) cluster: u64,
-    /// Id of the member that told it.
+    /// Id of the member that reported the list.
     pub(crate) teller: u64,
     pub(crate) members: Vec<Member>,
 }
 
-/// Reads a list. Ids are numbers, which JSON of protobuf writes as texts.
+/// Parses a list. Ids are numbers, which protobuf's JSON writes as strings.
 fn read_list(body: &[u8]) -> Option<ToldList> {
     let answer: Value = serde_json::from_slice(body).ok()?;
     let id = |value: &Value| match value {

@@ -1,4 +1,4 @@
-//! Look-ups of names: [`Names`].
+//! Name look-ups: [`Names`].
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -10,21 +10,24 @@ use std::rc::Rc;
 use tokio::sync::watch;
 use tokio::task::spawn_local;
 
-/// The addresses of a name, each with the scope that it may have, or why there are none: an error that all who asked can have.
+/// The addresses of a name, each with its scope if it has one, or the reason why there are none, in a form
+/// that all waiting callers can get.
 type Found = Result<Vec<SocketAddr>, (io::ErrorKind, String)>;
 
-/// The look-ups that are under way. Those who want the addresses of one name at the same time share one look-up: a name that nobody knows
-/// takes long, and threads for it are few. A look-up goes on when nobody waits for it any more; its outcome is not kept for later.
+/// Look-ups in flight. Callers that look up the same name at the same time share one look-up: a name without
+/// an answer takes long, and the threads for look-ups are few. A look-up continues when no caller waits for
+/// it any more; its result is not cached.
 #[derive(Default)]
 pub(crate) struct Names {
     under_way: RefCell<BTreeMap<String, watch::Receiver<Option<Found>>>>,
 }
 
 impl Names {
-    /// The addresses of this name, in the order in which `look_up` returns them. It is called unless a look-up of the name is under way.
+    /// Returns the addresses of this name, in the order in which `look_up` returns them. `look_up` is called
+    /// unless a look-up of the name is in flight.
     ///
     /// # Errors
-    /// The name has none, or they cannot be asked for.
+    /// The name has no addresses, or the look-up failed.
     pub(crate) async fn find<F>(
         self: &Rc<Names>,
         name: &str,
@@ -70,7 +73,7 @@ mod tests {
     fn those_who_want_a_name_at_the_same_time_share_its_look_up() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         LocalSet::new().block_on(&runtime, async {
-            // An address of a link is none without its scope.
+            // A link-local address is useless without its scope.
             let address =
                 SocketAddr::V6(SocketAddrV6::new(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1), 0, 0, 3));
             let (names, count) = (Rc::new(Names::default()), Rc::new(Cell::new(0)));
@@ -93,10 +96,10 @@ mod tests {
                 })
             };
             let waiting = ["a", "a", "a"].map(ask);
-            // Another name is not held up.
+            // Another name does not wait for this look-up.
             assert_eq!(ask("b").await.unwrap().unwrap(), [address]);
             assert_eq!(count.get(), 2);
-            // One leaves, and the others have the outcome, an error as well.
+            // One caller leaves, and the others get the result, even an error.
             let [first, second, third] = waiting;
             first.abort();
             end.send(Err(io::Error::new(io::ErrorKind::NotFound, "no such name"))).unwrap();
@@ -108,7 +111,7 @@ mod tests {
                 );
             }
             assert_eq!(count.get(), 2);
-            // What was found is not kept.
+            // Results are not cached.
             assert_eq!(ask("a").await.unwrap().unwrap(), [address]);
             assert_eq!(count.get(), 3);
             assert!(names.under_way.borrow().is_empty());

@@ -1,4 +1,4 @@
-//! Which request gets which answer: [`Service::answer`].
+//! Routing of requests: [`Service::answer`].
 
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -19,20 +19,20 @@ use crate::forwarded::{ForwardedRequests, Permit};
 use crate::listener::Listening;
 use crate::upstream::Dialer;
 
-/// What all connections share.
+/// State that all connections share.
 pub(crate) struct Service {
     pub(crate) dialer: Rc<Dialer>,
     pub(crate) endpoints: Endpoints,
-    /// Names besides those of the listener under which it may be asked for without TLS.
+    /// Host names, besides those of the listener, under which the console may be requested without TLS.
     pub(crate) hosts: Vec<String>,
     pub(crate) logger: Logger,
     pub(crate) forwarded: Rc<ForwardedRequests>,
-    /// Changes when files for TLS were replaced.
+    /// Changes when TLS files were replaced.
     pub(crate) reloaded: watch::Receiver<()>,
 }
 
 impl Service {
-    /// Answers a request.
+    /// Responds to a request.
     pub(crate) async fn answer(
         self: &Rc<Service>,
         request: Request<Incoming>,
@@ -52,10 +52,10 @@ impl Service {
         }
     }
 
-    /// A place for a request to members by a browser at this address.
+    /// Takes a permit for a request to members, for a browser at this address.
     ///
     /// # Errors
-    /// All places are taken, or this address has its share of them.
+    /// The limit is reached, or this address has its share.
     pub(crate) fn permit(&self, address: Option<IpAddr>) -> Result<Permit, Refused> {
         let text = "the console has too many requests under way: close some of its pages";
         self.forwarded.take(address).ok_or_else(|| Refused::new(StatusCode::SERVICE_UNAVAILABLE, text))

@@ -1,5 +1,5 @@
-//! Places for connections: [`Slots`]. A connection without a request under way gives way to a new one, so that those who only connect
-//! keep nobody out.
+//! Connection slots: [`Slots`]. A connection without a request in flight is closed for a new one, so that
+//! idle connections cannot use up the limit.
 
 use std::cell::{Cell, RefCell};
 use std::net::IpAddr;
@@ -7,24 +7,24 @@ use std::rc::Rc;
 
 use crate::connection::Phase;
 
-/// The places of all connections.
+/// The slots of all connections.
 #[derive(Debug)]
 pub(crate) struct Slots {
     max: usize,
     taken: RefCell<Vec<Taken>>,
-    /// Counts connections, and the times when they became idle.
+    /// Counts connections and the moments when they became idle.
     counter: Cell<u64>,
 }
 
 #[derive(Debug)]
 struct Taken {
     id: u64,
-    /// The count when it was last without a request.
+    /// Value of the counter when the connection last became idle.
     idle_since: u64,
     phase: Rc<Phase>,
 }
 
-/// The place of one connection.
+/// The slot of one connection.
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) phase: Rc<Phase>,
@@ -37,7 +37,7 @@ impl Slots {
         Rc::new(Slots { max, taken: RefCell::default(), counter: Cell::new(0) })
     }
 
-    /// A place for a connection of this address; `None` if all are taken by connections with a request under way.
+    /// Takes a slot for a connection of this address; returns `None` if all slots have a request in flight.
     pub(crate) fn take(self: &Rc<Slots>, address: Option<IpAddr>) -> Option<Rc<Slot>> {
         let mut taken = self.taken.borrow_mut();
         if taken.len() >= self.max {
@@ -59,7 +59,7 @@ impl Slots {
 }
 
 impl Slot {
-    /// The connection has no request under way any more.
+    /// Records that the connection's request has ended.
     pub(crate) fn is_idle_now(&self) {
         let count = self.slots.count();
         if let Some(taken) = self.slots.taken.borrow_mut().iter_mut().find(|taken| taken.id == self.id) {
@@ -82,7 +82,7 @@ mod tests {
     fn who_was_idle_for_longest_gives_way() {
         let slots = Slots::new(2);
         let (first, second) = (slots.take(None).unwrap(), slots.take(None).unwrap());
-        // The first has served a request since the second came.
+        // The first connection has served a request since the second one was opened.
         first.is_idle_now();
         let third = slots.take(None).unwrap();
         assert_eq!(slots.taken.borrow().len(), 2);

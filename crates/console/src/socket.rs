@@ -1,5 +1,6 @@
-//! A connection in the form that hyper needs, with TLS or without: [`Socket`]. It is given up when the other end takes no bytes for too
-//! long, and it can be read ahead of hyper, which would not see otherwise that a browser has gone while its answer goes on.
+//! A connection in the form that hyper needs, with or without TLS: [`Socket`]. It is given up when the peer
+//! accepts no bytes for too long. It can be read ahead of hyper, which otherwise would not notice during a
+//! response that the browser has gone.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -16,25 +17,25 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Sleep, sleep};
 
-/// Bytes read at once.
+/// Number of bytes read at once.
 const READ_BYTES: usize = 8 * 1024;
 
-/// Silence after which the kernel finds out whether the other end is still there.
+/// Idle time after which the kernel probes the peer.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
-/// Bytes in both directions.
+/// A byte stream in both directions.
 pub(crate) trait Wire: AsyncRead + AsyncWrite + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Unpin> Wire for T {}
 
-/// Has small answers sent at once, and the kernel find out that the other end is gone.
+/// Enables TCP keepalive, to detect a dead peer, and sends small responses without delay.
 pub(crate) fn prepare(stream: &TcpStream) {
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
-    // Without them the connection still works.
+    // If an option cannot be set, the connection still works.
     let _ = SockRef::from(stream).set_tcp_keepalive(&keepalive);
     let _ = stream.set_nodelay(true);
 }
 
-/// A stream of the system.
+/// An operating system stream.
 pub(crate) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
@@ -49,14 +50,14 @@ impl Stream {
     }
 }
 
-/// A connection whose reads can be done ahead, and whose writes have to get on.
+/// A connection that can be read ahead, and whose writes must make progress.
 pub(crate) struct Socket {
     wire: Box<dyn Wire>,
-    /// Read ahead of hyper.
+    /// Bytes read ahead of hyper.
     ahead: VecDeque<u8>,
     ahead_bytes_max: usize,
     stall_timeout: Duration,
-    /// Runs while the other end takes nothing.
+    /// Timer that runs while the peer accepts no bytes.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
@@ -65,7 +66,7 @@ impl Socket {
         Socket { wire, ahead: VecDeque::new(), ahead_bytes_max, stall_timeout, stalled: None }
     }
 
-    /// Reads what the other end sends before anybody asks for it. Ready when it has gone, or has sent more than is kept.
+    /// Reads ahead what the peer sends. Ready when the peer has gone, or has sent more than the buffer holds.
     pub(crate) fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut space = [0; READ_BYTES];
         loop {
@@ -93,13 +94,14 @@ impl Socket {
         let polled = Pin::new(&mut self.wire).poll_read(cx, &mut buffer);
         into.put_slice(buffer.filled());
         match polled {
-            // Some servers end a TLS connection without TLS's own goodbye. Whether the answer is whole, HTTP says.
+            // Some servers end a TLS connection without close_notify. HTTP itself shows whether the response
+            // is complete.
             Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
             polled => polled,
         }
     }
 
-    /// What became of a write or a flush: an error if nothing got on for too long.
+    /// Checks the progress of a write or a flush; returns an error if there was none for too long.
     fn written<T>(&mut self, cx: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if polled.is_ready() {
             self.stalled = None;
@@ -146,7 +148,7 @@ impl hyper::rt::Write for SharedSocket {
     }
 }
 
-/// hyper's view of tokio's clock.
+/// Implements hyper's clock with tokio's.
 #[derive(Clone, Copy)]
 pub(crate) struct Clock;
 

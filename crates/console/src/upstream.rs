@@ -1,5 +1,6 @@
-//! Connections to members: [`Target`] is one of them with the idle connections that are kept for it, [`Dialer`] opens them, [`Link`] is
-//! one. A link that is dropped is closed at once, which cancels what was asked on it.
+//! Connections to members: [`Target`] is a member with the idle connections that are kept for it, [`Dialer`]
+//! opens connections, [`Link`] is one connection. Dropping a link closes it at once, which cancels its
+//! request.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -24,32 +25,32 @@ use crate::limits::Limits;
 use crate::names::Names;
 use crate::socket::{SharedSocket, Socket, Stream, Wire, prepare};
 
-/// Idle connections that are kept for one member: as many as a browser has open at a time.
+/// Largest number of idle connections kept for one member: as many as a browser opens at a time.
 const IDLE_LINKS_MAX: usize = 6;
-/// Interval at which the files for TLS are looked at, while connections are opened.
+/// Interval at which the TLS files are read while connections are opened.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A member as it is reached.
+/// A member and the way to reach it.
 pub(crate) struct Target {
-    /// The URL that is shown.
+    /// URL that is shown.
     pub(crate) url: String,
-    /// Where to connect to.
+    /// URL to which connections are made.
     place: Url,
-    /// The listener is this process's own, so that its certificate is known.
+    /// True if this is a listener of the same process, whose certificate is known.
     pub(crate) is_own: bool,
-    /// The host that requests are for.
+    /// Value of the `Host` header of requests.
     authority: RefCell<HeaderValue>,
     idle: RefCell<Vec<(Link, Instant)>>,
     has_reaper: Cell<bool>,
 }
 
 impl Target {
-    /// A member that is reached at this URL.
+    /// Creates the target of a member at this URL.
     pub(crate) fn new(url: Url) -> Rc<Target> {
         Rc::new(Target::reached_at(url.as_str().to_owned(), url, false))
     }
 
-    /// A listener of this process.
+    /// Creates the target of a listener of this process.
     pub(crate) fn own(url: Url) -> Rc<Target> {
         Rc::new(Target::reached_at(url.as_str().to_owned(), url, true))
     }
@@ -60,29 +61,29 @@ impl Target {
         Target { url, place, is_own, authority, idle, has_reaper }
     }
 
-    /// Returns true if it is reached by TLS.
+    /// Returns true if the member is reached over TLS.
     pub(crate) fn is_secure(&self) -> bool {
         self.place.scheme().is_secure()
     }
 
-    /// Returns true if it is on this machine.
+    /// Returns true if the member is on this machine.
     pub(crate) fn is_local(&self) -> bool {
         self.place.is_local()
     }
 
-    /// Has requests be for the host that clients ask for: the address where the member listens may not be among those that it
-    /// answers for (`--host-whitelist`).
+    /// Sets the `Host` header to the host that clients use: the member may not accept requests for the
+    /// address where it listens (`--host-whitelist`).
     pub(crate) fn ask_as(&self, url: &Url) {
         self.authority.replace(authority(url));
     }
 
-    /// The addresses of the host.
+    /// Returns the addresses of the host.
     async fn addresses(&self, names: &Rc<Names>) -> io::Result<Vec<SocketAddr>> {
         let (host, port) = (reachable(self.place.host()).to_owned(), self.place.port());
         if let Ok(address) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(address, port)]);
         }
-        // Look-ups are shared by targets of any port.
+        // Targets with different ports share look-ups.
         let look_up = |host: String| async move { Ok(tokio::net::lookup_host((host, 0)).await?.collect()) };
         let mut addresses = names.find(&host, || look_up(host.clone())).await?;
         addresses.iter_mut().for_each(|address| address.set_port(port));
@@ -101,7 +102,7 @@ impl Target {
         }
     }
 
-    /// Closes connections whose time is over, until none is left: a console that nobody looks at has no timer.
+    /// Closes idle connections whose time has passed, until none is left: an unused console has no timer.
     async fn reap(self: Rc<Target>) {
         loop {
             let now = Instant::now();
@@ -115,7 +116,7 @@ impl Target {
         }
     }
 
-    /// A connection that was kept and stands.
+    /// Returns a kept connection that is still open.
     async fn kept(&self) -> Option<Link> {
         loop {
             let (mut link, _) = self.idle.borrow_mut().pop()?;
@@ -126,18 +127,18 @@ impl Target {
     }
 }
 
-/// Why a member gave no answer.
+/// Reason why a member did not respond.
 #[derive(Debug)]
 pub(crate) enum UpstreamError {
-    /// There is no connection.
+    /// No connection could be made.
     Unreachable(String),
     /// Connecting took too long.
     Late(String),
-    /// The connection broke before the answer began.
+    /// The connection broke before the response began.
     Broken(String),
 }
 
-/// Opens connections.
+/// Opens connections to members.
 pub(crate) struct Dialer {
     tls: ClientTls,
     pub(crate) files: FileWatch,
@@ -150,8 +151,9 @@ impl Dialer {
         Dialer { tls, files: FileWatch::new(files), limits, names: Rc::default() }
     }
 
-    /// Sends a request and waits for the head of its answer. A member may have closed a connection that was kept: then a request of
-    /// which nothing was sent, or that only reads a page, is sent again on another one.
+    /// Sends a request and waits for the head of its response. If the member has closed a kept connection,
+    /// the request is sent again on another connection, provided that nothing of it was sent, or that it only
+    /// reads a page.
     pub(crate) async fn send(
         &self,
         target: &Target,
@@ -203,7 +205,7 @@ impl Dialer {
             .handshake(socket)
             .await
             .map_err(|error| UpstreamError::Broken(format!("{}: {}", target.url, text(&error))))?;
-        // What ends the connection is told to the request.
+        // An error that ends the connection is also reported to the request.
         let driver = spawn_local(async move {
             let _ = connection.await;
         });
@@ -230,8 +232,8 @@ impl Dialer {
     }
 }
 
-/// Takes over changed files for TLS when a connection is made, where no thread of a member does so: a console that nobody uses looks
-/// at nothing.
+/// Reloads changed TLS files when a connection is made, if no thread of a member does it: an unused console
+/// reads no files.
 pub(crate) struct FileWatch {
     reloaders: RefCell<Vec<Reloader>>,
     looked: Cell<Instant>,
@@ -249,13 +251,14 @@ impl FileWatch {
         self.looked.set(Instant::now());
         let now = SystemTime::now();
         for reloader in self.reloaders.borrow_mut().iter_mut() {
-            // A change counts at the second look that sees it. Files that cannot be used leave in use what was loaded.
+            // A change takes effect at the second poll that sees it. Files that cannot be used leave the
+            // loaded ones in use.
             let _ = reloader.poll(now).or_else(|| reloader.poll(now));
         }
     }
 }
 
-/// The host of a URL with its port.
+/// Returns the host of a URL with its port.
 fn authority(url: &Url) -> HeaderValue {
     let authority = match url.scheme().is_unix() {
         true => "localhost".to_owned(),
@@ -265,7 +268,7 @@ fn authority(url: &Url) -> HeaderValue {
     HeaderValue::try_from(authority).unwrap_or(HeaderValue::from_static("localhost"))
 }
 
-/// The address at which a listener on all addresses is reached from here.
+/// Returns the address at which this machine reaches a listener on all addresses.
 fn reachable(host: &str) -> &str {
     match host.parse::<IpAddr>() {
         Ok(IpAddr::V4(address)) if address.is_unspecified() => "127.0.0.1",
@@ -274,7 +277,7 @@ fn reachable(host: &str) -> &str {
     }
 }
 
-/// What the certificate has to be for: the host, or the name of the socket's file.
+/// Returns the name that the certificate must have: the host, or the name of the socket's file.
 fn server_name(place: &Url) -> &str {
     match place.scheme().is_unix() {
         true => place.host().rsplit('/').next().unwrap_or_default(),
@@ -282,12 +285,12 @@ fn server_name(place: &Url) -> &str {
     }
 }
 
-/// An error of hyper; its cause, where there is one, says what happened.
+/// Returns the text of an error of hyper; the cause is more precise if there is one.
 pub(crate) fn text(error: &hyper::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// A connection to a member. Dropping it closes it.
+/// A connection to a member. Dropping it closes the connection.
 pub(crate) struct Link {
     sender: SendRequest<OutBody>,
     _driver: Driver,

@@ -1,4 +1,5 @@
-//! The tool by itself, for trying it and for `interop/etcdctl_same.py`: the product has it in its one binary.
+//! The tool as a standalone program, for trials and for `interop/etcdctl_same.py`; the product contains it in
+//! its single binary.
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -12,7 +12,8 @@ use crate::globals::{COMMAND_TIMEOUT, DIAL_TIMEOUT, Globals};
 use crate::printer::{Answer, Format, Page, Printer};
 use crate::process::Interruption;
 
-/// One run of one command: what it was asked, where it writes, and how it reaches the cluster. Clones share it.
+/// One run of a command: its arguments, its input and output, and its connection to the cluster. Clones share
+/// the state.
 #[derive(Clone)]
 pub(crate) struct Call(Arc<Parts>);
 
@@ -21,7 +22,7 @@ pub(crate) struct Parts {
     pub(crate) io: Io,
     interruption: Option<Interruption>,
     globals: OnceCell<Globals>,
-    /// Reasons, printed so far, why endpoints cannot be connected to; each is printed once.
+    /// Connection errors that were printed already; each is printed only once.
     unreached: Mutex<HashSet<String>>,
 }
 
@@ -33,7 +34,7 @@ impl std::ops::Deref for Call {
     }
 }
 
-/// Standard output was closed: the reader needs no more, and there is nobody to tell.
+/// Returns the failure for a closed standard output: nothing is printed, since no one reads it.
 fn unread(_: std::io::Error) -> Failure {
     Failure::said(Failure::ERROR)
 }
@@ -44,16 +45,17 @@ impl Call {
         Call(Arc::new(Parts { matches, io, interruption, globals, unreached }))
     }
 
-    /// The flags that every command has. They are read when they are first needed, which is after a command has looked
-    /// at its arguments: a wrong argument is told before a wrong flag, and before a password is asked for.
+    /// Returns the flags that every command has. They are read when they are first needed, after a command
+    /// has checked its arguments, so that a wrong argument is reported before a wrong flag, and before a
+    /// password is asked for.
     ///
     /// # Errors
-    /// As [`Globals::read`].
+    /// Like [`Globals::read`].
     pub(crate) async fn globals(&self) -> Result<&Globals, Failure> {
         self.globals.get_or_try_init(|| Globals::read(&self.matches, &self.io)).await
     }
 
-    /// The output format; simple until [`Call::globals`] has taken the flag.
+    /// Returns the printer for the output format; the format is simple until [`Call::globals`] has read the flag.
     pub(crate) fn printer(&self) -> Printer {
         let globals = self.globals.get();
         Printer {
@@ -63,53 +65,53 @@ impl Call {
         }
     }
 
-    /// Tells when the command is to end: the signals of the process, unless a test sends others. Those of the process have
-    /// to be taken before another thread is started.
+    /// Returns the source of interruptions: the signals of the process, unless a test supplies another. The
+    /// signals of the process must be taken over before another thread starts.
     pub(crate) fn interruption(&self) -> Interruption {
         self.interruption.clone().unwrap_or_else(Interruption::of_process)
     }
 
-    /// The arguments.
+    /// Returns the arguments.
     pub(crate) fn args(&self) -> &[Vec<u8>] {
         &self.matches.args
     }
 
-    /// A client of the endpoints that were given or found. With a user it has authenticated.
+    /// Returns a client of the given or discovered endpoints; with a user, the client is authenticated.
     ///
     /// # Errors
-    /// The output format or a file for TLS is wrong, or the user is refused.
+    /// The output format or a TLS file is not valid, or the user is refused.
     pub(crate) async fn connect(&self) -> Result<Client, Failure> {
         let globals = self.globals().await?;
         globals.connect(globals.endpoints.clone()).await
     }
 
-    /// Connects as [`Call::connect`] does, to this endpoint alone.
+    /// Connects like [`Call::connect`], but only to this endpoint.
     ///
     /// # Errors
     ///
-    /// As [`Call::connect`].
+    /// Like [`Call::connect`].
     pub(crate) async fn connect_to(&self, endpoint: &str) -> Result<Client, Failure> {
         self.globals().await?.connect(vec![endpoint.to_owned()]).await
     }
 
-    /// Returns the end of `--command-timeout`, if it begins now.
+    /// Returns the deadline that `--command-timeout` gives if it starts now.
     pub(crate) fn deadline(&self) -> Instant {
         Instant::now() + self.matches.get(COMMAND_TIMEOUT)
     }
 
-    /// Waits for this at most `--command-timeout`.
+    /// Waits for the result of `work`, at most for `--command-timeout`.
     ///
     /// # Errors
-    /// Its own, or that the time is over.
+    /// The error of `work`, or that the time has passed.
     pub(crate) async fn limit<T>(&self, work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
         self.limit_at(self.deadline(), work).await
     }
 
-    /// Limits as [`Call::limit`] does, up to a moment.
+    /// Waits like [`Call::limit`], but until a given deadline.
     ///
     /// # Errors
     ///
-    /// As [`Call::limit`].
+    /// Like [`Call::limit`].
     pub(crate) async fn limit_at<T>(
         &self,
         deadline: Instant,
@@ -128,7 +130,8 @@ impl Call {
         outcome
     }
 
-    /// Says, as long as the command runs, why no endpoint can be connected to: a command without a time limit waits for one.
+    /// Prints, while the command runs, why no endpoint can be reached: a command without a time limit waits
+    /// for an endpoint.
     pub(crate) async fn watch_unreached(&self) {
         let pause = self.matches.get(DIAL_TIMEOUT).max(Duration::from_millis(50));
         loop {
@@ -137,7 +140,7 @@ impl Call {
         }
     }
 
-    /// Says on standard error, once for each reason, why endpoints cannot be connected to.
+    /// Prints to standard error why endpoints cannot be reached, once for each reason.
     pub(crate) fn tell_unreached(&self, of: impl Fn(&Client) -> bool) {
         let Some(globals) = self.globals.get() else { return };
         for (endpoint, error) in
@@ -150,11 +153,11 @@ impl Call {
         }
     }
 
-    /// Limits as [`Call::limit`] does, with the failure that ends a command.
+    /// Waits like [`Call::limit`], with the failure that ends a command.
     ///
     /// # Errors
     ///
-    /// As [`Call::limit`].
+    /// Like [`Call::limit`].
     pub(crate) async fn limited<T>(
         &self,
         work: impl Future<Output = Result<T, Status>>,
@@ -162,7 +165,7 @@ impl Call {
         Ok(self.limit(work).await?)
     }
 
-    /// Prints an answer.
+    /// Prints a response.
     ///
     /// # Errors
     /// The format cannot show it, or standard output is closed.
@@ -170,11 +173,11 @@ impl Call {
         self.show_with(answer, false)
     }
 
-    /// Shows as [`Call::show`] does, perhaps with values only.
+    /// Prints like [`Call::show`], optionally with values only.
     ///
     /// # Errors
     ///
-    /// As [`Call::show`].
+    /// Like [`Call::show`].
     pub(crate) fn show_with(&self, answer: &Answer<'_>, value_only: bool) -> Result<(), Failure> {
         let Page { out, err } = Printer { value_only, ..self.printer() }.page(answer)?;
         if !err.is_empty() {
@@ -183,7 +186,7 @@ impl Call {
         if out.is_empty() { Ok(()) } else { self.write(&out) }
     }
 
-    /// Prints a line on standard output.
+    /// Prints a line to standard output.
     ///
     /// # Errors
     /// Standard output is closed.
@@ -191,7 +194,7 @@ impl Call {
         self.io.out.line(text).map_err(unread)
     }
 
-    /// Prints on standard output.
+    /// Writes bytes to standard output.
     ///
     /// # Errors
     /// Standard output is closed.
@@ -199,14 +202,14 @@ impl Call {
         self.io.out.write(bytes).map_err(unread)
     }
 
-    /// Prints a line on standard error.
+    /// Prints a line to standard error.
     pub(crate) fn warn(&self, text: impl AsRef<[u8]>) {
-        // A reader that has closed the stream cannot be told.
+        // A closed standard error cannot be reported anywhere.
         let _ = self.io.err.line(text);
     }
 }
 
-/// What a reason for having no connection may come from, where its text does not say it.
+/// Returns a hint at the cause of a connection error, if its text does not name the cause.
 fn hint(error: &str) -> &'static str {
     if error.contains("InvalidContentType") {
         " (the server does not speak TLS at this port: http://, or another port)"
@@ -217,10 +220,10 @@ fn hint(error: &str) -> &'static str {
     }
 }
 
-/// An argument for a field that holds text.
+/// Converts an argument for a field that holds text.
 ///
 /// # Errors
-/// It is not UTF-8, which such a field cannot hold.
+/// The argument is not UTF-8, which such a field requires.
 pub(crate) fn utf8(argument: &[u8]) -> Result<String, Failure> {
     std::str::from_utf8(argument).map(str::to_owned).map_err(|_| {
         let shown = cli::go::quote(argument);

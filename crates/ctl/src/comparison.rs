@@ -1,4 +1,4 @@
-//! The conditions of `txn`: `mod("key") > "0"` and the like.
+//! The conditions of `txn`, such as `mod("key") > "0"`.
 
 use api::etcdserverpb::Compare;
 use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
@@ -7,13 +7,14 @@ use cli::go::quote;
 
 use crate::unquote::quoted;
 
-/// Reads one condition.
+/// Parses one condition.
 ///
-/// COMPAT: etcdctl 3.7 crashes at an operator it does not know, and at every comparison of a lease. Here the first
-/// is refused like any malformed line, and a lease is compared by its hexadecimal id, as etcdctl 3.8 does.
+/// COMPAT: etcdctl 3.7 crashes at an unknown operator, and at every comparison of a lease. Here an unknown
+/// operator is refused like any malformed line, and a lease is compared by its hexadecimal id, as in etcdctl
+/// 3.8.
 ///
 /// # Errors
-/// What is wrong with it, with the exit code of invalid input.
+/// The reason why the line is not valid, with the exit code of invalid input.
 pub fn comparison(line: &[u8]) -> Result<Compare, Failure> {
     let shown = String::from_utf8_lossy(line);
     let Some(at) = line.iter().position(|b| *b == b'(') else {
@@ -66,8 +67,8 @@ pub fn comparison(line: &[u8]) -> Result<Compare, Failure> {
     })
 }
 
-/// The parts of `"key") op "value"` that could be read: Go's Sscanf keeps what came before the first mistake, and the
-/// error shows it.
+/// The parts of `"key") op "value"` that were parsed: Go's Sscanf keeps what precedes the first mistake, and
+/// the error shows it.
 #[derive(Default)]
 struct Parts {
     key: Vec<u8>,
@@ -95,7 +96,7 @@ impl Parts {
     }
 }
 
-/// A line of a transaction that cannot be understood.
+/// Returns the failure for a line of a transaction that is not valid.
 pub(crate) fn invalid(text: impl std::fmt::Display) -> Failure {
     Failure::new(Failure::INVALID_INPUT, text)
 }

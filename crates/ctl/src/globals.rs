@@ -66,11 +66,11 @@ const DISCOVERY_SRV: Flag<String> =
         .short('d');
 const DISCOVERY_SRV_NAME: Flag<String> =
     Flag::text("discovery-srv-name", "", "service name to query when using DNS discovery");
-// Not in etcd's etcdctl; hidden, so that the list of options is etcdctl's.
+// This flag is not in etcd's etcdctl; it is hidden, so that the list of options equals etcdctl's.
 const ZONE: Flag<String> =
     Flag::text("zone", "", "use endpoints of members in this zone while one of them answers").hidden();
 
-/// The flags that every command has.
+/// The rows of the flags that every command has.
 pub(crate) static FLAGS: &[FlagRow] = &[
     ENDPOINTS.row(),
     DEBUG.row(),
@@ -96,14 +96,14 @@ pub(crate) static FLAGS: &[FlagRow] = &[
     ZONE.row(),
 ];
 
-/// Largest request unless `--max-request-bytes` says otherwise, in bytes.
+/// Largest request in bytes, unless `--max-request-bytes` sets another limit.
 const REQUEST_BYTES_MAX: usize = 2 * 1024 * 1024;
 
-/// The flags that every command has.
+/// Values of the flags that every command has.
 pub(crate) struct Globals {
-    /// Endpoints of the cluster, found by DNS or given.
+    /// Endpoints of the cluster, discovered by DNS or given.
     pub(crate) endpoints: Vec<String>,
-    /// `--endpoints` as it stands, which commands that ask each endpoint go by.
+    /// Value of `--endpoints`, for commands that query each given endpoint.
     pub(crate) given_endpoints: Vec<String>,
     pub(crate) format: Format,
     pub(crate) hex: bool,
@@ -117,27 +117,27 @@ pub(crate) struct Globals {
     login: Login,
     /// Zone whose members are preferred; empty for none.
     zone: String,
-    /// All clients that were made: what they could not connect to is told when a command waits or fails.
+    /// All clients that were created; their connection errors are printed when a command waits or fails.
     clients: Mutex<Vec<Client>>,
 }
 
-/// The credentials of the tool.
+/// Credentials of the tool.
 #[derive(Clone, Default)]
 pub(crate) enum Login {
-    /// Nobody.
+    /// No credentials.
     #[default]
     None,
-    /// A user with a password.
+    /// User name and password.
     User(String, String),
-    /// The user that the token names.
+    /// A token.
     Token(String),
 }
 
 impl Login {
-    /// Reads `--user` and `--password`: the password is behind the user's colon, in its own flag, or asked for.
+    /// Reads `--user` and `--password`: the password follows the user's colon, is in its own flag, or is asked for.
     ///
     /// # Errors
-    /// It cannot be asked for.
+    /// The password cannot be asked for.
     pub(crate) fn of_user(user: &str, password: &str, prompt: &str, io: &Io) -> Result<Login, Failure> {
         if user.is_empty() {
             return Ok(Login::None);
@@ -154,10 +154,10 @@ impl Login {
 }
 
 impl Globals {
-    /// Reads them, finds endpoints by DNS if that is asked, and asks for a password that is missing.
+    /// Reads the flags, discovers endpoints by DNS if requested, and asks for a missing password.
     ///
     /// # Errors
-    /// A flag's value is wrong, or DNS knows no endpoints.
+    /// A flag's value is not valid, or DNS has no endpoints.
     pub(crate) async fn read(matches: &Matches, io: &Io) -> Result<Globals, Failure> {
         if matches.get(DEBUG) {
             io.err.notice(shown_flags(matches));
@@ -210,21 +210,21 @@ impl Globals {
         })
     }
 
-    /// The settings of a client of these endpoints.
+    /// Returns the settings of a client of these endpoints.
     ///
     /// # Errors
-    /// A file for TLS is wrong.
+    /// A TLS file is not valid.
     pub(crate) fn settings(&self, endpoints: Vec<String>) -> Result<Settings, Failure> {
         let zone = Some(self.zone.clone()).filter(|zone| !zone.is_empty());
         let settings = self.settings_of(endpoints, &self.files, self.insecure_transport, &self.login)?;
         Ok(Settings { zone, ..settings })
     }
 
-    /// Returns [`Globals::settings`] for another cluster with other credentials.
+    /// Returns settings like [`Globals::settings`], for another cluster with other credentials.
     ///
     /// # Errors
     ///
-    /// As [`Globals::settings`].
+    /// Like [`Globals::settings`].
     pub(crate) fn settings_of(
         &self,
         endpoints: Vec<String>,
@@ -251,10 +251,10 @@ impl Globals {
         Ok(settings)
     }
 
-    /// A client of these endpoints, authenticated.
+    /// Returns an authenticated client of these endpoints.
     ///
     /// # Errors
-    /// As [`Globals::settings`], or the user is refused: exit code 2.
+    /// Like [`Globals::settings`], or the user is refused: exit code 2.
     pub(crate) async fn connect(&self, endpoints: Vec<String>) -> Result<Client, Failure> {
         let client = self.connected(self.settings(endpoints)?).await?;
         if !self.zone.is_empty() {
@@ -263,10 +263,10 @@ impl Globals {
         Ok(client)
     }
 
-    /// A client with these settings, authenticated.
+    /// Returns an authenticated client with these settings.
     ///
     /// # Errors
-    /// The settings do not fit each other, or the user is refused: exit code 2.
+    /// The settings contradict each other, or the user is refused: exit code 2.
     pub(crate) async fn connected(&self, settings: Settings) -> Result<Client, Failure> {
         let client = Client::new(settings)
             .map_err(|error| Failure::new(Failure::BAD_CONNECTION, error.to_string()))?;
@@ -276,12 +276,13 @@ impl Globals {
         Ok(client)
     }
 
-    /// The clients that were made so far.
+    /// Returns the clients created so far.
     pub(crate) fn clients(&self) -> Vec<Client> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The zones that the endpoints' members state. Who does not answer soon, or states none, is in none.
+    /// Returns the zones that the endpoints' members report. A member that does not respond soon, or reports
+    /// none, is left out.
     async fn zones(&self, client: &Client) -> HashMap<String, String> {
         let mut asked = JoinSet::new();
         for endpoint in client.endpoints() {
@@ -297,7 +298,8 @@ impl Globals {
     }
 }
 
-/// Every global flag with its value, as the environment variable that would set it. Secrets are not shown.
+/// Returns every global flag with its value, in the form of the environment variable that would set it.
+/// Secrets are hidden.
 fn shown_flags(matches: &Matches) -> String {
     let mut lines: Vec<String> = FLAGS
         .iter()
@@ -321,7 +323,7 @@ fn bytes(matches: &Matches, flag: Flag<i64>) -> Option<usize> {
     usize::try_from(matches.get(flag)).ok().filter(|bytes| *bytes > 0)
 }
 
-/// The endpoints that DNS knows of the domain of `--discovery-srv`; without one there are none.
+/// Returns the endpoints that DNS has for the domain of `--discovery-srv`; empty without a domain.
 async fn discovered(matches: &Matches, io: &Io, insecure: bool) -> Result<Vec<String>, Failure> {
     let domain = matches.get(DISCOVERY_SRV);
     if domain.is_empty() {

@@ -1,4 +1,4 @@
-//! The load of `check`: many clients that write, and what they saw.
+//! The load of `check`: many writing clients, and their results.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -17,32 +17,32 @@ use tokio::time::Instant;
 use crate::call::Call;
 use crate::printer::put;
 
-/// Time limit of cleaning up.
+/// Timeout of the cleanup.
 const CLEANUP_LIMIT: Duration = Duration::from_secs(30);
 
-/// The result of the writes.
+/// Result of the writes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Outcome {
-    /// Seconds that each good write took.
+    /// Duration of each successful write, in seconds.
     pub(crate) latencies: Vec<f64>,
     /// Number of occurrences of each error.
     pub(crate) errors: BTreeMap<String, u64>,
-    /// Seconds from the first to the last.
+    /// Seconds from the first to the last write.
     pub(crate) total: f64,
 }
 
 impl Outcome {
-    /// Good writes per second.
+    /// Returns the successful writes per second.
     pub(crate) fn rate(&self) -> f64 {
         self.latencies.len() as f64 / self.total
     }
 
-    /// The longest, in seconds.
+    /// Returns the longest duration, in seconds.
     pub(crate) fn slowest(&self) -> f64 {
         self.latencies.iter().copied().fold(0.0, f64::max)
     }
 
-    /// The standard deviation, in seconds.
+    /// Returns the standard deviation of the durations, in seconds.
     pub(crate) fn deviation(&self) -> f64 {
         let count = self.latencies.len() as f64;
         let mean = self.latencies.iter().sum::<f64>() / count;
@@ -50,7 +50,7 @@ impl Outcome {
         (self.latencies.iter().map(square).sum::<f64>() / count).sqrt()
     }
 
-    /// The lines that tell of errors, if there were any.
+    /// Returns the lines about errors; empty if there were none.
     pub(crate) fn error_lines(&self) -> String {
         let mut lines = Vec::new();
         if !self.errors.is_empty() {
@@ -63,7 +63,7 @@ impl Outcome {
     }
 }
 
-/// Clients that take writes from one bounded queue, each with a connection of its own.
+/// Clients that take writes from one bounded queue, each with its own connection.
 pub(crate) struct Clients {
     queue: Option<mpsc::Sender<pb::PutRequest>>,
     running: JoinSet<()>,
@@ -72,7 +72,7 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// Starts as many clients as there are connections.
+    /// Starts one client per connection.
     pub(crate) fn start(connections: Vec<Client>) -> Clients {
         let (queue, requests) = mpsc::channel(connections.len().max(1));
         let requests = Arc::new(tokio::sync::Mutex::new(requests));
@@ -98,15 +98,15 @@ impl Clients {
         Clients { queue: Some(queue), running, seen, started: Instant::now() }
     }
 
-    /// Hands in a write; waits while all clients are busy and the queue is full.
+    /// Queues a write; waits while all clients are busy and the queue is full.
     pub(crate) async fn offer(&self, request: pb::PutRequest) {
         if let Some(queue) = &self.queue {
-            // All clients gone means that one panicked: the outcome will lack its writes.
+            // A closed queue means that all clients have panicked: the outcome will lack their writes.
             let _ = queue.send(request).await;
         }
     }
 
-    /// Returns true if a write could be handed in without waiting.
+    /// Returns true if a write can be queued without waiting.
     pub(crate) fn has_room(&self) -> bool {
         self.queue.as_ref().is_some_and(|queue| queue.capacity() > 0)
     }
@@ -116,7 +116,7 @@ impl Clients {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).latencies.len() as u64
     }
 
-    /// Waits for the writes that were handed in.
+    /// Waits until the queued writes are finished.
     pub(crate) async fn finish(mut self) -> Outcome {
         self.queue = None;
         while self.running.join_next().await.is_some() {}
@@ -126,7 +126,7 @@ impl Clients {
     }
 }
 
-/// Connections to the cluster, each of its own.
+/// Opens separate connections to the cluster.
 pub(crate) async fn connections(call: &Call, count: usize) -> Result<Vec<Client>, Failure> {
     let mut connections = Vec::with_capacity(count);
     for _ in 0..count {
@@ -135,7 +135,7 @@ pub(crate) async fn connections(call: &Call, count: usize) -> Result<Vec<Client>
     Ok(connections)
 }
 
-/// Refuses a prefix under which there are keys already, since all of it is deleted at the end.
+/// Refuses a prefix with existing keys, since all keys below it are deleted at the end.
 pub(crate) async fn refuse_if_used(connection: &Client, prefix: &str, quoted: &str) -> Result<(), Failure> {
     let request = pb::RangeRequest {
         key: prefix.to_owned().into(),
@@ -154,7 +154,7 @@ pub(crate) async fn refuse_if_used(connection: &Client, prefix: &str, quoted: &s
     ))
 }
 
-/// Removes what was written; gives the revision of that.
+/// Deletes all keys that were written; returns the revision of the deletion.
 pub(crate) async fn delete_all(connection: &Client, prefix: &str) -> Result<i64, api::Status> {
     let request = pb::DeleteRangeRequest {
         key: prefix.to_owned().into(),
@@ -166,7 +166,7 @@ pub(crate) async fn delete_all(connection: &Client, prefix: &str) -> Result<i64,
     Ok(answer.header.unwrap_or_default().revision)
 }
 
-/// Compacts the history away, and waits until it is gone.
+/// Compacts the history, and waits until it is removed.
 pub(crate) async fn compact(call: &Call, connection: &Client, revision: i64) -> Result<(), Failure> {
     call.line(format!("Compacting with revision {revision}"))?;
     let request = pb::CompactionRequest { revision, physical: true };
@@ -175,7 +175,7 @@ pub(crate) async fn compact(call: &Call, connection: &Client, revision: i64) -> 
     call.line(format!("Compacted with revision {revision}"))
 }
 
-/// Has every endpoint give unused space back.
+/// Defragments every endpoint.
 pub(crate) async fn defragment(call: &Call, connection: &Client) -> Result<(), Failure> {
     for endpoint in connection.endpoints() {
         let shown = cli::go::quote(&endpoint);
@@ -188,7 +188,7 @@ pub(crate) async fn defragment(call: &Call, connection: &Client) -> Result<(), F
     Ok(())
 }
 
-/// Keys of this length behind a prefix: a random number as a varint in front, zeros behind.
+/// Generates keys of one length below a prefix: a random number as a varint, followed by zeros.
 pub(crate) struct RandomKeys {
     prefix: Vec<u8>,
     length: usize,
@@ -203,7 +203,7 @@ impl RandomKeys {
 
     pub(crate) fn next(&mut self) -> Vec<u8> {
         let mut key = self.prefix.clone();
-        // As Go's PutVarint: a number above zero is doubled.
+        // Like Go's PutVarint, which doubles a positive number.
         let mut number = (self.random.number() >> 1) << 1;
         while number >= 0x80 {
             key.push(number.to_le_bytes()[0] | 0x80);

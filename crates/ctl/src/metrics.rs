@@ -1,4 +1,4 @@
-//! One figure from a server's metrics page.
+//! Reads one value from a server's metrics page.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,27 +8,27 @@ use tokio::net::TcpStream;
 
 const NAME: &str = "process_resident_memory_bytes";
 
-/// Time limit of reading a metrics page.
+/// Timeout of reading a metrics page.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Largest page taken, in bytes.
+/// Largest accepted page, in bytes.
 const PAGE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
-/// Why a figure of a metrics page is not known.
+/// Reason why a value of a metrics page is not known.
 #[derive(Debug)]
 pub(crate) enum MetricsError {
-    /// The endpoint speaks TLS, or something else than HTTP.
+    /// The endpoint uses TLS, or another protocol than HTTP.
     NotPlain(String),
     /// The page could not be fetched.
     Fetch {
-        /// Host and port.
+        /// Host and port of the endpoint.
         address: String,
-        /// Why.
+        /// Error of the operating system.
         error: std::io::Error,
     },
-    /// The page lacks the figure.
+    /// The page does not contain the value.
     Missing,
-    /// The figure is no number.
+    /// The value is not a number.
     Parse(String),
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for MetricsError {
 ///
 /// # Errors
 ///
-/// Its page cannot be read, or lacks the figure.
+/// The metrics page cannot be read, or does not contain the value.
 pub(crate) async fn resident_bytes(endpoint: &str) -> Result<f64, MetricsError> {
     let address = endpoint.strip_prefix("http://").unwrap_or(endpoint).trim_end_matches('/');
     if address.contains("://") {

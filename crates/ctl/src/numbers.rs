@@ -5,14 +5,14 @@ use std::num::IntErrorKind;
 
 use cli::go::quote;
 
-/// Why a text is no number. It displays as Go's strconv writes it.
+/// Reason why a text is not a number. It displays as in Go's strconv.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumberError {
-    /// The function of strconv.
+    /// Name of the strconv function.
     function: &'static str,
-    /// The text, quoted.
+    /// The quoted text.
     text: String,
-    /// Why.
+    /// Reason for the failure.
     reason: &'static str,
 }
 
@@ -23,7 +23,7 @@ impl fmt::Display for NumberError {
     }
 }
 
-/// A signed number.
+/// Parses a signed number.
 ///
 /// # Errors
 /// The text of Go's `strconv.ParseInt`.
@@ -32,7 +32,7 @@ pub fn signed(text: &[u8], radix: u32) -> Result<i64, NumberError> {
     parsed("ParseInt", text, number)
 }
 
-/// An unsigned number; a sign is not part of one.
+/// Parses an unsigned number, without a sign.
 ///
 /// # Errors
 /// The text of Go's `strconv.ParseUint`.

@@ -1,4 +1,4 @@
-//! Passwords from standard input, without showing them.
+//! Reads passwords from standard input without showing them.
 
 use std::io;
 
@@ -6,10 +6,10 @@ use cli::Io;
 
 use crate::process;
 
-/// Prints the prompt and reads a line, which a terminal does not show while it is typed.
+/// Prints the prompt and reads a line, which a terminal does not echo.
 ///
 /// # Errors
-/// Standard input cannot be read, or what was typed is not UTF-8.
+/// Standard input cannot be read, or the line is not UTF-8.
 pub fn ask(io: &Io, prompt: &str) -> io::Result<String> {
     io.out.write(prompt.as_bytes())?;
     let line = {

@@ -1,21 +1,22 @@
-//! What only the operating system can do for this process: the terminal's echo, and signals that end a command.
+//! Operating system functions for this process: the terminal's echo, and signals that end a command.
 
 use std::sync::OnceLock;
 
 use tokio::sync::watch;
 
-/// The signals that end a command that waits. The last is sent where the terminal goes away, unless `nohup` has it ignored.
+/// Signals that end a waiting command. SIGHUP is sent when the terminal closes, unless `nohup` has set it to
+/// be ignored.
 const ENDING: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-/// While this lives, the terminal at standard input does not show what is typed.
+/// While this value lives, the terminal at standard input does not echo typed characters.
 pub struct EchoOff {
     before: Option<libc::termios>,
 }
 
 impl EchoOff {
-    /// Switches the echo off, where standard input is a terminal.
+    /// Switches the echo off if standard input is a terminal.
     pub fn new() -> EchoOff {
-        // SAFETY: termios is plain data; tcgetattr fills it, or fails, which is asked.
+        // SAFETY: termios is plain data; tcgetattr fills it or fails, and the result is checked.
         let before = unsafe {
             let mut now: libc::termios = std::mem::zeroed();
             (libc::tcgetattr(libc::STDIN_FILENO, &mut now) == 0).then_some(now)
@@ -44,19 +45,19 @@ impl Drop for EchoOff {
     }
 }
 
-/// Tells of SIGINT, SIGTERM and SIGHUP, which from now on do not end the process by themselves.
+/// Reports SIGINT, SIGTERM and SIGHUP, which then no longer end the process by themselves.
 #[derive(Clone)]
 pub struct Interruption(watch::Receiver<bool>);
 
 impl Interruption {
-    /// Takes the signals over, once for the whole process. Must run before other threads are started, since those
-    /// have a mask of their own.
+    /// Takes the signals over, once for the whole process. Must be called before other threads start, since
+    /// each thread has its own signal mask.
     pub fn of_process() -> Interruption {
         static ONLY: OnceLock<watch::Receiver<bool>> = OnceLock::new();
         Interruption(
             ONLY.get_or_init(|| {
                 let set = ending();
-                // SAFETY: the set is initialised; the old mask is not asked for.
+                // SAFETY: the set is initialised; the old mask is not requested.
                 let outcome = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
                 assert_eq!(outcome, 0, "SIG_BLOCK and the set are valid");
                 let (sender, receiver) = watch::channel(false);
@@ -75,20 +76,20 @@ impl Interruption {
         )
     }
 
-    /// One that a test sends on.
+    /// Creates an interruption that a test triggers.
     pub fn from_channel(receiver: watch::Receiver<bool>) -> Interruption {
         Interruption(receiver)
     }
 
-    /// Waits for a signal; one that came before counts.
+    /// Waits for a signal; returns at once if one has arrived already.
     pub async fn came(&mut self) {
         if self.0.wait_for(|came| *came).await.is_err() {
-            // All senders are gone: nothing will come.
+            // All senders are dropped, so no signal can arrive any more.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Waits for another signal than the one that [`Interruption::came`] has told of.
+    /// Waits for another signal after the one that [`Interruption::came`] has reported.
     pub async fn came_again(&mut self) {
         if self.0.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -98,7 +99,8 @@ impl Interruption {
 
 /// Returns true if the process was started with this signal ignored.
 fn is_ignored(signal: libc::c_int) -> bool {
-    // SAFETY: sigaction is plain data; with no new action, the call fills in the present one, or fails, which is asked.
+    // SAFETY: sigaction is plain data; without a new action, the call fills in the present action or fails,
+    // and the result is checked.
     unsafe {
         let mut now: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, std::ptr::null(), &mut now) == 0 && now.sa_sigaction == libc::SIG_IGN
@@ -110,7 +112,7 @@ fn ending() -> libc::sigset_t {
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);
-        // One that is ignored would be delivered once it is blocked.
+        // An ignored signal would be delivered if it were blocked.
         for signal in ENDING.into_iter().filter(|signal| *signal != libc::SIGHUP || !is_ignored(*signal)) {
             libc::sigaddset(&mut set, signal);
         }

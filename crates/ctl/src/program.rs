@@ -13,7 +13,7 @@ pub(crate) struct Program {
     variables: Vec<(&'static str, OsString)>,
 }
 
-/// Why a program was of no use.
+/// Reason why a program failed.
 #[derive(Debug)]
 pub(crate) enum ProgramError {
     /// The program could not be started.
@@ -59,15 +59,15 @@ impl Program {
         }
     }
 
-    /// Sets an environment variable beside those of this process.
+    /// Adds an environment variable to those of this process.
     pub(crate) fn variable(&mut self, name: &'static str, value: OsString) {
         self.variables.push((name, value));
     }
 
-    /// Runs it to its end, with an empty standard input; what it writes goes where this process writes.
+    /// Runs the program to its end, with an empty standard input; its output is copied to the output of this process.
     ///
     /// # Errors
-    /// It could not be started, or did not end with code 0.
+    /// The program could not be started, or did not end with code 0.
     pub(crate) async fn run(self, io: &Io) -> Result<(), ProgramError> {
         let io = io.clone();
         let ended = tokio::task::spawn_blocking(move || self.run_blocking(&io)).await;
@@ -93,7 +93,7 @@ impl Program {
             command.status().map_err(not_started)?
         } else {
             let output = command.output().map_err(not_started)?;
-            // A reader that has gone misses what it did not want.
+            // A closed output has no reader that could miss the data.
             let _ = io.out.write(&output.stdout);
             let _ = io.err.write(&output.stderr);
             output.status

@@ -1,10 +1,10 @@
-//! The ends of ranges, as etcd's Go client makes them.
+//! Range ends as etcd's Go client computes them.
 
-/// The end of the range of all keys behind a key: the zero byte, which etcd reads as "no end".
+/// Range end for all keys from a key on: the zero byte, which etcd reads as "no end".
 pub const OPEN_END: &[u8] = b"\0";
 
-/// The end of the range of all keys that begin with `prefix`. For one without an end (only 0xff bytes, or none at
-/// all) that is [`OPEN_END`].
+/// Returns the end of the range of all keys with this prefix; [`OPEN_END`] if the prefix is empty or has only
+/// 0xff bytes.
 pub fn prefix_end(prefix: &[u8]) -> Vec<u8> {
     match prefix.iter().rposition(|byte| *byte < 0xff) {
         None => OPEN_END.to_vec(),

@@ -7,13 +7,13 @@ use crate::call::Call;
 use crate::commands::{HINT, PROGRAM, Runner};
 use crate::process::Interruption;
 
-/// Runs the tool in this process: `args` are the words behind its name.
+/// Runs the tool in this process, with the arguments that follow its name.
 pub fn run(args: &[OsString]) -> ExitCode {
     ExitCode::from(run_in(args, &Io::of_process(), None))
 }
 
-/// Runs the tool with any streams and environment. What interrupts a command that waits are the signals of the process,
-/// unless `interruption` says otherwise. Returns the exit code.
+/// Runs the tool with caller-supplied streams and environment. A waiting command is interrupted by the
+/// signals of the process, or by `interruption` if given. Returns the exit code.
 pub fn run_in(args: &[OsString], io: &Io, interruption: Option<Interruption>) -> u8 {
     match ran(args, io, interruption) {
         Ok(()) => 0,
@@ -59,12 +59,12 @@ fn ran(args: &[OsString], io: &Io, interruption: Option<Interruption>) -> Result
     if outcome.as_ref().is_err_and(is_late) {
         call.tell_unreached(|_| true);
     }
-    // A thread that still waits for a line of standard input, or for a name to be resolved, is not waited for.
+    // Threads that still wait for a line of standard input, or for a name look-up, are not joined.
     runtime.shutdown_background();
     outcome
 }
 
-/// Prints on standard output.
+/// Prints to standard output.
 ///
 /// # Errors
 /// Standard output is closed.
@@ -72,18 +72,19 @@ pub(crate) fn say(io: &Io, text: &str) -> Result<(), Failure> {
     io.out.write(text.as_bytes()).map_err(|_| Failure::said(Failure::ERROR))
 }
 
-/// The text of a failure because the time is over.
+/// Text of the failure when the time limit has passed.
 const LATE: &str = "context deadline exceeded";
 
 const ROOT_FLAGS: &str = "\nFlags:\n  -h, --help   help for etcdctl\n";
 
-/// The help text of the command at `path`. That of the whole tool lists no flags: its only one is `--help`.
+/// Returns the help text of the command at `path`. The text of the whole tool lists no flags: its only flag
+/// is `--help`.
 pub(crate) fn help(path: &[&str]) -> String {
     let text = PROGRAM.help(path);
     if path.is_empty() { text.replace(ROOT_FLAGS, "") } else { text }
 }
 
-/// A refused command line: what is wrong, and how it would be right.
+/// Reports a refused command line: the error, and the correct usage.
 fn refused(io: &Io, error: &UsageError) -> Failure {
     if error.is_env {
         return Failure::error(error.message.clone());
@@ -100,7 +101,7 @@ pub(crate) fn refused_as(io: &Io, error: &str, path: &[&str]) -> Failure {
     Failure::said(Failure::ERROR)
 }
 
-/// The usage as it follows an error: without the hint that stands in help texts.
+/// Returns the usage that follows an error: without the hint of the help texts.
 pub(crate) fn plain_usage(path: &[&str]) -> String {
     let usage = PROGRAM.usage(path);
     let kept: Vec<&str> = usage.lines().filter(|line| *line != HINT).collect();

@@ -1,13 +1,13 @@
-//! Quoted strings as Go writes and reads them.
+//! Quoted strings in Go's syntax.
 
-/// A quoted string could not be read.
+/// Reason why a quoted string could not be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QuoteError {
-    /// The text ended first.
+    /// The text ended before the closing quote.
     UnexpectedEnd,
     /// The text does not begin with a quote.
     Expected,
-    /// An escape that Go does not know.
+    /// The string contains an escape that Go does not know.
     Syntax,
 }
 
@@ -21,8 +21,8 @@ impl std::fmt::Display for QuoteError {
     }
 }
 
-/// Reads the quoted string (`"…"` with escapes or `` `…` `` without) that `text` begins with; also gives what
-/// follows it. The rules are those of `%q` in Go's Sscanf and of `strconv.Unquote`.
+/// Parses the quoted string (`"…"` with escapes, or `` `…` `` without) at the beginning of `text`; also
+/// returns the rest of the text. The rules are those of `%q` in Go's Sscanf and of `strconv.Unquote`.
 ///
 /// # Errors
 /// [`QuoteError`].

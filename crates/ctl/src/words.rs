@@ -1,14 +1,14 @@
-//! The words of a line that `txn` or an interactive `watch` reads.
+//! Splits a line of `txn` or of an interactive `watch` into words.
 
 use cli::Failure;
 
 use crate::unquote::{QuoteError, quoted};
 
-/// Splits a line into words: `"…"` with Go's escapes, `'…'` as it stands, anything else up to white space. A quote
-/// that nothing closes is passed over, as etcdctl does.
+/// Splits a line into words: `"…"` with Go's escapes, `'…'` without escapes, anything else up to white space.
+/// An unclosed quote is ignored, as in etcdctl.
 ///
 /// # Errors
-/// A string in double quotes with an escape that Go does not know: exit code 3.
+/// A double-quoted string contains an escape that Go does not know: exit code 3.
 pub fn words(line: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
     let mut words = Vec::new();
     let mut rest = line;
@@ -46,7 +46,7 @@ fn is_space(byte: u8) -> bool {
     matches!(byte, b'\t' | b'\n' | 0x0c | b'\r' | b' ')
 }
 
-/// A line without the white space around it.
+/// Returns a line without leading and trailing white space.
 pub fn trimmed(line: &[u8]) -> &[u8] {
     line.trim_ascii()
 }

@@ -1,4 +1,4 @@
-//! `doctor ...` and `check disk|network ...` as programs of their own.
+//! Runs `doctor ...` and `check disk|network ...` as standalone programs.
 
 use std::ffi::OsString;
 use std::process::ExitCode;

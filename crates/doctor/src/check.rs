@@ -1,4 +1,4 @@
-//! The commands `check disk` and `check network`.
+//! The commands `check disk` and `check network`: their command table, and the entry points that run them.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -24,7 +24,7 @@ pub(crate) const PROGRAM: Program<Run> = Program {
     globals_hint: "",
 };
 
-/// What etcdctl checks, which its own program runs: here for the list of commands.
+/// Checks of etcdctl, which `ctl` runs; they are here only to appear in the list of commands.
 const PERF: Command<Run> = of_etcdctl("perf", "Check the performance of the etcd cluster (etcdctl's)");
 const DATASCALE: Command<Run> = of_etcdctl(
     "datascale",
@@ -36,7 +36,7 @@ const fn of_etcdctl(name: &'static str, about: &'static str) -> Command<Run> {
     Command { name, about, run: Some(run), ..Command::EMPTY }
 }
 
-/// Returns what shells complete for `doctor` and for `check`, without the checks that are etcdctl's.
+/// Returns the shell completions for `doctor` and for `check`, without the checks of etcdctl.
 pub fn completion() -> [Tree; 2] {
     let mut doctor = Tree::of(&crate::doctor::PROGRAM);
     doctor.below.push(Tree { name: "migrate", ..Tree::of(&crate::migrate::PROGRAM) });
@@ -45,7 +45,7 @@ pub fn completion() -> [Tree; 2] {
     [doctor, check]
 }
 
-/// Refuses words that are neither a command nor a flag.
+/// Returns an error if an argument is neither a command nor a flag.
 pub(crate) fn no_arguments(matches: &Matches) -> Result<(), Failure> {
     match matches.arg_text(0) {
         Some(extra) => Err(Failure::error(format!("unknown argument {}", cli::go::quote(extra)))),
@@ -53,12 +53,12 @@ pub(crate) fn no_arguments(matches: &Matches) -> Result<(), Failure> {
     }
 }
 
-/// Runs `check disk` or `check network` in this process: the arguments are those behind `check`. Prints the result.
+/// Runs `check disk` or `check network` in this process, with the arguments that follow `check`. Prints the result.
 pub fn check(args: &[OsString]) -> ExitCode {
     ExitCode::from(check_in(args, &Io::of_process()))
 }
 
-/// Runs as [`check`] does, with any streams and environment. Returns the exit code.
+/// Runs like [`check`], with caller-supplied streams and environment. Returns the exit code.
 pub fn check_in(args: &[OsString], io: &Io) -> u8 {
     launch(&PROGRAM, args, io)
 }

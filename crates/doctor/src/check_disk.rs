@@ -1,4 +1,4 @@
-//! `check disk`: from flags to output.
+//! The command `check disk`: from flags to output.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -43,11 +43,11 @@ Exit codes: 0 passed; 1 failed, or could not be measured.",
                 ..Command::EMPTY
             };
 
-/// The record of the usual recipe for etcd's disks.
+/// Record size in bytes of the usual recipe for testing disks for etcd.
 const RECORD_BYTES: usize = 2300;
-/// Largest record taken; a request is no larger.
+/// Largest record size accepted, in bytes; no request is larger.
 const RECORD_BYTES_MAX: u64 = 16 * 1024 * 1024;
-/// Fewer syncs have no p99.
+/// Least number of fsyncs for which a p99 is reported.
 const SYNCS_MIN: usize = 100;
 
 async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
@@ -77,7 +77,7 @@ async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
     concluded(io, &output, if passed { 0 } else { doctor::COULD_NOT_LOOK })
 }
 
-/// How large a record is, and why.
+/// Returns the record size in bytes, and the reason for it.
 async fn record_size(matches: &Matches) -> Result<(usize, &'static str), Failure> {
     let given = matches.get(SIZE);
     if given > RECORD_BYTES_MAX {
@@ -107,7 +107,7 @@ async fn record_size(matches: &Matches) -> Result<(usize, &'static str), Failure
     Err(Failure::error(format!("the size of a member's records is not known ({why}): give --size")))
 }
 
-/// Bytes per write of the log; `None` before there are enough of them.
+/// Returns the average bytes per write of the log; `None` if there are too few writes.
 fn observed_size(page: &Exposition) -> Option<usize> {
     let bytes = page.sum("etcd_disk_wal_write_bytes_total", &[])?;
     let writes =
@@ -119,7 +119,7 @@ fn verdict(passed: bool) -> &'static str {
     if passed { "PASS" } else { "FAIL" }
 }
 
-/// For people.
+/// Formats the result as text for people.
 pub fn text(result: &DiskResult, path: &str, source: &str, limit: f64) -> String {
     let mut out = String::new();
     let mut line = |text: String| writeln!(out, "{text}").expect("strings take everything");
@@ -176,7 +176,7 @@ pub fn text(result: &DiskResult, path: &str, source: &str, limit: f64) -> String
     out
 }
 
-/// For machines: one object on one line.
+/// Formats the result as JSON: one object on one line.
 pub fn json(result: &DiskResult, limit: f64) -> String {
     let syncs = &result.syncs;
     let windows: Vec<String> = result

@@ -1,4 +1,4 @@
-//! `check network`: from flags to output.
+//! The command `check network`: from flags to output.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -41,46 +41,46 @@ Exit codes: 0 passed; 1 failed, or could not be measured.",
                 ..Command::EMPTY
             };
 
-/// From one member to another, as that member tells it.
+/// The link from one member to another, as the first member's metrics describe it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PeerLink {
-    /// The member that tells it.
+    /// Member that reports the link.
     pub from: String,
-    /// The other.
+    /// Member at the other end.
     pub to: String,
-    /// Probes since its start.
+    /// Number of probes since the reporting member started.
     pub probes: f64,
-    /// Median, in seconds.
+    /// Median round trip, in seconds.
     pub p50: f64,
-    /// 99 of 100, in seconds.
+    /// p99 of the round trip, in seconds.
     pub p99: f64,
-    /// Messages not sent since its start.
+    /// Number of messages that could not be sent since the reporting member started.
     pub failures: f64,
 }
 
-/// Everything measured.
+/// All results of the command.
 #[derive(Clone, Debug, Default)]
 pub struct NetworkReport {
-    /// From here to each endpoint.
+    /// Results from this machine to each endpoint.
     pub endpoints: Vec<NetworkResult>,
-    /// Between members.
+    /// Links between members.
     pub links: Vec<PeerLink>,
-    /// Endpoints whose member does not tell of its links, and why.
+    /// Endpoints whose member does not report its links, with the reason.
     pub silent: Vec<(String, String)>,
 }
 
-/// The limits that a network has to keep.
+/// The limits that a network has to meet.
 #[derive(Clone, Copy, Debug)]
 pub struct NetworkLimits {
     /// p99 of a round trip, in seconds.
     pub rtt: f64,
-    /// Share of segments sent again.
+    /// Share of segments that are sent again.
     pub loss: f64,
 }
 
 const RTT: &str = "etcd_network_peer_round_trip_time_seconds";
 const FAILURES: &str = "etcd_network_peer_sent_failures_total";
-/// The least MTU of IPv6, and of any network in use.
+/// The minimum MTU of IPv6, which every common network exceeds.
 const MTU_USUAL: u32 = 1280;
 
 async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
@@ -96,7 +96,7 @@ async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
     for member in list.map(|list| list.members).unwrap_or_default() {
         names.push((member.id, member.name));
         let others = member.client_urls.into_iter().filter(|_| matches.get(CLUSTER));
-        // `host:port` and `http://host:port` are one place when no TLS was asked for.
+        // `host:port` and `http://host:port` are the same endpoint if TLS was not requested.
         let scheme = if connection.is_secure { "https://" } else { "http://" };
         let full =
             |text: &str| if text.contains("://") { text.to_owned() } else { format!("{scheme}{text}") };
@@ -114,7 +114,7 @@ async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
         time: matches.get(FOR),
     };
     let mut report = NetworkReport::default();
-    // One after the other: they would share the bandwidth from here.
+    // Endpoints are measured one after the other, since they share the bandwidth of this machine.
     for text in endpoints {
         let endpoint = Endpoint::new(&*text);
         let result = trial.run(&endpoint, &client.at(&text)).await;
@@ -127,7 +127,7 @@ async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
             Ok(answer) => {
                 let page = Exposition::read(&String::from_utf8_lossy(&answer.body));
                 for link in peer_links(&page, &text, &names) {
-                    // A member of several URLs tells the same at each.
+                    // A member with several URLs reports the same links at each.
                     if !report.links.iter().any(|known| (&known.from, &known.to) == (&link.from, &link.to)) {
                         report.links.push(link);
                     }
@@ -169,7 +169,7 @@ fn peer_links(page: &Exposition, endpoint: &str, names: &[(u64, String)]) -> Vec
 }
 
 impl NetworkReport {
-    /// Returns a text for each limit that is not kept.
+    /// Returns a text for each limit that is not met.
     pub fn complaints(&self, limits: NetworkLimits) -> Vec<String> {
         let mut complaints = Vec::new();
         for result in &self.endpoints {
@@ -209,7 +209,7 @@ impl NetworkReport {
         complaints
     }
 
-    /// For people.
+    /// Formats the report as text for people.
     pub fn text(&self, limits: NetworkLimits) -> String {
         let mut out = String::new();
         let mut line =
@@ -287,7 +287,7 @@ impl NetworkReport {
         out
     }
 
-    /// Endpoints of one host with and without TLS.
+    /// Returns pairs of endpoints of the same host, one without and one with TLS.
     fn pairs(&self) -> impl Iterator<Item = (&NetworkResult, &NetworkResult)> {
         let host = |result: &NetworkResult| Endpoint::new(&*result.endpoint).host_name().to_owned();
         let measured = |result: &&NetworkResult| result.call.count() > 0;
@@ -298,7 +298,7 @@ impl NetworkReport {
         })
     }
 
-    /// For machines: one object on one line.
+    /// Formats the report as JSON: one object on one line.
     pub fn json(&self, limits: NetworkLimits) -> String {
         let complaints = self.complaints(limits);
         let quoted: Vec<String> = complaints.iter().map(json::string).collect();

@@ -1,4 +1,4 @@
-//! Looks at a cluster, and writes down what it sees.
+//! Examines a cluster, and records the evidence.
 
 use std::time::Duration;
 
@@ -23,39 +23,40 @@ use crate::http1::{Answer, get, unix_now};
 use crate::page::Page;
 use crate::sampling;
 
-/// The parameters of a look at a cluster.
+/// Parameters of an examination of a cluster.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Way to reach the members.
+    /// Settings for connections to the members.
     pub connection: Connection,
-    /// URLs of the metrics of each endpoint, in their order; empty: the endpoints themselves.
+    /// URLs of the metrics of each endpoint, in the endpoints' order; if empty, the endpoints serve them.
     pub metrics_endpoints: Vec<String>,
-    /// True if members are looked at that no endpoint was given of.
+    /// True if members that the endpoints do not name are examined, too.
     pub whole_cluster: bool,
-    /// Time in which rates are measured.
+    /// Time during which rates are measured.
     pub window: Duration,
-    /// Number of keys that are sampled; 0 for none.
+    /// Number of keys to sample; 0 for none.
     pub sample_keys: usize,
 }
 
-/// Number of round trips that are measured while rates are watched.
+/// Number of round trips that are measured during the time for rates.
 const ROUND_TRIPS: u32 = 10;
-/// Maximum number of members that are looked at.
+/// Largest number of members that are examined.
 const MEMBERS_MAX: usize = 100;
-/// Seconds that a server's `Date` may be late, beyond the second it is cut to: some write it once a second.
+/// Seconds by which a server's `Date` header may lag, in addition to its rounding down to a second: some
+/// servers update it only once a second.
 const DATE_LATE_SECONDS: f64 = 1.0;
 
 /// The members of a cluster.
 struct Targets {
-    /// Those to look at.
+    /// Members to examine.
     seen: Vec<Target>,
-    /// Those that are known only by name.
+    /// Members of which only the name is known.
     unseen: Vec<Member>,
-    /// `Ok` if there are no others; otherwise why there may be.
+    /// `Ok` if there are no other members; otherwise the reason why some may be missing.
     complete: Result<(), Unseen>,
 }
 
-/// A member to look at.
+/// A member to examine.
 #[derive(Clone, Debug)]
 struct Target {
     endpoint: String,
@@ -65,10 +66,10 @@ struct Target {
 }
 
 impl Plan {
-    /// Looks.
+    /// Examines the cluster.
     ///
     /// # Errors
-    /// Nothing can be looked at, and why.
+    /// The reason why nothing can be examined.
     pub async fn collect(&self) -> Result<Evidence, Unseen> {
         let client = Client::new(self.connection.settings.clone()).map_err(Unseen::because)?;
         let client = client.within(self.connection.within);
@@ -117,7 +118,7 @@ impl Plan {
         sampling::sample(client, self.sample_keys).await
     }
 
-    /// The members that the endpoints lead to, and those that the cluster lists.
+    /// Returns the members that answer at the endpoints, and those in the cluster's member list.
     async fn targets(&self, client: &Client) -> Targets {
         let endpoints = &self.connection.settings.endpoints;
         let mut asked = Vec::new();
@@ -125,7 +126,7 @@ impl Plan {
             let at = client.at(endpoint);
             let (endpoint, transport) = (Endpoint::new(&**endpoint), self.connection.transport.clone());
             asked.push(tokio::spawn(async move {
-                // A client would go on trying until the request's time is over.
+                // Connects once, since a client would retry until the request times out.
                 Channel::open(&endpoint, &transport).await.ok()?;
                 status_of(&at).await.ok().map(|answer| answer.1)
             }));
@@ -136,7 +137,7 @@ impl Plan {
             let metrics_endpoint = self.metrics_endpoints.get(at).unwrap_or(endpoint).clone();
             targets.push(Target { endpoint: endpoint.clone(), metrics_endpoint, name: String::new(), id });
         }
-        // Two endpoints of one member are one member.
+        // Two endpoints of one member count as one member.
         let mut seen: Vec<u64> = Vec::new();
         targets.retain(|target| {
             let is_new = target.id == 0 || !seen.contains(&target.id);
@@ -144,7 +145,7 @@ impl Plan {
             is_new
         });
         let mut unseen = Vec::new();
-        // The list is needed for names alone where nobody else is to be looked at.
+        // If only the given members are to be examined, the list is needed for names only.
         let incomplete = |why: String| match self.whole_cluster {
             true => Err(Unseen::from(why)),
             false => Ok(()),
@@ -196,7 +197,7 @@ fn same_place(url: &str, endpoint: &str) -> bool {
     place(url) == place(endpoint)
 }
 
-/// The first of a member's URLs where a server answers, or the first of all.
+/// Returns the first of a member's URLs at which a server answers, or the first URL if none does.
 async fn first_that_answers(client: &Client, urls: &[String]) -> Option<String> {
     let quick = client.within(Duration::from_secs(1));
     if urls.len() > 1 {
@@ -209,7 +210,7 @@ async fn first_that_answers(client: &Client, urls: &[String]) -> Option<String> 
     urls.first().cloned()
 }
 
-/// A member's status, and its id.
+/// Returns a member's status, and its id.
 async fn status_of(client: &Client) -> Result<(Status, u64), Unseen> {
     let answer: StatusResponse = client
         .call(Rpc::MaintenanceStatus, &StatusRequest::default())
@@ -253,13 +254,14 @@ pub(crate) async fn list_alarms(client: &Client) -> Result<Vec<Alarm>, Unseen> {
     Ok(alarms.map(|alarm| Alarm { member_id: alarm.member_id, kind: kind(alarm.alarm) }).collect())
 }
 
-/// Everything of one member. Takes the plan's time.
+/// Collects all evidence about one member. Takes the plan's time window.
 async fn look(plan: Plan, client: Client, target: Target) -> Member {
     let mut member = Member::unseen(&target.endpoint, &target.name, target.id, "not reached");
     let endpoint = Endpoint::new(&*target.endpoint);
     let pages = Endpoint::new(&*target.metrics_endpoint);
     let (transport, within) = (&plan.connection.transport, plan.connection.within);
-    // Only to learn why there is no connection, and whose certificate is shown: the client makes its own.
+    // This connection only shows why connecting fails, and the server's certificate; the client opens
+    // connections of its own.
     let opened = Channel::open(&endpoint, transport).await;
     member.certificate = certificate(&plan.connection, &endpoint, opened.as_ref().ok()).await;
     if let Err(error) = &opened {
@@ -292,7 +294,7 @@ async fn look(plan: Plan, client: Client, target: Target) -> Member {
         }
         match &status {
             Ok(_) => round_trips.call.push(asked.elapsed().as_secs_f64()),
-            // Each failure may take all the time that a request has.
+            // Each failure may take as long as the timeout of a request.
             Err(_) if turn > 1 => break,
             Err(_) => {}
         }
@@ -339,7 +341,8 @@ async fn look(plan: Plan, client: Client, target: Target) -> Member {
     member
 }
 
-/// The certificate shown on this connection; without one, on another that takes any.
+/// Returns the certificate shown on this connection; if it failed, on another connection that accepts any
+/// certificate.
 async fn certificate(
     connection: &Connection,
     endpoint: &Endpoint,
@@ -387,13 +390,15 @@ fn metrics(first: &Result<Answer, GetError>, second: &Result<Answer, GetError>) 
     }
 }
 
-/// Returns the clock of the server that wrote a `Date`, relative to the times of the request and the answer here.
+/// Returns the clock of the server that wrote the `Date` header, as an offset bounded by the times of request
+/// and response.
 fn by_date(answer: &Answer) -> Option<Clock> {
     let date = answer.date_unix? as f64;
     Some(Clock { low: date - answer.answered_unix, high: date + 1.0 + DATE_LATE_SECONDS - answer.asked_unix })
 }
 
-/// Returns the offset that all of them allow; that of the last one if they contradict each other because a clock was set.
+/// Returns the offset that all measurements allow; if they contradict each other because a clock was set, the
+/// last one.
 fn meet(clocks: &[Clock]) -> Option<Clock> {
     let last = *clocks.last()?;
     let low = clocks.iter().map(|clock| clock.low).fold(f64::MIN, f64::max);

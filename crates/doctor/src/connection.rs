@@ -1,4 +1,4 @@
-//! How the members are reached: the flags that etcd's tools share, and what follows from them.
+//! Connections to the members: the flags that etcd's tools share, and the settings that follow from them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -32,7 +32,7 @@ const WRITE_OUT: Flag<String> =
     Flag::text("write-out", "simple", "set the output format (simple, json)").short('w');
 const JSON: Flag<bool> = Flag::bool("json", "short for --write-out=json");
 
-/// What a member with users switched on answers to somebody whom it does not know, or who may not ask.
+/// Errors with which a member with authentication refuses an unknown caller, or a caller without permission.
 pub(crate) const REFUSALS: &[api::Status] = &[
     api::error::USER_EMPTY,
     api::error::AUTH_FAILED,
@@ -40,15 +40,15 @@ pub(crate) const REFUSALS: &[api::Status] = &[
     api::error::INVALID_AUTH_TOKEN,
 ];
 
-/// What to do where a member answers one of [`REFUSALS`].
+/// Advice if a member returns one of [`REFUSALS`].
 pub(crate) const WITH_USERS: &str = "users are switched on (auth enable): say who asks, best root: \
     --user=root:PASSWORD (or --user=root --password=PASSWORD), --auth-jwt-token=TOKEN, or --cert and --key of a certificate \
     whose common name is a user";
 
-/// Bytes of an answer at most: a list of some millions of leases.
+/// Longest response in bytes; allows a list of some millions of leases.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// The flags, named as etcdctl's.
+/// The flags for connections, with etcdctl's names.
 pub(crate) const FLAGS: &[FlagRow] = &[
     ENDPOINTS.row(),
     CACERT.row(),
@@ -68,26 +68,26 @@ pub(crate) const FLAGS: &[FlagRow] = &[
     JSON.row(),
 ];
 
-/// Ready to connect.
+/// Settings for connections to the members.
 #[derive(Clone, Debug)]
 pub struct Connection {
-    /// For the client.
+    /// Settings of the client.
     pub settings: Settings,
-    /// For single connections.
+    /// Transport of single connections.
     pub transport: Transport,
-    /// The TLS files, for a look at a certificate that is not trusted.
+    /// TLS files, also used to fetch a certificate that is not trusted.
     pub files: TlsFiles,
-    /// Time limit of a request.
+    /// Timeout of a request.
     pub within: Duration,
-    /// True if endpoints without a scheme speak TLS.
+    /// True if endpoints without a scheme use TLS.
     pub is_secure: bool,
 }
 
 impl Connection {
-    /// From the flags; asks DNS if that is wanted.
+    /// Builds the settings from the flags; queries DNS if the flags ask for discovery.
     ///
     /// # Errors
-    /// No endpoint is given or found, or a file for TLS is wrong.
+    /// No endpoint is given or found, or a TLS file is not valid.
     pub async fn of(matches: &Matches) -> Result<Connection, Failure> {
         let path =
             |flag: Flag<String>| Some(matches.get(flag)).filter(|text| !text.is_empty()).map(PathBuf::from);
@@ -139,18 +139,18 @@ impl Connection {
         Ok(Connection { settings, transport, files, within, is_secure })
     }
 
-    /// Returns the transport of [`Connection::transport`], but accepts any certificate: to look at one that is not
-    /// trusted, without sending anything.
+    /// Returns [`Connection::transport`] changed to accept any certificate: used to inspect a certificate
+    /// that is not trusted, without sending data.
     pub(crate) fn unverified(&self) -> Option<Transport> {
         let files = TlsFiles { cacert: None, insecure_skip_verify: true, ..self.files.clone() };
         Some(Transport { tls: Some(files.load().ok()?), ..self.transport.clone() })
     }
 }
 
-/// Whether JSON is wanted.
+/// Returns true if the output is to be JSON.
 ///
 /// # Errors
-/// Another form is.
+/// The flag names an unknown format.
 pub(crate) fn wants_json(matches: &Matches) -> Result<bool, Failure> {
     match matches.get(WRITE_OUT) {
         "simple" => Ok(matches.get(JSON)),

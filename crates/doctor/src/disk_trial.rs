@@ -1,4 +1,4 @@
-//! Writes as the log of a member does, and measures how long the disk takes to make them lasting.
+//! Writes like the log of a member, and measures how long the disk takes to make writes durable.
 
 use std::io;
 use std::path::Path;
@@ -10,66 +10,67 @@ use disk::{Disk as _, File, RealDisk, Reservation};
 
 use crate::quantiles::Quantiles;
 
-/// The file that is written round and round: as large as a segment of etcd's log.
+/// Size in bytes of the file that is overwritten in a loop: that of a segment of etcd's log.
 const FILE_BYTES: u64 = 64_000_000;
-/// Number of parts of the time that are compared.
+/// Number of time windows that are compared.
 const WINDOWS: u32 = 10;
-/// Blocks of the bandwidth trial, and how long it may take.
+/// Block size in bytes of the bandwidth trial, and its longest duration.
 const BLOCK_BYTES: usize = 1024 * 1024;
 const BANDWIDTH_TIME: Duration = Duration::from_secs(5);
-/// Later windows as much slower than the first have lost something: a burst credit, as a rule.
+/// If the rate of later windows falls below this share of the first windows' rate, the disk has become
+/// slower; usually its burst credit was used up.
 const SLOWER: f64 = 0.6;
 
-/// The parameters of a disk trial.
+/// Parameters of a disk trial.
 #[derive(Clone, Debug)]
 pub struct DiskTrial {
-    /// Bytes of a record.
+    /// Size of a record in bytes.
     pub record_bytes: usize,
-    /// Records at most; 0: as many as the time allows.
+    /// Largest number of records; 0 for as many as the time allows.
     pub records_max: u64,
     /// Duration of the trial.
     pub time: Duration,
 }
 
-/// The result of a disk trial.
+/// Result of a disk trial.
 #[derive(Clone, Debug, Default)]
 pub struct DiskResult {
-    /// Bytes of a record.
+    /// Size of a record in bytes.
     pub record_bytes: usize,
-    /// Durations of the syncs, in seconds.
+    /// Durations of the fsyncs, in seconds.
     pub syncs: Quantiles,
     /// Duration of the trial, in seconds.
     pub seconds: f64,
-    /// Parts of the time, in turn.
+    /// Consecutive time windows of the trial.
     pub windows: Vec<DiskWindow>,
-    /// Bytes per second of large sequential writes with one sync at the end.
+    /// Rate of large sequential writes with one fsync at the end, in bytes per second.
     pub bandwidth: f64,
-    /// What becomes of room that a member reserves.
+    /// Effect of reserving space on this file system.
     pub reserved: ReservedRoom,
 }
 
-/// What becomes of room that a member reserves for a full disk.
+/// Effect of reserving space for a full disk on a file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReservedRoom {
-    /// The file system keeps it.
+    /// The file system keeps the reserved space.
     #[default]
     Kept,
-    /// The member writes zeros there.
+    /// The member has to write zeros to reserve space.
     Zeros,
-    /// Nothing keeps it on this file system.
+    /// This file system cannot reserve space.
     Nowhere(&'static str),
 }
 
-/// A part of the time.
+/// One time window of the trial.
 #[derive(Clone, Debug, Default)]
 pub struct DiskWindow {
     /// Records per second.
     pub rate: f64,
-    /// p99 of its syncs, in seconds.
+    /// p99 of the window's fsyncs, in seconds.
     pub p99: f64,
 }
 
-/// A file without a name, which is gone with the process however that ends.
+/// Creates an unlinked file, which disappears with the process, however the process ends.
 fn nameless_file(dir: &Path) -> io::Result<Arc<dyn File>> {
     let path = dir.join(format!(".mainstay-check-disk-{}", std::process::id()));
     let file = RealDisk.create(&path)?;
@@ -78,12 +79,12 @@ fn nameless_file(dir: &Path) -> io::Result<Arc<dyn File>> {
 }
 
 impl DiskTrial {
-    /// Writes in this directory. `told` hears how many seconds are over, now and then.
+    /// Runs the trial in this directory. `told` is called periodically with the elapsed time in seconds.
     ///
     /// # Errors
-    /// The directory cannot be written to, or lacks room.
+    /// The directory cannot be written to, or lacks space.
     pub fn run(&self, dir: &Path, mut told: impl FnMut(f64)) -> io::Result<DiskResult> {
-        // Bytes that no disk can compress.
+        // Random bytes, which no disk can compress.
         let record = Random::new(1).bytes(self.record_bytes.max(1));
         let file_bytes = FILE_BYTES.max(record.len() as u64);
         let room = RealDisk.space(dir)?.free_bytes;
@@ -123,7 +124,7 @@ impl DiskTrial {
         }
         let seconds = begun.elapsed().as_secs_f64();
         let window_seconds = self.time.as_secs_f64() / f64::from(WINDOWS);
-        // The last one of a run that ended by its count is not whole.
+        // If the run ended by the number of records, its last window is incomplete.
         let whole = (seconds / window_seconds.max(1e-9)).floor() as usize;
         let windows = windows.into_iter().take(whole).map(|times| DiskWindow {
             rate: times.len() as f64 / window_seconds,
@@ -154,31 +155,31 @@ fn bandwidth(file: &dyn File, file_bytes: u64) -> io::Result<f64> {
     Ok(written as f64 / begun.elapsed().as_secs_f64().max(1e-9))
 }
 
-/// Says if the disk kept its pace.
+/// Comparison of the disk's rates at the beginning and at the end of the trial.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Pace {
-    /// The run was too short to see a credit end.
+    /// The run was too short to exhaust a burst credit.
     TooShort,
-    /// The disk kept its pace.
+    /// The disk kept its rate.
     Steady,
-    /// Records per second at the beginning and at the end.
+    /// The disk became slower; rates are in records per second.
     Slower {
-        /// In the first fifth.
+        /// Rate in the first fifth of the time.
         first: f64,
-        /// In the last fifth.
+        /// Rate in the last fifth of the time.
         last: f64,
     },
 }
 
 impl DiskResult {
-    /// Records per second.
+    /// Returns the average rate in records per second.
     pub fn rate(&self) -> f64 {
         self.syncs.count() as f64 / self.seconds.max(1e-9)
     }
 
-    /// Compares the first fifth of the time with the last.
+    /// Compares the rates of the first and the last fifth of the time.
     pub fn pace(&self) -> Pace {
-        /// Shorter runs end before most credits.
+        /// Least duration in seconds: shorter runs do not exhaust most burst credits.
         const SECONDS_MIN: f64 = 30.0;
         let (Some(first), Some(last)) = (self.windows.first_chunk::<2>(), self.windows.last_chunk::<2>())
         else {
@@ -192,7 +193,7 @@ impl DiskResult {
         if self.seconds < SECONDS_MIN { Pace::TooShort } else { Pace::Steady }
     }
 
-    /// Settings that suit this disk.
+    /// Returns settings that suit this disk.
     pub fn advice(&self) -> DiskAdvice {
         let milliseconds = |seconds: f64| seconds * 1e3;
         let (p50, p99, longest) = (
@@ -202,8 +203,8 @@ impl DiskResult {
         );
         let heartbeat = up_to((2.0 * p99).max(100.0), 50.0);
         let election = up_to((10.0 * heartbeat).max(5.0 * longest), 100.0).min(50_000.0);
-        // Gathering writes for as long as a sync takes halves their number at most; a fast disk needs none of it, and a disk
-        // that ran out of credit turns large batches into bursts.
+        // Batching writes for the length of an fsync halves their number at most. A fast disk does not need
+        // it, and on a disk whose burst credit is used up, large batches cause bursts.
         let window = match self.pace() {
             Pace::Slower { .. } => 0.0,
             _ if p50 < 0.5 => 0.0,
@@ -214,14 +215,15 @@ impl DiskResult {
     }
 }
 
-/// Settings, in milliseconds.
+/// Recommended settings, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskAdvice {
-    /// Milliseconds for which writes are gathered for one sync.
+    /// Time in milliseconds for which writes are batched for one fsync.
     pub window_ms: u64,
-    /// `--heartbeat-interval`: twice the p99, and the default at least.
+    /// `--heartbeat-interval` in milliseconds: twice the p99, and at least the default.
     pub heartbeat_ms: u64,
-    /// `--election-timeout`: ten heartbeats and five of the longest syncs, and etcd's bound at most.
+    /// `--election-timeout` in milliseconds: at least ten heartbeats and five of the longest fsyncs, and at
+    /// most etcd's bound.
     pub election_ms: u64,
 }
 

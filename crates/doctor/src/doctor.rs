@@ -20,19 +20,19 @@ use crate::migrate;
 use crate::report::{Health, Report};
 use crate::rule::Rule;
 
-/// Nothing could be looked at, or the command line is wrong.
+/// Exit code if nothing could be examined, or the command line is wrong.
 pub(crate) const COULD_NOT_LOOK: u8 = 1;
-/// Something of severity error was found.
+/// Exit code if a finding of severity error exists.
 const ERRORS: u8 = 5;
-/// Only warnings were found.
+/// Exit code if only warnings were found.
 const WARNINGS: u8 = 6;
-/// No errors were found, but not everything could be read.
+/// Exit code if no errors were found, but not everything could be read.
 const UNKNOWN: u8 = 7;
 
-/// The word for [`migrate`], which has flags of its own.
+/// Name of the subcommand of [`migrate`], which has flags of its own.
 const MIGRATE: &str = "migrate";
 
-/// Rates need a time between two looks.
+/// Shortest time between the two readings that rates need.
 const WINDOW_MIN: Duration = Duration::from_millis(10);
 
 const FOR: Flag<Duration> = Flag::duration("for", "10s", "how long to watch rates; the longer, the surer");
@@ -117,19 +117,19 @@ pub(crate) const PROGRAM: Program<Run> = Program {
     globals_hint: "",
 };
 
-/// How a command is run: it prints its result, and fails with the exit code that says what was found.
+/// Runs a command: prints its result, and fails with the exit code that stands for the findings.
 #[derive(Clone, Copy)]
 pub(crate) struct Run(pub(crate) for<'c> fn(&'c Matches, &'c Io) -> Running<'c>);
 
-/// A command that runs.
+/// Future of a running command.
 pub(crate) type Running<'c> = Pin<Box<dyn Future<Output = Result<(), Failure>> + 'c>>;
 
-/// Runs the command `doctor` in this process: `args` are the words behind its name. Prints the report.
+/// Runs the command `doctor` in this process, with the arguments that follow its name. Prints the report.
 pub fn run(args: &[OsString]) -> ExitCode {
     ExitCode::from(run_in(args, &Io::of_process()))
 }
 
-/// Runs as [`run`] does, with any streams and environment. Returns the exit code.
+/// Runs like [`run`], with caller-supplied streams and environment. Returns the exit code.
 pub fn run_in(args: &[OsString], io: &Io) -> u8 {
     match args.split_first() {
         Some((word, rest)) if word == MIGRATE => launch(&migrate::PROGRAM, rest, io),
@@ -137,7 +137,7 @@ pub fn run_in(args: &[OsString], io: &Io) -> u8 {
     }
 }
 
-/// Reads the command line, and runs the command to its end in a runtime of one thread. Returns the exit code.
+/// Parses the command line, and runs the command to its end on a single-threaded runtime. Returns the exit code.
 pub(crate) fn launch(program: &Program<Run>, args: &[OsString], io: &Io) -> u8 {
     let outcome = match program.parse(args, io.text_environment()) {
         Ok(Invocation::Help(text)) => print(io, &text),
@@ -165,7 +165,7 @@ pub(crate) fn launch(program: &Program<Run>, args: &[OsString], io: &Io) -> u8 {
     }
 }
 
-/// Prints on standard output. A reader that has closed it wants no more, so that is no failure.
+/// Prints to standard output. A closed reader is no error, since it does not want more output.
 pub(crate) fn print(io: &Io, text: &str) -> Result<(), Failure> {
     io.out.notice(text);
     Ok(())
@@ -207,7 +207,7 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
     let plan = Plan { connection, metrics_endpoints, whole_cluster, window, sample_keys };
     let evidence = plan.collect().await.map_err(Failure::error)?;
     let report = Report::of(&evidence, &Limits::of(matches), window.as_secs_f64(), &rules);
-    // A certificate may say enough by itself.
+    // A certificate alone may be a finding worth a report, even if no member was reached.
     let is_told = report.findings.iter().any(|finding| finding.name != "unreachable");
     if !is_told && evidence.members.iter().all(|member| member.reached.is_err()) {
         return Err(no_member_answers(&evidence));
@@ -218,7 +218,7 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
         Health::Warnings => WARNINGS,
         Health::Unknown => UNKNOWN,
     };
-    // The output first: a file that cannot be written must not cost the look.
+    // The output comes first: if the file cannot be written, the result must not be lost.
     print(io, &if is_json { report.json() } else { report.text() })?;
     let file = matches.get(HTML);
     let taken = format!("{}Z", stdx::calendar::Utc::from_unix(evidence.taken_unix as u64));
@@ -226,7 +226,7 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
     match (written, code) {
         (Ok(()), 0) => Ok(()),
         (Ok(()), code) => Err(Failure::said(code)),
-        // What was found counts for more than where it could not be written.
+        // The exit code for findings takes precedence over the failure to write the file.
         (Err(error), code) => {
             let code = if code == 0 { Failure::ERROR } else { code };
             Err(Failure::new(code, format!("cannot write {file}: {error}")))
@@ -234,7 +234,8 @@ async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
     }
 }
 
-/// Writes a page that names keys and clients: for this user's eyes, whole or not at all, and to no place that a link leads to.
+/// Writes a page, which names keys and clients: readable by this user only, atomically, and without following
+/// symbolic links.
 fn write_page(file: &Path, page: &str) -> io::Result<()> {
     let name = file.file_name().ok_or(io::ErrorKind::IsADirectory)?;
     if fs::symlink_metadata(file).is_ok_and(|there| !there.is_file()) {
@@ -244,7 +245,7 @@ fn write_page(file: &Path, page: &str) -> io::Result<()> {
     making.push(name);
     making.push(format!(".{}", std::process::id()));
     let making = file.with_file_name(making);
-    // What a run left that was killed: processes of containers often have the same number.
+    // A killed run may have left this file: processes in containers often have the same number.
     if let Err(error) = fs::remove_file(&making)
         && error.kind() != io::ErrorKind::NotFound
     {
@@ -254,13 +255,13 @@ fn write_page(file: &Path, page: &str) -> io::Result<()> {
     let written =
         new.write_all(page.as_bytes()).and_then(|()| new.sync_all()).and_then(|()| fs::rename(&making, file));
     if written.is_err() {
-        // It is of no use to anybody; that it cannot be removed either is not what is wrong.
+        // The partial file is useless; a failure to remove it does not matter beside the error that is returned.
         let _ = fs::remove_file(&making);
     }
     written
 }
 
-/// Where the metrics of each endpoint are, in their order; none: the endpoints themselves.
+/// Returns the URLs of each endpoint's metrics, in the endpoints' order; empty if the endpoints serve them.
 ///
 /// # Errors
 /// The two lists have different lengths.
@@ -272,7 +273,7 @@ pub(crate) fn metrics_endpoints(matches: &Matches, connection: &Connection) -> R
     Ok(given)
 }
 
-/// The failure to reach any member, with the reasons.
+/// Returns the error that no member can be reached, with the reasons.
 pub(crate) fn no_member_answers(evidence: &Evidence) -> Failure {
     let whys: Vec<String> = evidence
         .members
@@ -285,7 +286,7 @@ pub(crate) fn no_member_answers(evidence: &Evidence) -> Failure {
     Failure::error(format!("no member can be reached: {whys}{what_to_do}"))
 }
 
-/// The rules that `--only` and `--skip` leave.
+/// Returns the rules that `--only` and `--skip` select.
 fn chosen(matches: &Matches) -> Result<Vec<&'static Rule>, Failure> {
     let (only, skip) = (matches.get(ONLY), matches.get(SKIP));
     for name in only.iter().chain(skip) {

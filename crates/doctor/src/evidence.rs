@@ -1,4 +1,4 @@
-//! What was seen of a cluster: plain data, which the findings judge without looking at anything else.
+//! The evidence collected from a cluster: plain data, which the findings judge without further requests.
 
 use std::fmt;
 
@@ -6,26 +6,26 @@ use crate::exposition::Exposition;
 use crate::histogram::Histogram;
 use crate::page::Page;
 
-/// Why something of a cluster was not seen, in words for the report.
+/// Reason why a part of the evidence is missing, as a text for the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unseen {
     why: String,
-    /// True if a look failed or was refused; false if there is nothing to look at, or it was not to be looked at.
+    /// True if the attempt failed or was refused; false if there was nothing to examine, or it was not wanted.
     is_failure: bool,
 }
 
 impl Unseen {
-    /// A look that failed for this reason. A cluster with such a look is not called healthy.
+    /// Creates the reason for an attempt that failed. A cluster with such a failure is not called healthy.
     pub fn because(why: impl fmt::Display) -> Unseen {
         Unseen { why: why.to_string(), is_failure: true }
     }
 
-    /// A look that was left out for this reason: a server has no such page, or the user does not want it.
+    /// Creates the reason for an attempt that was omitted: the server has no such page, or the user does not want it.
     pub fn left_out(why: impl fmt::Display) -> Unseen {
         Unseen { why: why.to_string(), is_failure: false }
     }
 
-    /// Returns true if a look failed or was refused.
+    /// Returns true if the attempt failed or was refused.
     pub fn is_failure(&self) -> bool {
         self.is_failure
     }
@@ -51,43 +51,43 @@ impl fmt::Display for Unseen {
 
 impl std::error::Error for Unseen {}
 
-/// All of it. Where something could not be seen, the reason stands in its place.
+/// All evidence about a cluster. Each part that is missing holds the reason instead.
 #[derive(Clone, Debug)]
 pub struct Evidence {
-    /// Time of the collection, in seconds since 1970 by the clock here.
+    /// Time of the collection, in seconds since 1970 by this machine's clock.
     pub taken_unix: f64,
-    /// Facts about each member.
+    /// Evidence about each member.
     pub members: Vec<Member>,
-    /// `Ok` if all members that were to be looked at are in `members`; otherwise why some may be missing.
+    /// `Ok` if all members to be examined are in `members`; otherwise the reason why some may be missing.
     pub complete: Result<(), Unseen>,
-    /// Alarms raised.
+    /// Raised alarms.
     pub alarms: Result<Vec<Alarm>, Unseen>,
-    /// Some keys with their sizes.
+    /// A sample of keys with their sizes.
     pub sample: Result<Sample, Unseen>,
 }
 
-/// One member.
+/// Evidence about one member.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// Endpoint at which it was looked at.
+    /// Endpoint at which the member was examined.
     pub endpoint: String,
-    /// Name in the member list; empty when unknown.
+    /// Name in the member list; empty if unknown.
     pub name: String,
-    /// Id of the member; 0 when unknown.
+    /// Id of the member; 0 if unknown.
     pub id: u64,
-    /// `Ok` if it was reached at all; otherwise the reason.
+    /// `Ok` if any connection to the member worked; otherwise the reason.
     pub reached: Result<(), Unseen>,
-    /// Answer to Status.
+    /// Response to Maintenance.Status.
     pub status: Result<Status, Unseen>,
     /// Metrics, read twice.
     pub metrics: Result<Metrics, Unseen>,
-    /// The page `/debug/mainstay`; only Mainstay has one.
+    /// The page `/debug/mainstay`, which only Mainstay serves.
     pub page: Result<Page, Unseen>,
-    /// Answer at `/version`.
+    /// Response at `/version`.
     pub versions: Result<Versions, Unseen>,
-    /// Wall clock of the member, relative to the clock here.
+    /// Wall clock of the member, relative to this machine's clock.
     pub clock: Result<Clock, Unseen>,
-    /// Round-trip times from here.
+    /// Round-trip times from this machine.
     pub round_trips: Result<RoundTrips, Unseen>,
     /// Certificate of the member; `Ok(None)` without TLS.
     pub certificate: Result<Option<Certificate>, Unseen>,
@@ -96,143 +96,146 @@ pub struct Member {
 /// A member's answer to Maintenance.Status.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Status {
-    /// The cluster it says it belongs to.
+    /// Id of the cluster that the member belongs to.
     pub cluster_id: u64,
     /// Version of the member.
     pub version: String,
-    /// Size of the database.
+    /// Size of the database in bytes.
     pub db_bytes: f64,
-    /// Bytes of it in use.
+    /// Bytes of the database that are in use.
     pub db_bytes_in_use: f64,
-    /// The quota; 0 when the server does not say.
+    /// Quota in bytes; 0 if the server does not report it.
     pub quota_bytes: f64,
-    /// The leader's id; 0 without one.
+    /// Id of the leader; 0 without a leader.
     pub leader: u64,
-    /// Raft's term.
+    /// Raft term of the member.
     pub term: u64,
-    /// Committed index.
+    /// Commit index of the member.
     pub index: u64,
-    /// Applied index.
+    /// Applied index of the member.
     pub applied: u64,
-    /// Time of the answer, in seconds since 1970 by the clock here.
+    /// Time of the response, in seconds since 1970 by this machine's clock.
     pub at_unix: f64,
-    /// The committed index at the first look, and when that was.
+    /// Commit index at the first reading, and the time of that reading.
     pub earlier: Option<(u64, f64)>,
-    /// True if it is a learner.
+    /// True if the member is a learner.
     pub is_learner: bool,
     /// Errors that the member reports.
     pub errors: Vec<String>,
-    /// The version a downgrade under way leads to.
+    /// Target version of a downgrade in progress.
     pub downgrade_target: Option<String>,
 }
 
-/// `/version`.
+/// Response at `/version`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Versions {
-    /// The server's.
+    /// Version of the server.
     pub server: String,
-    /// The cluster's.
+    /// Version of the cluster.
     pub cluster: String,
 }
 
-/// A member's clock less the clock here lies between these, in seconds.
+/// Bounds of a clock offset: the member's clock minus this machine's clock, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Clock {
-    /// At least.
+    /// Lower bound of the offset, in seconds.
     pub low: f64,
-    /// At most.
+    /// Upper bound of the offset, in seconds.
     pub high: f64,
 }
 
-/// Times from here, in seconds.
+/// Round-trip times from this machine, in seconds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RoundTrips {
-    /// To connect by TCP; one packet each way.
+    /// Times to open a TCP connection: one packet each way.
     pub connect: Vec<f64>,
-    /// For a call that a member answers from memory.
+    /// Times of a call that a member answers from memory.
     pub call: Vec<f64>,
 }
 
-/// A served certificate.
+/// Certificate that a server shows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Certificate {
-    /// Time of its expiry, in seconds since 1970.
+    /// Expiry time, in seconds since 1970.
     pub not_after_unix: f64,
 }
 
 /// A raised alarm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Alarm {
-    /// The member that raised it.
+    /// Id of the member that raised the alarm.
     pub member_id: u64,
-    /// Which.
+    /// Kind of the alarm.
     pub kind: AlarmKind,
 }
 
-/// Etcd's alarms.
+/// Kinds of etcd's alarms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AlarmKind {
     /// The quota is used up.
     NoSpace,
     /// Members hold different data.
     Corrupt,
-    /// One that is not known here.
+    /// An alarm that this program does not know.
     Other(i32),
 }
 
-/// Some keys: not all of them, and not at random.
+/// A sample of keys: not all keys, and not chosen at random.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sample {
-    /// Number of keys that were sampled.
+    /// Number of sampled keys.
     pub keys: usize,
-    /// The largest values, falling: quoted key and bytes.
+    /// The largest values in descending order: the quoted key, and the size in bytes.
     pub largest: Vec<(String, f64)>,
 }
 
-/// A member's metrics at two times.
+/// Metrics of a member, read at two times.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metrics {
-    /// First.
+    /// Metrics at the first reading.
     pub before: Exposition,
-    /// Then.
+    /// Metrics at the second reading.
     pub after: Exposition,
-    /// Seconds between.
+    /// Time between the readings, in seconds.
     pub seconds: f64,
 }
 
-/// Observations, and when they were made.
+/// Observations of a histogram, and the period they are from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observed {
     /// The observations.
     pub histogram: Histogram,
-    /// True if these are of all the member's life, because too few were made while it was looked at.
+    /// True if the observations are from the member's whole life, because too few were made between the readings.
     pub of_life: bool,
 }
 
-/// Observations in the time looked at that suffice to say something by.
+/// Least number of observations between the readings that is enough for a judgement.
 const OBSERVATIONS_MIN: f64 = 20.0;
-/// Observations since the start that suffice: their first are not like the others.
+/// Least number of observations since the start that is enough: the first ones are not typical.
 pub(crate) const OBSERVATIONS_OF_LIFE_MIN: f64 = 200.0;
-/// Observations in the time looked at that suffice where only one is made every few seconds: probes of other members.
+/// Least number of observations between the readings that is enough for probes, which are made only every few
+/// seconds.
 const PROBES_MIN: f64 = 2.0;
-/// etcd observes two in half a minute, and up to 3.6 its smoothed round trip begins at nothing.
+/// Least number of probes since the start that is enough: etcd makes two in half a minute, and before version
+/// 3.6 its smoothed round trip starts at 0.
 pub(crate) const PROBES_OF_LIFE_MIN: f64 = 10.0;
 
 impl Metrics {
-    /// From the two pages' texts.
+    /// Parses the texts of both readings.
     pub fn of(before: &str, after: &str, seconds: f64) -> Metrics {
         Metrics { before: Exposition::read(before), after: Exposition::read(after), seconds }
     }
 
-    /// The latest value, summed over all series.
+    /// Returns the latest value of a metric, summed over all series.
     pub fn now(&self, name: &str) -> Option<f64> {
         self.after.sum(name, &[])
     }
 
-    /// Returns the increase of a counter. A server that was restarted in between counts from zero.
+    /// Returns the increase of a counter between the readings. If the server restarted in between, the
+    /// counter started at 0.
     pub fn grown(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         let after = self.after.sum(name, labels)?;
-        // A series may have come in between.
+        // The series may have appeared between the readings.
         let before = self.before.sum(name, labels).unwrap_or(0.0);
         Some(if after < before { after } else { after - before })
     }
@@ -242,7 +245,7 @@ impl Metrics {
         Some(self.grown(name, labels)? / self.seconds).filter(|rate| rate.is_finite())
     }
 
-    /// A histogram's observations while it was looked at.
+    /// Returns the observations of a histogram between the readings.
     pub fn recent(&self, name: &str, labels: &[(&str, &str)]) -> Option<Histogram> {
         let after = self.after.histogram(name, labels)?;
         Some(match self.before.histogram(name, labels) {
@@ -251,12 +254,13 @@ impl Metrics {
         })
     }
 
-    /// Returns what [`Metrics::recent`] does if those suffice, otherwise those since the start if they do.
+    /// Returns the observations between the readings if they are enough, otherwise those since the start if
+    /// these are enough.
     pub fn observed(&self, name: &str, labels: &[(&str, &str)]) -> Option<Observed> {
         self.enough(name, labels, OBSERVATIONS_MIN, OBSERVATIONS_OF_LIFE_MIN)
     }
 
-    /// Like [`Metrics::observed`], of what is observed every few seconds only.
+    /// Returns observations like [`Metrics::observed`], for a histogram that is updated only every few seconds.
     pub fn probed(&self, name: &str, labels: &[(&str, &str)]) -> Option<Observed> {
         self.enough(name, labels, PROBES_MIN, PROBES_OF_LIFE_MIN)
     }
@@ -276,7 +280,7 @@ impl Metrics {
         (histogram.count >= of_life_min).then_some(Observed { histogram, of_life: true })
     }
 
-    /// Returns the values that a label has in a family, each once.
+    /// Returns the distinct values of a label in a family of metrics.
     pub fn values_of(&self, name: &str, label: &str) -> Vec<String> {
         let mut values: Vec<String> = Vec::new();
         for value in self.after.samples(name).iter().filter_map(|sample| sample.label(label)) {
@@ -287,7 +291,7 @@ impl Metrics {
         values
     }
 
-    /// Returns the uptime of the member at the second look, in seconds.
+    /// Returns the member's uptime at the second reading, in seconds.
     pub fn uptime(&self, taken_unix: f64) -> Option<f64> {
         let start = self.now("process_start_time_seconds")?;
         Some(taken_unix - start).filter(|uptime| *uptime >= 0.0)
@@ -295,7 +299,7 @@ impl Metrics {
 }
 
 impl Observed {
-    /// Which observations these are: `(240 in 10 s)`, `(4,000 since the start)`.
+    /// Describes the observations: `(240 in 10 s)`, `(4,000 since the start)`.
     pub fn span(&self, metrics: &Metrics) -> String {
         let count = crate::show::count(self.histogram.count);
         match self.of_life {
@@ -306,18 +310,18 @@ impl Observed {
 }
 
 impl Status {
-    /// The index it had committed at this time, going by its two looks.
+    /// Estimates the commit index at this time, by the member's two readings.
     pub fn index_at(&self, unix: f64) -> f64 {
         let last = self.index as f64;
         let Some((index, at)) = self.earlier.filter(|(_, at)| *at < self.at_unix) else { return last };
         let rate = (last - index as f64).max(0.0) / (self.at_unix - at);
-        // Nobody knows what it committed since.
+        // The rate of commits after the last reading is not known, so no increase is assumed.
         last - rate * (self.at_unix - unix).max(0.0)
     }
 }
 
 impl Member {
-    /// A member that could not be looked at.
+    /// Returns a member that could not be examined.
     pub fn unseen(endpoint: &str, name: &str, id: u64, why: &str) -> Member {
         let why = Unseen::from(why);
         Member {
@@ -335,7 +339,7 @@ impl Member {
         }
     }
 
-    /// Returns the name of the member in texts.
+    /// Returns the name of the member for texts.
     pub fn label(&self) -> String {
         match (self.name.is_empty(), self.endpoint.is_empty()) {
             (true, _) => self.endpoint.clone(),
@@ -344,7 +348,7 @@ impl Member {
         }
     }
 
-    /// Returns true if it is Mainstay rather than etcd.
+    /// Returns true if the member runs Mainstay rather than etcd.
     pub fn is_mainstay(&self) -> bool {
         let of_rust = |metrics: &Metrics| {
             let versions = metrics.after.samples("etcd_server_go_version");
@@ -357,22 +361,22 @@ impl Member {
 }
 
 impl Evidence {
-    /// The members that say something of themselves.
+    /// Returns the members whose status is known.
     pub fn statuses(&self) -> impl Iterator<Item = (&Member, &Status)> {
         self.members.iter().filter_map(|member| Some((member, member.status.as_ref().ok()?)))
     }
 
-    /// The members whose metrics were seen.
+    /// Returns the members whose metrics are known.
     pub fn metrics(&self) -> impl Iterator<Item = (&Member, &Metrics)> {
         self.members.iter().filter_map(|member| Some((member, member.metrics.as_ref().ok()?)))
     }
 
-    /// The members that have a page of their own.
+    /// Returns the members that serve Mainstay's page.
     pub fn pages(&self) -> impl Iterator<Item = (&Member, &Page)> {
         self.members.iter().filter_map(|member| Some((member, member.page.as_ref().ok()?)))
     }
 
-    /// The name of the member with this id, or the id in hex.
+    /// Returns the name of the member with this id, or the id in hexadecimal.
     pub fn name_of(&self, id: u64) -> String {
         let known = self.members.iter().find(|member| member.id == id && !member.name.is_empty());
         known.map_or_else(|| format!("member {id:x}"), |member| member.name.clone())

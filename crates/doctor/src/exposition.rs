@@ -1,31 +1,31 @@
-//! Prometheus' text format, as far as servers write it: what cannot be read is counted and passed over.
+//! Prometheus' text format, as far as servers use it. Lines that cannot be parsed are counted and skipped.
 
 use std::collections::BTreeMap;
 
 use crate::histogram::Histogram;
 
-/// Maximum number of samples that are kept of one page: a server that offers more is not distinguished from a broken one.
+/// Largest number of samples kept of one page. A server with more is treated like a broken server.
 const SAMPLES_MAX: usize = 200_000;
 
 /// One page of metrics.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Exposition {
     samples: BTreeMap<String, Vec<Sample>>,
-    /// Lines that are no samples, or came after too many.
+    /// Number of lines that were ignored: invalid lines, and samples above the limit.
     pub lines_ignored: usize,
 }
 
-/// One number of a page.
+/// One sample of a page.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
     /// Name and value of each label, unescaped, in the page's order.
     pub labels: Vec<(String, String)>,
-    /// May be infinite or no number at all.
+    /// Value of the sample; may be infinite or NaN.
     pub value: f64,
 }
 
 impl Sample {
-    /// A label's value.
+    /// Returns the value of a label.
     pub fn label(&self, name: &str) -> Option<&str> {
         self.labels.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
@@ -36,7 +36,7 @@ impl Sample {
 }
 
 impl Exposition {
-    /// Reads a page. Any text is one; a broken line costs that line alone.
+    /// Parses a page. Every text is accepted; an invalid line affects only itself.
     pub fn read(text: &str) -> Exposition {
         let mut page = Exposition::default();
         let mut kept = 0;
@@ -55,24 +55,25 @@ impl Exposition {
         page
     }
 
-    /// All samples of this name.
+    /// Returns all samples with this name.
     pub fn samples(&self, name: &str) -> &[Sample] {
         self.samples.get(name).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns true if there is a sample, or a histogram, of this name.
+    /// Returns true if a sample or a histogram with this name exists.
     pub fn has(&self, name: &str) -> bool {
         self.samples.contains_key(name) || self.samples.contains_key(&format!("{name}_count"))
     }
 
-    /// The sum over the series that bear these labels; `None` when there is none, or it is no finite number.
+    /// Returns the sum over the series with these labels; `None` if there are none, or the sum is not a
+    /// finite number.
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         let mut found = self.samples(name).iter().filter(|sample| sample.bears(labels)).peekable();
         found.peek()?;
         Some(found.map(|sample| sample.value).sum()).filter(|sum: &f64| sum.is_finite())
     }
 
-    /// A histogram, summed over the series that bear these labels.
+    /// Returns a histogram, summed over the series with these labels.
     pub fn histogram(&self, name: &str, labels: &[(&str, &str)]) -> Option<Histogram> {
         let count = self.sum(&format!("{name}_count"), labels)?;
         let sum = self.sum(&format!("{name}_sum"), labels).unwrap_or(0.0);
@@ -93,7 +94,7 @@ impl Exposition {
     }
 }
 
-/// `name{label="value",...} number [timestamp]`.
+/// Parses `name{label="value",...} number [timestamp]`.
 fn sample(line: &str) -> Option<(&str, Sample)> {
     let end = line.find(|c: char| c == '{' || c.is_whitespace())?;
     let (name, rest) = line.split_at(end);
@@ -107,19 +108,19 @@ fn sample(line: &str) -> Option<(&str, Sample)> {
     };
     let mut words = rest.split_whitespace();
     let value = number(words.next()?)?;
-    // A timestamp may follow, nothing else.
+    // Only a timestamp may follow.
     if let Some(timestamp) = words.next() {
         timestamp.parse::<f64>().ok()?;
     }
     words.next().is_none().then_some((name, Sample { labels, value }))
 }
 
-/// Go's and Rust's spellings of numbers are the same here, infinities included, whatever their case.
+/// Parses a number; Go and Rust spell numbers alike here, including infinities, in any case.
 fn number(word: &str) -> Option<f64> {
     word.parse().ok()
 }
 
-/// Labels behind `{`, and what follows `}`.
+/// Parses the labels after `{`. Returns them, and the text after `}`.
 fn labels(mut rest: &str) -> Option<(Vec<(String, String)>, &str)> {
     let mut labels = Vec::new();
     loop {

@@ -1,18 +1,18 @@
-//! What the doctor says.
+//! The findings of the doctor.
 
 use crate::evidence::{Evidence, Member};
 
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// The cluster is slower or nearer to trouble than it should be.
+    /// The cluster is slower than it should be, or close to a failure.
     Warning,
     /// Requests fail, or are about to.
     Error,
 }
 
 impl Severity {
-    /// The word for it.
+    /// Returns the word for the severity.
     pub fn word(self) -> &'static str {
         match self {
             Severity::Warning => "warning",
@@ -21,44 +21,44 @@ impl Severity {
     }
 }
 
-/// One thing found.
+/// One finding: a problem and its evidence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
     /// Name of the finding, for `--only` and scripts.
     pub name: &'static str,
     /// Severity of the finding.
     pub severity: Severity,
-    /// The finding in a line.
+    /// Description of the problem in one line.
     pub title: String,
-    /// The figures.
+    /// Evidence with figures.
     pub facts: Vec<Fact>,
     /// Consequence of the problem.
     pub meaning: &'static str,
-    /// Remedies, the first one first.
+    /// Remedies, the best one first.
     pub remedies: Vec<String>,
 }
 
 /// One line of evidence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fact {
-    /// The member it is about; `None`: the cluster.
+    /// Member that the fact is about; `None` for the cluster.
     pub member: Option<String>,
-    /// The figures.
+    /// Text with the figures.
     pub text: String,
 }
 
 impl Fact {
-    /// About a member.
+    /// Creates a fact about a member.
     pub fn of(member: &Member, text: impl Into<String>) -> Fact {
         Fact { member: Some(member.label()), text: text.into() }
     }
 
-    /// About the cluster.
+    /// Creates a fact about the cluster.
     pub fn all(text: impl Into<String>) -> Fact {
         Fact { member: None, text: text.into() }
     }
 
-    /// The figures behind the member that they are about.
+    /// Returns the text, preceded by the member that it is about.
     pub(crate) fn line(&self) -> String {
         match &self.member {
             Some(member) => format!("{member}: {}", self.text),
@@ -67,7 +67,7 @@ impl Fact {
     }
 }
 
-/// Facts as they come together, and how bad the worst of them is.
+/// Facts collected by a rule, with the highest severity among them.
 #[derive(Debug, Default)]
 pub(crate) struct Facts {
     facts: Vec<Fact>,
@@ -84,7 +84,7 @@ impl Facts {
         self.facts.is_empty()
     }
 
-    /// Collects one fact of each member that has one.
+    /// Collects one fact from each member that has one.
     pub(crate) fn of_each(
         evidence: &Evidence,
         judge: impl Fn(&Member) -> Option<(Severity, String)>,
@@ -98,7 +98,7 @@ impl Facts {
         facts
     }
 
-    /// A finding, if there are facts.
+    /// Returns a finding if there are facts.
     pub(crate) fn found(
         self,
         name: &'static str,

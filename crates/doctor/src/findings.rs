@@ -1,4 +1,4 @@
-//! All sorts of findings, one file each: what is looked for, the judgement, and a planted case with its near miss.
+//! All rules, one file each: the condition, the judgement, and a test with a planted case and its near miss.
 
 mod alarm_corrupt;
 mod alarm_no_space;
@@ -33,7 +33,7 @@ mod version_skew;
 
 use crate::rule::Rule;
 
-/// All rules, what stops a cluster first.
+/// All rules, in order of danger: those about a cluster that stops come first.
 pub const RULES: &[Rule] = &[
     unreachable::RULE,
     no_leader::RULE,

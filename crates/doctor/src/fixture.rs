@@ -1,4 +1,4 @@
-//! Evidence for the tests of the findings: a cluster that is well, to plant problems in.
+//! Evidence for tests of the findings: a healthy cluster, into which the tests plant problems.
 
 use crate::evidence::{Certificate, Clock, Evidence, Member, Metrics, RoundTrips, Sample, Status, Versions};
 use crate::finding::{Finding, Severity};
@@ -8,7 +8,7 @@ use crate::rule::Rule;
 
 pub const NOW: f64 = 1_800_000_000.0;
 
-/// Three members of which nothing is to be said.
+/// Returns a cluster of three members without any findings.
 pub fn healthy() -> Evidence {
     let member = |number: u64| Member {
         endpoint: format!("10.0.0.{number}:2379"),
@@ -43,26 +43,26 @@ pub fn healthy() -> Evidence {
     }
 }
 
-/// A healthy cluster whose first member has these metrics, ten seconds apart.
+/// Returns a healthy cluster whose first member has these metrics, read ten seconds apart.
 pub fn with_metrics(before: &str, after: &str) -> Evidence {
     let mut evidence = healthy();
     evidence.members[0].metrics = Ok(Metrics::of(before, after, 10.0));
     evidence
 }
 
-/// A healthy cluster whose first member's page is this.
+/// Returns a healthy cluster whose first member serves this page.
 pub fn with_page(page: &str) -> Evidence {
     let mut evidence = healthy();
     evidence.members[0].page = Page::read(page.as_bytes());
     evidence
 }
 
-/// The status of one member, to be changed.
+/// Returns the status of one member, for the test to change.
 pub fn status(evidence: &mut Evidence, at: usize) -> &mut Status {
     evidence.members[at].status.as_mut().expect("healthy members have one")
 }
 
-/// A histogram's lines from cumulative buckets.
+/// Returns the lines of a histogram with these cumulative buckets.
 pub fn histogram(name: &str, labels: &str, buckets: &[(f64, u64)]) -> String {
     let comma = if labels.is_empty() { "" } else { "," };
     let mut text = String::new();
@@ -74,14 +74,14 @@ pub fn histogram(name: &str, labels: &str, buckets: &[(f64, u64)]) -> String {
     text + &format!("{name}_sum{{{labels}}} 1\n{name}_count{{{labels}}} {all}\n")
 }
 
-/// What a rule finds with the default limits.
+/// Returns the finding of a rule with the default limits.
 pub fn judged(rule: &Rule, evidence: &Evidence) -> Option<Finding> {
     let finding = (rule.judge)(evidence, &Limits::default());
     assert!(finding.as_ref().is_none_or(|finding| finding.name == rule.name && !finding.remedies.is_empty()));
     finding
 }
 
-/// The severity and facts of a finding; fails without one.
+/// Returns the severity and the facts of a finding; panics if there is none.
 pub fn facts(rule: &Rule, evidence: &Evidence) -> (Severity, Vec<String>) {
     let finding = judged(rule, evidence).expect("the planted problem is found");
     let line = |fact: crate::finding::Fact| match fact.member {

@@ -1,19 +1,19 @@
-//! Distributions over fixed buckets, as Prometheus has them.
+//! Distributions over fixed buckets, as in Prometheus.
 
-/// Observations counted in buckets.
+/// A histogram: observations counted in buckets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
-    /// Upper bound and number of observations up to it, by rising bounds; the last bound is infinite.
+    /// Upper bound, and number of observations up to it, in ascending order; the last bound is infinite.
     buckets: Vec<(f64, f64)>,
-    /// All observations.
+    /// Number of all observations.
     pub count: f64,
     /// Sum of the observations.
     pub sum: f64,
 }
 
 impl Histogram {
-    /// From cumulative buckets in any order. Counts that fall from one bound to the next, as broken servers give them,
-    /// are raised.
+    /// Creates a histogram from cumulative buckets in any order. Counts that decrease between bounds, as
+    /// broken servers report them, are raised.
     pub fn new(mut buckets: Vec<(f64, f64)>, count: f64, sum: f64) -> Histogram {
         let count = count.max(0.0);
         buckets.retain(|(bound, below)| !bound.is_nan() && below.is_finite());
@@ -30,8 +30,8 @@ impl Histogram {
         Histogram { buckets, count, sum }
     }
 
-    /// Returns the observations after an earlier look at the same histogram; all of them when the server was restarted in
-    /// between.
+    /// Returns the observations made after an earlier reading of the same histogram; all observations if the
+    /// server restarted in between.
     #[must_use]
     pub fn since(&self, earlier: &Histogram) -> Histogram {
         if earlier.count > self.count || earlier.buckets.len() != self.buckets.len() {
@@ -42,8 +42,8 @@ impl Histogram {
         Histogram::new(buckets, self.count - earlier.count, self.sum - earlier.sum)
     }
 
-    /// The value below which this share of the observations lies, read linearly within its bucket as Prometheus does; the
-    /// last finite bound for what lies above all. `None` without observations.
+    /// Returns the value below which this share of the observations lies, interpolated linearly within its
+    /// bucket as Prometheus does; the last finite bound for larger values. `None` without observations.
     pub fn quantile(&self, share: f64) -> Option<f64> {
         if self.count <= 0.0 {
             return None;
@@ -68,7 +68,7 @@ impl Histogram {
         bucket.map_or(0.0, |(_, below)| self.count - below)
     }
 
-    /// The mean; `None` without observations.
+    /// Returns the mean; `None` without observations.
     pub fn mean(&self) -> Option<f64> {
         (self.count > 0.0).then(|| self.sum / self.count)
     }

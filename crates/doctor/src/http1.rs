@@ -1,4 +1,4 @@
-//! Small pages over HTTP/1.1, with bounds on size and time.
+//! Requests for small pages over HTTP/1.1, with limits on size and time.
 
 use std::fmt;
 use std::io;
@@ -20,31 +20,31 @@ use stdx::{First, race};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::timeout;
 
-/// Longest head taken, in bytes.
+/// Longest accepted head of a response, in bytes.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
-/// Largest body taken, in bytes; a member's metrics are some 200 kB.
+/// Largest accepted body of a response, in bytes; a member's metrics are some 200 kB.
 const BODY_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// Bytes read from the connection at once.
 const READ_BYTES: usize = 16 * 1024;
 
-/// Why a page could not be got.
+/// Reason why a page could not be fetched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GetError {
-    /// There is no connection, or it broke; the words of the library that makes it.
+    /// The connection failed or broke; holds the error text of the library.
     Connection(String),
-    /// The answer did not come in this time.
+    /// The response did not arrive within this time.
     Late(Duration),
-    /// The answer has another status than 200.
+    /// The response has a status other than 200.
     Status(u16),
-    /// The head of the answer is too long.
+    /// The head of the response is too long.
     HeadTooLong,
-    /// The server closed the connection before it answered.
+    /// The server closed the connection before it responded.
     HungUp,
-    /// What came is not HTTP/1.1.
+    /// The response is not HTTP/1.1.
     NotHttp,
-    /// The answer ends in the middle.
+    /// The response is incomplete.
     BrokenOff,
-    /// The body of the answer is too large.
+    /// The body of the response is too large.
     TooLarge,
 }
 
@@ -71,30 +71,30 @@ impl From<GetError> for Unseen {
     }
 }
 
-/// An answer, and when it came.
+/// A response, and the time when it arrived.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// HTTP's status.
+    /// HTTP status code.
     pub status: u16,
-    /// The server's time at `Date`, in seconds since 1970.
+    /// Time in the `Date` header, in seconds since 1970.
     pub date_unix: Option<i64>,
-    /// The body.
+    /// Body of the response.
     pub body: Vec<u8>,
-    /// Time when the request was sent, in seconds since 1970 by the clock here.
+    /// Time when the request was sent, in seconds since 1970 by this machine's clock.
     pub asked_unix: f64,
-    /// Time when the head of the answer had arrived, in seconds since 1970 by the clock here.
+    /// Time when the head of the response had arrived, in seconds since 1970 by this machine's clock.
     pub answered_unix: f64,
 }
 
-/// Seconds since 1970 by the clock here.
+/// Returns the time in seconds since 1970 by this machine's clock.
 pub fn unix_now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// Gets a page.
+/// Fetches a page.
 ///
 /// # Errors
-/// No connection, no HTTP, too large, too late, or another status than 200.
+/// The connection fails, the response is not HTTP, too large or too late, or its status is not 200.
 pub async fn get(
     endpoint: &Endpoint,
     transport: &Transport,
@@ -117,7 +117,7 @@ async fn get_unbounded(endpoint: &Endpoint, transport: &Transport, path: &str) -
     exchange(connection.stream(), &endpoint.host, path).await
 }
 
-/// Sends the one request of a connection, and reads the answer.
+/// Sends the only request of a connection, and reads the response.
 async fn exchange(
     stream: &mut (impl AsyncRead + AsyncWrite + Send + Unpin),
     host: &str,
@@ -168,7 +168,7 @@ async fn exchange(
         }
         Ok(Answer { status: head.status.as_u16(), date_unix, body, asked_unix, answered_unix })
     };
-    // What ends the connection is told to the request, so only the request says how it went.
+    // An error that ends the connection is also reported to the request, so only the request's result matters.
     let driven = async {
         let _ = connection.await;
         std::future::pending::<()>().await;
@@ -179,7 +179,7 @@ async fn exchange(
     }
 }
 
-/// Why a body was not read: the error of the operating system, if it refused to go on reading.
+/// Returns the reason why a body is incomplete: the error of the operating system, if reading failed.
 fn broken_off(error: &hyper::Error) -> GetError {
     let cause = std::error::Error::source(error).and_then(|cause| cause.downcast_ref::<io::Error>());
     match cause {
@@ -188,15 +188,15 @@ fn broken_off(error: &hyper::Error) -> GetError {
     }
 }
 
-/// An error of hyper; its cause, where there is one, says what happened.
+/// Returns the text of an error of hyper; the cause is more precise if there is one.
 fn text(error: &hyper::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// A connection as hyper reads and writes it.
+/// A connection in the form in which hyper reads and writes it.
 struct Wire<'s, S> {
     stream: &'s mut S,
-    /// Becomes true when the first byte has come.
+    /// Becomes true when the first byte has arrived.
     has_read: Arc<AtomicBool>,
 }
 
@@ -215,7 +215,8 @@ impl<S: AsyncRead + Unpin> hyper::rt::Read for Wire<'_, S> {
         }
         into.put_slice(buffer.filled());
         match polled {
-            // Some servers end a TLS connection without TLS's own goodbye. Whether the answer is whole, HTTP says.
+            // Some servers end a TLS connection without close_notify. HTTP itself shows whether the response
+            // is complete.
             Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
             polled => polled,
         }
@@ -242,7 +243,7 @@ mod tests {
 
     use super::*;
 
-    /// What is made of an answer of these bytes, behind which the server hangs up.
+    /// Parses a response of these bytes, after which the server closes the connection.
     fn read(answer: &[u8]) -> Result<Answer, GetError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {

@@ -1,14 +1,17 @@
-//! Looks at running clusters, and at what they run on: `mainstay doctor`, `mainstay check disk`, `mainstay check network`, and
-//! `mainstay doctor migrate`, which follows a cluster on its way from etcd to Mainstay, or back.
+//! Examines running clusters and their machines: `mainstay doctor`, `mainstay check disk`, `mainstay check
+//! network`, and `mainstay doctor migrate`, which accompanies a cluster on its way from etcd to Mainstay, or
+//! back.
 //!
-//! What it is: [`Plan::collect`] looks at a cluster of Mainstay or etcd and writes down an [`Evidence`], plain data; each
-//! [`Rule`] judges it, without looking at anything else, and may give a [`Finding`]; a [`Report`] prints them.
+//! Structure: [`Plan::collect`] examines a cluster of Mainstay or etcd and records an [`Evidence`], plain
+//! data; each [`Rule`] judges the evidence without further requests, and may return a [`Finding`]; a
+//! [`Report`] prints the findings.
 //!
-//! What it does not know: how the members work; it sees what any client sees, and Mainstay's own page where there is one.
+//! The doctor does not depend on how the members work: it sees what any client sees, and Mainstay's own page
+//! if there is one.
 //!
 //! Invariants:
-//! * The cluster is only read, and never by an expensive request but HashKV, which `doctor migrate` is for.
-//! * What could not be looked at is told, with the reason; it never counts as well.
+//! * The cluster is only read, and never by an expensive request except HashKV, which `doctor migrate` needs.
+//! * What could not be examined is reported with the reason; it never counts as healthy.
 //! * Nothing that a server sends ends the program or grows without bound.
 //!
 //! Tests: a planted case and its near miss beside each rule; `tests/it` for whole outputs and for a scripted member.

@@ -1,59 +1,59 @@
-//! From where on something is worth a word.
+//! The limits above which a finding is reported.
 
 use std::time::Duration;
 
 use cli::{Flag, FlagRow, Matches};
 
-/// The limits; each is a flag.
+/// The limits; each has a flag.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
-    /// p99 of a sync of the log, in seconds.
+    /// Limit of the p99 of an fsync of the log, in seconds.
     pub fsync: f64,
-    /// p99 of a backend commit, in seconds.
+    /// Limit of the p99 of a backend commit, in seconds.
     pub commit: f64,
-    /// A single sync of the log, in seconds.
+    /// Limit of the duration of a single fsync of the log, in seconds.
     pub stall: f64,
-    /// p99 of the round trip between members, in seconds.
+    /// Limit of the p99 of the round trip between members, in seconds.
     pub peer_rtt: f64,
-    /// Changes of leader within a quarter of an hour.
+    /// Limit of leader changes within a quarter of an hour.
     pub leader_changes: f64,
-    /// Keys of a single range.
+    /// Limit of the number of keys of a single range.
     pub range_keys: f64,
-    /// Bytes of a single answer.
+    /// Limit of the size of a single response, in bytes.
     pub range_bytes: f64,
-    /// p99 of a range, in seconds.
+    /// Limit of the p99 of a range request, in seconds.
     pub range_time: f64,
-    /// Bytes of a value.
+    /// Limit of the size of a value, in bytes.
     pub value_bytes: f64,
-    /// Revisions kept.
+    /// Limit of the number of revisions kept.
     pub revisions: f64,
-    /// Share of the database that is not in use.
+    /// Limit of the share of the database that is not in use.
     pub fragmentation: f64,
-    /// Share of the quota.
+    /// Limit of the used share of the quota.
     pub quota: f64,
-    /// Authentications per second.
+    /// Limit of authentications per second.
     pub authentications: f64,
-    /// Watches on one connection.
+    /// Limit of watches on one connection.
     pub watches: f64,
-    /// Leases of one client.
+    /// Limit of leases of one client.
     pub leases: f64,
-    /// Share of the busiest member, in multiples of an even share.
+    /// Limit of the busiest member's share, in multiples of an even share.
     pub imbalance: f64,
-    /// Requests per second from which on their balance is judged.
+    /// Requests per second above which their balance is judged.
     pub imbalance_rate: f64,
-    /// Difference between clocks, in seconds.
+    /// Limit of the difference between clocks, in seconds.
     pub clock: f64,
-    /// Time left to a certificate, in seconds.
+    /// Remaining time of a certificate below which a finding is reported, in seconds.
     pub certificate: f64,
-    /// Committed entries not applied, or proposals waiting.
+    /// Limit of committed entries that are not applied, and of waiting proposals.
     pub backlog: f64,
-    /// Share of the processors in use.
+    /// Limit of the share of the processors in use.
     pub cpu: f64,
-    /// Share of the file descriptors in use.
+    /// Limit of the share of the file descriptors in use.
     pub descriptors: f64,
-    /// Entries a member may be behind the leader.
+    /// Limit of the entries by which a member may lag behind the leader.
     pub behind: f64,
-    /// Median of a call that needs no work, beyond the network's own time, in seconds.
+    /// Limit of the median time of a call that needs no work, without the network's own time, in seconds.
     pub answer: f64,
 }
 
@@ -97,7 +97,7 @@ const LIMIT_ANSWER: Flag<Duration> = Flag::duration(
     "median of a call that needs no work, beyond the network's own time",
 );
 
-/// The flags, with the limits that are the default.
+/// The flags of the limits, with the default values.
 pub(crate) const FLAGS: &[FlagRow] = &[
     LIMIT_FSYNC.row(),
     LIMIT_COMMIT.row(),

@@ -1,7 +1,8 @@
-//! `doctor migrate`: whether a cluster can be taken from etcd to Mainstay, or back, and which step is next.
+//! `doctor migrate`: checks whether a cluster can be moved from etcd to Mainstay, or back, and shows the next step.
 //!
-//! It is the doctor's look with a few more questions ([`survey`]), judged by some of its rules and by those of [`findings`].
-//! The command is the same before the first step and after each: [`next_step()`] goes by which members run what.
+//! It collects the doctor's evidence and a few more facts ([`survey`]), judged by some of the doctor's rules
+//! and by those of [`findings`]. The command is the same before the first step and after each step:
+//! [`next_step()`] depends only on which members run which product.
 
 mod command;
 mod directory;

@@ -1,4 +1,4 @@
-//! Measures the path from here to one endpoint.
+//! Measures the network path from this machine to one endpoint.
 
 use std::time::Duration;
 
@@ -14,62 +14,63 @@ use tokio::time::{Instant, timeout};
 use crate::quantiles::Quantiles;
 use crate::socket::{Observer, TcpFigures, connect_with_segments};
 
-/// The parameters of a network trial.
+/// Parameters of a network trial.
 #[derive(Clone, Debug)]
 pub struct NetworkTrial {
-    /// Way to connect.
+    /// Transport of the connections.
     pub transport: Transport,
-    /// Time limit of a request.
+    /// Timeout of a request.
     pub within: Duration,
     /// Number of round trips.
     pub round_trips: usize,
-    /// Time to send, and to receive.
+    /// Time to send data, and time to receive data.
     pub time: Duration,
 }
 
-/// The result of a network trial.
+/// Result of a network trial.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NetworkResult {
     /// Endpoint of the trial.
     pub endpoint: String,
-    /// The TLS version; `None` without TLS.
+    /// TLS version; `None` without TLS.
     pub tls: Option<&'static str>,
-    /// TCP connections, in seconds.
+    /// Times to open a TCP connection, in seconds.
     pub connect: Quantiles,
-    /// Duration of the beginning of TLS and HTTP/2, in seconds.
+    /// Time of the handshakes of TLS and HTTP/2, in seconds.
     pub handshake: f64,
-    /// Calls that need no work, in seconds.
+    /// Times of calls that need no work, in seconds.
     pub call: Quantiles,
-    /// Bytes sent per second; why not measured.
+    /// Bytes sent per second, or the reason why this was not measured; `None` if not attempted.
     pub upload: Option<Result<f64, Unseen>>,
-    /// Bytes received per second; why not measured.
+    /// Bytes received per second, or the reason why this was not measured; `None` if not attempted.
     pub download: Option<Result<f64, Unseen>>,
-    /// The kernel's figures of the connection after sending.
+    /// The kernel's figures of the connection after the upload.
     pub figures: TcpFigures,
-    /// The MTU of the route.
+    /// MTU of the route.
     pub mtu: Option<u32>,
-    /// Large segments vanish on the path while small ones arrive.
+    /// True if large segments vanish on the path while small ones arrive.
     pub is_black_hole: bool,
-    /// Why it could not be measured to the end.
+    /// Reason why the trial ended early.
     pub error: Option<Unseen>,
 }
 
-/// The health service: needs no user, and does nothing with what it is sent.
-/// What is sent at once. Below any server's limit.
+/// Size of an upload message in bytes, below any server's limit. Uploads use the health service, which needs
+/// no user and ignores the data.
 const SENT_BYTES: usize = 1024 * 1024;
-/// Calls that send at once, so that the pipe stays full while answers come back.
+/// Number of concurrent uploading calls, so that data flows while responses return.
 const SENDERS: usize = 4;
-/// Maximum bytes that each of them sends: a fast network is measured long before.
+/// Most bytes that each of these calls sends; a fast network is measured long before.
 const SENT_BYTES_MAX: usize = 128 * 1024 * 1024;
-/// Number of connections that are timed.
+/// Number of connections whose opening is timed.
 const CONNECTIONS: usize = 20;
-/// Maximum bytes read at once, and the minimum for a rate to mean something.
+/// Most bytes requested per read, and least bytes for which a rate is meaningful.
 const READ_BYTES: (usize, usize) = (64 * 1024, 1024 * 1024);
-/// The smallest segments any path carries.
+/// Smallest segment size in bytes that every path carries.
 const SMALL_SEGMENT: i32 = 536;
 
 impl NetworkResult {
-    /// The share of segments that were sent again; `None` when the kernel does not count or little was sent.
+    /// Returns the share of segments that were sent again; `None` if the kernel does not count them or little
+    /// was sent.
     pub fn loss(&self) -> Option<f64> {
         let sent = self.figures.data_segments_sent;
         (sent >= 20).then(|| f64::from(self.figures.resent) / f64::from(sent))
@@ -77,7 +78,7 @@ impl NetworkResult {
 }
 
 impl NetworkTrial {
-    /// Measures. The client is for reading, and may have a user.
+    /// Runs the trial. The client is used for reading, and may have a user.
     pub async fn run(&self, endpoint: &Endpoint, client: &Client) -> NetworkResult {
         let mut result = NetworkResult { endpoint: endpoint.text.clone(), ..NetworkResult::default() };
         if let Err(why) = self.measure(endpoint, client, &mut result).await {
@@ -136,9 +137,9 @@ impl NetworkTrial {
         Ok(())
     }
 
-    /// Bytes per second sent in large messages that the server reads and forgets.
+    /// Returns the bytes per second sent in large messages that the server reads and discards.
     async fn upload(&self, channel: &Channel) -> Result<f64, Unseen> {
-        // A request of the health service with a name, in field 1, that no service has.
+        // A request of the health service for a name, in field 1, that no service has.
         let mut message = Vec::new();
         api::wire::put_field_head(&mut message, 1, SENT_BYTES);
         message.resize(message.len() + SENT_BYTES, b'x');
@@ -165,7 +166,8 @@ impl NetworkTrial {
         Ok(sent as f64 / begun.elapsed().as_secs_f64())
     }
 
-    /// Bytes per second received: the same few keys again and again, serializable, so that only this member works.
+    /// Returns the bytes per second received: reads the same few keys repeatedly, serializable, so that only
+    /// this member works.
     async fn download(&self, client: &Client) -> Result<f64, Unseen> {
         let mut request = RangeRequest {
             key: vec![0].into(),
@@ -176,12 +178,12 @@ impl NetworkTrial {
         };
         let said = |status: Status| Unseen::because(client::shown(&status));
         let mut page_bytes = 0;
-        // Twice as many keys until they weigh enough, or there are no more.
+        // Doubles the number of keys until the response is large enough, or there are no more keys.
         for _ in 0..12 {
             let answer: RangeResponse = client.call(Rpc::KvRange, &request).await.map_err(said)?;
             page_bytes = answer.kvs.iter().map(|kv| kv.key.len() + kv.value.len()).sum();
             if page_bytes * 2 > READ_BYTES.1 || !answer.more {
-                // With a bound, etcd counts no further than that.
+                // With a range end, etcd counts keys only up to it.
                 if let Some(last) = answer.kvs.last() {
                     request.range_end = [&last.key[..], &[0]].concat().into();
                 }
@@ -202,8 +204,8 @@ impl NetworkTrial {
         Ok(received as f64 / begun.elapsed().as_secs_f64())
     }
 
-    /// Returns true if what did not pass does in small segments: then a device on the path drops large ones and says
-    /// nothing.
+    /// Returns true if small segments pass where large ones did not: then a device on the path drops large
+    /// segments silently.
     async fn passes_in_small_segments(&self, endpoint: &Endpoint, to: std::net::SocketAddr) -> bool {
         let passes = async {
             let stream = connect_with_segments(to, SMALL_SEGMENT).await.ok()?;
@@ -219,7 +221,7 @@ async fn ask(channel: &Channel, message: Bytes, within: Duration) -> Result<Byte
     channel.unary_with(Rpc::HealthCheck.path(), &CallOptions::default().within(within), message).await
 }
 
-/// Any word of the server is an answer: that it knows no such service, or no such method.
+/// Returns `Ok` if the server responded at all; an unknown service or method counts as a response.
 fn answered(answer: Result<Bytes, Status>) -> Result<(), Unseen> {
     match answer {
         Err(status) if matches!(status.code, Code::Unavailable | Code::DeadlineExceeded | Code::Internal) => {

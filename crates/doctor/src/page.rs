@@ -1,31 +1,31 @@
-//! Mainstay's own page, `/debug/mainstay`: what Prometheus' format has no room for.
+//! Mainstay's own page, `/debug/mainstay`: details that do not fit into Prometheus' format.
 
 use crate::evidence::Unseen;
 
 use serde_json::Value;
 
-/// The page; what a server leaves out is `None`.
+/// The parsed page; lists that a server leaves out are `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Page {
-    /// The server's version.
+    /// Version of the server.
     pub version: Option<String>,
-    /// The member's id in hex.
+    /// Id of the member in hexadecimal.
     pub member_id: Option<String>,
     /// Wall clock of the member when it wrote the page, in nanoseconds since 1970.
     pub clock_unix_ns: Option<i64>,
     /// Uptime of the member in seconds.
     pub uptime_seconds: Option<f64>,
-    /// Ranges that cost much, by who sent them.
+    /// Expensive ranges, with their senders.
     pub expensive_ranges: Option<Vec<ExpensiveRange>>,
-    /// Values beyond the usual, by who put them.
+    /// Unusually large values, with their senders.
     pub large_values: Option<Vec<LargeValue>>,
-    /// Clients by address.
+    /// Clients, by address.
     pub clients: Option<Vec<ClientUse>>,
-    /// Times when the disk kept the log waiting.
+    /// Times when the disk delayed the log.
     pub fsync_stalls: Option<Vec<FsyncStall>>,
 }
 
-/// A range, and what it costs.
+/// An expensive range, and its cost.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExpensiveRange {
     /// Address of the client.
@@ -34,19 +34,19 @@ pub struct ExpensiveRange {
     pub key: String,
     /// End of the range, quoted.
     pub range_end: String,
-    /// Number of such requests.
+    /// Number of requests for this range.
     pub count: f64,
-    /// Most keys it gave.
+    /// Largest number of keys that the range returned.
     pub keys_max: f64,
-    /// All bytes it gave.
+    /// Total bytes that the range returned.
     pub bytes_total: f64,
-    /// Longest it took.
+    /// Longest duration, in seconds.
     pub seconds_max: f64,
-    /// Time of the last one, in milliseconds since 1970.
+    /// Time of the last request, in milliseconds since 1970.
     pub last_unix_ms: f64,
 }
 
-/// A value that was put.
+/// A large value that was put.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LargeValue {
     /// Address of the client.
@@ -55,30 +55,30 @@ pub struct LargeValue {
     pub key: String,
     /// Size of the value in bytes.
     pub bytes: f64,
-    /// Time when it was last put, in milliseconds since 1970.
+    /// Time of the last put, in milliseconds since 1970.
     pub last_unix_ms: f64,
 }
 
-/// The calls of clients at one address.
+/// Use of the member by the clients at one address.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClientUse {
     /// Address of the clients.
     pub address: String,
-    /// Open connections.
+    /// Number of open connections.
     pub connections: f64,
-    /// Requests so far.
+    /// Number of requests so far.
     pub requests: f64,
-    /// Open watches.
+    /// Number of open watches.
     pub watches: f64,
-    /// Those of them that are behind the events.
+    /// Number of watches that lag behind the events.
     pub slow_watches: f64,
-    /// Leases kept alive.
+    /// Number of leases kept alive.
     pub leases: f64,
-    /// Authentications so far.
+    /// Number of authentications so far.
     pub authentications: f64,
 }
 
-/// One wait.
+/// One stall of an fsync.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FsyncStall {
     /// Time of the stall, in milliseconds since 1970.
@@ -87,16 +87,16 @@ pub struct FsyncStall {
     pub seconds: f64,
 }
 
-/// Maximum number of entries of each list that are read.
+/// Largest number of entries that are read of each list.
 const ENTRIES_MAX: usize = 10_000;
-/// Maximum length of a text of the page, in characters; a key may be as long as a request.
+/// Longest text kept, in characters; a key may be as long as a request.
 const TEXT_MAX: usize = 120;
 
 impl Page {
-    /// Reads the page.
+    /// Parses the page.
     ///
     /// # Errors
-    /// It is no JSON object.
+    /// The text is not a JSON object.
     pub fn read(text: &[u8]) -> Result<Page, Unseen> {
         let value: Value = serde_json::from_slice(text).map_err(|error| format!("not JSON: {error}"))?;
         if !value.is_object() {
@@ -139,7 +139,7 @@ impl Page {
         })
     }
 
-    /// Returns true if a list of this name is there.
+    /// Returns true if the page contains a list of this name.
     pub fn has(&self, list: &str) -> bool {
         match list {
             "expensive_ranges" => self.expensive_ranges.is_some(),
@@ -160,7 +160,7 @@ fn text_of(entry: &Value, name: &str) -> String {
     entry.get(name).and_then(Value::as_str).map(shortened).unwrap_or_default()
 }
 
-/// Returns a text for a terminal: without control characters, and shortened.
+/// Returns a text that is safe for a terminal: without control characters, and shortened.
 fn shortened(text: &str) -> String {
     let clean = |c: char| if c.is_control() { '\u{fffd}' } else { c };
     let mut short: String = text.chars().take(TEXT_MAX).map(clean).collect();
@@ -202,7 +202,7 @@ mod tests {
              \"fsync_stalls\":[{\"seconds\":-1e308}]}"
                 .as_bytes(),
         );
-        // The escape is no JSON.
+        // The escape is not valid JSON.
         assert!(odd.is_err());
         let odd = Page::read(br#"{"version":"\u001b[2J","clock_unix_ns":1e300,"clients":{},"large_values":[{"bytes":"x","key":5},null]}"#)
             .unwrap();

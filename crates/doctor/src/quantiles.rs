@@ -1,4 +1,4 @@
-//! Times that were measured one by one.
+//! Quantiles of individually measured times.
 
 /// Measured times in seconds, sorted.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -18,13 +18,13 @@ impl Quantiles {
         self.sorted.len()
     }
 
-    /// The least time that this share of all does not exceed (nearest rank); 0 of none.
+    /// Returns the smallest time that this share of all times does not exceed (nearest rank); 0 if there are none.
     pub fn at(&self, share: f64) -> f64 {
         let rank = (share * self.sorted.len() as f64).ceil() as usize;
         self.sorted.get(rank.saturating_sub(1)).or(self.sorted.last()).copied().unwrap_or(0.0)
     }
 
-    /// The longest; 0 of none.
+    /// Returns the longest time; 0 if there are none.
     pub fn max(&self) -> f64 {
         self.sorted.last().copied().unwrap_or(0.0)
     }

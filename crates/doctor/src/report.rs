@@ -12,36 +12,36 @@ use crate::limits::Limits;
 use crate::rule::{Blind, Rule, out_of_sight};
 use crate::show;
 
-/// The findings of a look, and what could not be looked at.
+/// The findings of an examination, and what could not be examined.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// The members looked at: label, version or the reason why none is known.
+    /// The examined members: label, and version or the reason why it is unknown.
     pub members: Vec<(String, String)>,
-    /// Seconds in which rates were watched.
+    /// Seconds during which rates were measured.
     pub seconds: f64,
     /// Number of rules that were judged.
     pub rules: usize,
-    /// The worst first.
+    /// Findings, the most severe first.
     pub findings: Vec<Finding>,
-    /// Facts that could not be looked at.
+    /// Facts that could not be examined.
     pub blind: Vec<Blind>,
 }
 
-/// A look in a word.
+/// Overall result of an examination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// Nothing was found, and no look failed.
+    /// No findings, and no request failed.
     Healthy,
-    /// Only warnings were found, and no look failed.
+    /// Only warnings were found, and no request failed.
     Warnings,
-    /// No errors were found, but a look failed or was refused: what it would have shown is not known.
+    /// No errors were found, but a request failed or was refused, so some problems may be hidden.
     Unknown,
     /// Errors were found.
     Errors,
 }
 
 impl Health {
-    /// The word for it, in JSON.
+    /// Returns the word for JSON.
     pub fn word(self) -> &'static str {
         match self {
             Health::Healthy => "healthy",
@@ -52,15 +52,15 @@ impl Health {
     }
 }
 
-/// Width of the text.
+/// Width of the text output, in columns.
 const COLUMNS: usize = 110;
 
 impl Report {
-    /// Judges by these rules.
+    /// Judges the evidence by these rules.
     pub fn of(evidence: &Evidence, limits: &Limits, seconds: f64, rules: &[&Rule]) -> Report {
         let mut findings: Vec<Finding> =
             rules.iter().filter_map(|rule| (rule.judge)(evidence, limits)).collect();
-        // Stable, so that the rules' own order holds within.
+        // A stable sort, so that the order of the rules is kept within each severity.
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         let blind = rules.iter().flat_map(|rule| rule.blind(evidence));
         let blind = out_of_sight(evidence).into_iter().chain(blind).collect();
@@ -82,12 +82,12 @@ impl Report {
         }
     }
 
-    /// The worst found.
+    /// Returns the highest severity found.
     pub fn severity(&self) -> Option<Severity> {
         self.findings.iter().map(|finding| finding.severity).max()
     }
 
-    /// The whole look in a word. A failed look counts for more than warnings: it may hide an error.
+    /// Returns the overall result. A failed request counts for more than warnings: it may hide an error.
     pub fn health(&self) -> Health {
         match (self.severity(), self.blind.iter().any(|blind| blind.is_failure)) {
             (Some(Severity::Error), _) => Health::Errors,
@@ -97,7 +97,7 @@ impl Report {
         }
     }
 
-    /// For people.
+    /// Formats the report as text for people.
     pub fn text(&self) -> String {
         let members = counted(self.members.len(), "member");
         let mut out = format!("Looked at {members} for {:.0} s:\n", self.seconds);
@@ -109,7 +109,7 @@ impl Report {
         out
     }
 
-    /// The findings, and what could not be looked at, for people.
+    /// Formats the findings, and what could not be examined, as text for people.
     pub(crate) fn body(&self) -> String {
         let mut out = String::new();
         let put = |out: &mut String, text: &str| {
@@ -150,7 +150,7 @@ impl Report {
         out
     }
 
-    /// What to do so that the next look sees what this one could not read.
+    /// Returns the remedies for what could not be read, so that the next run can.
     fn sight_remedies(&self) -> Vec<&'static str> {
         let failed = || self.blind.iter().filter(|blind| blind.is_failure);
         let members = || self.members.iter().map(|(_, about)| about).filter(|_| failed().next().is_some());
@@ -169,7 +169,7 @@ impl Report {
         remedies
     }
 
-    /// Returns how many errors and warnings were found, and whether looks failed, in one sentence.
+    /// Returns one sentence with the number of errors and warnings, and whether requests failed.
     fn summary(&self) -> String {
         let of = |severity| self.findings.iter().filter(|finding| finding.severity == severity).count();
         let summary = match (of(Severity::Error), of(Severity::Warning)) {
@@ -187,8 +187,8 @@ impl Report {
         }
     }
 
-    /// Returns what failed to be looked at, or what there was nothing to look at of, and why: one line for all rules that lack the
-    /// same thing.
+    /// Returns one line for each reason why something could not be examined, or did not exist, with all rules
+    /// that it affects.
     fn not_looked_at(&self, is_failure: bool) -> Vec<String> {
         let mut told: Vec<(&Blind, Vec<&str>)> = Vec::new();
         for blind in self.blind.iter().filter(|blind| blind.is_failure == is_failure) {
@@ -208,7 +208,7 @@ impl Report {
         told.into_iter().map(line).collect()
     }
 
-    /// For browsers: one page that needs nothing else. `taken` is the time of the look.
+    /// Formats the report as a self-contained HTML page. `taken` is the time of the examination.
     pub fn html(&self, taken: &str) -> String {
         let mut page = Page::new("What the doctor found");
         let members = counted(self.members.len(), "member");
@@ -261,7 +261,7 @@ impl Report {
         page.html()
     }
 
-    /// For machines: one object on one line.
+    /// Formats the report as JSON: one object on one line.
     pub fn json(&self) -> String {
         let mut out = format!(
             "{{\"healthy\":{},\"verdict\":\"{}\",\"seconds\":{:.3},\"rules\":{},\"members\":[",
@@ -282,7 +282,8 @@ impl Report {
         out
     }
 
-    /// The members `findings`, `not_looked_at` and `remedies` of an object. The remedies are for what could not be read.
+    /// Returns the members `findings`, `not_looked_at` and `remedies` of a JSON object. The remedies are for
+    /// what could not be read.
     pub(crate) fn json_body(&self) -> String {
         let strings = |texts: &[String]| {
             let quoted: Vec<String> = texts.iter().map(json::string).collect();
@@ -333,12 +334,12 @@ impl Report {
     }
 }
 
-/// A number of things, with an s behind the word for many.
+/// Returns a number with its noun, with a plural s unless the number is 1.
 pub(crate) fn counted(number: usize, what: &str) -> String {
     if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
-/// Breaks a text into lines, the first one behind `first`, the others behind `next`.
+/// Wraps a text into lines; the first line starts with `first`, the others with `next`.
 pub(crate) fn folded(text: &str, first: &str, next: &str) -> String {
     let mut out = first.to_owned();
     let mut column = first.chars().count();

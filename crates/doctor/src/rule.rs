@@ -1,67 +1,67 @@
-//! What makes a finding, and what has to be seen for it.
+//! Rules: the judgement that makes a finding, and the evidence that it needs.
 
 use crate::evidence::{Evidence, Member, Metrics, OBSERVATIONS_OF_LIFE_MIN, PROBES_OF_LIFE_MIN, Unseen};
 use crate::finding::Finding;
 use crate::limits::Limits;
 use crate::show;
 
-/// One sort of finding.
+/// One rule of the doctor.
 pub struct Rule {
     /// Name of the rule.
     pub name: &'static str,
-    /// What the rule looks for, in a line.
+    /// Description of the rule in one line.
     pub about: &'static str,
-    /// Facts that are needed of each member; each entry is met by any of its alternatives.
+    /// Facts that are needed of each member; an entry is met by any of its alternatives.
     pub needs: &'static [&'static [Need]],
-    /// The judgement.
+    /// Judges the evidence; returns a finding if the rule applies.
     pub judge: fn(&Evidence, &Limits) -> Option<Finding>,
 }
 
-/// Something that has to be seen.
+/// A fact that a rule needs.
 #[derive(Clone, Copy, Debug)]
 pub enum Need {
-    /// The member's status.
+    /// Status of the member.
     Status,
-    /// A family of its metrics.
+    /// A family of the member's metrics.
     Metric(&'static str),
-    /// Enough observations of probes, which there are only when there are other members.
+    /// Enough observations of probes, which exist only if there are other members.
     Probes(&'static str),
     /// Enough observations in a histogram.
     Observations(&'static str),
     /// A list of Mainstay's page.
     Page(&'static str),
-    /// Only etcd: for Mainstay there is nothing to look for.
+    /// Needed of etcd only: for Mainstay the rule does not apply.
     OnlyEtcd(&'static str),
-    /// `/version`.
+    /// Response at `/version`.
     Versions,
-    /// The clock.
+    /// Clock of the member.
     Clock,
-    /// The certificate.
+    /// Certificate of the member.
     Certificate,
-    /// Round trips from here.
+    /// Round-trip times from this machine.
     RoundTrips,
-    /// The cluster's alarms.
+    /// Alarms of the cluster.
     Alarms,
     /// Sampled keys.
     Sample,
 }
 
-/// A fact that could not be looked at.
+/// A fact that could not be examined.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blind {
-    /// The rule's name.
+    /// Name of the rule.
     pub name: &'static str,
-    /// The members; empty: all.
+    /// Labels of the affected members; empty for all.
     pub members: Vec<String>,
-    /// Why not.
+    /// Reason why the fact could not be examined.
     pub because: String,
-    /// True if a look failed or was refused, so that the cluster must not be called healthy; false if there was nothing to
-    /// look at yet.
+    /// True if a request failed or was refused, so that the cluster must not be called healthy; false if
+    /// there was nothing to examine yet.
     pub is_failure: bool,
 }
 
 impl Rule {
-    /// Returns the facts that this rule could not look at, at members that were reached.
+    /// Returns the facts that this rule could not examine, at members that were reached.
     pub fn blind(&self, evidence: &Evidence) -> Vec<Blind> {
         let mut found: Vec<Blind> = Vec::new();
         for member in evidence.members.iter().filter(|member| member.reached.is_ok()) {
@@ -102,7 +102,7 @@ impl Rule {
     }
 }
 
-/// The members that were not reached, or are not known: no rule could look at them.
+/// Returns the members that were not reached, or are not known: no rule could examine them.
 pub fn out_of_sight(evidence: &Evidence) -> Vec<Blind> {
     let at = |member: String, because: String| Blind {
         name: "everything",
@@ -123,14 +123,14 @@ fn too_few(family: &str, count: f64, least: f64, what_to_do: &str) -> Unseen {
     ))
 }
 
-/// The reason with these words before it, of the same kind.
+/// Returns the reason with these words before it, of the same kind.
 fn behind(words: &str, why: &Unseen) -> Unseen {
     let text = format!("{words}: {why}");
     if why.is_failure() { Unseen::because(text) } else { Unseen::left_out(text) }
 }
 
 impl Need {
-    /// Why it was not seen; `None` when it was.
+    /// Returns the reason why the fact is missing; `None` if it is known.
     fn missing(self, member: &Member, evidence: &Evidence) -> Option<Unseen> {
         let of_metrics = |seen: &dyn Fn(&Metrics) -> Option<Unseen>| match &member.metrics {
             Ok(metrics) => seen(metrics),
@@ -144,7 +144,7 @@ impl Need {
                 of_metrics(&|metrics| (!metrics.after.has(family)).then(|| absent(family)))
             }
             Need::Probes(family) => of_metrics(&|metrics| {
-                // Of a peer that is a member no more there is nothing to find out.
+                // Nothing needs to be known about a peer that is no longer a member.
                 let is_member = |peer: &String| {
                     u64::from_str_radix(peer, 16)
                         .is_ok_and(|id| evidence.members.iter().any(|member| member.id == id))

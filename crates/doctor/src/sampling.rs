@@ -1,4 +1,4 @@
-//! A look at a few keys and their sizes that costs the cluster next to nothing.
+//! Samples a few keys and their sizes, at very low cost for the cluster.
 
 use api::Rpc;
 use api::etcdserverpb::{RangeRequest, RangeResponse};
@@ -6,22 +6,23 @@ use client::{Client, shown};
 
 use crate::evidence::{Sample, Unseen};
 
-/// Requests made, at most.
+/// Largest number of requests.
 const REQUESTS_MAX: usize = 12;
-/// Bytes read, at most, in all but the last answer.
+/// Largest number of bytes read, not counting the last response.
 const BYTES_MAX: usize = 4 * 1024 * 1024;
-/// Number of the largest keys that are remembered.
+/// Number of the largest keys that are kept.
 const LARGEST_MAX: usize = 20;
-/// Above this many keys even a short page costs etcd a walk over its whole index, because it counts what is behind.
+/// Number of keys above which even a short page makes etcd walk its whole index, because it counts the
+/// remaining keys.
 pub(crate) const KEYS_MAX: f64 = 1e6;
 
-/// Looks at up to `keys_max` keys in few small, serializable ranges, going from one directory (what is before the last `/`
-/// of a key) to the next, since keys of one directory are alike.
+/// Samples up to `keys_max` keys in a few small, serializable ranges. It goes from one directory (the part of
+/// a key before the last `/`) to the next, since keys of one directory are alike.
 pub(crate) async fn sample(client: &Client, keys_max: usize) -> Result<Sample, Unseen> {
     let mut sample = Sample::default();
     let mut from: Vec<u8> = vec![0];
     let mut bytes = 0;
-    // A single value first: they may all be large.
+    // A single value comes first: all values may be large.
     let mut page = 1;
     for _ in 0..REQUESTS_MAX {
         if sample.keys >= keys_max || bytes >= BYTES_MAX {
@@ -54,14 +55,14 @@ pub(crate) async fn sample(client: &Client, keys_max: usize) -> Result<Sample, U
         if !answer.more {
             break;
         }
-        // About a quarter of what may still be read, were all values as large as the largest here.
+        // About a quarter of the remaining bytes, if all values were as large as the largest here.
         page = ((BYTES_MAX.saturating_sub(bytes)) / 4 / largest_here.max(64))
             .clamp(1, keys_max.div_ceil(4).max(1));
     }
     Ok(sample)
 }
 
-/// The first key behind the directory of this one.
+/// Returns the first key after the directory of this key.
 fn directory(key: &[u8]) -> Option<Vec<u8>> {
     let slash = key.iter().rposition(|byte| *byte == b'/')?;
     let mut end = key[..=slash].to_vec();

@@ -1,8 +1,8 @@
-//! Figures as people read them.
+//! Formats figures for people.
 
 use cli::go;
 
-/// A time in seconds, in the unit that suits it: `850 µs`, `12.3 ms`, `4.10 s`, `3 h`, `12 days`.
+/// Formats a time in seconds, in a suitable unit: `850 µs`, `12.3 ms`, `4.10 s`, `3 h`, `12 days`.
 pub fn seconds(value: f64) -> String {
     let size = value.abs();
     if size < 1e-3 {
@@ -20,17 +20,17 @@ pub fn seconds(value: f64) -> String {
     }
 }
 
-/// Bytes: `1.5 MB`.
+/// Formats bytes: `1.5 MB`.
 pub fn bytes(value: f64) -> String {
     go::bytes(value.max(0.0) as u64)
 }
 
-/// A share of one: `81 %`.
+/// Formats a share of one as a percentage: `81 %`.
 pub fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// A number of things: `1,234,567`.
+/// Formats a number with separators: `1,234,567`.
 pub fn count(value: f64) -> String {
     let digits = format!("{:.0}", value.max(0.0));
     let mut out = String::new();
@@ -43,17 +43,17 @@ pub fn count(value: f64) -> String {
     out
 }
 
-/// A number of things, with the word for one or for many.
+/// Formats a number with its noun in singular or plural.
 pub fn counted(value: f64, one: &str, many: &str) -> String {
     format!("{} {}", count(value), if value == 1.0 { one } else { many })
 }
 
-/// A text that a server sent, fit for a terminal: without control characters.
+/// Returns a server's text in a form that is safe for a terminal: without control characters.
 pub fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// A rate: `0.4/s`, `1,200/s`.
+/// Formats a rate: `0.4/s`, `1,200/s`.
 pub fn rate(value: f64) -> String {
     if value < 10.0 { format!("{value:.1}/s") } else { format!("{}/s", count(value)) }
 }

@@ -1,4 +1,4 @@
-//! What Linux knows of a TCP connection. The only unsafe code of this crate: `getsockopt` and `setsockopt`.
+//! Linux' figures about a TCP connection. Contains the only unsafe code of this crate: `getsockopt` and `setsockopt`.
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,25 +6,26 @@ use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
 
 use tokio::net::{TcpSocket, TcpStream};
 
-/// A second hand on a connection's socket, for looking at it while another part of the program owns the stream.
+/// A duplicate of a connection's descriptor, for reading figures while another part of the program owns the stream.
 #[derive(Debug)]
 pub struct Observer {
     socket: OwnedFd,
     is_v6: bool,
 }
 
-/// Figures of a connection, as far as the kernel has them. Source: `struct tcp_info` of linux/tcp.h, which only grows.
+/// Figures of a connection, as far as the kernel provides them. Source: `struct tcp_info` of linux/tcp.h,
+/// which only grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpFigures {
     /// Largest segment sent, in bytes of payload.
     pub segment_bytes: u32,
-    /// The path's MTU as the kernel has learned it.
+    /// MTU of the path, as far as the kernel has learned it, in bytes.
     pub path_mtu: u32,
     /// Smoothed round trip time, in microseconds.
     pub rtt_micros: u32,
-    /// Segments sent again.
+    /// Number of segments sent again.
     pub resent: u32,
-    /// Segments with data sent, those sent again included; 0 from old kernels.
+    /// Number of segments with data sent, including those sent again; 0 from old kernels.
     pub data_segments_sent: u32,
 }
 
@@ -33,26 +34,26 @@ impl Observer {
     ///
     /// # Errors
     ///
-    /// The process has no descriptor left.
+    /// The process has no free file descriptor.
     pub fn of(stream: &TcpStream) -> io::Result<Observer> {
         let is_v6 = stream.local_addr()?.is_ipv6();
         Ok(Observer { socket: stream.as_fd().try_clone_to_owned()?, is_v6 })
     }
 
-    /// The figures now.
+    /// Returns the present figures.
     ///
     /// # Errors
-    /// The kernel has none.
+    /// The kernel provides none.
     pub fn figures(&self) -> io::Result<TcpFigures> {
         let mut bytes = [0u8; 256];
         let filled = option(self.socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, &mut bytes)?;
         Ok(read_figures(&bytes[..filled]))
     }
 
-    /// The MTU of the route, which the kernel lowers as it learns that the path's is smaller.
+    /// Returns the MTU of the route, which the kernel lowers when it learns that the path's MTU is smaller.
     ///
     /// # Errors
-    /// The kernel does not say.
+    /// The kernel does not provide it.
     pub fn mtu(&self) -> io::Result<u32> {
         let (level, name) = match self.is_v6 {
             true => (libc::IPPROTO_IPV6, libc::IPV6_MTU),
@@ -64,15 +65,15 @@ impl Observer {
     }
 }
 
-/// Connects with segments no larger than this many bytes.
+/// Connects with segments of at most this many bytes.
 ///
 /// # Errors
-/// No connection.
+/// The connection fails.
 pub async fn connect_with_segments(to: SocketAddr, segment_bytes: i32) -> io::Result<TcpStream> {
     let socket = if to.is_ipv6() { TcpSocket::new_v6()? } else { TcpSocket::new_v4()? };
     let value = segment_bytes.to_ne_bytes();
-    // SAFETY: the descriptor is open as long as `socket` is; pointer and length are those of a live array of the size of a
-    // C int, which the kernel only reads.
+    // SAFETY: the descriptor is open as long as `socket` lives; pointer and length are those of a live array
+    // of the size of a C int, which the kernel only reads.
     let set = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -88,7 +89,7 @@ pub async fn connect_with_segments(to: SocketAddr, segment_bytes: i32) -> io::Re
     socket.connect(to).await
 }
 
-/// Reads an option; how many bytes the kernel filled.
+/// Reads a socket option; returns the number of bytes that the kernel filled.
 fn option(
     socket: BorrowedFd<'_>,
     level: libc::c_int,
@@ -96,8 +97,8 @@ fn option(
     into: &mut [u8],
 ) -> io::Result<usize> {
     let mut length = into.len() as libc::socklen_t;
-    // SAFETY: the descriptor is open as long as it is borrowed; the kernel writes at most `length` bytes, the length of the
-    // slice, and then sets `length` to what it wrote.
+    // SAFETY: the descriptor is open as long as it is borrowed; the kernel writes at most `length` bytes, the
+    // length of the slice, and then sets `length` to the number of bytes written.
     let got = unsafe {
         libc::getsockopt(socket.as_raw_fd(), level, name, into.as_mut_ptr().cast(), &raw mut length)
     };
@@ -143,7 +144,7 @@ mod tests {
             let figures = observer.figures().unwrap();
             assert!(figures.segment_bytes <= 536 && figures.path_mtu >= 536, "{figures:?}");
             assert!(observer.mtu().unwrap() >= 536);
-            // The second hand does not hold the connection open against its owner's will, but can still look.
+            // After the stream is dropped, the observer can still read figures.
             drop(stream);
             assert!(observer.figures().is_ok());
         });

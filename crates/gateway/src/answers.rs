@@ -1,12 +1,12 @@
-//! How answers and errors look: [`status`] is the HTTP status of a gRPC code, [`error`] the body of an error, [`result_line`]
-//! and [`error_line`] what a stream of answers consists of.
+//! The form of responses and errors: [`status`] maps a gRPC code to an HTTP status, [`error`] makes the body
+//! of an error, [`result_line`] and [`error_line`] make the lines of a streamed response.
 
 use api::descriptor::Message;
 use api::{Code, Status};
 
 use crate::encode::{self, Malformed, Texts};
 
-/// Returns the HTTP status that goes with a gRPC code.
+/// Returns the HTTP status that corresponds to a gRPC code.
 pub fn status(code: Code) -> u16 {
     match code {
         Code::Ok => 200,
@@ -24,14 +24,14 @@ pub fn status(code: Code) -> u16 {
     }
 }
 
-/// Returns the body that answers a call which ended with this error.
+/// Returns the response body of a call that ended with this error.
 pub fn error(status: &Status) -> Vec<u8> {
     let mut out = Vec::with_capacity(64 + status.message.len());
     put(&mut out, status, Texts::Plain);
     out
 }
 
-/// Returns the line that ends a stream of answers with an error.
+/// Returns the line that ends a streamed response with an error.
 pub fn error_line(status: &Status) -> Vec<u8> {
     let mut out = b"{\"error\":".to_vec();
     put(&mut out, status, Texts::ForHtml);
@@ -39,11 +39,11 @@ pub fn error_line(status: &Status) -> Vec<u8> {
     out
 }
 
-/// Returns the line of one answer of a stream.
+/// Returns the line of one message of a streamed response.
 ///
 /// # Errors
 ///
-/// The bytes are no such message.
+/// The bytes are not a valid encoding of the message.
 pub fn result_line(message: &'static Message, bytes: &[u8]) -> Result<Vec<u8>, Malformed> {
     let mut out = Vec::with_capacity(64 + bytes.len() * 2);
     out.extend_from_slice(b"{\"result\":");

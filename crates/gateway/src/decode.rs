@@ -1,4 +1,4 @@
-//! From JSON to the bytes of a protobuf message, as Go's `protojson` reads it: [`decode`].
+//! Converts JSON to the bytes of a protobuf message, as Go's `protojson` parses it: [`decode`].
 
 use std::borrow::Cow;
 
@@ -11,31 +11,31 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use crate::quote;
 use crate::scan;
 
-/// Messages inside each other: those of the deepest transaction that is taken (COMPAT-1), and some.
+/// Largest nesting depth of messages: that of the deepest transaction that is accepted (COMPAT-1), and some more.
 pub const DEPTH_MAX: usize = 160;
 
-/// Values inside each other that are passed over because their field is unknown.
+/// Largest nesting depth of a value that is skipped because its field is unknown.
 const SKIPPED_DEPTH_MAX: usize = 9_000;
 
-/// Why a body is no request.
+/// Reason why a body is not a valid request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// It is no JSON, or none of this message; in the words of Go's libraries.
+    /// The body is not valid JSON, or does not fit the message; holds the error text of Go's libraries.
     Invalid(String),
     /// Messages are nested deeper than [`DEPTH_MAX`].
     TooDeep,
-    /// The lists of a transaction have more elements together than may be made of them.
+    /// The lists of a transaction have too many elements together.
     TooMany,
-    /// Other lists have: the name of the last one.
+    /// Other lists have too many elements together; holds the name of the last one.
     TooManyValues(&'static str),
 }
 
 impl Refused {
-    /// The status that answers the call.
+    /// Returns the status with which the call ends.
     pub fn status(self) -> Status {
         match self {
             Refused::Invalid(why) => Status::with(Code::InvalidArgument, why),
-            // Only transactions nest.
+            // Only transactions can be nested.
             Refused::TooDeep | Refused::TooMany => api::error::TOO_MANY_OPS,
             Refused::TooManyValues(field) => {
                 Status::with(Code::InvalidArgument, format!("mainstay: too many values of {field}"))
@@ -44,9 +44,9 @@ impl Refused {
     }
 }
 
-/// Makes the bytes of a message from the first JSON value in `body`, in no more memory than the body takes; an empty body is an empty message. What is behind the
-/// value is not looked at. All its lists may have `elements_max` elements together: each is read by itself, so that a million
-/// would hold up others.
+/// Converts the first JSON value in `body` to the bytes of a message, in no more memory than the body takes;
+/// an empty body is an empty message. Bytes after the value are ignored. All lists may have `elements_max`
+/// elements together: elements are decoded one by one, so a million would delay other calls.
 ///
 /// # Errors
 ///
@@ -60,8 +60,9 @@ pub fn decode(message: &'static Message, body: &[u8], elements_max: usize) -> Re
             Err(why) => Err(Refused::Invalid(why)),
         };
     }
-    // Most bodies are valid: they are read once. What is wrong otherwise is first looked for in the syntax, and only there: what
-    // follows the value changes nothing but the error of half a surrogate near its end.
+    // Most bodies are valid, so they are parsed only once. After an error, the syntax of the body is checked
+    // first, since a syntax error takes precedence; bytes after the value matter only for an unpaired
+    // surrogate near its end.
     let mut reader = Reader::new(body, elements_max);
     match reader.whole(message) {
         Err(Refused::Invalid(why)) => Err(match scan::first_value(body) {
@@ -73,7 +74,7 @@ pub fn decode(message: &'static Message, body: &[u8], elements_max: usize) -> Re
     }
 }
 
-/// Makes the bytes of a message from a value that [`crate::Values`] gave, within the same bound as [`decode`].
+/// Converts a value that [`crate::Values`] returned to the bytes of a message, with the same limit as [`decode`].
 ///
 /// # Errors
 ///
@@ -86,7 +87,7 @@ pub fn decode_value(
     Reader::new(value, elements_max).whole(message)
 }
 
-/// A token. Names and strings are one kind.
+/// A JSON token. Names and strings have the same kind.
 enum Token<'a> {
     Null,
     Bool(bool),
@@ -99,9 +100,9 @@ enum Token<'a> {
 struct Reader<'a> {
     json: &'a [u8],
     at: usize,
-    /// Elements that lists may have from here on.
+    /// Number of elements that lists may still have.
     elements_left: usize,
-    /// Where the bytes end that decided about half a surrogate.
+    /// End of the bytes that were examined for the second half of a surrogate pair.
     looked_at: usize,
 }
 
@@ -112,11 +113,11 @@ impl<'a> Reader<'a> {
         Reader { json, at: 0, elements_left: elements_max, looked_at: 0 }
     }
 
-    /// Makes the bytes of a message from the value that comes next.
+    /// Converts the next value to the bytes of a message.
     fn whole(&mut self, message: &'static Message) -> Result_<Vec<u8>> {
         let mut out = Vec::with_capacity(self.json.len());
         self.message(message, &mut out, 0)?;
-        // A call may wait for long with it, and JSON may be much longer than what it means.
+        // A call may hold the bytes for long, and JSON may be much longer than the message.
         if out.capacity() / 2 > out.len() {
             out.shrink_to_fit();
         }
@@ -213,12 +214,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads one value of a field. Zero values are left out where protobuf does not tell them from none.
+    /// Decodes one value of a field. Zero values are omitted where protobuf does not distinguish them from
+    /// absent values.
     fn value(&mut self, field: &'static Field, out: &mut Vec<u8>, depth: usize) -> Result_<()> {
         let keeps_zero = field.repeated || field.oneof.is_some();
         if let Kind::Message(message) = field.kind {
             tag(out, field, 2);
-            // Most lengths take one byte; for the others what was written moves.
+            // Most lengths take one byte; for longer ones, the bytes after the length are moved.
             let length_at = out.len();
             out.push(0);
             self.message(message, out, depth + 1)?;
@@ -248,7 +250,7 @@ impl<'a> Reader<'a> {
             (Kind::Enum(each), Token::String(name)) => {
                 match each.values.iter().find(|(known, _)| known == name) {
                     Some((_, number)) => Some(extended(*number)),
-                    // As a field that is unknown.
+                    // An unknown enum name is ignored, like an unknown field.
                     None => return Ok(()),
                 }
             }
@@ -284,7 +286,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Passes over a value, whatever it is.
+    /// Skips any value.
     fn skip(&mut self) -> Result_<()> {
         // True for each open object, false for each open array.
         let mut open: Vec<bool> = Vec::new();
@@ -308,7 +310,7 @@ impl<'a> Reader<'a> {
                 Some(b',' | b':' | b'}' | b']') | None => return Err(self.unexpected()),
                 Some(_) => drop(self.token()?),
             }
-            // A value has ended, and perhaps what it is in.
+            // A value has ended, and perhaps the objects and arrays that contain it.
             loop {
                 let Some(is_object) = open.last().copied() else { return Ok(()) };
                 match (self.peek(), is_object) {
@@ -337,7 +339,7 @@ impl<'a> Reader<'a> {
         self.expect(b':')
     }
 
-    /// The next byte that is not space, which is not taken.
+    /// Returns the next byte that is not white space, without consuming it.
     fn peek(&mut self) -> Option<u8> {
         loop {
             let byte = *self.json.get(self.at)?;
@@ -356,7 +358,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Takes the token that comes next.
+    /// Consumes the next token.
     fn token(&mut self) -> Result_<Token<'a>> {
         let Some(first) = self.peek() else { return Err(self.end()) };
         let rest = &self.json[self.at..];
@@ -379,7 +381,7 @@ impl<'a> Reader<'a> {
         Ok(token)
     }
 
-    /// Takes a string.
+    /// Consumes a string.
     fn string(&mut self) -> Result_<Cow<'a, str>> {
         let start = self.at + 1;
         let body = &self.json[start..];
@@ -394,7 +396,7 @@ impl<'a> Reader<'a> {
         self.escaped(body).map(Cow::Owned)
     }
 
-    /// The error of a string that does not end.
+    /// Returns the error of a string without an end.
     fn in_string(&self, body: &[u8]) -> Refused {
         match std::str::from_utf8(body) {
             Ok(_) => self.end(),
@@ -402,7 +404,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Takes a string with escapes, or with something wrong. Errors are told at the string's beginning, as Go does.
+    /// Consumes a string that contains escapes or errors. Errors refer to the string's beginning, as in Go.
     fn escaped(&mut self, body: &'a [u8]) -> Result_<String> {
         let (mut out, mut rest) = (String::new(), body);
         loop {
@@ -439,7 +441,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The character of an escape `\uXXXX`, or of two that are surrogates, and how many bytes that takes.
+    /// Decodes an escape `\uXXXX`, or a surrogate pair of two. Returns the number of bytes and the character.
     fn unicode(&mut self, rest: &[u8]) -> Result_<(usize, char)> {
         let code = |escape: &[u8]| {
             let digits = escape.get(2..6)?;
@@ -476,7 +478,7 @@ impl<'a> Reader<'a> {
         Refused::Invalid("proto: unexpected EOF".to_owned())
     }
 
-    /// The error of a token that may not be here.
+    /// Returns the error of a token that is not allowed here.
     fn unexpected(&mut self) -> Refused {
         self.peek();
         self.unexpected_at(self.at)
@@ -515,12 +517,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The oneofs of a message that have a member. No message here has more than a few.
+/// The oneofs of a message that have a value already. No message has more than a few.
 #[derive(Default)]
 struct Oneofs([Option<&'static str>; 4]);
 
 impl Oneofs {
-    /// Returns false if this one has a member already.
+    /// Returns false if this oneof has a value already.
     fn add(&mut self, oneof: &'static str) -> bool {
         for place in &mut self.0 {
             match place {
@@ -550,7 +552,7 @@ fn kind_name(kind: Kind) -> &'static str {
     }
 }
 
-/// A number of 32 bits as protobuf writes it.
+/// Returns a 32-bit number sign-extended, as protobuf encodes it.
 fn extended(number: i32) -> u64 {
     i64::from(number) as u64
 }
@@ -586,11 +588,12 @@ static ENGINES: [[GeneralPurpose; 2]; 2] = [
     [GeneralPurpose::new(&alphabet::URL_SAFE, PADDED), GeneralPurpose::new(&alphabet::URL_SAFE, BARE)],
 ];
 
-/// Writes a field of bytes from base64 as Go reads it. Returns false if it is none; then `out` is as it was.
+/// Writes a bytes field from base64, in the variants that Go accepts. Returns false if the text is not
+/// base64; then `out` is unchanged.
 fn put_bytes(field: &Field, text: &str, out: &mut Vec<u8>) -> bool {
     let is_url = text.bytes().any(|byte| matches!(byte, b'-' | b'_'));
     let engine = &ENGINES[usize::from(is_url)][usize::from(!text.len().is_multiple_of(4))];
-    // Go passes over line ends.
+    // Go ignores line ends in base64.
     let is_broken = text.bytes().any(|byte| matches!(byte, b'\r' | b'\n'));
     let text = if is_broken { Cow::Owned(text.replace(['\r', '\n'], "")) } else { Cow::Borrowed(text) };
     let padding = text.bytes().rev().take(2).take_while(|byte| *byte == b'=').count();
@@ -610,25 +613,25 @@ fn continues_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'+' | b'.' | b'_')
 }
 
-/// The parts of a number. Each is of the text of the number.
+/// The parts of a number, as slices of its text.
 struct Number<'a> {
     is_negative: bool,
     /// Digits before the point; empty for a zero.
     whole: &'a [u8],
     fraction: &'a [u8],
-    /// Digits of the exponent with their sign, if there is an `e`. Go's protobuf takes an exponent without digits.
+    /// Digits of the exponent with their sign, if there is an `e`. Go's protobuf accepts an exponent without digits.
     exponent: Option<&'a [u8]>,
     length: usize,
 }
 
 impl Number<'_> {
-    /// Returns true if JSON has such numbers.
+    /// Returns true if the number is valid JSON.
     fn is_json(&self) -> bool {
         self.exponent.is_none_or(|exponent| exponent.iter().any(u8::is_ascii_digit))
     }
 }
 
-/// Reads the number at the beginning of `text`, as Go's protobuf does.
+/// Parses the number at the beginning of `text`, as Go's protobuf does.
 fn number(text: &[u8]) -> Option<Number<'_>> {
     let digits = |from: usize| from + text[from..].iter().take_while(|byte| byte.is_ascii_digit()).count();
     let is_negative = text.first() == Some(&b'-');
@@ -663,7 +666,7 @@ fn number(text: &[u8]) -> Option<Number<'_>> {
     Some(Number { is_negative, whole, fraction, exponent, length: at })
 }
 
-/// A whole number of up to 20 digits.
+/// An integer of up to 20 digits.
 #[derive(Clone, Copy)]
 struct Integer {
     is_negative: bool,
@@ -672,7 +675,7 @@ struct Integer {
 
 impl Integer {
     fn as_u64(self) -> Option<u64> {
-        // Go refuses any sign.
+        // Go refuses any minus sign, even before 0.
         (!self.is_negative).then_some(self.magnitude)
     }
 
@@ -689,12 +692,12 @@ impl Integer {
     }
 }
 
-/// The integer that a token stands for: a number, or a string with one. A number with a fraction or exponent counts if it is
-/// whole.
+/// Returns the integer that a token stands for: a number, or a string with a number. A number with a fraction
+/// or an exponent is accepted if its value is an integer.
 fn integer(raw: &[u8], token: &Token<'_>) -> Option<Integer> {
     let text = match token {
         Token::Number => raw,
-        // Go looks at the first token in the string.
+        // Go parses the first token of the string, without surrounding space.
         Token::String(text) if text.trim() == text => text.as_bytes(),
         _ => return None,
     };

@@ -1,5 +1,5 @@
-//! From the bytes of a protobuf message to JSON, as etcd's gateway writes it: [`encode`]. [`RangeEncoder`] does so piece by
-//! piece for answers of many values.
+//! Converts the bytes of a protobuf message to JSON, as etcd's gateway writes it: [`encode`].
+//! [`RangeEncoder`] does so piece by piece, for large responses.
 
 use api::descriptor::{Field, Kind, Message};
 use base64::Engine as _;
@@ -7,24 +7,24 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::DEPTH_MAX;
 
-/// The bytes are no such message.
+/// Error: the bytes are not a valid encoding of the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
-/// How texts are written.
+/// Escaping of strings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Texts {
     Plain,
-    /// So that HTML may hold them, as Go does with answers of streams.
+    /// HTML characters are escaped, too, as Go does in streamed responses.
     ForHtml,
 }
 
-/// Appends a message as JSON: fields in the order of the `.proto` file under their names there, without those that have
-/// their zero value.
+/// Appends a message as JSON: fields in the order of the `.proto` file, with the names used there, without
+/// fields that have their zero value.
 ///
 /// # Errors
 ///
-/// The bytes are no such message; then `out` is of no use.
+/// The bytes are not a valid encoding of the message; then the contents of `out` are undefined.
 pub fn encode(message: &'static Message, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Malformed> {
     encode_as(message, bytes, Texts::Plain, out)
 }
@@ -38,14 +38,14 @@ pub(crate) fn encode_as(
     Writer { out, texts, found: Vec::new() }.message(message, bytes, 0)
 }
 
-/// A field's value as it is on the wire.
+/// The value of a field on the wire.
 #[derive(Clone, Copy)]
 enum Wire<'a> {
     Number(u64),
     Bytes(&'a [u8]),
 }
 
-/// Walks over the fields of a message.
+/// Iterator over the fields of a message.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -84,7 +84,7 @@ impl<'a> Fields<'a> {
 struct Writer<'a, 'b> {
     out: &'b mut Vec<u8>,
     texts: Texts,
-    /// Fields of the messages being written, with their places in the descriptions.
+    /// Fields of the messages being written, with their indexes in the descriptions.
     found: Vec<(usize, Wire<'a>)>,
 }
 
@@ -113,7 +113,7 @@ impl<'a> Writer<'a, '_> {
                 self.out.push(b']');
                 continue;
             }
-            // Of several values the last counts.
+            // If a field occurs several times, the last value counts.
             if self.found.get(at).is_some_and(|(next, _)| *next == index) {
                 continue;
             }
@@ -132,11 +132,11 @@ impl<'a> Writer<'a, '_> {
         Ok(())
     }
 
-    /// Finds the fields of a message, in the order of its description.
+    /// Collects the fields of a message, in the order of its description.
     fn find(&mut self, message: &'static Message, bytes: &'a [u8], base: usize) -> Result<(), Malformed> {
         let (mut fields, mut last, mut is_ordered) = (Fields(bytes), 0, true);
         while let Some((number, value)) = fields.next()? {
-            // Fields come in order, as a rule.
+            // Fields usually arrive in order.
             let place = |(_, field): &(usize, &Field)| field.number == number;
             let numbered = || message.fields.iter().enumerate();
             let Some((index, _)) = numbered().skip(last).find(place).or_else(|| numbered().find(place))
@@ -162,7 +162,7 @@ impl<'a> Writer<'a, '_> {
         self.out.extend_from_slice(b"\":");
     }
 
-    /// Writes one element of a list, or those that are packed into one.
+    /// Writes one element of a list, or several elements that are packed into one field.
     fn element(
         &mut self,
         field: &'static Field,
@@ -231,7 +231,8 @@ fn base64_text(bytes: &[u8], out: &mut Vec<u8>) {
     out.push(b'"');
     let start = out.len();
     let length = bytes.len().div_ceil(3) * 4;
-    // What ends the value has room too: a byte more would double what a large one takes.
+    // Also reserves space for what follows the value: growing by one more byte would double the memory of a
+    // large value.
     out.reserve(length + 64);
     out.resize(start + length, 0);
     let written = STANDARD.encode_slice(bytes, &mut out[start..]);
@@ -260,7 +261,7 @@ fn unsigned(mut number: u64, out: &mut Vec<u8>) {
     out.extend_from_slice(&digits[at..]);
 }
 
-/// Appends a text with its quotation marks.
+/// Appends a string with its quotation marks.
 pub(crate) fn text(text: &str, texts: Texts, out: &mut Vec<u8>) {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     out.push(b'"');
@@ -293,15 +294,15 @@ pub(crate) fn text(text: &str, texts: Texts, out: &mut Vec<u8>) {
     out.push(b'"');
 }
 
-/// Writes a message as JSON while its bytes arrive in pieces, for answers that are too large to be held. A message that has
-/// messages in it is opened as soon as its length is known, and its fields are written as each is whole; they have to arrive in
-/// the order of the description, as those of etcd's answers do. Other messages, such as a key with its value, are written when
-/// they are whole.
+/// Writes a message as JSON while its bytes arrive in pieces, for responses that are too large to be held. A
+/// message that contains messages is opened as soon as its length is known, and each of its fields is written
+/// when it is complete; the fields have to arrive in the order of the description, as in etcd's responses.
+/// Other messages, such as a key with its value, are written when they are complete.
 #[derive(Debug)]
 pub struct RangeEncoder {
-    /// Bytes of what is not whole yet.
+    /// Bytes of a field that is not complete yet.
     pending: Vec<u8>,
-    /// Messages that are open, each within the one before it.
+    /// Open messages, each nested in the one before it.
     open: Vec<Open>,
 }
 
@@ -309,9 +310,9 @@ pub struct RangeEncoder {
 #[derive(Debug)]
 struct Open {
     message: &'static Message,
-    /// Bytes of it that are still to come.
+    /// Number of the message's bytes that are still missing.
     left: usize,
-    /// Place of the list that is open.
+    /// Index of the list field that is open.
     list: Option<usize>,
     last: usize,
     is_first: bool,
@@ -320,21 +321,21 @@ struct Open {
 impl RangeEncoder {
     /// Begins a message.
     pub fn new(message: &'static Message, out: &mut Vec<u8>) -> RangeEncoder {
-        // Its length is nowhere told.
+        // The length of the outermost message is not known.
         let open = vec![Open::begin(message, usize::MAX, out)];
         RangeEncoder { pending: Vec::new(), open }
     }
 
-    /// Bytes held of what is not whole.
+    /// Returns the number of bytes held for incomplete fields.
     pub fn held_bytes(&self) -> usize {
         self.pending.capacity()
     }
 
-    /// Takes the next piece, and appends what is whole.
+    /// Takes the next piece, and appends the fields that are complete.
     ///
     /// # Errors
     ///
-    /// The bytes are no such message, or not in order.
+    /// The bytes are not a valid encoding of the message, or not in order.
     pub fn push(&mut self, piece: &[u8], out: &mut Vec<u8>) -> Result<(), Malformed> {
         let mut pending = std::mem::take(&mut self.pending);
         pending.extend_from_slice(piece);
@@ -346,7 +347,7 @@ impl RangeEncoder {
         Ok(())
     }
 
-    /// Writes the next field, or opens the next message. Returns false if there is none that is whole.
+    /// Writes the next field, or opens the next message. Returns false if no field is complete.
     fn step(&mut self, rest: &mut &[u8], out: &mut Vec<u8>) -> Result<bool, Malformed> {
         self.close_whole(out);
         let depth = self.open.len() - 1;
@@ -380,14 +381,14 @@ impl RangeEncoder {
                 *rest = &rest[taken..];
                 Ok(true)
             }
-            // Nothing more of this message comes.
+            // The message has no more bytes, so the field cannot become complete.
             Err(Malformed) if reach.len() == top.left => Err(Malformed),
-            // Not whole, or wrong: the end tells.
+            // The field is incomplete or invalid; `finish` distinguishes the two.
             Ok(None) | Err(Malformed) => Ok(false),
         }
     }
 
-    /// Closes the messages of which all has come.
+    /// Closes the messages whose bytes have all arrived.
     fn close_whole(&mut self, out: &mut Vec<u8>) {
         while self.open.len() > 1
             && let Some(top) = self.open.pop_if(|top| top.left == 0)
@@ -426,7 +427,7 @@ impl Open {
         out.push(b'}');
     }
 
-    /// The place and message of the field with this number, if that message has messages in it.
+    /// Returns index and message type of the field with this number, if that message type contains messages.
     fn opened_by(&self, number: u64) -> Option<(usize, &'static Message)> {
         let index = self.message.fields.iter().position(|field| u64::from(field.number) == number)?;
         let Kind::Message(message) = self.message.fields[index].kind else { return None };
@@ -434,7 +435,7 @@ impl Open {
         has_messages.then_some((index, message))
     }
 
-    /// Goes on to a field.
+    /// Advances to a field.
     fn reach(&mut self, index: usize, out: &mut Vec<u8>) -> Result<(), Malformed> {
         let is_again = index == self.last && !self.message.fields[index].repeated;
         if index < self.last || (is_again && self.list.is_none() && !self.is_first) {
@@ -448,7 +449,7 @@ impl Open {
         Ok(())
     }
 
-    /// Writes what stands before a value that is written: its name, or the comma behind the last one of the list.
+    /// Writes the prefix of a value: its name, or the comma after the previous element of the list.
     fn name(&mut self, index: usize, out: &mut Vec<u8>) -> Result<(), Malformed> {
         self.reach(index, out)?;
         let field = &self.message.fields[index];
@@ -461,7 +462,7 @@ impl Open {
         Ok(())
     }
 
-    /// Opens the list of a field; false if it is open.
+    /// Opens the list of a field; returns false if it is open already.
     fn opens_list(&mut self, index: usize, out: &mut Vec<u8>) -> bool {
         let is_first = self.list.is_none();
         if is_first {
@@ -515,7 +516,7 @@ mod tests {
         let (mut out, bytes) = (Vec::new(), message.encode_to_vec());
         let shape = of(rpc).unwrap().1;
         encode(shape, &bytes, &mut out).unwrap();
-        // What is written piece by piece is the same, however the bytes are cut.
+        // Encoding in pieces gives the same result, however the bytes are split.
         for step in [1, 3, 1000] {
             let mut pieces = Vec::new();
             let mut encoder = RangeEncoder::new(shape, &mut pieces);
@@ -571,7 +572,8 @@ mod tests {
         assert_eq!(json(Rpc::KvTxn, &txn), "{\"succeeded\":true,\"responses\":[{\"response_range\":{}}]}");
     }
 
-    /// The answer to a transaction of ranges, and deletions that tell what they deleted, of so many values each.
+    /// Returns the response to a transaction of ranges, and of deletes with previous values, of this many
+    /// values each.
     fn txn_of(values: usize, value_bytes: usize) -> pb::TxnResponse {
         let header = || Some(pb::ResponseHeader { revision: 7, ..Default::default() });
         let kv =
@@ -619,7 +621,7 @@ mod tests {
                 "{txn}"
             );
         }
-        // What is held is one value, and not what an operation answers.
+        // At most one value is held, not the response of a whole operation.
         let bytes = prost::Message::encode_to_vec(&txn_of(100, 10_000));
         let (mut written, mut out) = (0, Vec::new());
         let mut encoder = RangeEncoder::new(of(Rpc::KvTxn).unwrap().1, &mut out);
@@ -636,7 +638,7 @@ mod tests {
     #[test]
     fn a_field_that_is_longer_than_its_message_is_refused() {
         let shape = of(Rpc::KvTxn).unwrap().1;
-        // The second answer begins in a message that has ended, or is longer than it.
+        // The second response begins inside a message that has ended, or is longer than that message.
         for bytes in
             [&b"\x1a\x02\x0a\x05\x12\x03\x0a\x01a"[..], b"\x1a\x04\x0a\x02\x12\x03", b"\x1a\x03\x0a\x01\x18"]
         {

@@ -1,17 +1,18 @@
-//! The mapping between JSON and protobuf messages that etcd's JSON gateway has (grpc-gateway, over Go's `protojson` and
-//! `encoding/json`), with its errors.
+//! The mapping between JSON and protobuf messages of etcd's JSON gateway (grpc-gateway, over Go's `protojson`
+//! and `encoding/json`), with its errors.
 //!
-//! What it is: [`decode()`] makes the bytes of a protobuf message from JSON, [`encode()`] makes JSON from such bytes; both follow
-//! [`api::descriptor`], field by field, and build no message. [`Values`] cuts a body into JSON values as they arrive.
-//! [`route`] finds the RPC of a path; [`status`] and [`error`] say how an error is answered.
+//! Structure: [`decode()`] converts JSON to the bytes of a protobuf message, [`encode()`] converts such bytes
+//! to JSON; both follow [`api::descriptor`], field by field, and build no message. [`Values`] splits a body
+//! into JSON values as they arrive. [`route`] finds the RPC of a path; [`status`] and [`error`] determine the
+//! response to an error.
 //!
-//! What it does not know: HTTP, sockets, users, what the messages mean.
+//! The crate does not know HTTP, sockets, users, or the meaning of messages.
 //!
 //! Invariants:
-//! - What a client sends never panics, and recursion is bounded by [`DEPTH_MAX`].
-//! - What [`decode()`] takes is what etcd takes: a field by either of its names, 64-bit integers as numbers or strings, bytes in
-//!   both alphabets of base64 with and without padding, enums by name or number; unknown fields are passed over. Errors have
-//!   etcd's words, with line and column.
+//! - No input of a client causes a panic, and recursion is bounded by [`DEPTH_MAX`].
+//! - [`decode()`] accepts what etcd accepts: a field by either of its names, 64-bit integers as numbers or
+//!   strings, bytes in both alphabets of base64 with and without padding, enums by name or number; unknown
+//!   fields are ignored. Errors have etcd's words, with line and column.
 //! - Memory is bounded by the length of the input: three quarters of it for bytes, never more than a small multiple.
 //!
 //! Tests: beside the code.

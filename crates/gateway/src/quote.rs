@@ -1,8 +1,8 @@
-//! Go's quoting of texts in errors.
+//! Quoting of texts in errors, as in Go.
 
 use std::fmt::Write as _;
 
-/// Returns bytes as Go's `strconv.Quote` shows them, without the quotation marks, of which `mark` is escaped.
+/// Returns bytes as Go's `strconv.Quote` shows them, without the surrounding quotation marks; `mark` is escaped.
 fn quoted(bytes: &[u8], mark: char) -> String {
     let mut out = String::with_capacity(bytes.len() + 2);
     for chunk in bytes.utf8_chunks() {

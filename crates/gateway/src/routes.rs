@@ -1,8 +1,9 @@
-//! Which RPC a path of the gateway names: [`route`].
+//! Mapping of the gateway's paths to RPCs: [`route`].
 
 use api::Rpc;
 
-/// Every path under `/v3/`, and its RPC. etcd's gateway has none for `Range` as a stream, and none for the health service.
+/// Every path under `/v3/`, and its RPC. etcd's gateway has no path for the streamed range and for the health
+/// service.
 pub static PATHS: &[(&str, Rpc)] = &[
     ("kv/range", Rpc::KvRange),
     ("kv/put", Rpc::KvPut),
@@ -57,7 +58,7 @@ pub static PATHS: &[(&str, Rpc)] = &[
     ("election/resign", Rpc::ElectionResign),
 ];
 
-/// Returns the RPC of a path such as `/v3/kv/put`. `/v3beta/` means the same.
+/// Returns the RPC of a path such as `/v3/kv/put`. The prefix `/v3beta/` is equivalent.
 pub fn route(path: &str) -> Option<Rpc> {
     let rest = path.strip_prefix("/v3/").or_else(|| path.strip_prefix("/v3beta/"))?;
     PATHS.iter().find(|(known, _)| *known == rest).map(|(_, rpc)| *rpc)

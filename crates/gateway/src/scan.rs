@@ -1,62 +1,62 @@
-//! Cutting a body into JSON values as Go's `encoding/json` does, with its errors: [`Values`]. It looks at syntax only; what a
-//! value means is [`crate::decode()`]'s.
+//! Splits a body into JSON values as Go's `encoding/json` does, with its errors: [`Values`]. It checks only
+//! the syntax; [`crate::decode()`] interprets a value.
 
 use std::ops::Range;
 
 use crate::quote;
 
-/// Bytes of memory that are kept for the next value.
+/// Bytes of the buffer that are kept for the next value.
 const BUFFER_BYTES: usize = 16 * 1024;
 
-/// Arrays and objects inside each other, as in Go.
+/// Largest nesting depth of arrays and objects, as in Go.
 const NESTING_MAX: usize = 10_000;
 
-/// What the scanner expects next.
+/// State of the scanner: the input that it expects next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     BeginValue,
-    /// Behind `[`.
+    /// After `[`: a value or `]` follows.
     BeginValueOrEmpty,
-    /// Behind a comma in an object.
+    /// After a comma in an object: a name follows.
     BeginName,
-    /// Behind `{`.
+    /// After `{`: a name or `}` follows.
     BeginNameOrEmpty,
     EndValue,
     InString,
     Escape,
-    /// In `\uXXXX`, with this many digits seen.
+    /// Inside `\uXXXX`, after this many digits.
     EscapeDigits(u8),
     Minus,
-    /// Behind a leading zero.
+    /// After a leading zero.
     Zero,
-    /// In the digits before the point.
+    /// Inside the digits before the point.
     Digits,
     Point,
     Fraction,
     Exponent,
     ExponentSign,
     ExponentDigits,
-    /// In a literal, with this many bytes seen.
+    /// Inside a literal, after this many bytes.
     Literal(&'static [u8], u8),
 }
 
-/// What an open array or object waits for.
+/// Part of an open array or object that is being scanned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Open {
-    /// An object whose name is not ended by a colon yet.
+    /// An object whose name is not followed by a colon yet.
     Name,
-    /// An object with a value behind a colon.
+    /// An object with a value after a colon.
     Value,
     Array,
 }
 
-/// What a byte was.
+/// Classification of a byte.
 #[derive(Debug, PartialEq, Eq)]
 enum Seen {
     More,
-    /// The last byte of an array or object that is the whole value.
+    /// The last byte of the outermost array or object.
     Last,
-    /// The byte behind the value.
+    /// The first byte after the value.
     Behind,
     Wrong(String),
 }
@@ -210,24 +210,24 @@ fn wrong(c: u8, context: &str) -> Seen {
     Seen::Wrong(format!("invalid character {} {context}", quote::character(c)))
 }
 
-/// What comes next in a body.
+/// Next result of [`Values::next`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
-    /// A value, without space around it; it is valid JSON.
+    /// A value without surrounding white space; it is valid JSON.
     Value(Vec<u8>),
-    /// More has to arrive first.
+    /// More bytes have to arrive first.
     More,
     /// There are no more values.
     End,
-    /// It is no JSON, for this reason in Go's words. Nothing comes behind it.
+    /// The body is not valid JSON; holds Go's error text. No values follow.
     Wrong(String),
 }
 
-/// Cuts a body into JSON values as it arrives. It holds the beginning of one value and what was pushed last.
+/// Splits a body into JSON values as it arrives. Holds at most the beginning of one value and the bytes pushed last.
 #[derive(Debug)]
 pub struct Values {
     buffer: Vec<u8>,
-    /// Where the next value begins in the buffer, and up to where it was looked at.
+    /// Offset of the next value in the buffer; `at` is the offset up to which it was scanned.
     start: usize,
     at: usize,
     scanner: Scanner,
@@ -241,17 +241,17 @@ impl Default for Values {
 }
 
 impl Values {
-    /// Takes the next bytes of the body.
+    /// Appends the next bytes of the body.
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Memory that is held, in bytes.
+    /// Returns the size of the buffer's memory, in bytes.
     pub fn capacity(&self) -> usize {
         self.buffer.capacity()
     }
 
-    /// Gives up the memory of values that were given.
+    /// Frees the memory of values that were returned.
     fn compact(&mut self) {
         self.buffer.drain(..self.start);
         self.at -= self.start;
@@ -261,12 +261,12 @@ impl Values {
         }
     }
 
-    /// Bytes held for values that were not given yet.
+    /// Returns the number of bytes held for values that were not returned yet.
     pub fn held_bytes(&self) -> usize {
         self.buffer.len() - self.start
     }
 
-    /// Returns the next value, if it is whole. `is_end`: nothing more will be pushed.
+    /// Returns the next value, if it is complete. `is_end`: no more bytes will be pushed.
     pub fn next(&mut self, is_end: bool) -> Next {
         if self.is_over {
             return Next::End;
@@ -309,11 +309,12 @@ impl Values {
     }
 }
 
-/// Finds the first value in a body that is whole, without space around it; `None` if there is nothing but space.
+/// Returns the first value in a complete body, without surrounding white space; `None` if the body is only
+/// white space.
 ///
 /// # Errors
 ///
-/// Why it is no JSON, in Go's words.
+/// The reason why it is not valid JSON, in Go's words.
 pub(crate) fn first_value(body: &[u8]) -> Result<Option<&[u8]>, String> {
     let mut scanner = Scanner::new();
     for (at, &c) in body.iter().enumerate() {
@@ -332,13 +333,13 @@ pub(crate) fn first_value(body: &[u8]) -> Result<Option<&[u8]>, String> {
     }
 }
 
-/// The part of a body behind the space that it begins with.
+/// Returns a body without leading white space.
 pub(crate) fn without_space_before(body: &[u8]) -> &[u8] {
     let is_space = |byte: &&u8| matches!(byte, b' ' | b'\t' | b'\r' | b'\n');
     &body[body.iter().take_while(is_space).count()..]
 }
 
-/// The part of these bytes without space before and behind it.
+/// Returns the range of these bytes without leading and trailing white space.
 fn trim(bytes: &[u8]) -> Range<usize> {
     let is_solid = |byte: &u8| !matches!(byte, b' ' | b'\t' | b'\r' | b'\n');
     match bytes.iter().position(is_solid) {
@@ -368,7 +369,7 @@ mod tests {
         }
     }
 
-    /// The first value in a body, found in the two ways.
+    /// Returns the first value in a body, and checks that both ways of finding it agree.
     fn first(body: &[u8]) -> Option<Result<String, String>> {
         let text = |value: &[u8]| String::from_utf8(value.to_vec()).unwrap();
         let found = first_value(body).map(|value| value.map(text)).transpose();

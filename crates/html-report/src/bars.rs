@@ -1,45 +1,45 @@
-//! Tables whose cells hold bars.
+//! Tables whose cells contain bars.
 
 use std::fmt::Write as _;
 
 use crate::text::escape;
 
-/// A table of bars: a figure of several things.
+/// A table of bars: one metric of several items.
 #[derive(Clone, Debug, Default)]
 pub struct Bars {
-    /// What the figure is, with the unit.
+    /// Name of the metric, with the unit.
     pub title: String,
-    /// Which figures are good.
+    /// Explanation of which values are good.
     pub note: String,
-    /// What stands behind each figure.
+    /// Heading of the texts beside the values.
     pub beside: String,
     /// The bars.
     pub rows: Vec<Bar>,
 }
 
-/// One of them.
+/// One bar of the table.
 #[derive(Clone, Debug)]
 pub struct Bar {
-    /// Whose figure it is.
+    /// Name of the item.
     pub name: String,
-    /// A remark on that one; may be empty.
+    /// Remark on the item; may be empty.
     pub mark: String,
-    /// Colour of the bar, by what it stands for.
+    /// Colour of the bar, by its meaning.
     pub fill: Fill,
-    /// Length of the bar, 1 for the whole width. A longer one is cut, which is seen.
+    /// Length of the bar; 1 is the full width. A longer bar is visibly cut off.
     pub share: f64,
-    /// The figure.
+    /// Text of the value.
     pub value: String,
-    /// What stands behind it; may be empty.
+    /// Text beside the value; may be empty.
     pub beside: String,
 }
 
-/// How a bar is drawn.
+/// Appearance of a bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
-    /// In the colour of that number, which a line of the same thing has too.
+    /// The colour with this number, which a line for the same item has, too.
     Colour(usize),
-    /// In grey: it is nobody's figure but a limit.
+    /// Grey, for a limit instead of an item.
     Limit,
 }
 

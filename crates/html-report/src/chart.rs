@@ -1,20 +1,20 @@
-//! Charts that the script draws from their tables.
+//! Charts that a script draws from their tables.
 
 use std::fmt::Write as _;
 
 use crate::text::{escape, with_unit};
 
-/// Colours and dashes of lines; lines have them in turn. `LINES_MAX` of plot.mjs.
+/// Number of colours and dash patterns of lines; lines use them in turn. Equals `LINES_MAX` of plot.mjs.
 pub(crate) const COLOURS: usize = 8;
-/// What a table has where there is no value.
+/// Text of a table cell without a value.
 const NONE: &str = "–";
 
 /// A chart.
 #[derive(Clone, Debug)]
 pub enum Chart {
-    /// Lines over an axis.
+    /// Lines over an x axis.
     Lines(Lines),
-    /// Spans of time in lanes.
+    /// Time spans in lanes.
     Lanes(Lanes),
 }
 
@@ -23,103 +23,103 @@ pub enum Chart {
 pub struct Lines {
     /// Title of the chart: what it draws.
     pub title: String,
-    /// More about it; may be empty.
+    /// Additional text; may be empty.
     pub note: String,
     /// Unit of the values.
     pub unit: &'static str,
-    /// Scale of the axis of values.
+    /// Scale of the value axis.
     pub scale: Scale,
-    /// What the values are over.
+    /// Kind of the x axis.
     pub axis: Axis,
-    /// True if the reader can choose a part of the axis, for this chart and all others that can be zoomed.
+    /// True if the reader can zoom into a part of the axis, in this chart and in all others that can be zoomed.
     pub zooms: bool,
-    /// Places on the axis, rising.
+    /// Positions on the x axis, ascending.
     pub x: Vec<f64>,
     /// The lines.
     pub lines: Vec<Line>,
 }
 
-/// A line.
+/// One line of a chart.
 #[derive(Clone, Debug)]
 pub struct Line {
     /// Name of the line, for the legend and the table.
     pub name: String,
-    /// The number of its colour.
+    /// Number of the line's colour.
     pub colour: usize,
-    /// A value for each place on the axis, `None` where there is none.
+    /// A value for each position on the x axis; `None` where there is none.
     pub values: Vec<Option<f64>>,
 }
 
-/// Scale of an axis of values.
+/// Scale of a value axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// From zero on, evenly.
+    /// Linear scale, from zero.
     Linear,
-    /// Each power of ten with the same height.
+    /// Logarithmic scale.
     Log,
 }
 
-/// An x axis.
+/// Kind of an x axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
-    /// Seconds since the beginning.
+    /// Seconds since the start.
     Seconds,
-    /// Percent, by nines: 90, 99 and 99.9 are equally far apart.
+    /// Percent, scaled by nines: 90, 99 and 99.9 are equally spaced.
     Percent,
 }
 
-/// Spans of time in lanes.
+/// A chart of time spans in lanes.
 #[derive(Clone, Debug)]
 pub struct Lanes {
     /// Title of the chart: what it draws.
     pub title: String,
-    /// More about it; may be empty.
+    /// Additional text; may be empty.
     pub note: String,
     /// End of the axis, in seconds.
     pub end: f64,
-    /// The spans. Those of a lane are drawn one over the other in this order.
+    /// The spans. Those of one lane are drawn over each other in this order.
     pub spans: Vec<Span>,
 }
 
-/// A span of time.
+/// One time span.
 #[derive(Clone, Debug)]
 pub struct Span {
-    /// The lane.
+    /// Name of the lane.
     pub lane: String,
-    /// What it is: the same word for all spans of its kind.
+    /// Kind of the span: the same word for all spans of its kind.
     pub kind: &'static str,
-    /// Name of this one, which is written beside it; `None`: the kind says all.
+    /// Text beside this span; `None` if the kind says enough.
     pub label: Option<String>,
-    /// Beginning in seconds.
+    /// Start in seconds.
     pub from: f64,
     /// End in seconds.
     pub to: f64,
-    /// More about it; may be empty.
+    /// Additional text; may be empty.
     pub detail: String,
-    /// Colour of the span, by what it stands for.
+    /// Colour of the span, by its meaning.
     pub tone: Tone,
-    /// Other lanes in which it is outlined. A name with a space cannot be found.
+    /// Other lanes in which the span is outlined. A lane name with a space cannot be referred to.
     pub also: Vec<String>,
-    /// True if all charts that can be zoomed are shaded in its time.
+    /// True if the span's time is shaded in all charts that can be zoomed.
     pub shades: bool,
 }
 
-/// How a span is drawn.
+/// Appearance of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
-    /// Something was done to hurt.
+    /// A fault that was injected.
     Fault,
     /// The members recover from a fault.
     After,
-    /// All is well.
+    /// Everything is healthy.
     Good,
-    /// Above [`Tone::Good`]: better than that.
+    /// Drawn over [`Tone::Good`]: better than good.
     Strong,
-    /// Below [`Tone::Good`]: worse than that.
+    /// Drawn over [`Tone::Good`]: worse than good.
     Warning,
-    /// Stopped for a time.
+    /// A process is stopped for some time.
     Paused,
-    /// Not there.
+    /// Not running.
     Off,
 }
 
@@ -145,12 +145,12 @@ impl Axis {
         }
     }
 
-    /// A place on it as the table has it; the script reads it back.
+    /// Returns the text of a position for the table; the script parses it again.
     fn text(self, place: f64) -> String {
         match self {
             Axis::Seconds => format!("{place}\u{a0}s"),
             Axis::Percent => {
-                // As many digits as tell it from its neighbours among the nines.
+                // As many digits as distinguish the position from its neighbours among the nines.
                 let nines = -(1.0 - place / 100.0).max(1e-9).log10();
                 let digits = nines.max(0.0).floor() as usize + if place.fract() == 0.0 { 0 } else { 1 };
                 format!("{place:.digits$}\u{a0}%")
@@ -189,7 +189,7 @@ impl Lines {
     fn write(&self, out: &mut String) {
         let Lines { unit, axis, zooms, .. } = self;
         let scale = if self.scale == Scale::Log { "log" } else { "linear" };
-        // Those over the same time are as wide as the page, so that the times are below each other.
+        // Charts over the same time are as wide as the page, so that equal times are below each other.
         let (class, zooms) = if *zooms { ("chart wide-chart", " data-zooms") } else { ("chart", "") };
         let (axis_word, unit_text) = (axis.word(), escape(unit));
         let attributes = format!(

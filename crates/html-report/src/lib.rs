@@ -1,13 +1,14 @@
-//! Reports of one HTML file, and the look and the charts that they share with the web console.
+//! Reports as a single HTML file, with the stylesheet and the charts that they share with the web console.
 //!
-//! What it is: [`Page`] puts a report together from parts: texts, facts, tables, bars, charts, findings. Every part takes plain texts and
-//! escapes them itself, so nothing that a server, a key or an error says can be markup. A chart is its table; a script draws it from the
-//! table's cells, with the modules that also draw the console's charts ([`SHARED`]). Without scripts the table is there, open.
+//! Structure: [`Page`] builds a report from parts: texts, facts, tables, bars, charts, findings. Every part
+//! takes plain texts and escapes them itself, so no text of a server, a key or an error can become markup. A
+//! chart is a table; a script draws it from the table's cells, with the modules that also draw the console's
+//! charts ([`SHARED`]). Without scripts, the table itself is visible.
 //!
-//! What it does not know: what is reported, who serves the pages, files.
+//! The crate does not know the subject of a report, who serves the pages, or any files.
 //!
-//! Invariants: a page asks for nothing (its content security policy allows its own style and script by hash, and nothing else); every
-//! chart has a table with the same figures; each value has its unit.
+//! Invariants: a page loads nothing (its content security policy allows only its own style and script, by
+//! hash); every chart has a table with the same values; each value has its unit.
 //!
 //! Tests: beside the code; in a browser `interop/console/reports.py`.
 
@@ -26,7 +27,7 @@ pub use page::{Found, Level, Page};
 pub use table::{Cell, Column, Group, Row, Table};
 pub use text::short;
 
-/// Files that the console serves beside its own: names and contents.
+/// Names and contents of files that the console serves together with its own.
 pub const SHARED: &[(&str, &str)] = &[
     ("theme.css", THEME),
     ("parts.css", PARTS),

@@ -1,4 +1,4 @@
-//! A report.
+//! A report page.
 
 use std::fmt::Write as _;
 
@@ -13,10 +13,10 @@ use crate::table::Table;
 use crate::text::escape;
 use crate::{PARTS, THEME};
 
-/// What only reports have of the look.
+/// Styles that only reports have.
 const REPORT: &str = include_str!("../assets/report.css");
 
-/// A report while it is written: parts are added at its end.
+/// A report being written: parts are added at its end.
 #[derive(Clone, Debug)]
 pub struct Page {
     title: String,
@@ -24,45 +24,45 @@ pub struct Page {
     has_charts: bool,
 }
 
-/// How bad something is that was found.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// Nothing is wrong.
+    /// No problem.
     Good,
-    /// Something is worse than it should be.
+    /// A warning: a value is worse than it should be.
     Warning,
-    /// Something fails.
+    /// An error: an operation fails.
     Error,
 }
 
-/// Something that was found.
+/// A finding of the report.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// Severity of the finding.
     pub level: Level,
-    /// What it is, in a line.
+    /// Description of the finding in one line.
     pub title: String,
-    /// What was measured.
+    /// Measurements that support the finding.
     pub facts: Vec<String>,
-    /// What it leads to; may be empty.
+    /// Consequences of the finding; may be empty.
     pub meaning: String,
-    /// What to do, the first one first.
+    /// Remedies, the best one first.
     pub remedies: Vec<String>,
 }
 
 impl Page {
-    /// A page with this title and nothing else.
+    /// Creates an empty page with this title.
     pub fn new(title: &str) -> Page {
         let title = escape(title);
         Page { main: format!("<h1>{title}</h1>\n"), title, has_charts: false }
     }
 
-    /// Begins a part of the page.
+    /// Adds a heading.
     pub fn heading(&mut self, text: &str) {
         self.element("h2", text);
     }
 
-    /// Begins a part of a part.
+    /// Adds a subheading.
     pub fn subheading(&mut self, text: &str) {
         self.element("h3", text);
     }
@@ -72,12 +72,12 @@ impl Page {
         self.element("p", text);
     }
 
-    /// Adds a paragraph in a soft colour.
+    /// Adds a paragraph in a muted colour.
     pub fn note(&mut self, text: &str) {
         let _ = writeln!(self.main, "<p class=\"note\">{}</p>", escape(text));
     }
 
-    /// Adds a command, or another text that is to be copied.
+    /// Adds a command, or another text to be copied.
     pub fn command(&mut self, text: &str) {
         self.element("pre", text);
     }
@@ -91,14 +91,14 @@ impl Page {
         list("listed", items, &mut self.main);
     }
 
-    /// Adds what the reader has to know before the rest.
+    /// Adds a warning box, for facts that the reader has to know first.
     pub fn warning<T: AsRef<str>>(&mut self, title: &str, items: &[T]) {
         let _ = writeln!(self.main, "<div class=\"notice mild\"><h2>{}</h2>", escape(title));
         list("listed", items, &mut self.main);
         self.main += "</div>\n";
     }
 
-    /// Adds texts with their names.
+    /// Adds pairs of a name and a text.
     pub fn facts(&mut self, facts: &[(String, String)]) {
         self.main += "<dl class=\"pairs\">";
         for (name, value) in facts {
@@ -107,7 +107,7 @@ impl Page {
         self.main += "</dl>\n";
     }
 
-    /// Adds a few figures with their names, in large letters.
+    /// Adds a few figures with their names, in large type.
     pub fn figures(&mut self, figures: &[(&str, String)]) {
         self.main += "<dl class=\"facts large\">";
         for (name, value) in figures {
@@ -150,7 +150,7 @@ impl Page {
         table.write(&mut self.main);
     }
 
-    /// Adds bars beside each other, as far as there is room.
+    /// Adds bars side by side, as far as the width allows.
     pub fn bars(&mut self, bars: &[Bars]) {
         self.main += "<div class=\"charts\">\n";
         for one in bars {
@@ -159,7 +159,7 @@ impl Page {
         self.main += "</div>\n";
     }
 
-    /// Adds charts beside each other, as far as there is room.
+    /// Adds charts side by side, as far as the width allows.
     pub fn charts(&mut self, charts: &[Chart]) {
         self.has_charts |= !charts.is_empty();
         self.main += "<div class=\"charts\">\n";
@@ -169,7 +169,7 @@ impl Page {
         self.main += "</div>\n";
     }
 
-    /// The file. It asks for nothing, by its policy: its own style and script, told by their hashes, are all that is taken.
+    /// Returns the HTML file. Its content security policy allows only its own style and script, by their hashes.
     pub fn html(&self) -> String {
         let style = format!("\n{THEME}{PARTS}{REPORT}");
         let script = if self.has_charts { script() } else { String::new() };
@@ -213,7 +213,7 @@ mod tests {
         EVIL.to_owned()
     }
 
-    /// A page of all parts, whose texts are all markup.
+    /// Returns a page with all kinds of parts, whose texts all contain markup.
     fn evil_page() -> Page {
         let mut page = Page::new(EVIL);
         page.heading(EVIL);

@@ -1,7 +1,8 @@
-//! The script of a report: the modules one behind the other in one module, without the lines by which they name each other.
+//! The script of a report: all modules concatenated into one module, without their import and export lines.
 //!
-//! A browser loads no second file for a page that was opened from a disk, so the modules stand in the page. This asks of them that an
-//! import or export is one line, and that no name is declared at the top of two of them; a test holds it.
+//! A browser loads no second file for a page that was opened from a disk, so the modules are embedded in the
+//! page. This requires that each import or export is a single line, and that no top-level name is declared in
+//! two modules; a test checks both.
 
 pub(crate) const DOM: &str = include_str!("../assets/dom.mjs");
 pub(crate) const FRAME: &str = include_str!("../assets/frame.mjs");
@@ -9,10 +10,10 @@ pub(crate) const PLOT: &str = include_str!("../assets/plot.mjs");
 const LANES: &str = include_str!("../assets/lanes.mjs");
 const REPORT: &str = include_str!("../assets/report.mjs");
 
-/// Each behind those that it imports.
+/// The modules, each after those that it imports.
 const MODULES: [&str; 5] = [DOM, FRAME, PLOT, LANES, REPORT];
 
-/// The script, for an element `<script type="module">`.
+/// Returns the script for an element `<script type="module">`.
 pub(crate) fn script() -> String {
     let mut out = "\n".to_owned();
     for line in MODULES.iter().flat_map(|module| module.lines()) {

@@ -7,31 +7,31 @@ use crate::text::escape;
 /// A table.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
-    /// Caption of the table: screen readers read it out, and nobody sees it.
+    /// Caption of the table, which is visible only to screen readers.
     pub caption: String,
     /// The columns.
     pub columns: Vec<Column>,
-    /// The rows.
+    /// The rows, in groups.
     pub groups: Vec<Group>,
-    /// True if it has so many columns that its letters are small.
+    /// True if the table has so many columns that it uses small type.
     pub is_dense: bool,
 }
 
 /// A column.
 #[derive(Clone, Debug, Default)]
 pub struct Column {
-    /// What its cells are, with the unit.
+    /// Name of the column, with the unit.
     pub name: String,
-    /// True if the cells are numbers, which are aligned at the right.
+    /// True if the cells are numbers, which are aligned to the right.
     pub is_number: bool,
     /// True if the cells are long texts.
     pub is_wide: bool,
 }
 
-/// Rows below a common name.
+/// Rows under a common name.
 #[derive(Clone, Debug, Default)]
 pub struct Group {
-    /// The name; `None` if the table has no groups.
+    /// Name of the group; `None` if the table has no groups.
     pub name: Option<String>,
     /// The rows.
     pub rows: Vec<Row>,
@@ -40,9 +40,9 @@ pub struct Group {
 /// A row.
 #[derive(Clone, Debug, Default)]
 pub struct Row {
-    /// A cell for each column; the first one names the row.
+    /// A cell for each column; the first cell names the row.
     pub cells: Vec<Cell>,
-    /// A time in seconds that the charts mark.
+    /// Time in seconds that the charts mark for this row.
     pub mark: Option<f64>,
 }
 
@@ -50,17 +50,17 @@ pub struct Row {
 pub type Cell = String;
 
 impl Column {
-    /// A column of short texts.
+    /// Creates a column of short texts.
     pub fn text(name: impl Into<String>) -> Column {
         Column { name: name.into(), ..Column::default() }
     }
 
-    /// A column of numbers.
+    /// Creates a column of numbers.
     pub fn number(name: impl Into<String>) -> Column {
         Column { name: name.into(), is_number: true, ..Column::default() }
     }
 
-    /// A column of long texts.
+    /// Creates a column of long texts.
     pub fn wide(name: impl Into<String>) -> Column {
         Column { name: name.into(), is_wide: true, ..Column::default() }
     }
@@ -75,7 +75,8 @@ impl Column {
 }
 
 impl Table {
-    /// Writes it. On a phone each row is a list of its cells, so roles are spelled out, as browsers forget them then.
+    /// Writes the table. On a phone, each row is displayed as a list of its cells; browsers drop the table
+    /// roles then, so they are explicit.
     pub(crate) fn write(&self, out: &mut String) {
         let caption = escape(&self.caption);
         let dense = if self.is_dense { " class=\"figures\"" } else { "" };

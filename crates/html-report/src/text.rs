@@ -1,7 +1,7 @@
-//! Texts and numbers as they stand on a page.
+//! Formats texts and numbers for a page.
 
-/// A text as the page shows it, in an element or in a quoted attribute. Control characters and marks of direction, which could
-/// make it look like another one, are replaced.
+/// Escapes a text for an element or a quoted attribute. Control characters and bidirectional marks, which
+/// could disguise the text, are replaced.
 pub(crate) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -18,7 +18,7 @@ pub(crate) fn escape(text: &str) -> String {
     out
 }
 
-/// A number with the three digits that count.
+/// Formats a number with three significant digits.
 pub fn short(value: f64) -> String {
     match value.abs() {
         v if v >= 100.0 || v == 0.0 => format!("{value:.0}"),
@@ -28,7 +28,7 @@ pub fn short(value: f64) -> String {
     }
 }
 
-/// A number and its unit, with a space that does not break.
+/// Formats a number and its unit, with a non-breaking space between.
 pub(crate) fn with_unit(value: f64, unit: &str) -> String {
     format!("{}\u{a0}{unit}", short(value))
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use cli::completion::{SHELLS, Tree, Word};
 
-/// Prints the script for the shell that the only argument names.
+/// Prints the completion script for the shell that the only argument names.
 pub fn run(arguments: &[OsString]) -> ExitCode {
     let script = match arguments {
         [shell] => tree().script(shell.as_encoded_bytes(), "mainstay"),
@@ -19,7 +19,7 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
     print(&script)
 }
 
-/// Prints what was asked for.
+/// Prints the text to standard output.
 pub fn print(text: &str) -> ExitCode {
     match std::io::stdout().write_all(text.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -30,14 +30,14 @@ pub fn print(text: &str) -> ExitCode {
     }
 }
 
-/// What can follow `mainstay`: the flags of a member, and each tool with its own commands.
+/// Returns the words that can follow `mainstay`: the flags of a member, and each tool with its commands.
 pub fn tree() -> Tree {
     let endpoints =
         Word { name: "endpoints", short: None, takes_value: true, help: "other members of the cluster" };
     let named = |tree: Tree, name: &'static str, about: &'static str| Tree { name, about, ..tree };
     let ctl = Tree::of(&ctl::commands::PROGRAM);
     let [doctor, mut check] = doctor::completion();
-    // What a client can check is etcdctl's.
+    // `check` also takes the checks of etcdctl, which need only a client.
     check.below.extend(
         ctl.below
             .iter()
@@ -87,7 +87,7 @@ fn shell(name: &'static str) -> Tree {
     Tree { name, about: name, ..Tree::default() }
 }
 
-/// The flags of a member that do something.
+/// Returns the member's flags that have an effect.
 fn server_flags() -> Vec<Word> {
     let shown = config::table::FLAGS.iter().filter(|flag| {
         flag.group != config::flag::Group::Legacy && !matches!(flag.status, config::flag::Status::NotYet(_))

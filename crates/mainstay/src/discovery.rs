@@ -1,8 +1,10 @@
-//! How a member without data finds the others: SRV records of a domain, or a cluster in which all of them register.
+//! Lets a member without data find the other members: by SRV records of a domain, or by a discovery service,
+//! which is a cluster in which all members register.
 //!
-//! A member registers as `/_etcd/registry/TOKEN/members/ID`, with `NAME=URL` as value. It waits until as many are there as
-//! `/_etcd/registry/TOKEN/_config/size` says; those that were created first form the cluster. etcd's members do the same, so
-//! both kinds can find each other, and any cluster of either can be the service.
+//! A member registers as `/_etcd/registry/TOKEN/members/ID`, with `NAME=URL` as value. It waits until as many
+//! members are registered as `/_etcd/registry/TOKEN/_config/size` says; the first ones by creation revision
+//! form the cluster. etcd's members do the same, so members of both programs can find each other, and any
+//! cluster of either program can be the service.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,43 +19,43 @@ use client::{Client, Settings, TlsFiles, WatchUpdate, Watcher};
 use config::{Config, Discovery, DiscoveryService, InitialClusterState, Url};
 use telemetry::logging::{Logger, Value};
 
-/// etcd makes its pauses longer up to this many times.
+/// Number of retries up to which the pause grows, as in etcd.
 const RETRIES_LONGER_MAX: u32 = 8;
-/// Members of a cluster to be formed, at most. Each is kept in memory until all are there.
+/// Largest size of a cluster to form. Each registered member is kept in memory until all are registered.
 const SIZE_MAX: usize = 1000;
-/// Bytes of an answer of the service.
+/// Longest response of the discovery service, in bytes.
 const ANSWER_BYTES_MAX: usize = 4 << 20;
-/// Interval at which a look-up that waits asks if the member should stop.
+/// Interval at which a waiting look-up checks `stop_wanted`.
 const STOP_LOOK: Duration = Duration::from_millis(100);
 
-/// Why the members of the cluster could not be found. The texts are etcd's where it has one.
+/// Reason why the members of the cluster could not be found. The texts are etcd's where etcd has one.
 #[derive(Debug)]
 pub enum Error {
-    /// No SRV record of the domain can be used.
+    /// The domain has no usable SRV record.
     Srv(String),
-    /// A member that an SRV record names has no address. Without it the cluster would be smaller than it is meant to be.
+    /// A member that an SRV record names has no address. Ignoring it would form a smaller cluster than intended.
     Unresolved {
-        /// The records' service.
+        /// Service name of the records.
         service: String,
-        /// The name without an address.
+        /// Target name that has no address.
         target: String,
     },
     /// The SRV records do not lead to this member.
     NotInRecords {
-        /// The name of this member.
+        /// Name of this member.
         name: String,
     },
-    /// The service cannot be used as the options say.
+    /// The client for the discovery service cannot be set up from the options.
     Client(String),
-    /// The service has no size for this token.
+    /// The service holds no cluster size for this token.
     SizeNotFound,
-    /// The size is no number from 1 to 1,000.
+    /// The cluster size is not a number from 1 to 1,000.
     BadSize,
-    /// So many others had registered before.
+    /// The cluster's full number of other members has registered already.
     Full,
-    /// A member has registered something that is no peer URL.
+    /// A member has registered a value that is not a peer URL.
     InvalidUrl,
-    /// The service refuses for good.
+    /// The service refuses with an error that a retry cannot cure.
     Refused(Status),
     /// The member was told to stop.
     Stopped,
@@ -87,11 +89,11 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Returns the options of a member that knows the others: `initial_cluster` and the token are as discovery has them.
+/// Returns the options completed by discovery: `initial_cluster` and the cluster token are set to what was found.
 ///
 /// # Errors
 ///
-/// When the others cannot be found, or the member is told to stop.
+/// When the other members cannot be found, or the member is told to stop.
 pub fn discover(config: &Config, logger: &Logger, stop_wanted: &dyn Fn() -> bool) -> Result<Config, Error> {
     let Some(discovery) = &config.discovery else { return Ok(config.clone()) };
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -112,7 +114,8 @@ pub fn discover(config: &Config, logger: &Logger, stop_wanted: &dyn Fn() -> bool
                     initial_cluster_token: service.token.clone(),
                     ..config.clone()
                 };
-                // One that joins a cluster which is there has to name its members; etcd does not look for them either.
+                // A member that joins an existing cluster has to name the members itself; etcd does not
+                // discover them either.
                 if config.initial_cluster_state == InitialClusterState::New {
                     let bootstrap = found.bootstrap().map_err(|error| Error::Client(error.to_string()))?;
                     let mut registry = Registry::open(service, bootstrap.local_id, logger)?;
@@ -134,28 +137,28 @@ pub fn discover(config: &Config, logger: &Logger, stop_wanted: &dyn Fn() -> bool
     })
 }
 
-/// `NAME=URL` for each of this member's peer URLs.
+/// Returns `NAME=URL` for each of this member's peer URLs, separated by commas.
 fn own_entry(config: &Config) -> String {
     let mut urls: Vec<&str> = config.initial_advertise_peer_urls.iter().map(Url::as_str).collect();
     urls.sort_unstable();
     urls.iter().map(|url| format!("{}={url}", config.name)).collect::<Vec<_>>().join(",")
 }
 
-/// The address that a host and a port stand for, as the system has it; one of IPv4 if there is one.
+/// Returns the first address of a host and port, as the system resolves it; prefers IPv4.
 fn first_address(host: &str, port: u16) -> Option<SocketAddr> {
     let addresses: Vec<SocketAddr> = (host, port).to_socket_addrs().ok()?.collect();
     addresses.iter().find(|address| address.is_ipv4()).or(addresses.first()).copied()
 }
 
-/// SRV records, and what their targets' addresses are.
+/// Source of SRV records and of their targets' addresses.
 struct Records<'a> {
     resolver: &'a Resolver,
     resolve: &'a dyn Fn(&str, u16) -> Option<SocketAddr>,
 }
 
 impl Records<'_> {
-    /// The members that the records of a domain name, as `--initial-cluster` has them. This one is recognised by the addresses
-    /// of its peer URLs; the others are numbered.
+    /// Returns the members that the records of a domain name, in the form of `--initial-cluster`. This member
+    /// is recognized by the addresses of its peer URLs; the other members get numbers as names.
     async fn cluster(
         &self,
         config: &Config,
@@ -188,7 +191,7 @@ impl Records<'_> {
         Ok(all.join(","))
     }
 
-    /// The members that the records of one service name, or why there are none.
+    /// Returns the members that the records of one service name, or the reason why there are none.
     async fn members(
         &self,
         config: &Config,
@@ -237,19 +240,19 @@ impl Records<'_> {
     }
 }
 
-/// This member at a discovery service.
+/// Registration of this member at a discovery service.
 struct Registry<'a> {
     client: Client,
     service: &'a DiscoveryService,
-    /// Key of the cluster: `/_etcd/registry/TOKEN`.
+    /// Key prefix of the cluster: `/_etcd/registry/TOKEN`.
     prefix: String,
-    /// Key of this member.
+    /// Key under which this member registers.
     own: String,
     retries: u32,
     logger: &'a Logger,
 }
 
-/// The members that have registered, the first ones only, by the revision at which their key was created.
+/// Registered members: as many as the cluster's size, the first ones by creation revision of their key.
 #[derive(Debug, Default)]
 struct Registered {
     members: BTreeMap<(i64, String), String>,
@@ -257,7 +260,7 @@ struct Registered {
 }
 
 impl Registered {
-    /// Takes a key of the members of this token. Returns why it does not count.
+    /// Adds a registration under this token. Returns the reason if the registration is not valid.
     fn add(&mut self, key: &[u8], value: &[u8], created: i64) -> Result<(), &'static str> {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
         let (key, value) = (text(key), text(value));
@@ -274,7 +277,7 @@ impl Registered {
         Ok(())
     }
 
-    /// The cluster as `--initial-cluster` has it.
+    /// Returns the cluster in the form of `--initial-cluster`.
     fn cluster(&self) -> Result<String, Error> {
         let cluster = self.members.values().map(String::as_str).collect::<Vec<_>>().join(",");
         let is_url = |pair: &str| pair.split_once('=').is_some_and(|(_, url)| Url::parse(url).is_ok());
@@ -307,7 +310,7 @@ impl<'a> Registry<'a> {
         Ok(Registry { client, service, prefix, own, retries: 0, logger })
     }
 
-    /// Registers, and waits for the others.
+    /// Registers this member, and waits for the others.
     async fn join(&mut self, entry: &str) -> Result<String, Error> {
         self.look().await?;
         let request = PutRequest {
@@ -330,7 +333,8 @@ impl<'a> Registry<'a> {
         registered.cluster()
     }
 
-    /// Who has registered, and the revision of that state. Fails if the cluster is full without this member.
+    /// Returns the registered members, and the revision of that state. Fails if the cluster is full without
+    /// this member.
     async fn look(&mut self) -> Result<(Registered, i64), Error> {
         loop {
             let found = match self.size().await {
@@ -351,7 +355,7 @@ impl<'a> Registry<'a> {
         }
     }
 
-    /// How many members the cluster is to have. The outer error is worth another try.
+    /// Returns the size that the cluster is to have. The outer error may be retried.
     async fn size(&self) -> Result<Result<usize, Error>, Status> {
         let request =
             RangeRequest { key: format!("{}/_config/size", self.prefix).into(), ..RangeRequest::default() };
@@ -375,7 +379,7 @@ impl<'a> Registry<'a> {
         Ok((registered, answer.header.map_or(0, |header| header.revision)))
     }
 
-    /// Waits until as many are there as are wanted.
+    /// Waits until the wanted number of members has registered.
     async fn wait(&self, registered: &mut Registered, revision: i64) -> Result<(), Error> {
         let found = registered.members.len() as u64;
         let fields =
@@ -429,7 +433,7 @@ impl<'a> Registry<'a> {
         self.client.within(self.service.request_timeout).call(rpc, request).await
     }
 
-    /// Waits before another try, longer each time.
+    /// Logs the error and waits before a retry; each pause is longer than the last, up to a limit.
     async fn retry(&mut self, what: &str, status: &Status) {
         self.retries = (self.retries + 1).min(RETRIES_LONGER_MAX);
         let pause = Duration::from_secs(1 << self.retries);
@@ -445,7 +449,8 @@ impl<'a> Registry<'a> {
     }
 }
 
-/// The key of a token's cluster. As Go's `path.Join` has it: what is empty or `.` in the token is left out, and `..` goes up.
+/// Returns the key prefix of a token's cluster. Like Go's `path.Join`: empty parts and `.` in the token are
+/// dropped, and `..` goes up.
 fn joined(token: &str) -> String {
     let mut parts = vec!["_etcd", "registry"];
     for part in token.split('/') {
@@ -458,7 +463,7 @@ fn joined(token: &str) -> String {
     format!("/{}", parts.join("/"))
 }
 
-/// The end of the range of all keys that begin with this one, which does not end with `0xff`.
+/// Returns the end of the range of all keys with this prefix. The prefix must not end with `0xff`.
 fn end_of(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     if let Some(last) = end.last_mut() {
@@ -488,7 +493,7 @@ mod tests {
         Logger::to(Level::Error, Format::Json, Vec::new())
     }
 
-    /// A name server that knows SRV records: the name asked for, priority, weight, port and target of each.
+    /// Starts a name server with SRV records: queried name, priority, weight, port and target of each.
     fn name_server(records: &'static [(&str, &[(u16, &str)])], spoil: fn(Vec<u8>) -> Vec<u8>) -> Resolver {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let server = socket.local_addr().expect("an address");
@@ -585,7 +590,7 @@ mod tests {
             let other = ["--name=m", "--initial-advertise-peer-urls=http://two.d.example:1", by_name[2]];
             let missing = found(&resolver, &config(&other), "").await.expect_err("has another port");
             assert_eq!(missing, "cannot find local etcd member \"m\" in SRV records");
-            // Without that member the cluster would be smaller than the records say.
+            // Without that member, the cluster would be smaller than the records say.
             let smaller = found(&resolver, &config(&by_name), "gap").await.expect_err("has no address");
             assert!(smaller.contains("lookup three.d.example: no such host"), "{smaller}");
         });
@@ -606,7 +611,7 @@ mod tests {
                     answer[7] = 255;
                     answer
                 },
-                // A name that goes on at itself.
+                // A name whose compression pointer points to itself.
                 |mut answer| {
                     let len = answer.len();
                     answer[len - 2..].copy_from_slice(&[0xc0, (len - 2) as u8]);

@@ -1,4 +1,4 @@
-//! The binary. By its name, or by its first word, it is a member or one of the tools.
+//! The binary. Depending on its file name or its first argument, it runs a member or one of the tools.
 
 mod completion;
 mod discovery;
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
     dispatch(arguments)
 }
 
-/// The first words of the command line that are commands.
+/// Words that are commands if they come first on the command line.
 const COMMANDS: [&str; 14] = [
     "server",
     "rebuild",
@@ -56,7 +56,7 @@ const COMMANDS: [&str; 14] = [
     "version",
 ];
 
-/// Runs what the first word names; without one, a member.
+/// Runs the command that the first word names; without a command, runs a member.
 fn dispatch(arguments: &[OsString]) -> ExitCode {
     let Some((verb, rest)) = arguments.split_first() else {
         return member::run(arguments, Purpose::Serve);
@@ -76,7 +76,7 @@ fn dispatch(arguments: &[OsString]) -> ExitCode {
         Some("gateway" | "grpc-proxy") => {
             proxy(arguments).unwrap_or_else(|| unreachable!("both are subcommands of a proxy"))
         }
-        // What a client can check is the client's; the rest is about the machine.
+        // These checks need only a client, so `ctl` runs them; the other checks examine the machine.
         Some("check") if rest.first().is_some_and(|what| what == "perf" || what == "datascale") => {
             ctl::run(arguments)
         }
@@ -93,14 +93,14 @@ fn dispatch(arguments: &[OsString]) -> ExitCode {
     }
 }
 
-/// Runs the console until it is told to stop.
+/// Runs the console until a signal ends it.
 fn serve_console(arguments: &[OsString]) -> ExitCode {
-    // Before any thread starts, so that none of them takes a signal.
+    // Signals are blocked before any thread starts, so that only the main thread takes them.
     signals::block();
     console::run(arguments, &|logger| while signals::wait(Duration::from_secs(3600), logger).is_none() {})
 }
 
-/// Runs a proxy if the first word says so.
+/// Runs a proxy if the first word names one; returns `None` otherwise.
 fn proxy(arguments: &[OsString]) -> Option<ExitCode> {
     let (verb, rest) = arguments.split_first()?;
     let ready = |logger: &telemetry::logging::Logger| server::systemd::Systemd::from_env().ready(logger);
@@ -117,7 +117,7 @@ fn proxy(arguments: &[OsString]) -> Option<ExitCode> {
     }
 }
 
-/// Plants the bug that `MAINSTAY_PLANTED` names, in builds that can have one.
+/// Plants the bug that `MAINSTAY_PLANTED` names, in builds with the feature `planted`.
 fn plant() {
     if !cfg!(feature = "planted") {
         return;
@@ -128,7 +128,7 @@ fn plant() {
     planted::plant(bug);
 }
 
-/// The environment variables whose name and value are text.
+/// Returns the environment variables whose name and value are valid UTF-8.
 fn environment() -> Vec<(String, String)> {
     std::env::vars_os()
         .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))

@@ -1,4 +1,4 @@
-//! `mainstay man`: pages for `man`, of a member and of each tool.
+//! `mainstay man`: manual pages of a member and of each tool.
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -17,7 +17,8 @@ const MEMBER: &[&str] = &[
 const TOOL: &[&str] =
     &["It is used as the tool of etcd is; flags and environment variables have the same names."];
 
-/// Prints the page of the member, or of the command that the only argument names. If there is no such page, says which there are.
+/// Prints the manual page of the member, or of the command that the only argument names. If the page does not
+/// exist, lists the pages that do.
 pub fn run(arguments: &[OsString]) -> ExitCode {
     let page = match arguments {
         [] => page(None),
@@ -35,7 +36,7 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
 fn page(command: Option<&str>) -> Option<String> {
     let mut tree = tree();
     let Some(command) = command else {
-        // The tools have pages of their own.
+        // The tools have their own pages, so their flags are left out here.
         tree.below.iter_mut().for_each(|below| {
             below.flags.clear();
             below.below.clear();

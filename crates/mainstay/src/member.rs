@@ -1,4 +1,4 @@
-//! Running a member: `mainstay [server] FLAGS`, `mainstay rebuild FLAGS`, and by the name `etcd` the etcd server.
+//! Runs a member: `mainstay [server] FLAGS`, `mainstay rebuild FLAGS`, and the binary under the name `etcd`.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -15,14 +15,14 @@ use telemetry::logging::{Logger, Value};
 use crate::rebuild::{self, Rebuild};
 use crate::{discovery, environment, local_time, memory, memory_lock, open_files, signals};
 
-/// The purpose for which the member is run.
+/// Way in which the member was started.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// Run as etcd is: nothing is printed but what etcd prints.
+    /// Started under the name `etcd`: prints only what etcd prints.
     Etcd,
-    /// By hand: on a terminal a few lines say where it serves.
+    /// Started by hand: on a terminal, a few lines say where the member serves.
     Serve,
-    /// With its data brought back from the others first.
+    /// Started with `rebuild`: first brings its data back from the other members.
     Rebuild,
 }
 
@@ -90,7 +90,7 @@ const OTHERS_USAGE: &str = "
     Print a script that lets a shell complete commands and flags.
 ";
 
-/// Takes `--endpoints`, which only a rebuild knows, out of the arguments.
+/// Splits `--endpoints`, which only a rebuild knows, from the other arguments.
 fn take_endpoints(arguments: &[String]) -> (Vec<String>, Vec<String>) {
     let (mut endpoints, mut others) = (Vec::new(), Vec::new());
     let mut arguments = arguments.iter();
@@ -110,10 +110,11 @@ fn take_endpoints(arguments: &[String]) -> (Vec<String>, Vec<String>) {
     (endpoints, others)
 }
 
-/// Runs a member until it is told to stop; rebuilds it first if there are endpoints to do so from, which may be none.
+/// Runs a member until it is told to stop. If `rebuilding` is set, rebuilds the member first, through these
+/// endpoints if there are any.
 fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> ExitCode {
     memory::use_small_pages();
-    // Before any thread starts, so that none of them takes a signal.
+    // Signals are blocked before any thread starts, so that only the main thread takes them.
     signals::block();
     open_files::raise_limit();
     let logger = match Logger::open_in_zone(&parsed.config.log, local_time::ahead_of_utc) {
@@ -167,7 +168,7 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
         .map(|()| None)
         .map_err(|failure| failure.to_string().into()),
     };
-    // Held until the rebuild is finished.
+    // The lock is held until the rebuild is finished.
     let started = prepared.and_then(|_lock| {
         let discover =
             |config: &Config| discovery::discover(config, &logger, &stop_wanted).map_err(Into::into);
@@ -183,7 +184,7 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
         Err(error) => {
             if let Some(signal) = early.get() {
                 if rebuilding.is_some() {
-                    // What is to be done about it.
+                    // The next line says what the operator can do.
                     logger.warn("the member is not rebuilt", &[("error", Value::Str(&error.to_string()))]);
                 }
                 logger
@@ -196,7 +197,7 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
     };
     let mut systemd = Systemd::from_env();
     systemd.ready(&logger);
-    // In a pipe there is nobody to greet, and what reads it may want the log's JSON and nothing else.
+    // The greeting is for a terminal only: a program that reads a pipe may expect nothing but the log's JSON.
     if greet && std::io::stdout().is_terminal() {
         greeting(&listening, &data_dir);
     }
@@ -228,7 +229,7 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
     ExitCode::SUCCESS
 }
 
-/// A few lines for an operator who started it by hand.
+/// Prints a few lines for an operator who started the member by hand.
 fn greeting(listening: &Listening, data_dir: &str) {
     let mut out = std::io::stdout().lock();
     let client = listening.clients.first().map_or("", String::as_str);
@@ -238,7 +239,7 @@ fn greeting(listening: &Listening, data_dir: &str) {
         }
         _ => listening.pages.first().map_or(client, String::as_str).to_owned(),
     };
-    // A closed standard output is no reason to stop serving.
+    // A closed standard output must not stop the member.
     let _ = writeln!(
         out,
         "\x1b[1mMainstay is ready.\x1b[0m\n  \

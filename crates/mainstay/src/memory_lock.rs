@@ -1,21 +1,21 @@
-//! `--memory-mlock`: keeps the memory of the process from being swapped out.
+//! `--memory-mlock`: prevents the memory of the process from being swapped out.
 //!
-//! All of it, and all that is allocated later, is locked as it is touched. So a limit would end the process when it is reached:
-//! it has to be without one, or have the right to ignore it (`CAP_IPC_LOCK`). Values in the page cache are the kernel's, and not
-//! locked.
+//! All present and future memory is locked when it is first touched. Reaching a limit would therefore end the
+//! process, so the process must have no limit, or the right to ignore it (`CAP_IPC_LOCK`). Values in the page
+//! cache belong to the kernel and are not locked.
 
 use std::fmt;
 use std::io;
 
-/// The bit of `CAP_IPC_LOCK` in `/proc/self/status`. Source: `linux/capability.h`.
+/// Bit of `CAP_IPC_LOCK` in `/proc/self/status`. Source: `linux/capability.h`.
 const CAP_IPC_LOCK: u64 = 1 << 14;
 
-/// Why memory is not locked.
+/// Reason why the memory is not locked.
 #[derive(Debug)]
 pub enum MemoryLockError {
-    /// The process may lock so many bytes only.
+    /// The process may lock only this many bytes.
     Limited(u64),
-    /// The system refuses.
+    /// The system refused to lock the memory.
     Refused(io::Error),
 }
 
@@ -38,7 +38,7 @@ impl std::error::Error for MemoryLockError {}
 ///
 /// # Errors
 ///
-/// When it may not lock as much as it wants, or the system refuses.
+/// When the process may not lock unlimited memory, or the system refuses.
 pub fn lock() -> Result<(), MemoryLockError> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     check(raised_limit(), may_ignore_limits(&status))?;
@@ -57,7 +57,7 @@ fn check(limit: Option<u64>, may_ignore_it: bool) -> Result<(), MemoryLockError>
     }
 }
 
-/// Raises the soft limit to the hard one. Returns the limit in bytes; `None` if there is none.
+/// Raises the soft limit on locked memory to the hard limit. Returns the limit in bytes; `None` if there is none.
 fn raised_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the limit is initialised, and valid for the call to write to.
@@ -65,7 +65,7 @@ fn raised_limit() -> Option<u64> {
         return None;
     }
     limit.rlim_cur = limit.rlim_max;
-    // Where it is refused, locking will say so.
+    // If this is refused, locking reports the error later.
     // SAFETY: the limit is initialised, and only read.
     unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) };
     Some(limit.rlim_max).filter(|max| *max != libc::RLIM_INFINITY)

@@ -1,7 +1,7 @@
-//! The limit on open files, of which each connection takes one.
+//! The limit on open files; each connection takes one.
 
-/// Raises the soft limit to the hard one, as every Go program does: service managers leave the soft one at 1024 for
-/// the sake of programs that still use `select`.
+/// Raises the soft limit to the hard limit, as every Go program does: service managers leave the soft limit
+/// at 1024 for programs that still use `select`.
 pub fn raise_limit() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the limit is initialised, and valid for the call to write to.
@@ -9,7 +9,7 @@ pub fn raise_limit() {
         return;
     }
     limit.rlim_cur = limit.rlim_max;
-    // Where it is refused, the member serves as many connections as it may.
+    // If this is refused, the member serves as many connections as the old limit allows.
     // SAFETY: the limit is initialised, and only read.
     unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
 }

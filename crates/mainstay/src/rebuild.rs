@@ -1,20 +1,22 @@
-//! `mainstay rebuild FLAGS`: a member whose data is damaged comes back with what the others have.
+//! `mainstay rebuild FLAGS`: rebuilds a member whose data is damaged from the data of the other members.
 //!
-//! A voter that has lost a part of its log may have lost what it voted for and what it acknowledged; under its old id
-//! it could vote twice, and be counted for entries that it no longer has. So it comes back as another member: the old
-//! one is removed from the cluster, its data is moved aside, a new one is added at the same address, and started.
+//! A voter that has lost a part of its log may have forgotten its votes and acknowledgements. Under its old
+//! id it could vote twice, and be counted for entries that it no longer has. So it comes back as a new
+//! member: the old member is removed from the cluster, its data is moved aside, and a new member is added at
+//! the same address and started.
 //!
-//! Each step leaves a state from which the same command goes on, whatever killed it: what has been done is read from
-//! the cluster's list of members, from the data directory, and from the journal, which is there from before the first
-//! step until the member serves.
+//! Each step leaves a state from which the same command continues after any interruption. What has been done
+//! is read from the cluster's list of members, from the data directory, and from the journal, which exists
+//! from before the first step until the member serves.
 //!
-//! A member may start with no data only under an id that has never run: one that ran may have voted and acknowledged
-//! entries. So the journal names the new id before that member is started, and says that it may have run before it
-//! can. A new member whose data is missing although it may have run is replaced by yet another one, and so is a member
-//! at this address that the journal does not know. A member that answers at the address is left alone, at every step.
+//! A member may start with no data only under an id that has never run: a member that ran may have voted and
+//! acknowledged entries. So the journal names the new id before that member is started, and says that it may
+//! have run before it can run. A new member whose data is missing although it may have run is replaced by yet
+//! another one, and so is a member at this address that the journal does not know. A member that answers at
+//! the address is left alone, at every step.
 //!
-//! What can be checked is checked before the first step: whose addresses and whose data these are, that nothing works on them,
-//! and that the log which is moved aside is the old member's.
+//! These conditions are checked before the first step: the addresses and the data belong to this member, no
+//! process uses the data, and the log to be moved aside is the old member's.
 //!
 //! ```text
 //! <data-dir>/rebuild                journal, one line; see `Journal`
@@ -51,83 +53,83 @@ mod aside;
 mod change;
 mod journal;
 
-/// How long one call to a member may take.
+/// Longest time that one call to a member may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a change of the members is tried again while the cluster settles from the one before.
+/// Time for which a change of the members is retried while the cluster settles from an earlier change.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(200);
-/// Why a member is not rebuilt. Its text says what to do; nothing of the old data is lost.
+/// Reason why a member is not rebuilt. The text says what to do; no old data is lost.
 #[derive(Debug)]
 pub enum RebuildError {
     /// A file or directory of the member cannot be used.
     Io {
-        /// What was being done.
+        /// Action that failed.
         doing: &'static str,
-        /// To which file or directory.
+        /// File or directory that the action used.
         path: PathBuf,
-        /// The answer of the operating system.
+        /// Error of the operating system.
         error: io::Error,
     },
     /// The old data cannot be moved aside.
     Move {
-        /// The directory of the old data.
+        /// Directory of the old data.
         from: PathBuf,
-        /// Where it should go.
+        /// Directory to which the data should be moved.
         to: PathBuf,
-        /// The answer of the operating system.
+        /// Error of the operating system.
         error: io::Error,
     },
-    /// Nothing that talks to other members can be started.
+    /// The async runtime for calls to other members cannot be started.
     Runtime(io::Error),
-    /// Another process works on the data.
+    /// Another process uses the data.
     Locked {
-        /// The file or directory that is locked.
+        /// File or directory that is locked.
         path: PathBuf,
-        /// What the other process is.
+        /// Description of the other process.
         by: &'static str,
     },
     /// The journal of an earlier rebuild is damaged.
     Journal {
-        /// The journal.
+        /// Path of the journal.
         path: PathBuf,
     },
     /// No other member answers.
     NoAnswer {
-        /// What each of them says.
+        /// Answer or error of each member.
         why: String,
-        /// How many peer URLs answered.
+        /// Number of peer URLs that answered.
         answered: usize,
-        /// How many peer URLs were asked.
+        /// Number of peer URLs that were queried.
         asked: usize,
     },
     /// A member answers, but there is no quorum.
     NoQuorum {
-        /// The address of the member.
+        /// Address of the member that answers.
         contact: String,
-        /// What each of them says.
+        /// Answer or error of each member.
         why: String,
     },
-    /// The member that should be replaced runs.
+    /// The member to be replaced is running.
     Alive {
-        /// The member.
+        /// Id of the running member.
         member_id: u64,
-        /// Its name.
+        /// Name of the running member.
         name: String,
-        /// The URL where it answers.
+        /// URL at which the member answers.
         url: String,
     },
     /// The cluster refuses a change of its members.
     Unchanged {
-        /// What could not be done with the member.
+        /// Description of the change that failed.
         what: &'static str,
-        /// The answer of the cluster.
+        /// Error that the cluster returned.
         status: Status,
-        /// True if it is certain that nothing was done.
+        /// True if it is certain that nothing was changed.
         is_certain: bool,
     },
     /// The program was told to stop.
     Stopped,
-    /// The flags, the data and the cluster do not fit together; this text says how, and what to check.
+    /// The flags, the data and the cluster contradict each other; the text says how, and what to check.
     Refused(String),
 }
 
@@ -194,51 +196,53 @@ impl std::error::Error for RebuildError {
     }
 }
 
-/// Who may change the members of a cluster with users.
+/// Advice if a cluster with authentication refuses to change its members.
 const WANTS_ROOT: &str = "authentication is on, and this command is a client of the others with the certificate that the \
      member's client listeners have: issue it to root, or replace the member by hand (`member remove` and `member add` by \
      root, the data directory moved aside, and a start with --initial-cluster-state=existing)";
 
-/// Returns true if a client was refused for who it is.
+/// Returns true if the client was refused because of its identity or permissions.
 fn is_of_rights(status: &Status) -> bool {
     let is = |refusal: &Status| status.message == refusal.message;
     is(&error::PERMISSION_DENIED) || is(&error::USER_EMPTY) || is(&error::INVALID_AUTH_TOKEN)
 }
 
-/// What the user is told who starts a member whose rebuilding is not finished.
+/// Message for a start of a member whose rebuild is not finished.
 pub const UNFINISHED: &str = "a rebuild of this member was begun and is not finished: run `mainstay rebuild` with the \
      same flags to finish it";
 
-/// The journal in a data directory.
+/// Returns the path of the journal in a data directory.
 pub fn journal_path(data_dir: &Path) -> PathBuf {
     data_dir.join("rebuild")
 }
 
-/// A rebuild under way.
+/// State of a rebuild in progress.
 pub struct Rebuild<'a> {
     config: &'a mut Config,
     /// Client addresses of other members, if the user gave any.
     endpoints: &'a [String],
     logger: &'a Logger,
     runtime: tokio::runtime::Runtime,
-    /// For other members at `https` peer URLs.
+    /// TLS settings for other members at `https` peer URLs.
     peer_tls: tls::ClientTls,
-    /// For other members at `https` client URLs.
+    /// TLS settings for other members at `https` client URLs.
     client_tls: Option<client::Tls>,
     disk: Arc<dyn Disk>,
-    /// Asked between steps, and while it waits.
+    /// Callback that waits for the given time and returns true if the program is to stop; called between
+    /// steps and during waits.
     stop_wanted: &'a dyn Fn(Duration) -> bool,
 }
 
-/// The cluster, as a member told it that had asked a quorum.
+/// The cluster, as reported by a member that had confirmed the list with a quorum.
 struct Cluster {
     id: u64,
     members: Vec<Member>,
-    /// Where it answered.
+    /// Address at which that member answered.
     contact: String,
 }
 
-/// How this member, as a client of the others, speaks TLS: with what its own listeners have.
+/// Returns the TLS files with which this member connects to the others as a client: those of its own client
+/// listeners.
 fn files_for_clients(options: &TlsOptions) -> TlsFiles {
     let settings = &options.settings;
     let own = settings.client_cert_file.is_some();
@@ -247,13 +251,13 @@ fn files_for_clients(options: &TlsOptions) -> TlsFiles {
         cert: if own { settings.client_cert_file.clone() } else { settings.cert_file.clone() },
         key: if own { settings.client_key_file.clone() } else { settings.key_file.clone() },
         server_name: None,
-        // The others have made their certificates themselves, too.
+        // The other members have made their own certificates, too.
         insecure_skip_verify: options.auto && settings.is_empty(),
     }
 }
 
 impl<'a> Rebuild<'a> {
-    /// Nothing is done yet.
+    /// Creates a rebuild; performs no step yet.
     pub fn new(
         config: &'a mut Config,
         endpoints: &'a [String],
@@ -275,12 +279,12 @@ impl<'a> Rebuild<'a> {
         Ok(Rebuild { config, endpoints, logger, runtime, peer_tls, client_tls, disk, stop_wanted })
     }
 
-    /// Does everything up to the start of the new member, and changes the configuration for that start. Gives the lock
-    /// that keeps other rebuilds away, to be held until the rebuild is finished.
+    /// Performs all steps up to the start of the new member, and sets the configuration for that start.
+    /// Returns the lock that excludes other rebuilds; the caller must hold it until the rebuild is finished.
     ///
     /// # Errors
     ///
-    /// The text says what is in the way, and what to do.
+    /// The text says what prevents the rebuild, and what to do.
     pub fn prepare(mut self) -> Result<Lock, RebuildError> {
         let data_dir = self.config.data_dir.clone();
         let journal_path = journal_path(&data_dir);
@@ -326,7 +330,8 @@ impl<'a> Rebuild<'a> {
         }
         let member_dir = data_dir.join("member");
         self.refuse_other_log_dir(&member_dir)?;
-        // Of data that is gone, a log in a directory of its own may still tell.
+        // Id of the member whose data is in place: `identify` may read it from a separate log even if the
+        // other files are missing.
         let data = known.map(|(_, id)| id).filter(|_| first_files::are_not_all(&*self.disk, &member_dir));
         let next = next_step(own.as_ref(), data, journal.as_ref());
         let place = self.log_place(&member_dir)?;
@@ -340,11 +345,11 @@ impl<'a> Rebuild<'a> {
                 (Journal { new: own.id, ..journal }, cluster.members)
             }
             (_, own, begun) => {
-                // The old member is there still, so nothing has been done before.
+                // If the old member is still listed, no earlier attempt has changed anything.
                 let is_first =
                     begun.as_ref().is_none_or(|begun| Some(begun.old) == own.as_ref().map(|own| own.id));
                 let (old, learner) = match (&own, begun) {
-                    // One that is listed may be the one that a rebuild before this had added, as the old one was.
+                    // A listed member may be one that an earlier rebuild added with the role of the old member.
                     (Some(own), _) => (own.id, own.is_learner),
                     (None, Some(journal)) => (journal.old, journal.learner),
                     (None, None) => (known.map_or(0, |(_, id)| id), false),
@@ -353,7 +358,7 @@ impl<'a> Rebuild<'a> {
                 journal::write(&*self.disk, &journal_path, &journal)?;
                 if let Some(own) = &own {
                     self.remove(&cluster.contact, own.id).inspect_err(|error| {
-                        // The member is what it was, and may be started.
+                        // The old member is unchanged, and may be started.
                         if is_first && matches!(error, RebuildError::Unchanged { is_certain: true, .. }) {
                             let _ = finish(&data_dir);
                         }
@@ -362,7 +367,7 @@ impl<'a> Rebuild<'a> {
                 self.move_aside(&data_dir, &place, logs)?;
                 let (id, members) = self.add(&cluster.contact, learner)?;
                 journal.new = id;
-                // Whether this id has run is known only of one that the journal names.
+                // Whether an id has run is known only for an id that the journal names.
                 journal::write(&*self.disk, &journal_path, &journal)?;
                 (journal, members)
             }
@@ -370,18 +375,18 @@ impl<'a> Rebuild<'a> {
         journal.started = true;
         journal::write(&*self.disk, &journal_path, &journal)?;
         self.configure(&members);
-        // The member itself takes it.
+        // The member takes this lock itself when it starts.
         drop(member_lock);
         Ok(whole)
     }
 
-    /// The flags' peer URLs in one line, in an order that does not depend on how they were given.
+    /// Returns the flags' peer URLs in one line, in sorted order.
     fn peer_urls(&self) -> String {
         let urls: BTreeSet<&str> = self.config.initial_advertise_peer_urls.iter().map(Url::as_str).collect();
         urls.into_iter().collect::<Vec<_>>().join(",")
     }
 
-    /// Neither another rebuild nor the member itself may be at work here.
+    /// Locks the data directory, so that neither another rebuild nor the member itself can run on it.
     fn lock(&self, data_dir: &Path) -> Result<(Lock, Option<Lock>), RebuildError> {
         self.disk.create_dir_all(data_dir).map_err(|error| RebuildError::io("create", data_dir, error))?;
         let taken = |path: &Path, by| RebuildError::Locked { path: path.to_path_buf(), by };
@@ -395,12 +400,12 @@ impl<'a> Rebuild<'a> {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 Err(taken(&path, "the member is running; stop it first"))
             }
-            // Whatever is wrong with it, it is moved aside with the rest.
+            // If the lock cannot be taken because the data is damaged, the data is moved aside anyway.
             Err(_) => Ok((whole, None)),
         }
     }
 
-    /// Whose data is there: cluster and member id, as far as the damage lets it be seen.
+    /// Returns the cluster id and the member id of the data in this directory, if the damage leaves them readable.
     fn identify(&self, member_dir: &Path) -> Option<(u64, u64)> {
         let path = member_dir.join(log::ShutdownRecord::FILE_NAME);
         let record = log::ShutdownRecord::read(&*self.disk, &path).ok().flatten();
@@ -418,7 +423,7 @@ impl<'a> Rebuild<'a> {
         from_record.or_else(|| from_log().map(|owner| (owner.cluster_id.0, owner.member_id.0)))
     }
 
-    /// Asks the others who is there, by way of a quorum.
+    /// Requests the list of members, confirmed by a quorum, from the other members.
     fn find_cluster(&self) -> Result<Cluster, RebuildError> {
         let own: BTreeSet<&str> = self.config.initial_advertise_peer_urls.iter().map(Url::as_str).collect();
         let pairs = self.config.initial_cluster.split(',').filter_map(|pair| pair.split_once('='));
@@ -479,8 +484,9 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// The member that is to be replaced: the one at this address; `None` if it is not there any more. The data here must not be
-    /// that of another member of the cluster, and the address must not be a part of another one's.
+    /// Returns the member to be replaced, which is the one at this address; `None` if it is not listed any
+    /// more. Fails if the data belongs to another member of the cluster, or if another member uses a part of
+    /// the address.
     fn own<'m>(
         &self,
         members: &'m [Member],
@@ -547,7 +553,7 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// The flags' peer URLs.
+    /// Returns the flags' peer URLs.
     fn peer_urls_given(&self) -> Vec<String> {
         self.config.initial_advertise_peer_urls.iter().map(|url| url.as_str().to_owned()).collect()
     }
@@ -573,7 +579,7 @@ impl<'a> Rebuild<'a> {
         })
     }
 
-    /// Adds the new member. Gives its id, and all members.
+    /// Adds the new member. Returns its id, and the list of all members.
     fn add(&self, contact: &str, is_learner: bool) -> Result<(u64, Vec<Member>), RebuildError> {
         let adding = Adding::new(self.peer_urls_given(), is_learner);
         let request = MemberAddRequest { peer_urls: adding.peer_urls.clone(), is_learner };
@@ -595,7 +601,7 @@ impl<'a> Rebuild<'a> {
         Ok((id, members))
     }
 
-    /// Tries a change again while the cluster refuses it with a status that goes by when it has settled.
+    /// Retries a change while the cluster refuses it with a status that is temporary.
     fn change<T>(
         &self,
         what: &'static str,
@@ -627,12 +633,12 @@ impl<'a> Rebuild<'a> {
         }
     }
 
-    /// The new member is started as one that joins.
+    /// Sets the configuration with which the new member joins the cluster.
     fn configure(&mut self, members: &[Member]) {
         let own = self.peer_urls_given();
         let mut pairs: Vec<String> = own.iter().map(|url| format!("{}={url}", self.config.name)).collect();
         for member in members.iter().filter(|member| !joining::same_places(&member.peer_urls, &own)) {
-            // Not its name: one that has not been started has none.
+            // Uses the id in place of the name: a member that has not been started has no name.
             pairs.extend(member.peer_urls.iter().map(|url| format!("member-{:x}={url}", member.id)));
         }
         self.config.initial_cluster = pairs.join(",");
@@ -645,7 +651,7 @@ impl<'a> Rebuild<'a> {
         self.logger.info(what, &[("member-id", Value::Id(id))]);
     }
 
-    /// All members, as a quorum knows them.
+    /// Returns the cluster id and all members, confirmed by a quorum.
     fn list(&self, contact: &str) -> Result<(u64, Vec<Member>), Status> {
         let answer: MemberListResponse =
             self.call(contact, Rpc::ClusterMemberList, &MemberListRequest { linearizable: true })?;
@@ -678,7 +684,7 @@ impl<'a> Rebuild<'a> {
     }
 }
 
-/// The rebuilt member serves: there is nothing to go on with any more.
+/// Removes the journal: the rebuilt member serves, so the rebuild is complete.
 pub fn finish(data_dir: &Path) -> Result<(), RebuildError> {
     let path = journal_path(data_dir);
     let failed = |error| RebuildError::io("remove", &path, error);

@@ -1,10 +1,11 @@
-//! SIGINT and SIGTERM, taken by the main thread one at a time; SIGUSR1 and SIGUSR2, which change the level of the log.
+//! Signals: SIGINT and SIGTERM, which the main thread takes one at a time; SIGUSR1 and SIGUSR2, which change
+//! the level of the log.
 
 use std::time::Duration;
 
 use telemetry::logging::{Level, Logger};
 
-/// The signals that a member takes: those that end it, and those that change the level of the log.
+/// Signals that a member handles: those that end it, and those that change the level of the log.
 const TAKEN: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2];
 
 fn taken() -> libc::sigset_t {
@@ -19,22 +20,23 @@ fn taken() -> libc::sigset_t {
     }
 }
 
-/// Keeps the signals for [`wait`], on this thread and those it starts.
+/// Blocks the signals on this thread and on threads it starts, so that [`wait`] takes them.
 pub fn block() {
     let set = taken();
-    // SAFETY: the set is initialised; the old mask is not asked for.
+    // SAFETY: the set is initialised; the old mask is not requested.
     let outcome = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
     assert_eq!(outcome, 0, "SIG_BLOCK and the set are valid");
 }
 
-/// The ending signal that came; `None` after `patience`, or earlier when another signal has changed the level of the log.
+/// Waits for a signal that ends the member, and returns it; `None` after `patience`, or earlier if another
+/// signal changed the log level.
 pub fn wait(patience: Duration, logger: &Logger) -> Option<i32> {
     let set = taken();
     let timeout = libc::timespec {
         tv_sec: libc::time_t::try_from(patience.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: libc::c_long::from(patience.subsec_nanos() as i32),
     };
-    // SAFETY: set and timeout are initialised; no details of the signal are asked for.
+    // SAFETY: set and timeout are initialised; no details of the signal are requested.
     let signal = unsafe { libc::sigtimedwait(&set, std::ptr::null_mut(), &timeout) };
     match signal {
         libc::SIGUSR1 => {
@@ -51,12 +53,12 @@ pub fn wait(patience: Duration, logger: &Logger) -> Option<i32> {
     }
 }
 
-/// The name of an ending signal, as Go prints it.
+/// Returns the name of an ending signal, as Go prints it.
 pub fn name(signal: i32) -> &'static str {
     if signal == libc::SIGINT { "interrupt" } else { "terminated" }
 }
 
-/// Ends the process by this signal, as etcd does, so that its parent process sees why it ended.
+/// Ends the process by this signal, as etcd does, so that the parent process sees why it ended.
 pub fn die_by(signal: i32) -> ! {
     let set = taken();
     // SAFETY: the default action is restored and the signal unblocked before it is raised; all arguments are valid.

@@ -1,15 +1,15 @@
-//! The command line of this process, without what is secret in it: pages that tell of it are for whoever may ask a member for its
-//! metrics.
+//! The command line of this process without its secrets, for pages that every reader of a member's metrics may see.
 
-/// What stands for a secret.
+/// Text that replaces a secret.
 const MASK: &str = "***";
-/// Flags with a word of [`SECRET_WORDS`] in their names whose values are no secrets.
+/// Flags whose names contain one of [`SECRET_WORDS`], but whose values are not secret.
 const NO_SECRETS: [&str; 3] = ["auth-token", "auth-token-ttl", "initial-cluster-token"];
-/// Words in the names of flags whose values are secrets. A flag that is new hides too much rather than too little.
+/// Words in the names of flags whose values are secret. An unknown flag with such a word is hidden, too:
+/// better too much than too little.
 const SECRET_WORDS: [&str; 4] = ["password", "secret", "token", "user"];
 
-/// The program and its arguments, in the order in which they were given. Of flags for passwords, users and tokens the values are
-/// masked, and so are names and passwords in URLs.
+/// Returns the program and its arguments, in the given order. The values of flags for passwords, users and
+/// tokens are masked, and so are user names and passwords in URLs.
 pub fn command_line() -> Vec<String> {
     masked(std::env::args_os().map(|word| word.to_string_lossy().into_owned()))
 }
@@ -38,7 +38,7 @@ fn is_secret(flag: &str) -> bool {
     !NO_SECRETS.contains(&flag) && flag.split('-').any(|word| SECRET_WORDS.contains(&word))
 }
 
-/// A text in which each URL's `user:password@` is masked.
+/// Returns a text in which the `user:password@` of each URL is masked.
 fn without_user_info(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;

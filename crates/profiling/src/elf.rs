@@ -4,9 +4,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-/// Bytes of a table that are read at most; those of larger programs are not looked at.
+/// Largest size in bytes of a table that is read; larger tables are ignored.
 const TABLE_BYTES_MAX: u64 = 256 << 20;
-/// Sections and segments that are looked at.
+/// Largest number of sections and segments that are read.
 const HEADERS_MAX: usize = 4096;
 
 const SYMBOLS: u32 = 2;
@@ -14,7 +14,7 @@ const DYNAMIC_SYMBOLS: u32 = 11;
 const LOADED: u32 = 1;
 const FUNCTION: u8 = 2;
 
-/// A function and where it lies, by the file's own addresses.
+/// A function and its address range, in the file's own addresses.
 #[derive(Clone, Copy)]
 struct Symbol {
     start: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Functions {
     segments: Vec<Segment>,
 }
 
-/// A part of the file that is loaded: where it begins in the file, its bytes, and its address.
+/// A part of the file that is loaded: its offset in the file, its size in bytes, and its address.
 struct Segment {
     offset: u64,
     bytes: u64,
@@ -53,7 +53,7 @@ fn read(file: &File, at: u64, bytes: u64) -> Option<Vec<u8>> {
 }
 
 impl Functions {
-    /// Reads the table of a file: the full one if it has one, otherwise the one of the dynamic linker.
+    /// Reads the symbol table of a file: the full table if there is one, otherwise the table of the dynamic linker.
     pub(crate) fn read(path: &Path) -> Option<Functions> {
         let file = File::open(path).ok()?;
         let header = read(&file, 0, 64)?;
@@ -88,7 +88,7 @@ impl Functions {
         Some(Functions { symbols, names: content(names)?, segments })
     }
 
-    /// The name of the function at an offset in the file, as the linker has it.
+    /// Returns the linker's name of the function at an offset in the file.
     pub(crate) fn at(&self, offset: u64) -> Option<String> {
         let holds = |segment: &&Segment| {
             offset.checked_sub(segment.offset).is_some_and(|behind| behind < segment.bytes)
@@ -97,7 +97,7 @@ impl Functions {
         let address = (offset - segment.offset).checked_add(segment.address)?;
         let behind = self.symbols.partition_point(|symbol| symbol.start <= address);
         let symbol = self.symbols.get(behind.checked_sub(1)?)?;
-        // What was written by hand may have no size.
+        // Functions written in assembly may have no size.
         if symbol.bytes != 0 && address - symbol.start >= symbol.bytes {
             return None;
         }
@@ -115,7 +115,7 @@ mod tests {
     fn garbage_has_no_functions() {
         let path = std::env::temp_dir().join(format!("profiling-elf-{}", std::process::id()));
         let own = std::fs::read("/proc/self/exe").expect("the program of this test");
-        // Whole, it has some; cut off or with other numbers, it has some or none.
+        // The intact file has symbols; a truncated or changed file may have some or none, but must not cause a panic.
         assert!(Functions::read(Path::new("/proc/self/exe")).is_some_and(|found| !found.symbols.is_empty()));
         for (cut, change) in [(0, 0), (10, 0), (64, 0), (4096, 0), (4096, 0x28), (4096, 0x20), (4096, 0x3c)] {
             let mut bytes = own.get(..cut).unwrap_or(&own).to_vec();

@@ -1,14 +1,17 @@
-//! Profiles of this process in the form that `go tool pprof` reads: processor time by stack, the threads there are, and the memory
-//! in use by owner, as the owners count it ([`memory_profile`]).
+//! Profiles of this process in the format of `go tool pprof`: processor time by stack, the threads, and the
+//! memory in use by owner, as the owners count it ([`memory_profile`]).
 //!
-//! [`CpuProfile`] has the kernel send SIGPROF each time the process has used up 10 ms of processor time, on whichever thread;
-//! the handler notes that thread's stack in memory allocated before. Names are looked up afterwards, in the symbol tables of the
-//! program and its libraries. While no profile is taken nothing is armed, and nothing costs anything.
+//! [`CpuProfile`] makes the kernel send SIGPROF each time the process has used 10 ms of processor time, on
+//! any thread; the handler records the thread's stack in memory that was allocated before. Names are looked
+//! up afterwards, in the symbol tables of the program and its libraries. Without a profile in progress, no
+//! timer is armed, and nothing is spent.
 //!
-//! [`pages`] has the pages of both, as HTTP responses, and [`command_line()`] is how they tell the command line. It does not know servers, or who may ask. It is for Linux, and for programs with unwind tables, as Rust's are.
+//! [`pages`] serves both as HTTP responses, and [`command_line()`] provides their command line. The crate
+//! does not know servers or access rules. It supports Linux, and programs with unwind tables, as Rust
+//! programs have.
 //!
-//! Invariants: one profile at a time, until it is put together ([`Turn`]); the handler allocates nothing, locks nothing and leaves `errno` alone; memory is bounded by
-//! [`STACKS_MAX`]. Tests: beside the code.
+//! Invariants: one profile at a time, until it is encoded ([`Turn`]); the handler allocates nothing, locks
+//! nothing and preserves `errno`; memory is bounded by [`STACKS_MAX`]. Tests: beside the code.
 
 mod command_line;
 mod elf;

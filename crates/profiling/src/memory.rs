@@ -1,5 +1,5 @@
-//! What this process holds in memory, by owner, as a profile. Nothing is sampled: owners count what they hold, and what none of
-//! them counts is told as such.
+//! The memory that this process holds, by owner, as a profile. Nothing is sampled: owners count their memory,
+//! and memory that no owner counts is shown separately.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -8,33 +8,34 @@ use std::time::SystemTime;
 
 use crate::profile::Profile;
 
-/// Memory that one part of the process holds, as that part counts it.
+/// Memory held by one part of the process, as that part counts it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// Name of the part, such as `index`. A name may have parts itself, from the outside in: `clients/requests`.
+    /// Name of the part, such as `index`. A name may be a path, from the outermost part to the innermost:
+    /// `clients/requests`.
     pub name: &'static str,
-    /// Number of things that the part holds; 0 if it does not count them.
+    /// Number of objects that the part holds; 0 if it does not count them.
     pub objects: u64,
     /// Bytes that the part holds.
     pub bytes: u64,
 }
 
-/// Memory of this process that is resident, as the kernel counts it.
+/// Resident memory of this process, as the kernel counts it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resident {
-    /// Bytes of the heap, of stacks and of what is like them.
+    /// Bytes of anonymous memory: heap, stacks and similar.
     pub anonymous: u64,
-    /// Bytes of the program and its libraries, and of shared memory.
+    /// Bytes of the program, its libraries, and shared memory.
     pub files: u64,
 }
 
 impl Resident {
-    /// Reads what the kernel says now; zero where it says nothing.
+    /// Reads the kernel's present values; zero where it provides none.
     pub fn read() -> Resident {
         Resident::of(&fs::read_to_string("/proc/self/status").unwrap_or_default())
     }
 
-    /// Reads `/proc/self/status`.
+    /// Parses `/proc/self/status`.
     fn of(status: &str) -> Resident {
         let bytes = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -44,7 +45,8 @@ impl Resident {
         Resident { anonymous: bytes("RssAnon"), files: bytes("RssFile").saturating_add(bytes("RssShmem")) }
     }
 
-    /// Adds what the owners do not count: all of the resident memory is told in the end, unless the owners count more than there is.
+    /// Adds the memory that the owners do not count, so that the sum is the resident memory, unless the
+    /// owners count more than that.
     fn completed(self, owners: &[Owner]) -> Vec<Owner> {
         let counted = owners.iter().map(|owner| owner.bytes).fold(0, u64::saturating_add);
         let rest = self.anonymous.saturating_sub(counted);
@@ -55,14 +57,14 @@ impl Resident {
     }
 }
 
-/// Stacks, tables, and memory that the allocator keeps: resident, and counted by no owner.
+/// Name for stacks, tables, and memory that the allocator keeps: resident, but counted by no owner.
 const NOT_COUNTED: &str = "not counted";
-/// The program, its libraries and shared memory.
+/// Name for the program, its libraries and shared memory.
 const FILES: &str = "program and libraries";
-/// What all owners are parts of.
+/// Name of the root, of which all owners are parts.
 const PROCESS: &str = "process";
 
-/// A profile with a sample for each owner: the number of things and the bytes in use.
+/// Returns a profile with a sample for each owner: the number of objects and the bytes in use.
 pub fn memory_profile(owners: &[Owner], resident: Resident) -> Vec<u8> {
     let mut profile = Profile::new();
     profile.values(&[("inuse_objects", "count"), ("inuse_space", "bytes")]);
@@ -85,7 +87,8 @@ pub fn memory_profile(owners: &[Owner], resident: Resident) -> Vec<u8> {
     profile.finish(SystemTime::now())
 }
 
-/// The same as text: a line for each owner with bytes, number of things and name, the largest first.
+/// Returns the memory in use as text: a line for each owner with bytes, number of objects and name, the
+/// largest first.
 pub fn memory_text(owners: &[Owner], resident: Resident) -> String {
     let mut all = resident.completed(owners);
     all.sort_by_key(|owner| std::cmp::Reverse(owner.bytes));

@@ -1,4 +1,4 @@
-//! What lies where in this process, and the names of functions.
+//! Code mappings of this process, and the names of functions.
 
 use std::collections::HashMap;
 use std::fs;
@@ -6,20 +6,20 @@ use std::path::Path;
 
 use crate::elf::Functions;
 
-/// Files whose symbol tables are read at most.
+/// Largest number of files whose symbol tables are read.
 const FILES_MAX: usize = 32;
 
-/// Code of a file that is mapped into memory.
+/// A range of memory that maps the code of a file.
 #[derive(Clone, Debug)]
 pub(crate) struct Mapping {
     pub start: u64,
     pub end: u64,
-    /// Offset in the file of what lies at `start`.
+    /// Offset in the file that is mapped at `start`.
     pub offset: u64,
     pub file: String,
 }
 
-/// The mappings that may be executed, from `/proc/self/maps`.
+/// Returns the executable mappings, from `/proc/self/maps`.
 pub(crate) fn mappings() -> Vec<Mapping> {
     let text = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     text.lines().filter_map(mapping).collect()
@@ -37,7 +37,7 @@ fn mapping(line: &str) -> Option<Mapping> {
     mode.contains('x').then_some(found)
 }
 
-/// Names of functions by address.
+/// Names of functions, by address.
 pub(crate) struct Names {
     files: HashMap<String, Option<Functions>>,
 }
@@ -47,7 +47,8 @@ impl Names {
         Names { files: HashMap::new() }
     }
 
-    /// The name of the function at this address of a mapping; the name of the file if it is not known.
+    /// Returns the name of the function at this address of a mapping, or the name of the file if the function
+    /// is not known.
     pub(crate) fn at(&mut self, mapping: &Mapping, address: u64) -> String {
         let known = self.files.len();
         let read = |file: &str| (known < FILES_MAX).then(|| Functions::read(Path::new(file))).flatten();

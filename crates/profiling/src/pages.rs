@@ -1,7 +1,8 @@
-//! The pages below `/debug/pprof/`, as `go tool pprof` asks for them. Who may ask is decided by the caller.
+//! The pages below `/debug/pprof/`, as `go tool pprof` requests them. The caller checks access.
 //!
-//! Processor time, threads, and the memory in use by owner are there. The allocator samples nothing and waiting is not
-//! recorded, so the other profiles are answered with 501 and the reason (COMPAT-150).
+//! Profiles of processor time, threads, and the memory in use by owner are available. The allocator does not
+//! sample and waiting is not recorded, so the other profiles are answered with 501 and the reason
+//! (COMPAT-150).
 
 use std::time::Duration;
 
@@ -15,20 +16,20 @@ use crate::{
     threads_text,
 };
 
-/// Beginning of the pages' paths.
+/// Common prefix of the pages' paths.
 pub const PREFIX: &str = "/debug/pprof/";
-/// The path of the profile of processor time, which [`cpu`] answers; [`answer`] has all others.
+/// Path of the profile of processor time, which [`cpu`] handles; [`answer`] handles all others.
 pub const CPU: &str = "/debug/pprof/profile";
 
 const PLAIN: &str = "text/plain; charset=utf-8";
-/// Seconds of a profile for which no number is told, as in Go.
+/// Duration of a profile in seconds if the request names none, as in Go.
 const SECONDS_DEFAULT: u64 = 30;
-/// Most seconds of a profile.
+/// Longest duration of a profile, in seconds.
 const SECONDS_MAX: u64 = 300;
 
 const GO_PPROF: HeaderName = HeaderName::from_static("x-go-pprof");
 
-/// Profiles by name, what each is, and why it is not there.
+/// Profiles: name, description, and the reason why the profile is not available.
 const PROFILES: [(&str, &str, Option<&str>); 9] = [
     ("allocs", "Memory that was allocated", Some(NO_ALLOCATIONS)),
     ("block", "Waiting for locks and channels", Some(NO_WAITING)),
@@ -41,23 +42,24 @@ const PROFILES: [(&str, &str, Option<&str>); 9] = [
     ("trace", "What Go's scheduler does", Some("there is no Go scheduler whose work could be traced")),
 ];
 const NO_ALLOCATIONS: &str = "the allocator of this server counts no allocations; a profile of the heap tells the memory in use by owner";
-/// Refusal of the difference between two profiles of the heap.
+/// Error for a request for the difference between two profiles of the heap.
 const NO_DIFFERENCE: &str =
     "a profile of the heap is of one moment; take two and compare them with go tool pprof -base";
 const NO_WAITING: &str =
     "waiting is not recorded; a profile of processor time and /debug/requests tell where time goes";
 
-/// The parameters of a request for a page, as they were sent; `None` where the request has none of that name.
+/// Parameters of a request for a page, without decoding; `None` if the request has no such parameter.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parameters<'r> {
-    /// First parameter `debug`: unless it is empty or `0`, threads and memory are told as text.
+    /// First parameter `debug`: unless it is empty or `0`, threads and memory are shown as text.
     pub debug: Option<&'r [u8]>,
-    /// First parameter `seconds`. With it Go's heap profile is the difference between two moments, which is refused here.
+    /// First parameter `seconds`. In Go it makes the heap profile a difference between two moments, which is
+    /// refused here.
     pub seconds: Option<&'r [u8]>,
 }
 
-/// Answers a request for a page below [`PREFIX`], other than [`CPU`]. `owners` is asked for the memory in use, if the page
-/// tells of it.
+/// Responds to a request for a page below [`PREFIX`], other than [`CPU`]. `owners` is called for the memory
+/// in use if the page shows it.
 pub fn answer(path: &str, asked: Parameters<'_>, owners: impl FnOnce() -> Vec<Owner>) -> Response<Bytes> {
     let name = path.strip_prefix(PREFIX).unwrap_or_default();
     let as_text = asked.debug.is_some_and(|told| told != b"0" && !told.is_empty());
@@ -77,8 +79,9 @@ pub fn answer(path: &str, asked: Parameters<'_>, owners: impl FnOnce() -> Vec<Ow
     }
 }
 
-/// Takes a profile of processor time: the answer to a request for [`CPU`]. `seconds` is the first parameter of that name,
-/// `wait` is awaited while samples are taken. Dropped, it ends.
+/// Takes a profile of processor time and returns the response to a request for [`CPU`]. `seconds` is the
+/// first parameter of that name, `wait` is awaited while samples are taken. Dropping the future ends the
+/// profile.
 pub async fn cpu<F: Future<Output = ()>>(
     seconds: Option<&[u8]>,
     wait: impl FnOnce(Duration) -> F,
@@ -88,7 +91,7 @@ pub async fn cpu<F: Future<Output = ()>>(
         return failed(StatusCode::BAD_REQUEST, &why);
     };
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    // The memory for it is much to write at once.
+    // Runs on another thread, since allocating and writing the sample memory takes long.
     let begun = match Turn::take() {
         Err(busy) => Err(busy),
         Ok(turn) => match beside(move || CpuProfile::start(turn, seconds, processors)).await {
@@ -108,22 +111,22 @@ pub async fn cpu<F: Future<Output = ()>>(
         }
     };
     wait(Duration::from_secs(seconds)).await;
-    // Names are looked up in large files.
+    // Runs on another thread, since names are looked up in large files.
     match beside(move || profile.finish()).await {
         Ok(profile) => download("profile", profile),
         Err(why) => failed(StatusCode::INTERNAL_SERVER_ERROR, why),
     }
 }
 
-/// Runs this on a thread of its own.
+/// Runs this on a separate thread.
 ///
 /// # Errors
 ///
-/// There is no thread, or it panicked.
+/// The thread cannot be started, or it panicked.
 async fn beside<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> Result<T, &'static str> {
     let (sender, done) = oneshot::channel();
     let spawned = std::thread::Builder::new().name("profile".to_owned()).spawn(move || {
-        // The client may have gone.
+        // The client may have closed the connection.
         let _ = sender.send(run());
     });
     match spawned {
@@ -132,7 +135,8 @@ async fn beside<T: Send + 'static>(run: impl FnOnce() -> T + Send + 'static) -> 
     }
 }
 
-/// Reads the parameter `seconds` as Go does: what is no positive number is the default. `None` if it is above [`SECONDS_MAX`].
+/// Parses the parameter `seconds` as Go does: anything but a positive number gives the default. Returns
+/// `None` if it is above [`SECONDS_MAX`].
 fn length(told: Option<&[u8]>) -> Option<u64> {
     let told = told.and_then(|told| std::str::from_utf8(told).ok());
     match told.and_then(|told| told.parse::<i64>().ok()).map(u64::try_from) {
@@ -141,7 +145,7 @@ fn length(told: Option<&[u8]>) -> Option<u64> {
     }
 }
 
-/// The arguments, with a zero byte between two, as Go has them.
+/// Returns the page that lists the profiles.
 fn index() -> Response<Bytes> {
     let mut page = "<html>\n<head>\n<title>/debug/pprof/</title>\n</head>\n<body>\n/debug/pprof/\n<br>\n<p>\nTypes of profiles available:\n<table>\n".to_owned();
     for (name, about, missing) in PROFILES {
@@ -154,7 +158,7 @@ fn index() -> Response<Bytes> {
     response
 }
 
-/// Plain text that no browser is to guess another type for.
+/// Returns a plain text response whose type browsers must not guess.
 fn text(text: String) -> Response<Bytes> {
     reply(StatusCode::OK, PLAIN, text.into())
 }
@@ -167,7 +171,7 @@ fn download(name: &str, content: Vec<u8>) -> Response<Bytes> {
     response
 }
 
-/// An error, marked as Go's profiles mark theirs.
+/// Returns an error response, marked like the errors of Go's profiles.
 fn failed(status: StatusCode, why: &str) -> Response<Bytes> {
     let mut response = reply(status, PLAIN, format!("{why}\n").into());
     response.headers_mut().insert(GO_PPROF, HeaderValue::from_static("1"));

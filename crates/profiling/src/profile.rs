@@ -1,4 +1,4 @@
-//! The form of profiles: `profile.proto` of pprof, compressed.
+//! The encoding of profiles: pprof's `profile.proto`, compressed.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -11,14 +11,14 @@ use flate2::write::GzEncoder;
 use crate::names::{Mapping, Names, mappings};
 use crate::threads;
 
-/// A stack that was seen: the addresses from the inside, and the thread it was on.
+/// A recorded stack: the addresses from the innermost frame outwards, and the thread.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Stack {
     pub thread: usize,
     pub frames: Vec<usize>,
 }
 
-/// Fields of the message `Profile`.
+/// Field numbers of the message `Profile`.
 mod field {
     pub const SAMPLE_TYPE: u32 = 1;
     pub const SAMPLE: u32 = 2;
@@ -34,7 +34,7 @@ mod field {
     pub const DEFAULT_SAMPLE_TYPE: u32 = 14;
 }
 
-/// Writes the fields of a message; those that are zero are left out, as protobuf does.
+/// Encoder of a message's fields; fields with the value 0 are omitted, as in protobuf.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
@@ -69,7 +69,7 @@ impl Message {
     }
 }
 
-/// A profile that is being put together. Each string, place and function is in it once, under a number.
+/// A profile being encoded. Each string, location and function is stored once, under a number.
 pub(crate) struct Profile {
     message: Message,
     strings: HashMap<String, u64>,
@@ -85,7 +85,7 @@ impl Profile {
             table: Vec::new(),
             functions: HashMap::new(),
         };
-        // The first string is the empty one.
+        // The first string must be empty.
         profile.string("");
         profile
     }
@@ -107,12 +107,12 @@ impl Profile {
         self.message.bytes(field, &message.0);
     }
 
-    /// Says what the values of samples are.
+    /// Declares the kinds of values of a sample.
     pub(crate) fn values(&mut self, kinds: &[(&str, &str)]) {
         kinds.iter().for_each(|kind| self.value_type(field::SAMPLE_TYPE, *kind));
     }
 
-    /// Says which kind of value tools show if they are not told.
+    /// Sets the kind of value that tools show by default.
     pub(crate) fn shows_first(&mut self, kind: &str) {
         let kind = self.string(kind);
         self.message.number(field::DEFAULT_SAMPLE_TYPE, kind);
@@ -126,13 +126,13 @@ impl Profile {
         self.functions.insert(name.to_owned(), id);
         let name = self.string(name);
         let mut message = Message::default();
-        // The same name twice: tools then translate what the compiler made of it.
+        // The mangled name is also the display name, so that tools demangle it.
         message.number(1, id).number(2, name).number(3, name);
         self.message.bytes(field::FUNCTION, &message.0);
         id
     }
 
-    /// A place in the code. `id` is not 0, and used once.
+    /// Adds a location in the code. `id` must not be 0, and is used only once.
     pub(crate) fn location(&mut self, id: u64, mapping: u64, address: u64, name: &str) {
         let function = self.function(name);
         let mut line = Message::default();
@@ -150,7 +150,7 @@ impl Profile {
         self.message.bytes(field::MAPPING, &message.0);
     }
 
-    /// A sample at these places, from the inside; with labels.
+    /// Adds a sample at these locations, from the innermost outwards, with labels.
     pub(crate) fn sample(&mut self, locations: &[u64], values: &[u64], labels: &[(&str, &str)]) {
         let mut message = Message::default();
         message.packed(1, locations).packed(2, values);
@@ -163,7 +163,7 @@ impl Profile {
         self.message.bytes(field::SAMPLE, &message.0);
     }
 
-    /// Returns the whole, compressed.
+    /// Returns the encoded and compressed profile.
     pub(crate) fn finish(mut self, began: SystemTime) -> Vec<u8> {
         let nanos = began.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         self.message.number(field::TIME_NS, u64::try_from(nanos).unwrap_or(0));
@@ -177,7 +177,7 @@ impl Profile {
     }
 }
 
-/// A profile of processor time.
+/// Encodes a profile of processor time.
 pub(crate) fn cpu(
     stacks: &[Stack],
     lost: usize,
@@ -224,7 +224,7 @@ pub(crate) fn cpu(
     profile.finish(began)
 }
 
-/// What a profile holds, for tests.
+/// Decoded contents of a profile, for tests.
 #[cfg(test)]
 pub(crate) struct Decoded {
     pub strings: Vec<String>,
@@ -246,7 +246,7 @@ pub(crate) fn decoded(profile: &[u8]) -> Decoded {
         }
         value
     }
-    /// Number, and content of each field.
+    /// Returns number and content of each field.
     fn fields(mut bytes: &[u8]) -> Vec<(u64, Vec<u8>)> {
         let mut fields = Vec::new();
         while !bytes.is_empty() {

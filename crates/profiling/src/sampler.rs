@@ -1,4 +1,4 @@
-//! The timer, the signal handler, and the memory between them.
+//! The timer, the signal handler, and the memory that they share.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -11,18 +11,18 @@ use crate::profile::{self, Stack};
 
 /// Processor time of the process between two samples.
 const PERIOD: Duration = Duration::from_millis(10);
-/// Frames that are kept of a stack, from the innermost.
+/// Largest number of frames recorded of a stack, from the innermost.
 const FRAMES_MAX: usize = 62;
 /// Words of a slot: thread, number of frames, frames.
 const SLOT_WORDS: usize = FRAMES_MAX + 2;
-/// Most stacks of a profile: 32 MiB. Those beyond are counted only.
+/// Largest number of recorded stacks of a profile, which take 32 MiB. Further ones are only counted.
 pub const STACKS_MAX: usize = 1 << 16;
 
-/// What the handler writes into.
+/// Memory into which the handler writes.
 struct Buffer {
     words: Box<[AtomicUsize]>,
     slots: usize,
-    /// Number of samples, kept or not.
+    /// Number of samples, recorded or not.
     taken: AtomicUsize,
 }
 
@@ -32,21 +32,22 @@ impl Buffer {
         Buffer { words, slots, taken: AtomicUsize::new(0) }
     }
 
-    /// The words of the next free slot.
+    /// Returns the words of the next free slot, or `None` if all slots are used.
     fn claim(&self) -> Option<&[AtomicUsize]> {
         let slot = self.taken.fetch_add(1, Ordering::Relaxed);
         self.words.chunks_exact(SLOT_WORDS).nth(slot)
     }
 }
 
-/// The buffer of the profile that is being taken; null if none is.
+/// Buffer of the profile in progress; null if there is none.
 static BUFFER: AtomicPtr<Buffer> = AtomicPtr::new(ptr::null_mut());
-/// Handlers that run now. Together with [`BUFFER`], both in one total order: a handler that saw the buffer is waited for.
+/// Number of running handlers. It is in one total order with [`BUFFER`], so that every handler that has
+/// loaded the buffer is waited for.
 static HANDLERS: AtomicUsize = AtomicUsize::new(0);
-/// True while a profile is taken, and put together.
+/// True while a profile is taken or encoded.
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// A profile of processor time that is being taken. Dropped, it ends without a result.
+/// A profile of processor time in progress. Dropping it ends the profile without a result.
 pub struct CpuProfile {
     buffer: Option<Box<Buffer>>,
     shared: *mut Buffer,
@@ -55,16 +56,16 @@ pub struct CpuProfile {
     _turn: Turn,
 }
 
-/// The right to take a profile. There is one, and it is given back by its drop.
+/// The exclusive right to take a profile. Dropping it gives the right back.
 #[derive(Debug)]
 pub struct Turn(());
 
 impl Turn {
-    /// Takes the right. It is cheap.
+    /// Takes the right. The call is cheap.
     ///
     /// # Errors
     ///
-    /// A profile is being taken or put together.
+    /// A profile is being taken or encoded.
     pub fn take() -> Result<Turn, Busy> {
         if TAKEN.swap(true, Ordering::AcqRel) { Err(Busy::Already) } else { Ok(Turn(())) }
     }
@@ -76,21 +77,21 @@ impl Drop for Turn {
     }
 }
 
-// SAFETY: the pointer is to memory that this value owns, and no other part of it belongs to a thread.
+// SAFETY: the pointer is to memory that this value owns, and its other fields are not bound to a thread.
 unsafe impl Send for CpuProfile {}
 
-/// Why no profile is taken.
+/// Reason why no profile can be taken.
 #[derive(Debug)]
 pub enum Busy {
-    /// One is being taken.
+    /// Another profile is in progress.
     Already,
     /// The kernel refused the handler or the timer.
     Refused(io::Error),
 }
 
 impl CpuProfile {
-    /// Begins a profile that is meant to last so many seconds on so many processors. Takes up to 32 MiB of memory and writes
-    /// all of it, so it takes a while.
+    /// Begins a profile that is meant to last `seconds` on `processors`. It allocates and writes up to 32 MiB
+    /// of memory, so it takes a while.
     ///
     /// # Errors
     ///
@@ -100,18 +101,18 @@ impl CpuProfile {
         let slots =
             usize::try_from(seconds).unwrap_or(usize::MAX).saturating_add(1).saturating_mul(each_second);
         let shared = Box::into_raw(Box::new(Buffer::new(slots.min(STACKS_MAX))));
-        // From here on its drop ends it.
+        // From here on, dropping the profile ends it.
         let profile =
             CpuProfile { buffer: None, shared, began: Instant::now(), wall: SystemTime::now(), _turn: turn };
         install().map_err(Busy::Refused)?;
-        // The unwinder allocates when it is used first, which it must not do in a handler.
+        // The unwinder allocates when it is used first, which must not happen in a signal handler.
         walk(&mut |_, _| false);
         BUFFER.store(shared, Ordering::SeqCst);
         arm(PERIOD).map_err(Busy::Refused)?;
         Ok(profile)
     }
 
-    /// Ends the profile. Returns it compressed, as pprof's tools read it. Reads symbol tables, so it takes a while.
+    /// Ends the profile; returns it compressed, in pprof's format. It reads symbol tables, so it takes a while.
     pub fn finish(mut self) -> Vec<u8> {
         let took = self.began.elapsed();
         self.end();
@@ -121,12 +122,12 @@ impl CpuProfile {
         profile::cpu(&stacks, lost, PERIOD, took, self.wall)
     }
 
-    /// Stops the timer, and takes the buffer back once no handler writes into it.
+    /// Stops the timer, and takes the buffer back when no handler writes into it any more.
     fn end(&mut self) {
         if self.shared.is_null() {
             return;
         }
-        // It was armed by the same call, which did not fail.
+        // The timer was armed by the same system call, which succeeded.
         let _ = arm(Duration::ZERO);
         BUFFER.store(ptr::null_mut(), Ordering::SeqCst);
         while HANDLERS.load(Ordering::SeqCst) != 0 {
@@ -144,7 +145,7 @@ impl Drop for CpuProfile {
     }
 }
 
-/// The stacks that were kept.
+/// Returns the recorded stacks.
 fn stacks(buffer: &Buffer) -> Vec<Stack> {
     let taken = buffer.taken.load(Ordering::Relaxed).min(buffer.slots);
     let slots = buffer.words.chunks_exact(SLOT_WORDS).take(taken);
@@ -157,12 +158,12 @@ fn stacks(buffer: &Buffer) -> Vec<Stack> {
         .collect()
 }
 
-/// Installs the handler, once and for ever: a signal may still be on its way when a profile has ended.
+/// Installs the handler once, permanently: a signal may still be pending when a profile has ended.
 fn install() -> io::Result<()> {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     let done = *INSTALLED.get_or_init(|| {
         let handler: extern "C" fn(c_int) = on_signal;
-        // SAFETY: an action of zeros is valid; the handler does only what is allowed in one.
+        // SAFETY: an action of zeros is valid; the handler does only what is allowed in a signal handler.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler as *const () as usize;
@@ -188,43 +189,43 @@ fn arm(period: Duration) -> io::Result<()> {
 }
 
 extern "C" fn on_signal(_: c_int) {
-    // SAFETY: it is this thread's own.
+    // SAFETY: `errno` is the calling thread's own variable.
     let errno = unsafe { libc::__errno_location() };
-    // SAFETY: see above.
+    // SAFETY: `errno` points to this thread's own variable, see above.
     let saved = unsafe { *errno };
     HANDLERS.fetch_add(1, Ordering::SeqCst);
     let buffer = BUFFER.load(Ordering::SeqCst);
-    // SAFETY: whoever takes the buffer away clears the pointer first, and then waits for this handler.
+    // SAFETY: the owner of the buffer clears the pointer before it frees the buffer, and then waits for this handler.
     if let Some(words) = unsafe { buffer.as_ref() }.and_then(Buffer::claim) {
         note(words);
     }
     HANDLERS.fetch_sub(1, Ordering::SeqCst);
-    // SAFETY: see above.
+    // SAFETY: `errno` points to this thread's own variable, see above.
     unsafe { *errno = saved };
 }
 
-/// Notes the stack of the interrupted code.
+/// Records the stack of the interrupted code.
 fn note(words: &[AtomicUsize]) {
     let (mut frames, mut is_interrupted) = (0, false);
     walk(&mut |address, was_interrupted| {
-        // The handler's own frames come first; the code that was interrupted is marked.
+        // The handler's own frames come first; the frame of the interrupted code is marked.
         is_interrupted |= was_interrupted;
         if is_interrupted && let Some(word) = words.get(frames + 2) {
-            // Callers are at the address to which is returned: the call is before it.
+            // A caller's frame holds the return address; the call instruction is before it.
             word.store(if was_interrupted { address } else { address.saturating_sub(1) }, Ordering::Relaxed);
             frames += 1;
         }
         frames < FRAMES_MAX
     });
     if let [thread, count, ..] = words {
-        // SAFETY: the call takes nothing and cannot fail.
+        // SAFETY: the call takes no arguments and cannot fail.
         let id = unsafe { libc::syscall(libc::SYS_gettid) };
         thread.store(usize::try_from(id).unwrap_or(0), Ordering::Relaxed);
         count.store(frames, Ordering::Relaxed);
     }
 }
 
-/// A frame while the unwinder is at it.
+/// A frame that the unwinder visits.
 #[repr(C)]
 struct Frame {
     _opaque: [u8; 0],
@@ -232,25 +233,25 @@ struct Frame {
 
 type Visitor<'a> = &'a mut dyn FnMut(usize, bool) -> bool;
 
-// The unwinder that every Rust program with the standard library is linked with.
+// The unwinder with which every Rust program with the standard library is linked.
 unsafe extern "C" {
     fn _Unwind_Backtrace(visit: extern "C" fn(*mut Frame, *mut c_void) -> c_int, with: *mut c_void) -> c_int;
     fn _Unwind_GetIPInfo(frame: *mut Frame, before: *mut c_int) -> usize;
 }
 
-/// `_URC_NO_REASON` of the unwinder: go on.
+/// `_URC_NO_REASON` of the unwinder: continue.
 const GO_ON: c_int = 0;
-/// `_URC_NORMAL_STOP`: enough.
+/// `_URC_NORMAL_STOP` of the unwinder: stop.
 const ENOUGH: c_int = 4;
 
-/// Walks the present stack from the inside: the address in each frame, and whether that code was interrupted by a signal. Ends
-/// when the visitor has enough.
+/// Walks the present stack from the innermost frame: passes the visitor the address in each frame, and
+/// whether a signal interrupted that code. Ends when the visitor returns false.
 fn walk(mut visitor: Visitor<'_>) {
     extern "C" fn visit(frame: *mut Frame, with: *mut c_void) -> c_int {
         let mut before: c_int = 0;
-        // SAFETY: the unwinder hands in its own frame.
+        // SAFETY: the unwinder passes its own frame.
         let address = unsafe { _Unwind_GetIPInfo(frame, &mut before) };
-        // SAFETY: it is the visitor of the call below, which has not returned.
+        // SAFETY: the pointer is to the visitor of the call below, which has not returned.
         let visitor = unsafe { &mut *with.cast::<Visitor<'_>>() };
         if address != 0 && visitor(address, before != 0) { GO_ON } else { ENOUGH }
     }
@@ -298,13 +299,13 @@ mod tests {
         while taken() < 5 && began.elapsed() < Duration::from_secs(30) {
             busy_here(Instant::now() + Duration::from_millis(20));
         }
-        // One that is put together is in the way of others, too: each takes memory and a thread.
+        // A profile that is being encoded blocks other profiles, too: each takes memory and a thread.
         profile.end();
         assert!(matches!(begin(), Err(Busy::Already)));
         let told = decoded(&profile.finish());
         assert!(told.strings.iter().any(|name| name.contains("busy_here")), "{:?}", told.strings);
         assert!(told.samples >= 5, "{} samples", told.samples);
-        // Another one can be taken, and one that is given up ends.
+        // Another profile can be taken, and one that is dropped ends.
         drop(begin().expect("the one before has ended"));
         begin().expect("the one before has ended").finish();
     }

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use crate::profile::Profile;
 
-/// Names of the threads, by id.
+/// Returns the names of the threads, by thread id.
 pub(crate) fn names() -> HashMap<usize, String> {
     let threads = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
     threads
@@ -19,7 +19,7 @@ pub(crate) fn names() -> HashMap<usize, String> {
         .collect()
 }
 
-/// The number of threads of each name.
+/// Returns the number of threads with each name.
 fn counted() -> BTreeMap<String, u64> {
     let mut counted = BTreeMap::new();
     for name in names().into_values() {
@@ -28,7 +28,7 @@ fn counted() -> BTreeMap<String, u64> {
     counted
 }
 
-/// A profile with a sample for each name of threads. Their stacks are not looked at.
+/// Returns a profile with a sample for each thread name. Stacks are not recorded.
 pub fn threads_profile() -> Vec<u8> {
     let mut profile = Profile::new();
     profile.values(&[("threads", "count")]);
@@ -39,7 +39,7 @@ pub fn threads_profile() -> Vec<u8> {
     profile.finish(SystemTime::now())
 }
 
-/// The same as text, a line for each thread: id, name, state and processor time in ticks of the kernel.
+/// Returns the threads as text, a line for each: id, name, state, and processor time in ticks of the kernel.
 pub fn threads_text() -> String {
     let threads: BTreeMap<usize, String> = names().into_iter().collect();
     let mut text = format!("threads: total {}\n", threads.len());
@@ -47,7 +47,7 @@ pub fn threads_text() -> String {
         let stat = fs::read_to_string(format!("/proc/self/task/{id}/stat")).unwrap_or_default();
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
         let field = |at: usize| fields.get(at).copied().unwrap_or("?");
-        // Counted behind the name: the state is the first, user and system time are the 12th and 13th.
+        // Indexes after the name: the state is the first field, user and system time are the 12th and 13th.
         let _ = writeln!(text, "{id} {name} state {} user {} system {}", field(0), field(11), field(12));
     }
     text
@@ -65,7 +65,7 @@ mod tests {
             let _ = receiver.recv();
         });
         let waiting = waiting.expect("a thread");
-        // Its name is set by itself.
+        // The thread sets its name itself.
         while !threads_text().contains("waits-here state") {
             std::thread::yield_now();
         }

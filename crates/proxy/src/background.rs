@@ -1,5 +1,5 @@
-//! The thread for what the proxy does by itself, with connections of its own to the members: its registration among proxies,
-//! and its ownership of keys.
+//! The thread for the proxy's background tasks, which have connections of their own to the members:
+//! registration among the proxies, and ownership of keys.
 
 use std::io;
 
@@ -10,10 +10,10 @@ use tokio::task::{LocalSet, spawn_local};
 
 use crate::members::Members;
 
-/// Makes the future of a task, on the thread that drives it.
+/// Creates the future of a task, on the thread that drives it.
 pub(crate) type Task = Box<dyn FnOnce(Members) -> LocalBoxFuture<()> + Send>;
 
-/// The running thread. Dropping it ends the tasks at their next wait.
+/// Handle of the running thread. Dropping the handle ends the tasks at their next await point.
 #[derive(Debug)]
 pub(crate) struct Background {
     /// Dropped to end the thread.
@@ -21,10 +21,10 @@ pub(crate) struct Background {
 }
 
 impl Background {
-    /// Starts the thread with these tasks. `members` is called on it.
+    /// Starts the thread with these tasks. `members` is called on the thread.
     ///
     /// # Errors
-    /// The thread or its runtime cannot be made.
+    /// The thread or its runtime cannot be created.
     pub(crate) fn start(
         members: impl FnOnce() -> Members + Send + 'static,
         tasks: Vec<Task>,
@@ -37,7 +37,7 @@ impl Background {
                 for task in tasks {
                     spawn_local(task(members.clone()));
                 }
-                // The sender is dropped, never used.
+                // The sender never sends; the wait ends when the sender is dropped.
                 let _ = over.await;
             });
         })?;

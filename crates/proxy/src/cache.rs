@@ -1,10 +1,12 @@
-//! Answers to reads that a serializable read may have again.
+//! Responses to reads, which later serializable reads may reuse.
 //!
-//! An answer is kept under its whole request, for some seconds at most, until a write that passes through the proxy touches its
-//! keys. Reads with a token are neither kept nor answered from here: only a member knows what their user may read now.
+//! A response is kept under its whole request, for some seconds at most, until a write that passes through
+//! the proxy touches its keys. Reads with a token are neither kept nor answered from the cache: only a member
+//! knows what the token's user may read now.
 //!
-//! A write can overtake a read: the read's answer is old, and arrives after the write. Therefore the cache remembers the last
-//! writes; an answer is kept only if no write has touched its keys since its request was sent.
+//! A write can overtake a read: the response to the read is outdated, and arrives after the write. Therefore
+//! the cache remembers the last writes; a response is kept only if no write has touched its keys since its
+//! request was sent.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -15,26 +17,27 @@ use api::etcdserverpb::RangeRequest;
 use bytes::Bytes;
 use prost::Message as _;
 
-/// Answers kept. Source: etcd's proxy.
+/// Largest number of responses kept. Source: etcd's proxy.
 const ANSWERS_MAX: usize = 2048;
-/// Bytes of all answers kept, with their requests.
+/// Largest total size of kept responses and their requests, in bytes.
 const BYTES_MAX: usize = 64 << 20;
-/// Largest answer kept, in bytes.
+/// Largest response that is kept, in bytes.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
-/// Time that an answer is kept. Writes that do not pass through this proxy are seen after it.
+/// Time for which a response is kept. Writes that do not pass through this proxy become visible after this time.
 const AGE_MAX: Duration = Duration::from_secs(5);
-/// Writes remembered.
+/// Number of writes remembered.
 const WRITES_MAX: usize = 1024;
-/// Bytes of the keys of these.
+/// Largest total size of the keys of remembered writes, in bytes.
 const WRITES_BYTES_MAX: usize = 4 << 20;
-/// Keys and ranges of one request that answers are compared with one by one. One that writes more empties the cache: all
-/// shards wait meanwhile.
+/// Largest number of keys and ranges of one request that are compared with each response. A request that
+/// writes more empties the cache: all shards wait during the comparison.
 const COMPARED_MAX: usize = 128;
 
-/// Keys from the first on, below the second; as in requests, an empty end is the key alone and `\0` no end.
+/// Range of keys from the first key to below the second. As in requests, an empty end means a single key, and
+/// `\0` means no end.
 pub(crate) type Keys = (Bytes, Bytes);
 
-/// Number of the next write at a moment.
+/// Position in the sequence of writes: the number of the next write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moment(u64);
 
@@ -43,11 +46,11 @@ struct Kept {
     keys: Keys,
     revision: i64,
     since: Instant,
-    /// Its place in the order of use.
+    /// Position in the order of use.
     used: u64,
 }
 
-/// The cache of all shards.
+/// The cache, shared by all shards.
 #[derive(Default)]
 pub(crate) struct Cache {
     answers: HashMap<Bytes, Kept>,
@@ -55,12 +58,12 @@ pub(crate) struct Cache {
     order: BTreeMap<u64, Bytes>,
     uses: u64,
     bytes: usize,
-    /// The last writes, and the number of the one behind them.
+    /// The last writes; `next_write` is the number of the write that follows them.
     writes: VecDeque<Keys>,
     writes_bytes: usize,
     next_write: u64,
-    /// The last compaction through this proxy, and when it was. After as long as answers are kept it is the members' again: the
-    /// cluster may be another one.
+    /// Revision and time of the last compaction through this proxy. It is ignored after [`AGE_MAX`], since
+    /// the members may then belong to another cluster.
     compacted: Option<(i64, Instant)>,
 }
 
@@ -68,31 +71,32 @@ fn bytes_of(keys: &Keys) -> usize {
     keys.0.len() + keys.1.len()
 }
 
-/// These keys alone: a slice of a message holds the whole message.
+/// Returns copies of these keys: a slice of a message would keep the whole message in memory.
 fn alone(keys: &Keys) -> Keys {
     (Bytes::copy_from_slice(&keys.0), Bytes::copy_from_slice(&keys.1))
 }
 
-/// The name of a request in the cache: it is the same for both kinds of reads.
+/// Returns the cache key of a request; linearizable and serializable reads have the same key.
 fn name(request: &RangeRequest) -> Bytes {
     RangeRequest { serializable: true, ..request.clone() }.encode_to_vec().into()
 }
 
 impl Cache {
-    /// The moment that a read has to name when its answer comes.
+    /// Returns the present position in the sequence of writes, which a read passes to [`Cache::add`] with its
+    /// response.
     pub(crate) fn now(&self) -> Moment {
         Moment(self.next_write)
     }
 
-    /// Number of answers kept.
+    /// Returns the number of kept responses.
     pub(crate) fn len(&self) -> usize {
         self.answers.len()
     }
 
-    /// The answer to a serializable read, if it is kept.
+    /// Returns the kept response to a serializable read, if there is one.
     ///
     /// # Errors
-    /// The revision asked for is known to be compacted away.
+    /// The requested revision is known to be compacted.
     pub(crate) fn get(&mut self, request: &RangeRequest, now: Instant) -> Result<Option<Bytes>, Status> {
         if request.revision > 0 && request.revision < self.compacted_at(now) {
             return Err(error::COMPACTED);
@@ -110,7 +114,7 @@ impl Cache {
         Ok(Some(kept.answer.clone()))
     }
 
-    /// Keeps the answer to a read that was sent at a moment, unless its keys were written since.
+    /// Keeps the response to a read that was sent at the position `asked`, unless its keys were written since.
     pub(crate) fn add(&mut self, request: &RangeRequest, answer: &Bytes, asked: Moment, now: Instant) {
         let keys: Keys = (request.key.clone(), request.range_end.clone());
         let since = self.next_write - asked.0;
@@ -121,7 +125,7 @@ impl Cache {
         };
         let name = name(request);
         let bytes = name.len() + answer.len() + bytes_of(&keys);
-        // A read at a revision never changes, save that its reader may lose the right to it.
+        // A read at a revision never changes, except that its reader may lose the permission.
         if bytes > ANSWER_BYTES_MAX || !is_known || (request.revision == 0 && overtaken()) {
             return;
         }
@@ -139,7 +143,7 @@ impl Cache {
         }
     }
 
-    /// Forgets what is kept of keys and ranges that one request writes. To be called before a write and after it.
+    /// Removes responses about keys and ranges that one request writes. To be called before the write and after it.
     pub(crate) fn written(&mut self, all: &[Keys]) {
         match all.len() {
             0..=COMPARED_MAX => all.iter().for_each(|keys| self.written_one(keys)),
@@ -164,25 +168,26 @@ impl Cache {
         }
     }
 
-    /// Everything below a revision is compacted away.
+    /// Records a compaction at this revision.
     pub(crate) fn compacted(&mut self, revision: i64, now: Instant) {
         self.compacted = Some((self.compacted_at(now).max(revision), now));
     }
 
-    /// The revision below which everything is known to be compacted away; 0 if nothing is known.
+    /// Returns the revision below which everything is known to be compacted; 0 if unknown.
     fn compacted_at(&self, now: Instant) -> i64 {
         let fresh = self.compacted.filter(|(_, since)| now.saturating_duration_since(*since) <= AGE_MAX);
         fresh.map_or(0, |(revision, _)| revision)
     }
 
-    /// Forgets everything: who may read what has changed, or too much was written.
+    /// Empties the cache, because permissions have changed or too much was written.
     pub(crate) fn clear(&mut self) {
         self.answers.clear();
         self.order.clear();
         self.bytes = 0;
         self.writes.clear();
         self.writes_bytes = 0;
-        // Reads under way name a moment before this one, of which nothing is known any more.
+        // In-flight reads hold an earlier position, whose later writes are no longer known, so their
+        // responses are not kept.
         self.next_write += 1;
     }
 
@@ -238,7 +243,7 @@ mod tests {
         assert_eq!(kept(&mut cache, "b", ""), [true, false, false, true, true]);
         assert_eq!(kept(&mut cache, "b", "d"), [true, false, false, false, true]);
         assert_eq!(kept(&mut cache, "0", "\0"), [false; 5]);
-        // A linearizable read's answer serves serializable ones.
+        // The response to a linearizable read serves serializable reads.
         keep(&mut cache, &range("x", ""), now);
         assert!(has(&mut cache, &RangeRequest { serializable: true, ..range("x", "") }, now));
     }
@@ -252,7 +257,7 @@ mod tests {
         cache.add(&range("k", ""), &answer, asked, now);
         cache.add(&range("l", ""), &answer, asked, now);
         assert!(!has(&mut cache, &range("k", ""), now) && has(&mut cache, &range("l", ""), now));
-        // Nothing is known of what was written more than a thousand writes ago.
+        // Writes are forgotten after a thousand later writes, so an older read is not kept.
         for _ in 0..WRITES_MAX + 1 {
             cache.written(&[("x".into(), "".into())]);
         }
@@ -262,7 +267,7 @@ mod tests {
         cache.clear();
         cache.add(&range("n", ""), &answer, asked, now);
         assert!(!has(&mut cache, &range("n", ""), now));
-        // Who may read what may have changed: that matters for a read at a revision, too.
+        // Permissions may have changed, which matters for a read at a revision, too.
         let past = RangeRequest { revision: 3, ..range("n", "") };
         cache.add(&past, &answer, asked, now);
         assert!(!has(&mut cache, &past, now));
@@ -312,7 +317,7 @@ mod tests {
         let asked = cache.now();
         cache.written(&all);
         assert_eq!((cache.len(), cache.writes.len()), (0, 0));
-        // A read that was under way may have been overtaken.
+        // An in-flight read may have been overtaken by a write.
         cache.add(&range("k", ""), &Bytes::from_static(b"answer"), asked, now);
         assert!(!has(&mut cache, &range("k", ""), now));
     }
@@ -344,7 +349,7 @@ mod tests {
         }
         let bytes: usize = cache.writes.iter().map(|keys| keys.0.len() + keys.1.len()).sum();
         assert!(bytes <= 4 << 20 && !cache.writes.is_empty(), "{bytes}");
-        // Nothing is known of those that were forgotten.
+        // Whether a forgotten write has overtaken the read is not known.
         cache.add(&range("k", ""), &Bytes::from_static(b"old"), asked, now);
         assert!(!has(&mut cache, &range("k", ""), now));
         cache.written(&[(vec![b'x'; 5 << 20].into(), Bytes::new())]);

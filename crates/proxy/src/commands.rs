@@ -1,4 +1,4 @@
-//! Names, flags and help texts of the subcommands, as etcd 3.7 has them. What runs them is in `gateway` and `grpc_proxy`.
+//! Names, flags and help texts of the subcommands, as in etcd 3.7. The modules `gateway` and `grpc_proxy` run them.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Endpoints from DNS SRV records, with etcd's rules about insecure ones and its lines in the log.
+//! Endpoints from DNS SRV records, with etcd's rules about insecure endpoints and etcd's log lines.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,25 +7,25 @@ use client::discovery::{Resolver, Service};
 use client::{Endpoint, RawConnection, TlsFiles, Transport};
 use telemetry::logging::{Logger, Value};
 
-/// Time limit of a TLS handshake with a discovered endpoint.
+/// Timeout of a TLS handshake with a discovered endpoint.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What the flags say of discovery.
+/// Flags about discovery.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Discovery {
-    /// `--discovery-srv`; empty: there is none.
+    /// `--discovery-srv`; empty for no discovery.
     pub domain: String,
     /// `--discovery-srv-name`.
     pub name: String,
-    /// `--insecure-discovery`: take endpoints without a look at their TLS.
+    /// `--insecure-discovery`: accept endpoints without checking their TLS.
     pub is_insecure_allowed: bool,
-    /// Authorities that the endpoints found are verified with.
+    /// Authorities with which discovered endpoints are verified.
     pub trusted_ca: Option<PathBuf>,
 }
 
 impl Discovery {
-    /// Returns the URLs found and their records; nothing without a domain. Endpoints that do not speak TLS with a certificate
-    /// for the domain are left out, unless that is allowed.
+    /// Returns the discovered URLs and their records; nothing without a domain. Endpoints without TLS, or
+    /// without a certificate for the domain, are omitted unless the flags allow them.
     ///
     /// # Errors
     /// The domain has no records.

@@ -1,4 +1,4 @@
-//! `etcd gateway`: passes TCP connections on to endpoints that can be reached. It looks at no byte of them.
+//! `etcd gateway`: forwards TCP connections to reachable endpoints. It does not interpret their data.
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -20,34 +20,34 @@ use crate::Ready;
 use crate::commands::gateway as flags;
 use crate::discovery::Discovery;
 
-/// Bytes held of a connection in each direction.
+/// Bytes buffered per connection in each direction.
 const BUFFER_BYTES: usize = 16 * 1024;
-/// Time limit of connecting to an endpoint.
+/// Timeout of connecting to an endpoint.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Silence after which either end of a connection is probed. Source: Go's default for TCP.
+/// Idle time after which either end of a connection is probed. Source: Go's default for TCP.
 const KEEPALIVE: Duration = Duration::from_secs(15);
-/// Pause after a connection could not be accepted, for example because no file is left.
+/// Pause after a connection could not be accepted, for example for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Interval of retries if `--retry-delay` is 0. Source: etcd.
 const RETRY_DELAY: Duration = Duration::from_secs(5 * 60);
-/// Files that connections leave for everything else.
+/// Number of file descriptors reserved for everything but connections.
 const OTHER_FILES: usize = 32;
-/// Connections at once if the limit on open files allows more, or is not known.
+/// Largest number of open connections if the limit on open files allows more, or is not known.
 const CONNECTIONS_MAX: usize = 100_000;
 
-/// An endpoint that connections are passed on to.
+/// An endpoint to which connections are forwarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remote {
     /// Host name or address, and port.
     pub address: String,
-    /// Of its SRV record: lower is preferred; 0 without one.
+    /// Priority in the SRV record: lower is preferred; 0 without a record.
     pub priority: u16,
-    /// Of its SRV record: share among those of one priority; 0 without one.
+    /// Weight in the SRV record: share among endpoints of one priority; 0 without a record.
     pub weight: u16,
 }
 
 impl Remote {
-    /// An endpoint without a record.
+    /// Creates an endpoint without an SRV record.
     pub fn new(address: impl Into<String>) -> Remote {
         Remote { address: address.into(), priority: 0, weight: 0 }
     }
@@ -56,15 +56,15 @@ impl Remote {
 /// Settings of a gateway.
 #[derive(Clone, Debug)]
 pub struct GatewayOptions {
-    /// Where to pass connections on to; not empty.
+    /// Endpoints to which connections are forwarded; not empty.
     pub remotes: Vec<Remote>,
-    /// Interval at which endpoints that could not be reached are tried again.
+    /// Interval at which unreachable endpoints are tried again.
     pub retry_delay: Duration,
-    /// Connections at once; further ones wait to be accepted.
+    /// Largest number of open connections; further ones wait to be accepted.
     pub connections_max: usize,
 }
 
-/// A running gateway's state, shared by its connections.
+/// State of a running gateway, shared by its connections.
 pub struct Gateway {
     remotes: Vec<Remote>,
     standing: Mutex<Standing>,
@@ -73,7 +73,7 @@ pub struct Gateway {
     logger: Logger,
 }
 
-/// Which endpoints can be reached, and whose turn it is.
+/// Reachability of the endpoints, and the next turn.
 struct Standing {
     active: Vec<bool>,
     turn: usize,
@@ -86,7 +86,7 @@ impl fmt::Debug for Gateway {
 }
 
 impl Gateway {
-    /// A gateway that has accepted nothing yet.
+    /// Creates a gateway that has not accepted connections yet.
     pub fn new(options: GatewayOptions, logger: Logger) -> Arc<Gateway> {
         let standing = Standing { active: vec![true; options.remotes.len()], turn: 0 };
         let retry_delay = if options.retry_delay.is_zero() { RETRY_DELAY } else { options.retry_delay };
@@ -99,7 +99,7 @@ impl Gateway {
         })
     }
 
-    /// Accepts connections and passes them on; never returns. Must run in a tokio runtime.
+    /// Accepts connections and forwards them; never returns. Must run in a tokio runtime.
     pub async fn run(self: Arc<Gateway>, listener: TcpListener) {
         let addresses: Vec<&str> = self.remotes.iter().map(|remote| remote.address.as_str()).collect();
         self.logger.info("ready to proxy client requests", &[("endpoints", Value::List(&addresses))]);
@@ -122,14 +122,14 @@ impl Gateway {
         }
     }
 
-    /// Passes one connection on until both directions have ended. The end of one direction is passed on, too.
+    /// Forwards one connection until both directions have ended. The end of one direction is forwarded, too.
     async fn serve(&self, mut client: TcpStream) {
         while let Some(at) = self.pick(random()) {
             match dial(&self.remotes[at].address).await {
                 Ok(mut server) => {
                     probe(&client);
                     probe(&server);
-                    // An error ends both connections, which tells both ends.
+                    // An error closes both connections, so both ends notice it.
                     let _ = tokio::io::copy_bidirectional_with_sizes(
                         &mut client,
                         &mut server,
@@ -154,8 +154,8 @@ impl Gateway {
         }
     }
 
-    /// The endpoint for the next connection, by priority and weight (RFC 2782), in turn where none has a weight; `None` if
-    /// all are out of reach.
+    /// Returns the endpoint for the next connection, by priority and weight (RFC 2782), or in turn if none
+    /// has a weight; `None` if all endpoints are unreachable.
     fn pick(&self, random: u64) -> Option<usize> {
         let mut standing = self.standing();
         let active: Vec<usize> = (0..self.remotes.len()).filter(|at| standing.active[*at]).collect();
@@ -165,7 +165,7 @@ impl Gateway {
         let (weighted, plain): (Vec<usize>, Vec<usize>) =
             candidates.into_iter().partition(|at| self.remotes[*at].weight > 0);
         let turn = standing.turn;
-        // Beside records with a weight, those without one get a connection in a hundred.
+        // If other records have a weight, those without one get one connection in a hundred.
         if weighted.is_empty() || (!plain.is_empty() && random.is_multiple_of(100)) {
             standing.turn = turn.wrapping_add(1);
             return plain.get(turn.checked_rem(plain.len())?).copied();
@@ -180,7 +180,7 @@ impl Gateway {
         })
     }
 
-    /// Looks again and again whether endpoints that were left out can be reached.
+    /// Periodically checks whether unreachable endpoints can be reached again.
     async fn retry(self: Arc<Gateway>) {
         loop {
             sleep(self.retry_delay).await;
@@ -212,7 +212,7 @@ impl Gateway {
     }
 
     fn standing(&self) -> std::sync::MutexGuard<'_, Standing> {
-        // Nothing panics while it is held.
+        // No code panics while it holds the lock.
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -224,15 +224,15 @@ async fn dial(address: &str) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Has the kernel find out that the other end is gone.
+/// Enables TCP keepalive, so that the kernel detects a dead peer.
 fn probe(stream: &TcpStream) {
     let keepalive = TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE);
-    // Without it, a connection whose other end is gone lasts longer.
+    // If this fails, a connection to a dead peer only lasts longer.
     let _ = SockRef::from(stream).set_tcp_keepalive(&keepalive);
     let _ = stream.set_nodelay(true);
 }
 
-/// Good enough to spread clients.
+/// Returns a random number, good enough to spread clients.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
@@ -301,7 +301,7 @@ async fn start(matches: &Matches, logger: &Logger, ready: Ready<'_>) -> Result<(
     let options = GatewayOptions {
         remotes,
         retry_delay: matches.get(flags::RETRY_DELAY),
-        // Each connection has two sockets.
+        // Each connection uses two sockets.
         connections_max: (files.saturating_sub(OTHER_FILES) / 2).clamp(1, CONNECTIONS_MAX),
     };
     ready(logger);
@@ -310,13 +310,13 @@ async fn start(matches: &Matches, logger: &Logger, ready: Ready<'_>) -> Result<(
 }
 
 async fn resolve(host: &str, port: u16) -> Option<Vec<SocketAddr>> {
-    // Go takes an empty host for every address of this machine.
+    // Go treats an empty host as every address of this machine.
     let host = if host.is_empty() { "0.0.0.0" } else { host };
     let found: Vec<SocketAddr> = lookup_host((host, port)).await.ok()?.collect();
     (!found.is_empty()).then_some(found)
 }
 
-/// `http://host:port/path` is `host:port`; everything else is itself.
+/// Returns `host:port` for `http://host:port/path`; returns other texts unchanged.
 fn without_scheme(endpoint: &str) -> &str {
     match endpoint.split_once("://") {
         Some((_, rest)) => rest.split(['/', '?', '#']).next().unwrap_or(rest),
@@ -370,7 +370,7 @@ mod tests {
         for random in 0..40_000 {
             counts[gateway.pick(random).unwrap()] += 1;
         }
-        // A hundredth goes to the record without a weight, the rest one to three.
+        // One connection in a hundred goes to the record without a weight; the others are split one to three.
         assert_eq!(counts, [0, 9_900, 29_700, 400]);
         gateway.standing().active = vec![true, false, false, false];
         assert_eq!(gateway.pick(0), Some(0));

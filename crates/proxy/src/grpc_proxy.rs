@@ -32,19 +32,20 @@ use crate::resolver::Resolver;
 use crate::service::{Proxy, Shared};
 use crate::{ProxyOptions, Ready, upstream};
 
-/// Interval at which the files of TLS are looked at.
+/// Interval at which the TLS files are read.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
-/// Largest message of a client, in bytes, unless larger ones are sent to members. Source: grpc-go's default.
+/// Largest message of a client, in bytes, unless larger ones may be sent to members. Source: grpc-go's default.
 const MESSAGE_BYTES_MAX: usize = 4 << 20;
-/// Memory that all clients together can make the proxy hold in the front, in bytes.
+/// Memory that all clients together may occupy in the front, in bytes.
 const BUDGET_BYTES: usize = 1 << 30;
-/// Files that connections leave for everything else, and the part of the rest that is for connections to members.
+/// Number of file descriptors reserved for everything but connections, and the part of the rest that is
+/// reserved for connections to members.
 const OTHER_FILES: usize = 64;
 
-/// Pause before members are asked again for the revision from which on reads are ordered. Source: etcd's proxy.
+/// Pause before a retry of the read that gets the lowest revision for ordered reads. Source: etcd's proxy.
 const ORDER_PAUSE: Duration = Duration::from_secs(1);
 
-/// Why the gRPC proxy cannot start.
+/// Reason why the gRPC proxy cannot start.
 #[derive(Debug)]
 pub struct StartError(String);
 
@@ -60,16 +61,16 @@ fn fault(text: impl fmt::Display) -> StartError {
     StartError(text.to_string())
 }
 
-/// A running gRPC proxy. Dropping it closes everything.
+/// A running gRPC proxy. Dropping it closes all connections.
 pub struct GrpcProxy {
     fronts: Vec<Front>,
-    /// Dropped first: ends the thread that looks at the files.
+    /// Dropped first; ends the thread that reads the TLS files.
     reloading: Option<(SyncSender<()>, JoinHandle<()>)>,
-    /// The thread for what the proxy does by itself, if there is something.
+    /// The thread for background tasks, if there are any.
     _background: Option<Background>,
-    /// Address that it listens on.
+    /// Address on which the proxy listens.
     pub address: SocketAddr,
-    /// Address of the pages, if they have one of their own.
+    /// Address of the pages, if they have a separate address.
     pub pages_address: Option<SocketAddr>,
 }
 
@@ -83,7 +84,7 @@ impl GrpcProxy {
     /// Starts a proxy.
     ///
     /// # Errors
-    /// The settings contradict each other, a file cannot be used, or an address cannot be had.
+    /// The settings contradict each other, a file cannot be used, or an address is not available.
     pub fn start(options: &ProxyOptions, logger: &Logger) -> Result<GrpcProxy, StartError> {
         let listen_tls = listen_tls(options, logger)?;
         let socket = listen(&options.listen)?;
@@ -92,7 +93,7 @@ impl GrpcProxy {
         let endpoints = endpoints(options, logger)?;
         let member_tls = member_tls(options, logger)?;
         let upstream = upstream::settings(options, endpoints.clone(), member_tls.clone());
-        // Checks the settings; connections are made by each shard.
+        // Only checks the settings; each shard makes its own connections.
         Client::new(upstream.clone()).map_err(fault)?;
         let own = own_settings(options, listen_tls.as_ref().map(|(tls, _)| tls.settings()))?;
 
@@ -148,7 +149,7 @@ impl GrpcProxy {
         if has_profiles {
             logger.info("gRPC proxy enabled pprof", &[("path", Value::Str("/debug/pprof"))]);
         }
-        // As in etcd, profiles are served where calls are answered, not at the address of the metrics.
+        // As in etcd, profiles are served at the address for calls, not at the address for metrics.
         let make_main = {
             let make = make.clone();
             Arc::new(move |_| make(has_profiles))
@@ -185,7 +186,7 @@ impl GrpcProxy {
         Ok(proxy)
     }
 
-    /// Starts the thread that takes over changed files of TLS.
+    /// Starts the thread that reloads changed TLS files.
     fn reload(
         &self,
         mut reloader: Reloader,
@@ -209,7 +210,7 @@ impl GrpcProxy {
         Ok((stop, thread.map_err(fault)?))
     }
 
-    /// Ends it: calls in flight may take this long.
+    /// Stops the proxy; calls in flight may take up to `patience`.
     pub fn stop(mut self, patience: Duration) {
         for front in self.fronts.drain(..) {
             front.shutdown_blocking(patience);
@@ -221,7 +222,7 @@ impl Drop for GrpcProxy {
     fn drop(&mut self) {
         if let Some((stop, thread)) = self.reloading.take() {
             drop(stop);
-            // A panic of that thread was reported by it.
+            // A panic of that thread was already reported.
             let _ = thread.join();
         }
     }
@@ -234,13 +235,13 @@ pub(crate) fn command(matches: &Matches, ready: Ready<'_>) -> Result<(), String>
     let logger = Logger::to(level, Format::Json, vec![Box::new(std::io::stderr())]);
     let _proxy = GrpcProxy::start(&options, &logger).map_err(|error| error.to_string())?;
     ready(&logger);
-    // As in etcd, a signal ends the process.
+    // As in etcd, only a signal ends the process.
     loop {
         std::thread::park();
     }
 }
 
-/// Starts what the proxy does by itself, if there is something.
+/// Starts the thread for background tasks, if there are any.
 fn background(
     options: &ProxyOptions,
     shared: &Shared,
@@ -269,7 +270,8 @@ fn background(
     Background::start(members, tasks).map(Some).map_err(fault)
 }
 
-/// Waits until a member has told the revision below which no read may be answered. As in etcd, nothing is served before.
+/// Waits until a member has reported the revision below which no read may be answered. As in etcd, nothing is
+/// served before.
 fn wait_for_order(members: &impl Fn() -> Members, logger: &Logger) -> Result<(), StartError> {
     logger.info("waiting for linearized read from cluster to recover ordering", &[]);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(fault)?;
@@ -283,7 +285,7 @@ fn wait_for_order(members: &impl Fn() -> Members, logger: &Logger) -> Result<(),
             match members.call(Rpc::KvRange, &options, message.clone()).await {
                 Ok(_) => return,
                 Err(status) if is_about_rights(&status) => {
-                    // The proxy has no rights of its own, so that the first client tells it the revision.
+                    // The proxy has no credentials of its own, so the first read of a client sets the revision.
                     logger.warn("members tell clients only from which revision on reads are ordered", &[]);
                     return;
                 }
@@ -298,18 +300,18 @@ fn wait_for_order(members: &impl Fn() -> Members, logger: &Logger) -> Result<(),
     Ok(())
 }
 
-/// True if a member has refused a read because of who asked.
+/// Returns true if a member has refused a read because of the caller's identity or permissions.
 fn is_about_rights(status: &Status) -> bool {
     let refusals = [error::USER_EMPTY, error::PERMISSION_DENIED];
     refusals.iter().any(|known| status.message == known.message)
 }
 
-/// A client with settings that were checked.
+/// Creates a client from settings that were checked.
 fn checked_client(settings: Settings) -> Client {
     Client::new(settings).unwrap_or_else(|error| unreachable!("the settings were checked: {error}"))
 }
 
-/// The endpoints: those that DNS knows, or those of the flags.
+/// Returns the endpoints from DNS, or those of the flags.
 fn endpoints(options: &ProxyOptions, logger: &Logger) -> Result<Vec<String>, StartError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(fault)?;
     let found = runtime.block_on(options.discovery.find(logger)).map_err(fault)?;
@@ -317,11 +319,11 @@ fn endpoints(options: &ProxyOptions, logger: &Logger) -> Result<Vec<String>, Sta
     Ok(if found.is_empty() { options.endpoints.clone() } else { found })
 }
 
-/// TLS of connections to members.
+/// Returns the TLS settings of connections to members.
 fn member_tls(options: &ProxyOptions, logger: &Logger) -> Result<Option<Tls>, StartError> {
     let Some(files) = &options.member_tls else { return Ok(None) };
     if let Some(cert) = &files.cert {
-        // Members that authenticate by certificates would take every client for the user of that name.
+        // Members that authenticate by certificates would take every client for the user with that name.
         let name = tls::common_name_of(cert).map_err(fault)?;
         if let Some(name) = name {
             return Err(fault(format!("cert has non empty Common Name ({name}): {}", cert.display())));
@@ -333,12 +335,12 @@ fn member_tls(options: &ProxyOptions, logger: &Logger) -> Result<Option<Tls>, St
             &[],
         );
     }
-    // A certificate that gets a name later is not taken over.
+    // A reloaded certificate with a common name is not used.
     let is_nameless = |contents: &[u8]| tls::common_name_in(contents).is_ok_and(|name| name.is_none());
     files.load_for_each_connection(is_nameless).map(Some).map_err(fault)
 }
 
-/// TLS of connections to the proxy.
+/// Returns the TLS settings of connections to the proxy.
 fn listen_tls(options: &ProxyOptions, logger: &Logger) -> Result<Option<(tls::Tls, Reloader)>, StartError> {
     let given = &options.listen_tls;
     let mut settings = given.clone();
@@ -366,7 +368,8 @@ fn listen_tls(options: &ProxyOptions, logger: &Logger) -> Result<Option<(tls::Tl
     tls::Tls::load(settings, Arc::new(SystemClock)).map(Some).map_err(fault)
 }
 
-/// Settings of the client that asks the proxy itself whether it is healthy; `None` without an address.
+/// Returns the settings of the client with which the proxy checks its own health; `None` without an
+/// advertised address.
 fn own_settings(
     options: &ProxyOptions,
     listen_tls: Option<&tls::Settings>,
@@ -401,7 +404,7 @@ fn front_options(options: &ProxyOptions, logger: &Logger) -> front::Options {
         message_bytes_max: MESSAGE_BYTES_MAX.max(options.send_bytes_max),
         budget: Budget::new(BUDGET_BYTES),
         max_concurrent_streams: options.max_concurrent_streams,
-        // Source: grpc-go's default where etcd sets none.
+        // Source: grpc-go's default if etcd sets none.
         keepalive_min_time: unless_zero(options.keepalive_min_time, Duration::from_secs(300)),
         keepalive_interval: unless_zero(options.keepalive_interval, never),
         keepalive_timeout: unless_zero(options.keepalive_timeout, defaults.keepalive_timeout),
@@ -420,7 +423,7 @@ fn front_options(options: &ProxyOptions, logger: &Logger) -> front::Options {
 }
 
 fn listen(address: &str) -> Result<TcpListener, StartError> {
-    // Go takes an empty host for every address of this machine.
+    // Go treats an empty host as every address of this machine.
     let bound = match address.strip_prefix(':') {
         Some(port) => TcpListener::bind(format!("[::]:{port}"))
             .or_else(|_| TcpListener::bind(format!("0.0.0.0:{port}"))),
@@ -431,7 +434,7 @@ fn listen(address: &str) -> Result<TcpListener, StartError> {
     Ok(socket)
 }
 
-/// Whether the URL of the pages is `https`, and its address.
+/// Returns whether the URL of the pages is `https`, and its address.
 fn page_address(url: &str) -> Result<(bool, &str), StartError> {
     let (secure, rest) = match url.split_once("://") {
         Some(("http", rest)) => (false, rest),

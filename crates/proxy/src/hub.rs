@@ -1,5 +1,5 @@
-//! The thread that holds what clients share: watches on members, and renewals of leases. It has connections of its own to the
-//! members; shards send it commands, and it fills their streams' outboxes.
+//! The thread for work that clients share: watches on members, and lease renewals. It has connections of its
+//! own to the members; shards send it commands, and it fills the outboxes of their streams.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -30,21 +30,22 @@ use crate::outbox::Outbox;
 use crate::renewals::{Renewal, Renewals};
 use crate::watches::{BroadcastId, Caller, Effect, Group, StreamId, Watches};
 
-/// The pauses before a broken stream is opened again: the first, and the longest.
+/// Pauses before a broken stream is opened again: the first, and the longest.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
-/// Interval at which a member is asked again how far a watch is, since etcd leaves some of these requests without an answer.
+/// Interval at which a progress request for a watch is repeated, since etcd leaves some of them unanswered.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
-/// Time limit of the read that a watch has to be permitted.
+/// Timeout of the read that checks the permission for a watch.
 const CHECK_LIMIT: Duration = Duration::from_secs(5);
-/// Renewals of all callers that members are asked for at a time. They share a connection, which a member closes when thousands
-/// of small messages wait on it.
+/// Largest number of renewals of all callers in flight to members. They share a connection, which a member
+/// closes when thousands of small messages wait on it.
 const RENEWALS_MAX: usize = 1_000;
-/// Commands that may wait for the hub's thread. Each stream of a client takes one place for good, for the command that ends it.
+/// Capacity of the hub's command queue. Each stream of a client permanently reserves one slot, for the
+/// command that ends it.
 const COMMANDS_MAX: usize = 1 << 18;
-/// A stream of renewals without a renewal for this long is closed.
+/// Idle time after which a stream of renewals is closed.
 const RENEWALS_IDLE: Duration = Duration::from_secs(60);
 
-/// What a shard asks of the hub.
+/// Command of a shard to the hub.
 pub(crate) enum Command {
     /// Create a watch.
     Create {
@@ -52,28 +53,28 @@ pub(crate) enum Command {
         outbox: Arc<Outbox>,
         request: Box<WatchCreateRequest>,
         caller: Arc<Caller>,
-        /// Told, or dropped, once the request is answered.
+        /// Notified, or dropped, when the request is answered.
         done: oneshot::Sender<()>,
     },
-    /// Cancel a watch; the sender is dropped once that is done.
+    /// Cancel a watch; the sender is dropped when that is done.
     Cancel(StreamId, i64, oneshot::Sender<()>),
-    /// The client of this stream takes again.
+    /// The client of this stream accepts responses again.
     Drained(StreamId),
-    /// The client wants to know how far its watches are; the sender is dropped once that is noted.
+    /// The client requests the progress of its watches; the sender is dropped when the request is recorded.
     AskProgress(StreamId, oneshot::Sender<()>),
-    /// The stream is over.
+    /// The stream has ended.
     Leave(StreamId),
-    /// Renew a lease in the name of a caller.
+    /// Renew a lease on behalf of a caller.
     Renew(Renewal, Arc<Caller>),
-    /// A stream of renewals in the name of a caller is over.
+    /// A stream of renewals on behalf of a caller has ended.
     LeaveRenewals(StreamId, Arc<Caller>),
 }
 
-/// A handle of the hub. Its thread ends with the last one.
+/// Handle of the hub. The hub's thread ends with the last handle.
 #[derive(Clone)]
 pub(crate) struct Hub(mpsc::Sender<Command>);
 
-/// A place in the hub's queue for the command that ends a stream, which is sent when this is dropped.
+/// A reserved slot in the hub's queue; dropping it sends the command that ends the stream.
 pub(crate) struct Leaving(Option<(OwnedPermit<Command>, Command)>);
 
 impl Drop for Leaving {
@@ -85,11 +86,11 @@ impl Drop for Leaving {
 }
 
 impl Hub {
-    /// Starts the thread. `client` is called on it. A member that is asked for renewals and answers none for `renewal_limit` is
-    /// given up.
+    /// Starts the thread. `client` is called on the thread. A member that does not answer a renewal within
+    /// `renewal_limit` is given up.
     ///
     /// # Errors
-    /// The thread or its runtime cannot be made.
+    /// The thread or its runtime cannot be created.
     pub(crate) fn start(
         client: impl FnOnce() -> Client + Send + 'static,
         namespace: Option<Namespace>,
@@ -116,19 +117,20 @@ impl Hub {
         Ok(Hub(commands))
     }
 
-    /// Sends a command, once there is room for it; false if the hub is gone, which only happens when the process ends.
+    /// Sends a command when the queue has space; returns false if the hub has ended, which happens only when
+    /// the process ends.
     pub(crate) async fn send(&self, command: Command) -> bool {
         self.0.send(command).await.is_ok()
     }
 
-    /// Begins a stream: this command is sent when the result is dropped. `None` if the hub is gone.
+    /// Begins a stream: `end` is sent when the returned value is dropped. Returns `None` if the hub has ended.
     pub(crate) async fn begin(&self, end: Command) -> Option<Leaving> {
         let place = self.0.clone().reserve_owned().await.ok()?;
         Some(Leaving(Some((place, end))))
     }
 }
 
-/// The task of a broadcast, and how to have it ask for progress.
+/// The task of a broadcast, and the signal that makes it request progress.
 struct Running {
     task: AbortHandle,
     asked: Rc<Notify>,
@@ -137,12 +139,12 @@ struct Running {
 struct Driver {
     client: Client,
     metrics: Arc<Metrics>,
-    /// Time limit of a member's next answer while it is asked for renewals.
+    /// Time within which a member must send its next response while renewals are in flight.
     renewal_limit: Duration,
     watches: RefCell<Watches>,
     tasks: RefCell<HashMap<BroadcastId, Running>>,
     renewals: RefCell<HashMap<Arc<Caller>, Rc<Lane>>>,
-    /// Renewals of all callers that members may be asked for at a time.
+    /// Permits for the renewals of all callers that are in flight to members.
     places: Arc<Semaphore>,
 }
 
@@ -167,7 +169,7 @@ impl Driver {
         }
     }
 
-    /// Does what the watches want done.
+    /// Carries out the pending effects of the watches.
     fn carry_out(self: &Rc<Driver>) {
         let effects = self.watches.borrow_mut().take_effects();
         for effect in effects {
@@ -184,7 +186,7 @@ impl Driver {
                 }
                 Effect::Close(id) => {
                     if let Some(running) = self.tasks.borrow_mut().remove(&id) {
-                        // A task that closes itself ends at its next wait.
+                        // A task that closes itself ends at its next await point.
                         running.task.abort();
                     }
                 }
@@ -205,7 +207,7 @@ impl Driver {
         self.metrics.events_coalescing.fetch_add(std::mem::take(&mut watches.coalesced), Relaxed);
     }
 
-    /// Keeps the watch of a broadcast open until nobody needs it.
+    /// Keeps the watch of a broadcast open until no client needs it.
     async fn keep_open(self: &Rc<Driver>, id: BroadcastId, group: &Group, asked: &Notify) {
         let mut pause = PAUSE.0;
         loop {
@@ -224,7 +226,7 @@ impl Driver {
         }
     }
 
-    /// One stream to a member; `Ok` if the broadcast is over.
+    /// Runs one watch stream to a member; returns `Ok` when the broadcast has ended.
     async fn watch(self: &Rc<Driver>, id: BroadcastId, group: &Group, asked: &Notify) -> Result<(), Status> {
         let (mut sender, mut receiver) =
             self.client.forward_stream(Rpc::Watch, &options_of(&group.caller)).await?;
@@ -274,7 +276,7 @@ impl Driver {
         }
     }
 
-    /// Tries to read the keys of a group in its name, until that is answered.
+    /// Reads the keys of a group with its credentials, and retries until a member answers.
     async fn check(self: &Rc<Driver>, group: Rc<Group>) {
         let request = RangeRequest {
             key: group.key.clone(),
@@ -325,13 +327,13 @@ impl Driver {
         }
     }
 
-    /// Renews leases in the name of one caller, over one stream to a member at a time, until none is renewed any more.
+    /// Renews leases on behalf of one caller, over one stream to a member at a time, until no renewals are left.
     async fn keep_renewing(&self, caller: &Caller, lane: &Lane) {
         let mut pause = PAUSE.0;
         loop {
             while lane.renewals.borrow().is_idle() {
                 let added = timeout(RENEWALS_IDLE, lane.changed.notified()).await;
-                // Commands are taken on this thread, so that none can come between these two.
+                // Commands are handled on this thread, so none can come between this check and the removal.
                 if added.is_err() && lane.renewals.borrow().is_idle() {
                     self.renewals.borrow_mut().remove(caller);
                     return;
@@ -349,19 +351,19 @@ impl Driver {
         }
     }
 
-    /// One stream of renewals; `Ok` when it was idle, or no member could be reached.
+    /// Runs one stream of renewals; returns `Ok` when it was idle, or no member could be reached.
     async fn renew_on_stream(&self, caller: &Caller, lane: &Lane) -> Result<(), Status> {
         let (mut sender, mut receiver) =
             match self.client.forward_stream(Rpc::LeaseKeepAlive, &options_of(caller)).await {
                 Ok(open) => open,
                 Err(status) => {
-                    // Clients have waited for some seconds, and what comes next is no better off.
+                    // Clients have waited for some seconds already, and another attempt would hardly do better.
                     lane.renewals.borrow_mut().end(&status);
                     return Ok(());
                 }
             };
         let late = || Status::new(Code::Unavailable, "the member has not answered a renewal in time");
-        // When the member was asked, or answered, last.
+        // Time of the member's last request or response.
         let mut waits_since: Option<tokio::time::Instant> = None;
         loop {
             if !lane.renewals.borrow().has_asked() {
@@ -405,7 +407,7 @@ impl Driver {
         }
     }
 
-    /// Waits until the member can be asked for one more renewal of this caller.
+    /// Waits until one more renewal of this caller may be sent to the member.
     async fn place_for(&self, lane: &Lane) -> OwnedSemaphorePermit {
         loop {
             while !lane.renewals.borrow().has_more() {
@@ -418,14 +420,14 @@ impl Driver {
     }
 }
 
-/// The renewals of one caller, and what wakes the task that makes them.
+/// Renewals of one caller, and the signal that wakes their task.
 #[derive(Default)]
 struct Lane {
     renewals: RefCell<Renewals>,
     changed: Notify,
 }
 
-/// What a call in the name of a caller carries.
+/// Returns the options of a call on behalf of a caller.
 fn options_of(caller: &Caller) -> CallOptions {
     let mut options = CallOptions::default();
     for (name, value) in &caller.credentials {

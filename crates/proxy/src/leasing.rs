@@ -1,11 +1,13 @@
-//! `--experimental-leasing-prefix`: the proxy owns keys that are read through it, and answers reads of them without a member.
+//! `--experimental-leasing-prefix`: the proxy owns keys that are read through it, and answers reads of them
+//! without a member.
 //!
-//! Who owns a key keeps a leasing key: the prefix with the key behind it, under a lease. All who write the key through such
-//! proxies, etcd's among them, guard their transaction by "nobody else has the leasing key". If somebody has, they set it to
-//! `REVOKE` and wait until its owner has deleted it, or its lease is over.
+//! The owner of a key keeps a leasing key: the prefix followed by the key, attached to a lease. All proxies
+//! of this kind, including etcd's, guard a write of the key by the condition that no other proxy has the
+//! leasing key. If another proxy has it, they set it to `REVOKE` and wait until the owner has deleted it, or
+//! its lease has ended.
 //!
-//! `owned` decides, `session` keeps the lease and follows the leasing keys. Clients with a token own nothing, because what one
-//! may read another may not; their writes keep to the rules.
+//! `owned` decides; `session` keeps the lease and watches the leasing keys. Clients with a token own nothing,
+//! because different users may read different keys; their writes follow the same rules.
 
 mod owned;
 mod session;
@@ -37,35 +39,35 @@ use crate::namespace::{FROM_KEY, decode_answer, decode_request, decode_txn, end_
 use crate::service::writes_of;
 use owned::{Change, Outcome, Owned, Read, Write, answer};
 
-/// The value by which a leasing key is wanted back. Source: etcd's leasing.
+/// Value of a leasing key that asks its owner to give the key back. Source: etcd's leasing.
 const REVOKE: Bytes = Bytes::from_static(b"REVOKE");
-/// Leasing keys that one transaction asks for, or deletes: well within the number of operations that members allow. If one
-/// allows fewer, it is asked for fewer.
+/// Largest number of leasing keys that one transaction creates or deletes: well below the number of
+/// operations that members allow. If a member allows fewer, smaller transactions are sent.
 const CHUNK: usize = 50;
-/// Bytes of such a transaction.
+/// Largest size of a transaction that creates or deletes leasing keys, in bytes.
 const CHUNK_BYTES: usize = 512 << 10;
-/// Longest key that is claimed, in bytes: its leasing key is in several requests, and in each as often as three times.
+/// Longest key that is claimed, in bytes: several requests contain its leasing key, up to three times each.
 const KEY_BYTES_MAX: usize = 4 << 10;
-/// Operations and conditions of a transaction that writes. Each key written costs a condition more, of which members allow
-/// fewer unless they are told otherwise.
+/// Largest number of operations and conditions of a writing transaction. Each written key adds a condition,
+/// of which members allow fewer unless they are configured otherwise.
 const WRITING_MAX: usize = 1_024;
-/// Leasing keys read at a time.
+/// Number of leasing keys read at a time.
 const PAGE: i64 = 1_000;
-/// Pause before a write is tried again whose wait for an owner broke off.
+/// Pause before a write is retried after its wait for an owner was interrupted.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Longest wait for owners before it is read again which leasing keys there are.
+/// Longest wait for owners before the leasing keys are read again.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// The ownership of keys. All shards share it.
+/// Ownership of keys, shared by all shards.
 pub(crate) struct Leasing {
-    /// What is before a key in its leasing key; within the namespace.
+    /// Prefix of leasing keys; within the namespace.
     prefix: Bytes,
     owned: Mutex<Owned>,
     /// Notified when leasing keys are to be deleted.
     has_left: Notify,
 }
 
-/// A claim under way.
+/// A claim in flight.
 struct Claim<'l> {
     leasing: &'l Leasing,
     key: &'l Bytes,
@@ -80,7 +82,7 @@ impl Drop for Claim<'_> {
     }
 }
 
-/// A write under way.
+/// A write in flight.
 struct Writing<'l> {
     leasing: &'l Leasing,
     write: Option<Write>,
@@ -100,7 +102,7 @@ impl Writing<'_> {
 
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
-        // The client has gone, or its time is over; the member may still carry it out.
+        // The client has left, or its deadline has passed; the member may still carry the write out.
         self.finish(&Outcome::Lost);
     }
 }
@@ -110,10 +112,10 @@ impl Leasing {
         Leasing { prefix, owned: Mutex::default(), has_left: Notify::new() }
     }
 
-    /// Answers a call of the KV service: range, put, deletion or transaction. `may_own`: the caller has no credentials.
+    /// Handles a call of the KV service: range, put, delete or transaction. `may_own`: the caller has no credentials.
     ///
     /// # Errors
-    /// Those of the members.
+    /// The errors of the members.
     pub(crate) async fn call(
         &self,
         members: &Members,
@@ -156,14 +158,14 @@ impl Leasing {
         }
     }
 
-    /// Stops telling of all keys, and gives them back: who may read what has changed.
+    /// Gives all keys back and stops answering reads of them, because permissions have changed.
     pub(crate) fn leave_all(&self) {
         self.with(Owned::leave_all);
     }
 
-    /// How to answer a read.
+    /// Decides how a read is answered.
     fn how(&self, request: &RangeRequest, now: Instant) -> Read {
-        // A leasing key has no other owner than the one that it names.
+        // Leasing keys are not claimed: they are already owned by the proxies that created them.
         if request.key.len() > KEY_BYTES_MAX || request.key.starts_with(&self.prefix) {
             return Read::Member;
         }
@@ -187,14 +189,14 @@ impl Leasing {
             }
             Read::Claim(lease) => match self.claim(members, options, lease, key).await {
                 Ok((header, kv)) => Ok(answer(&request, kv.as_ref(), header).encode_to_vec().into()),
-                // It writes, and a member may take no writes now.
+                // The claim is a write, and a member may refuse writes now; a plain read may still work.
                 Err(status) if is_refusal(&status) => self.ask(members, Rpc::KvRange, options, message).await,
                 Err(status) => Err(status),
             },
         }
     }
 
-    /// Reads a key, and claims it.
+    /// Reads a key and claims it in one transaction.
     async fn claim(
         &self,
         members: &Members,
@@ -212,7 +214,7 @@ impl Leasing {
         let request = TxnRequest {
             compare: vec![
                 created_before(leasing_key.clone(), Bytes::new(), 1),
-                // A lease that ends deletes the key without asking its owner.
+                // A lease that ends would delete the key without asking its owner.
                 Compare {
                     result: CompareResult::Equal as i32,
                     target: CompareTarget::Lease as i32,
@@ -266,7 +268,7 @@ impl Leasing {
         if is_too_long(&request, written.len()) {
             return Err(error::TOO_MANY_OPS);
         }
-        // One within another costs operations, of which members allow so many.
+        // A nested transaction counts as operations, whose number members limit.
         if request.compare.is_empty() && request.failure.is_empty() {
             let answer = self.write(members, options, written, request.success).await?;
             return Ok(answer.encode_to_vec().into());
@@ -281,7 +283,7 @@ impl Leasing {
         }
     }
 
-    /// Has a member carry out one operation.
+    /// Sends one write operation to a member.
     async fn write_one(
         &self,
         members: &Members,
@@ -295,7 +297,7 @@ impl Leasing {
         response.map(|response| (header, response)).ok_or(MISFIT)
     }
 
-    /// Has a member carry out operations that write these keys and ranges, once nobody else owns any of them.
+    /// Sends operations that write these keys and ranges to a member, when no other proxy owns any of the keys.
     async fn write(
         &self,
         members: &Members,
@@ -310,7 +312,8 @@ impl Leasing {
             let request = RangeRequest { key: self.leasing_key(key), ..RangeRequest::default() };
             RequestOp { request: Some(Request::RequestRange(request)) }
         };
-        // Such as a deletion of all keys. Without its leasing key, a key may be somebody else's at any time.
+        // For example a delete of all keys. Once its leasing key is deleted, another proxy may own the key at
+        // any time.
         let leasing_keys_all = (self.prefix.clone(), end_of_prefix(&self.prefix));
         let writes_leasing_keys = written.iter().any(|keys| overlap(keys, &leasing_keys_all));
         loop {
@@ -360,13 +363,14 @@ impl Leasing {
                 _ => Vec::new(),
             });
             let others = self.of_others(found);
-            // The next guard sees those that are still there.
+            // If some leasing keys still exist, the next guard fails because of them.
             self.revoke(members, options, &others).await?;
         }
     }
 
-    /// Has the owners of all keys in a range of leasing keys give them back. Returns the highest revision at which one that
-    /// was there, also of this proxy, was created: what comes later is created later.
+    /// Makes the owners of all keys in a range of leasing keys give them back. Returns the highest creation
+    /// revision of any leasing key found, including this proxy's: later leasing keys have a higher creation
+    /// revision.
     async fn clear(
         &self,
         members: &Members,
@@ -384,7 +388,7 @@ impl Leasing {
         let mut newest = 0;
         loop {
             let page = match self.ask(members, Rpc::KvRange, options, request.encode_to_vec().into()).await {
-                // What is left of an earlier page has to be read as it is now.
+                // The rest of the range is read at the newest revision.
                 Err(status) if request.revision > 0 && status == error::COMPACTED => {
                     (request.key, request.revision) = (key.clone(), 0);
                     continue;
@@ -400,7 +404,7 @@ impl Leasing {
             newest = page.kvs.iter().map(|kv| kv.create_revision).fold(newest, i64::max);
             let others = self.of_others(page.kvs);
             if !self.revoke(members, options, &others).await? {
-                // The owner of one that is still there tells of its key.
+                // If the leasing key still exists, its owner may still answer reads of the key.
                 (request.key, request.revision) = (key.clone(), 0);
                 continue;
             }
@@ -410,7 +414,7 @@ impl Leasing {
         }
     }
 
-    /// The leasing keys among these by which somebody else owns a key, or this proxy did.
+    /// Returns those of the leasing keys that belong to another owner, or to an earlier session of this proxy.
     fn of_others(&self, found: impl IntoIterator<Item = KeyValue>) -> Vec<KeyValue> {
         self.with(|owned| {
             let is_others = |kv: &KeyValue| {
@@ -421,7 +425,8 @@ impl Leasing {
         })
     }
 
-    /// Wants keys back by their leasing keys, and waits until these are deleted. False if some may still be there.
+    /// Asks the owners of these leasing keys to give the keys back, and waits until the leasing keys are
+    /// deleted. Returns false if some may still exist.
     async fn revoke(
         &self,
         members: &Members,
@@ -446,8 +451,8 @@ impl Leasing {
         Ok(true)
     }
 
-    /// Waits for a while until all these keys, in their order, were deleted at a revision or later. False if that did not
-    /// happen, or cannot be told.
+    /// Waits for a limited time until all these keys, in order, were deleted at a revision or later. Returns
+    /// false if that did not happen, or is not known.
     async fn wait_for_deletion(
         &self,
         members: &Members,
@@ -465,7 +470,7 @@ impl Leasing {
         }
     }
 
-    /// Returns true once all these keys, in their order, were deleted at a revision or later; false if the watch breaks.
+    /// Returns true once all these keys, in order, were deleted at a revision or later; false if the watch breaks.
     async fn watch_deletion(
         &self,
         members: &Members,
@@ -485,7 +490,7 @@ impl Leasing {
             namespace.range_end(&mut create.range_end);
         }
         let mut options = CallOptions { timeout: None, ..options.clone() };
-        // A member that is cut off hears of no deletion.
+        // A member without a leader would not report deletions.
         if options.metadata.iter().all(|(name, _)| name.as_str() != LEADER) {
             options = options.with(HeaderName::from_static(LEADER), HeaderValue::from_static("true"));
         }
@@ -517,8 +522,9 @@ impl Leasing {
         Ok(true)
     }
 
-    /// Has a member carry out the first of these transactions in one, as many as it takes. Returns at which revision, and for
-    /// each of them whether its conditions held. `limit` is how many are tried; it falls when a member takes no more.
+    /// Sends the first of these transactions to a member, combined into one, as many as it accepts. Returns
+    /// the revision, and for each of them whether its conditions held. `limit` is the number to combine; it
+    /// is lowered if a member accepts fewer.
     async fn commit_some(
         &self,
         members: &Members,
@@ -529,7 +535,7 @@ impl Leasing {
         loop {
             let some = &all[..fitting(all, *limit)];
             let outcome = match some {
-                // Alone it has fewer operations than within another.
+                // A single transaction has fewer operations than a nested one.
                 [one] => self.commit(members, options, one).await,
                 _ => {
                     let nested =
@@ -557,7 +563,7 @@ impl Leasing {
         }
     }
 
-    /// Has a member carry out a transaction of the proxy's own.
+    /// Sends one of the proxy's own transactions to a member.
     async fn commit(
         &self,
         members: &Members,
@@ -568,7 +574,7 @@ impl Leasing {
         decode_answer(&answer)
     }
 
-    /// Has a member answer, and notes the revision that it tells.
+    /// Sends a call to a member, and records the revision in the response.
     async fn ask(
         &self,
         members: &Members,
@@ -586,7 +592,7 @@ impl Leasing {
         [self.prefix.as_ref(), key.as_ref()].concat().into()
     }
 
-    /// The leasing keys of a range of keys.
+    /// Returns the range of leasing keys for a range of keys.
     fn leasing_range(&self, (key, end): &Keys) -> Keys {
         let end = match end.as_ref() {
             FROM_KEY => end_of_prefix(&self.prefix),
@@ -596,7 +602,7 @@ impl Leasing {
     }
 
     fn with<T>(&self, change: impl FnOnce(&mut Owned) -> T) -> T {
-        // Nothing panics while it is held.
+        // No code panics while it holds the lock.
         let mut owned = self.owned.lock().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut owned);
         if owned.has_to_delete() {
@@ -606,16 +612,16 @@ impl Leasing {
     }
 }
 
-/// Error for an answer of a member that does not fit its request.
+/// Error for a member's response that does not match its request.
 const MISFIT: Status = Status::new(Code::Internal, "the member's answer does not fit the transaction");
 
-/// By this a stream of watches asks to be ended when its member has no leader.
+/// Metadata with which a watch stream asks to be ended when its member has no leader.
 const LEADER: &str = "hasleader";
 
-/// The beginning of what the client says of a request that is larger than it may be. It was not sent.
+/// Beginning of the client's error for a request that exceeds its size limit, and was not sent.
 const NOT_SENT: &str = "trying to send message larger than max";
 
-/// True if a status says that nothing was done, and nothing will be.
+/// Returns true if a status proves that nothing was done, and nothing will be.
 fn is_refusal(status: &Status) -> bool {
     matches!(
         status.code,
@@ -630,21 +636,21 @@ fn is_refusal(status: &Status) -> bool {
         || (status.code == Code::ResourceExhausted && status.message.starts_with(NOT_SENT))
 }
 
-/// True if a status says that a smaller request may be taken.
+/// Returns true if a status means that a smaller request may be accepted.
 fn is_too_large(status: &Status) -> bool {
     let is_full = status.message == error::NO_SPACE.message;
     [error::TOO_MANY_OPS, error::REQUEST_TOO_LARGE].contains(status)
         || (status.code == Code::ResourceExhausted && !is_full)
 }
 
-/// True if a transaction that writes so many keys and ranges is longer than what the proxy takes.
+/// Returns true if a transaction that writes this many keys and ranges exceeds the proxy's limit.
 fn is_too_long(request: &TxnRequest, written: usize) -> bool {
     let lists = [request.compare.len(), request.success.len(), request.failure.len(), written];
     lists.iter().any(|len| *len > WRITING_MAX)
 }
 
-/// How many of these transactions, from the first on, go into one: as many as this, and no more bytes than fit, save that the
-/// first always does.
+/// Returns how many of these transactions, from the first on, are combined: at most `limit`, and as many as
+/// fit into [`CHUNK_BYTES`], but always the first.
 fn fitting(all: &[TxnRequest], limit: usize) -> usize {
     let mut room = CHUNK_BYTES;
     let fits = |one: &&TxnRequest| match room.checked_sub(one.encoded_len()) {
@@ -657,7 +663,7 @@ fn fitting(all: &[TxnRequest], limit: usize) -> usize {
     all.iter().take(limit).take_while(fits).count().max(1).min(all.len())
 }
 
-/// Wants a key back, if its leasing key is still this one.
+/// Returns a transaction that asks for a key back, if its leasing key is unchanged.
 fn wish(leasing_key: &KeyValue) -> TxnRequest {
     let put = PutRequest {
         key: leasing_key.key.clone(),
@@ -678,7 +684,7 @@ fn wish(leasing_key: &KeyValue) -> TxnRequest {
     }
 }
 
-/// The condition that all keys were created before a revision, or do not exist.
+/// Returns the condition that all keys were created before a revision, or do not exist.
 fn created_before(key: Bytes, range_end: Bytes, revision: i64) -> Compare {
     Compare {
         result: CompareResult::Less as i32,
@@ -689,7 +695,8 @@ fn created_before(key: Bytes, range_end: Bytes, revision: i64) -> Compare {
     }
 }
 
-/// The changes that operations have made, as their answers tell. Nesting is bounded by what the decoder takes.
+/// Collects the changes that operations have made, according to their responses. The decoder limits the
+/// nesting depth.
 fn changes_of(ops: &[RequestOp], responses: &[ResponseOp], changes: &mut Vec<Change>) {
     for (op, response) in ops.iter().zip(responses) {
         match (&op.request, &response.response) {
@@ -732,7 +739,7 @@ mod tests {
             fitting(&bytes.iter().map(|bytes| wish_for(*bytes)).collect::<Vec<_>>(), limit)
         };
         assert_eq!((fits(&[], 5), fits(&[10; 9], 5), fits(&[10; 3], 5)), (0, 5, 3));
-        // Each has its key twice.
+        // Each request contains its key twice.
         assert_eq!((fits(&[100 << 10; 9], 5), fits(&[1 << 20; 9], 5)), (2, 1));
     }
 
@@ -741,7 +748,7 @@ mod tests {
         let exhausted = |text: &'static str| Status::new(Code::ResourceExhausted, text);
         let not_sent = exhausted("trying to send message larger than max (9 vs. 8)");
         assert!(is_refusal(&not_sent) && is_too_large(&not_sent));
-        // The answer does not fit, and the write was carried out.
+        // The response is too large, but the write was carried out.
         let answer = exhausted("grpc: received message larger than max (9 vs. 8)");
         assert!(!is_refusal(&answer));
         let answer = exhausted("grpc: trying to send message larger than max (9 vs. 8)");

@@ -1,18 +1,19 @@
-//! etcd's two proxies: `gateway`, which passes TCP connections on, and `grpc-proxy`, which passes calls on.
+//! etcd's two proxies: `gateway`, which forwards TCP connections, and `grpc-proxy`, which forwards calls.
 //!
-//! What it is: [`run_gateway`] and [`run_grpc_proxy`] are the subcommands with etcd's flags and texts. The gateway looks at
-//! no byte of a connection. The gRPC proxy is a [`front::Service`] that answers each call by calls to the members.
+//! Structure: [`run_gateway`] and [`run_grpc_proxy`] are the subcommands with etcd's flags and texts. The
+//! gateway does not interpret the data of a connection. The gRPC proxy is a [`front::Service`] that answers
+//! each call by calls to the members.
 //!
-//! What it does not know: how a member works, what is in its data directory, who a user is. A client's token goes to the
-//! member as it came, and the member decides.
+//! The proxies do not know how a member works, what its data directory contains, or who a user is. A client's
+//! token is passed to the member unchanged, and the member decides.
 //!
 //! Invariants:
-//! * What one client is told never comes from what a client with another token was told.
+//! * No response to a client ever comes from a response to a client with another token.
 //! * A call goes to a member at most once unless the client crate says that it may be repeated.
 //! * Memory and connections per client are bounded (`docs/reference/resources.md`).
-//! * A flag that is taken has its effect; one that has none yet is refused.
+//! * A flag that is accepted has its effect; a flag without an effect is refused.
 //!
-//! Tests: `tests/it`, against a front of their own and raw sockets; `mainstay/tests/it/proxy.rs`, with the binary.
+//! Tests: `tests/it`, against fronts of the tests and raw sockets; `mainstay/tests/it/proxy.rs`, with the binary.
 
 #![forbid(unsafe_code)]
 
@@ -48,20 +49,22 @@ pub use gateway::{Gateway, GatewayOptions, Remote};
 pub use grpc_proxy::{GrpcProxy, StartError};
 pub use options::ProxyOptions;
 
-/// Called once when the proxy serves: tells the service manager.
+/// Called once when the proxy serves; notifies the service manager.
 pub type Ready<'a> = &'a dyn Fn(&Logger);
 
-/// Runs `gateway` in this process, forever unless it cannot start: `args` are the words behind the subcommand's name.
+/// Runs `gateway` in this process, forever unless it cannot start. `args` are the arguments after the
+/// subcommand's name.
 pub fn run_gateway(args: &[OsString], ready: Ready<'_>) -> ExitCode {
     run(&GATEWAY, "gateway", args, |matches| gateway::command(matches, ready))
 }
 
-/// Runs `grpc-proxy` in this process, forever unless it cannot start: `args` are the words behind the subcommand's name.
+/// Runs `grpc-proxy` in this process, forever unless it cannot start. `args` are the arguments after the
+/// subcommand's name.
 pub fn run_grpc_proxy(args: &[OsString], ready: Ready<'_>) -> ExitCode {
     run(&GRPC_PROXY, "grpc-proxy", args, |matches| grpc_proxy::command(matches, ready))
 }
 
-/// Reads the arguments as cobra does and runs the command. Its error goes to standard error.
+/// Parses the arguments as cobra does, and runs the command. Prints its error to standard error.
 fn run(
     program: &Program<()>,
     name: &str,

@@ -1,5 +1,5 @@
-//! Calls to members as clients of the proxy see them: their keys stand below the namespace, and with
-//! `--experimental-serializable-ordering` the revisions of their reads never go back.
+//! Calls to members as the proxy's clients see them: their keys are below the namespace, and with
+//! `--experimental-serializable-ordering` the revisions of their reads never decrease.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
@@ -14,45 +14,45 @@ use tokio::time::sleep;
 use crate::namespace::{Namespace, decode_answer, decode_txn};
 use crate::service::writes_of;
 
-/// Rounds through all endpoints in which a read is asked again. Source: etcd's ordering of reads.
+/// Number of rounds through all endpoints in which a read is repeated. Source: etcd's ordering of reads.
 const ROUNDS: u32 = 5;
-/// Pause after the first round, in which members that are behind may catch up. It doubles with each round.
+/// Pause after the first round, in which lagging members may catch up. It doubles with each round.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Error of a read that every member answers with a revision of the past.
+/// Error of a read that every member answers with too low a revision.
 const NO_GREATER_REVISION: Status = Status::new(
     Code::Unknown,
     "etcdclient: no cluster members have a revision higher than the previously received revision",
 );
 
-/// The highest revision that the answer to a read had. All shards share it.
+/// Highest revision in any response to a read, shared by all shards.
 #[derive(Debug, Default)]
 pub(crate) struct Order(AtomicI64);
 
-/// The header of any answer of the KV service.
+/// Any response of the KV service; only the header is decoded.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Headed {
-    /// Revision and term when it was answered.
+    /// Header with revision and raft term.
     #[prost(message, optional, tag = "1")]
     pub(crate) header: Option<ResponseHeader>,
 }
 
-/// The members of the cluster, as clients of the proxy see them. A clone uses the same connections.
+/// The members of the cluster, as the proxy's clients see them. A clone uses the same connections.
 #[derive(Clone)]
 pub(crate) struct Members {
-    /// Client of the members.
+    /// Client connected to the members.
     pub(crate) client: Client,
-    /// Prefix of all keys; `None`: keys of clients are those of the cluster.
+    /// Prefix of all keys; `None`: clients use the keys of the cluster directly.
     pub(crate) namespace: Option<Namespace>,
-    /// Order of reads; `None`: an answer is given whatever its revision is.
+    /// Order of reads; `None`: a response is accepted whatever its revision is.
     pub(crate) order: Option<Arc<Order>>,
 }
 
 impl Members {
-    /// Has a member answer a unary call.
+    /// Forwards a unary call to a member.
     ///
     /// # Errors
-    /// Those of the member and of [`Client::forward`]; with an order, `etcdclient: no cluster members have a revision higher
-    /// than the previously received revision`.
+    /// The errors of the member and of [`Client::forward`]; with an order, `etcdclient: no cluster members have a
+    /// revision higher than the previously received revision`.
     pub(crate) async fn call(
         &self,
         rpc: Rpc,
@@ -69,10 +69,10 @@ impl Members {
         self.told(rpc, answer)
     }
 
-    /// A request as the cluster has to see it.
+    /// Translates a client's request into the form that the cluster has to get.
     ///
     /// # Errors
-    /// It is malformed, or has no key.
+    /// The request is malformed, or has no key.
     pub(crate) fn asked(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
         match &self.namespace {
             Some(namespace) => namespace.request(rpc, message),
@@ -80,10 +80,10 @@ impl Members {
         }
     }
 
-    /// An answer as the client has to see it.
+    /// Translates a response into the form that the client has to get.
     ///
     /// # Errors
-    /// It is malformed.
+    /// The response is malformed.
     pub(crate) fn told(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
         match &self.namespace {
             Some(namespace) => namespace.answer(rpc, message),
@@ -91,7 +91,7 @@ impl Members {
         }
     }
 
-    /// Has members answer a read until its revision is no lower than those that were told when it began.
+    /// Repeats a read until its revision is at least the highest one that was returned before the read began.
     async fn in_order(
         &self,
         order: &Order,
@@ -101,7 +101,7 @@ impl Members {
     ) -> Result<Bytes, Status> {
         let told = order.0.load(Relaxed);
         for round in 0..ROUNDS {
-            // Calls go to one endpoint after the other.
+            // The client sends consecutive calls to different endpoints in turn.
             for _ in 0..self.client.endpoints().len().max(1) {
                 let answer = self.client.forward(rpc, options, message.clone()).await?;
                 let revision = decode_answer::<Headed>(&answer)?.header.unwrap_or_default().revision;
@@ -118,7 +118,7 @@ impl Members {
     }
 }
 
-/// True for calls that only read. What writes has a new revision anyway, and must not be done twice.
+/// Returns true for calls that only read. A write gets a new revision anyway, and must not be repeated.
 fn may_be_asked_again(rpc: Rpc, message: &Bytes) -> Result<bool, Status> {
     Ok(match rpc {
         Rpc::KvRange => true,

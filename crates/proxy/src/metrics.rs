@@ -1,4 +1,4 @@
-//! What the proxy counts of itself, under etcd's names.
+//! The proxy's own metrics, with etcd's names.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -7,25 +7,25 @@ use std::sync::{Arc, OnceLock};
 use accounting::ShardCounters;
 use api::{Code, Kind, METHODS};
 
-/// Counters of the proxy. All threads write them.
+/// Counters of the proxy, written by all threads.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
-    /// Watchers that share another's watch on a member.
+    /// Number of watchers that share another watcher's watch on a member.
     pub(crate) watchers_coalescing: AtomicI64,
-    /// Events that were passed on to a watcher besides the first.
+    /// Number of events that were sent to a watcher beyond the first of its broadcast.
     pub(crate) events_coalescing: AtomicU64,
-    /// Answers in the cache.
+    /// Number of responses in the cache.
     pub(crate) cache_keys: AtomicU64,
-    /// Reads answered from the cache.
+    /// Number of reads answered from the cache.
     pub(crate) cache_hits: AtomicU64,
-    /// Serializable reads that the cache could not answer.
+    /// Number of serializable reads that the cache could not answer.
     pub(crate) cache_misses: AtomicU64,
-    /// Counters of the front, once it is started.
+    /// Counters of the front, set when it is started.
     pub(crate) front: OnceLock<Vec<Arc<ShardCounters>>>,
 }
 
 impl Metrics {
-    /// The page `/proxy/metrics`.
+    /// Returns the page `/proxy/metrics`.
     pub(crate) fn page(&self) -> String {
         let mut out = String::new();
         let mut family = |name: &str, kind: &str, help: &str, value: i128| {
@@ -55,7 +55,7 @@ impl Metrics {
         out
     }
 
-    /// The calls by method, as every gRPC server counts them.
+    /// Appends the calls by method, as every gRPC server counts them.
     fn calls(&self, out: &mut String) {
         let Some(shards) = self.front.get() else { return };
         let sum = |of: &dyn Fn(&ShardCounters) -> u64| shards.iter().map(|shard| of(shard)).sum::<u64>();

@@ -1,4 +1,5 @@
-//! `--namespace`: keys of clients stand below a prefix in the cluster. Requests get the prefix, answers lose it.
+//! `--namespace`: clients' keys are below a prefix in the cluster. The prefix is added in requests, and
+//! removed in responses.
 
 use accounting::{Account, Held};
 use api::etcdserverpb::{
@@ -23,23 +24,23 @@ pub(crate) const FROM_KEY: &[u8] = b"\0";
 #[derive(Clone, Debug)]
 pub(crate) struct Namespace {
     prefix: Bytes,
-    /// The least key behind all that have the prefix.
+    /// The smallest key after all keys with the prefix.
     end: Bytes,
 }
 
 impl Namespace {
-    /// The namespace of a prefix; `None` for an empty one.
+    /// Creates the namespace of a prefix; returns `None` for an empty prefix.
     pub(crate) fn new(prefix: &[u8]) -> Option<Namespace> {
         (!prefix.is_empty())
             .then(|| Namespace { prefix: Bytes::copy_from_slice(prefix), end: end_of_prefix(prefix) })
     }
 
-    /// Puts the prefix before a key.
+    /// Adds the prefix to a key.
     pub(crate) fn key(&self, key: &mut Bytes) {
         *key = [self.prefix.as_ref(), key.as_ref()].concat().into();
     }
 
-    /// The end of a range in the cluster.
+    /// Translates the end of a range for the cluster.
     pub(crate) fn range_end(&self, end: &mut Bytes) {
         match end.as_ref() {
             b"" => {}
@@ -48,7 +49,7 @@ impl Namespace {
         }
     }
 
-    /// Takes the prefix off a key.
+    /// Removes the prefix from a key.
     fn strip(&self, key: &mut Bytes) {
         if key.starts_with(&self.prefix) {
             *key = key.slice(self.prefix.len()..);
@@ -61,16 +62,16 @@ impl Namespace {
         }
     }
 
-    /// Takes the prefix off the keys of an event.
+    /// Removes the prefix from the keys of an event.
     pub(crate) fn strip_event(&self, event: &mut Event) {
         self.strip_kv(&mut event.kv);
         self.strip_kv(&mut event.prev_kv);
     }
 
-    /// The request as the cluster has to see it.
+    /// Translates a client's request into the form that the cluster has to get.
     ///
     /// # Errors
-    /// It is malformed, or has no key.
+    /// The request is malformed, or has no key.
     pub(crate) fn request(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
         Ok(match rpc {
             Rpc::KvRange | Rpc::KvRangeStream => self.mapped(&message, Namespace::range)?,
@@ -103,10 +104,10 @@ impl Namespace {
         })
     }
 
-    /// The answer as the client has to see it.
+    /// Translates a response into the form that the client has to get.
     ///
     /// # Errors
-    /// It is malformed.
+    /// The response is malformed.
     pub(crate) fn answer(&self, rpc: Rpc, message: Bytes) -> Result<Bytes, Status> {
         Ok(match rpc {
             Rpc::KvRange => self.told(&message, Namespace::ranged)?,
@@ -121,7 +122,7 @@ impl Namespace {
             Rpc::KvDeleteRange => self.told(&message, Namespace::deleted)?,
             Rpc::KvTxn => self.told(&message, Namespace::done)?,
             Rpc::LeaseTimeToLive => self.told(&message, |ns, answer: &mut LeaseTimeToLiveResponse| {
-                // Keys of others are none of this client's business, as in etcd.
+                // As in etcd, keys outside of the namespace are hidden from the client.
                 answer.keys.retain(|key| key.starts_with(&ns.prefix));
                 answer.keys.iter_mut().for_each(|key| ns.strip(key));
             })?,
@@ -159,7 +160,7 @@ impl Namespace {
         Ok(answer.encode_to_vec().into())
     }
 
-    /// Puts the prefix before a key that must not be empty, since the prefix alone is nobody's key.
+    /// Adds the prefix to a key that must not be empty, since the prefix alone is not a client's key.
     fn nonempty(&self, key: &mut Bytes) -> Result<(), Status> {
         if key.is_empty() {
             return Err(error::EMPTY_KEY);
@@ -192,7 +193,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// Nesting is bounded by what the decoder takes.
+    /// The decoder limits the nesting depth.
     fn txn(&self, request: &mut TxnRequest) -> Result<(), Status> {
         for compare in &mut request.compare {
             self.nonempty(&mut compare.key)?;
@@ -230,7 +231,7 @@ impl Namespace {
     }
 }
 
-/// The end of the range of all keys with a prefix; `\0` if there is no key behind them.
+/// Returns the end of the range of all keys with a prefix; `\0` if no key follows them.
 pub(crate) fn end_of_prefix(prefix: &[u8]) -> Bytes {
     match prefix.iter().rposition(|byte| *byte < 0xff) {
         Some(at) => {
@@ -242,10 +243,10 @@ pub(crate) fn end_of_prefix(prefix: &[u8]) -> Bytes {
     }
 }
 
-/// Reads a request.
+/// Decodes a request.
 ///
 /// # Errors
-/// grpc-go's for a malformed one.
+/// grpc-go's error for a malformed request.
 pub(crate) fn decode_request<M: Message + Default>(message: &Bytes) -> Result<M, Status> {
     const MALFORMED: Status = Status::new(
         Code::Internal,
@@ -254,32 +255,33 @@ pub(crate) fn decode_request<M: Message + Default>(message: &Bytes) -> Result<M,
     M::decode(message.clone()).map_err(|_| MALFORMED)
 }
 
-/// Most comparisons and operations of a transaction, in all branches together: eight times those that members take by default
-/// (COMPAT-420). They may have another `--max-txn-ops`, which a proxy does not know.
+/// Largest number of comparisons and operations of a transaction, in all branches together: eight times the
+/// members' default limit (COMPAT-420). The members' `--max-txn-ops`, which a proxy does not know, may be
+/// higher.
 const TXN_ELEMENTS_MAX: usize = 64 << 10;
 
-/// Memory of an element at the most: lists grow by doubling.
+/// Largest memory per element, in bytes: lists grow by doubling.
 const ELEMENT_BYTES: usize = 2 * if size_of::<Compare>() > size_of::<RequestOp>() {
     size_of::<Compare>()
 } else {
     size_of::<RequestOp>()
 };
 
-/// Reads a transaction, whose elements are counted first: each takes two bytes in the message, and a hundred times that here.
-/// Returns what its client is charged with meanwhile, too.
+/// Decodes a transaction. Its elements are counted first: each takes two bytes in the message, and a hundred
+/// times that in memory. Also returns the charge on the client's budget for the decoded form.
 ///
 /// # Errors
-/// grpc-go's for a malformed one, etcd's for one with too many operations.
+/// grpc-go's error for a malformed transaction, etcd's error for one with too many operations.
 pub(crate) fn decode_txn(message: &Bytes) -> Result<(TxnRequest, Option<Held>), Status> {
     let elements = elements::of_txn(message, TXN_ELEMENTS_MAX).ok_or(error::TOO_MANY_OPS)?;
     let held = Account::of_turn().map(|account| account.hold(elements * ELEMENT_BYTES));
     Ok((decode_request(message)?, held))
 }
 
-/// Reads an answer of a member.
+/// Decodes a response of a member.
 ///
 /// # Errors
-/// grpc-go's for a malformed one.
+/// grpc-go's error for a malformed response.
 pub(crate) fn decode_answer<M: Message + Default>(message: &Bytes) -> Result<M, Status> {
     M::decode(message.clone()).map_err(|error| {
         Status::with(Code::Internal, format!("grpc: failed to unmarshal the received message: {error}"))

@@ -1,4 +1,4 @@
-//! Settings of the gRPC proxy, from its flags, with etcd's refusals.
+//! Settings of the gRPC proxy, read from its flags, with etcd's errors.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,68 +13,71 @@ use crate::discovery::Discovery;
 /// Settings of a gRPC proxy.
 #[derive(Clone, Debug)]
 pub struct ProxyOptions {
-    /// Address to listen on, `host:port`.
+    /// Address on which the proxy listens, `host:port`.
     pub listen: String,
-    /// URL to serve pages on besides.
+    /// URL on which pages are served in addition.
     pub metrics: Option<String>,
     /// Endpoints of the members.
     pub endpoints: Vec<String>,
-    /// Endpoints from DNS take the place of [`ProxyOptions::endpoints`].
+    /// Discovery by DNS, whose endpoints replace [`ProxyOptions::endpoints`].
     pub discovery: Discovery,
-    /// Interval at which the endpoints are taken from the member list; zero: never.
+    /// Interval at which the endpoints are updated from the member list; zero: never.
     pub auto_sync_interval: Duration,
-    /// Silence after which connections to members are pinged; zero: never.
+    /// Idle time after which connections to members are pinged; zero: never.
     pub dial_keepalive_time: Duration,
-    /// Time limit of a ping's answer.
+    /// Timeout of the response to a ping.
     pub dial_keepalive_timeout: Duration,
-    /// Ping connections to members without open calls, too.
+    /// If true, connections to members are pinged even without open calls.
     pub permit_without_stream: bool,
     /// Largest request to a member, in bytes.
     pub send_bytes_max: usize,
-    /// Largest answer of a member, in bytes.
+    /// Largest response of a member, in bytes.
     pub receive_bytes_max: usize,
-    /// TLS of connections to members; `None`: of endpoints with the scheme `https` only, with the system's authorities.
+    /// TLS files of connections to members; `None`: only endpoints with the scheme `https` use TLS, with the
+    /// system's authorities.
     pub member_tls: Option<TlsFiles>,
-    /// TLS of connections to the proxy.
+    /// TLS settings of connections to the proxy.
     pub listen_tls: tls::Settings,
-    /// Make a certificate for connections to the proxy if none is given.
+    /// If true, a certificate for connections to the proxy is made if none is given.
     pub auto_tls: bool,
-    /// Years that a certificate made by [`ProxyOptions::auto_tls`] is valid.
+    /// Validity in years of a certificate made by [`ProxyOptions::auto_tls`].
     pub self_signed_years: u64,
     /// Directory of certificates made by [`ProxyOptions::auto_tls`].
     pub data_dir: PathBuf,
     /// URL that the member list shows; empty: the list is that of the cluster.
     pub advertise: String,
-    /// Prefix below which the proxy registers itself, and finds the others that its member list names; empty: it does not.
+    /// Prefix below which the proxy registers itself, and finds the other proxies for its member list; empty:
+    /// no registration.
     pub resolver_prefix: String,
     /// TTL of the registration in seconds; above 0 if there is a prefix.
     pub resolver_ttl: i64,
-    /// Prefix of all keys of clients, in the cluster; empty: none.
+    /// Prefix of all clients' keys in the cluster; empty for none.
     pub namespace: Vec<u8>,
-    /// Time in which a member has to answer renewals of leases; then another one is asked.
+    /// Time within which a member has to answer lease renewals before another member is used.
     pub renewal_limit: Duration,
-    /// Least interval of clients' pings.
+    /// Least allowed interval of clients' pings.
     pub keepalive_min_time: Duration,
-    /// Interval of pings to silent clients; zero: never.
+    /// Interval of pings to idle clients; zero: never.
     pub keepalive_interval: Duration,
-    /// Time limit of a client's answer to a ping.
+    /// Timeout of a client's response to a ping.
     pub keepalive_timeout: Duration,
-    /// Calls that one connection of a client may have open.
+    /// Largest number of open calls per client connection.
     pub max_concurrent_streams: u32,
-    /// Prefix of the keys by which the proxy owns keys that are read through it, within the namespace; empty: it owns none.
+    /// Prefix, within the namespace, of the leasing keys by which the proxy owns keys that are read through
+    /// it; empty: it owns none.
     pub leasing_prefix: Vec<u8>,
-    /// Ask another member when one answers a read with a lower revision than was told before.
+    /// If true, a read is repeated at another member when its revision is lower than one returned before.
     pub orders_reads: bool,
-    /// Serve profiles of this process.
+    /// If true, profiles of this process are served.
     pub pprof: bool,
-    /// Write each call to the log.
+    /// If true, each call is logged.
     pub logs_calls: bool,
-    /// Write lines of level `debug` to the log.
+    /// If true, log lines of level `debug` are written.
     pub is_debug: bool,
 }
 
 impl ProxyOptions {
-    /// Settings with these endpoints, everything else by default: an address that the system chooses.
+    /// Returns default settings with these endpoints, and a listening address that the system chooses.
     pub fn of(endpoints: Vec<String>) -> ProxyOptions {
         ProxyOptions {
             listen: "127.0.0.1:0".to_owned(),
@@ -112,7 +115,7 @@ impl ProxyOptions {
     /// Reads the flags.
     ///
     /// # Errors
-    /// etcd's text for what contradicts.
+    /// etcd's text for flags that contradict each other.
     pub(crate) fn read(matches: &Matches) -> Result<ProxyOptions, String> {
         check_resolver(matches)?;
         let auto_tls = matches.get(flags::AUTO_TLS);

@@ -1,4 +1,4 @@
-//! What waits for the client of one stream, filled by the hub's thread and emptied by the shard's.
+//! The queue of responses for the client of one stream, filled by the hub's thread and emptied by the shard's thread.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,14 +11,14 @@ use tokio::sync::{Notify, OwnedSemaphorePermit};
 const BYTES_MAX: usize = 4 << 20;
 /// Number of responses that may be queued for a client when events are added.
 const RESPONSES_MAX: usize = 4096;
-/// Number of queued answers from which on no more requests of the client are read.
+/// Number of queued answers at which no more requests of the client are read.
 const ANSWERS_MAX: usize = 128;
 
-/// Difference, in bytes, between what is queued for a client and what the client is charged for, from which on the client is
-/// charged again.
+/// Difference, in bytes, between the queue of a client and the amount charged to the client, at which the
+/// charge is updated.
 pub(crate) const CHARGE_STEP_BYTES: usize = 32 << 10;
 
-/// Responses on their way to the client of one stream.
+/// Queue of responses for the client of one stream.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     /// The queue of responses, and how the stream ends.
@@ -58,7 +58,7 @@ struct State {
     refused: bool,
 }
 
-/// What the shard has to do next for the stream of an [`Outbox`].
+/// Next action of the shard for the stream of an [`Outbox`].
 #[derive(Debug)]
 pub(crate) enum Next {
     /// Send this encoded response, then drop the permit, if there is one.
@@ -70,14 +70,14 @@ pub(crate) enum Next {
 }
 
 impl Outbox {
-    /// Queues an answer to a request of the client, which is never refused: there is one for each request, and the next
-    /// request waits for it, and for [`Outbox::room`].
+    /// Queues an answer to a request of the client. It is never refused: there is one for each request, and
+    /// the next request waits for it, and for [`Outbox::room`].
     pub(crate) fn answer(&self, message: Bytes) {
         self.push(Waiting { message, is_answer: true, place: None });
     }
 
-    /// Queues an answer to a request of the client, which is never refused. The permit is dropped once the client has taken the
-    /// answer.
+    /// Queues an answer to a request of the client. It is never refused. The permit is dropped when the
+    /// client has taken the answer.
     pub(crate) fn answer_in_place(&self, message: Bytes, place: OwnedSemaphorePermit) {
         self.push(Waiting { message, is_answer: true, place: Some(place) });
     }
@@ -85,13 +85,13 @@ impl Outbox {
     /// Waits until fewer than [`ANSWERS_MAX`] answers are queued. Only one task may wait.
     pub(crate) async fn room(&self) {
         while self.state().answers >= ANSWERS_MAX {
-            // A wake-up that comes before this waits for it.
+            // A notification that arrives before this await is not lost.
             self.has_room.notified().await;
         }
     }
 
-    /// Waits until the client has to be charged again, and returns the bytes that are queued for the client. Only one task may
-    /// wait.
+    /// Waits until the client's charge has to be updated, and returns the bytes that are queued for the
+    /// client. Only one task may wait.
     pub(crate) async fn to_charge(&self) -> usize {
         loop {
             let outgrown = self.outgrown.notified();
@@ -112,7 +112,7 @@ impl Outbox {
         self.pushed(state);
     }
 
-    /// Wakes who waits for a response that was put into the queue.
+    /// Wakes the tasks that wait for a response that was queued.
     fn pushed(&self, state: MutexGuard<'_, State>) {
         let is_outgrown = state.is_outgrown();
         drop(state);
@@ -181,13 +181,13 @@ impl Outbox {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it is held.
+        // No code panics while it holds the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    /// Returns true if the client has to be charged again.
+    /// Returns true if the client's charge has to be updated.
     fn is_outgrown(&self) -> bool {
         self.bytes.abs_diff(self.charged) >= CHARGE_STEP_BYTES
     }
@@ -219,7 +219,7 @@ mod tests {
         let next = pin!(outbox.next()).poll(&mut context);
         assert!(matches!(next, Poll::Ready(Next::Message(..))));
         assert!(room.as_mut().poll(&mut context).is_ready());
-        // Events leave the client's requests alone: it has to be able to cancel what it does not want.
+        // Queued events do not block the client's requests: the client has to be able to cancel a watch.
         for _ in 0..ANSWERS_MAX {
             assert!(outbox.offer(&Bytes::from_static(b"event")));
         }

@@ -15,26 +15,26 @@ use tokio::time::timeout;
 
 use crate::metrics::Metrics;
 
-/// Time limit of the read that health stands for.
+/// Timeout of the read that checks the cluster's health.
 const READ_LIMIT: Duration = Duration::from_secs(1);
-/// Time limit of the watch that the proxy's health stands for.
+/// Timeout of the watch that checks the proxy's health.
 const WATCH_LIMIT: Duration = Duration::from_secs(3);
-/// Time limit of fetching a member's metrics.
+/// Timeout of fetching a member's metrics.
 const METRICS_LIMIT: Duration = Duration::from_secs(10);
-/// Largest page of metrics that is taken from a member, in bytes.
+/// Largest metrics page accepted from a member, in bytes.
 const METRICS_BYTES_MAX: u64 = 16 << 20;
 
-/// What pages are made of.
+/// Clients and settings from which the pages are made.
 pub(crate) struct Pages {
-    /// Client of the members; `/health` asks them.
+    /// Client of the members, used by `/health`.
     pub(crate) client: Client,
     /// Client of the proxy itself, at the address that it advertises; `None` if it advertises none.
     pub(crate) own: Option<Client>,
-    /// Settings of the connection on which a member's page of metrics is fetched.
+    /// Settings of the connection on which a member's metrics page is fetched.
     pub(crate) transport: Transport,
     /// Endpoint of the member whose metrics are shown.
     pub(crate) metrics_of: String,
-    /// Profiles of this process are served.
+    /// True if profiles of this process are served.
     pub(crate) has_profiles: bool,
 }
 
@@ -71,19 +71,20 @@ impl Pages {
             }
             _ if self.has_profiles && path.starts_with(profiles::PREFIX) => {
                 let (debug, seconds) = (parameter(request, "debug"), parameter(request, "seconds"));
-                // Nothing in the proxy counts what it holds: the page tells what the kernel counts.
+                // The proxy does not measure its own memory by purpose, so the page shows only what the
+                // kernel counts.
                 profiles::answer(path, profiles::Parameters { debug, seconds }, Vec::new)
             }
             _ => page(StatusCode::NOT_FOUND, "404 page not found\n".to_owned()),
         }
     }
 
-    /// Fetches a member's page of metrics. It asks by HTTP/1.0, so that the answer comes in one piece and ends with the
-    /// connection.
+    /// Fetches a member's metrics page. Uses HTTP/1.0, so that the response comes in one piece and ends with
+    /// the connection.
     async fn member_metrics(&self, is_tls: bool) -> io::Result<Bytes> {
         let mut endpoint = Endpoint::new(self.metrics_of.clone());
         if endpoint.security == Security::AsConfigured && !is_tls {
-            // As in etcd, an endpoint without a scheme has that of the request.
+            // As in etcd, an endpoint without a scheme gets the scheme of the request.
             endpoint.security = Security::Plain;
         }
         let mut connection = RawConnection::open(&endpoint, &self.transport).await?;
@@ -103,13 +104,13 @@ impl Pages {
     }
 }
 
-/// The first value of a parameter of the query, as it was sent: those of profiles are numbers.
+/// Returns the first value of a query parameter, without decoding: parameters of profiles are numbers.
 fn parameter<'r>(request: &'r http::Request<Bytes>, name: &str) -> Option<&'r [u8]> {
     let mut all = request.uri().query().unwrap_or_default().split('&');
     all.find_map(|each| each.strip_prefix(name)?.strip_prefix('=').map(str::as_bytes))
 }
 
-/// Reads a key, as etcd's proxy does to see if the cluster is healthy.
+/// Reads a key, as etcd's proxy does to check the cluster's health.
 async fn check(client: &Client) -> Result<(), String> {
     let request = RangeRequest { key: Bytes::from_static(b"a"), ..RangeRequest::default() };
     let read = client.within(READ_LIMIT).call::<_, RangeResponse>(Rpc::KvRange, &request).await;
@@ -120,7 +121,7 @@ async fn check(client: &Client) -> Result<(), String> {
     }
 }
 
-/// As [`check`], and the creation of a watch.
+/// Checks the cluster like [`check`], and creates a watch.
 async fn check_with_watch(client: &Client) -> Result<(), String> {
     check(client).await?;
     let request = WatchCreateRequest { key: Bytes::from_static(b"a"), ..WatchCreateRequest::default() };
@@ -136,7 +137,7 @@ fn health(outcome: Result<(), String>) -> Response<Bytes> {
         Ok(()) => (StatusCode::OK, "true", String::new()),
         Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, "false", reason),
     };
-    // The order of the fields is etcd's.
+    // The order of the fields is that of etcd.
     let text = |text: &str| serde_json::Value::String(text.to_owned()).to_string();
     page(status, format!("{{\"health\":{},\"reason\":{}}}", text(health), text(&reason)))
 }

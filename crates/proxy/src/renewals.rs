@@ -1,8 +1,10 @@
-//! Which renewals of leases go to a member next, and who gets its answers: state in, state out. It does no IO; `hub` drives it.
+//! Scheduling of lease renewals: which renewal goes to a member next, and which clients get the response. A
+//! state machine without IO, which `hub` drives.
 //!
-//! All renewals in the name of one caller go over one stream to a member, a bounded number of them at a time, and the streams
-//! of clients take turns. A renewal of a lease that is asked for at the member already shares the answer. When the stream to
-//! the member breaks, what was asked for is asked for again, a bounded number of times.
+//! All renewals on behalf of one caller use one stream to a member, a bounded number of them at a time, and
+//! the clients' streams take turns. A renewal of a lease whose renewal is already in flight shares its
+//! response. When the stream to the member breaks, the renewals in flight are sent again, a bounded number of
+//! times.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -14,47 +16,47 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::outbox::Outbox;
 use crate::watches::StreamId;
 
-/// Renewals of one caller that a member is asked for at a time. A member closes a connection with thousands of small messages
-/// that it has not taken yet.
+/// Largest number of renewals of one caller that are in flight. A member closes a connection on which
+/// thousands of small messages wait.
 const ASKED_MAX: usize = 100;
-/// Times that the stream to a member may break before a renewal that was asked for is given up.
+/// Number of times that the stream to the member may break before a renewal in flight is given up.
 const TRIES_MAX: u32 = 3;
 
-/// A client's wish to renew a lease.
+/// A client's request to renew a lease.
 pub(crate) struct Renewal {
     pub(crate) lease: i64,
     pub(crate) stream: StreamId,
     pub(crate) outbox: Arc<Outbox>,
-    /// Of those that a stream may have under way; given back when the client has taken the answer.
+    /// Permit of the client's stream; returned when the client has taken the response.
     pub(crate) place: OwnedSemaphorePermit,
 }
 
-/// A renewal that a member is asked for, or is to be asked for again.
+/// A renewal that is in flight, or has to be sent again.
 struct Asked {
     lease: i64,
-    /// Breaks of the stream to the member since it was asked for the first time.
+    /// Number of breaks of the stream to the member since the first request.
     breaks: u32,
-    /// Who gets the answer.
+    /// Client requests that get the response.
     sharers: Vec<Renewal>,
-    /// Of those that all callers may have asked for; none while it waits to be asked for again.
+    /// Permit of the limit for all callers; `None` while the renewal waits to be sent again.
     place: Option<OwnedSemaphorePermit>,
 }
 
 /// The renewals of one caller.
 #[derive(Default)]
 pub(crate) struct Renewals {
-    /// Renewals to be asked for, by stream of a client. No queue is empty.
+    /// Renewals to be sent, by client stream. No queue is empty.
     queues: HashMap<StreamId, VecDeque<Renewal>>,
-    /// The streams that have a queue; the first is next.
+    /// Streams that have a queue; the first has the next turn.
     turns: VecDeque<StreamId>,
-    /// What the member has not answered, the oldest first.
+    /// Renewals that the member has not answered, the oldest first.
     asked: VecDeque<Asked>,
-    /// What a break has left, to be asked for before anything else.
+    /// Renewals left by a broken stream, which are sent again before all others.
     again: VecDeque<Asked>,
 }
 
 impl Renewals {
-    /// Takes a renewal in.
+    /// Adds a renewal.
     pub(crate) fn add(&mut self, renewal: Renewal) {
         let mut under_way = self.asked.iter_mut().chain(&mut self.again);
         if let Some(same) = under_way.find(|asked| asked.lease == renewal.lease) {
@@ -67,7 +69,7 @@ impl Renewals {
         queue.push_back(renewal);
     }
 
-    /// Drops the renewals of a stream that is over.
+    /// Drops the renewals of a stream that has ended.
     pub(crate) fn leave(&mut self, stream: StreamId) {
         if self.queues.remove(&stream).is_some() {
             self.turns.retain(|other| *other != stream);
@@ -78,22 +80,22 @@ impl Renewals {
         self.again.retain(|asked| !asked.sharers.is_empty());
     }
 
-    /// True if there is nothing to ask for, and no answer to wait for.
+    /// Returns true if nothing has to be sent and no response is outstanding.
     pub(crate) fn is_idle(&self) -> bool {
         self.asked.is_empty() && self.again.is_empty() && self.turns.is_empty()
     }
 
-    /// True if the member is asked for something.
+    /// Returns true if renewals are in flight.
     pub(crate) fn has_asked(&self) -> bool {
         !self.asked.is_empty()
     }
 
-    /// True if the member can be asked for one more.
+    /// Returns true if one more renewal can be sent.
     pub(crate) fn has_more(&self) -> bool {
         self.asked.len() < ASKED_MAX && !(self.again.is_empty() && self.turns.is_empty())
     }
 
-    /// The lease to ask for next. `place` is held until the member answers.
+    /// Returns the lease to renew next. `place` is held until the member answers.
     pub(crate) fn next(&mut self, place: OwnedSemaphorePermit) -> Option<i64> {
         if !self.has_more() {
             return None;
@@ -124,7 +126,7 @@ impl Renewals {
         None
     }
 
-    /// The member's answer about a lease.
+    /// Handles the member's response about a lease.
     pub(crate) fn answered(&mut self, lease: i64, answer: &Bytes) {
         let Some(at) = self.asked.iter().position(|asked| asked.lease == lease) else { return };
         for renewal in self.asked.remove(at).into_iter().flat_map(|asked| asked.sharers) {
@@ -132,21 +134,22 @@ impl Renewals {
         }
     }
 
-    /// The stream to the member is over: it broke, or the member has refused something. What was asked for is to be asked for
-    /// again on another stream, save what the refusal is about, and what was asked for too often.
+    /// Handles the end of the stream to the member, which broke, or in which the member refused a renewal.
+    /// The renewals in flight are to be sent again on another stream, except the refused one, and those that
+    /// were sent too often.
     pub(crate) fn broken(&mut self, status: &Status) {
         let breaks = matches!(
             status.code,
             Code::Unavailable | Code::Internal | Code::Unknown | Code::Canceled | Code::DeadlineExceeded
         );
         if status.code == Code::Unauthenticated {
-            // All come with the same credentials.
+            // All renewals have the same credentials.
             return self.end(status);
         }
         for (number, mut asked) in std::mem::take(&mut self.asked).into_iter().enumerate() {
             asked.place = None;
             asked.breaks += u32::from(breaks);
-            // A member answers in the order of requests, so that it has refused the oldest.
+            // A member answers in the order of requests, so it has refused the oldest.
             let is_refused = !breaks && number == 0;
             if is_refused || asked.breaks >= TRIES_MAX {
                 asked.sharers.iter().for_each(|renewal| renewal.outbox.end(status.clone()));
@@ -156,7 +159,7 @@ impl Renewals {
         }
     }
 
-    /// Ends the streams of all clients that wait for something.
+    /// Ends the streams of all clients that wait for a response.
     pub(crate) fn end(&mut self, status: &Status) {
         let under_way = std::mem::take(&mut self.asked).into_iter().chain(std::mem::take(&mut self.again));
         let queued = std::mem::take(&mut self.queues).into_values().flatten();
@@ -193,7 +196,7 @@ mod tests {
             self.renewals.add(Renewal { lease, stream, outbox: outbox.clone(), place });
         }
 
-        /// What a member is asked for now.
+        /// Returns the leases that are sent to a member now.
         fn asked(&mut self) -> Vec<i64> {
             let places = self.asked.get_or_insert_with(|| Arc::new(Semaphore::new(1_000))).clone();
             let next = || self.renewals.next(places.clone().try_acquire_owned().expect("there is room"));
@@ -206,7 +209,7 @@ mod tests {
             });
         }
 
-        /// What a client takes: answers, then the code with which its stream ended.
+        /// Returns what a client receives: responses, then the code with which its stream ended.
         fn told(&self, stream: StreamId) -> (Vec<i64>, Option<Code>) {
             let (outbox, _) = &self.outboxes[&stream];
             let mut leases = Vec::new();
@@ -240,13 +243,13 @@ mod tests {
         let first = world.asked();
         assert_eq!((first.len(), &first[..5]), (ASKED_MAX, &[0, 1_000, 1, 1_001, 2][..]));
         assert_eq!(world.asked(), Vec::<i64>::new());
-        // One that is asked for already is shared, and needs no turn.
+        // A renewal of a lease that is in flight shares the response, and needs no turn.
         world.renew(3, 2);
         world.answer([0, 1_000, 1, 1_001, 2]);
         assert_eq!(world.asked(), [98, 99, 100, 101, 102]);
         assert_eq!(world.told(3), (vec![2], None));
         assert_eq!(world.told(2), (vec![1_000, 1_001], None));
-        // An answer that the client has not taken keeps its place.
+        // A response that the client has not taken keeps its permit.
         assert_eq!((world.places(1), world.places(2)), (500, 1_000));
         world.answer([3]);
         assert_eq!(world.places(1), 500);
@@ -264,7 +267,7 @@ mod tests {
         world.renewals.leave(1);
         assert_eq!(world.places(1), 1_000);
         assert_eq!(world.asked(), Vec::<i64>::new());
-        // After a break only what somebody waits for is asked for again.
+        // After a break, only renewals for which a client waits are sent again.
         world.renewals.broken(&broken());
         assert_eq!(world.asked(), [1_000, 7]);
         world.answer([1_000, 7]);
@@ -302,7 +305,7 @@ mod tests {
         world.renewals.broken(&Status::new(Code::InvalidArgument, "refused"));
         assert_eq!(world.told(2), (vec![], Some(Code::InvalidArgument)));
         for _ in 0..TRIES_MAX {
-            // Refusals of others are no breaks.
+            // Refusals of other renewals do not count as breaks.
             assert_eq!(world.asked(), [3, 4]);
             world.renew(2, 2);
             world.renewals.asked.push_front(Asked { lease: 9, breaks: 0, sharers: Vec::new(), place: None });
@@ -312,7 +315,7 @@ mod tests {
         assert_eq!(world.asked(), [3, 4]);
         world.answer([3, 4]);
         assert_eq!((world.told(3), world.told(4)), ((vec![3], None), (vec![4], None)));
-        // A token that is not valid any more is that of all.
+        // A token that is no longer valid affects all renewals.
         (5..=6).for_each(|stream| world.renew(stream, stream.cast_signed()));
         world.asked();
         world.renewals.broken(&Status::new(Code::Unauthenticated, "invalid auth token"));

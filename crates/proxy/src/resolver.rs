@@ -1,5 +1,6 @@
-//! `--resolver-prefix`: proxies that know of each other. Each keeps a key below the prefix, with a lease, in the form of etcd's
-//! naming endpoints; each watches all of them, and they are the member list that clients get.
+//! `--resolver-prefix`: proxies that know each other. Each keeps a key below the prefix, attached to a lease,
+//! in the form of etcd's naming endpoints. Each watches all of these keys, and shows them to clients as the
+//! member list.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,26 +27,26 @@ use crate::leasing::Leasing;
 use crate::members::Members;
 use crate::namespace::decode_answer;
 
-/// Pause before a registration or a watch is tried again. Source: etcd's proxy.
+/// Pause before a registration or a watch is retried. Source: etcd's proxy.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Proxies listed; further ones are left out.
+/// Largest number of listed proxies; further ones are left out.
 const PROXIES_MAX: usize = 4_000;
 /// Longest key and longest value of a registration, in bytes each; longer ones are left out.
 const ENTRY_BYTES_MAX: usize = 4 << 10;
-/// Registrations read at a time.
+/// Number of registrations read at a time.
 const PAGE: i64 = 100;
-/// Largest answer with such a page, in bytes. A page that does not fit is read in smaller ones.
+/// Largest response with a page of registrations, in bytes. If a page does not fit, smaller pages are read.
 const PAGE_BYTES_MAX: usize = 16 << 20;
-/// Time limit of one call to a member.
+/// Timeout of one call to a member.
 const CALL_LIMIT: Duration = Duration::from_secs(5);
 
-/// The proxies below the prefix, by key. The watch writes it, shards read it.
+/// The proxies below the prefix, by key. The watch writes it, and shards read it.
 #[derive(Debug, Default)]
 pub(crate) struct Proxies(Mutex<BTreeMap<Bytes, Member>>);
 
-/// What a proxy needs to register itself, and to learn of the others.
+/// Settings and state for the registration of the proxy and for finding the others.
 pub(crate) struct Resolver {
-    /// `--resolver-prefix`, without the slash behind it.
+    /// `--resolver-prefix`, without the trailing slash.
     pub(crate) prefix: String,
     /// TTL of the registration in seconds.
     pub(crate) ttl: i64,
@@ -53,22 +54,22 @@ pub(crate) struct Resolver {
     pub(crate) advertise: String,
     /// Name of this machine.
     pub(crate) host: String,
-    /// The proxies known, this one among them.
+    /// The known proxies, including this one.
     pub(crate) proxies: Arc<Proxies>,
-    /// Ownership of keys, by whose rules the registration is written; `None`: there is none.
+    /// Ownership of keys, whose rules the write of the registration follows; `None` if the proxy owns no keys.
     pub(crate) leasing: Option<Arc<Leasing>>,
-    /// Where the registration, and what goes wrong with it, is logged.
+    /// Logger for the registration and its errors.
     pub(crate) logger: Logger,
 }
 
 impl Proxies {
-    /// The proxies as a member list has them, in the order of their keys; nothing until one is known.
+    /// Returns the proxies as members, in the order of their keys; empty until one is known.
     pub(crate) fn members(&self) -> Vec<Member> {
         self.known().values().cloned().collect()
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<Bytes, Member>> {
-        // Nothing panics while it is held.
+        // No code panics while it holds the lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -124,7 +125,7 @@ impl Resolver {
         match put {
             Ok(_) => Ok(session),
             Err(status) => {
-                // The lease would run out, too.
+                // Revoking the lease removes the registration at once instead of at its expiry.
                 let _ = session.close().await;
                 Err(status)
             }
@@ -144,7 +145,7 @@ impl Resolver {
         }
     }
 
-    /// Reads what is registered, and follows its changes until the watch is over.
+    /// Reads the registrations, and follows their changes until the watch ends.
     async fn watch(&self, members: &Members) -> Result<(), Status> {
         let (key, range_end) = self.range();
         let (found, revision) = self.read(members, &key, &range_end).await?;
@@ -183,7 +184,7 @@ impl Resolver {
         Ok(())
     }
 
-    /// Reads what is registered, page by page, and at which revision it was so.
+    /// Reads the registrations page by page; returns them with the revision at which they were read.
     async fn read(
         &self,
         members: &Members,
@@ -220,9 +221,9 @@ impl Resolver {
         }
     }
 
-    /// All keys below the prefix and a slash.
+    /// Returns the range of all keys below the prefix and a slash.
     fn range(&self) -> (Bytes, Bytes) {
-        // The byte behind a slash is a zero.
+        // `0` is the byte after a slash.
         (format!("{}/", self.prefix).into(), format!("{}0", self.prefix).into())
     }
 
@@ -243,13 +244,13 @@ impl Resolver {
     }
 }
 
-/// The value of a registration. The order of the fields is etcd's.
+/// Returns the value of a registration. The order of the fields is that of etcd.
 fn entry_of(address: &str, host: &str) -> String {
     let metadata = json!({ "name": host }).to_string();
     format!("{{\"Op\":0,\"Addr\":{},\"Metadata\":{}}}", json!(address), json!(metadata))
 }
 
-/// Reads the value of a registration.
+/// Parses the value of a registration.
 fn member_of(value: &[u8]) -> Result<Member, String> {
     let entry: Json = serde_json::from_slice(value).map_err(|error| error.to_string())?;
     let address = entry.get("Addr").and_then(Json::as_str).unwrap_or_default();
@@ -303,7 +304,7 @@ mod tests {
         };
         let mut known = BTreeMap::new();
         (0..PROXIES_MAX + 5).for_each(|key| resolver.add(&mut known, &kv(key)));
-        // One that is known may change.
+        // A known entry may still change.
         resolver.add(&mut known, &KeyValue { value: entry_of("new", "h").into(), ..kv(0) });
         assert_eq!((known.len(), &*known[&b"0"[..]].client_urls[0]), (PROXIES_MAX, "new"));
     }

@@ -28,32 +28,32 @@ use crate::pages::Pages;
 use crate::resolver::Proxies;
 use crate::{streams, upstream};
 
-/// Answer to a streamed range whose revisions must not go back. Source: etcd's ordering of reads.
+/// Error for a streamed range whose revisions must not decrease. Source: etcd's ordering of reads.
 const UNORDERED: Status = Status::new(Code::Unimplemented, "GetStream is not supported by kvOrdering");
 
-/// What all shards of the proxy share.
+/// State shared by all shards of the proxy.
 pub(crate) struct Shared {
     pub(crate) logger: Logger,
     pub(crate) metrics: Arc<Metrics>,
-    /// What clients share.
+    /// Handle of the hub, which holds what clients share.
     pub(crate) hub: Hub,
-    /// Number of the next stream of a client.
+    /// Number of the next client stream.
     pub(crate) streams: AtomicU64,
-    /// Answers to reads. It is held for moments, never while a member is asked.
+    /// Cached responses to reads. The lock is held only for short times, never during a call to a member.
     pub(crate) cache: Mutex<Cache>,
     /// Ownership of keys; `None` without `--experimental-leasing-prefix`.
     pub(crate) leasing: Option<Arc<Leasing>>,
-    /// The URL that the member list shows; empty: the list is that of the cluster.
+    /// URL that the member list shows; empty: the list is that of the cluster.
     pub(crate) advertise: String,
-    /// The proxies that are registered below `--resolver-prefix`; without it none.
+    /// The proxies registered below `--resolver-prefix`; empty without it.
     pub(crate) proxies: Arc<Proxies>,
     /// Name of this machine.
     pub(crate) host: String,
-    /// Write each call to the log.
+    /// If true, each call is logged.
     pub(crate) logs_calls: bool,
 }
 
-/// The service of one shard, with connections of its own to the members.
+/// The service of one shard, with its own connections to the members.
 pub(crate) struct Proxy {
     shared: Arc<Shared>,
     members: Members,
@@ -61,7 +61,7 @@ pub(crate) struct Proxy {
     rpcs: HashMap<&'static str, Rpc>,
 }
 
-/// Forgets what a call may have made untrue when the call is over, or given up.
+/// On drop, invalidates what a call may have changed; the call has ended, or was abandoned.
 struct Forgotten<'p> {
     proxy: &'p Proxy,
     rpc: Rpc,
@@ -96,14 +96,14 @@ impl Proxy {
                 Ok(answer)
             }
             _ => {
-                // Also if the client goes away meanwhile.
+                // The guard also works if the client leaves during the call.
                 let _forgotten = Forgotten { proxy: self, rpc };
                 self.pass_on(rpc, head, message).await
             }
         }
     }
 
-    /// Has a member answer a call.
+    /// Forwards a call to a member.
     async fn pass_on(&self, rpc: Rpc, head: &Head, message: Bytes) -> Result<Bytes, Status> {
         let options = upstream::call_options(rpc, head);
         match &self.shared.leasing {
@@ -112,11 +112,11 @@ impl Proxy {
         }
     }
 
-    /// Answers a read of nobody in particular, from the cache if it may be old.
+    /// Answers a read without credentials; from the cache if it is serializable.
     async fn range(&self, head: &Head, message: Bytes) -> Result<Bytes, Status> {
         let request: RangeRequest = decode_request(&message)?;
         let metrics = &self.shared.metrics;
-        // What is kept may be older than what was told since.
+        // A cached response may be older than one returned since.
         if self.members.order.is_some() {
             return self.pass_on(Rpc::KvRange, head, message).await;
         }
@@ -136,7 +136,7 @@ impl Proxy {
         Ok(answer)
     }
 
-    /// Has a member write, and forgets what is kept of the keys, before and after it.
+    /// Forwards a write to a member, and invalidates cached responses about its keys before and after it.
     async fn write(&self, rpc: Rpc, head: &Head, message: Bytes) -> Result<Bytes, Status> {
         let mut written = Vec::new();
         match rpc {
@@ -160,11 +160,11 @@ impl Proxy {
     }
 
     fn cache(&self) -> MutexGuard<'_, Cache> {
-        // Nothing panics while it is held.
+        // No code panics while it holds the lock.
         self.shared.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The member list that keeps clients at this proxy, and at others that are registered as it is.
+    /// Returns a member list that keeps clients at this proxy, and at other registered proxies.
     fn own_members(&self) -> Bytes {
         let mut members = self.shared.proxies.members();
         if members.is_empty() {
@@ -177,7 +177,7 @@ impl Proxy {
         MemberListResponse { header: None, members }.encode_to_vec().into()
     }
 
-    /// Passes a call with one request and many answers on.
+    /// Forwards a call with one request and many responses.
     async fn pass_on_answers(
         &self,
         rpc: Rpc,
@@ -217,12 +217,12 @@ impl Proxy {
     }
 }
 
-/// True for a call without credentials.
+/// Returns true for a call without credentials.
 fn is_nobody(head: &Head) -> bool {
     upstream::CREDENTIALS.iter().all(|name| head.get(name).is_none())
 }
 
-/// True for calls that may change who may read what.
+/// Returns true for calls that may change permissions.
 fn changes_rights(rpc: Rpc) -> bool {
     let reads_rights = matches!(
         rpc,
@@ -236,7 +236,7 @@ fn changes_rights(rpc: Rpc) -> bool {
     rpc.method().service == "etcdserverpb.Auth" && !reads_rights
 }
 
-/// True for calls that may change keys or rights, save those whose keys are known.
+/// Returns true for calls that may change keys or permissions, except those whose keys are known.
 fn changes_anything(rpc: Rpc) -> bool {
     match rpc {
         Rpc::LeaseRevoke | Rpc::Lock | Rpc::LockUnlock => true,
@@ -245,7 +245,7 @@ fn changes_anything(rpc: Rpc) -> bool {
     }
 }
 
-/// The keys that a transaction may write. Nesting is bounded by what the decoder takes.
+/// Collects the keys that a transaction may write. The decoder limits the nesting depth.
 pub(crate) fn writes_of(txn: &TxnRequest, written: &mut Vec<(Bytes, Bytes)>) {
     for RequestOp { request } in txn.success.iter().chain(&txn.failure) {
         match request {

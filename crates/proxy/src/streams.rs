@@ -1,4 +1,4 @@
-//! The streams of a client whose answers come from the hub: watches and renewals of leases.
+//! Client streams whose responses come from the hub: watches and lease renewals.
 
 use std::convert::Infallible;
 use std::rc::Rc;
@@ -19,12 +19,12 @@ use crate::renewals::Renewal;
 use crate::upstream;
 use crate::watches::{Caller, StreamId};
 
-/// Renewals of one stream that may be under way.
+/// Largest number of renewals of one stream that are in flight.
 const RENEWALS_MAX: usize = 256;
-/// Status of a stream whose hub is gone.
+/// Status of a stream whose hub has ended.
 const CLOSING: Status = Status::new(Code::Canceled, "the client connection is closing");
 
-/// Who makes this call, as far as rights go.
+/// Returns the caller of a call, by its credentials.
 fn caller_of(head: &Head) -> Arc<Caller> {
     let credential = |name: &'static str| {
         let value = head.metadata.get(name)?;
@@ -36,7 +36,7 @@ fn caller_of(head: &Head) -> Arc<Caller> {
     })
 }
 
-/// Charges what waits for a client to its connection, for as long as this runs.
+/// Keeps the client's connection charged for the queued responses, as long as this future runs.
 async fn keep_charged(outbox: &Outbox, account: Rc<Account>) -> Infallible {
     let mut held = account.hold(0);
     loop {
@@ -74,12 +74,13 @@ pub(crate) async fn watch(
                 Some(RequestUnion::ProgressRequest(_)) => {
                     hub.send(Command::AskProgress(stream, done)).await;
                 }
-                // etcd passes over what it does not know.
+                // etcd ignores unknown requests.
                 None => continue,
             }
-            // Clients take the answers to be in the order of their requests. An error is a refusal, which was answered, too.
+            // Clients expect answers in the order of their requests. A dropped sender means that the request
+            // was answered with a refusal.
             let _ = answered.await;
-            // A client that takes no answers is not given more.
+            // No more requests are read from a client that takes no answers.
             outbox.room().await;
         }
         Ok(())
@@ -89,7 +90,8 @@ pub(crate) async fn watch(
             match outbox.next().await {
                 Next::Message(message, _) => outbound.send(message).await?,
                 Next::Drained => {
-                    // What was taken last has to be with the client first, or a client that takes nothing goes round.
+                    // The last response must have reached the client first; otherwise the queue of a client
+                    // that takes nothing would be refilled endlessly.
                     outbound.ready().await?;
                     hub.send(Command::Drained(stream)).await;
                 }
@@ -103,7 +105,7 @@ pub(crate) async fn watch(
     }
 }
 
-/// Serves a stream of renewals.
+/// Serves a stream of lease renewals.
 pub(crate) async fn renew(
     hub: &Hub,
     stream: StreamId,
@@ -125,7 +127,7 @@ pub(crate) async fn renew(
                 return Err(CLOSING);
             }
         }
-        // What was asked for is still answered. A place comes back once its answer is with the client.
+        // Renewals in flight are still answered. A permit is returned when its response has reached the client.
         let all = u32::try_from(RENEWALS_MAX).unwrap_or(u32::MAX);
         let _ = places.acquire_many(all).await;
         Ok(())
@@ -175,7 +177,7 @@ mod tests {
         assert_eq!(charge(), 10 * CHARGE_STEP_BYTES);
         outbox.answer(message);
         assert_eq!(charge(), 11 * CHARGE_STEP_BYTES);
-        // A small message is charged with others.
+        // Small messages are charged together.
         outbox.answer(Bytes::from_static(b"small"));
         assert_eq!(charge(), 11 * CHARGE_STEP_BYTES);
         while outbox.rest().is_some() {}

@@ -1,4 +1,4 @@
-//! The members as the proxy's clients see them: settings of connections, and what of a call goes along with it.
+//! Connections from the proxy to members: their settings, and the metadata that is forwarded with a call.
 
 use std::time::{Duration, Instant};
 
@@ -9,16 +9,16 @@ use http::{HeaderName, HeaderValue};
 
 use crate::ProxyOptions;
 
-/// Time limit of connecting to a member.
+/// Timeout of connecting to a member.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Metadata that says who the client is.
+/// Metadata that identifies the client.
 pub(crate) const CREDENTIALS: [&str; 2] = ["token", "authorization"];
 
-/// Metadata that goes to the member as it came: who the client is, and what it insists on.
+/// Metadata that is forwarded to the member unchanged: the client's credentials and requirements.
 const PASSED_ON: [&str; 4] = [CREDENTIALS[0], CREDENTIALS[1], "hasleader", "client-api-version"];
 
-/// Settings of the connections to members.
+/// Returns the settings of the connections to members.
 pub(crate) fn settings(options: &ProxyOptions, endpoints: Vec<String>, tls: Option<Tls>) -> Settings {
     Settings {
         dial_timeout: Some(DIAL_TIMEOUT),
@@ -32,21 +32,21 @@ pub(crate) fn settings(options: &ProxyOptions, endpoints: Vec<String>, tls: Opti
     }
 }
 
-/// What a call to a member carries of the client's call.
+/// Returns the options of a call to a member, copied from the client's call.
 pub(crate) fn call_options(rpc: Rpc, head: &Head) -> CallOptions {
     let mut options = CallOptions::default();
     for name in PASSED_ON {
-        // As on a member, a call for a token has none of its own.
+        // As on a member, a call that requests a token carries no token itself.
         if rpc == Rpc::Authenticate && CREDENTIALS.contains(&name) {
             continue;
         }
-        // What came as a value can be sent as one.
+        // A value that was received can be sent.
         if let Some(Ok(value)) = head.metadata.get(name).map(HeaderValue::from_bytes) {
             options.metadata.push((HeaderName::from_static(name), value));
         }
     }
     let time = head.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-    // The deadline of a stream is kept by the front, which drops the call.
+    // The front enforces the deadline of a stream by dropping the call.
     options.timeout = time.filter(|_| rpc.method().kind == Kind::Unary);
     options
 }

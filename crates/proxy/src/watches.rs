@@ -1,14 +1,18 @@
-//! Which clients share which watch on a member: state in, effects out. It does no IO; `hub` drives it.
+//! Sharing of watches: which clients share which watch on a member. A state machine without IO that returns
+//! effects; `hub` drives it.
 //!
-//! Watches with the same keys, credentials, and demands for a leader and for previous values are a *group*. Each group has *broadcasts*, each a watch on
-//! a member, mostly one. A broadcast knows the revision from which on it still hands out events (`next`); so does each
-//! watcher. A watcher takes part in a broadcast only if the broadcast's `next` is not above its own, and skips events below
-//! its own, so that it misses none and none comes twice. Example: a broadcast has handed out everything below 50. A client
-//! that wants events from 60 on joins it and skips 50 to 59. One that wants them from 40 on gets a broadcast of its own, and
-//! once that has handed out everything below 50, its watchers move to the first one.
+//! Watches with the same keys, the same credentials, and the same requirements for a leader and for previous
+//! values form a *group*. Each group has *broadcasts*, mostly one; each is a watch on a member. A broadcast
+//! knows the revision of the next event that it sends (`next`); so does each watcher. A watcher joins a
+//! broadcast only if the broadcast's `next` is not above its own, and skips events below its own, so that it
+//! misses no event and gets none twice. Example: a broadcast has sent everything below 50. A client that
+//! wants events from 60 on joins it and skips 50 to 59. A client that wants events from 40 on gets a
+//! broadcast of its own, and when that has sent everything below 50, its watchers move to the first
+//! broadcast.
 //!
-//! A watcher joins a broadcast that stands only after a read with its credentials was permitted, as in etcd. A watcher whose
-//! client takes nothing leaves its broadcast and comes back, with the revision that it is at, when the client takes again.
+//! As in etcd, a watcher joins an open broadcast only after a read with its credentials was permitted. A
+//! watcher whose client takes no responses leaves its broadcast, and comes back with its present revision
+//! when the client takes responses again.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
@@ -26,78 +30,79 @@ use tokio::sync::oneshot;
 use crate::namespace::Namespace;
 use crate::outbox::Outbox;
 
-/// The id of a response that is about no watch of its stream, or about all.
+/// Watch id of a response that concerns no single watch of its stream.
 const NO_WATCH: i64 = -1;
-/// The key of a field of protobuf: `watch_id`, a number.
+/// Protobuf key of the field `watch_id`, a number.
 const WATCH_ID_FIELD: u8 = 2 << 3;
 
-/// Who calls: what decides about rights. Two clients are told the same only if these are equal.
+/// Identity of a caller, as far as permissions depend on it. Two clients share responses only if their
+/// callers are equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Caller {
-    /// Metadata that goes to the member: names and values.
+    /// Metadata that is forwarded to the member: names and values.
     pub(crate) credentials: Vec<(&'static str, Bytes)>,
-    /// The client insists on a member that knows a leader.
+    /// True if the client requires a member that knows a leader.
     pub(crate) requires_leader: bool,
 }
 
-/// What watches have to have in common to share one.
+/// Properties that watches must have in common to share a watch on a member.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Group {
-    /// The key, in the cluster.
+    /// Key, in the cluster.
     pub(crate) key: Bytes,
-    /// The end of the range, in the cluster.
+    /// Range end, in the cluster.
     pub(crate) range_end: Bytes,
     pub(crate) caller: Caller,
-    /// Events come with the values before them.
+    /// True if events come with previous values.
     pub(crate) wants_previous: bool,
 }
 
-/// Number of a stream of a client.
+/// Number of a client stream.
 pub(crate) type StreamId = u64;
 /// Number of a watch on a member.
 pub(crate) type BroadcastId = u64;
 
-/// What has to be done outside.
+/// Action that the caller has to carry out.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// Open a watch on a member, from [`Watches::start_of`] on, and keep it open.
     Open(BroadcastId, Rc<Group>),
-    /// End it.
+    /// Close this watch on a member.
     Close(BroadcastId),
-    /// Ask the member how far the watch has come.
+    /// Request the progress of this watch from the member.
     AskProgress(BroadcastId),
-    /// Try a read of the group's keys in its name.
+    /// Try a read of the group's keys with its credentials.
     Check(Rc<Group>),
 }
 
 /// A watch of a client.
 #[derive(Debug)]
 struct Watcher {
-    /// Tells it from another one with the same id on its stream, created after this was canceled.
+    /// Distinguishes this watch from another with the same id on its stream, created after this one was canceled.
     serial: u64,
     stream: StreamId,
     id: i64,
     outbox: Arc<Outbox>,
-    /// Revision from which on it wants events; 0: from now on, not known yet.
+    /// Revision of the first event that the watcher still wants; 0: from now on, with the revision not known yet.
     next: i64,
     wants_previous: bool,
     without_puts: bool,
     without_deletes: bool,
     wants_progress: bool,
-    /// Its client was told that it stands.
+    /// True if the client was told that the watch is created.
     created: bool,
-    /// Told once the creation is answered.
+    /// Notified when the create request is answered.
     done: Option<oneshot::Sender<()>>,
 }
 
-/// Where a watch of a client is.
+/// Location of a client's watch.
 #[derive(Clone, Debug)]
 enum Place {
-    /// It takes part.
+    /// The watch is part of this broadcast.
     Broadcast(BroadcastId),
-    /// The watcher with this serial number waits for a check of its group.
+    /// The watcher with this serial number waits for a permission check of its group.
     Checked(u64),
-    /// Its client takes nothing.
+    /// The client takes no responses.
     Behind,
 }
 
@@ -105,35 +110,35 @@ enum Place {
 struct StreamState {
     outbox: Arc<Outbox>,
     places: HashMap<i64, Place>,
-    /// Watches whose client takes nothing.
+    /// Watches whose client takes no responses.
     behind: Vec<(Watcher, Rc<Group>)>,
     next_id: i64,
-    /// A request for progress: the watches that have not answered, and the lowest revision of those that have.
+    /// A progress request: the broadcasts that have not answered, and the lowest revision of those that have.
     asked: Option<(HashSet<BroadcastId>, ResponseHeader)>,
 }
 
 #[derive(Debug)]
 struct Broadcast {
     group: Rc<Group>,
-    /// Everything below was handed out; 0: from now on, not known yet.
+    /// Revision below which everything was sent; 0: from now on, with the revision not known yet.
     next: i64,
-    /// The member has said that it stands.
+    /// True if the member has confirmed the watch.
     created: bool,
-    /// It has caught up with the present at least once.
+    /// True if the broadcast has caught up with the present at least once.
     live: bool,
     header: ResponseHeader,
     watchers: BTreeMap<(StreamId, i64), Watcher>,
-    /// Streams that want to know how far it is.
+    /// Streams that wait for the progress of this broadcast.
     askers: Vec<StreamId>,
 }
 
 #[derive(Debug, Default)]
 struct GroupState {
-    /// The oldest first.
+    /// Broadcasts of the group, the oldest first.
     broadcasts: Vec<BroadcastId>,
-    /// Watchers that wait for a check to begin.
+    /// Watchers that wait for a permission check to begin.
     queue: Vec<Watcher>,
-    /// Watchers that wait for the check that is under way.
+    /// Watchers that wait for the permission check in flight.
     checking: Option<Vec<Watcher>>,
 }
 
@@ -147,14 +152,14 @@ pub(crate) struct Watches {
     last_broadcast: BroadcastId,
     last_serial: u64,
     effects: Vec<Effect>,
-    /// Events that were passed on to a watcher besides the first of its broadcast, since this was taken.
+    /// Number of events sent to watchers beyond the first of their broadcast, since it was last taken.
     pub(crate) coalesced: u64,
-    /// Watchers that take part in broadcasts.
+    /// Number of watchers in broadcasts.
     attached: usize,
 }
 
 impl Broadcast {
-    /// True if it is not one that waits for a revision of the future.
+    /// Returns false if the broadcast waits for a future revision.
     fn is_present(&self) -> bool {
         self.next <= self.header.revision + 1
     }
@@ -165,22 +170,23 @@ impl Watches {
         Watches { namespace, ..Watches::default() }
     }
 
-    /// What is to be done since the last call.
+    /// Takes the effects that are pending since the last call.
     pub(crate) fn take_effects(&mut self) -> Vec<Effect> {
         std::mem::take(&mut self.effects)
     }
 
-    /// Watchers that share another's watch on a member.
+    /// Returns the number of watchers that share another watcher's watch on a member.
     pub(crate) fn coalescing(&self) -> usize {
         self.attached.saturating_sub(self.broadcasts.len())
     }
 
-    /// The revision from which on a broadcast's watch has to be opened; 0: from now on. `None` if it is over.
+    /// Returns the revision from which a broadcast's watch has to be opened; 0: from now on. `None` if the
+    /// broadcast has ended.
     pub(crate) fn start_of(&self, broadcast: BroadcastId) -> Option<i64> {
         self.broadcasts.get(&broadcast).map(|broadcast| broadcast.next)
     }
 
-    /// True if something waits for this broadcast to say how far it is.
+    /// Returns true if a watcher or stream waits for the progress of this broadcast.
     pub(crate) fn wants_progress(&self, id: BroadcastId) -> bool {
         let Some(broadcast) = self.broadcasts.get(&id).filter(|broadcast| broadcast.created) else {
             return false;
@@ -195,7 +201,7 @@ impl Watches {
             || (others.len() > 1 && (!broadcast.live || others.iter().any(older_is_ahead)))
     }
 
-    /// A client creates a watch on a stream; `done` is told when that is answered.
+    /// Creates a watch for a client on a stream; `done` is notified when the request is answered.
     pub(crate) fn create(
         &mut self,
         stream: StreamId,
@@ -262,10 +268,10 @@ impl Watches {
         self.place(watcher, &Rc::new(group));
     }
 
-    /// A client cancels a watch.
+    /// Cancels a watch of a client.
     pub(crate) fn cancel(&mut self, stream: StreamId, id: i64) {
         let Some(state) = self.streams.get_mut(&stream) else { return };
-        // As in etcd, what is not there is passed over.
+        // As in etcd, a request for an unknown watch is ignored.
         let Some(place) = state.places.remove(&id) else { return };
         state.behind.retain(|(watcher, _)| watcher.id != id);
         let outbox = state.outbox.clone();
@@ -279,7 +285,7 @@ impl Watches {
         outbox.answer(response.encode_to_vec().into());
     }
 
-    /// A client's stream is over.
+    /// Handles the end of a client's stream.
     pub(crate) fn leave(&mut self, stream: StreamId) {
         let Some(state) = self.streams.remove(&stream) else { return };
         for (id, place) in state.places {
@@ -287,10 +293,10 @@ impl Watches {
                 self.detach(broadcast, (stream, id));
             }
         }
-        // Those that wait for a check are left out when it is answered.
+        // Watchers that wait for a check are discarded when the check is answered.
     }
 
-    /// A client that took nothing has taken all that waited.
+    /// Handles a client that has taken all queued responses after it had taken none.
     pub(crate) fn drained(&mut self, stream: StreamId) {
         let Some(state) = self.streams.get_mut(&stream) else { return };
         for (watcher, group) in std::mem::take(&mut state.behind) {
@@ -298,10 +304,10 @@ impl Watches {
         }
     }
 
-    /// A client asks how far its watches are.
+    /// Handles a client's request for the progress of its watches.
     pub(crate) fn ask_progress(&mut self, stream: StreamId) {
         let Some(state) = self.streams.get_mut(&stream) else { return };
-        // As in etcd, a stream with a watch that is behind gets no answer.
+        // As in etcd, a stream with a watch that lags gets no answer.
         let takes_part = |place: &Place| matches!(place, Place::Broadcast(_));
         if state.asked.is_some() || state.places.is_empty() || !state.places.values().all(takes_part) {
             return;
@@ -324,7 +330,7 @@ impl Watches {
         }
     }
 
-    /// The answer to a check: the header of the read, or why it is not permitted.
+    /// Handles the result of a permission check: the header of the read, or the reason for the refusal.
     pub(crate) fn checked(&mut self, group: &Rc<Group>, outcome: Result<ResponseHeader, &Status>) {
         let Some(state) = self.groups.get_mut(group) else { return };
         let watchers = state.checking.take().unwrap_or_default();
@@ -341,7 +347,7 @@ impl Watches {
         self.forget_if_empty(group);
     }
 
-    /// A response of a member on a broadcast's watch.
+    /// Handles a response of a member to a broadcast's watch.
     pub(crate) fn told(&mut self, id: BroadcastId, mut response: WatchResponse) {
         let Some(broadcast) = self.broadcasts.get_mut(&id) else { return };
         let header = response.header.unwrap_or_default();
@@ -368,7 +374,7 @@ impl Watches {
         self.merge(&group);
     }
 
-    /// The connection of a broadcast broke, or it was refused. Returns true if it is to be opened again.
+    /// Handles a broadcast whose connection broke, or that was refused. Returns true if it is to be opened again.
     pub(crate) fn broken(&mut self, id: BroadcastId, status: &Status) -> bool {
         let Some(broadcast) = self.broadcasts.get_mut(&id) else { return false };
         (broadcast.created, broadcast.live) = (false, false);
@@ -394,7 +400,7 @@ impl Watches {
         passes
     }
 
-    /// Finds a broadcast for a watcher, or makes one.
+    /// Assigns a watcher to a broadcast, or creates one for it.
     fn place(&mut self, watcher: Watcher, group: &Rc<Group>) {
         let group = match self.groups.get_key_value(group) {
             Some((known, _)) => known.clone(),
@@ -404,7 +410,7 @@ impl Watches {
         let of = |id: &BroadcastId| self.broadcasts.get(id).map(|broadcast| (*id, broadcast));
         let mut known = state.broadcasts.iter().filter_map(of);
         if let Some((id, _)) = known.clone().find(|(_, open)| !open.created && open.next == watcher.next) {
-            // It is about to be opened: the member decides whether that is permitted.
+            // The broadcast is not open yet: when it is opened, the member checks the permission.
             return self.attach(watcher, id);
         }
         let fits = |open: &Broadcast| match watcher.next {
@@ -444,7 +450,7 @@ impl Watches {
         }
     }
 
-    /// A watcher joins a broadcast that stands, after a read was permitted whose header this is.
+    /// Adds a watcher to an open broadcast, after a permitted read with this header.
     fn join(&mut self, mut watcher: Watcher, group: &Rc<Group>, header: ResponseHeader) {
         let wanted = if watcher.next == 0 { header.revision + 1 } else { watcher.next };
         let state = self.groups.entry(group.clone()).or_default();
@@ -453,11 +459,12 @@ impl Watches {
         let mut fitting = standing.clone().filter(|(_, open)| open.next <= wanted);
         let mut found = fitting.clone().find(|(_, open)| open.live).or_else(|| fitting.next());
         if found.is_none() && watcher.next == 0 {
-            // The member that was read from is behind the one that is watched: "now" is what the latter says.
+            // The member that answered the read lags behind the watched member, whose revision then counts as
+            // the present.
             found = standing.clone().find(|(_, open)| open.is_present());
         }
         let Some((id, open)) = found else {
-            // It went in between, or has gone on.
+            // The broadcast has ended or advanced since the check began.
             return self.place(watcher, group);
         };
         let first = watcher.next == 0;
@@ -489,7 +496,7 @@ impl Watches {
         }
     }
 
-    /// Removes a broadcast that nobody takes part in.
+    /// Removes a broadcast without watchers.
     fn remove(&mut self, id: BroadcastId) {
         let Some(broadcast) = self.broadcasts.remove(&id) else { return };
         assert!(broadcast.watchers.is_empty(), "watchers leave before their broadcast");
@@ -512,7 +519,7 @@ impl Watches {
         }
     }
 
-    /// The member has said that a broadcast's watch stands.
+    /// Handles a member's confirmation that a broadcast's watch is created.
     fn stands(&mut self, id: BroadcastId, header: ResponseHeader) {
         let Some(broadcast) = self.broadcasts.get_mut(&id) else { return };
         broadcast.created = true;
@@ -533,7 +540,7 @@ impl Watches {
         }
     }
 
-    /// Hands events out.
+    /// Sends events to the watchers of a broadcast.
     fn pass_on(&mut self, id: BroadcastId, header: ResponseHeader, events: &[Event]) {
         let Some(broadcast) = self.broadcasts.get_mut(&id) else { return };
         let revision = |event: &Event| event.kv.as_ref().map_or(0, |kv| kv.mod_revision);
@@ -570,14 +577,14 @@ impl Watches {
         }
     }
 
-    /// Hands out that nothing happened.
+    /// Sends a progress notification to the watchers of a broadcast.
     fn pass_on_progress(&mut self, id: BroadcastId, header: ResponseHeader) {
         let Some(broadcast) = self.broadcasts.get(&id) else { return };
         for watcher in broadcast.watchers.values() {
             if watcher.wants_progress && watcher.next <= header.revision + 1 {
                 let header = Some(header);
                 let response = WatchResponse { header, watch_id: watcher.id, ..WatchResponse::default() };
-                // One that is lost is followed by others.
+                // A lost progress notification is followed by others.
                 let _ = watcher.outbox.offer(&response.encode_to_vec().into());
             }
         }
@@ -590,7 +597,7 @@ impl Watches {
         }
     }
 
-    /// A broadcast has said to a stream how far it is, or is over.
+    /// Records that a broadcast has reported its progress to a stream, or has ended.
     fn answered(&mut self, stream: StreamId, id: BroadcastId, header: Option<ResponseHeader>) {
         let Some(state) = self.streams.get_mut(&stream) else { return };
         let Some((waits, lowest)) = &mut state.asked else { return };
@@ -603,8 +610,8 @@ impl Watches {
         }
         let header = *lowest;
         state.asked = None;
-        // As in etcd, a stream with a watch that is behind gets no answer. That may be one that came after the request, or
-        // moved to another broadcast meanwhile.
+        // As in etcd, a stream with a watch that lags gets no answer. The lagging watch may have been created
+        // after the request, or moved to another broadcast since.
         let was_told = |(id, place): (&i64, &Place)| {
             let Place::Broadcast(broadcast) = place else { return false };
             let Some(broadcast) = self.broadcasts.get(broadcast) else { return false };
@@ -618,7 +625,7 @@ impl Watches {
         }
     }
 
-    /// Moves the watchers of a broadcast to an older one that has handed out no more than it.
+    /// Moves the watchers of a broadcast to an older broadcast that has sent no more than it.
     fn merge(&mut self, group: &Rc<Group>) {
         let Some(state) = self.groups.get(group) else { return };
         if state.broadcasts.len() < 2 {
@@ -665,7 +672,7 @@ impl Watches {
         }
     }
 
-    /// A broadcast is over: its watchers are told.
+    /// Ends a broadcast, and notifies its watchers.
     fn end(&mut self, id: BroadcastId, header: ResponseHeader, reason: &str, compact_revision: i64) {
         let Some(broadcast) = self.broadcasts.get_mut(&id) else { return };
         let watchers = std::mem::take(&mut broadcast.watchers);
@@ -676,7 +683,7 @@ impl Watches {
         self.remove(id);
     }
 
-    /// Tells a watcher that it is over, or was not created.
+    /// Tells a watcher's client that the watch has ended, or was not created.
     fn refuse(&mut self, watcher: Watcher, header: ResponseHeader, reason: &str, compact_revision: i64) {
         if let Some(state) = self.streams.get_mut(&watcher.stream) {
             state.places.remove(&watcher.id);
@@ -701,14 +708,14 @@ impl Watches {
         }
     }
 
-    /// True if a watcher still waits for a check: neither canceled nor gone with its stream.
+    /// Returns true if a watcher still waits for a check: it was not canceled, and its stream has not ended.
     fn waits(&self, watcher: &Watcher) -> bool {
         let place = self.streams.get(&watcher.stream).and_then(|state| state.places.get(&watcher.id));
         matches!(place, Some(Place::Checked(serial)) if *serial == watcher.serial)
     }
 }
 
-/// Tells a client that its watch stands.
+/// Tells a client that its watch is created.
 fn created(watcher: &mut Watcher, header: ResponseHeader) {
     watcher.created = true;
     let response = WatchResponse {
@@ -719,12 +726,12 @@ fn created(watcher: &mut Watcher, header: ResponseHeader) {
     };
     watcher.outbox.answer(response.encode_to_vec().into());
     if let Some(done) = watcher.done.take() {
-        // The stream may be gone; then nobody waits.
+        // The stream may have ended; then the receiver is gone.
         let _ = done.send(());
     }
 }
 
-/// The answer to a request for a watch that is not created.
+/// Returns the response to a request for a watch that is not created.
 fn refusal(header: ResponseHeader, reason: &str, compact_revision: i64) -> Bytes {
     let response = WatchResponse {
         header: Some(header),
@@ -738,15 +745,16 @@ fn refusal(header: ResponseHeader, reason: &str, compact_revision: i64) -> Bytes
     response.encode_to_vec().into()
 }
 
-/// One response for all watchers that want the same of it.
+/// The encoded forms of one response, shared by watchers with the same filters.
 #[derive(Default)]
 struct Bodies {
-    /// By what is left out: previous values, puts, deletes. The inner `None`: nothing is left.
+    /// Responses by what is left out: previous values, puts, deletes. An inner `None`: no events are left.
     made: [Option<Option<Bytes>>; 8],
 }
 
 impl Bodies {
-    /// The message for a watcher; `None` if it is told nothing. `shared`: it wants every revision there is.
+    /// Returns the message for a watcher; `None` if it gets none. `shared`: the watcher wants all revisions
+    /// of the response.
     fn of(
         &mut self,
         watcher: &Watcher,
@@ -765,7 +773,7 @@ impl Bodies {
         if watcher.id == 0 {
             return Some(body);
         }
-        // Fields may stand in any order; the id is put behind the others.
+        // Protobuf fields may be in any order, so the id is appended.
         let mut message = BytesMut::with_capacity(body.len() + 11);
         message.put_slice(&body);
         message.put_u8(WATCH_ID_FIELD);
@@ -774,7 +782,7 @@ impl Bodies {
     }
 }
 
-/// A response without an id, for watchers like this one.
+/// Returns an encoded response without a watch id, for watchers with these filters.
 fn body(watcher: &Watcher, header: ResponseHeader, events: &[Event]) -> Option<Bytes> {
     let wanted = |event: &&Event| {
         let is_new = event.kv.as_ref().is_some_and(|kv| kv.mod_revision >= watcher.next);

@@ -1,6 +1,7 @@
-//! From what a data directory holds to the parts of a member, before anything of it runs.
+//! Builds the parts of a member from the contents of its data directory, before any of them runs.
 //!
-//! Here is no thread and no socket. `boot` gives each part a thread, `stepped` moves them by hand.
+//! This module starts no thread and opens no socket. `boot` gives each part a thread; `stepped` drives the
+//! parts by hand.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -34,22 +35,22 @@ use telemetry::heavy_hitters::HeavyHitters;
 use telemetry::logging::Logger;
 use telemetry::metrics::Metrics;
 
-/// Orders that may wait for the checkpointer.
+/// Capacity of the queue of orders to the checkpointer.
 const ORDERS_MAX: usize = 4;
 
-/// The parts of a member beside its data directory.
+/// The parts of a member other than its opened data directory.
 pub(crate) struct Setting {
     pub config: Config,
     pub disk: Arc<dyn Disk>,
     pub logger: Arc<Logger>,
     pub inbox: Arc<Inbox<CoreRequest>>,
     pub clock: Clock,
-    /// Number of loops that serve clients.
+    /// Number of event loops (shards) that serve clients.
     pub shards: usize,
     pub threads: bool,
     pub thresholds: Thresholds,
     pub credentials: Credentials,
-    /// Number that differs between runs of the member, whatever its clock shows.
+    /// Number that differs between runs of the member, even if the clock shows the same time again.
     pub random: u64,
 }
 
@@ -63,16 +64,17 @@ pub(crate) struct Assembled {
     pub entries: log::Entries,
     pub fetches: Receiver<Fetch>,
     pub peering: Arc<Peering>,
-    /// Told once the member may serve clients.
+    /// Receives one message when the member may serve clients.
     pub ready: Receiver<()>,
-    /// True if there was a member in the data directory.
+    /// True if the data directory held the data of a member.
     pub had_data: bool,
     pub clean_shutdown: CleanShutdown,
-    /// Held while the member runs.
+    /// Lock on the data directory, held while the member runs.
     pub lock: disk::Lock,
 }
 
-/// Puts a member together. Before it runs, it needs its links to the others, see [`Shared::set_peers`].
+/// Builds the parts of a member. [`Shared::set_peers`] must be called with the links to the other members
+/// before the member runs.
 pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     let Setting { config, disk, logger, inbox, clock, shards, threads, thresholds, credentials, random } =
         setting;
@@ -97,7 +99,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     metrics.server.set_features(&config.feature_gates);
     let (limits, state) = (limits(&config), first_state(&mut machine, &node));
     let millis = clock.wall().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
-    // A machine may show the same time again: its clock was set back, or starts at the same time whenever it is switched on.
+    // The clock alone does not make a unique seed: it may be set back, or start at the same time at every boot.
     let seed = if planted::is(Bug::IdsByTheClock) { millis } else { millis ^ random };
     let mut shared = Shared::new(identity, state, limits, shards, inbox, log.values(), metrics, seed);
     shared.began = clock.now();
@@ -171,7 +173,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     }
 }
 
-/// Returns the bounds that the options set.
+/// Returns the limits that the options set.
 fn limits(config: &Config) -> Limits {
     Limits {
         request_bytes_max: usize::try_from(config.max_request_bytes).unwrap_or(usize::MAX),
@@ -187,7 +189,7 @@ fn limits(config: &Config) -> Limits {
     }
 }
 
-/// Publishes the state that the data directory holds. No leader is known yet.
+/// Returns the state that is published first: the state of the data directory, with no leader known.
 fn first_state(machine: &mut Machine, node: &Node) -> Published {
     Published {
         view: machine.store.publish(),
@@ -204,7 +206,7 @@ fn first_state(machine: &mut Machine, node: &Node) -> Published {
     }
 }
 
-/// Returns the parts of this member that the checkpointer needs.
+/// Returns the handles and callbacks through which the checkpointer works with this member.
 fn surface(shared: &Arc<Shared>, log: &Log, checkpoints: &CheckpointStore) -> Surface {
     let (newest, core) = (Arc::clone(shared), Arc::clone(&shared.core));
     Surface {
@@ -224,8 +226,9 @@ fn surface(shared: &Arc<Shared>, log: &Log, checkpoints: &CheckpointStore) -> Su
     }
 }
 
-/// etcd's shortest TTL: one and a half election timeouts, in whole seconds. It counts for the leases that clients of
-/// this member are granted, and for those that it lets expire as a leader; the state does not depend on it.
+/// Returns the shortest lease TTL, as in etcd: one and a half election timeouts, rounded up to whole seconds.
+/// The limit applies to leases granted by this member and to the expiry of leases while this member leads;
+/// the replicated state does not depend on it.
 fn lease_ttl_min(config: &Config) -> Seconds {
     let ms = config.election_timeout.as_millis() * 3 / 2;
     Seconds(i64::try_from(ms.div_ceil(1000)).unwrap_or(i64::MAX))

@@ -1,4 +1,4 @@
-//! The audit log of a member, as its options have it.
+//! Starts and stops the audit log of a member, according to its options.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use telemetry::logging::Logger;
 
 use crate::error::StartError;
 
-/// Opens the audit log, if the options name one; before clients are served.
+/// Opens the audit log if the options name one. To be called before clients are served.
 pub(crate) fn start(
     shared: &Shared,
     options: Option<AuditLogOptions>,
@@ -19,22 +19,22 @@ pub(crate) fn start(
     let settings = Settings { path, file_bytes_max, files_max };
     let metrics = shared.metrics.audit.clone();
     match AuditLog::start(&settings, shared.clock.clone(), Arc::clone(logger), metrics) {
-        // It is set once.
+        // `set` cannot fail: the audit log is set only once.
         Ok(log) => drop(shared.audit.set((Arc::new(log), reads))),
         Err(error) => return Err(StartError::AuditLog { path: settings.path, error }),
     }
     Ok(())
 }
 
-/// Told of each TLS handshake that is refused.
+/// Callback for each refused TLS handshake.
 type Rejections = Arc<dyn Fn(&front::Rejected) + Send + Sync>;
 
-/// Has refused TLS handshakes in the audit log, too.
+/// Returns a callback that writes refused TLS handshakes to the audit log, and then calls `others`.
 pub(crate) fn rejections(shared: &Shared, others: Rejections) -> Rejections {
     let Some((log, _)) = shared.audit.get() else { return others };
     let (log, clock) = (Arc::clone(log), shared.clock.clone());
     Arc::new(move |rejected| {
-        // Probes of ports close connections before anything is refused.
+        // Port probes close the connection without a handshake; nothing was refused then.
         if !rejected.is_end_of_file {
             let (remote, error) = (rejected.remote, &rejected.error);
             rpc::audit::handshake_refused(&log, remote, error, rejected.not_reported, clock.wall());
@@ -43,7 +43,7 @@ pub(crate) fn rejections(shared: &Shared, others: Rejections) -> Rejections {
     })
 }
 
-/// Has the last lines written. Nobody asks for anything any more.
+/// Writes the remaining lines and stops the audit log. To be called when no client is served any more.
 pub(crate) fn stop(shared: &Shared) {
     if let Some((log, _)) = shared.audit.get() {
         log.stop();

@@ -1,5 +1,5 @@
-//! From a configuration and a data directory to a running member: [`start`] opens, assembles, starts a thread per part and
-//! listens; [`Running::stop`] shuts down cleanly.
+//! Starts a member from a configuration and a data directory: [`start`] opens the directory, builds the
+//! parts, starts a thread per part and listens; [`Running::stop`] shuts down cleanly.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -42,9 +42,9 @@ use storage::clean_shutdown::CleanShutdown;
 use storage::opening::{self, LogEvents, Opening};
 use telemetry::logging::{Logger, Value};
 
-/// Time that calls in flight may go on when the member stops.
+/// Time that calls in flight may still take when the member stops.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
-/// Interval at which a start that waits for the cluster looks if it should stop.
+/// Interval at which a start that waits for the cluster checks `stop_wanted`.
 const READY_LOOK: Duration = Duration::from_millis(200);
 
 /// A running member.
@@ -52,14 +52,14 @@ pub struct Running {
     shared: Arc<Shared>,
     exporting: Option<Exporting>,
     fronts: Arc<Fronts>,
-    /// Empty if there is none.
+    /// The console; empty if the member has none.
     console: Arc<OnceLock<Console>>,
     core: JoinHandle<Result<(), Fatal>>,
     checkpointer: JoinHandle<()>,
     hasher: JoinHandle<()>,
     monitor: Monitor,
     peers: Arc<Peers>,
-    /// Says that the core has ended.
+    /// Receives a message when the core has ended.
     ended: mpsc::Receiver<()>,
     clean_shutdown: CleanShutdown,
     reloading: Reloading,
@@ -67,18 +67,18 @@ pub struct Running {
     _lock: Lock,
 }
 
-/// The threads that serve clients and metrics, from when they do.
+/// The threads that serve clients and metrics; empty until these threads are started.
 type Fronts = OnceLock<Vec<Front>>;
 
-/// Finds the other members for one that has no data: returns its options with an initial cluster.
+/// Finds the other members for a member without data: returns the options completed by an initial cluster.
 pub type Discover<'a> = dyn Fn(&Config) -> Result<Config, Box<dyn Error + Send + Sync>> + 'a;
 
-/// Starts a member; returns once it serves clients. That needs a quorum of its cluster, so `stop_wanted` is asked now
-/// and then whether to go on waiting.
+/// Starts a member; returns once it serves clients. Serving needs a quorum of the cluster, so `stop_wanted`
+/// is called periodically; the start is given up when it returns true.
 ///
 /// # Errors
 ///
-/// What is wrong with which file, address or option; the text says what to do.
+/// The file, address or option that is wrong, and why; the text says what to do.
 pub fn start(
     config: Config,
     logger: Arc<Logger>,
@@ -90,7 +90,8 @@ pub fn start(
     let listeners = Listeners::bind(&config, &tls)?;
     let listening = listeners.addresses(&config);
 
-    // On all processors: hashing gives way to those who are known already, every few rounds.
+    // Password hashing may use all processors: it yields every few rounds to requests of users that are
+    // logged in already.
     let (credentials, key_files) =
         credentials(&config, &logger, processors()).map_err(StartError::Credentials)?;
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
@@ -140,9 +141,10 @@ pub fn start(
     serve(assembled, tls, listeners, listening, stop_wanted)
 }
 
-/// Refuses to start as a release that is older than the version of the cluster, as etcd does: what others wrote may be
-/// unknown to it. A downgrade lowers the cluster's version first. To be asked once all is applied that was committed before the
-/// start: a checkpoint may be from before the version was raised, or from before it was lowered.
+/// Refuses to start if this release is older than the version of the cluster, as etcd does: entries of newer
+/// members may be unknown to this release. A downgrade lowers the cluster's version first. To be called once
+/// all entries are applied that were committed before the start: a checkpoint may be older than the last
+/// change of the cluster's version.
 fn check_release(shared: &Shared) -> Result<(), StartError> {
     let members = Arc::clone(&shared.state.load().members);
     let (cluster, own) = (joining::minor(&members.cluster_version), joining::minor(shared.api_version));
@@ -191,7 +193,7 @@ fn serve(
     let logger = Arc::clone(&parts.logger);
     let audit_log = parts.config.audit_log.clone();
     let console_hosts = parts.config.host_whitelist.clone().unwrap_or_default();
-    // One that has nothing yet has nothing to compare.
+    // A member without data has nothing to compare with the other members.
     let checks = had_data && parts.config.feature_gates.is_on("InitialCorruptCheck");
     let checkpointer = spawn("checkpointer", "the checkpointer thread", move || checkpointer.run(&orders))?;
     let hashing = Arc::clone(&shared);
@@ -270,7 +272,7 @@ fn start_catch_up(
     Ok(())
 }
 
-/// Starts the thread that talks to the other members, and tells the member of it.
+/// Starts the thread that talks to the other members, and sets it as the links of `shared`.
 fn start_peers(
     shared: &Shared,
     logger: &Arc<Logger>,
@@ -305,7 +307,7 @@ fn start_peers(
     Ok(peers)
 }
 
-/// Starts the thread that takes over changed TLS files, and says with what TLS clients are served.
+/// Starts the thread that reloads changed TLS files, and logs the TLS settings for clients.
 fn start_reloading(
     shared: &Shared,
     logger: &Arc<Logger>,
@@ -327,10 +329,10 @@ fn start_reloading(
         .map_err(|error| StartError::Thread { what: "the thread that reloads TLS files", error })
 }
 
-/// Fewer connections than this are little for a cluster's clients.
+/// Number of connections below which a warning is logged.
 const CONNECTIONS_ADVISED: usize = 1000;
 
-/// Says that the limit on open files leaves few connections, and how to raise it.
+/// Warns if the limit on open files leaves few connections, and says how to raise it.
 fn warn_of_few_connections(logger: &Logger, options: &front::Options) {
     if options.connections_max < CONNECTIONS_ADVISED {
         logger.warn(
@@ -340,7 +342,7 @@ fn warn_of_few_connections(logger: &Logger, options: &front::Options) {
     }
 }
 
-/// Says that nothing can be reserved on the file system of the data or the log, where that is so.
+/// Warns if the file system of the data or of the log cannot reserve space.
 fn warn_of_file_systems(logger: &Logger, disk: &dyn Disk, dirs: [Option<&Path>; 2]) {
     for dir in dirs.into_iter().flatten() {
         let Some(file_system) = disk.writes_elsewhere(dir) else { continue };
@@ -352,7 +354,7 @@ fn warn_of_file_systems(logger: &Logger, disk: &dyn Disk, dirs: [Option<&Path>; 
     }
 }
 
-/// Says that clients get more memory than the operator allowed them, where that is so.
+/// Warns if the memory budget for clients is larger than the operator configured.
 fn warn_of_raised_memory(logger: &Logger, config: &Config, options: &front::Options) {
     if let Some(told) = config.client_memory_bytes
         && (options.budget.bytes_max() as u64) > told
@@ -364,7 +366,7 @@ fn warn_of_raised_memory(logger: &Logger, config: &Config, options: &front::Opti
     }
 }
 
-/// The thread of the core, and the queue that tells of its end.
+/// The thread of the core, and a receiver that gets a message when the core ends.
 type CoreThread = (JoinHandle<Result<(), Fatal>>, mpsc::Receiver<()>);
 
 /// Starts the core.
@@ -372,14 +374,16 @@ fn start_core(parts: Parts) -> Result<CoreThread, StartError> {
     let (ended_sender, ended) = sync_channel(1);
     let core = spawn("core", "the core thread", move || {
         let outcome = Core::new(parts).run();
-        // Whoever waits hears of the end by the sender's drop; a full channel says the same.
+        // A failed send does not matter: dropping the sender wakes the receiver too, and a full channel
+        // already holds a message.
         let _ = ended_sender.try_send(());
         outcome
     })?;
     Ok((core, ended))
 }
 
-/// Waits until the cluster has heard of this member, or until it is to stop. Gives the core back.
+/// Waits until the cluster has recognized this member, or until `stop_wanted` returns true. Returns the
+/// handle of the core.
 fn await_cluster(
     core: JoinHandle<Result<(), Fatal>>,
     shared: &Shared,
@@ -399,7 +403,8 @@ fn await_cluster(
             Err(mpsc::RecvTimeoutError::Disconnected) => {
                 return Err(match core.join() {
                     Ok(Err(fatal)) => StartError::Core(fatal),
-                    // It was not told to stop, so it has heard of its removal: by its log, or by the other members.
+                    // Nobody stopped the core, so it ended because the member was removed: the log or another
+                    // member said so.
                     Ok(Ok(())) => {
                         let member_id = shared.identity.member_id;
                         StartError::DataDir(DataDirError::Removed { member_id, data_dir })
@@ -411,7 +416,7 @@ fn await_cluster(
     }
 }
 
-/// Starts the threads that serve clients and, at addresses of their own, metrics.
+/// Starts the threads that serve clients, and those that serve metrics on separate addresses.
 fn start_fronts(
     shared: &Arc<Shared>,
     logger: &Arc<Logger>,
@@ -445,7 +450,7 @@ fn start_fronts(
     Ok(fronts)
 }
 
-/// Tells the operator that the member serves.
+/// Logs the addresses on which the member serves.
 fn tell_of_service(logger: &Logger, listening: &Listening) {
     let without_scheme = |url: &str| url.split_once("://").map_or(url, |(_, address)| address).to_owned();
     for url in &listening.peers {
@@ -484,10 +489,10 @@ fn log_peer(logger: &Logger, level: peer::Level, line: &str, fields: &[(&str, pe
     }
 }
 
-/// Files that connections must leave for everything else, as in etcd; and for each segment of the log two, for there
-/// may be more of them later.
+/// Open files reserved for everything but connections, as in etcd. Two more are reserved for each log
+/// segment, since the number of segments may grow.
 const OTHER_FILES: usize = 150;
-/// Fewer connections than this are no service.
+/// Least number of connections with which a member starts.
 const CONNECTIONS_MIN: usize = 16;
 
 fn front_options(config: &Config, shards: usize, segments: usize) -> Result<front::Options, StartError> {
@@ -519,21 +524,22 @@ fn front_options(config: &Config, shards: usize, segments: usize) -> Result<fron
     })
 }
 
-/// Bytes that the calls in flight of one connection may hold: the default, or more where one of the largest messages, with what is
-/// held besides, would not fit; half of the budget at most, which holds four of them.
+/// Returns the bytes that the calls in flight of one connection may hold: the default, or twice the largest
+/// message if that is more, but at most half of the budget. The budget holds four of the largest messages.
 fn request_bytes_max(default: usize, budget_bytes: usize, message_bytes_max: usize) -> usize {
     default.max(message_bytes_max.saturating_mul(2)).min(budget_bytes / 2)
 }
 
-/// Connections of one address: as configured, or so many that a quarter is left for others.
+/// Returns the number of connections that one address may have: the configured number, or three quarters of
+/// all connections.
 fn connections_per_address_max(config: &Config, connections_max: usize) -> usize {
     let told = config.max_connections_per_address.map(|max| usize::try_from(max).unwrap_or(usize::MAX));
     told.unwrap_or(connections_max - connections_max / 4)
 }
 
-/// Less than this for all clients is no service.
+/// Least memory budget for all clients together, in bytes.
 const CLIENT_MEMORY_BYTES_MIN: usize = 32 << 20;
-/// The memory for clients must hold this many of the largest messages.
+/// Number of largest messages that the memory budget for clients must hold.
 const MESSAGES_MIN: usize = 4;
 
 /// Returns the memory budget of all clients together, in bytes: as configured, or a quarter of the available memory.
@@ -549,7 +555,7 @@ fn client_memory_bytes(told: Option<u64>, message_bytes_max: usize) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX).max(least)
 }
 
-/// Starts the thread of this name, which errors call `what`.
+/// Starts a thread with this name; an error calls it `what`.
 fn spawn<T: Send + 'static>(
     name: &'static str,
     what: &'static str,
@@ -562,24 +568,24 @@ fn spawn<T: Send + 'static>(
 }
 
 impl Running {
-    /// Waits until the core has ended by itself, up to `patience`; whether it has.
+    /// Waits until the core has ended by itself, up to `patience`. Returns true if it has ended.
     pub fn ended(&self, patience: Duration) -> bool {
         !matches!(self.ended.recv_timeout(patience), Err(std::sync::mpsc::RecvTimeoutError::Timeout))
     }
 
-    /// Stops cleanly: takes no new calls, lets those in flight finish, saves the remaining times of leases, and syncs the
-    /// log.
+    /// Shuts down cleanly: refuses new calls, lets calls in flight finish, saves the remaining times of
+    /// leases, and syncs the log.
     ///
     /// # Errors
     ///
-    /// The reason for which the core had ended before, if it had.
+    /// The reason why the core had already ended by itself, or why the clean shutdown could not be recorded.
     pub fn stop(self) -> Result<(), EndError> {
         self.shared.values.wind_down();
-        // It tells the others of new files.
+        // Dropped first: the reloading thread notifies the fronts, the console and the peers of new files.
         drop(self.reloading);
-        // First, so that nobody finds a socket on which no process listens.
+        // Removed before the listeners close, so that no client finds a socket file on which no process listens.
         drop(self.socket_files);
-        // Before the listeners that it has connections to.
+        // Dropped before the listeners for clients, since the console holds connections to them.
         drop(self.console);
         let fronts = Arc::into_inner(self.fronts).and_then(Fronts::into_inner);
         for front in fronts.expect("only the thread that ended used the fronts") {
@@ -594,10 +600,10 @@ impl Running {
         self.peers.close();
         self.shared.compaction_hashes.stop();
         let _ = self.hasher.join();
-        // The core tells the checkpointer to end.
+        // The core has told the checkpointer to end.
         let _ = self.checkpointer.join();
         if outcome.is_ok() {
-            // The log is closed: the core had it.
+            // The core owned the log, so the log is closed here and its end is final.
             let end = self.shared.values.log_end();
             self.clean_shutdown.close(&self.shared.identity, end).map_err(EndError::CleanShutdown)?;
         }

@@ -1,5 +1,5 @@
-//! The tokens and passwords of a member, as its options have them: reads the key files that `--auth-token` names, and reads
-//! them again when they change.
+//! Prepares the tokens and passwords of a member according to its options: reads the key files that
+//! `--auth-token` names, and reads them again when they change.
 
 use std::error::Error;
 use std::fs::File;
@@ -16,16 +16,16 @@ use identity::{Secret, TokenKind};
 use replica::credentials::{CredentialOptions, Credentials};
 use telemetry::logging::{Logger, Value};
 
-/// Why a member cannot make tokens as its options say.
+/// Error returned when a member cannot make tokens as its options require.
 #[derive(Debug)]
 pub enum CredentialError {
-    /// `--auth-token` cannot be understood.
+    /// The value of `--auth-token` is not valid.
     Option(OptionError),
     /// A key file cannot be read.
     File {
-        /// The file, as given.
+        /// Path of the file, as given in the option.
         path: String,
-        /// The answer of the operating system.
+        /// Error of the operating system.
         error: io::Error,
     },
     /// A key cannot be used.
@@ -54,9 +54,9 @@ impl Error for CredentialError {
     }
 }
 
-/// Time between two looks at the key files.
+/// Interval at which the key files are read.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Bytes of a key file that are read; no key is as long.
+/// Number of bytes of a key file that are read; every real key is shorter.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Reads a file that `--auth-token` names.
@@ -68,7 +68,7 @@ fn read(path: &Option<String>) -> Result<Option<Secret>, CredentialError> {
     Ok(Some(Secret::new(&bytes)))
 }
 
-/// The contents of the files of the public keys and of the private key.
+/// The contents of the public key file and of the private key file.
 #[derive(Clone, PartialEq)]
 struct Contents {
     public: Option<Secret>,
@@ -85,23 +85,23 @@ impl Contents {
     }
 }
 
-/// The key files of JSON Web Tokens, watched while the member runs. A change is taken over at the second look that sees the
-/// same contents, so that a file that is being written is not taken for a whole one. Files that cannot be used change
-/// nothing: the keys in use stay.
+/// The key files of JSON Web Tokens, watched while the member runs. A change takes effect when two successive
+/// reads see the same contents, so that a half-written file is never used. If the new files are not usable,
+/// the keys in use stay.
 pub(crate) struct KeyFiles {
     options: JwtOptions,
-    /// In use.
+    /// Contents in use.
     loaded: Contents,
-    /// Seen by the last look, and not in use.
+    /// Changed contents seen by the last read, and not in use yet.
     candidate: Option<Contents>,
-    /// Why the files that were seen last cannot be used.
+    /// Reason why the files seen last cannot be used.
     failed: Option<String>,
-    /// The contents that it is about, if they could be read.
+    /// Contents that [`Self::failed`] refers to; `None` if the files could not be read.
     failed_contents: Option<Contents>,
 }
 
 impl KeyFiles {
-    /// Looks at the files, and takes changes over.
+    /// Reads the files once, and applies a change that was seen twice.
     fn poll(&mut self, credentials: &Credentials, logger: &Logger) {
         let contents = match Contents::read(&self.options) {
             Ok(contents) => contents,
@@ -131,7 +131,7 @@ impl KeyFiles {
         }
     }
 
-    /// Says once why the files cannot be used.
+    /// Logs why the files cannot be used; the same reason is logged only once.
     fn fail(&mut self, contents: Option<Contents>, why: String, logger: &Logger) {
         self.failed_contents = contents;
         if self.failed.as_ref() != Some(&why) {
@@ -144,7 +144,7 @@ impl KeyFiles {
         }
     }
 
-    /// Starts the thread that looks at the files until the member stops.
+    /// Starts the thread that polls the files until the member stops.
     ///
     /// # Errors
     ///
@@ -160,7 +160,8 @@ impl KeyFiles {
     }
 }
 
-/// Prepares tokens and passwords. `threads` hash passwords and sign tokens. The key files are to be watched, if there are any.
+/// Prepares tokens and passwords; `threads` threads hash passwords and sign tokens. Returned key files, if
+/// any, are to be watched with [`KeyFiles::watch`].
 pub(crate) fn credentials(
     config: &Config,
     logger: &Logger,
@@ -217,7 +218,7 @@ mod tests {
 
     const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-    /// A log that keeps what it is told.
+    /// Log output that is kept in memory.
     #[derive(Clone, Default)]
     struct Told(Arc<std::sync::Mutex<Vec<u8>>>);
 
@@ -274,7 +275,7 @@ mod tests {
         };
         let first = token();
         assert!(is_valid(&first));
-        // Files that cannot be used: gone, and empty.
+        // Files that cannot be used: a deleted file, and an empty file.
         fs::remove_file(&private).expect("is removed");
         (0..3).for_each(|_| files.poll(&credentials, &logger));
         assert_eq!(told.take().matches("stay in use").count(), 1, "it is said once");
@@ -285,7 +286,7 @@ mod tests {
         fs::write(&private, "first secret").expect("is written");
         files.poll(&credentials, &logger);
         assert!(told.take().contains("again those in use"));
-        // Another key, which is taken at the second look.
+        // A different key takes effect at the second read.
         fs::write(&private, "second secret").expect("is written");
         files.poll(&credentials, &logger);
         assert!(is_valid(&first) && told.take().is_empty());
@@ -294,7 +295,7 @@ mod tests {
         assert!(text.contains("reloaded") && !text.contains("secret"), "{text}");
         assert!(!is_valid(&first));
         assert!(is_valid(&token()));
-        // A file that was not named is not looked at.
+        // A file that the options do not name is never read.
         options.public_file = Some(public.display().to_string());
         assert!(Contents::read(&options).is_err());
     }

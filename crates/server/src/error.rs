@@ -1,4 +1,4 @@
-//! Why a member does not start, and why it ended.
+//! Errors with which a member fails to start, and errors with which a running member ends.
 
 use std::error::Error;
 use std::fmt;
@@ -11,63 +11,63 @@ use consistency::corruption::InitialCheckError;
 use replica::core::Fatal;
 use storage::DataDirError;
 
-/// Why a member does not start.
+/// Reason why a member does not start.
 #[derive(Debug)]
 pub enum StartError {
-    /// A host that the member should listen at has no address.
+    /// The host name of a listen URL has no address.
     Resolve {
-        /// The URL of the flag.
+        /// URL given in the flag.
         url: String,
-        /// The answer of the resolver; `None` if it gave an empty list.
+        /// Error of the resolver; `None` if the resolver returned an empty list.
         error: Option<io::Error>,
     },
-    /// The member cannot listen there.
+    /// The member cannot listen at a URL.
     Listen {
-        /// The URL of the flag.
+        /// URL given in the flag.
         url: String,
-        /// The answer of the operating system.
+        /// Error of the operating system.
         error: io::Error,
     },
     /// The data directory cannot be opened.
     DataDir(DataDirError),
     /// A thread cannot be started.
     Thread {
-        /// The thread or threads, as a phrase that follows "cannot start".
+        /// Name of the thread or threads, as a phrase that follows "cannot start".
         what: &'static str,
-        /// The answer of the operating system.
+        /// Error of the operating system.
         error: io::Error,
     },
-    /// The process may have too few files open at once.
+    /// The process may open too few files at once.
     OpenFiles {
-        /// The limit.
+        /// Limit of open files of the process.
         limit: usize,
-        /// The limit that the member needs at least.
+        /// Least limit that the member needs.
         needed: usize,
     },
     /// The member was told to stop before it was ready.
     Stopped,
-    /// The core could not go on before the member was ready.
+    /// The core failed before the member was ready.
     Core(Fatal),
-    /// The thread of the core has panicked before the member was ready, which is a bug.
+    /// The thread of the core panicked before the member was ready, which is a bug.
     CorePanicked,
     /// The data of the member differs from that of the others, or could not be compared.
     InitialCheck(InitialCheckError),
-    /// The tokens of users cannot be made as the options say.
+    /// The tokens of users cannot be made as the options require.
     Credentials(CredentialError),
-    /// TLS cannot be set up as the options say.
+    /// TLS cannot be set up as the options require.
     Tls(TlsError),
-    /// The cluster runs at a version that is newer than the release this member presents.
+    /// The cluster's version is newer than the release that this member presents.
     TooOld {
-        /// The version of the cluster, as this member knows it.
+        /// Version of the cluster, as this member knows it.
         cluster_version: String,
-        /// The release.
+        /// Release that this member presents.
         own: &'static str,
     },
     /// The audit log cannot be opened.
     AuditLog {
-        /// The file, as given.
+        /// Path of the file, as given in the option.
         path: PathBuf,
-        /// The answer of the operating system.
+        /// Error of the operating system.
         error: io::Error,
     },
 }
@@ -108,7 +108,7 @@ impl fmt::Display for StartError {
             StartError::InitialCheck(error) => error.fmt(f),
             StartError::Credentials(error) => error.fmt(f),
             StartError::Tls(error) => error.fmt(f),
-            // etcd's words first.
+            // The message begins with etcd's words.
             StartError::TooOld { cluster_version, own } => write!(
                 f,
                 "invalid downgrade; server version is lower than determined cluster version: the cluster runs at \
@@ -121,10 +121,10 @@ impl fmt::Display for StartError {
     }
 }
 
-/// What to do about a socket that cannot be listened at, where the system's answer does not tell it.
+/// Returns advice about a socket at which the member cannot listen; empty if the system's error is clear enough.
 fn listen_advice(error: &io::Error) -> &'static str {
     match error.kind() {
-        // An error of our own says what is there.
+        // Errors without an OS code are made by this program; their text already names the file.
         _ if error.raw_os_error().is_none() => "",
         io::ErrorKind::AddrInUse => "; `ss -ltnp` shows which process listens there",
         io::ErrorKind::AddrNotAvailable => "; `ip address` shows the addresses of this machine",
@@ -152,14 +152,14 @@ impl Error for StartError {
     }
 }
 
-/// Why a member that ran has ended, or what it could not do when it stopped.
+/// Reason why a running member ended, or what failed during its shutdown.
 #[derive(Debug)]
 pub enum EndError {
-    /// The core could not go on.
+    /// The core failed.
     Core(Fatal),
-    /// The thread of the core has panicked, which is a bug.
+    /// The thread of the core panicked, which is a bug.
     CorePanicked,
-    /// The file that says how the member was stopped cannot be written.
+    /// The file that records a clean shutdown cannot be written.
     CleanShutdown(log::OpenError),
 }
 

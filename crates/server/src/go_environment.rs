@@ -1,19 +1,20 @@
-//! Variables of Go's runtime that manifests set for etcd, where they have a meaning here: `GOMAXPROCS` is the number of processors
-//! to use, and `GOMEMLIMIT` the memory that the process should get along with. `GOGC` has none: nothing is collected.
+//! Variables of Go's runtime that manifests set for etcd and that this program follows: `GOMAXPROCS` limits
+//! the number of processors, and `GOMEMLIMIT` the memory of the process. `GOGC` is ignored: this program has
+//! no garbage collector.
 
 use telemetry::logging::{Logger, Value};
 
-/// What the environment says.
+/// Limits read from the environment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GoEnvironment {
-    /// Processors to use; not 0.
+    /// Number of processors to use; not 0.
     pub(crate) processors_max: Option<usize>,
-    /// Bytes of memory to use; not 0.
+    /// Memory to use, in bytes; not 0.
     pub(crate) memory_bytes_max: Option<u64>,
 }
 
 impl GoEnvironment {
-    /// Reads the variables. What Go does not understand is ignored, as Go ignores it or fails.
+    /// Reads the variables. Values that Go does not understand are ignored here; Go ignores them or fails.
     pub(crate) fn read() -> GoEnvironment {
         let variable = |name| std::env::var(name).ok();
         GoEnvironment {
@@ -22,7 +23,7 @@ impl GoEnvironment {
         }
     }
 
-    /// Says in the log what counts.
+    /// Logs the limits that apply.
     pub(crate) fn log(&self, logger: &Logger) {
         if let Some(processors) = self.processors_max {
             let fields = [("processors", Value::Uint(processors as u64))];
@@ -39,7 +40,7 @@ fn processors(text: &str) -> Option<usize> {
     text.parse().ok().filter(|processors| *processors > 0)
 }
 
-/// Bytes as Go's runtime reads them: digits, and `B`, `KiB`, `MiB`, `GiB` or `TiB`.
+/// Parses a number of bytes as Go's runtime does: digits, followed by `B`, `KiB`, `MiB`, `GiB`, `TiB` or nothing.
 fn bytes(text: &str) -> Option<u64> {
     let (number, shift) = [("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40), ("B", 0), ("", 0)]
         .into_iter()

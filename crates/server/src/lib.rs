@@ -1,13 +1,14 @@
-//! Puts a member together from its parts, and runs it.
+//! Builds a member from its parts, and runs it.
 //!
-//! * `assembly` makes the parts of a member of what [`storage`] found in its data directory.
-//! * [`boot`] gives each part a thread and a socket; [`stepped`] drives the same parts by hand, without threads, sockets
-//!   and real time, for simulation.
-//! * `peering` answers requests of other members, and hands the core what they send. `memory` reads the available memory.
+//! * `assembly` builds the parts of a member from the data directory that [`storage`] has opened.
+//! * [`boot`] gives each part a thread and a socket; [`stepped`] drives the same parts by hand, without
+//!   threads, sockets and real time, for simulation.
+//! * `peering` answers requests of other members, and passes their raft messages to the core. `memory` reads
+//!   the available memory.
 //! * `go_environment` reads variables of Go's runtime.
-//! * `systemd` tells the service manager. `listening` has the sockets, TCP's and those in the file system.
+//! * `systemd` notifies the service manager. `listening` opens the TCP and Unix sockets.
 //! * `own_console` starts the member's console.
-//! * `tls` sets up TLS as the options say, and takes over changed files while the member runs.
+//! * `tls` sets up TLS according to the options, and reloads changed files while the member runs.
 //!
 //! Tests: `tests/it` for members that are stepped, and end to end in the `mainstay` crate.
 

@@ -1,7 +1,9 @@
-//! The sockets of a member: which address or file each URL stands for, and what happens to files of Unix sockets.
+//! The sockets of a member: which address or file each URL stands for, and how files of Unix sockets are
+//! replaced and removed.
 //!
-//! As in etcd the file of a Unix socket has the permissions that the process's umask leaves, a file that a killed member left
-//! behind is replaced, and a member that stops removes its own. Unlike etcd, nothing else is ever removed (COMPAT-132).
+//! As in etcd, the umask of the process determines the permissions of a Unix socket's file, a file left
+//! behind by a killed member is replaced, and a member removes its own files when it stops. Unlike etcd, no
+//! other file is ever removed (COMPAT-132).
 
 use std::fs;
 use std::io;
@@ -18,42 +20,42 @@ use tls::ServerTls;
 use crate::error::StartError;
 use crate::tls::{MemberTls, TlsError};
 
-/// Connections that the kernel accepts before the member does.
+/// Length of the kernel's queue of connections that the member has not accepted yet.
 const BACKLOG: i32 = 4096;
-/// Bytes of the path of a Unix socket that the kernel takes: `sun_path`, less the zero at its end.
+/// Longest path of a Unix socket in bytes: the size of `sun_path` without the terminating zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 /// The addresses on which a member listens, as URLs.
 pub struct Listening {
-    /// For clients.
+    /// URLs for clients.
     pub clients: Vec<String>,
-    /// For clients that ask for pages, if those have addresses of their own.
+    /// URLs for clients that request HTTP pages; empty if no separate addresses are configured.
     pub pages: Vec<String>,
-    /// For members.
+    /// URLs for other members.
     pub peers: Vec<String>,
-    /// For browsers: the console.
+    /// URLs of the console, for browsers.
     pub console: Vec<String>,
 }
 
 /// The sockets of a member, which listen already.
 pub(crate) struct Listeners {
-    /// Those for `--listen-client-urls`, and behind them those for `--listen-client-http-urls`: one for each address.
+    /// Sockets of `--listen-client-urls`, followed by those of `--listen-client-http-urls`: one for each address.
     pub(crate) clients: Vec<front::Listener>,
-    /// Which of `clients` serves a URL, for the URLs of both flags in their order.
+    /// Index into `clients` for each URL of both flags, in the order of the flags.
     client_of_url: Vec<usize>,
     pub(crate) peers: Vec<peer::Listener>,
     pub(crate) metrics: Vec<front::Listener>,
     pub(crate) console: Vec<console::Listener>,
-    /// Files of those that are Unix sockets.
+    /// Files of the Unix sockets.
     pub(crate) files: Vec<SocketFile>,
 }
 
 impl Listeners {
-    /// Listens at all URLs of the options, first at those for members, as etcd does.
+    /// Listens at all URLs of the options. The URLs for members come first, as in etcd.
     ///
     /// # Errors
     ///
-    /// The URL that is not to be had, and why.
+    /// The URL at which the member cannot listen, and why.
     pub(crate) fn bind(config: &Config, tls: &MemberTls) -> Result<Listeners, StartError> {
         let mut files = Vec::new();
         let mut peers = Vec::new();
@@ -82,7 +84,7 @@ impl Listeners {
         let urls = config.listen_client_urls.iter().map(|url| (url, of_all));
         for (url, serves) in urls.chain(config.listen_client_http_urls.iter().map(|url| (url, Serves::Pages)))
         {
-            // As in etcd the URLs of one address are served by one socket, also if one is with TLS and one without.
+            // As in etcd, one socket serves all URLs of one address, even if one URL uses TLS and another does not.
             let address = (url.scheme().is_unix(), url.host(), url.port(), serves);
             if let Some(at) = addresses.iter().position(|other| *other == address) {
                 let listener = &mut clients[at];
@@ -99,7 +101,8 @@ impl Listeners {
         }
         let mut metrics = Vec::new();
         for url in &config.listen_metrics_urls {
-            // As in etcd only metrics' listeners compare names in clients' certificates with where they come from.
+            // As in etcd, only the listeners for metrics compare names in clients' certificates with the
+            // client's address.
             metrics.push(bind(url, tls.for_metrics(url), Serves::All, true)?);
         }
         let mut console = Vec::new();
@@ -114,7 +117,7 @@ impl Listeners {
         Ok(Listeners { clients, client_of_url, peers, metrics, console, files })
     }
 
-    /// The addresses, with the ports that were really taken: 0 asks for any.
+    /// Returns the addresses with the real ports: port 0 in a URL lets the kernel choose one.
     pub(crate) fn addresses(&self, config: &Config) -> Listening {
         let taken = |url: &Url, socket: &TcpListener| match socket.local_addr() {
             Ok(address) if url.port() == 0 => format!("{}://{address}", url.scheme()),
@@ -156,7 +159,7 @@ fn listen_tcp(url: &Url, config: &Config) -> Result<TcpListener, StartError> {
     let bind = || -> io::Result<TcpListener> {
         let domain = if address.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
         let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
-        // As Go does for every listener; the flag only says so.
+        // Go sets this option for every listener, so the flag for it changes nothing.
         socket.set_reuse_address(true)?;
         if config.socket_reuse_port {
             socket.set_reuse_port(true)?;
@@ -173,22 +176,23 @@ fn resolve(url: &Url) -> Result<SocketAddr, StartError> {
     (url.host(), url.port())
         .to_socket_addrs()
         .map_err(|error| failed(Some(error)))?
-        // "localhost" first means IPv4 to most clients.
+        // Most clients resolve "localhost" to IPv4 first.
         .min_by_key(|address| address.is_ipv6())
         .ok_or_else(|| failed(None))
 }
 
-/// The file of a socket that this process listens on; removed when dropped, unless it is another file by then.
+/// The file of a Unix socket on which this process listens. Dropping removes the file, unless it was replaced
+/// by another.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
-    /// Device and inode.
+    /// Device number and inode number of the file.
     identity: (u64, u64),
 }
 
 impl SocketFile {
     fn new(path: &Path) -> io::Result<SocketFile> {
-        // A relative path stays the same file if the process goes elsewhere.
+        // A relative path would name another file if the process changed its working directory.
         let path = std::path::absolute(path)?;
         Ok(SocketFile { identity: identity(&path)?, path })
     }
@@ -197,7 +201,8 @@ impl SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if identity(&self.path).is_ok_and(|identity| identity == self.identity) {
-            // Who may not remove it now was able to create it before; a file that stays is replaced by the next start.
+            // Removal may fail if permissions changed after the file was created; the next start replaces a
+            // file that stays.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -228,7 +233,7 @@ fn listen_unix(path: &Path) -> io::Result<(Socket, SocketFile)> {
     Ok((socket, file))
 }
 
-/// Removes the file of a socket on which no process listens any more.
+/// Removes the file of a Unix socket on which no process listens any more.
 fn remove_stale(path: &Path, address: &SockAddr) -> io::Result<()> {
     let in_use = |text: &str| Err(io::Error::new(io::ErrorKind::AddrInUse, text));
     match fs::symlink_metadata(path) {
@@ -240,7 +245,7 @@ fn remove_stale(path: &Path, address: &SockAddr) -> io::Result<()> {
         Ok(_) => {}
     }
     let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // A process that listens and does not accept must not hold up the start.
+    // A process that listens but does not accept must not block the start.
     probe.set_nonblocking(true)?;
     match probe.connect(address) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path),

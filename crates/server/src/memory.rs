@@ -1,12 +1,12 @@
-//! How much memory this process may use.
+//! Reads how much memory this process may use.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Memory assumed where the system does not report any.
+/// Memory in bytes that is assumed when the system reports none.
 const ASSUMED_BYTES: u64 = 4 << 30;
 
-/// The machine's memory or the limit of this process's control group, whichever is less, in bytes.
+/// Returns the memory of the machine or the limit of this process's control group, whichever is less, in bytes.
 pub fn available_bytes() -> u64 {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| total_bytes(&text));
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -19,19 +19,19 @@ pub fn available_bytes() -> u64 {
     }
 }
 
-/// Reads `MemTotal` of `/proc/meminfo`.
+/// Parses `MemTotal` of `/proc/meminfo`; returns bytes.
 fn total_bytes(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Reads a limit; `None` if there is none.
+/// Parses a limit in bytes; returns `None` if the text states no limit.
 fn limit_bytes(text: &str) -> Option<u64> {
     text.trim().parse().ok().filter(|bytes| *bytes > 0)
 }
 
-/// The files that may hold a limit: those of the group that `/proc/self/cgroup` names and of all above it, in both
-/// versions of control groups.
+/// Returns the paths of files that may hold a memory limit: those of the control group that
+/// `/proc/self/cgroup` names and of its ancestors, in both versions of control groups.
 fn limit_files(groups: &str, root: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in groups.lines() {

@@ -1,4 +1,4 @@
-//! The console of a member: what it knows of the others, and how it reaches this one.
+//! The console that a member runs: its list of members, and the URL at which it reaches this member.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tls::ClientTls;
 use crate::error::StartError;
 use crate::listening::Listening;
 
-/// Starts it. Clients are served already.
+/// Starts the console. Clients must be served already.
 pub(crate) fn start(
     shared: &Arc<Shared>,
     logger: &Logger,
@@ -47,7 +47,8 @@ pub(crate) fn start(
     Ok(console)
 }
 
-/// The listener for pages of this member that is cheapest to ask: one without TLS, if there is one.
+/// Returns the URL through which the console requests pages of this member: one without TLS if there is one,
+/// as the cheapest.
 fn reached_at(listening: &Listening) -> Option<Url> {
     let listeners = if listening.pages.is_empty() { &listening.clients } else { &listening.pages };
     let urls: Vec<Url> = listeners.iter().filter_map(|url| Url::parse(url).ok()).collect();

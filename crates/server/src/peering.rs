@@ -1,7 +1,7 @@
-//! Requests of other members beside raft's own messages: [`Peering`] is the handler that the `peer` crate calls, and hands the
-//! core what they send.
+//! Requests of other members: [`Peering`] is the handler that the `peer` crate calls. It passes raft messages
+//! to the core and answers the other requests.
 //!
-//! Paths, statuses and bodies are etcd's. Paths under `/mainstay/` are ours; a real etcd answers them with 404.
+//! Paths, statuses and bodies are etcd's. Paths under `/mainstay/` are extensions; a real etcd answers them with 404.
 
 mod root;
 
@@ -31,13 +31,13 @@ use telemetry::logging::{Logger, Value};
 
 const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/protobuf";
-/// etcd's limit for a body that asks about a lease.
+/// Longest body of a lease request in bytes, as in etcd.
 const LEASE_BODY_BYTES_MAX: usize = 64 << 10;
 
-/// Bytes of a body that asks for a hash: a revision in JSON.
+/// Longest body of a hash request in bytes; the body is a revision in JSON.
 const HASH_BODY_BYTES_MAX: usize = 4 << 10;
 
-/// The core's side of the room that talks to other members.
+/// Handler of the requests and messages that other members send.
 pub struct Peering {
     shared: Arc<Shared>,
     logger: Arc<Logger>,
@@ -45,21 +45,21 @@ pub struct Peering {
 }
 
 impl Peering {
-    /// Answers for this member.
+    /// Creates the handler for this member.
     pub fn new(shared: Arc<Shared>, logger: Arc<Logger>, receiver: Receiver) -> Peering {
         Peering { shared, logger, receiver: Arc::new(receiver) }
     }
 
-    /// Returns true if a part of another member's state is kept whose stream broke off.
+    /// Returns true if the receiver keeps a part of a snapshot whose stream was interrupted.
     pub fn keeps_part_of_snapshot(&self) -> bool {
         self.receiver.keeps_part()
     }
 
-    /// Takes a snapshot, as [`peer::Handler::receive_snapshot`] does, without blocking but where `body` does.
+    /// Receives a snapshot like [`peer::Handler::receive_snapshot`]. Blocks only where `body` blocks.
     ///
     /// # Errors
     ///
-    /// What was wrong with the stream, or why this member cannot take it now.
+    /// The stream is not valid, or this member cannot take the snapshot now.
     pub async fn take_snapshot(
         &self,
         message: raftpb::Message,
@@ -70,12 +70,12 @@ impl Peering {
         })
     }
 
-    /// Takes the database of a member that runs etcd, as [`peer::Handler::receive_snapshot`] does, without blocking but where
-    /// `body` and the disk do.
+    /// Receives the database of a member that runs etcd, like [`peer::Handler::receive_snapshot`]. Blocks
+    /// only where `body` and the disk block.
     ///
     /// # Errors
     ///
-    /// What was wrong with the database, why this member cannot take it now, or why it is not durable yet.
+    /// The database is not valid, this member cannot take it now, or it is not durable yet.
     pub async fn take_database(
         &self,
         message: raftpb::Message,
@@ -90,11 +90,11 @@ impl Peering {
         })
     }
 
-    /// Logs why another member's state was not taken: as an error if somebody has to do something about it.
+    /// Logs why a snapshot of another member was not taken; logs an error if an operator has to act.
     fn tell(&self, what: &'static str, error: &ReceiveError) {
         let fields = [("error", Value::Str(&error.to_string()))];
         match error {
-            // The attempt that was looked at was told of.
+            // The error was logged when the first attempt was examined and refused.
             ReceiveError::RefusedBefore { .. } => self.logger.debug(what, &fields),
             _ if error.lasting_kind().is_some() => self.logger.error(what, &fields),
             _ => self.logger.warn(what, &fields),
@@ -123,7 +123,7 @@ fn members(shared: &Shared) -> Response<Bytes> {
     response
 }
 
-/// Promotes a learner for a client of another member, if `is_root` tells that the client is root.
+/// Promotes a learner on behalf of another member's client, if `is_root` confirms that the client is root.
 async fn promote(
     shared: &Shared,
     id: &str,
@@ -146,7 +146,7 @@ async fn promote(
         Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => status,
         Ok(_) => error::STOPPED,
     };
-    // etcd's members go by these texts, which are not those that clients get.
+    // etcd's members depend on these texts, which differ from those that clients get.
     let (code, text) = match &status {
         s if *s == error::MEMBER_NOT_FOUND => (StatusCode::NOT_FOUND, "membership: ID not found"),
         s if *s == error::MEMBER_NOT_LEARNER => {
@@ -158,7 +158,7 @@ async fn promote(
     refused(code, text)
 }
 
-/// The text of a refusal about a lease, with etcd's status for it.
+/// Returns the response for a refused lease request, with etcd's status and text.
 fn lease_refused(status: &Status) -> Response<Bytes> {
     if *status == error::LEASE_NOT_FOUND {
         return refused(StatusCode::NOT_FOUND, "lease not found");
@@ -205,7 +205,7 @@ async fn time_to_live(shared: &Shared, body: Bytes) -> Response<Bytes> {
             let header = Some(shared.header(reply.revision, reply.raft_term));
             let mut response =
                 LeaseTimeToLiveResponse { header, id, ttl: ttl.0, granted_ttl: granted.0, keys: Vec::new() };
-            // Members of this program do not ask for keys; etcd's may ask for a million.
+            // Only etcd's members ask for keys, possibly for a million; the loop yields between batches.
             let mut behind: Option<Bytes> = None;
             loop {
                 let some = keys.after(behind.as_ref()).take(LISTED_AT_ONCE).map(|(key, ())| key.clone());
@@ -281,7 +281,7 @@ impl peer::Handler for Peering {
     }
 
     fn refused(&self, id: u64) {
-        // Only a leader's end is anybody's business.
+        // A refused connection matters only if the peer is the leader.
         if self.shared.state.load().leader == id {
             self.shared.core.send(PeerRequest::LeaderEnded(MemberId(id)));
         }
@@ -314,7 +314,7 @@ impl peer::Handler for Peering {
 
     fn body_bytes_max(&self, head: &http::request::Parts) -> usize {
         match (&head.method, head.uri.path()) {
-            // One byte more, so that what is too long is told so.
+            // One byte more than allowed, so that the handler sees that the body is too long.
             (&Method::POST, "/leases" | "/leases/internal") => LEASE_BODY_BYTES_MAX + 1,
             (&Method::GET, consistency::comparison::HASH_KV) => HASH_BODY_BYTES_MAX,
             _ => 0,

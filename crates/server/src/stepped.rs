@@ -1,14 +1,16 @@
-//! A member without threads, sockets and real time: its owner says what happens next, and what time it is.
+//! A member without threads, sockets and real time: its owner decides what happens next, and what time it is.
 //!
-//! It is the same member that `boot` starts: the same core, log, checkpointer, services. There each has a thread, here each
-//! has a function that does the next piece of its work. Whatever another thread would have done between two of these
-//! calls has not happened, so every order in which threads could run can be brought about, and every run repeated.
+//! It is the same member that `boot` starts, with the same core, log, checkpointer and services. In `boot`,
+//! each part has a thread; here, each part has a function that does the next step of its work. Nothing
+//! happens between two of these calls, so every order in which threads could run can be produced, and every
+//! run can be repeated.
 //!
-//! All of a member lives on one thread. A crash is a drop: nothing is written on the way out. No runtime is needed; in
-//! one, futures that are not among the member's own tasks share the budget of whatever tokio runs at the time.
+//! All parts of a member live on one thread. Dropping the member simulates a crash: nothing is written on the
+//! way out. No runtime is needed; inside a tokio runtime, futures that are not tasks of the member share the
+//! budget of the tokio task that runs.
 //!
-//! What repeats: everything that follows from the calls made, the clock, and what the disk and the links answer. Metrics
-//! that count real durations do not.
+//! Everything repeats that follows from the calls made, the clock, and the answers of the disk and the links.
+//! Metrics that measure real durations do not repeat.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -64,53 +66,53 @@ pub use storage::beginning::Beginning;
 pub use storage::opening::Switches;
 pub use storage::{DataDirError, Identity};
 
-/// The parts from which a stepped member is made.
+/// The parts from which a stepped member is built.
 pub struct Setup {
-    /// Options of the member. It advertises its addresses, but nothing listens on them.
+    /// Options of the member. The member advertises its addresses, but nothing listens on them.
     pub config: Config,
     /// Disk that holds the data directory.
     pub disk: Arc<dyn Disk>,
-    /// Receiver of its log lines; see [`Logger::by`].
+    /// Receiver of the member's log lines; see [`Logger::by`].
     pub logger: Arc<Logger>,
-    /// Links to the other members. What those send comes in through [`Stepped::peering`]. The links must not hold the
-    /// member, or it would never be dropped.
+    /// Links to the other members. Messages from them are passed to [`Stepped::peering`]. The links must not
+    /// hold a reference to the member, or it would never be dropped.
     pub links: Arc<dyn PeerLinks>,
-    /// Clock of the member. The ids of requests and leases follow from the time of day and from `seed`.
+    /// Clock of the member. Request ids and lease ids follow from the time of day and from `seed`.
     pub clock: Arc<HandClock>,
-    /// Decides when it campaigns; members of one cluster need different ones.
+    /// Seed of the election timeouts; members of one cluster need different seeds.
     pub seed: u64,
-    /// Bytes of the log's segments, from 16 KiB to 1 GiB.
+    /// Size of the log's segments in bytes, from 16 KiB to 1 GiB.
     pub segment_bytes: u32,
-    /// Limits from which checkpoints are due and space is reclaimed.
+    /// Thresholds at which checkpoints are taken and space is reclaimed.
     pub thresholds: Thresholds,
-    /// Identity and first entries for a member without data; to be given with every start. `None`: it forms a cluster
-    /// with the members of its configuration.
+    /// Identity and first entries for a member without data; must be given at every start. `None`: the member
+    /// forms a cluster with the members of its configuration.
     pub beginning: Option<Beginning>,
-    /// Settings of a test; a process has the defaults.
+    /// Switches for tests; a real process uses the defaults.
     pub switches: Switches,
 }
 
-/// The state of a core after a turn.
+/// State of the core after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Going {
-    /// The core goes on.
+    /// The core continues.
     On,
-    /// The core has ended: it was told to stop, or removed from its cluster.
+    /// The core has ended: it was stopped, or the member was removed from its cluster.
     Ended,
 }
 
-/// A member that is moved by hand.
+/// A member that its owner drives step by step.
 pub struct Stepped {
-    // First, so that it is dropped first: what its tasks hold points to everything else.
+    // The first field, so that it is dropped first: its tasks hold references to everything else.
     local: LocalSet,
     woken: Arc<Woken>,
     services: Rc<Services>,
-    /// What calls present.
+    /// Token that calls present, if any.
     token: RefCell<Option<HeaderValue>>,
     close: Close,
     core: Core,
     asks: Vec<CoreRequest>,
-    /// Time of the core's next turn if no request comes before.
+    /// Time of the core's next turn if no request arrives before.
     due: Instant,
     checkpointer: Checkpointer,
     orders: Receiver<Order>,
@@ -128,7 +130,8 @@ pub struct Stepped {
     _lock: disk::Lock,
 }
 
-/// Tokens that are signed, by a secret that all members have; hashes are made by whoever asks for one.
+/// Returns credentials with signed tokens, whose secret is the same for all members. Callers compute password
+/// hashes themselves.
 fn signed_credentials(
     config: &config::Config,
     clock: Clock,
@@ -142,7 +145,7 @@ fn signed_credentials(
     made.expect("a secret is a key")
 }
 
-/// Notes that a task has something to do.
+/// Set when a task is woken.
 struct Woken(AtomicBool);
 
 impl Wake for Woken {
@@ -152,12 +155,12 @@ impl Wake for Woken {
 }
 
 impl Stepped {
-    /// Opens the data directory, as a start of the process does, and puts the member together. Everything the log and
-    /// the checkpoints have to say is read, and written where it has to be, before this returns.
+    /// Opens the data directory, as a start of the process does, and builds the member. Before this returns,
+    /// the log and the checkpoints are read, and what recovery has to write is written.
     ///
     /// # Errors
     ///
-    /// As [`opening::open`]. The disk is as the attempt has left it.
+    /// Like [`opening::open`]. The disk stays as the failed attempt left it.
     pub fn open(setup: Setup) -> Result<Stepped, DataDirError> {
         let Setup {
             config,
@@ -276,16 +279,16 @@ impl Stepped {
         self.shared.core.fall_asleep(wanted);
     }
 
-    /// One turn of the core: it takes all that waits for it. One that nothing asks for does no harm.
+    /// Runs one turn of the core, which handles everything that is queued for it. A turn without work does no harm.
     ///
     /// # Errors
     ///
-    /// Why the member cannot go on; the process would end here.
+    /// The reason why the member cannot continue; a real process would end here.
     pub fn turn(&mut self) -> Result<Going, Fatal> {
         self.shared.core.take(&mut self.asks);
         let outcome = self.core.turn(&mut self.asks, self.clock.now());
         if !matches!(outcome, Ok(false)) {
-            // Requests that wait for an answer learn of the end.
+            // Closing the queue answers the requests that wait: they learn that the core has ended.
             self.shared.core.close();
         }
         let ended = outcome?;
@@ -294,19 +297,19 @@ impl Stepped {
         Ok(if ended { Going::Ended } else { Going::On })
     }
 
-    /// The end of a process whose core has come to its own: what is queued goes to the log, and where that ends is noted
-    /// beside it.
+    /// Ends the member as a process does after its core has ended: writes the queued part of the log, and
+    /// records the end of the log in the clean-shutdown file.
     ///
     /// # Errors
     ///
-    /// When the note cannot be written.
+    /// When that file cannot be written.
     pub fn close(mut self) -> Result<(), log::OpenError> {
         self.log_turn();
         let end = self.shared.values.log_end();
         self.clean_shutdown.close(&self.shared.identity, end)
     }
 
-    /// Returns true if something waits for the core that would wake its thread.
+    /// Returns true if a queued request would wake the core's thread.
     pub fn wants_turn(&self) -> bool {
         !self.shared.core.is_asleep()
     }
@@ -316,31 +319,32 @@ impl Stepped {
         self.due.saturating_duration_since(self.clock.now())
     }
 
-    /// Returns true if the log has something to write or to release.
+    /// Returns true if the log has data to write or segments to release.
     pub fn log_wants_turn(&self) -> bool {
         self.core.log_wants_turn()
     }
 
-    /// Returns true if the log has found less space than it keeps, or could not use it.
+    /// Returns true if the log has found less free space than it reserves, or could not use it.
     pub fn log_lacks_space(&self) -> bool {
         self.core.log_lacks_space()
     }
 
-    /// The log writes and syncs what is queued, and makes new segments. One that [lacks space](Stepped::log_lacks_space) should get a
-    /// turn every second, to find out whether there is some again.
+    /// Writes and syncs the queued part of the log, and creates new segments. A log that [lacks
+    /// space](Stepped::log_lacks_space) should get a turn every second, to check for free space.
     pub fn log_turn(&mut self) {
         self.core.log_turn(usize::MAX);
     }
 
-    /// Does the log's work as [`Stepped::log_turn`] does, for this many of the queued batches: the others arrived while
-    /// it was writing.
+    /// Does the log's work like [`Stepped::log_turn`], but only for the first `batches_max` queued batches,
+    /// as if the others had arrived during the write.
     pub fn log_turn_of(&mut self, batches_max: usize) {
         self.core.log_turn(batches_max);
     }
 
-    /// The checkpointer begins to carry out an order, or goes on with it: one block of a checkpoint's run, its end, the
-    /// manifest, what is left over; or one portion of values that have to move. `false`: it has nothing to do, or waits
-    /// for the core to have moved a portion.
+    /// Runs one step of the checkpointer, which starts an order or continues with it. A step writes one block
+    /// of a checkpoint's run, the end of the run, or the manifest, deletes obsolete files, or moves one
+    /// portion of values. Returns false if the checkpointer has nothing to do, or waits until the core has
+    /// moved a portion.
     pub fn checkpointer_step(&mut self) -> bool {
         match self.checkpointer.step() {
             Step::Written | Step::Ended => true,
@@ -349,7 +353,7 @@ impl Stepped {
         }
     }
 
-    /// Computes a part of a compaction's hash; `false`: there is none to compute.
+    /// Computes a part of a compaction hash. Returns false if none is queued.
     pub fn hasher_step(&mut self) -> bool {
         let Some(mut computing) =
             self.computing.take().or_else(|| self.hash_jobs.try_recv().ok().map(Computing::new))
@@ -362,7 +366,7 @@ impl Stepped {
         true
     }
 
-    /// Reads entries for a follower that lags; `false`: there are none to read.
+    /// Reads entries for a follower that lags. Returns false if none are requested.
     pub fn catch_up_step(&mut self) -> bool {
         let Ok(fetch) = self.fetches.try_recv() else { return false };
         let fetched = catch_up::carry_out(&self.entries, &fetch);
@@ -370,17 +374,17 @@ impl Stepped {
         true
     }
 
-    /// Runs the member's tasks until each waits for something: the services', the monitor's, and those of
+    /// Runs the member's tasks until each one waits: those of the services, of the monitor, and of
     /// [`Stepped::spawn`].
     ///
-    /// Between them, and once all wait, values are read that were not at hand, unless [`Stepped::hold_reads`] says
-    /// otherwise.
+    /// Between the tasks, and when all of them wait, values that are not in memory are read from the disk,
+    /// unless [`Stepped::hold_reads`] forbids it.
     pub fn poll_tasks(&mut self) {
         let waker = Waker::from(Arc::clone(&self.woken));
         let mut context = Context::from_waker(&waker);
         loop {
             self.woken.0.store(false, Ordering::Relaxed);
-            // It is never done: some tasks have no end.
+            // The poll is never ready, since some tasks never end.
             let _ = Pin::new(&mut self.local).poll(&mut context);
             let read = !self.reads_held && self.shared.readers.step();
             if !read && !self.woken.0.load(Ordering::Relaxed) {
@@ -389,48 +393,48 @@ impl Stepped {
         }
     }
 
-    /// Returns true if a task was woken since [`Stepped::poll_tasks`], or has something read for it.
+    /// Returns true if a task was woken since [`Stepped::poll_tasks`], or if a read for a task is pending.
     pub fn wants_poll(&self) -> bool {
         self.woken.0.load(Ordering::Relaxed) || (!self.reads_held && self.shared.readers.has_work())
     }
 
-    /// Sets if values that are not at hand are read by [`Stepped::read_step`] only, as with a slow disk.
+    /// If `held`, values that are not in memory are read by [`Stepped::read_step`] only, as with a slow disk.
     pub fn hold_reads(&mut self, held: bool) {
         self.reads_held = held;
     }
 
-    /// Charges values that are read to this budget, as a member with a front does.
+    /// Charges values that are read from the disk to this budget, as a member with a front does.
     pub fn charge_reads_to(&self, budget: &Budget) {
         self.shared.readers.charge_to(budget);
     }
 
-    /// Returns true if a value is to be read that was not at hand.
+    /// Returns true if a read of a value that is not in memory is pending.
     pub fn wants_read(&self) -> bool {
         self.shared.readers.has_work()
     }
 
-    /// Returns true if a value was read that its call has not taken.
+    /// Returns true if a value was read that its call has not taken yet.
     pub fn holds_untaken(&self) -> bool {
         self.shared.readers.holds_untaken()
     }
 
-    /// Does one of the reads of values that a call waits for. Returns `false` if there are none.
+    /// Does one of the pending reads of values. Returns false if there are none.
     pub fn read_step(&mut self) -> bool {
         self.shared.readers.step()
     }
 
-    /// Returns the time, by this member's clock, until its next timer is due. [`HandClock::advance`] fires timers.
+    /// Returns the time, by this member's clock, until the next timer is due. [`HandClock::advance`] fires timers.
     pub fn next_timer(&self) -> Option<Duration> {
         self.clock.next_timer()
     }
 
-    /// Runs a task among the member's own: it ends with the member.
+    /// Spawns a task among the member's own tasks; the task is dropped with the member.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         drop(self.local.spawn_local(task));
         self.woken.0.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the head that a front end would make of a call to this path; `None` for a path that is no method.
+    /// Returns the request head that a front would make for a call to this method.
     pub fn head(&self, rpc: Rpc) -> Head {
         let peer = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
         let mut head = Head::new(rpc as u16, peer, self.clock.now());
@@ -440,7 +444,7 @@ impl Stepped {
         head
     }
 
-    /// Has the calls from now on present this token, or none.
+    /// Sets the token that all later calls present; `None` for no token.
     pub fn present(&self, token: Option<&str>) {
         *self.token.borrow_mut() = token.and_then(|token| HeaderValue::from_str(token).ok());
     }
@@ -450,19 +454,19 @@ impl Stepped {
         self.services.call(self.head(rpc), message)
     }
 
-    /// Makes a unary call as [`Stepped::unary`] does, and resolves to the answer's bytes. To be polled between
-    /// [`Stepped::poll_tasks`], or as one of the member's tasks.
+    /// Makes a unary call like [`Stepped::unary`], and resolves to the bytes of the response. The future has
+    /// to be polled between calls of [`Stepped::poll_tasks`], or as one of the member's tasks.
     pub fn call(&self, rpc: Rpc, message: Bytes) -> LocalBoxFuture<Result<Bytes, Status>> {
         self.call_as(self.head(rpc), message)
     }
 
-    /// Makes a unary call as [`Stepped::call`] does, and resolves to the pieces of the answer; there is one for an answer
-    /// made as a whole.
+    /// Makes a unary call like [`Stepped::call`], and resolves to the pieces of the response; a response that
+    /// is sent whole is one piece.
     pub fn call_in_pieces(&self, rpc: Rpc, message: Bytes) -> LocalBoxFuture<Result<Vec<Bytes>, Status>> {
         self.pieces_by(self.head(rpc), message)
     }
 
-    /// Makes a unary call as [`Stepped::call`] does, with a head of the caller's own, for example with a token.
+    /// Makes a unary call like [`Stepped::call`], with a caller-supplied head, for example with a token.
     pub fn call_as(&self, head: Head, message: Bytes) -> LocalBoxFuture<Result<Bytes, Status>> {
         let pieces = self.pieces_by(head, message);
         Box::pin(async move {
@@ -490,7 +494,8 @@ impl Stepped {
         })
     }
 
-    /// A client's watch stream, until the future resolves or is dropped. `closed` resolves when the server stops.
+    /// Serves a client's watch stream until the future resolves or is dropped. `closed` resolves when the
+    /// server stops.
     pub fn watch<R: Requests, W: Responses>(
         &self,
         needs_leader: bool,
@@ -505,7 +510,7 @@ impl Stepped {
         self.watch_by(&head, requests, responses, closed)
     }
 
-    /// The same with a head of the caller's own.
+    /// Serves a client's watch stream like [`Stepped::watch`], with a caller-supplied head.
     pub fn watch_by<R: Requests, W: Responses>(
         &self,
         head: &Head,
@@ -516,24 +521,26 @@ impl Stepped {
         self.services.watch(head, requests, responses, closed)
     }
 
-    /// A client's renewal of a lease, here or at the leader: the TTL it has from then on, 0 if it is gone.
+    /// Renews a lease for a client, at this member or through the leader. Resolves to the new TTL, or 0 if
+    /// the lease no longer exists.
     pub fn renew(&self, lease_id: LeaseId) -> LocalBoxFuture<Result<Seconds, Status>> {
         self.renew_by(&self.head(Rpc::LeaseKeepAlive), lease_id)
     }
 
-    /// The same with a head of the caller's own.
+    /// Renews a lease like [`Stepped::renew`], with a caller-supplied head.
     pub fn renew_by(&self, head: &Head, lease_id: LeaseId) -> LocalBoxFuture<Result<Seconds, Status>> {
         self.services.keep_alive(head, lease_id)
     }
 
-    /// Returns the receiver of other members' messages and requests, see [`peer::Handler`]. Snapshots go to
-    /// [`Stepped::receive_snapshot`].
+    /// Returns the handler of other members' messages and requests, see [`peer::Handler`]. Snapshots go to
+    /// [`Stepped::receive_snapshot`] instead.
     pub fn peering(&self) -> &Arc<Peering> {
         &self.peering
     }
 
-    /// Takes another member's state: the MsgSnap, and the bytes behind it, the last of which may be an error, when the
-    /// stream broke off. [`peer::Handler::receive_snapshot`] would block.
+    /// Receives a snapshot of another member: the MsgSnap, and the bytes that follow it. The last chunk may
+    /// be an error, as when the stream was interrupted. Does not block, unlike
+    /// [`peer::Handler::receive_snapshot`].
     pub fn receive_snapshot(
         &self,
         message: raftpb::Message,
@@ -546,7 +553,8 @@ impl Stepped {
         })
     }
 
-    /// Takes the database of a member that runs etcd, as [`Stepped::receive_snapshot`] takes a state of this program's.
+    /// Receives the database of a member that runs etcd, like [`Stepped::receive_snapshot`] for a snapshot in
+    /// this program's format.
     pub fn receive_database(
         &self,
         message: raftpb::Message,
@@ -559,16 +567,16 @@ impl Stepped {
         })
     }
 
-    /// Tells the member to stop cleanly: endless calls are ended, remaining times of leases are noted, leadership is
-    /// handed over. [`Stepped::turn`] tells when it has ended; the log should have a last turn then, as it has when a
-    /// process ends.
+    /// Asks the member to shut down cleanly: endless calls are ended, remaining times of leases are saved,
+    /// leadership is transferred. [`Stepped::turn`] reports when the core has ended; then the log should get
+    /// a last turn, as in a real process.
     pub fn stop(&self) {
         self.close.begin();
         self.shared.core.send(ControlRequest::Stop);
     }
 
-    /// Returns true if the cluster has heard of this member since it was opened: a running one serves clients from then
-    /// on, and none before.
+    /// Returns true if the cluster has recognized this member since it was opened. A real process serves
+    /// clients only from then on.
     pub fn is_ready(&self) -> bool {
         self.is_ready
     }
@@ -578,38 +586,39 @@ impl Stepped {
         self.core.probe()
     }
 
-    /// The term of an entry that is in the log, or right before its first one; `None` for any other.
+    /// Returns the term of an entry that is in the log, or directly before its first entry; `None` for any
+    /// other index.
     pub fn entry_term(&self, index: Index) -> Option<Term> {
         self.core.entry_term(index)
     }
 
-    /// The hashes of the state after the entries from this one on, as far as they are kept.
+    /// Returns the state hashes after the entries from this index on, as far as they are kept.
     pub fn state_trail(&self, from: Index) -> StateTrail {
         self.core.state_trail(from)
     }
 
-    /// The state that reads are answered from.
+    /// Returns the published state, from which reads are answered.
     pub fn published(&self) -> Arc<Published> {
         self.shared.state.load_full()
     }
 
-    /// Returns the number of watches, and that of ranges so far, as the metrics have them.
+    /// Returns the number of watches and the number of range requests so far, according to the metrics.
     pub fn watches_and_ranges(&self) -> (i64, u64) {
         let mvcc = &self.shared.metrics.mvcc;
         (mvcc.watchers.value(), mvcc.ranges.value())
     }
 
-    /// Returns true if the metrics say that a snapshot is being taken.
+    /// Returns true if the metrics show that a snapshot is being received.
     pub fn says_that_it_takes_a_snapshot(&self) -> bool {
         self.shared.metrics.server.snapshot_apply_in_progress.value() != 0
     }
 
-    /// Bytes of other members' messages that wait for the core, as they are accounted for.
+    /// Returns the bytes of other members' messages that wait for the core, as charged to the budget.
     pub fn arrivals_bytes(&self) -> usize {
         self.shared.arrivals.taken()
     }
 
-    /// Returns the end of the log, up to which it is durable; `None` before the first write.
+    /// Returns the durable end of the log; `None` before the first write.
     pub fn log_end(&self) -> Option<LogEnd> {
         self.shared.values.log_end()
     }

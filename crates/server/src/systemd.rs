@@ -1,4 +1,4 @@
-//! What systemd is told of a member (`sd_notify`): that it is ready, that it stops, and that it is alive.
+//! Notifies systemd (`sd_notify`) that a member is ready, that it stops, and that it is alive.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 
 use telemetry::logging::{Logger, Value};
 
-/// Where systemd listens, and how often it wants to hear that the member is alive.
+/// Socket of systemd, and the interval of the watchdog messages.
 #[derive(Debug)]
 pub struct Systemd {
     socket: Option<OsString>,
-    /// Half of the time after which systemd ends a member that is silent.
+    /// Half of the time after which systemd kills a silent member.
     interval: Option<Duration>,
     told: Instant,
 }
 
 impl Systemd {
-    /// As the environment says (`NOTIFY_SOCKET`, `WATCHDOG_USEC`, `WATCHDOG_PID`).
+    /// Reads `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID` from the environment.
     pub fn from_env() -> Systemd {
         let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
         let is_other = number("WATCHDOG_PID").is_some_and(|pid| pid != u64::from(std::process::id()));
@@ -31,17 +31,17 @@ impl Systemd {
         }
     }
 
-    /// Says that the member serves.
+    /// Notifies systemd that the member serves clients.
     pub fn ready(&self, logger: &Logger) {
         self.tell("READY=1", logger);
     }
 
-    /// Says that the member stops.
+    /// Notifies systemd that the member stops.
     pub fn stopping(&self, logger: &Logger) {
         self.tell("STOPPING=1", logger);
     }
 
-    /// Says that the member is alive, if it is time.
+    /// Notifies systemd that the member is alive, if the interval has passed.
     pub fn alive(&mut self, logger: &Logger) {
         if self.interval.is_some_and(|interval| self.told.elapsed() >= interval) {
             self.told = Instant::now();
@@ -49,7 +49,7 @@ impl Systemd {
         }
     }
 
-    /// The longest time that may pass until [`Systemd::alive`] is called again, out of `patience`.
+    /// Returns the longest time, at most `patience`, that may pass until the next call of [`Systemd::alive`].
     pub fn patience(&self, patience: Duration) -> Duration {
         self.interval.map_or(patience, |interval| patience.min(interval / 2))
     }
@@ -63,14 +63,14 @@ impl Systemd {
     }
 }
 
-/// Sends a state to a socket in the file system, or to one without a file, whose name begins with `@`.
+/// Sends a state to a socket in the file system, or to an abstract socket, whose name begins with `@`.
 fn send(socket: &OsStr, state: &str) -> io::Result<()> {
     let address = match socket.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(socket)?,
     };
     let sender = UnixDatagram::unbound()?;
-    // A service manager that does not read must not hold up the member.
+    // A service manager that does not read must not block the member.
     sender.set_nonblocking(true)?;
     sender.send_to_addr(state.as_bytes(), &address).map(drop)
 }

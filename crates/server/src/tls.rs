@@ -1,8 +1,8 @@
-//! TLS of a member: from the options to what its listeners and its connections to other members use, and the thread that
-//! takes over changed files.
+//! TLS of a member: from the options to the settings of its listeners and of its connections to other
+//! members, and the thread that reloads changed files.
 //!
-//! The rules about files and certificates are in the crate `tls`. Here is which option goes where, which listener gets TLS,
-//! and what the log and the metrics say.
+//! The rules about files and certificates are in the crate `tls`. This module decides which option applies
+//! where and which listener gets TLS, and writes the log and the metrics.
 
 use std::error::Error;
 use std::fmt;
@@ -19,30 +19,30 @@ use telemetry::logging::{Format, Level, Logger, Value};
 use telemetry::metrics::{Metrics, TlsMetrics};
 use tls::{Event, LoadError, Owner, Reloader, SelfSigned, ServerTls, SystemClock, Tls, Warning};
 
-/// Interval at which the files are looked at. A change is in use after two looks that see the same contents.
+/// Interval at which the files are read. A change takes effect after two reads that see the same contents.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
-/// Interval at which the log repeats that a certificate ends soon.
+/// Interval at which the log repeats that a certificate expires soon.
 const REMINDER_INTERVAL: Duration = Duration::from_secs(24 * 3600);
-/// Days before its end from which on a certificate is warned of.
+/// Number of days before its expiry from which on a certificate is warned of.
 const WARNING_DAYS: i64 = 30;
 
-/// Why a member cannot serve TLS as its options say.
+/// Reason why a member cannot use TLS as its options require.
 #[derive(Debug)]
 pub enum TlsError {
-    /// A URL is `https`, and there is no certificate for it. The text is etcd's.
+    /// A URL is `https`, but no certificate is configured for it. The text is etcd's.
     NoCertificate(String),
     /// The options contradict each other, or a file cannot be used.
     Load {
-        /// Whose options they are.
+        /// Side of the member that the options belong to.
         side: Side,
-        /// Why the options or a file cannot be used; it names the file.
+        /// Reason why the options or a file cannot be used; names the file.
         error: LoadError,
     },
-    /// The member cannot make its certificate.
+    /// The member cannot make a self-signed certificate.
     SelfSigned {
-        /// Whose certificate it is.
+        /// Side of the member that the certificate is for.
         side: Side,
-        /// Why the certificate cannot be made, or not be written.
+        /// Reason why the certificate cannot be made or written.
         error: LoadError,
     },
 }
@@ -68,12 +68,12 @@ impl Error for TlsError {
     }
 }
 
-/// The side of a member that options and figures are about. Displays as it is called in the log and in metrics.
+/// The side of a member that options and metrics refer to. Displays as its name in the log and in the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Listeners for clients and for metrics.
     Client,
-    /// Listeners for members, and connections to them.
+    /// Listeners for members, and connections to members.
     Peer,
 }
 
@@ -92,18 +92,18 @@ impl fmt::Display for Side {
     }
 }
 
-/// TLS of both sides of a member.
+/// TLS settings of both sides of a member.
 pub(crate) struct MemberTls {
-    /// `None` if no listener for clients or metrics has an `https` URL, and there is no console: then files are not read, as in
-    /// etcd.
+    /// `None` if no listener for clients or metrics has an `https` URL and no console is configured. The
+    /// files are not read then, as in etcd.
     clients: Option<Tls>,
     peers: Tls,
-    /// The settings in use, where they have a certificate: what the log tells when the member serves clients.
+    /// Settings of the client side if it has a certificate; logged when the member serves clients.
     client_settings: Option<tls::Settings>,
     watched: Vec<Watched>,
 }
 
-/// One side's files.
+/// The TLS files of one side.
 struct Watched {
     side: Side,
     tls: Tls,
@@ -111,7 +111,7 @@ struct Watched {
 }
 
 impl MemberTls {
-    /// Reads the options and files of both sides, first those for members, as etcd does.
+    /// Reads the options and files of both sides. The peer side comes first, as in etcd.
     pub(crate) fn load(config: &Config, logger: &Logger, clock: &Clock) -> Result<MemberTls, TlsError> {
         let mut watched = Vec::new();
         let fixtures = config.data_dir.join("fixtures");
@@ -137,7 +137,7 @@ impl MemberTls {
         let client_settings = Some(settings.clone()).filter(|settings| !settings.is_empty());
         warn_of_plain(Side::Client, &urls, &settings, logger);
         let listens = hosts.iter().chain(&config.listen_metrics_urls).any(is_secure);
-        // The console connects to other members, whatever this one's listeners speak.
+        // The console connects to other members, even if the listeners of this member use no TLS.
         let dials = !config.listen_console_urls.is_empty();
         let clients = match listens && !settings.is_empty() || dials {
             true => Some(load(settings, Side::Client, &mut watched, logger)?),
@@ -146,7 +146,7 @@ impl MemberTls {
         Ok(MemberTls { clients, peers, client_settings, watched })
     }
 
-    /// TLS of a listener for clients; `None` if its URL is a plain one.
+    /// Returns the TLS settings of a listener for clients; `None` if its URL uses no TLS.
     pub(crate) fn for_clients(&self, url: &Url) -> Result<Option<ServerTls>, TlsError> {
         let missing = || {
             format!(
@@ -156,7 +156,7 @@ impl MemberTls {
         server(url, self.clients.as_ref(), missing)
     }
 
-    /// TLS of a listener for metrics; `None` if its URL is a plain one.
+    /// Returns the TLS settings of a listener for metrics; `None` if its URL uses no TLS.
     pub(crate) fn for_metrics(&self, url: &Url) -> Result<Option<ServerTls>, TlsError> {
         let missing = || {
             "client TLS key/cert (--cert-file, --key-file) must be provided for metrics secure url".to_owned()
@@ -164,7 +164,7 @@ impl MemberTls {
         server(url, self.clients.as_ref(), missing)
     }
 
-    /// TLS of a listener of the console; `None` if its URL is a plain one.
+    /// Returns the TLS settings of a listener of the console; `None` if its URL uses no TLS.
     pub(crate) fn for_console(&self, url: &Url) -> Result<Option<ServerTls>, TlsError> {
         let missing = || {
             format!(
@@ -174,12 +174,12 @@ impl MemberTls {
         server(url, self.clients.as_ref(), missing)
     }
 
-    /// TLS of the console's connections to members, if there is a console.
+    /// Returns the TLS settings of the console's connections to members, if there is a console.
     pub(crate) fn console_dialing(&self) -> Option<tls::ClientTls> {
         self.clients.as_ref().map(Tls::client)
     }
 
-    /// TLS of a listener for members; `None` if its URL is a plain one.
+    /// Returns the TLS settings of a listener for members; `None` if its URL uses no TLS.
     pub(crate) fn for_peers(&self, url: &Url) -> Result<Option<ServerTls>, TlsError> {
         let missing = || {
             format!(
@@ -191,12 +191,12 @@ impl MemberTls {
         server(url, Some(&self.peers), missing)
     }
 
-    /// TLS of connections to other members.
+    /// Returns the TLS settings of connections to other members.
     pub(crate) fn dialing(&self) -> tls::ClientTls {
         self.peers.client()
     }
 
-    /// Says in the log with what clients are served.
+    /// Logs the TLS settings with which clients are served.
     pub(crate) fn log_clients(&self, logger: &Logger) {
         if let Some(settings) = &self.client_settings {
             log_settings(logger, "starting with client TLS", settings);
@@ -222,7 +222,8 @@ fn server(
     }
 }
 
-/// The settings of one side: those of the flags, or those of a certificate that the member makes for itself.
+/// Returns the settings of one side: those of the flags, or those of the certificate that the member makes
+/// for itself.
 fn settings_of(
     options: &TlsOptions,
     side: Side,
@@ -262,7 +263,7 @@ fn settings_of(
     })
 }
 
-/// The flags that are given, and that a certificate which the member makes for itself leaves without effect, as in etcd.
+/// Returns the given flags that have no effect because the member makes its own certificate, as in etcd.
 fn ignored(settings: &tls::Settings, side: Side) -> Vec<&'static str> {
     let given = [
         (settings.client_cert_auth, "--client-cert-auth", "--peer-client-cert-auth"),
@@ -284,7 +285,7 @@ fn ignored(settings: &tls::Settings, side: Side) -> Vec<&'static str> {
 
 fn host_and_port(url: &Url) -> String {
     if url.scheme().is_unix() {
-        // The name that clients compare the certificate with.
+        // The name that clients compare with the certificate.
         let name = url.host().rsplit('/').next().unwrap_or_default();
         return if name.contains(':') { name.to_owned() } else { format!("{name}:0") };
     }
@@ -318,7 +319,7 @@ fn load(
     Ok(tls)
 }
 
-/// Warns of options that have no effect since a URL is a plain one, in etcd's words.
+/// Warns, in etcd's words, of options that have no effect because a URL uses no TLS.
 fn warn_of_plain(side: Side, urls: &[Url], settings: &tls::Settings, logger: &Logger) {
     let (key, files, auth) = match side {
         Side::Peer => (
@@ -362,7 +363,8 @@ fn log_warnings(logger: &Logger, side: Side, warnings: &[Warning]) {
     }
 }
 
-/// How a member with these options dials others, before it runs. What is to be said of its files is said when it starts.
+/// Returns the TLS settings with which a member of this configuration dials others, for use before the member
+/// runs. Warnings about its files are logged when the member starts, not here.
 ///
 /// # Errors
 ///
@@ -372,7 +374,7 @@ pub fn dialing(config: &Config) -> Result<tls::ClientTls, TlsError> {
     Ok(MemberTls::load(config, &silent, &Clock::real())?.dialing())
 }
 
-/// Logs and counts the clients that TLS does not let in, as etcd does.
+/// Returns the callback that logs and counts clients whose TLS handshake is refused, as etcd does.
 pub(crate) fn rejections(
     metrics: &Metrics,
     logger: &Arc<Logger>,
@@ -407,17 +409,17 @@ pub(crate) fn rejections(
     })
 }
 
-/// Is told by the thread which side's files were replaced: connections that exist are to be looked at again.
+/// Callback with the side whose files were replaced, so that existing connections are checked again.
 pub(crate) type Reloaded = Box<dyn Fn(Side) + Send>;
 
-/// The thread that looks at the files. It ends when this is dropped, which waits for it.
+/// The thread that polls the files. Dropping this ends the thread and waits for it.
 pub(crate) struct Reloading {
     stop: Option<SyncSender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Reloading {
-    /// Starts the thread.
+    /// Starts the thread that polls the files.
     pub(crate) fn start(
         tls: MemberTls,
         reloaded: Reloaded,
@@ -449,7 +451,7 @@ struct Watch {
     clock: Clock,
     metrics: Arc<Metrics>,
     logger: Arc<Logger>,
-    /// When the log was last told which certificates end soon.
+    /// Time of the last log lines about certificates that expire soon.
     reminded: SystemTime,
 }
 
@@ -466,7 +468,7 @@ impl Watch {
     fn turn(&mut self, now: SystemTime) {
         for watched in &mut self.sides {
             let Some(event) = watched.reloader.poll(now) else { continue };
-            // What the log says, the metrics have.
+            // The metrics count what the log says: files that could not be used.
             if matches!(event, Event::Kept { .. }) {
                 self.metrics.tls.reload_failures.with(&[watched.side.name()]).inc();
             }
@@ -476,7 +478,7 @@ impl Watch {
                 (self.reloaded)(watched.side);
             }
         }
-        // A clock that is set back reminds again, which does no harm.
+        // A clock that was set back causes one more reminder, which does no harm.
         if now.duration_since(self.reminded).is_ok_and(|since| since < REMINDER_INTERVAL) {
             return;
         }
@@ -506,7 +508,7 @@ fn log_event(logger: &Logger, side: Side, event: &Event) {
     }
 }
 
-/// What a certificate is for, as metrics and the log call it.
+/// Returns the name of a certificate's use, for metrics and the log.
 fn name_of(owner: Owner) -> &'static str {
     match owner {
         Owner::Listener => "server",
@@ -535,7 +537,7 @@ fn warn_of_ends(logger: &Logger, watched: &Watched, now: SystemTime) {
     }
 }
 
-/// Shows one side in the metrics.
+/// Updates the metrics of one side.
 fn show(metrics: &TlsMetrics, watched: &Watched) {
     let side = watched.side.name();
     for expiry in watched.tls.expiries() {
@@ -547,7 +549,7 @@ fn show(metrics: &TlsMetrics, watched: &Watched) {
     }
     metrics.generation.with(&[side]).set_u64(watched.tls.generation());
     metrics.reload_failing.with(&[side]).set_bool(watched.tls.failure().is_some());
-    // So that the counter is there before it counts.
+    // Creates the counter's series, so that the metrics show 0 before the first failure.
     let _ = metrics.reload_failures.with(&[side]);
 }
 

@@ -1,6 +1,7 @@
-//! Sends spans to a collector, on a thread of its own: OTLP over gRPC without TLS, as etcd does.
+//! Sends spans to a collector on a separate thread: OTLP over gRPC without TLS, as etcd does.
 //!
-//! Spans wait in the [`Tracer`], which drops what finds no room. So a collector that is slow or gone costs no call anything.
+//! Spans wait in the [`Tracer`], which drops those that do not fit. So a slow or missing collector adds no
+//! cost to calls.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -14,15 +15,15 @@ use telemetry::tracing::{Settings, Tracer};
 
 use crate::error::StartError;
 
-/// Path of the method that takes spans.
+/// Path of the gRPC method that receives spans.
 const EXPORT: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
-/// Spans of a request, and how many are worth one at once.
+/// Largest number of spans in a request; this many spans are sent at once.
 const SPANS_MAX: usize = 512;
-/// Longest time that spans wait for others.
+/// Longest time that a span waits for more spans before it is sent.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Time that a collector has to answer.
+/// Time within which a collector must answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The same when the member stops.
+/// Time within which a collector must answer when the member stops.
 const LAST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The thread that sends spans.
@@ -31,7 +32,7 @@ pub(crate) struct Exporting {
     thread: JoinHandle<()>,
 }
 
-/// Starts to trace calls, if the options say so; before clients are served.
+/// Starts to trace calls if the options say so. To be called before clients are served.
 pub(crate) fn start(
     shared: &Shared,
     options: Option<TracingOptions>,
@@ -45,16 +46,16 @@ pub(crate) fn start(
         .name("tracing".to_owned())
         .spawn(move || export(&exported, &address, &logger))
         .map_err(|error| StartError::Thread { what: "the thread that sends spans", error })?;
-    // It is set once.
+    // `set` cannot fail: the tracer is set only once.
     let _ = shared.tracer.set(Arc::clone(&tracer));
     Ok(Some(Exporting { tracer, thread }))
 }
 
 impl Exporting {
-    /// Sends what waits, for a moment, and ends.
+    /// Sends the waiting spans, for a short time, and ends the thread.
     pub(crate) fn stop(self) {
         self.tracer.end();
-        // It ends by itself, at the latest after the time that a collector has.
+        // The thread ends by itself, at the latest after the collector's timeout.
         let _ = self.thread.join();
     }
 }
@@ -90,7 +91,7 @@ fn export(tracer: &Tracer, address: &str, logger: &Logger) {
     }
 }
 
-/// Sends a request over the connection that stands, or another one if that one has ended meanwhile.
+/// Sends a request over the open connection, or over a new connection if the open one has ended.
 async fn send(channel: &mut Option<Channel>, address: &str, message: Vec<u8>) -> Result<(), String> {
     let message = bytes::Bytes::from(message);
     if let Some(standing) = channel.take_if(|standing| !standing.is_closed())

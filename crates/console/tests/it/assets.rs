@@ -4,7 +4,7 @@ use testkit::http1;
 
 use crate::harness::{OWN, Setup};
 
-/// The headers that every answer has.
+/// Headers that every response has.
 const SECURITY: [(&str, &str); 6] = [
     (
         "content-security-policy",

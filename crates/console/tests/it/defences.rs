@@ -62,7 +62,7 @@ fn pages_from_elsewhere_call_nothing() {
     let call = |headers: &[(&str, &str)]| {
         console.request("POST", "/api/endpoint/0/v3/kv/put", headers, b"{}").status
     };
-    // What the console's own pages send, and programs.
+    // Headers that the console's own pages and programs send.
     for headers in [
         &[OWN][..],
         &[OWN, ("Sec-Fetch-Site", "same-origin"), ("Origin", &own_origin)],
@@ -89,7 +89,7 @@ fn pages_from_elsewhere_call_nothing() {
         assert_eq!(call(headers), 403, "{headers:?}");
         assert_eq!(console.request("GET", "/api/members", headers, b"").status, 403, "{headers:?}");
     }
-    // A browser that asks whether it may is told nothing.
+    // A browser's CORS preflight gets no permission.
     let asks = [("Origin", "https://evil.example"), ("Access-Control-Request-Headers", "x-mainstay-console")];
     let answer = console.request("OPTIONS", "/api/endpoint/0/v3/kv/put", &asks, b"");
     assert_eq!(answer.status, 403);
@@ -118,7 +118,7 @@ fn garbage_closes_its_own_connection() {
     );
     for input in inputs {
         let mut stream = http1::connect(console.address);
-        // It may be closed before all of it is written.
+        // The connection may be closed before everything is written.
         let _ = stream.write_all(&input);
         let _ = stream.shutdown(std::net::Shutdown::Write);
         let answer = read_to_close(&mut stream);
@@ -131,7 +131,7 @@ fn garbage_closes_its_own_connection() {
 #[test]
 fn a_request_that_hides_in_another_is_not_seen() {
     let (member, console) = console();
-    // Two lengths: whoever is in front and whoever is behind may disagree about where the request ends.
+    // Two lengths: a proxy and the console could disagree about where the request ends.
     let head = |length: &str| {
         format!(
             "POST /api/endpoint/0/v3/kv/put HTTP/1.1\r\nHost: localhost\r\nX-Mainstay-Console: 1\r\n{length}\r\n\

@@ -1,4 +1,4 @@
-//! A member that is a script: it takes connections, reads heads of requests, and does with each what its test says.
+//! A scripted member: accepts connections, reads heads of requests, and handles each request as its test says.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex};
 use testkit::ports::listen;
 use testkit::{TIMEOUT, http1};
 
-/// A request, of which only the head was read.
+/// A request of which only the head was read.
 pub struct Asked {
     /// Method and path.
     pub line: String,
-    /// Names in lower case, and values.
+    /// Header names in lower case, and their values.
     pub headers: Vec<(String, String)>,
     pub stream: TcpStream,
 }
@@ -23,7 +23,7 @@ impl Asked {
         self.headers.iter().find(|header| header.0 == name).map(|header| header.1.as_str())
     }
 
-    /// Reads the body, which has a length or comes in chunks.
+    /// Reads the body, which has a Content-Length or is chunked.
     pub fn body(&mut self) -> Vec<u8> {
         if let Some(length) = self.header("content-length") {
             let mut body = vec![0; length.parse().expect("a number")];
@@ -39,7 +39,7 @@ impl Asked {
         body
     }
 
-    /// Answers with a status and some JSON.
+    /// Responds with a status and a JSON body.
     pub fn answer(&mut self, status: &str, body: &str) {
         let length = body.len();
         self.write(&format!(
@@ -51,7 +51,7 @@ impl Asked {
         self.stream.write_all(bytes.as_bytes()).expect("the console reads");
     }
 
-    /// Waits until the console closes the connection, whatever it sends before.
+    /// Waits until the console closes the connection; discards what it sends before.
     pub fn wait_for_close(&mut self) {
         crate::harness::read_to_close(&mut self.stream);
     }
@@ -65,7 +65,7 @@ pub struct FakeMember {
 }
 
 impl FakeMember {
-    /// Does with each request what `script` says.
+    /// Starts a member that handles each request with `script`.
     pub fn start(script: impl Fn(&mut Asked) + Send + Sync + 'static) -> FakeMember {
         let (socket, address) = listen();
         let (connections, lines) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
@@ -89,7 +89,7 @@ impl FakeMember {
         member
     }
 
-    /// One that hands requests to the test.
+    /// Starts a member that passes its requests to the test.
     pub fn by_hand() -> (FakeMember, Requests) {
         let (asked, requests): (Sender<Asked>, _) = channel();
         let asked = Mutex::new(asked);
@@ -99,34 +99,34 @@ impl FakeMember {
             let handed = Asked { line, headers, stream };
             // The test may have ended.
             let _ = asked.lock().expect("no thread panics").send(handed);
-            // The rest of the connection is the test's.
+            // The test owns the connection from here on, so it is replaced by a dead one.
             request.stream = TcpStream::connect(dead_end()).expect("a connection");
         });
         (member, Requests(requests))
     }
 
-    /// Connections that it took.
+    /// Returns the number of accepted connections.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// First lines of the requests that it got.
+    /// Returns the first lines of all requests.
     pub fn lines(&self) -> Vec<String> {
         self.lines.lock().expect("no thread panics").clone()
     }
 }
 
-/// Requests in the hands of a test.
+/// Requests that are passed to a test.
 pub struct Requests(Receiver<Asked>);
 
 impl Requests {
-    /// The next one.
+    /// Waits for the next request and returns it.
     pub fn next(&self) -> Asked {
         self.0.recv_timeout(TIMEOUT).expect("the console asks")
     }
 }
 
-/// An address where every connection ends at once.
+/// Returns an address at which every connection ends at once.
 fn dead_end() -> SocketAddr {
     static ADDRESS: std::sync::OnceLock<SocketAddr> = std::sync::OnceLock::new();
     *ADDRESS.get_or_init(|| {
@@ -136,7 +136,7 @@ fn dead_end() -> SocketAddr {
     })
 }
 
-/// Reads the head of the next request; `None` at the end of the connection.
+/// Reads the head of the next request; returns `None` at the end of the connection.
 fn read_request(mut stream: TcpStream) -> Option<Asked> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {

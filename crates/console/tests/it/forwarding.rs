@@ -9,11 +9,11 @@ use testkit::{TIMEOUT, http1, wait_until};
 use crate::fake_member::{Asked, FakeMember};
 use crate::harness::{OWN, Setup, read_to_close};
 
-/// The head of an answer that comes in chunks.
+/// Head of a chunked response.
 const STREAM: &str =
     "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
 
-/// Reads what is chunked until these bytes have come.
+/// Reads a chunked body until these bytes have arrived.
 fn read_chunks(stream: &mut TcpStream, expected: &str) {
     let mut read = Vec::new();
     while read.len() < expected.len() {
@@ -155,7 +155,7 @@ fn a_connection_that_a_member_has_closed_is_not_used_again() {
         let mut stream = console.ask("GET", "/api/endpoint/0/metrics", &[OWN], b"");
         let mut asked = requests.next();
         asked.answer("200 OK", "{}");
-        // The member closes it, and says so to nobody.
+        // The member closes a kept connection without notice.
         drop(asked);
         assert_eq!(http1::read_answer(&mut stream).status, 200);
     }
@@ -202,7 +202,7 @@ fn a_watch_arrives_event_by_event() {
     for number in 0..50 {
         let event = format!("{{\"result\":{{\"header\":{{\"revision\":\"{number}\"}}}}}}\n");
         asked.stream.write_all(&http1::chunk(event.as_bytes())).expect("the console reads");
-        // Each before the next is sent.
+        // Each event arrives before the next is sent.
         read_chunks(&mut stream, &event);
     }
     asked.stream.write_all(&http1::chunk(b"")).expect("the console reads");
@@ -219,14 +219,14 @@ fn who_does_not_read_holds_the_member_back() {
     asked.write(STREAM);
     assert_eq!(http1::read_head(&mut stream).status, 200);
     let piece = http1::chunk(&vec![7; 64 << 10]);
-    // The kernel's buffers of four sockets take some megabytes.
+    // The kernel's buffers of four sockets hold some megabytes.
     asked.stream.set_write_timeout(Some(Duration::from_millis(500))).expect("a time-out");
     let mut sent = 0;
     while sent < 256 << 20 && asked.stream.write_all(&piece).is_ok() {
         sent += piece.len();
     }
     assert!(sent < 64 << 20, "{sent} bytes went somewhere");
-    // The last piece may have gone in part.
+    // The last piece may be incomplete.
     drop(asked);
     let mut read = 0;
     while let Some(chunk) = http1::read_chunk(&mut stream) {
@@ -252,22 +252,22 @@ fn begun_stream(
 fn what_a_browser_asked_for_ends_when_it_leaves() {
     let (member, requests) = FakeMember::by_hand();
     let console = Setup::endpoints(&[member.address]).start();
-    // In the middle of a stream in which nothing happens.
+    // The browser leaves during a stream without events.
     let (stream, mut asked) = begun_stream(&console, &requests);
     drop(stream);
     asked.wait_for_close();
-    // The same, although the browser has sent more before it left.
+    // The browser leaves after it has sent more bytes during a stream.
     let (mut stream, mut asked) = begun_stream(&console, &requests);
     stream.write_all(b"GET / HTTP/1.1\r\n").expect("the console reads");
     drop(stream);
     asked.wait_for_close();
-    // Before the answer has begun.
+    // The browser leaves before the response has begun.
     let stream = console.ask("POST", "/api/endpoint/0/v3/lock/lock", &[OWN], b"{}");
     let mut asked = requests.next();
     asked.body();
     drop(stream);
     asked.wait_for_close();
-    // In the middle of its own request.
+    // The browser leaves during its own request.
     let mut stream = http1::connect(console.address);
     console.send(&mut stream, "POST", "/api/endpoint/0/v3/kv/put", &[OWN, ("Content-Length", "100")]);
     stream.write_all(b"{").expect("the console reads");
@@ -303,7 +303,7 @@ fn a_member_that_is_down_is_said_to_be() {
 
 #[test]
 fn a_member_that_does_not_take_a_connection_is_given_up() {
-    // It takes connections and shakes no hands.
+    // The server accepts connections without TLS handshakes.
     let (socket, address) = listen();
     let (taken, connections) = channel();
     std::thread::spawn(move || socket.incoming().for_each(|stream| _ = taken.send(stream)));
@@ -321,13 +321,13 @@ fn a_member_that_does_not_take_a_connection_is_given_up() {
 fn an_answer_that_breaks_off_is_not_whole() {
     let (member, requests) = FakeMember::by_hand();
     let console = Setup::endpoints(&[member.address]).start();
-    // In chunks.
+    // The member breaks off a chunked response.
     let (mut stream, mut asked) = begun_stream(&console, &requests);
     asked.stream.write_all(&http1::chunk(b"first")).expect("the console reads");
     drop(asked);
     read_chunks(&mut stream, "first");
     assert_eq!(http1::read_chunk(&mut stream), None, "no chunk says that it is over");
-    // With a length.
+    // The member breaks off a response with a Content-Length.
     let mut stream = console.ask("GET", "/api/endpoint/0/metrics", &[OWN], b"");
     let mut asked = requests.next();
     asked.write("HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nfirst");
@@ -335,7 +335,7 @@ fn an_answer_that_breaks_off_is_not_whole() {
     let answer = http1::read_head(&mut stream);
     assert_eq!((answer.status, answer.header("content-length")), (200, Some("10")));
     assert_eq!(read_to_close(&mut stream), b"first");
-    // Before it has begun.
+    // The member closes the connection before the response has begun.
     let mut stream = console.ask("POST", "/api/endpoint/0/v3/kv/put", &[OWN], b"{}");
     requests.next().body();
     let answer = http1::read_answer(&mut stream);
@@ -354,7 +354,7 @@ fn a_member_that_speaks_no_http_gives_no_answer() {
     for answer in ["SSH-2.0-x\r\n\r\n", "HTTP/1.1 x y\r\n\r\n", "\0\0\0\0\0\0\0\0", &long, &many] {
         let mut stream = console.ask("GET", "/api/endpoint/0/metrics", &[OWN], b"");
         let mut asked = requests.next();
-        // It may be closed before all of it is written.
+        // The connection may be closed before everything is written.
         let _ = asked.stream.write_all(answer.as_bytes());
         drop(asked);
         assert_eq!(http1::read_answer(&mut stream).status, 502, "{}", &answer[..20.min(answer.len())]);
@@ -366,13 +366,13 @@ fn a_member_that_speaks_no_http_gives_no_answer() {
 fn a_body_is_no_larger_than_allowed() {
     let (member, requests) = FakeMember::by_hand();
     let console = Setup::endpoints(&[member.address]).limits(|limits| limits.body_bytes_max = 1000).start();
-    // Told before.
+    // The Content-Length exceeds the limit.
     let mut stream = http1::connect(console.address);
     console.send(&mut stream, "POST", "/api/endpoint/0/v3/kv/put", &[OWN, ("Content-Length", "1001")]);
     let answer = http1::read_head(&mut stream);
     assert_eq!(answer.status, 413);
     assert_eq!(member.connections(), 0);
-    // Found out on the way.
+    // A chunked body exceeds the limit while it is forwarded.
     let mut stream = http1::connect(console.address);
     console.send(&mut stream, "POST", "/api/endpoint/0/v3/kv/put", &[OWN, ("Transfer-Encoding", "chunked")]);
     stream.write_all(&http1::chunk(&[b'x'; 600])).expect("the console reads");
@@ -380,7 +380,7 @@ fn a_body_is_no_larger_than_allowed() {
     stream.write_all(&http1::chunk(&[b'x'; 600])).expect("the console reads");
     assert_eq!(http1::read_head(&mut stream).status, 413);
     asked.wait_for_close();
-    // As large as allowed.
+    // A body of exactly the largest size is forwarded.
     let mut stream = console.ask("POST", "/api/endpoint/0/v3/kv/put", &[OWN], &[b'x'; 1000]);
     let mut asked = requests.next();
     assert_eq!(asked.body().len(), 1000);

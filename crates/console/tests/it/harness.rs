@@ -1,4 +1,4 @@
-//! A console for a test, and a browser made by hand.
+//! A console for tests, and a minimal browser.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -12,17 +12,17 @@ use testkit::http1::{self, Answer};
 use testkit::ports::listen;
 use tls::{SystemClock, Tls};
 
-/// The header of the console's own pages.
+/// Header that the console's own pages send.
 pub const OWN: (&str, &str) = ("X-Mainstay-Console", "1");
 
-/// A console on a port of its own.
+/// Settings of a console on a free port.
 pub struct Setup {
     pub source: Source,
     pub limits: Limits,
     pub hosts: Vec<String>,
-    /// TLS of the listener.
+    /// TLS settings of the listener.
     pub serving: Option<Tls>,
-    /// TLS of connections to members.
+    /// TLS settings of connections to members.
     pub dialing: Tls,
 }
 
@@ -33,7 +33,7 @@ impl Setup {
         Setup { source, limits: Limits::default(), hosts: Vec::new(), serving: None, dialing }
     }
 
-    /// For these endpoints.
+    /// Creates settings for these endpoints.
     pub fn endpoints(addresses: &[SocketAddr]) -> Setup {
         let urls = addresses.iter().map(|address| url(&format!("http://{address}")));
         Setup::of(Source::Endpoints(urls.collect()))
@@ -68,14 +68,14 @@ pub fn url(text: &str) -> Url {
     Url::parse(text).expect("a URL")
 }
 
-/// A console that runs, until the end of its test.
+/// A running console, which stops at the end of its test.
 pub struct Running {
     pub console: Console,
     pub address: SocketAddr,
 }
 
 impl Running {
-    /// Sends a request on a connection of its own and reads the answer.
+    /// Sends a request on a separate connection and reads the response.
     pub fn request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
         let mut stream = self.ask(method, path, headers, body);
         let mut answer = http1::read_head(&mut stream);
@@ -95,7 +95,7 @@ impl Running {
         answer
     }
 
-    /// Sends a request, and returns the connection on which its answer comes.
+    /// Sends a request; returns the connection on which the response arrives.
     pub fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> TcpStream {
         let mut stream = http1::connect(self.address);
         let length = body.len().to_string();
@@ -120,23 +120,23 @@ impl Running {
         stream.write_all((head + "\r\n").as_bytes()).expect("the console reads");
     }
 
-    /// A call of the JSON gateway of the first endpoint.
+    /// Makes a call of the JSON gateway at the first endpoint.
     pub fn call(&self, call: &str, body: &str) -> Answer {
         self.request("POST", &format!("/api/endpoint/0/v3/{call}"), &[OWN], body.as_bytes())
     }
 
-    /// A page of the first endpoint.
+    /// Requests a page of the first endpoint.
     pub fn page(&self, page: &str) -> Answer {
         self.request("GET", &format!("/api/endpoint/0/{page}"), &[OWN], b"")
     }
 
-    /// The pages are served: nothing that came before has stopped the console.
+    /// Asserts that the pages are served: nothing before has stopped the console.
     pub fn serves(&self) {
         assert_eq!(self.request("GET", "/", &[], b"").status, 200);
     }
 }
 
-/// Reads until the other end closes; fails if it does not in time. A reset is an end, too.
+/// Reads until the peer closes; panics if that takes too long. A reset counts as closing.
 pub fn read_to_close(stream: &mut TcpStream) -> Vec<u8> {
     let (mut bytes, mut space) = (Vec::new(), [0; 4096]);
     loop {
@@ -149,5 +149,5 @@ pub fn read_to_close(stream: &mut TcpStream) -> Vec<u8> {
     }
 }
 
-/// A time that no test reaches, and one that tests of time limits wait for.
+/// A short time limit, for tests that wait until a limit passes.
 pub const SHORT: Duration = Duration::from_millis(100);

@@ -7,7 +7,7 @@ use testkit::{TIMEOUT, http1, wait_until};
 use crate::fake_member::{Asked, FakeMember, Requests};
 use crate::harness::{OWN, Running, SHORT, Setup, read_to_close};
 
-/// Asks for a watch, and the member hears the whole request.
+/// Opens a watch; the member receives the whole request.
 fn watch(console: &Running, requests: &Requests) -> (TcpStream, Asked) {
     let stream = console.ask("POST", "/api/endpoint/0/v3/watch", &[OWN], b"{}");
     let mut asked = requests.next();
@@ -20,7 +20,7 @@ fn who_sends_a_head_slowly_is_closed() {
     let (member, _requests) = FakeMember::by_hand();
     let console =
         Setup::endpoints(&[member.address]).limits(|limits| limits.head_timeout = 10 * SHORT).start();
-    // Nothing; a byte; a byte now and then.
+    // Connections that send nothing, one byte, or a byte from time to time.
     let mut silent = http1::connect(console.address);
     let mut begun = http1::connect(console.address);
     begun.write_all(b"GET / HT").expect("the console reads");
@@ -31,7 +31,7 @@ fn who_sends_a_head_slowly_is_closed() {
     assert!(began.elapsed() >= 5 * SHORT, "it was given its time");
     assert_eq!(read_to_close(&mut silent), b"");
     read_to_close(&mut begun);
-    // A connection that had its answer, too.
+    // A connection that has had a response.
     let mut idle = http1::connect(console.address);
     console.send(&mut idle, "GET", "/", &[]);
     assert_eq!(http1::read_answer(&mut idle).status, 200);
@@ -49,11 +49,11 @@ fn who_sends_a_body_slowly_is_closed() {
     let mut asked = requests.next();
     wait_until("it takes no more", TIMEOUT, || stream.write_all(b"x").is_err().then_some(()));
     asked.wait_for_close();
-    // One that has come whole may wait for its answer as long as it likes.
+    // A request that has arrived completely may wait for its response as long as it likes.
     let mut stream = console.ask("POST", "/api/endpoint/0/v3/lock/lock", &[OWN], b"{}");
     let mut asked = requests.next();
     asked.body();
-    // A body that begins later, and does not come, is given up before.
+    // A body that started later, and does not arrive, times out before.
     let mut late = http1::connect(console.address);
     console.send(&mut late, "POST", "/api/endpoint/0/v3/kv/put", &[OWN, ("Content-Length", "100000")]);
     let mut given_up = requests.next();
@@ -79,7 +79,7 @@ fn heads_are_bounded() {
         let refused = answer.starts_with(b"HTTP/1.1 431") || answer.starts_with(b"HTTP/1.1 414");
         assert!(refused || answer.is_empty(), "{}", String::from_utf8_lossy(&answer));
     }
-    // Without an end.
+    // A request head that never ends.
     let mut stream = http1::connect(console.address);
     let mut sent = 0;
     while sent < 64 << 20 && stream.write_all(&[b'x'; 4096]).is_ok() {
@@ -95,7 +95,7 @@ fn who_has_no_request_under_way_makes_room() {
     let console = Setup::endpoints(&[member.address]).limits(|limits| limits.connections_max = 3).start();
     let (mut busy, mut asked) = watch(&console, &requests);
     let mut idle: Vec<_> = (0..10).map(|_| http1::connect(console.address)).collect();
-    // The ninth and tenth are left.
+    // Only the ninth and the tenth connection stay open.
     for stream in &mut idle[..8] {
         assert_eq!(read_to_close(stream), b"");
     }
@@ -128,7 +128,7 @@ fn the_pages_can_be_loaded_while_too_much_is_asked() {
     assert_eq!(answer.status, 503);
     assert!(answer.text().starts_with("{\"code\":8,"), "{}", answer.text());
     console.serves();
-    // Each end gives its place back: an answer, and a browser that leaves.
+    // The end of each request returns its permit: by a response, or by a browser that leaves.
     first_asked.write("HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}");
     assert_eq!(http1::read_answer(&mut first).status, 200);
     drop(second);

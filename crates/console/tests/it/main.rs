@@ -1,4 +1,4 @@
-//! The console's server, asked over sockets, in front of members that are scripts.
+//! The console's server, tested over sockets with scripted members.
 
 mod assets;
 mod defences;

@@ -9,17 +9,17 @@ use testkit::ports::free_address;
 use crate::fake_member::FakeMember;
 use crate::harness::{OWN, Running, Setup, url};
 
-/// A member that tells its id and a list, which may change.
+/// Starts a member that reports its id and a list, which may change.
 fn member(id: u64, list: &Arc<Mutex<String>>) -> FakeMember {
     member_of(1, id, list)
 }
 
-/// The same, of this cluster.
+/// Starts a member like [`member`], in this cluster.
 fn member_of(cluster: u64, id: u64, list: &Arc<Mutex<String>>) -> FakeMember {
     teller(cluster, move || id, list, |authorization| authorization != Some("bad"))
 }
 
-/// A member that tells a list to those who may see it, and everybody its id, in metrics as well.
+/// Starts a member that shows a list to permitted callers, and its id to everybody, also in its metrics.
 fn teller(
     cluster: u64,
     id: impl Fn() -> u64 + Send + Sync + 'static,
@@ -56,7 +56,7 @@ fn row(id: u64, address: SocketAddr) -> String {
     format!(r#"{{"ID":"{id}","name":"m{id}","clientURLs":["http://{address}"]}}"#)
 }
 
-/// A console for these endpoints that asks for the list whenever it is asked.
+/// Starts a console for these endpoints that requests the list from members for every browser request.
 fn always_asking(addresses: &[SocketAddr]) -> Running {
     Setup::endpoints(addresses).limits(|limits| limits.members_fresh = Duration::ZERO).start()
 }
@@ -68,7 +68,7 @@ fn told(console: &Running, headers: &[(&str, &str)]) -> String {
     answer.text().to_owned()
 }
 
-/// The endpoints of a list: id, URL's port, name, id of the member.
+/// Returns the endpoints of a list: id, URL's port, name, id of the member.
 fn endpoints(list: &str) -> Vec<String> {
     let list: serde_json::Value = serde_json::from_str(list).expect("JSON");
     let text = |value: &serde_json::Value| value.as_str().unwrap_or("null").to_owned();
@@ -102,7 +102,7 @@ fn the_others_are_found_through_those_that_are_given() {
         let answer = console.request("GET", &format!("/api/endpoint/{id}/version"), &[OWN], b"");
         assert_eq!(answer.text(), body);
     }
-    // A member goes, and comes back: its id is the same, and nobody else's meanwhile.
+    // A member leaves and comes back: its id is the same, and was not used for others in between.
     *list.lock().unwrap() = [row(1, first.address), row(3, third.address)].join(",");
     assert_eq!(endpoints(&told(&console, &[])), [&expected[..2], &expected[3..]].concat());
     assert_eq!(console.request("GET", "/api/endpoint/2/version", &[OWN], b"").status, 404);
@@ -128,7 +128,7 @@ fn the_list_is_asked_for_in_the_users_name() {
     let one = teller(1, || 1, &list, |authorization| authorization == Some("good"));
     *list.lock().unwrap() = [row(1, one.address), row(2, free_address())].join(",");
     let console = Setup::endpoints(&[one.address]).start();
-    // Without the right to it, what was given is there all the same.
+    // Without permission for the list, the given endpoints are still shown.
     assert_eq!(
         endpoints(&told(&console, &[("Authorization", "bad")])),
         [format!("0 http://{}  null false", one.address)]
@@ -190,7 +190,8 @@ fn a_members_own_console_lists_it_first() {
             "null http://h4:1 m4 0000000000000004 false not asked: plain",
         ]
     );
-    // It is reached where it listens, in the name of the URL that it tells: it may answer for no other (`--host-whitelist`).
+    // The member is reached where it listens, with the host of its listed URL: it may refuse other hosts
+    // (`--host-whitelist`).
     assert_eq!(console.page("version").text(), "\"advertised:2379\"");
 }
 
@@ -204,21 +205,21 @@ fn members_of_another_cluster_are_told_apart() {
     let list = told(&console, &[]);
     assert_eq!(endpoints(&list), [format!("0 http://{} m1 0000000000000001 false", one.address)]);
     assert!(list.contains(&format!("\"foreign\":[\"http://{}\"]", other.address)), "{list}");
-    // Nothing is asked of it but who it is.
+    // No requests are sent to it, except for its identity.
     let answer = console.request("POST", "/api/endpoint/1/v3/kv/deleterange", &[OWN], b"{}");
     assert_eq!(answer.status, 404);
     assert_eq!(other.lines(), ["POST /v3/cluster/member/list"]);
 }
 
-/// The token of a user.
+/// Token of a user.
 const TOKEN: (&str, &str) = ("Authorization", "secret");
 
-/// True for callers that show it.
+/// Returns true for callers that show the token.
 fn shows_token(authorization: Option<&str>) -> bool {
     authorization == Some(TOKEN.1)
 }
 
-/// True for everybody; notes the tokens that are shown.
+/// Returns a check that permits every caller, and records the tokens that are shown.
 fn noting(seen: &Arc<Mutex<Vec<String>>>) -> impl Fn(Option<&str>) -> bool + Send + Sync + 'static {
     let seen = Arc::clone(seen);
     move |authorization| {
@@ -234,7 +235,7 @@ fn members_behind_a_load_balancer_are_reached_where_they_say() {
         let (list, count) = (Arc::<Mutex<String>>::default(), AtomicU64::new(0));
         let (one, other) = (teller(1, || 1, &list, may_see), teller(1, || 2, &list, may_see));
         *list.lock().unwrap() = [row(1, one.address), row(2, other.address)].join(",");
-        // It leads to one after the other.
+        // The load balancer leads to the members in turn.
         let balancer = teller(1, move || count.fetch_add(1, Ordering::Relaxed) % 2 + 1, &list, may_see);
         let console = always_asking(&[balancer.address]);
         let expected = [
@@ -274,7 +275,8 @@ fn a_member_that_is_not_reached_where_it_says_is_reached_where_it_was_given() {
     let seen: Arc<Mutex<Vec<String>>> = Arc::default();
     let (one, other) = (teller(1, || 1, &list, shows_token), teller(1, || 2, &list, shows_token));
     let stranger = teller(2, || 2, &strangers, noting(&seen));
-    // A tunnel leads to each. One tells a URL where nothing answers, the other one of another cluster's member.
+    // A tunnel leads to each member. One member lists a URL where nothing listens, the other one a URL of
+    // another cluster's member.
     let down = free_address();
     *list.lock().unwrap() = [row(1, down), row(2, stranger.address)].join(",");
     let console = always_asking(&[one.address, other.address]);
@@ -297,7 +299,7 @@ fn an_open_cluster_does_not_come_before_one_that_keeps_its_list_to_users() {
     *ours.lock().unwrap() = [row(1, one.address), row(3, free_address())].join(",");
     *theirs.lock().unwrap() = row(2, other.address);
     let console = always_asking(&[one.address, other.address]);
-    // Before anybody has logged in, and with a token of another time.
+    // Before any user has logged in, and with an outdated token.
     for headers in [&[][..], &[("Authorization", "old")]] {
         assert_eq!(endpoints(&told(&console, headers)), [format!("0 http://{}  null false", one.address)]);
     }
@@ -319,7 +321,7 @@ fn the_cluster_stays_while_its_members_are_away() {
     let console = always_asking(&[one.address, other.address]);
     let before = told(&console, &[]);
     assert_eq!(endpoints(&before).len(), 2);
-    // The endpoint of the second cluster is the only one that tells a list in this round.
+    // Only the endpoint of the second cluster reports a list in this round.
     is_away.store(true, Ordering::Relaxed);
     assert_eq!(told(&console, &[]), before);
     assert_eq!(told(&console, &[]), before);
@@ -344,17 +346,17 @@ fn the_cluster_is_another_one_when_its_member_says_so() {
     let console = always_asking(&[one.address, other.address]);
     let foreign = |address| format!("\"foreign\":[\"http://{address}\"]");
     assert!(told(&console, &[]).contains(&foreign(other.address)));
-    // It was made again, as a member of a third cluster.
+    // The member was created again in a third cluster.
     number.store(3, Ordering::Relaxed);
     assert!(told(&console, &[]).contains(&foreign(other.address)));
     number.store(2, Ordering::Relaxed);
     assert!(told(&console, &[]).contains("\"foreign\":[]"), "all are of the second cluster now");
 }
 
-/// Cluster of a [`mover`] that refuses whoever asks.
+/// Cluster of a [`mover`] that refuses every caller.
 const REFUSES: u64 = 9;
 
-/// A member of a cluster that changes; of cluster 0 it does not answer.
+/// Starts a member whose cluster changes; for cluster 0, it does not respond with a list.
 fn mover(cluster: &Arc<AtomicU64>, may_see: fn(Option<&str>) -> bool) -> FakeMember {
     let of = Arc::clone(cluster);
     FakeMember::start(move |asked| {
@@ -383,7 +385,7 @@ fn a_cluster_that_moves_in_two_steps_is_followed() {
     };
     let foreign = format!("\"foreign\":[\"http://{}\"]", one.address);
     assert!(set([1, 1]).contains("\"foreign\":[]"));
-    // One is made again as a member of the second cluster, and the other is switched off later.
+    // One member is created again in the second cluster, and the other is switched off later.
     assert!(set([2, 1]).contains(&foreign));
     let list = set([2, 0]);
     assert!(!list.contains(&foreign), "{list}");
@@ -392,7 +394,7 @@ fn a_cluster_that_moves_in_two_steps_is_followed() {
 
 #[test]
 fn a_cluster_that_keeps_its_list_and_moves_in_two_steps_is_followed() {
-    // At last the second member is of the new cluster, too, or it is switched off.
+    // In the end the second member is in the new cluster, too, or is switched off.
     for last in [2, 0] {
         let (first, second): (Arc<AtomicU64>, Arc<AtomicU64>) = Default::default();
         let (one, other) = (mover(&first, shows_token), mover(&second, shows_token));
@@ -404,7 +406,7 @@ fn a_cluster_that_keeps_its_list_and_moves_in_two_steps_is_followed() {
         };
         let foreign = format!("\"foreign\":[\"http://{}\"]", one.address);
         assert!(set([1, 1]).contains("\"foreign\":[]"));
-        // The second does not know the user while the first is made again as a member of another cluster.
+        // The second member does not know the user while the first is created again in another cluster.
         assert!(set([2, REFUSES]).contains(&foreign));
         set([2, last]);
         let list = set([2, last]);
@@ -431,7 +433,8 @@ fn a_cluster_is_not_left_for_one_that_tells_everybody() {
     told(&console, &[TOKEN]);
     first.store(1, Ordering::Relaxed);
     told(&console, &[TOKEN]);
-    // One is made again as a member of an open cluster; the other, which may not be asked without a user, is as it was.
+    // One member is created again in an open cluster; the other, which must not be queried without a user, is
+    // unchanged.
     first.store(2, Ordering::Relaxed);
     for headers in [&[][..], &[TOKEN]] {
         let list = told(&console, headers);
@@ -464,9 +467,9 @@ fn tokens_are_not_shown_to_another_cluster() {
     *ours.lock().unwrap() = row(1, one.address);
     *theirs.lock().unwrap() = row(2, other.address);
     let console = always_asking(&[one.address, other.address]);
-    // The list is told to everybody: no token is needed, before it is known who is who either.
+    // The list is open to everybody, so no token is needed, even before the members are identified.
     told(&console, &[("Authorization", "secret")]);
-    // It is kept to users now: only the member of the known cluster is shown the token.
+    // The list is now restricted to users: only the member of the known cluster gets the token.
     is_open.store(false, Ordering::Relaxed);
     *ours.lock().unwrap() = [row(1, one.address), row(3, free_address())].join(",");
     assert_eq!(endpoints(&told(&console, &[("Authorization", "secret")])).len(), 2);
@@ -505,7 +508,7 @@ fn members_are_not_reached_where_a_list_may_not_lead() {
         row(1, one.address)
     );
     let console = Setup::endpoints(&[one.address]).start();
-    // They count as members all the same.
+    // Members whose URLs cannot be used are listed all the same.
     assert_eq!(
         endpoints(&told(&console, &[])),
         [
@@ -528,7 +531,7 @@ fn those_who_wait_for_a_list_that_nobody_tells_wait_once() {
     let mut waiting: Vec<_> = (0..6)
         .map(|number| {
             let mut stream = testkit::http1::connect(console.address);
-            // Each is another user's.
+            // Each token belongs to another user.
             let token = number.to_string();
             console.send(&mut stream, "GET", "/api/members", &[OWN, ("Authorization", &token)]);
             stream
@@ -564,7 +567,7 @@ fn tokens_that_are_refused_are_shown_one_at_a_time() {
         assert_eq!(testkit::http1::read_answer(stream).status, 200);
     }
     assert_eq!(most.load(Ordering::Relaxed), 1);
-    // The pages wait for 10 s. In turns they would wait for 24 s.
+    // The pages wait for 10 s. One after the other, the requests would wait for 24 s.
     assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
 }
 

@@ -17,12 +17,12 @@ fn load(settings: Settings) -> Tls {
     Tls::load(settings, Clock::new()).expect("the files are sound").0
 }
 
-/// A listener with this certificate.
+/// Returns the settings of a listener with this certificate.
 fn serving(own: &Files) -> Settings {
     Settings { cert_file: Some(own.cert.clone()), key_file: Some(own.key.clone()), ..Settings::default() }
 }
 
-/// A client that trusts this authority, and shows this certificate.
+/// Returns the settings of a client that trusts this authority and shows this certificate.
 fn trusting(authority: &Folder, own: Option<&Files>) -> Settings {
     Settings {
         trusted_ca_file: Some(authority.ca.clone()),
@@ -32,7 +32,7 @@ fn trusting(authority: &Folder, own: Option<&Files>) -> Settings {
     }
 }
 
-/// The status of an answer over TLS, and the protocol that was agreed on; or why there is none.
+/// Returns the status of a response over TLS and the negotiated protocol, or the reason why there is none.
 fn get(address: SocketAddr, settings: Settings, path: &str) -> Result<(u16, Option<Vec<u8>>), String> {
     let mut stream = connect(address, settings);
     let head = format!("GET {path} HTTP/1.1\r\nHost: any.example\r\nConnection: close\r\n\r\n");
@@ -63,7 +63,7 @@ fn browsers_show_certificates_where_clients_have_to() {
     setup.serving = Some(load(Settings {
         trusted_ca_file: Some(authority.ca.clone()),
         client_cert_auth: true,
-        // As the listeners for clients have them, which speak HTTP/2.
+        // As on the listeners for clients, which offer HTTP/2.
         alpn: vec![b"h2".to_vec(), b"http/1.1".to_vec()],
         ..serving(&own)
     }));
@@ -76,7 +76,7 @@ fn browsers_show_certificates_where_clients_have_to() {
     assert_eq!(ask(with(Some(&browser))), Ok((200, Some(b"http/1.1".to_vec()))));
     assert!(ask(with(None)).is_err(), "no certificate");
     assert!(ask(with(Some(&other))).is_err(), "one of another authority");
-    // Plain HTTP is not served there.
+    // Plain HTTP is not served on this port.
     let mut plain = http1::connect(console.address);
     plain.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").expect("the console reads");
     let answer = crate::harness::read_to_close(&mut plain);
@@ -120,7 +120,7 @@ fn a_certificate_that_is_revoked_ends_its_connection() {
     good().expect("the other stays");
 }
 
-/// A member over TLS that answers every request with its name.
+/// Starts a member over TLS that answers every request with its name.
 fn member(own: &Files, authority: Option<&Folder>) -> SocketAddr {
     let settings =
         Settings { trusted_ca_file: authority.map(|authority| authority.ca.clone()), ..serving(own) };
@@ -139,7 +139,7 @@ fn member(own: &Files, authority: Option<&Folder>) -> SocketAddr {
                     _ => break,
                 }
             }
-            // A client that does not trust it reads no answer.
+            // A client that does not trust the member reads no response.
             let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nit");
             let _ = stream.flush();
         }
@@ -176,7 +176,7 @@ fn members_are_trusted_by_their_certificates() {
 fn a_members_own_listener_is_known_by_its_certificate() {
     let dir = TempDir::new("console-own");
     let stranger = Folder::new(dir.path(), "stranger");
-    // Nobody here vouches for it, and it is not for this address.
+    // A certificate of an unknown authority, and for another address.
     let own = stranger.issue("own", &[1], &["db.example"]);
     let other = stranger.issue("other", &[2], &["127.0.0.1"]);
     let status = |address: SocketAddr| {

@@ -1,4 +1,4 @@
-//! `alarm`: what the members have raised.
+//! `alarm`: lists and clears the alarms of the members.
 
 use api::Rpc;
 use api::etcdserverpb as pb;
@@ -47,12 +47,13 @@ pub(super) async fn list(call: &Call) -> Result<(), Failure> {
     call.show(&Answer::Alarm(&answer))
 }
 
-/// Asks for every alarm of every member.
+/// Requests every alarm of every member.
 pub(super) async fn alarms(connection: &Client) -> Result<pb::AlarmResponse, api::Status> {
     connection.call(Rpc::MaintenanceAlarm, &pb::AlarmRequest::default()).await
 }
 
-/// Takes back one alarm after the other, since a request names one; the answer shown has all of them and no header.
+/// Clears the alarms one after the other, since a request names one alarm. The printed response has all of
+/// them and no header.
 pub(super) async fn disarm(call: &Call) -> Result<(), Failure> {
     if !call.args().is_empty() {
         return Err(Failure::bad_args("alarm disarm command accepts no arguments"));

@@ -1,4 +1,4 @@
-//! `auth`: authentication on, off, and its state.
+//! `auth`: enables and disables authentication, and shows its state.
 
 use api::Rpc;
 use api::etcdserverpb as pb;
@@ -52,7 +52,7 @@ fn no_arguments(call: &Call, name: &str) -> Result<(), Failure> {
     Err(Failure::bad_args(format!("auth {name} command does not accept any arguments")))
 }
 
-/// Where the role `root` is missing it is made and given to the user `root`, and then it is tried again.
+/// If the role `root` is missing, creates it, grants it to the user `root`, and retries.
 pub(super) async fn enable(call: &Call) -> Result<(), Failure> {
     no_arguments(call, "enable")?;
     let connection = call.connect().await?;
@@ -70,7 +70,7 @@ async fn enabled(connection: &Client) -> Result<(), api::Status> {
     let _: pb::AuthRoleAddResponse = connection.call(Rpc::AuthRoleAdd, &role).await?;
     let grant = pb::AuthUserGrantRoleRequest { user: root(), role: root() };
     let _: pb::AuthUserGrantRoleResponse = connection.call(Rpc::AuthUserGrantRole, &grant).await?;
-    // A server that still misses the role will go on missing it.
+    // If the server still reports the role as missing, another retry would not help.
     try_enable(connection).await.map_err(|status| if status == missing { missing } else { status })
 }
 

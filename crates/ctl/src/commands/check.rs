@@ -1,4 +1,4 @@
-//! `check`: the group of commands that measure a cluster, and the flags they share.
+//! `check`: the group of commands that measure a cluster, and the flags that they share.
 
 use cli::{Command, Failure, Flag};
 use client::Client;
@@ -26,10 +26,10 @@ pub(super) const CHECK: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Returns the workload that `--load` names, of those for `s`, `m`, `l` and `xl`.
+/// Returns the workload that `--load` names, from those for `s`, `m`, `l` and `xl`.
 ///
 /// # Errors
-/// The name is none of a workload.
+/// The name does not stand for a workload.
 pub(super) fn workload<W>(call: &Call, load: Flag<String>, [s, m, l, xl]: [W; 4]) -> Result<W, Failure> {
     match call.matches.get(load) {
         "s" | "small" => Ok(s),
@@ -40,8 +40,8 @@ pub(super) fn workload<W>(call: &Call, load: Flag<String>, [s, m, l, xl]: [W; 4]
     }
 }
 
-/// Gives back the space of the keys that were deleted at `revision`, if they were, as far as `--auto-compact` and
-/// `--auto-defrag` say.
+/// Frees the space of the keys that were deleted at `revision`, if any, as far as `--auto-compact` and
+/// `--auto-defrag` allow.
 pub(super) async fn give_back_space(
     call: &Call,
     connection: &Client,

@@ -1,4 +1,4 @@
-//! `check datascale`: how much memory the server needs for an amount of data.
+//! `check datascale`: measures how much memory the server needs for an amount of data.
 
 use stdx::{First, race};
 
@@ -34,7 +34,7 @@ pub(super) const DATASCALE: Command<Run> = Command {
 const KEY_BYTES: usize = 512;
 const VALUE_BYTES: usize = 512;
 
-/// The number of pairs that are written, and of clients.
+/// Number of key-value pairs to write, and number of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Workload {
     pairs: u64,
@@ -94,7 +94,7 @@ async fn write_all(workload: Workload, prefix: &str, clients: &Clients) {
     }
 }
 
-/// The server's resident memory, in bytes.
+/// Returns the server's resident memory, in bytes.
 async fn memory(call: &Call, endpoint: &str, when: &str) -> Result<f64, Failure> {
     match resident_bytes(endpoint).await {
         Ok(bytes) => Ok(bytes),

@@ -1,4 +1,4 @@
-//! `check perf`: whether the cluster keeps up with a rate of writes.
+//! `check perf`: measures whether the cluster keeps up with a rate of writes.
 
 use std::time::Duration;
 use stdx::{First, race};
@@ -35,14 +35,14 @@ pub(super) const PERF: Command<Run> = Command {
 const KEY_BYTES: usize = 256;
 const VALUE_BYTES: usize = 1024;
 
-/// How late this process may be and still hand in the writes it was late for; what a slow cluster delayed is never made
-/// up for.
+/// Delay of this process up to which it makes up for late writes. Writes delayed by a slow cluster are never
+/// made up for.
 const CATCH_UP: Duration = Duration::from_millis(100);
 
-/// The pause between looks at the clock.
+/// Interval at which the clock is checked.
 const TICK: Duration = Duration::from_millis(1);
 
-/// The rate, clients and duration of a load.
+/// Rate, number of clients and duration of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Workload {
     writes_per_second: u32,
@@ -80,23 +80,24 @@ pub(super) async fn check(call: &Call) -> Result<(), Failure> {
     if passed { Ok(()) } else { Err(Failure::said(Failure::ERROR)) }
 }
 
-/// The part of the load that this machine could offer.
+/// Part of the load that this machine was able to offer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Offered {
     writes: u64,
-    /// Writes that came too late because this process was late, while clients were free.
+    /// Number of writes that were skipped because this process was late while clients were free.
     missed: u64,
     interrupted: bool,
 }
 
 impl Offered {
-    /// Returns a warning if the result says more about this machine than about the cluster.
+    /// Returns a warning if the result is determined by this machine rather than by the cluster.
     fn warning(&self, workload: Workload) -> Option<String> {
         if self.interrupted {
             return Some("Warning: interrupted; the result is of the part that was run".to_owned());
         }
         let wanted = u64::from(workload.writes_per_second) * workload.duration.as_secs();
-        // What passes needs nine tenths: with half of the rest missed here, the result is not the cluster's any more.
+        // A pass needs nine tenths of the writes. If half of the missing tenth was missed by this machine,
+        // the result does not describe the cluster any more.
         (self.missed * 20 > wanted).then(|| {
             format!(
                 "Warning: this machine was too slow to offer {} writes/s: {} of {wanted} writes were never tried \
@@ -148,7 +149,8 @@ async fn measure(
             next += interval;
         }
         if was_full {
-            // The clients were the limit, that is the cluster: what was not offered meanwhile is not missed here.
+            // The cluster kept all clients busy; writes that were not offered in that time are not counted as
+            // missed by this machine.
             next = next.max(Instant::now());
         }
         progress.at(clients.done(), "");
@@ -161,7 +163,7 @@ async fn measure(
     (clients.finish().await, offered)
 }
 
-/// The lines of the result, with etcdctl's limits, and whether it is a pass.
+/// Returns the lines of the result, judged by etcdctl's limits, and whether it is a pass.
 fn verdict(workload: Workload, outcome: &Outcome) -> (String, bool) {
     let mut text = outcome.error_lines();
     let mut passed = text.is_empty();

@@ -1,4 +1,4 @@
-//! `compaction`: forgets history.
+//! `compaction`: removes history up to a revision.
 
 use api::Rpc;
 use api::etcdserverpb as pb;

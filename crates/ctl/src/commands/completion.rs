@@ -1,4 +1,4 @@
-//! `completion`: scripts that let a shell complete commands and flags.
+//! `completion`: scripts with which a shell completes commands and flags.
 
 use cli::{Command, Failure, Io, Matches};
 

@@ -1,4 +1,4 @@
-//! `defrag`: asks members to give unused space back.
+//! `defrag`: requests that members free unused space.
 
 use std::time::Instant;
 

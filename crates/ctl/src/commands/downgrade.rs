@@ -1,4 +1,4 @@
-//! `downgrade`: a step back to the release before.
+//! `downgrade`: downgrades the cluster to the previous release.
 
 use api::Rpc;
 use api::etcdserverpb as pb;

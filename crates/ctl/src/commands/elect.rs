@@ -1,4 +1,4 @@
-//! `elect`: leads, or looks who leads.
+//! `elect`: campaigns for leadership, or shows the leader.
 
 use stdx::{First, race};
 
@@ -26,7 +26,7 @@ pub(super) const ELECT: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// The TTL of a candidate's lease, in seconds.
+/// TTL of a candidate's lease, in seconds.
 const TTL_SECONDS: i64 = 60;
 
 pub(super) async fn elect(call: &Call) -> Result<(), Failure> {
@@ -39,7 +39,7 @@ pub(super) async fn elect(call: &Call) -> Result<(), Failure> {
             ));
         }
     };
-    // Before anything starts a thread: see there.
+    // Must come before any thread starts, see [`Call::interruption`].
     let interruption = call.interruption();
     let connection = call.connect().await?;
     match (proposal, call.matches.get(LISTEN)) {
@@ -92,7 +92,7 @@ async fn campaign(
         Err(failure) => Err(failure),
     };
     let resigned = election.resign().await.map_err(failure);
-    // What cannot be revoked runs out.
+    // If the lease cannot be revoked, it expires.
     let _ = session.close().await;
     outcome.and(resigned)
 }
@@ -104,7 +104,7 @@ fn failure(error: ElectionError) -> Failure {
     }
 }
 
-/// Says that we lead, and stays it until the session ends.
+/// Prints that the candidate leads, and keeps leadership until the session ends.
 async fn lead(call: &Call, connection: &Client, election: &Election, session: &Session) -> Failure {
     if let Err(failure) = show(call, connection, election).await {
         return failure;

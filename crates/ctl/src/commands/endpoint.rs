@@ -1,4 +1,4 @@
-//! `endpoint`: how the members are.
+//! `endpoint`: health, status and hashes of the members.
 
 use std::time::Instant;
 
@@ -63,7 +63,7 @@ pub(super) const ENDPOINT: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// The endpoints to ask: those given, or with `--cluster` the client URLs of all members.
+/// Returns the endpoints to query: those given, or with `--cluster` the client URLs of all members.
 pub(super) async fn endpoints(call: &Call) -> Result<Vec<String>, Failure> {
     if !call.matches.get(CLUSTER) {
         return Ok(call.globals().await?.given_endpoints.clone());
@@ -80,8 +80,8 @@ pub(super) async fn health(call: &Call) -> Result<(), Failure> {
     let endpoints = endpoints(call).await?;
     let mut asked = tokio::task::JoinSet::new();
     for endpoint in endpoints {
-        // What is wrong with the files for TLS is wrong for all of them; a member that cannot be reached is the news
-        // that the command is for.
+        // An error in the TLS files applies to all endpoints and ends the command; an unreachable member is a
+        // result that the command prints.
         call.globals().await?.settings(vec![endpoint.clone()])?;
         let call = call.clone();
         asked.spawn(async move { health_of(&call, endpoint).await });
@@ -116,7 +116,7 @@ async fn health_of(call: &Call, endpoint: String) -> EndpointHealth {
     EndpointHealth { endpoint, health: error.is_empty(), took, error }
 }
 
-/// Reads a key: a member that answers has a leader. A permission that is missing was refused by consensus, too.
+/// Reads a key: a response proves that the member has a leader. A refusal for lack of permission proves it, too.
 async fn read_health(connection: &Client) -> Result<(), api::Status> {
     let request = pb::RangeRequest { key: "health".into(), ..Default::default() };
     match connection.call::<_, pb::RangeResponse>(Rpc::KvRange, &request).await {

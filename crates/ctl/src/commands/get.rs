@@ -83,7 +83,7 @@ pub(super) async fn get(call: &Call) -> Result<(), Failure> {
     call.show_with(&Answer::Get(&answer), value_only)
 }
 
-/// A range that comes in pieces, put together.
+/// Collects a range whose response comes in pieces.
 async fn streamed(connection: &Client, request: &pb::RangeRequest) -> Result<pb::RangeResponse, api::Status> {
     let mut stream = connection.open_with::<_, pb::RangeStreamResponse>(Rpc::KvRangeStream, request).await?;
     let mut whole = pb::RangeResponse::default();
@@ -99,11 +99,11 @@ async fn streamed(connection: &Client, request: &pb::RangeRequest) -> Result<pb:
     Ok(whole)
 }
 
-/// Returns true if `--consistency` asks for a serializable read.
+/// Returns true if `--consistency` requests a serializable read.
 ///
 /// # Errors
 ///
-/// It is neither `l` nor `s`.
+/// The value is neither `l` nor `s`.
 pub(super) fn serializable(matches: &Matches) -> Result<bool, Failure> {
     match matches.get(CONSISTENCY) {
         "s" => Ok(true),
@@ -115,7 +115,7 @@ pub(super) fn serializable(matches: &Matches) -> Result<bool, Failure> {
     }
 }
 
-/// The request that arguments and flags of `get` stand for, also within a transaction.
+/// Returns the request for the arguments and flags of `get`, also inside a transaction.
 pub(super) fn range_request(matches: &Matches) -> Result<pb::RangeRequest, Failure> {
     let (prefix, from_key) = (matches.get(PREFIX), matches.get(FROM_KEY));
     let Some((key, more)) = matches.args.split_first() else {
@@ -185,7 +185,7 @@ fn sort(matches: &Matches) -> Result<(SortOrder, SortTarget), Failure> {
         "VERSION" => SortTarget::Version,
         _ => return Err(Failure::bad_feature(format!("bad sort target {target}"))),
     };
-    // Keys come in this order anyway; asked for it, a server would first read all of them.
+    // Keys come in this order anyway; with an explicit sort, a server would read all of them first.
     if by_target == SortTarget::Key && by_order == SortOrder::Ascend {
         return Ok((SortOrder::None, by_target));
     }

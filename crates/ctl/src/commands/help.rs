@@ -1,4 +1,4 @@
-//! `help`: the help texts of commands by their names.
+//! `help`: prints the help texts of commands.
 
 use cli::{Command, Failure, Io, Matches};
 
@@ -40,7 +40,7 @@ fn help(matches: &Matches, io: &Io) -> Result<(), Failure> {
     say(io, &tool::help(&path))
 }
 
-/// A word between backquotes, where it can be: Go's `%#q`.
+/// Returns a word in backquotes if possible, like Go's `%#q`.
 fn topic_shown(word: &[u8]) -> String {
     match std::str::from_utf8(word) {
         Ok(text) if !text.contains(|c: char| c.is_control() || c == '`') => format!("`{text}`"),

@@ -1,4 +1,4 @@
-//! `lease`: leases and their time.
+//! `lease`: grants, revokes, renews and shows leases.
 
 use std::time::Duration;
 
@@ -115,7 +115,7 @@ pub(super) async fn list(call: &Call) -> Result<(), Failure> {
     call.show(&Answer::Leases(&answer))
 }
 
-/// What goes wrong in these commands is taken for a failed connection: exit code 2.
+/// Every failure of these commands counts as a failed connection: exit code 2.
 fn no_connection(status: api::Status) -> Failure {
     Failure::new(Failure::BAD_CONNECTION, shown(&status))
 }

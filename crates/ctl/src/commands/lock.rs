@@ -1,4 +1,4 @@
-//! `lock`: holds a lock, or runs a program under it.
+//! `lock`: holds a lock, or runs a program while holding it.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -29,13 +29,12 @@ pub(super) const LOCK: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// The lease of a lock or a candidate is revoked at the end, so that nothing of it stays behind; etcdctl leaves it to
-/// run out.
+/// The lease of a lock or a candidate is revoked at the end, so that nothing remains; etcdctl lets it expire.
 pub(super) async fn lock(call: &Call) -> Result<(), Failure> {
     let Some((name, program)) = call.args().split_first() else {
         return Err(Failure::bad_args("lock takes a lock name argument and an optional command to execute"));
     };
-    // Before anything starts a thread: see there.
+    // Must come before any thread starts, see [`Call::interruption`].
     let mut interruption = call.interruption();
     let connection = call.connect().await?;
     let ttl_seconds = call.matches.get(TTL);
@@ -62,7 +61,7 @@ pub(super) async fn lock(call: &Call) -> Result<(), Failure> {
         Some(_) => mutex.unlock().await.map_err(failure),
         None => Ok(()),
     };
-    // What cannot be revoked runs out.
+    // If the lease cannot be revoked, it expires.
     let _ = session.close().await;
     outcome.and(unlocked)
 }
@@ -74,7 +73,7 @@ fn failure(error: MutexError) -> Failure {
     }
 }
 
-/// Says that the lock is held, and holds it until the session ends.
+/// Prints that the lock is held, and holds it until the session ends.
 async fn hold(call: &Call, connection: &Client, mutex: &Mutex, session: &Session) -> Failure {
     if let Err(failure) = show(call, connection, mutex).await {
         return failure;
@@ -106,7 +105,7 @@ async fn under(
     run.run(&call.io).await.map_err(|error| {
         let code = match &error {
             ProgramError::NotStarted(_) => Failure::ERROR,
-            // A program that was killed has no code: 255, as with etcdctl.
+            // A program killed by a signal has no exit code: 255, as in etcdctl.
             ProgramError::Ended(status) => {
                 status.code().and_then(|c| u8::try_from(c).ok()).unwrap_or(u8::MAX)
             }

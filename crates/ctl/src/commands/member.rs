@@ -1,4 +1,4 @@
-//! `member`: who belongs to the cluster.
+//! `member`: lists and changes the members of the cluster.
 
 use api::Rpc;
 use api::etcdserverpb as pb;
@@ -114,7 +114,7 @@ fn too_many(arguments: &[Vec<u8>]) -> String {
     text
 }
 
-/// The environment that the new member is to be started with.
+/// Returns the environment with which the new member is to be started.
 fn start_of_new_member(answer: &pb::MemberAddResponse, name: &str, urls: &str) -> String {
     let new_id = answer.member.as_ref().map_or(0, |m| m.id);
     let cluster: Vec<String> = answer
@@ -185,7 +185,7 @@ pub(super) async fn list(call: &Call) -> Result<(), Failure> {
     call.show(&Answer::MemberList(&answer))
 }
 
-/// Asks for the members.
+/// Requests the list of members.
 pub(super) async fn members(
     connection: &Client,
     linearizable: bool,

@@ -1,4 +1,4 @@
-//! `make-mirror`: copies keys to another cluster, and goes on copying what changes.
+//! `make-mirror`: copies keys to another cluster, and continues with later changes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -108,13 +108,13 @@ pub(super) const MAKE_MIRROR: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Keys read at once.
+/// Number of keys read at once.
 const PAGE_KEYS: i64 = 1000;
 
-/// Bytes of keys and values after which a transaction is sent before it is full: servers take 1.5 MiB.
+/// Bytes of keys and values at which a transaction is sent before it is full: servers accept 1.5 MiB.
 pub(super) const TXN_BYTES_MAX: usize = 1024 * 1024;
 
-/// Interval at which it is printed how far the mirror is.
+/// Interval at which the progress of the mirror is printed.
 pub(super) const REPORT_INTERVAL: Duration = Duration::from_secs(30);
 
 pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
@@ -154,7 +154,7 @@ pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
     let endpoints = vec![crate::call::utf8(destination)?];
     let insecure = matches.get(DEST_INSECURE_TRANSPORT);
     if cuts_over {
-        // The signals are taken before a connection starts threads for names.
+        // The signals are taken over before a connection starts threads for name look-ups.
         call.interruption();
     }
     let target = globals.connected(globals.settings_of(endpoints, &files, insecure, &login)?).await?;
@@ -184,7 +184,7 @@ pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
     Err(failure)
 }
 
-/// The names of keys at the source and at the destination.
+/// Mapping of keys from the source to the destination.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Names {
     prefix: Vec<u8>,
@@ -192,8 +192,8 @@ struct Names {
 }
 
 impl Names {
-    /// COMPAT: with `--rev` and no word on the destination's prefix, etcdctl drops the prefix of every key, and without
-    /// `--rev` it keeps it. Here it is kept either way.
+    /// COMPAT: with `--rev` and no prefix given for the destination, etcdctl drops the prefix of every key;
+    /// without `--rev`, it keeps the prefix. Here the prefix is kept in both cases.
     fn read(call: &Call) -> Result<Names, Failure> {
         let text = |flag: Flag<String>| call.matches.get(flag).as_bytes().to_vec();
         let (prefix, target) = (text(PREFIX), text(DEST_PREFIX));
@@ -212,7 +212,7 @@ impl Names {
         [&self.target_prefix, rest].concat().into()
     }
 
-    /// The range of all keys to mirror.
+    /// Returns the range of all keys to mirror.
     fn range(&self) -> (Bytes, Bytes) {
         if self.prefix.is_empty() {
             return (OPEN_END.into(), OPEN_END.into());
@@ -232,7 +232,7 @@ struct Mirror {
 }
 
 impl Mirror {
-    /// Mirrors until something goes wrong.
+    /// Mirrors until an error occurs.
     async fn run(&self, from_revision: i64) -> Failure {
         match self.tried(from_revision).await {
             Err(failure) => failure,
@@ -250,7 +250,7 @@ impl Mirror {
         self.follow(mirrored, stored.is_some()).await
     }
 
-    /// The revision that an earlier run came to.
+    /// Returns the revision that an earlier run reached.
     async fn stored(&self) -> Result<Option<i64>, Failure> {
         if self.progress_key.is_empty() {
             return Ok(None);
@@ -276,7 +276,7 @@ impl Mirror {
         Ok(Some(position.revision))
     }
 
-    /// The source's id and revision.
+    /// Returns the source's cluster id and revision.
     async fn now(&self) -> Result<(u64, i64), Failure> {
         let key = if self.names.prefix.is_empty() { "foo".into() } else { self.names.prefix.clone().into() };
         let answer: pb::RangeResponse =
@@ -285,7 +285,7 @@ impl Mirror {
         Ok((header.cluster_id, header.revision))
     }
 
-    /// Copies what there is; gives the revision of the copy.
+    /// Copies all present keys; returns the revision of the copy.
     async fn copy_all(&self) -> Result<i64, Failure> {
         let (cluster_id, revision) = self.now().await?;
         let (mut key, range_end) = self.names.range();
@@ -316,7 +316,7 @@ impl Mirror {
         Request::RequestPut(pb::PutRequest { key: self.names.there(key), value, ..Default::default() })
     }
 
-    /// Applies operations in transactions that the destination takes.
+    /// Applies operations in transactions of a size that the destination accepts.
     async fn send(&self, operations: Vec<Request>, progress: &mut Progress) -> Result<(), Failure> {
         let mut batch: Vec<pb::RequestOp> = Vec::new();
         let mut batch_bytes = 0;
@@ -343,8 +343,8 @@ impl Mirror {
         Ok(())
     }
 
-    /// Writes down how far the mirror is. What comes behind that was perhaps applied already; applying it twice is no
-    /// harm, since each operation says what the key is then.
+    /// Stores the progress of the mirror. Later operations may have been applied already; applying an
+    /// operation twice does no harm, since each sets the complete value of its key.
     async fn note(&self, position: Position) -> Result<(), Failure> {
         if self.progress_key.is_empty() {
             return Ok(());
@@ -419,7 +419,7 @@ fn size(operation: &Request) -> usize {
     }
 }
 
-/// The position of a mirror, and the cluster that it mirrors.
+/// Position of a mirror, and the cluster that it mirrors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Position {
     revision: i64,
@@ -427,7 +427,7 @@ struct Position {
 }
 
 impl Position {
-    /// `revision 7 of cluster cdf818194e3a8c32`
+    /// Returns the text that is stored: `revision 7 of cluster cdf818194e3a8c32`
     fn written(self) -> String {
         format!("revision {} of cluster {:x}", self.revision, self.cluster_id)
     }

@@ -1,9 +1,10 @@
-//! `make-mirror --keep-revisions`: a destination goes through the history of the source revision by revision, and takes its
-//! place in the end with `--cut-over`.
+//! `make-mirror --keep-revisions`: a destination replays the history of the source revision by revision, and
+//! finally replaces the source with `--cut-over`.
 //!
-//! Every revision of the source becomes one transaction at the destination, so that revisions, creations and versions come
-//! out the same. The transactions of a [`WINDOW`] are under way at once. Each succeeds only where the revision before it is
-//! there and its own is not, so that none comes too early, and none twice by being sent again:
+//! Every revision of the source becomes one transaction at the destination, so that revisions, creation
+//! revisions and versions are equal. The transactions of a [`WINDOW`] are in flight at the same time. Each
+//! succeeds only if the revision before it exists and its own does not, so none is applied too early, and
+//! none twice when it is sent again:
 //!
 //! ```text
 //! revision 8: put a        if  a's modification < 8
@@ -11,8 +12,8 @@
 //! revision 10: put b       if  a's modification = 8  and  b does not exist  and  b's modification < 10
 //! ```
 //!
-//! What was sent over a connection that broke may still be applied when all of this holds again. Then the destination is a
-//! revision ahead, which is noticed and told.
+//! A transaction that was sent over a broken connection may still be applied later, when its conditions hold
+//! again. Then the destination is a revision ahead, which is detected and reported.
 
 mod chain;
 mod comparison;
@@ -42,23 +43,24 @@ use super::mirror::{REPORT_INTERVAL, TXN_BYTES_MAX};
 use crate::call::Call;
 use crate::ranges::OPEN_END;
 
-/// Transactions that are under way at once, at most. There are fewer at a destination that takes them in another order than they
-/// were sent in, as etcd does: there most of them come too early.
+/// Largest number of transactions in flight. Fewer are used for a destination that applies them in another
+/// order than they were sent, as etcd does: there most of them would arrive too early.
 const WINDOW: usize = 64;
-/// Pause before transactions are sent again whose outcome is unknown, or which came too early.
+/// Pause before transactions are sent again whose outcome is unknown, or which arrived too early.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Rounds without a step forward, and without a failure of the connection, after which the destination is taken for one that
-/// somebody else writes to.
+/// Number of rounds without progress and without a connection failure after which another client is assumed
+/// to write to the destination.
 const ROUNDS_MAX: u32 = 10;
-/// Calls under way at once where one is made for each of many things.
+/// Largest number of calls in flight when one call is made for each of many items.
 const CALLS_MAX: usize = 64;
 
-/// Follows the source until something goes wrong; or, where writes at the source may be stopped for some time, until the
-/// destination has taken its place.
+/// Replays the source until an error occurs; or, if writes at the source may be stopped for some time, until
+/// the destination has replaced the source.
 ///
 /// # Errors
-/// The destination is no copy of the source at the revision it is at; the source has compacted what is missing; a server
-/// refuses; with `stop_limit`, an interruption, or that the cut-over takes longer.
+/// The destination is not a copy of the source at the destination's revision; the source has compacted the
+/// missing revisions; a server refuses a request; with `stop_limit`, an interruption, or a cut-over that
+/// takes longer than the limit.
 pub(super) async fn replay(
     call: &Call,
     source: Client,
@@ -80,7 +82,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes a call for each item, [`CALLS_MAX`] at once, and gives the answers as they come. The first failure ends it.
+/// Makes a call for each item, [`CALLS_MAX`] at a time, and returns the responses in the order of arrival.
+/// The first failure ends it.
 async fn each<I, T: Send + 'static, E: From<Status> + Send + 'static, F>(
     items: impl IntoIterator<Item = I>,
     call: impl Fn(I) -> F,
@@ -105,7 +108,7 @@ where
     }
 }
 
-/// A cluster at a moment.
+/// State of a cluster at a moment.
 #[derive(Clone, Copy, Debug)]
 struct Now {
     cluster_id: u64,
@@ -121,25 +124,25 @@ impl Now {
     }
 }
 
-/// One revision on its way.
+/// One revision to be replayed.
 #[derive(Clone, Debug)]
 struct Step {
     revision: i64,
     transaction: pb::TxnRequest,
-    /// Leases that its keys are attached to.
+    /// Leases to which keys of the revision are attached.
     leases: BTreeSet<i64>,
 }
 
-/// What became of a transaction that was sent.
+/// Outcome of a transaction that was sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// The destination was at this revision then.
+    /// Applied; the destination was at this revision afterwards.
     Applied(i64),
-    /// A guard did not hold: it came too early, or was applied before.
+    /// A guard did not hold: the transaction arrived too early, or was applied before.
     Guarded,
-    /// Nobody knows.
+    /// The outcome is not known.
     Unknown,
-    /// A lease of its keys is not there.
+    /// A lease of the transaction's keys does not exist.
     NoLease,
 }
 
@@ -149,15 +152,15 @@ struct Replay<'a> {
     target: Client,
     operations_max: usize,
     leases: Leases,
-    /// Renews the leases of the destination, so that none of them ends before the source ends it.
+    /// Task that renews the leases of the destination, so that none ends before the source ends it.
     renewals: JoinHandle<()>,
     watcher: Watcher,
-    /// Keys that were replayed since both sides were compared.
+    /// Keys that were replayed since both sides were last compared.
     changed: Changed,
-    /// Revision that the destination is at.
+    /// Revision of the destination.
     replayed: i64,
     chain: Chain,
-    /// Transactions to send at once.
+    /// Number of transactions to send at once.
     window: usize,
 }
 
@@ -168,14 +171,14 @@ impl Drop for Replay<'_> {
 }
 
 impl<'a> Replay<'a> {
-    /// Begins where the destination is.
+    /// Starts at the revision of the destination.
     async fn begin(
         call: &'a Call,
         source: Client,
         target: Client,
         operations_max: usize,
     ) -> Result<Replay<'a>, Failure> {
-        // Leases first: those of a destination that was just restored run out while it is compared.
+        // The leases come first: at a destination that was just restored, they could expire during the comparison.
         let leases = Leases::learn(source.clone(), target.clone()).await?;
         let renewals = tokio::spawn(leases.clone().keep());
         let (there, here) = (Now::of(&target).await?, Now::of(&source).await?);
@@ -208,11 +211,11 @@ impl<'a> Replay<'a> {
         Ok(replay)
     }
 
-    /// Returns the next update of the source. The future may be dropped without loss.
+    /// Returns the next update of the source. The future may be dropped without losing an update.
     async fn next(&mut self) -> Result<Option<WatchUpdate>, Failure> {
         loop {
             match self.watcher.next().await {
-                // Another member may have one.
+                // Another member may have a leader.
                 Err(status) if status.message == error::NO_LEADER.message => {
                     self.watcher = watch(&self.source, self.watcher.next_revision());
                     sleep(PAUSE).await;
@@ -222,7 +225,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Follows until something goes wrong.
+    /// Replays the source until an error occurs.
     async fn follow(&mut self) -> Result<std::convert::Infallible, Failure> {
         let mut report_at = Instant::now() + REPORT_INTERVAL;
         loop {
@@ -238,7 +241,7 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Follows up to this revision of the source.
+    /// Replays the source up to this revision.
     async fn reach(&mut self, revision: i64) -> Result<(), Failure> {
         while self.replayed < revision {
             let update = self.next().await?;
@@ -247,11 +250,11 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Applies this update, and with it those that are there already, so that they share their way.
+    /// Applies this update together with others that have arrived already, so that they are sent together.
     async fn take(&mut self, update: Option<WatchUpdate>) -> Result<(), Failure> {
         let mut steps = VecDeque::new();
         self.add(update, &mut steps).await?;
-        // What is there may never end, while others wait for a turn.
+        // Bounded, since updates may arrive endlessly while other work waits for its turn.
         for _ in 1..WINDOW {
             match race(self.next(), std::future::ready(())).await {
                 First::Left(update) => self.add(update?, &mut steps).await?,
@@ -261,7 +264,7 @@ impl<'a> Replay<'a> {
         self.send(&mut steps).await
     }
 
-    /// Makes steps of an update.
+    /// Converts an update to steps.
     async fn add(&mut self, update: Option<WatchUpdate>, steps: &mut VecDeque<Step>) -> Result<(), Failure> {
         match update {
             Some(WatchUpdate::Events(response)) => self.add_revisions(response.events, steps).await,
@@ -282,10 +285,10 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Makes a step of each revision, and sends steps where that has to come first.
+    /// Converts each revision to a step; sends earlier steps first where a conversion needs them applied.
     async fn add_revisions(&mut self, events: Vec<Event>, steps: &mut VecDeque<Step>) -> Result<(), Failure> {
         for events in events.chunk_by(|a, b| Mark::of(a).revision == Mark::of(b).revision) {
-            // The shortest key: a request has room for 1.5 MiB.
+            // The shortest key, since a request is limited to 1.5 MiB.
             let Some(mark) = events.iter().map(Mark::of).min_by_key(|mark| mark.key.len()) else { continue };
             let expected = self.replayed + steps.len() as i64 + 1;
             if mark.revision != expected {
@@ -305,7 +308,7 @@ impl<'a> Replay<'a> {
             }
             let mut operations: Vec<Request> = events.iter().map(operation).collect();
             if self.are_too_many(&operations) {
-                // The ranges are made of the keys that the destination has just before.
+                // The ranges are computed from the keys that the destination has directly before this revision.
                 self.send(steps).await?;
                 operations = self.in_ranges(operations).await?;
                 if self.are_too_many(&operations) && self.by_lease(&mark, &operations).await? {
@@ -359,7 +362,7 @@ impl<'a> Replay<'a> {
                     Outcome::NoLease => step.leases.iter().for_each(|id| self.leases.forget(*id)),
                 }
             }
-            // Where one was not, the destination knows best which of them are.
+            // If a transaction was not applied, the destination's revision shows which ones are.
             let there = if applied == window { end } else { Now::of(&self.target).await?.revision };
             while steps.front().is_some_and(|step| step.revision <= there) {
                 steps.pop_front();
@@ -369,7 +372,7 @@ impl<'a> Replay<'a> {
             } else {
                 self.window = (self.window * 2).min(WINDOW);
             }
-            // Nothing beyond what was sent can be there.
+            // The destination cannot have more revisions than were sent.
             let next = steps.front().map_or(end, |step| step.revision - 1).min(end);
             if there != next {
                 return Err(foreign(next, there));
@@ -388,14 +391,15 @@ impl<'a> Replay<'a> {
         Ok(())
     }
 
-    /// Returns true if a transaction of these operations has perhaps more than the destination takes.
+    /// Returns true if a transaction of these operations may exceed the destination's limits.
     fn are_too_many(&self, operations: &[Request]) -> bool {
         let bytes: usize = operations.iter().map(Request::encoded_len).sum();
         operations.len() > self.operations_max || bytes > TXN_BYTES_MAX
     }
 
-    /// The same changes in the same order, in fewer operations: deletions of keys that follow one another at the destination
-    /// become deletions of ranges. A transaction of the source that deletes a range has one operation and any number of events.
+    /// Returns the same changes in the same order, in fewer operations: deletions of keys that are neighbours
+    /// at the destination become deletions of ranges. A source transaction that deletes a range has one
+    /// operation and any number of events.
     async fn in_ranges(&self, operations: Vec<Request>) -> Result<Vec<Request>, Failure> {
         let mut made = Vec::new();
         let mut run: Vec<Bytes> = Vec::new();
@@ -417,7 +421,7 @@ impl<'a> Replay<'a> {
         Ok(made)
     }
 
-    /// Deletions of exactly these keys, which are in order and exist.
+    /// Returns deletions of exactly these keys, which are in order and exist.
     async fn ranges_of(&self, keys: Vec<Bytes>) -> Result<Vec<Request>, Failure> {
         let (Some(first), Some(last)) = (keys.first(), keys.last()) else { return Ok(Vec::new()) };
         let mut there = Pages::of_keys(&self.target, first.clone(), after(last));
@@ -449,8 +453,8 @@ impl<'a> Replay<'a> {
         Ok(ranges.into_iter().map(delete).collect())
     }
 
-    /// Makes a revision that ends a lease with many keys by ending that lease, where these deletions are of all its keys and of
-    /// nothing else. Returns true if so.
+    /// Replays a revision that ends a lease with many keys by revoking the lease, if these deletions are
+    /// those of all its keys and of no others. Returns true if it did.
     async fn by_lease(&mut self, mark: &Mark, operations: &[Request]) -> Result<bool, Failure> {
         let request = pb::RangeRequest { key: mark.key.clone(), ..Default::default() };
         let answer: pb::RangeResponse = self.target.call(Rpc::KvRange, &request).await?;
@@ -467,7 +471,7 @@ impl<'a> Replay<'a> {
                     }
                     deleted += 1;
                 }
-                // Keys that stand side by side there.
+                // Keys that are neighbours at the destination.
                 Request::RequestDeleteRange(delete) => {
                     let mut keys = Pages::of_keys(&self.target, delete.key.clone(), delete.range_end.clone());
                     while let Some(kv) = keys.next().await? {
@@ -494,7 +498,8 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// A watch of all keys, from this revision on. It needs a leader: a member that is cut off from the others says nothing more.
+/// Opens a watch of all keys from this revision on. It requires a leader, since a member that is cut off from
+/// the others reports no events.
 fn watch(source: &Client, start_revision: i64) -> Watcher {
     let request = pb::WatchCreateRequest {
         key: OPEN_END.into(),
@@ -543,7 +548,7 @@ fn outcome(answer: Result<pb::TxnResponse, Status>, revision: i64) -> Result<Out
     }
 }
 
-/// The key right behind this one.
+/// Returns the next key in key order.
 fn after(key: &Bytes) -> Bytes {
     [&key[..], b"\0"].concat().into()
 }

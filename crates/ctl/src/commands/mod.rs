@@ -1,5 +1,5 @@
-//! The commands: one file per family, each with its flags, its part of the table as etcdctl 3.7 has it, and the functions
-//! that run it.
+//! The commands: one file per family, each with its flags, its rows of the command table as in etcdctl 3.7,
+//! and the functions that run it.
 
 mod alarm;
 mod auth;
@@ -46,13 +46,13 @@ pub struct Run(pub(crate) Runner);
 
 #[derive(Clone, Copy)]
 pub(crate) enum Runner {
-    /// Without a cluster.
+    /// Runs without a cluster.
     Here(fn(&Matches, &Io) -> Result<(), Failure>),
-    /// By asking a cluster, in a runtime.
+    /// Runs with requests to a cluster, on an async runtime.
     Asking(for<'c> fn(&'c Call) -> Running<'c>),
 }
 
-/// A command that runs.
+/// Future of a running command.
 pub(crate) type Running<'c> = Pin<Box<dyn Future<Output = Result<(), Failure>> + 'c>>;
 
 impl Run {
@@ -65,14 +65,14 @@ impl Run {
     }
 }
 
-// The headings of the list of commands.
+// Headings of the list of commands.
 const KV: &str = "Key-value commands";
 const MAINTENANCE: &str = "Cluster maintenance commands";
 const CONCURRENCY: &str = "Concurrency commands";
 const AUTHENTICATION: &str = "Authentication commands";
 const UTILITY: &str = "Utility commands";
 
-/// The tool.
+/// The command table of the tool.
 pub static PROGRAM: Program<Run> = Program {
     root: Command {
         name: "etcdctl",
@@ -82,16 +82,16 @@ pub static PROGRAM: Program<Run> = Program {
     },
     globals: globals::FLAGS,
     env_prefix: Some("ETCDCTL_"),
-    // ETCDCTL_API chose between two clients once; scripts still set it, and there is only one now.
+    // ETCDCTL_API once selected one of two clients; scripts still set it, and it is accepted without effect.
     env_known: &["ETCDCTL_API", "ETCDCTL_WATCH_KEY", "ETCDCTL_WATCH_RANGE_END"],
     globals_hint: HINT,
 };
 
-/// The last line of help texts.
+/// Last line of the help texts.
 pub(crate) const HINT: &str =
     "Use \"etcdctl options\" for a list of global command-line options (applies to all commands).";
 
-/// By heading, and by name under each.
+/// Commands, grouped by heading, and sorted by name within each group.
 static COMMANDS: &[Command<Run>] = &[
     compaction::COMPACTION,
     del::DEL,
@@ -120,7 +120,7 @@ static COMMANDS: &[Command<Run>] = &[
     version::VERSION,
 ];
 
-/// The commands that may stand on a line of a transaction.
+/// Commands that are allowed on a line of a transaction.
 static REQUESTS: Program<Run> = Program {
     root: Command { name: "", subcommands: &[get::GET, put::PUT, del::DEL], ..Command::EMPTY },
     globals: &[],
@@ -129,7 +129,7 @@ static REQUESTS: Program<Run> = Program {
     globals_hint: "",
 };
 
-/// The commands that may stand on a line of an interactive `watch`.
+/// Commands that are allowed on a line of an interactive `watch`.
 static WATCHES: Program<Run> =
     Program { root: watch::WATCH, globals: &[], env_prefix: None, env_known: &[], globals_hint: "" };
 
@@ -137,7 +137,7 @@ fn os(words: &[Vec<u8>]) -> Vec<OsString> {
     words.iter().cloned().map(OsString::from_vec).collect()
 }
 
-/// Reads a request within a transaction; `None` when it is none.
+/// Parses a request inside a transaction; returns `None` if the words are not a request.
 pub(crate) fn parse_request(words: &[Vec<u8>]) -> Option<Matches> {
     match REQUESTS.parse(&os(words), []) {
         Ok(Invocation::Run(matches, _)) => Some(matches),
@@ -145,10 +145,10 @@ pub(crate) fn parse_request(words: &[Vec<u8>]) -> Option<Matches> {
     }
 }
 
-/// Reads what follows `watch` on an interactive line.
+/// Parses the words after `watch` on an interactive line.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The reason why the words are not valid.
 pub(crate) fn parse_watch(words: &[Vec<u8>]) -> Result<Matches, Failure> {
     match WATCHES.parse(&os(words), []) {
         Ok(Invocation::Run(matches, _) | Invocation::Group(matches)) => Ok(matches),

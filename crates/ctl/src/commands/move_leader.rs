@@ -1,4 +1,4 @@
-//! `move-leader`: hands leadership to another member.
+//! `move-leader`: transfers leadership to another member.
 
 use api::Rpc;
 use api::etcdserverpb as pb;
@@ -19,7 +19,7 @@ pub(super) const MOVE_LEADER: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Only the leader takes the request, so it is looked for among the endpoints first.
+/// Finds the leader among the endpoints first, since only the leader accepts the request.
 pub(super) async fn move_leader(call: &Call) -> Result<(), Failure> {
     let [target] = call.args() else {
         return Err(Failure::bad_args("move-leader command needs 1 argument"));

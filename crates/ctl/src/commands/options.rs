@@ -1,4 +1,4 @@
-//! `options`: the list of the flags that every command has.
+//! `options`: lists the flags that every command has.
 
 use cli::{Command, Failure, Io, Matches};
 

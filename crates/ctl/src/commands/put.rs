@@ -42,8 +42,8 @@ pub(super) async fn put(call: &Call) -> Result<(), Failure> {
     call.show(&Answer::Put(&answer))
 }
 
-/// The request that arguments and flags of `put` stand for, also within a transaction; a value that is not among
-/// them is read by `input`.
+/// Returns the request for the arguments and flags of `put`, also inside a transaction; a value that is not
+/// an argument is read by `input`.
 pub(super) fn put_request(
     matches: &Matches,
     input: impl FnOnce() -> Vec<u8>,

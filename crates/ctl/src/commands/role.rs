@@ -1,4 +1,4 @@
-//! `role`: what may be read and written.
+//! `role`: shows and changes roles and their permissions.
 
 use api::Rpc;
 use api::authpb::{Permission, permission::Type};
@@ -173,7 +173,7 @@ fn too_few_to_revoke() -> Failure {
     Failure::bad_args("role revoke-permission command requires role name and key [endkey] as its argument")
 }
 
-/// The key and end of the range that is permitted.
+/// Returns key and range end of the permission.
 fn permitted(
     call: &Call,
     range: &[Vec<u8>],
@@ -184,7 +184,7 @@ fn permitted(
     let both = || Failure::bad_args("--from-key and --prefix flags are mutually exclusive");
     match range {
         [] => unreachable!("the caller counted"),
-        // No key at all is one that the server does not take: the first possible one stands for it.
+        // An empty key is not accepted by the server; the smallest possible key stands for it.
         [key, ..] if key.is_empty() => match (prefix, from_key) {
             (true, true) => Err(both()),
             (false, false) => Ok((OPEN_END.to_vec(), Vec::new())),

@@ -1,4 +1,4 @@
-//! `snapshot save`: the whole store of one member, in a file.
+//! `snapshot save`: saves the whole store of one member to a file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -45,11 +45,11 @@ pub(super) const SNAPSHOT: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Bytes of the checksum behind the store.
+/// Bytes of the checksum after the store.
 const CHECKSUM_BYTES: usize = 32;
 
-/// The store ends at a multiple of this, in bytes, so that a file with anything else than a checksum behind it is seen
-/// by its length.
+/// The store's size is a multiple of this number of bytes, so the length of a file shows whether it ends with
+/// a checksum.
 const SECTOR_BYTES: u64 = 512;
 
 pub(super) async fn save(call: &Call) -> Result<(), Failure> {
@@ -58,7 +58,7 @@ pub(super) async fn save(call: &Call) -> Result<(), Failure> {
     };
     let path = utf8(path)?;
     let globals = call.globals().await?;
-    // What is wrong with the files for TLS is told before what is wrong with the endpoints.
+    // An error in the TLS files is reported before an error in the endpoints.
     globals.settings(globals.endpoints.clone())?;
     if globals.endpoints.len() != 1 {
         let endpoints = globals.endpoints.join(" ");
@@ -69,7 +69,7 @@ pub(super) async fn save(call: &Call) -> Result<(), Failure> {
     let connection =
         call.connect().await.map_err(|failure| Failure { code: Failure::INTERRUPTED, ..failure })?;
     let fetched = fetch(&connection, Path::new(&path));
-    // A snapshot takes as long as it takes, unless the flag says otherwise.
+    // A snapshot has no time limit, unless the flag sets one.
     let version = if call.matches.is_given(COMMAND_TIMEOUT) {
         let limit = call.matches.get(COMMAND_TIMEOUT);
         tokio::time::timeout(limit, fetched)
@@ -86,12 +86,12 @@ pub(super) async fn save(call: &Call) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A snapshot that was not saved.
+/// Returns the failure for a snapshot that was not saved.
 fn interrupted(text: impl std::fmt::Display) -> Failure {
     Failure::new(Failure::INTERRUPTED, text)
 }
 
-/// The unfinished file; removed unless it got its name.
+/// The unfinished file; removed on drop unless it was renamed to its final name.
 struct Part {
     path: PathBuf,
     kept: bool,
@@ -100,13 +100,13 @@ struct Part {
 impl Drop for Part {
     fn drop(&mut self) {
         if !self.kept {
-            // It may be gone, and what remains has the name of an unfinished one.
+            // The file may be gone already; a file that remains is recognizable as unfinished by its name.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Fetches a snapshot; gives the server's version, which those before 3.6 do not tell.
+/// Fetches a snapshot; returns the server's version, which servers before 3.6 do not report.
 async fn fetch(connection: &Client, path: &Path) -> Result<String, Failure> {
     let mut part_path = path.as_os_str().to_owned();
     part_path.push(".part");
@@ -124,7 +124,7 @@ async fn fetch(connection: &Client, path: &Path) -> Result<String, Failure> {
     let mut received = Received::default();
     let mut version = None;
     while let Some(piece) = stream.next().await.map_err(|status| match version {
-        // A refusal comes as it is, with its code.
+        // A refusal is reported unchanged, with its code.
         None => interrupted(status),
         Some(_) => interrupted(format!("could not write snapshot: {}", status.shown())),
     })? {
@@ -148,7 +148,7 @@ async fn fetch(connection: &Client, path: &Path) -> Result<String, Failure> {
     Ok(version.unwrap_or_default())
 }
 
-/// Puts the file on the disk and gives it its name, in this order.
+/// Syncs the file to the disk, and then renames it to its final name.
 fn synced(file: File, part: &mut Part, path: &Path) -> Result<(), Failure> {
     file.sync_all().map_err(|error| interrupted(format!("could not fsync snapshot: {}", reason(&error))))?;
     drop(file);
@@ -166,7 +166,7 @@ fn synced(file: File, part: &mut Part, path: &Path) -> Result<(), Failure> {
     )
 }
 
-/// The words of the operating system, as Go has them.
+/// Returns the text of an operating system error as Go prints it.
 fn reason(error: &io::Error) -> String {
     let text = error.to_string();
     let words = text.split(" (os error").next().unwrap_or(&text);
@@ -174,7 +174,7 @@ fn reason(error: &io::Error) -> String {
     chars.next().map(|first| first.to_lowercase().collect::<String>() + chars.as_str()).unwrap_or_default()
 }
 
-/// What came so far, with the last bytes held back from the hash: they are the checksum.
+/// Data received so far; the last bytes are held back from the hash, since they are the checksum.
 #[derive(Default)]
 struct Received {
     bytes: u64,

@@ -1,4 +1,4 @@
-//! `txn`: several requests at once, under conditions, read from standard input.
+//! `txn`: runs several requests in one transaction with conditions, read from standard input.
 
 use api::Rpc;
 use api::etcdserverpb as pb;
@@ -37,7 +37,7 @@ pub(super) const TXN: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Three blocks of lines, each closed by an empty one: conditions, requests if all hold, requests if not.
+/// Reads three blocks of lines, each closed by an empty line: conditions, requests if all hold, requests otherwise.
 pub(super) async fn txn(call: &Call) -> Result<(), Failure> {
     if !call.args().is_empty() {
         return Err(Failure::bad_args("txn command does not accept argument"));
@@ -61,7 +61,7 @@ fn prompt(call: &Call, text: &str) -> Result<(), Failure> {
     if call.matches.get(INTERACTIVE) { call.line(text) } else { Ok(()) }
 }
 
-/// The next line of a block, or `None` at its end. The input has to close all three blocks.
+/// Returns the next line of a block, or `None` at its end. The input has to close all three blocks.
 fn next_line(call: &Call) -> Result<Option<Vec<u8>>, Failure> {
     let line = call.io.input.line().map_err(|error| invalid(error.to_string()))?;
     let line = line.ok_or_else(|| invalid("EOF"))?;
@@ -86,7 +86,7 @@ async fn request(call: &Call, line: &[u8]) -> Result<Request, Failure> {
     let matches: Matches =
         commands::parse_request(&words).ok_or_else(|| invalid(format!("invalid txn request: {shown}")))?;
     Ok(match matches.path.last() {
-        // Standard input holds the transaction, not values.
+        // Standard input holds the transaction, so values cannot be read from it.
         Some(&"put") => Request::RequestPut(put_request(&matches, Vec::new)?),
         Some(&"del") => {
             let request = delete_request(&matches)?;

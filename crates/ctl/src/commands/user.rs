@@ -1,4 +1,4 @@
-//! `user`: who may do what.
+//! `user`: shows and changes users, their passwords and roles.
 
 use api::Rpc;
 use api::authpb::UserAddOptions;
@@ -123,7 +123,7 @@ pub(super) async fn add(call: &Call) -> Result<(), Failure> {
     call.show(&Answer::UserAdd(&request.name, &answer))
 }
 
-/// A new password: asked for twice, or with `--interactive=false` the first word on standard input.
+/// Reads a new password: twice from the terminal, or with `--interactive=false` the first word on standard input.
 fn new_password(call: &Call, user: &str, interactive: Flag<bool>) -> Result<String, Failure> {
     if !call.matches.get(interactive) {
         let line = call.io.input.rest_of_line().unwrap_or_default();

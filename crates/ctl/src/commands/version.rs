@@ -1,4 +1,4 @@
-//! `version`: of the tool and of the API it speaks.
+//! `version`: shows the version of the tool and of its API.
 
 use cli::{Command, Failure};
 

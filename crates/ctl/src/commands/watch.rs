@@ -1,4 +1,4 @@
-//! `watch`: events as they happen.
+//! `watch`: prints events as they occur.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
@@ -41,7 +41,7 @@ pub(super) const WATCH: Command<Run> = Command {
     ..Command::EMPTY
 };
 
-/// Maximum number of watches of the interactive mode with a waiting request for progress.
+/// Capacity of the queue of progress requests for each watch of the interactive mode.
 const REQUESTS_MAX: usize = 16;
 
 pub(super) async fn watch(call: &Call) -> Result<(), Failure> {
@@ -57,7 +57,7 @@ pub(super) async fn watch(call: &Call) -> Result<(), Failure> {
     Err(Failure::new(Failure::INTERRUPTED, "watch is canceled by the server"))
 }
 
-/// Takes `watch …` and `progress` lines from standard input, until that ends.
+/// Reads `watch …` and `progress` lines from standard input until its end.
 async fn interactive(call: &Call, environment: &RangeFromEnvironment) -> Result<(), Failure> {
     let connection = call.connect().await?;
     let mut lines = lines(call);
@@ -106,7 +106,7 @@ async fn interactive(call: &Call, environment: &RangeFromEnvironment) -> Result<
             Some(b"progress") => {
                 watches.retain(|watch| !watch.is_closed());
                 for watch in &watches {
-                    // One that has not answered the requests before answers those first.
+                    // If the queue is full, the watch has not answered earlier requests yet.
                     let _ = watch.try_send(());
                 }
             }
@@ -119,7 +119,7 @@ fn unreadable(error: &str) -> Failure {
     Failure::new(Failure::INVALID_INPUT, format!("error reading watch request line: {error}"))
 }
 
-/// The lines of standard input, read by a thread of their own: reading blocks.
+/// Returns the lines of standard input, read by a separate thread, since reading blocks.
 fn lines(call: &Call) -> mpsc::Receiver<std::io::Result<Vec<u8>>> {
     let (sender, receiver) = mpsc::channel(REQUESTS_MAX);
     let input = call.io.input.clone();
@@ -161,7 +161,7 @@ fn create_request(matches: &Matches, arguments: &WatchArguments) -> Result<pb::W
     })
 }
 
-/// Prints what a watch hears until the server ends it.
+/// Prints the events of a watch until the server ends it.
 async fn follow(
     call: &Call,
     connection: &Client,
@@ -202,7 +202,7 @@ async fn follow(
             Ok(Some(WatchUpdate::Canceled(response))) => {
                 let batch = batch(response);
                 call.warn(format!("watch was canceled ({})", why_canceled(&batch)));
-                // Only of a compaction does etcd's Go client tell its user as of other events.
+                // etcd's Go client reports only a compaction to its user in the same way as events.
                 if batch.compact_revision != 0 {
                     call.show(&Answer::Watch(&batch))?;
                 }
@@ -223,7 +223,7 @@ fn batch(response: pb::WatchResponse) -> WatchBatch {
     }
 }
 
-/// A watch that never was, or that the server refuses to go on with.
+/// Prints that a watch was not created, or was ended by the server.
 fn refused(call: &Call, reason: &str) -> Result<(), Failure> {
     let header = Some(pb::ResponseHeader::default());
     let batch = WatchBatch { header, canceled: true, ..Default::default() };
@@ -258,7 +258,7 @@ async fn run_for_each(call: &Call, batch: &WatchBatch, program: &[Vec<u8>]) -> R
     Ok(())
 }
 
-/// Returns the environment of a program that is run for an event; texts are quoted as Go quotes them.
+/// Returns the environment of a program that is run for an event; texts are quoted as in Go.
 fn environment(revision: i64, event: &Event) -> [(&'static str, Vec<u8>); 4] {
     let kv = event.kv.clone().unwrap_or_default();
     [

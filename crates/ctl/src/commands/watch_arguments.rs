@@ -1,20 +1,20 @@
-//! What `watch` is asked to watch, on the command line or on a line of its interactive mode.
+//! Arguments of `watch`, from the command line or a line of its interactive mode.
 
 use cli::go::quote;
 use cli::{Failure, Io, Matches};
 
-/// The keys to watch, and the program to run at each event.
+/// Keys to watch, and the program to run for each event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct WatchArguments {
-    /// Key and perhaps end of the range.
+    /// Key, and the range end if there is one.
     pub(super) range: Vec<Vec<u8>>,
-    /// A program with its arguments; empty for none.
+    /// Program with its arguments; empty for none.
     pub(super) program: Vec<Vec<u8>>,
 }
 
 const WRONG_COUNT: &str = "bad number of arguments";
 
-/// Key and end of a range from the environment, which stand for the first arguments.
+/// Key and range end from the environment, which replace the first arguments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RangeFromEnvironment {
     pub(super) key: Vec<u8>,
@@ -25,7 +25,7 @@ impl RangeFromEnvironment {
     /// Reads `ETCDCTL_WATCH_KEY` and `ETCDCTL_WATCH_RANGE_END`.
     ///
     /// # Errors
-    /// There is an end without a key.
+    /// A range end is given without a key.
     pub(super) fn read(io: &Io) -> Result<RangeFromEnvironment, Failure> {
         use std::os::unix::ffi::OsStrExt;
         let value = |name| io.variable(name).as_bytes().to_vec();
@@ -45,10 +45,10 @@ impl RangeFromEnvironment {
     }
 }
 
-/// Sorts the arguments into what to watch and, behind `--`, what to run.
+/// Splits the arguments into the keys to watch and, after `--`, the program to run.
 ///
 /// # Errors
-/// The text of etcdctl for arguments that are missing, or are there beside the environment's.
+/// etcdctl's text for missing arguments, or for arguments that are given in addition to the environment's.
 pub(super) fn watch_arguments(
     matches: &Matches,
     environment: &RangeFromEnvironment,

@@ -6,7 +6,7 @@ use cli::go::quote;
 
 use super::{Answer, EndpointHealth, WatchBatch, alarm_type, event_type, permission_type, put};
 
-/// Prints, or says that this format has no form for the answer.
+/// Prints the response; returns false if this format has no form for it.
 pub(super) fn print(out: &mut Vec<u8>, hex: bool, answer: &Answer<'_>) -> bool {
     let lines = &mut Lines { out, hex };
     match *answer {
@@ -71,7 +71,7 @@ impl Lines<'_> {
         self.out.push(b'\n');
     }
 
-    /// The id of a member or cluster.
+    /// Prints the id of a member or cluster.
     fn id(&mut self, name: &str, id: u64) {
         if self.hex {
             self.field(name, format_args!("{id:x}"));
@@ -140,7 +140,7 @@ impl Lines<'_> {
                 Some(Response::ResponseDeleteRange(r)) => self.del(r),
                 Some(Response::ResponsePut(r)) => self.put_answer(r),
                 Some(Response::ResponseRange(r)) => self.get(r),
-                // The grammar of `txn` has no transaction within another, so no answer holds one.
+                // The grammar of `txn` has no nested transactions, so no response contains one.
                 Some(Response::ResponseTxn(r)) => self.txn(r),
                 None => self.quoted("Unknown", b"<nil>"),
             }

@@ -1,7 +1,7 @@
-//! `--write-out=json`: what Go's encoding/json makes of the Go client's structs, one line per answer.
+//! `--write-out=json`: the output of Go's encoding/json for the Go client's structs, one line per response.
 //!
-//! Fields come in the structs' order; zero values are left out where the struct says so; numbers are numbers, also
-//! those of 64 bits; enumerations are numbers; bytes are base64.
+//! Fields are in the structs' order; zero values are omitted where the struct says so; numbers are JSON
+//! numbers, even with 64 bits; enumerations are numbers; bytes are base64.
 
 use api::authpb::Permission;
 use api::etcdserverpb::{self as pb, response_op::Response};
@@ -105,7 +105,7 @@ fn value(hex: bool, answer: &Answer<'_>) -> String {
     }
 }
 
-/// An object in the making. [`Object::raw`] always writes its field, the others leave zero values out.
+/// A JSON object being built. [`Object::raw`] always writes its field; the other methods omit zero values.
 pub(crate) struct Object(String);
 
 impl Object {
@@ -113,7 +113,7 @@ impl Object {
         Object("{".to_owned())
     }
 
-    /// A field whose value is json already.
+    /// Adds a field whose value is JSON already.
     pub(crate) fn raw(mut self, name: &str, json: impl AsRef<str>) -> Object {
         if self.0.len() > 1 {
             self.0.push(',');
@@ -175,12 +175,12 @@ fn list<T>(items: &[T], item: impl Fn(&T) -> String) -> String {
     format!("[{}]", items.join(","))
 }
 
-/// A slice that is nil in Go while nothing was appended to it.
+/// Returns a JSON list; an empty list is `null`, since the slice is nil in Go while nothing was appended.
 fn slice<T>(items: &[T], item: impl Fn(&T) -> String) -> String {
     if items.is_empty() { null() } else { list(items, item) }
 }
 
-/// The header's fields, to go on behind: Go flattens a struct that is embedded.
+/// Returns an object with the header's fields, to which other fields are added: Go flattens an embedded struct.
 fn flat_header(header: Option<&pb::ResponseHeader>) -> Object {
     match header {
         None => Object::new(),
@@ -321,7 +321,7 @@ fn status(r: &pb::StatusResponse) -> String {
         .text("storageVersion", &r.storage_version)
         .number("dbSizeQuota", r.db_size_quota)
         .object("downgradeInfo", r.downgrade_info.as_ref(), downgrade)
-        // Of a Mainstay server that states one.
+        // Set only by a Mainstay server with a zone.
         .text("zone", &r.zone)
         .end()
 }

@@ -1,4 +1,4 @@
-//! The five output formats: one answer in, the bytes for standard output and standard error out.
+//! The five output formats: each converts a response to bytes for standard output and standard error.
 
 mod fields;
 pub(crate) mod json;
@@ -24,7 +24,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// The format with this name.
+    /// Returns the format with this name.
     pub fn named(name: &str) -> Option<Format> {
         Some(match name {
             "simple" => Format::Simple,
@@ -48,7 +48,7 @@ impl Format {
     }
 }
 
-/// A batch of a watch as etcd's Go client shows it to its user, which the json format then spells out.
+/// A batch of watch events in the form that etcd's Go client gives to its user, which the JSON format prints.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[allow(missing_docs, reason = "the names are the message's own")]
 pub struct WatchBatch {
@@ -60,20 +60,20 @@ pub struct WatchBatch {
     pub cancel_reason: String,
 }
 
-/// The answer of one endpoint to `endpoint health`.
+/// Result of `endpoint health` for one endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointHealth {
     /// The endpoint as it was given.
     pub endpoint: String,
-    /// True if it serves.
+    /// True if the endpoint is healthy.
     pub health: bool,
-    /// Duration of the read, as Go prints durations; empty when none was tried.
+    /// Duration of the read, as Go prints durations; empty if none was tried.
     pub took: String,
-    /// Why it is not healthy; empty when it is.
+    /// Reason why the endpoint is not healthy; empty if it is.
     pub error: String,
 }
 
-/// Everything the tool can print, with what the answer itself does not hold.
+/// Everything that the tool can print, with details that the response itself does not contain.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "each is the answer of the command of its name")]
 pub enum Answer<'a> {
@@ -124,9 +124,9 @@ pub enum Answer<'a> {
 /// The output of a printer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Page {
-    /// For standard output.
+    /// Bytes for standard output.
     pub out: Vec<u8>,
-    /// For standard error.
+    /// Bytes for standard error.
     pub err: Vec<u8>,
 }
 
@@ -139,22 +139,22 @@ macro_rules! put {
 }
 pub(crate) use put;
 
-/// A format with its options.
+/// A format and its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Printer {
-    /// Which format.
+    /// Output format.
     pub format: Format,
-    /// `--hex`: keys, values and ids in hexadecimal, where the format has it.
+    /// `--hex`: keys, values and ids in hexadecimal, if the format supports it.
     pub hex: bool,
     /// `--print-value-only` of `get`.
     pub value_only: bool,
 }
 
 impl Printer {
-    /// Prints one answer.
+    /// Prints one response.
     ///
     /// # Errors
-    /// The format cannot show this answer: exit code 4.
+    /// The format cannot show this response: exit code 4.
     pub fn page(&self, answer: &Answer<'_>) -> Result<Page, Failure> {
         let mut page = Page::default();
         let shown = match self.format {
@@ -178,7 +178,7 @@ impl Printer {
     }
 }
 
-/// `\x61\x62` for `ab`.
+/// Returns bytes in hexadecimal escapes: `\x61\x62` for `ab`.
 pub(crate) fn hex_escaped(bytes: &[u8]) -> Vec<u8> {
     let mut text = Vec::with_capacity(bytes.len() * 4);
     for byte in bytes {
@@ -187,7 +187,7 @@ pub(crate) fn hex_escaped(bytes: &[u8]) -> Vec<u8> {
     text
 }
 
-/// The name of an enumeration's number, or the number itself where it has none, as Go's `String` does.
+/// Returns the name of an enumeration value, or its number if it has no name, like Go's `String`.
 pub(crate) fn event_type(number: i32) -> String {
     match number {
         0 => "PUT".to_owned(),

@@ -1,15 +1,15 @@
-//! `--write-out=protobuf`: the answer's own bytes, without a newline.
+//! `--write-out=protobuf`: the encoded response without a newline.
 
 use api::etcdserverpb as pb;
 use prost::Message;
 
 use super::Answer;
 
-/// Prints, or says that this format has no form for the answer.
+/// Prints the response; returns false if this format has no form for it.
 ///
-/// Of what the Go client unpacks (grants, renewals, times to live and lists of leases) etcdctl 3.5 to 3.7 print the
-/// header alone, because only that part of the unpacked value is a message; programs that parse its output expect that,
-/// so it is the same here.
+/// For responses that the Go client unpacks (lease grants, renewals, times to live and lists), etcdctl 3.5 to
+/// 3.7 print only the header, because only that part of the unpacked value is a protobuf message. Programs
+/// that parse the output expect this, so it is the same here.
 pub(super) fn print(out: &mut Vec<u8>, answer: &Answer<'_>) -> bool {
     match *answer {
         Answer::Get(r) => write(out, r),

@@ -91,8 +91,8 @@ pub(super) fn print(page: &mut Page, printer: &Printer, answer: &Answer<'_>) {
     }
 }
 
-/// One alarm. Real etcdctl prints it with one space or two between the fields, by the build: Go's text form of
-/// protobuf varies on purpose. Here it is one.
+/// Prints one alarm. Real etcdctl prints one or two spaces between the fields, depending on the build: Go's
+/// text form of protobuf varies on purpose. Here it is one space.
 fn alarm_line(out: &mut Vec<u8>, alarm: &pb::AlarmMember) {
     let mut parts = Vec::new();
     if alarm.member_id != 0 {
@@ -147,7 +147,7 @@ fn txn(out: &mut Vec<u8>, printer: &Printer, r: &pb::TxnResponse) {
             Some(Response::ResponseDeleteRange(r)) => del(out, printer, r),
             Some(Response::ResponsePut(r)) => put_answer(out, printer, r),
             Some(Response::ResponseRange(r)) => get(out, printer, r),
-            // The grammar of `txn` has no transaction within another, so no answer holds one.
+            // The grammar of `txn` has no nested transactions, so no response contains one.
             Some(Response::ResponseTxn(r)) => txn(out, printer, r),
             None => put!(out, "unexpected response \n"),
         }

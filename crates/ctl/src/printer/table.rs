@@ -4,7 +4,7 @@ use cli::Table;
 
 use super::{Answer, put, rows};
 
-/// Prints, or says that this format has no form for the answer.
+/// Prints the response; returns false if this format has no form for it.
 pub(super) fn print(out: &mut Vec<u8>, answer: &Answer<'_>) -> bool {
     let (head, rows) = match *answer {
         Answer::MemberList(r) => (&rows::MEMBER_HEAD[..], rows::members(r)),

@@ -1,4 +1,4 @@
-//! auth, user, role.
+//! Tests of the commands auth, user and role.
 
 use api::Code;
 use api::authpb::Permission;

@@ -1,4 +1,4 @@
-//! member, endpoint, alarm, defrag, move-leader, downgrade.
+//! Tests of the commands member, endpoint, alarm, defrag, move-leader and downgrade.
 
 use api::Code;
 use api::etcdserverpb as pb;
@@ -155,7 +155,7 @@ fn endpoint() {
         Case::new("endpoint hashkv", &Script::default().fails(&hash_path, Code::OutOfRange, future))
             .in_formats(&["simple", "json", "table"]),
     );
-    // A table's width depends on the time that the read took.
+    // The width of a table depends on the time that the read took.
     cases
         .extend(Case::new("endpoint health", &healthy).in_formats(&["simple", "fields", "json", "protobuf"]));
     let denied = healthy.clone();

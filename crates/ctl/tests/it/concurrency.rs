@@ -1,4 +1,4 @@
-//! lock and elect.
+//! Tests of the commands lock and elect.
 
 use api::etcdserverpb::{self as pb, ResponseOp, response_op::Response};
 
@@ -6,7 +6,7 @@ use crate::fake_server::Script;
 use crate::messages::{created, header, inner_header, pair, range};
 use crate::transcript::{Case, check};
 
-/// A server at which nobody else holds or leads anything.
+/// Returns the script of a server with no other lock holders or leaders.
 fn alone(kv: &[u8]) -> Script {
     let op = |response| ResponseOp { response: Some(response) };
     let granted = pb::LeaseGrantResponse { header: header(), id: 0x7b, ttl: 60, error: String::new() };
@@ -28,12 +28,12 @@ fn alone(kv: &[u8]) -> Script {
             "/etcdserverpb.KV/DeleteRange",
             &pb::DeleteRangeResponse { header: header(), deleted: 1, prev_kvs: Vec::new() },
         )
-        // The first look is for older keys, which an election takes; the next is for our own.
+        // The first range request is for older keys, and finds none; the next is for the tool's own key.
         .says("/etcdserverpb.KV/Range", &range(Vec::new()))
         .says("/etcdserverpb.KV/Range", &range(vec![pair(kv, b"p")]))
 }
 
-/// As [`alone`], where every look finds our key.
+/// Returns the script of [`alone`], in which every range request finds the tool's own key.
 fn locked() -> Script {
     Script::default().says("/etcdserverpb.KV/Range", &range(vec![pair(b"l/7b", b"")])).and(alone(b"l/7b"))
 }

@@ -1,4 +1,4 @@
-//! A gRPC server on loopback that answers from a script and writes down what it was asked.
+//! A gRPC server on loopback that responds from a script and records its requests.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -12,22 +12,22 @@ use http::{HeaderMap, HeaderValue, Request, Response};
 use prost::Message;
 use tokio::net::{TcpListener, TcpStream};
 
-/// What follows one request message.
+/// Response to one request message.
 #[derive(Clone, Debug)]
 pub struct Reply {
     messages: Vec<Vec<u8>>,
-    /// `None`: the stream stays open.
+    /// Status at the end; `None`: the stream stays open.
     end: Option<(Code, String)>,
 }
 
-/// Replies by path, in order; the last one of a path is for all that follow.
+/// Replies by path, in order; the last reply of a path is repeated.
 #[derive(Clone, Debug, Default)]
 pub struct Script {
     replies: HashMap<String, VecDeque<Reply>>,
 }
 
 impl Script {
-    /// One message, and the call ends well.
+    /// Adds a reply of one message and a successful end.
     pub fn says(mut self, path: &str, message: &impl Message) -> Script {
         self.push(
             path,
@@ -36,20 +36,20 @@ impl Script {
         self
     }
 
-    /// The call fails.
+    /// Adds a reply that fails.
     pub fn fails(mut self, path: &str, code: Code, text: &str) -> Script {
         self.push(path, Reply { messages: Vec::new(), end: Some((code, text.to_owned())) });
         self
     }
 
-    /// Messages; then the stream ends well, or stays open.
+    /// Adds a reply of messages, after which the stream ends successfully or stays open.
     pub fn streams<M: Message>(mut self, path: &str, messages: &[M], ends: bool) -> Script {
         let messages = messages.iter().map(Message::encode_to_vec).collect();
         self.push(path, Reply { messages, end: ends.then(|| (Code::Ok, String::new())) });
         self
     }
 
-    /// And what another script says about other paths.
+    /// Adds the replies of another script for other paths.
     pub fn and(mut self, other: Script) -> Script {
         for (path, replies) in other.replies {
             self.replies.entry(path).or_insert(replies);
@@ -75,7 +75,7 @@ impl Script {
 /// Path and message of each request.
 type Requests = Arc<Mutex<Vec<(String, Vec<u8>)>>>;
 
-/// The running server; it ends when this is dropped.
+/// The running server; it stops when dropped.
 pub struct FakeServer {
     pub address: SocketAddr,
     requests: Requests,
@@ -100,14 +100,14 @@ impl FakeServer {
                     }
                 });
                 let over = tokio::task::spawn_blocking(move || stopped.recv());
-                // An error is the sender's end, which is what is waited for.
+                // An error means that the sender was dropped, which is the signal to stop.
                 let _ = over.await;
             });
         });
         FakeServer { address, requests, _stop: stop }
     }
 
-    /// The path and message of every request so far.
+    /// Returns the path and message of every request so far.
     pub fn requests(&self) -> Vec<(String, Vec<u8>)> {
         self.requests.lock().unwrap().clone()
     }
@@ -153,7 +153,7 @@ fn next_message(buffer: &mut BytesMut) -> Option<Vec<u8>> {
     Some(buffer.split_to(length).to_vec())
 }
 
-/// `None` when the stream is over.
+/// Sends a reply; returns `None` if the stream has ended.
 fn send(stream: &mut SendStream<Bytes>, reply: Reply) -> Option<()> {
     for message in reply.messages {
         let mut frame = BytesMut::new();

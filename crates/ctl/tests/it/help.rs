@@ -1,4 +1,4 @@
-//! Help, usage, version, completion, and global flags.
+//! Tests of help, usage, version, completion, and global flags.
 
 use api::etcdserverpb as pb;
 

@@ -1,4 +1,4 @@
-//! get, put, del, txn, compaction.
+//! Tests of the commands get, put, del, txn and compaction.
 
 use api::Code;
 use api::etcdserverpb::{self as pb, ResponseOp, response_op::Response};

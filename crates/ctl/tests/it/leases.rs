@@ -1,4 +1,4 @@
-//! lease grant, revoke, timetolive, list, keep-alive.
+//! Tests of the commands lease grant, revoke, timetolive, list and keep-alive.
 
 use api::Code;
 use api::etcdserverpb as pb;

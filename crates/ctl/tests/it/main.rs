@@ -1,4 +1,4 @@
-//! Whole outputs of the tool against a server that answers from a script.
+//! Complete outputs of the tool against a server that responds from a script.
 
 mod authentication;
 mod cluster;

@@ -1,4 +1,4 @@
-//! Answers that scripts are made of.
+//! Response messages for scripts.
 
 use api::etcdserverpb as pb;
 use api::mvccpb::{Event, KeyValue};
@@ -12,12 +12,12 @@ pub fn header() -> Option<pb::ResponseHeader> {
     })
 }
 
-/// The header of an answer within a transaction.
+/// Returns the header of a response inside a transaction.
 pub fn inner_header() -> Option<pb::ResponseHeader> {
     Some(pb::ResponseHeader { revision: 42, ..Default::default() })
 }
 
-/// A header as commands on members have it, without a revision.
+/// Returns the header of commands about members, which has no revision.
 pub fn member_header() -> Option<pb::ResponseHeader> {
     header().map(|header| pb::ResponseHeader { revision: 0, ..header })
 }

@@ -1,6 +1,6 @@
-//! make-mirror: the first copy, what changes, and going on where an earlier run stopped.
+//! make-mirror: the first copy, later changes, and continuing where an earlier run stopped.
 //!
-//! Real etcdctl puts one key per request and keeps no progress, so these are ours alone.
+//! Real etcdctl puts one key per request and keeps no progress, so these outputs are not compared with it.
 
 use api::etcdserverpb as pb;
 
@@ -12,7 +12,7 @@ const RANGE: &str = "/etcdserverpb.KV/Range";
 const WATCH: &str = "/etcdserverpb.Watch/Watch";
 const REASON: &str = "several keys per request, and progress";
 
-/// Source and destination are one server here: it tells them apart by what they are asked.
+/// Source and destination are the same server here; it distinguishes them by their requests.
 fn target() -> Script {
     Script::default()
         .says(
@@ -45,7 +45,7 @@ fn fresh() -> Script {
         .and(target())
 }
 
-/// The golden text needs a destination that is the script's own: a port is not known before.
+/// Returns a case whose destination is the script's own server, since its port is not known in advance.
 fn cases(line: &str, script: &Script) -> Case {
     Case::new(line, script).ours_alone(REASON).aimed_at_its_server()
 }

@@ -1,4 +1,4 @@
-//! snapshot save: the file, its checksum, and what stays behind when something goes wrong.
+//! snapshot save: the file, its checksum, and the files that remain after a failure.
 
 use std::os::unix::fs::PermissionsExt;
 

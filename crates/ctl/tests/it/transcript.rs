@@ -1,7 +1,8 @@
-//! Command lines with everything they print and ask, held against golden files.
+//! Command lines with all their output and requests, compared with golden files.
 //!
-//! The files in `golden/` are what etcdctl 3.7 prints against the same script. With `MAINSTAY_CTL_RECORD=PATH` of a real
-//! etcdctl the tests write them anew, except for the few cases that are ours alone.
+//! The files in `golden/` are the output of etcdctl 3.7 against the same script. With
+//! `MAINSTAY_CTL_RECORD=PATH` of a real etcdctl, the tests write them again, except for the few cases that
+//! differ from etcdctl.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -19,33 +20,33 @@ use crate::fake_server::{FakeServer, Script};
 /// All output formats.
 pub const FORMATS: [&str; 5] = ["simple", "fields", "json", "protobuf", "table"];
 
-/// How long a case may take before it is taken for hanging.
+/// Time after which a case counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One command line.
+/// One command line with its script.
 #[derive(Clone)]
 pub struct Case {
     words: Vec<String>,
     stdin: Vec<u8>,
     environment: Vec<(String, String)>,
     script: Script,
-    /// Real etcdctl does something else: the golden text is ours, for this reason.
+    /// Reason why real etcdctl behaves differently and the golden text is that of this tool; `None` if they agree.
     ours_alone: Option<&'static str>,
     shows_requests: bool,
     shows_stdin: bool,
     aimed_at_its_server: bool,
     interrupt_at: Option<&'static str>,
-    /// A directory of this run, shown as `/DIR`.
+    /// Directory of this run, shown as `/DIR`.
     directory: Option<String>,
 }
 
 impl Case {
-    /// A command line in words with blanks between.
+    /// Creates a case from a command line, split at blanks.
     pub fn new(line: &str, script: &Script) -> Case {
         Case::of(line.split_whitespace(), script)
     }
 
-    /// A command line, word by word.
+    /// Creates a case from a command line, given word by word.
     pub fn of<'a>(words: impl IntoIterator<Item = &'a str>, script: &Script) -> Case {
         Case {
             words: words.into_iter().map(str::to_owned).collect(),
@@ -61,37 +62,37 @@ impl Case {
         }
     }
 
-    /// With this on standard input.
+    /// Sets the standard input.
     pub fn reading(mut self, stdin: impl AsRef<[u8]>) -> Case {
         self.stdin = stdin.as_ref().to_vec();
         self
     }
 
-    /// With this environment variable.
+    /// Sets an environment variable.
     pub fn with(mut self, name: &str, value: &str) -> Case {
         self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// Real etcdctl is not to be compared with, for this reason.
+    /// Marks the case as not comparable with real etcdctl, for this reason.
     pub fn ours_alone(mut self, reason: &'static str) -> Case {
         self.ours_alone = Some(reason);
         self
     }
 
-    /// What it asks depends on time.
+    /// Hides the requests, since they depend on time.
     pub fn without_requests(mut self) -> Case {
         self.shows_requests = false;
         self
     }
 
-    /// The address of the server is an argument, too.
+    /// Adds the address of the server as an argument.
     pub fn aimed_at_its_server(mut self) -> Case {
         self.aimed_at_its_server = true;
         self
     }
 
-    /// `/DIR` in the words stands for this directory.
+    /// Sets the directory for which `/DIR` in the words stands.
     pub fn within(mut self, directory: &std::path::Path) -> Case {
         let directory = directory.to_str().unwrap();
         for word in &mut self.words {
@@ -101,28 +102,28 @@ impl Case {
         self
     }
 
-    /// What it reads is too long to be shown.
+    /// Hides the standard input, since it is too long to be shown.
     pub fn without_stdin(mut self) -> Case {
         self.shows_stdin = false;
         self
     }
 
-    /// It is interrupted once this was printed.
+    /// Interrupts the command when it has printed this text.
     pub fn interrupted_at(mut self, text: &'static str) -> Case {
         self.interrupt_at = Some(text);
         self
     }
 
-    /// The same in each format.
+    /// Returns the case in each format.
     pub fn in_all_formats(&self) -> Vec<Case> {
         self.in_formats(&FORMATS)
     }
 
-    /// The same in these formats.
+    /// Returns the case in these formats.
     pub fn in_formats(&self, formats: &[&str]) -> Vec<Case> {
         let with = |format: &&str| {
             let mut case = self.clone();
-            // Before `--`, behind which everything is an argument.
+            // The flag comes before `--`, since everything after that is an argument.
             let at = case.words.iter().position(|word| word == "--").unwrap_or(case.words.len());
             case.words.splice(at..at, ["-w".to_owned(), (*format).to_owned()]);
             case
@@ -131,14 +132,14 @@ impl Case {
     }
 }
 
-/// What one run did.
+/// Result of one run.
 struct Run {
     out: Vec<u8>,
     err: Vec<u8>,
     code: i32,
 }
 
-/// Runs the cases and holds them against `golden/NAME.txt`.
+/// Runs the cases and compares the results with `golden/NAME.txt`.
 pub fn check(name: &str, cases: Vec<Case>) {
     let real = std::env::var_os("MAINSTAY_CTL_RECORD").map(PathBuf::from);
     let mut text = String::new();
@@ -227,7 +228,7 @@ fn quoted(words: &[String]) -> String {
     words.iter().map(word).collect::<Vec<_>>().join(" ")
 }
 
-/// Text as it is; what is none is escaped.
+/// Returns bytes as text; bytes that are not UTF-8 are escaped.
 fn shown(bytes: &[u8]) -> String {
     let mut text = String::new();
     for chunk in bytes.utf8_chunks() {
@@ -243,7 +244,7 @@ fn shown(bytes: &[u8]) -> String {
     text
 }
 
-/// Replaces durations behind the words that announce them.
+/// Replaces durations after the words that announce them.
 fn times_masked(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -260,7 +261,7 @@ fn times_masked(text: &str) -> String {
         let end = behind.find(|c| !is_part(c)).unwrap_or(behind.len());
         if behind.starts_with(|c: char| c.is_ascii_digit()) {
             out.push_str("<TIME>");
-            // A full stop ends the sentence, not the number.
+            // A full stop belongs to the sentence, not to the number.
             let number = behind[..end].trim_end_matches('.');
             rest = &behind[number.len()..];
         } else {
@@ -283,7 +284,8 @@ fn run_real(real: &std::path::Path, case: &Case, environment: Vec<(String, Strin
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let _ = stdin.write_all(&case.stdin);
-    // A command that is interrupted keeps its standard input: the end of it would be something else.
+    // A command that is to be interrupted keeps its standard input open, since the end of input would end it
+    // differently.
     let kept = case.interrupt_at.map(|_| stdin.try_clone_owned());
     drop(stdin);
     let out = Arc::new(Mutex::new(Vec::new()));
@@ -325,7 +327,7 @@ fn wait_for(out: &Mutex<Vec<u8>>, mark: &str) {
     });
 }
 
-/// Collects what is written.
+/// A buffer that collects the output.
 #[derive(Clone, Default)]
 struct Buffer(Arc<Mutex<Vec<u8>>>);
 
@@ -340,14 +342,14 @@ impl Write for Buffer {
     }
 }
 
-/// Standard input whose end does not come while it lives.
+/// Standard input that does not end while the sender lives.
 struct Held(Cursor<Vec<u8>>, std::sync::mpsc::Receiver<()>);
 
 impl Read for Held {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let count = self.0.read(buffer)?;
         if count == 0 {
-            // An error is the sender's end, which is the end of the input.
+            // An error means that the sender was dropped, which ends the input.
             let _ = self.1.recv();
         }
         Ok(count)
@@ -371,7 +373,7 @@ fn run_ours(case: &Case, environment: Vec<(String, String)>) -> Run {
     let running = std::thread::spawn(move || ctl::run_in(&words, &io, interruption));
     if let Some(mark) = case.interrupt_at {
         wait_for(&out.0, mark);
-        // A command that does not wait for it has dropped the other end.
+        // A command that does not wait for interruptions has dropped the receiver.
         let _ = interrupt.send(true);
     }
     drop(kept);

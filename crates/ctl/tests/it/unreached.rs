@@ -1,4 +1,4 @@
-//! What the tool says of endpoints that it cannot connect to: the last line is etcdctl's, the reason is before it.
+//! Output of the tool about unreachable endpoints: the last line is etcdctl's, the reason is printed before it.
 
 use std::ffi::OsString;
 use std::io::Read as _;
@@ -9,7 +9,7 @@ use cli::Io;
 
 use crate::fake_server::{FakeServer, Script};
 
-/// Exit code and standard error of a command that is aimed at this endpoint.
+/// Returns exit code and standard error of a command with this endpoint.
 fn ctl(endpoint: &str, words: &[&str]) -> (u8, String) {
     let (io, printed) = Io::in_memory();
     let mut args: Vec<OsString> = words.iter().map(OsString::from).collect();
@@ -20,7 +20,7 @@ fn ctl(endpoint: &str, words: &[&str]) -> (u8, String) {
     (code, printed.err().replace(endpoint.trim_start_matches("https://"), "ADDRESS"))
 }
 
-/// A server of another protocol: it takes what it is sent, and hangs up.
+/// Starts a server of another protocol, which reads some data and closes the connection; returns its endpoint.
 fn hangs_up() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -48,7 +48,8 @@ fn the_reason_stands_before_the_error() {
     assert_eq!((code, err), (2, format!("{refused}{late}")));
 }
 
-/// Standard error of a watch of this endpoint, which has no time limit, once it has said this. It waits until this program ends.
+/// Returns the standard error of a watch of this endpoint, as soon as it contains `until`. The watch has no
+/// time limit, and runs until the test program ends.
 fn watch(endpoint: &str, until: &str) -> String {
     let (io, printed) = Io::in_memory();
     let args = [

@@ -1,4 +1,4 @@
-//! watch, alone, with a program, and interactive.
+//! Tests of the command watch: alone, with a program, and interactive.
 
 use api::Code;
 use api::etcdserverpb as pb;
@@ -9,7 +9,7 @@ use crate::transcript::{Case, check};
 
 const WATCH: &str = "/etcdserverpb.Watch/Watch";
 
-/// A watch that hears some events and is then ended.
+/// Returns the script of a watch with some events, which is then ended.
 fn story(last: pb::WatchResponse) -> Script {
     let batches = [
         created(),
@@ -24,7 +24,7 @@ fn story(last: pb::WatchResponse) -> Script {
 #[test]
 fn watch() {
     let denied = "rpc error: code = PermissionDenied desc = etcdserver: permission denied";
-    // It ends by a compaction, of which both tools tell in the same words.
+    // The watch ends by a compaction, which both tools report in the same words.
     let ended = story(canceled("", 13));
     let mut cases =
         Case::new("watch --prefix w --rev=7 --prev-kv --progress-notify", &ended).in_all_formats();
@@ -86,7 +86,7 @@ fn interactive() {
         &[created(), events(vec![event_put(b"w", b"1", 40), event_delete(b"w", 41)])],
         false,
     );
-    // Real etcdctl dies by the signal; ours, in a test, by the end of its input.
+    // Real etcdctl is killed by the signal; in a test, this tool ends with its input.
     let reason = "how it ends is the test's";
     let interactive =
         Case::new("watch -i", &held).reading("watch 'w' --prev-kv --rev=3\n").interrupted_at("before");

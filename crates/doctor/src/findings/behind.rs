@@ -24,10 +24,11 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     )
 }
 
-/// Members of one kind that have applied so much less than any member has committed.
+/// Collects the voters or learners that have applied at least `entries_max` entries fewer than any member has
+/// committed.
 pub(crate) fn lagging(evidence: &Evidence, entries_max: f64, learners: bool) -> Facts {
     let mut facts = Facts::default();
-    // Members are not asked at the same moment, and under load a moment is many entries.
+    // Members are queried at different times, and under load many entries are committed in between.
     let Some((_, newest)) = evidence.statuses().max_by_key(|(_, status)| status.index) else { return facts };
     for (member, status) in evidence.statuses().filter(|(_, status)| status.is_learner == learners) {
         let lag = newest.index_at(status.at_unix) - status.applied as f64;
@@ -71,7 +72,7 @@ mod tests {
         let leader = status(&mut evidence, 0);
         (leader.index, leader.applied) = (100_000, 100_000);
         (leader.earlier, leader.at_unix) = (Some((0, 0.0)), 10.0);
-        // 10,000 entries a second: at 9 s the leader had 90,000.
+        // With 10,000 entries a second, the leader had 90,000 at 9 s.
         for (at, applied) in [(1, 90_000), (2, 85_001)] {
             let follower = status(&mut evidence, at);
             (follower.applied, follower.at_unix) = (applied, 9.0);

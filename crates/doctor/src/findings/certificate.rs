@@ -13,25 +13,26 @@ pub const RULE: Rule = Rule {
     judge: |evidence, limits| judge(evidence, limits, URGENT_SECONDS),
 };
 
-/// The rule for the steps of a migration, which change nothing of certificates: only what ends while one may be under way
-/// stands against it.
+/// The rule for the steps of a migration, which do not change certificates: only a certificate that expires
+/// during a step is an error.
 pub const RULE_FOR_STEPS: Rule =
     Rule { judge: |evidence, limits| judge(evidence, limits, STEP_SECONDS), ..RULE };
 
-/// Too short to put it off.
+/// Seconds before the expiry from which on a renewal is urgent.
 const URGENT_SECONDS: f64 = 7.0 * 86400.0;
 
-/// The time that is left to steps of a migration.
+/// Time in seconds allowed for the steps of a migration.
 const STEP_SECONDS: f64 = 86400.0;
 
-/// What Mainstay says of all certificates that it uses: those for members, too, which cannot be seen from here.
+/// Metric in which Mainstay reports the expiry of all its certificates, including peer certificates, which
+/// the doctor cannot fetch.
 const NOT_AFTER: &str = "mainstay_tls_certificate_not_after_seconds";
 
-/// Judges; what ends within `urgent_seconds`, or has ended, is an error.
+/// Judges the certificates; one that has expired, or expires within `urgent_seconds`, is an error.
 fn judge(evidence: &Evidence, limits: &Limits, urgent_seconds: f64) -> Option<Finding> {
     let judged = |not_after: f64| {
         let left = not_after - evidence.taken_unix;
-        // One that ended before 1970 did so long ago.
+        // A certificate that expired before 1970 is shown with the date 1970.
         let date = Utc::from_unix(not_after as u64);
         if left <= 0.0 {
             return Some((Severity::Error, format!("ended {} ago, at {date}Z", show::seconds(-left))));
@@ -52,7 +53,7 @@ fn judge(evidence: &Evidence, limits: &Limits, urgent_seconds: f64) -> Option<Fi
             let (Some(side), Some(whose)) = (sample.label("listener"), sample.label("certificate")) else {
                 continue;
             };
-            // That of the listeners was seen already.
+            // The certificate of the listeners was judged already.
             if shown.is_some() && (side, whose) == ("client", "server") {
                 continue;
             }
@@ -73,7 +74,7 @@ fn judge(evidence: &Evidence, limits: &Limits, urgent_seconds: f64) -> Option<Fi
     )
 }
 
-/// The flag behind a certificate.
+/// Returns the flag that names a certificate.
 fn flag(side: &str, whose: &str) -> &'static str {
     match (side, whose) {
         ("client", "server") => "--cert-file",
@@ -111,7 +112,7 @@ mod tests {
             facts(&RULE, &ending_in(-3600.0)).1,
             ["m1 (10.0.0.1:2379): ended 60 min ago, at 2027-01-15T07:00:00Z"]
         );
-        // A step of a migration does not wait for new ones, unless they are needed meanwhile.
+        // A step of a migration does not wait for new certificates, unless they are needed during the step.
         let of_step = |seconds: f64| facts(&RULE_FOR_STEPS, &ending_in(seconds));
         assert_eq!(
             of_step(86401.0),

@@ -7,7 +7,7 @@ use crate::show;
 pub const RULE: Rule =
     Rule { name: "clock-drift", about: "members whose clocks differ", needs: &[&[Need::Clock]], judge };
 
-/// How far apart two clocks are for certain.
+/// Returns the least possible difference between two clocks, in seconds.
 fn apart(a: Clock, b: Clock) -> f64 {
     (a.low - b.high).max(b.low - a.high).max(0.0)
 }
@@ -18,7 +18,7 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
         .iter()
         .filter_map(|member| Some((member, member.clock.as_ref().ok().copied()?)))
         .collect();
-    // With one member there is only the clock here to compare with.
+    // A single member is compared with the clock of this machine.
     let here = (clocks.len() == 1).then_some(Clock { low: 0.0, high: 0.0 });
     let all: Vec<Clock> = clocks.iter().map(|(_, clock)| *clock).chain(here).collect();
     let drift = all.iter().flat_map(|a| all.iter().map(|b| apart(*a, *b))).fold(0.0, f64::max);
@@ -57,7 +57,7 @@ mod tests {
             evidence.members[2].clock = Ok(Clock { low, high });
             evidence
         };
-        // The others lie between -1 and +1 ms.
+        // The clocks of the other members lie between -1 and +1 ms.
         assert_eq!(
             facts(&RULE, &third(0.502, 0.504)).1[2],
             "m3 (10.0.0.3:2379): 503.0 ms ahead of the clock here, within 1.0 ms"

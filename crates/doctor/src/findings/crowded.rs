@@ -43,7 +43,7 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
             facts
                 .add(Severity::Warning, Fact::of(member, format!("{watchers} watches on {streams} streams")));
         }
-        // An expired lease is revoked too. Before the first look at the counters there may be leases: those count not.
+        // An expired lease counts as revoked, too. Leases from before the counters started do not count.
         let open = |event: &str| metrics.now(event);
         let keep_alives = |name: &str| metrics.after.sum(name, &[("grpc_method", "LeaseKeepAlive")]);
         let streams = keep_alives("grpc_server_started_total")

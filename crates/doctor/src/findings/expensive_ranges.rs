@@ -14,11 +14,11 @@ pub const RULE: Rule = Rule {
 const SENT_BYTES: &str = "etcd_network_client_grpc_sent_bytes_total";
 const SENT: &str = "grpc_server_msg_sent_total";
 const TIMES: &str = "etcd_server_range_duration_seconds";
-/// How long ago a range on the page still counts, in seconds.
+/// Age in seconds up to which a range on the page counts.
 const RECENT_SECONDS: f64 = 600.0;
-/// How many of a member's are told.
+/// Largest number of ranges reported per member.
 const TOLD_MAX: usize = 5;
-/// As few answers may all be one odd request, such as a snapshot.
+/// Least number of responses: fewer may be single unusual requests, such as a snapshot.
 const ANSWERS_MIN: f64 = 5.0;
 
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
@@ -56,7 +56,7 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
         }
     }
     for (member, metrics) in evidence.metrics() {
-        // Who sends them is told above, if anywhere.
+        // The page, if it exists, has reported the senders above.
         let is_told = member.page.as_ref().is_ok_and(|page| page.expensive_ranges.is_some());
         let nobody = "; the server does not say who asks";
         let sent = metrics.grown(SENT_BYTES, &[]).zip(metrics.grown(SENT, &[]));

@@ -11,12 +11,12 @@ pub const RULE: Rule = Rule {
     judge,
 };
 
-/// A small file is not worth the pause.
+/// Least size in bytes: defragmenting a smaller file is not worth the pause.
 const BYTES_MIN: f64 = 64.0 * 1024.0 * 1024.0;
 
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
     Facts::of_each(evidence, |member| {
-        // Mainstay gives room back by itself, and what it needs for that counts as not in use.
+        // Mainstay frees space by itself, and space that it needs for this counts as not in use.
         if member.is_mainstay() {
             return None;
         }

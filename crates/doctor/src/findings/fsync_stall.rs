@@ -12,7 +12,7 @@ pub const RULE: Rule = Rule {
 };
 
 const FSYNC: &str = "etcd_disk_wal_fsync_duration_seconds";
-/// How long ago a stall that the page remembers still counts.
+/// Age in seconds up to which a stall on the page counts.
 const RECENT_SECONDS: f64 = 600.0;
 
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
@@ -71,7 +71,7 @@ mod tests {
             facts(&RULE, &with_metrics(&before, &stalled)).1,
             ["m1 (10.0.0.1:2379): 1 sync of the log took more than 1.00 s within 10 s"]
         );
-        // A sync of 512 ms to 1.024 s may have been shorter than a second.
+        // An fsync in the bucket from 512 ms to 1.024 s may have taken less than a second.
         let near = histogram(FSYNC, "", &[(0.001, 95), (1.024, 97), (2.048, 101)]);
         assert_eq!(judged(&RULE, &with_metrics(&before, &near)), None);
     }

@@ -22,7 +22,7 @@ const COMMITTED: &str = "etcd_server_proposals_committed_total";
 const APPLIED: &str = "etcd_server_proposals_applied_total";
 const FAILED: &str = "etcd_server_proposals_failed_total";
 const SLOW_APPLIES: &str = "etcd_server_slow_apply_total";
-/// A slow apply here and there is no load.
+/// Rate up to which slow applies do not count as overload.
 const SLOW_APPLIES_PER_SECOND: f64 = 1.0;
 
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
@@ -43,7 +43,7 @@ fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
                 .zip(sum(HANDLED))
                 .map_or(0.0, |(started, handled)| started - handled)
         });
-        // At both looks, so that no short rush counts.
+        // The lower of both readings counts, so that a short burst does not.
         let open = open[0].min(open[1]);
         if open >= limits.backlog {
             add(Severity::Warning, format!("{} requests wait to be answered", show::count(open)));

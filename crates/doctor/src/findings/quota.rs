@@ -11,10 +11,11 @@ pub const RULE: Rule = Rule {
     judge,
 };
 
-/// From here on a write or two raise the alarm; the share that etcd's own alert calls critical.
+/// Share of the quota above which a few writes raise the alarm; etcd's own alert calls this share critical.
 const CRITICAL: f64 = 0.95;
 
-/// Size and quota in bytes. Etcd's quota counts the file, free pages included; Mainstay's what is in use.
+/// Returns size and quota in bytes. In etcd, the quota counts the file with its free pages; in Mainstay, only
+/// the data in use.
 fn fill(member: &Member) -> Option<(f64, f64)> {
     let is_mainstay = member.is_mainstay();
     let by_metrics = || {

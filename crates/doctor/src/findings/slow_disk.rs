@@ -12,7 +12,7 @@ pub const RULE: Rule = Rule {
 };
 
 const FSYNC: &str = "etcd_disk_wal_fsync_duration_seconds";
-/// So many times the limit, heartbeats are late too.
+/// Multiple of the limit above which heartbeats are late, too.
 const SEVERE: f64 = 10.0;
 
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn the_p99_against_the_limit() {
-        // 98 of 100 syncs within 8 ms, the others evenly up to 16 ms: the p99 is 12 ms.
+        // 98 of 100 fsyncs are within 8 ms, the others evenly distributed up to 16 ms: the p99 is 12 ms.
         let slow = histogram(FSYNC, "", &[(0.001, 90), (0.008, 98), (0.016, 100)]);
         assert_eq!(
             facts(&RULE, &with_metrics("", &slow)),

@@ -13,14 +13,15 @@ pub const RULE: Rule = Rule {
 
 const SLOW: &str = "etcd_debugging_mvcc_slow_watcher_total";
 
-/// Clients of a member that are told of.
+/// Largest number of clients reported per member.
 const TOLD_MAX: usize = 5;
 
 fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
     let mut facts = Facts::default();
     for (member, metrics) in evidence.metrics() {
         let Some((before, after)) = metrics.before.sum(SLOW, &[]).zip(metrics.now(SLOW)) else { continue };
-        // A watch that catches up with history is slow for a moment; one that is so twice does not keep up.
+        // A watch that catches up with history is slow for a moment; a watch that is slow at both readings
+        // does not keep up.
         let lasting = before.min(after);
         if lasting < 1.0 {
             continue;

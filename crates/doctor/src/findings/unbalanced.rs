@@ -12,7 +12,8 @@ pub const RULE: Rule = Rule {
 };
 
 const STARTED: &str = "grpc_server_started_total";
-/// Of two members one may well do more; nearly all is too much for any number.
+/// Largest acceptable share of one member: with two members, one may well serve more; nearly all is too much
+/// for any number of members.
 const SHARE_MAX: f64 = 0.9;
 
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {

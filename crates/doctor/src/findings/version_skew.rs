@@ -16,7 +16,7 @@ fn version(member: &Member) -> Option<&str> {
     by_status.or(by_page).filter(|version| !version.is_empty())
 }
 
-/// Major and minor: `3.7`.
+/// Returns major and minor number: `3.7`.
 fn minor(version: &str) -> &str {
     version.match_indices('.').nth(1).map_or(version, |(at, _)| &version[..at])
 }
@@ -34,7 +34,7 @@ fn judge(evidence: &Evidence, _: &Limits) -> Option<Finding> {
     for member in &evidence.members {
         let Ok(versions) = &member.versions else { continue };
         let is_older = !versions.cluster.is_empty() && minor(&versions.cluster) != minor(&versions.server);
-        // With members of different versions the cluster has the lowest: said already.
+        // If members run different versions, the cluster has the lowest version; that is reported already.
         if is_older && facts.is_empty() && versions.cluster.starts_with(|c: char| c.is_ascii_digit()) {
             let (server, cluster) = (&versions.server, &versions.cluster);
             let text = format!("version {server}, but the cluster's is {cluster}");

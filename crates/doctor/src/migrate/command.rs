@@ -63,7 +63,7 @@ pub(crate) const PROGRAM: Program<Run> = Program {
     globals_hint: "",
 };
 
-/// Time between the first and the last look at how far members are.
+/// Time between the first and the last reading of the members' commit and applied indexes.
 const WINDOW: Duration = Duration::from_millis(500);
 
 async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {

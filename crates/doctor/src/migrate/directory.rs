@@ -1,4 +1,4 @@
-//! A look into the data directory of a member on this machine, which may be running. Nothing is changed.
+//! Inspects the data directory of a member on this machine, which may be running. Nothing is changed.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,47 +10,47 @@ use interchange::{DataDir, OldStore};
 use super::survey::Product;
 use crate::evidence::Unseen;
 
-/// What is in a data directory, and how much space there is beside it.
+/// Contents of a data directory, and the free space on its file system.
 #[derive(Clone, Debug)]
 pub struct Directory {
-    /// The directory.
+    /// Path of the directory.
     pub path: PathBuf,
-    /// The directory of the log, if it is apart.
+    /// Directory of the log, if it is separate.
     pub wal_dir: Option<PathBuf>,
-    /// The product whose member it is.
+    /// Product to whose member the directory belongs.
     pub of: Product,
-    /// Bytes of etcd's database file; 0 for a directory of Mainstay.
+    /// Size of etcd's database file in bytes; 0 for a directory of Mainstay.
     pub database_bytes: u64,
     /// Keys of API version 2; `Ok(None)` if there are none.
     pub old_keys: Result<Option<OldKeys>, Unseen>,
-    /// The reason for which the member could not be taken over. While it runs, only whether it is certain who the members are is
-    /// known.
+    /// Reason why the member could not be taken over. While the member runs, this is known only for the
+    /// question who its cluster's members are.
     pub refusal: Option<String>,
-    /// True if a member runs on it.
+    /// True if a member is running on the directory.
     pub is_running: bool,
-    /// Space where the data directory is.
+    /// Space on the file system of the data directory.
     pub space: DiskSpace,
-    /// Space where the log is; `None` if that is the same file system.
+    /// Space on the file system of the log; `None` if it is the same file system.
     pub wal_space: Option<DiskSpace>,
 }
 
-/// What is known of keys of API version 2.
+/// Keys of API version 2 that the directory holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OldKeys {
-    /// What there is, in words.
+    /// Description of the keys.
     pub what: String,
 }
 
 impl Directory {
-    /// Looks.
+    /// Inspects the directory.
     ///
     /// # Errors
-    /// It is no member's data directory, or it cannot be read.
+    /// The path is not a member's data directory, or it cannot be read.
     pub fn look(path: &Path, wal_dir: Option<&Path>) -> Result<Directory, Unseen> {
         let disk = RealDisk;
         let member = path.join("member");
         let there = |path: &Path| match disk.exists(path) {
-            // In a directory of Mainstay `snap` is a file, which keeps etcd out.
+            // In a directory of Mainstay, `snap` is a file, which keeps etcd from starting.
             Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(false),
             found => found.map_err(|error| Unseen::because(format!("{}: {error}", path.display()))),
         };
@@ -60,7 +60,7 @@ impl Directory {
         for part in ["witness", "wal-dir"] {
             is_ours |= there(&member.join(part))?;
         }
-        // A first start that failed leaves them empty, and etcd may have begun there since.
+        // A first start that failed leaves these directories empty, and etcd may have begun there since.
         for part in ["checkpoint", "log"] {
             is_ours |= disk.list(&member.join(part)).is_ok_and(|names| !names.is_empty());
         }
@@ -115,7 +115,7 @@ impl Directory {
         let wal_dir = self.wal_dir.clone().unwrap_or_else(|| self.path.join("member").join("wal"));
         if self.is_running {
             self.refusal = refusal_to_come(&self.path, &wal_dir);
-            // The log is being written: only what it does not change can be read.
+            // The log is being written, so only its immutable parts can be read.
             self.old_keys = OldStore::glance(&disk, &snap)
                 .map(|store| kept(&store))
                 .map_err(|error| Unseen::because(format!("{}: {error}", snap.display())));
@@ -132,8 +132,9 @@ impl Directory {
     }
 }
 
-/// Returns why a member that runs could not be taken over for its members, by what is in its files so far. They change while they
-/// are read, so that it takes some attempts; what is wrong with them otherwise only a stop can show.
+/// Returns the reason why a running member could not be taken over because its cluster's members are not
+/// certain, judged by its files so far. The files change while they are read, so several attempts are made.
+/// Other problems show only after a stop.
 fn refusal_to_come(path: &Path, wal_dir: &Path) -> Option<String> {
     for _ in 0..ATTEMPTS {
         match DataDir::glance_running(&RealDisk, path, wal_dir) {
@@ -145,7 +146,7 @@ fn refusal_to_come(path: &Path, wal_dir: &Path) -> Option<String> {
     None
 }
 
-/// How often the files of a member that runs are read before it is given up.
+/// Number of times that the files of a running member are read before giving up.
 const ATTEMPTS: usize = 10;
 
 fn space(path: &Path) -> Result<DiskSpace, Unseen> {
@@ -170,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory of etcd 3.6 with these members, the first of which it is.
+    /// Creates a directory of etcd 3.6 with these members; it belongs to the first of them.
     fn etcds(path: &Path, ids: &[u64]) {
         let members = ids.iter().map(|id| Member { id: *id, ..Member::default() }).collect();
         let membership = Membership { members, ..Membership::default() };
@@ -229,7 +230,7 @@ mod tests {
         let snap = dir.path().join("member").join("snap");
         std::fs::create_dir_all(&snap).unwrap();
         std::fs::write(snap.join("db"), vec![7; 5000]).unwrap();
-        // As a first start of Mainstay leaves them that failed.
+        // The state after a first start of Mainstay that failed.
         for part in ["checkpoint", "log"] {
             std::fs::create_dir(dir.path().join("member").join(part)).unwrap();
         }
@@ -250,7 +251,7 @@ mod tests {
         let member = dir.path().join("member");
         std::fs::create_dir_all(member.join("log")).unwrap();
         std::fs::write(member.join("log/0000000000000000.seg"), "").unwrap();
-        // A file in the place of the directory keeps etcd out.
+        // A file in place of the directory keeps etcd from starting.
         std::fs::write(member.join("snap"), "text").unwrap();
         let seen = Directory::look(dir.path(), None).unwrap();
         assert_eq!((seen.of, seen.refusal), (Product::Mainstay, None));
@@ -273,13 +274,13 @@ mod tests {
         let seen = Directory::look(dir.path(), None).unwrap();
         assert!(seen.is_running && seen.refusal.is_none());
         assert_eq!(seen.old_keys, Ok(None));
-        // An image that nobody can read.
+        // A snapshot file that cannot be decoded.
         std::fs::write(snap.join("0000000000000002-0000000000000007.snap"), b"\xff").unwrap();
         let seen = Directory::look(dir.path(), None).unwrap();
         let what = seen.old_keys.unwrap().unwrap().what;
         assert!(what.contains("0000000000000002-0000000000000007.snap"), "{what}");
         drop(held);
-        // Who only reads the database, as this does, is no member.
+        // A process that only reads the database, as the doctor does, is not a member.
         let _read = RealDisk.lock_shared(&snap.join("db")).unwrap();
         let seen = Directory::look(dir.path(), None).unwrap();
         let refusal = seen.refusal.unwrap();

@@ -1,4 +1,5 @@
-//! What stands against a migration: one file each with the judgement, a planted case and its near miss.
+//! Rules about obstacles to a migration: one file each, with the judgement, and a test with a planted case
+//! and its near miss.
 
 mod apart;
 mod caught_up;
@@ -24,17 +25,17 @@ use crate::finding::Finding;
 
 pub(super) use peer_links::unseen_links;
 
-/// One sort of finding about a cluster that is to be migrated.
+/// A rule about a cluster that is to be migrated.
 pub struct MigrationRule {
     /// Name of the rule.
     pub name: &'static str,
-    /// What the rule looks for, in a line.
+    /// Description of the rule in one line.
     pub about: &'static str,
-    /// The judgement. A finding of severity error forbids the next step.
+    /// Judges the survey. A finding of severity error forbids the next step.
     pub judge: fn(&Survey) -> Option<Finding>,
 }
 
-/// All rules, what stops a cluster first.
+/// All rules, in order of danger: those about a cluster that stops come first.
 pub const MIGRATION_RULES: &[MigrationRule] = &[
     seen_once::RULE,
     unknown_product::RULE,

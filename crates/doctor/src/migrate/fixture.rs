@@ -1,4 +1,4 @@
-//! Surveys for the tests of the findings: clusters that can be migrated, to plant problems in.
+//! Surveys for tests of the findings: clusters that can be migrated, into which the tests plant problems.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::evidence::{Metrics, Versions};
 use crate::finding::{Finding, Severity};
 use crate::fixture::healthy;
 
-/// Makes a member of the evidence one that runs etcd of this version.
+/// Changes a member of the evidence to run etcd of this version.
 pub fn run_etcd(survey: &mut Survey, at: usize, version: &str) {
     let member = &mut survey.evidence.members[at];
     member.page = Err("this server has none".into());
@@ -25,14 +25,14 @@ pub fn run_etcd(survey: &mut Survey, at: usize, version: &str) {
     member.status.as_mut().expect("healthy members have one").version = version.to_owned();
 }
 
-/// Makes a member of the evidence one that runs Mainstay with this `--api-version`.
+/// Changes a member of the evidence to run Mainstay with this `--api-version`.
 pub fn run_mainstay(survey: &mut Survey, at: usize, version: &str) {
     let member = &mut survey.evidence.members[at];
     member.page = Ok(crate::page::Page::default());
     member.status.as_mut().expect("healthy members have one").version = version.to_owned();
 }
 
-/// Says what the cluster's version is, at all members.
+/// Sets the cluster's version at all members.
 pub fn cluster_version(survey: &mut Survey, cluster: &str) {
     for member in &mut survey.evidence.members {
         let server = member.status.as_ref().map(|status| status.version.clone()).unwrap_or_default();
@@ -40,7 +40,7 @@ pub fn cluster_version(survey: &mut Survey, cluster: &str) {
     }
 }
 
-/// Three members of etcd of this version, on the way to Mainstay.
+/// Returns a cluster of three members of etcd of this version, to be migrated to Mainstay.
 pub fn etcds(version: &str) -> Survey {
     let mut evidence = healthy();
     for member in &mut evidence.members {
@@ -78,7 +78,7 @@ pub fn etcds(version: &str) -> Survey {
     survey
 }
 
-/// A member of Mainstay, two of etcd 3.6.
+/// Returns a cluster of one member of Mainstay and two of etcd 3.6.
 pub fn mixed() -> Survey {
     let mut survey = etcds("3.6.16");
     run_mainstay(&mut survey, 1, "3.6.0");
@@ -86,7 +86,7 @@ pub fn mixed() -> Survey {
     survey
 }
 
-/// Three members of Mainstay that keep to etcd 3.6.
+/// Returns a cluster of three members of Mainstay that keep to etcd 3.6.
 pub fn all_mainstay() -> Survey {
     let mut survey = etcds("3.6.16");
     for at in 0..3 {
@@ -96,7 +96,7 @@ pub fn all_mainstay() -> Survey {
     survey
 }
 
-/// A stopped member's directory with a database of this size, and this much space beside it.
+/// Returns the directory of a stopped member with a database of this size, and this much free space.
 pub fn directory(database_bytes: u64, free_bytes: u64) -> Directory {
     Directory {
         path: PathBuf::from("/var/lib/etcd"),
@@ -111,14 +111,14 @@ pub fn directory(database_bytes: u64, free_bytes: u64) -> Directory {
     }
 }
 
-/// What a rule finds.
+/// Returns the finding of a rule.
 pub fn judged(rule: &MigrationRule, survey: &Survey) -> Option<Finding> {
     let finding = (rule.judge)(survey);
     assert!(finding.as_ref().is_none_or(|finding| finding.name == rule.name && !finding.remedies.is_empty()));
     finding
 }
 
-/// The severity and facts of a finding; fails without one.
+/// Returns the severity and the facts of a finding; panics if there is none.
 pub fn facts(rule: &MigrationRule, survey: &Survey) -> (Severity, Vec<String>) {
     let finding = judged(rule, survey).expect("the planted problem is found");
     let line = |fact: crate::finding::Fact| match fact.member {

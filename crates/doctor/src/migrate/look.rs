@@ -1,4 +1,4 @@
-//! Looks at a cluster that is to be migrated. Nothing is written: keys, leases and members stay as they are.
+//! Examines a cluster that is to be migrated. Nothing is written: keys, leases and members stay as they are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -22,41 +22,41 @@ use crate::collect::{Plan, list_alarms};
 use crate::evidence::{Alarm, Unseen};
 use crate::http1::get;
 
-/// The parameters of a look.
+/// Parameters of an examination before a migration.
 #[derive(Clone, Debug)]
 pub struct MigrationPlan {
-    /// What the doctor looks at in any cluster.
+    /// Plan of the doctor's own examination.
     pub plan: Plan,
-    /// The product to which the cluster is to come.
+    /// Product to which the cluster is to be migrated.
     pub to: Product,
     /// Data directory of a member on this machine.
     pub data_dir: Option<PathBuf>,
-    /// Directory of that member's log, if it is apart.
+    /// Directory of that member's log, if it is separate.
     pub wal_dir: Option<PathBuf>,
     /// Configuration file of a member.
     pub config_file: Option<String>,
 }
 
-/// Looks at most at views and hashes before differences count: members are not asked at the same moment.
+/// Number of times that views and hashes are read before differences count: members are queried at different moments.
 const TRIES: usize = 5;
-/// Time between two such looks.
+/// Time between two readings of the views and the hashes.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Time in all that members have for their hashes, in multiples of the time of one request.
+/// Total time for the members' hashes, in multiples of the timeout of one request.
 const HASHES_WITHIN: u32 = 12;
 
-/// A member that is asked.
+/// A member to which requests are sent.
 #[derive(Clone)]
 struct Asked {
-    /// Its place in the evidence.
+    /// Position of the member in the evidence.
     at: usize,
-    /// Id of the member: an endpoint may lead to another one each time.
+    /// Id of the member, which is checked in responses: an endpoint may lead to a different member each time.
     id: u64,
-    /// The way to it.
+    /// Client connected to the member.
     client: Client,
 }
 
 impl Asked {
-    /// Returns an error if another member has answered.
+    /// Returns an error if the response comes from another member.
     fn is_by(&self, header: Option<&ResponseHeader>) -> Result<(), Unseen> {
         let by = header.map_or(0, |header| header.member_id);
         match by == self.id || by == 0 {
@@ -68,7 +68,7 @@ impl Asked {
     }
 }
 
-/// One member's answers, which change while the cluster is used.
+/// Responses of one member that change while the cluster is used.
 struct Told {
     members: Result<BTreeSet<Listed>, Unseen>,
     alarms: Result<Vec<Alarm>, Unseen>,
@@ -76,10 +76,10 @@ struct Told {
 }
 
 impl MigrationPlan {
-    /// Looks.
+    /// Examines the cluster.
     ///
     /// # Errors
-    /// Nothing can be looked at, and why.
+    /// The reason why nothing can be examined.
     pub async fn collect(&self) -> Result<Survey, Unseen> {
         let evidence = self.plan.collect().await?;
         let connection = &self.plan.connection;
@@ -108,7 +108,7 @@ impl MigrationPlan {
         }
         self.look_at_views(&mut survey, &voters).await;
         if !survey.listed().is_empty() {
-            // The finding about members that were not looked at goes by these lists, and names them.
+            // A finding compares these lists with the examined members, and names those that are missing.
             survey.evidence.complete = Ok(());
         }
         if let Some(voter) = voters.first() {
@@ -118,7 +118,7 @@ impl MigrationPlan {
         Ok(survey)
     }
 
-    /// Asks the voting members for what they have to agree on, until they do or were asked often enough.
+    /// Requests from the voting members what they have to agree on, until they agree or the attempts are used up.
     async fn look_at_views(&self, survey: &mut Survey, voters: &[Asked]) {
         let mut rounds: Vec<Vec<(usize, BTreeSet<i64>)>> = Vec::new();
         for turn in 1..=TRIES {
@@ -157,14 +157,15 @@ impl MigrationPlan {
             survey.views[voter.at].read = read(&voter.client).await;
             let member = &survey.evidence.members[voter.at];
             let version = member.status.as_ref().ok().and_then(|status| release_of(&status.version));
-            // Later ones serve no API version 2.
+            // etcd 3.6 and later serve no API version 2.
             if Product::of(member) == Some(Product::Etcd) && version.is_some_and(|version| version < (3, 6)) {
                 survey.views[voter.at].old_keys = self.old_keys(&member.endpoint).await;
             }
         }
     }
 
-    /// Number of keys and directories below the root of API version 2; `None` where that is not served.
+    /// Returns the number of keys and directories below the root of API version 2; `None` if the member does
+    /// not serve it.
     async fn old_keys(&self, endpoint: &str) -> Option<usize> {
         let connection = &self.plan.connection;
         let answer =
@@ -175,7 +176,7 @@ impl MigrationPlan {
     }
 }
 
-/// Returns true if those that were asked say the same.
+/// Returns true if the views of these members agree.
 fn agree(survey: &Survey, voters: &[Asked]) -> bool {
     let views: Vec<&View> = voters.iter().map(|voter| &survey.views[voter.at]).collect();
     let same = views.windows(2).all(|two| {
@@ -192,7 +193,8 @@ fn agree(survey: &Survey, voters: &[Asked]) -> bool {
     same && survey.leases.as_ref().map_or(true, |leases| leases.missing.is_empty())
 }
 
-/// The leases that a member had at no look, while others had them at every one: leases come and go in between.
+/// Returns the leases that a member had at no reading, while others had them at every reading: leases are
+/// granted and revoked in between.
 fn compared(rounds: &[Vec<(usize, BTreeSet<i64>)>]) -> Leases {
     let mut missing: BTreeMap<usize, BTreeSet<i64>> = BTreeMap::new();
     let mut count = 0;
@@ -207,7 +209,7 @@ fn compared(rounds: &[Vec<(usize, BTreeSet<i64>)>]) -> Leases {
                 Some(before) => *before = before.intersection(&lacking).copied().collect(),
             }
         }
-        // One that did not answer this time may have had them.
+        // A member that did not answer this time may have had the lease.
         missing.retain(|at, _| round.iter().any(|(asked, _)| asked == at));
     }
     let missing = missing.into_iter().filter_map(|(at, ids)| Some((at, ids.len(), *ids.first()?)));
@@ -251,7 +253,8 @@ async fn listed(asked: &Asked) -> Result<BTreeSet<Listed>, Unseen> {
     Ok(members.collect())
 }
 
-/// Reads a key that is most likely not there, by consensus. A permission that is missing was refused by consensus, too.
+/// Makes a linearizable read of a key that most likely does not exist. A refusal for lack of permission also
+/// proves consensus.
 async fn read(client: &Client) -> Result<(), Unseen> {
     let request = RangeRequest { key: Bytes::from_static(b"health"), limit: 1, ..RangeRequest::default() };
     let answer: Result<RangeResponse, _> = client.call(Rpc::KvRange, &request).await;
@@ -267,14 +270,14 @@ async fn has_users(client: &Client) -> Result<bool, Unseen> {
         client.call(Rpc::AuthUserList, &AuthUserListRequest {}).await;
     match answer {
         Ok(answer) => Ok(!answer.users.is_empty()),
-        // Only where authentication is on.
+        // This error occurs only if authentication is enabled.
         Err(status) if status.code == Code::PermissionDenied => Ok(true),
         Err(status) => Err(Unseen::because(shown(&status))),
     }
 }
 
-/// Asks the members, one after the other, for the hash of their histories at one revision; again at a newer one where a
-/// compaction came in between.
+/// Requests the hash of each member's history at one revision, one member after the other; repeats at a newer
+/// revision if a compaction came in between.
 async fn hashes(voters: &[Asked], within: Duration) -> Result<Hashes, Unseen> {
     let end = Instant::now() + within * HASHES_WITHIN;
     let mut turn = 1;
@@ -324,7 +327,7 @@ mod tests {
     #[test]
     fn leases_that_come_and_go_are_not_missing() {
         let set = |ids: &[i64]| ids.iter().copied().collect::<BTreeSet<i64>>();
-        // 3 was granted between two questions, 9 is missing at the second member at all times.
+        // Lease 3 was granted between the two readings; lease 9 is missing at the second member in both.
         let first = vec![(0, set(&[1, 9])), (4, set(&[1, 3]))];
         assert_eq!(
             compared(std::slice::from_ref(&first)),

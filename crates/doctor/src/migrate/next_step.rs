@@ -1,23 +1,23 @@
-//! The step to take next, as commands.
+//! The next step of a migration, as commands.
 
 use super::survey::{Product, RELEASES, Survey, shown};
 use crate::evidence::{Evidence, Member, Status};
 
-/// One member that is to run the other product.
+/// A step: one member is to run the other product.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NextStep {
-    /// The member.
+    /// Label of the member.
     pub member: String,
-    /// True if it leads: the others come first.
+    /// True if the member leads; other members come first.
     pub is_leader: bool,
-    /// The commands, in their order. Words in capitals are for the operator to fill in.
+    /// The commands, in order. Words in capitals are for the operator to fill in.
     pub commands: Vec<String>,
-    /// What to know of them.
+    /// Notes about the commands.
     pub notes: Vec<String>,
 }
 
-/// Returns the next step: followers come first and the leader last, so that leadership moves once. `None` if all members that
-/// can be seen run the wanted product.
+/// Returns the next step: followers come first and the leader last, so that leadership moves only once.
+/// `None` if all known members run the target product.
 pub fn next_step(survey: &Survey) -> Option<NextStep> {
     let leader = leader(&survey.evidence);
     let left = survey.running().filter(|(.., runs)| runs.is_some_and(|runs| runs != survey.to));
@@ -67,9 +67,10 @@ fn to_mainstay(step: &mut NextStep, back: Option<(u32, u32)>) {
 
 fn to_etcd(step: &mut NextStep, back: Option<(u32, u32)>, learners: usize) {
     let release = back.map_or_else(|| "RELEASE".to_owned(), shown);
-    // With one learner at most the export needs no limit, or says that it does.
+    // With at most one learner, the export needs no limit, or reports that it does.
     let limit = if learners > 1 { " --max-learners MAX" } else { "" };
-    // One chain: where an export fails, etcd must neither begin with nothing under this member's id nor with an older export.
+    // One chain of commands: if an export fails, etcd must start neither with an empty store under this
+    // member's id nor with an older export.
     let export = format!("mainstay utl export --data-dir DIR --to DIR.etcd --release {release}{limit}");
     let stopped = format!("systemctl stop mainstay && {export}");
     step.commands.push(format!("{stopped} && mv DIR DIR.mainstay && mv DIR.etcd DIR && etcd FLAGS"));
@@ -93,7 +94,7 @@ fn to_etcd(step: &mut NextStep, back: Option<(u32, u32)>, learners: usize) {
     );
 }
 
-/// The leader's id, as those say who are in the newest term.
+/// Returns the leader's id, according to the members with the newest term.
 fn leader(evidence: &Evidence) -> u64 {
     let told = evidence.statuses().filter(|(_, status)| status.leader != 0);
     told.max_by_key(|(_, status)| status.term).map_or(0, |(_, status)| status.leader)
@@ -108,14 +109,14 @@ pub(crate) fn is_leader(evidence: &Evidence, member: &Member) -> bool {
     is_leading(member, leader(evidence))
 }
 
-/// A voting member to lead in the place of this one, best one that has gone the way already.
+/// Returns a voter to lead in place of this member, preferably one that was migrated already.
 fn successor<'s>(survey: &'s Survey, leader: &Member) -> Option<(&'s Member, &'s Status)> {
     let others = survey.evidence.statuses().filter(|(member, _)| member.id != leader.id && member.id != 0);
     let voters = others.filter(|(_, status)| !status.is_learner);
     voters.min_by_key(|(member, _)| (Product::of(member) != Some(survey.to), member.label()))
 }
 
-/// Returns a text as one word of a shell's: members advertise what they like.
+/// Quotes a text as one word of a shell: members may advertise any text.
 fn word(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || ":/.-_[]%".contains(c);
     match !text.is_empty() && text.chars().all(is_plain) {

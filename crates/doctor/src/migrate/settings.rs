@@ -1,15 +1,15 @@
-//! What Mainstay says of etcd's settings before it is started with them.
+//! Checks etcd's settings: what Mainstay would report when started with them.
 
 use config::{Entry, Invocation, Refusal};
 
-/// What a start of Mainstay would say of a configuration file.
+/// Messages of a start of Mainstay with a configuration file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// The file.
+    /// Path of the file.
     pub path: String,
-    /// Why Mainstay would refuse to start with it.
+    /// Errors with which Mainstay would refuse to start.
     pub refusals: Vec<String>,
-    /// What it would warn of.
+    /// Warnings that Mainstay would log.
     pub warnings: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What was seen of a cluster that is to be migrated: plain data, which the findings judge without looking at anything else.
+//! The survey of a cluster that is to be migrated: plain data, which the findings judge without further requests.
 
 use std::collections::BTreeSet;
 
@@ -6,17 +6,17 @@ use super::directory::Directory;
 use super::settings::Settings;
 use crate::evidence::{Alarm, Evidence, Member, Status, Unseen};
 
-/// A server that members run.
+/// A server program that members run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Product {
-    /// Etcd.
+    /// The product etcd.
     Etcd,
-    /// This one.
+    /// This program, Mainstay.
     Mainstay,
 }
 
 impl Product {
-    /// Returns the name in texts.
+    /// Returns the name for texts.
     pub fn name(self) -> &'static str {
         match self {
             Product::Etcd => "etcd",
@@ -24,7 +24,7 @@ impl Product {
         }
     }
 
-    /// Returns the product that a member runs; `None` if neither its metrics nor its own page could be seen.
+    /// Returns the product that a member runs; `None` if neither its metrics nor Mainstay's page are known.
     pub fn of(member: &Member) -> Option<Product> {
         match (member.is_mainstay(), &member.metrics) {
             (true, _) => Some(Product::Mainstay),
@@ -34,101 +34,103 @@ impl Product {
     }
 }
 
-/// All that was seen. Where something could not be seen, the reason stands in its place.
+/// All data about a cluster that is to be migrated. Each part that is missing holds the reason instead.
 #[derive(Clone, Debug)]
 pub struct Survey {
-    /// The product to which the cluster is to come.
+    /// Product to which the cluster is to be migrated.
     pub to: Product,
-    /// What the doctor sees of any cluster.
+    /// Evidence that the doctor collects from any cluster.
     pub evidence: Evidence,
-    /// What each member of the evidence says of the cluster, in the same order.
+    /// View of the cluster by each member of the evidence, in the same order.
     pub views: Vec<View>,
-    /// The leases, compared between members.
+    /// Leases, compared between members.
     pub leases: Result<Leases, Unseen>,
-    /// The histories of the voting members.
+    /// Hashes of the voting members' histories.
     pub hashes: Result<Hashes, Unseen>,
     /// True if the cluster has users.
     pub has_users: Result<bool, Unseen>,
-    /// The data directory of the member on this machine; `None` if none was named.
+    /// Data directory of the member on this machine; `None` if none was named.
     pub directory: Option<Result<Directory, Unseen>>,
-    /// What Mainstay says of a configuration file; `None` if none was named.
+    /// Messages about a configuration file; `None` if none was named.
     pub settings: Option<Settings>,
 }
 
-/// What one member says of the cluster. A learner is only asked for its list of members.
+/// The cluster as one member sees it. A learner is queried only for its list of members.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// The members.
+    /// Listed members.
     pub members: Result<BTreeSet<Listed>, Unseen>,
-    /// The raised alarms.
+    /// Raised alarms.
     pub alarms: Result<Vec<Alarm>, Unseen>,
-    /// `Ok` if a linearizable read was answered.
+    /// `Ok` if a linearizable read succeeded.
     pub read: Result<(), Unseen>,
-    /// Number of keys and directories right below the root of API version 2, if the member serves that.
+    /// Number of keys and directories directly below the root of API version 2, if the member serves it.
     pub old_keys: Option<usize>,
 }
 
-/// A member as another lists it.
+/// A member as another member lists it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Listed {
     /// Id of the member.
     pub id: u64,
-    /// Name; empty before its first start.
+    /// Name of the member; empty before its first start.
     pub name: String,
     /// URLs for other members, sorted.
     pub peer_urls: Vec<String>,
-    /// True if it has no vote.
+    /// True if the member has no vote.
     pub is_learner: bool,
 }
 
-/// The leases of all voting members.
+/// Leases of all voting members.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leases {
-    /// Number of leases that some member has.
+    /// Number of distinct leases at any member.
     pub count: usize,
-    /// Leases that others have, and this member had at no look: its place in the evidence, how many, and the id of one.
+    /// Leases that others have, and this member had at no reading: the member's position in the evidence,
+    /// their number, and the id of one.
     pub missing: Vec<(usize, usize, i64)>,
 }
 
-/// The histories of the voting members at one revision.
+/// Histories of the voting members at one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hashes {
-    /// The revision.
+    /// Revision at which the hashes were computed.
     pub revision: i64,
-    /// Of each member: its place in the evidence, and its answer.
+    /// For each member, its position in the evidence, and its response.
     pub of: Vec<(usize, Result<Hashed, Unseen>)>,
 }
 
-/// The answer to HashKV.
+/// Response to HashKV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hashed {
     /// Hash of all revisions that are kept.
     pub hash: u32,
-    /// Revision up to which history was compacted; 0 if it never was.
+    /// Compact revision; 0 if the history was never compacted.
     pub compacted: i64,
 }
 
 impl Hashes {
-    /// Returns the answers that there are.
+    /// Returns the successful responses, with the members' positions in the evidence.
     pub fn answers(&self) -> impl Iterator<Item = (usize, Hashed)> + '_ {
         self.of.iter().filter_map(|(at, hashed)| Some((*at, *hashed.as_ref().ok()?)))
     }
 
-    /// Returns true if history begins at the same revision at all members that answered.
+    /// Returns true if the history begins at the same revision at all members that responded.
     pub(crate) fn begin_together(&self) -> bool {
         let mut starts = self.answers().map(|(_, hashed)| hashed.compacted);
         let first = starts.next();
         starts.all(|compacted| Some(compacted) == first)
     }
 
-    /// Returns true if all members answered, and history begins at the same revision at all: only then hashes compare.
+    /// Returns true if all members responded, and the history begins at the same revision at all of them:
+    /// only then can hashes be compared.
     pub fn is_comparable(&self) -> bool {
         !self.of.is_empty() && self.begin_together() && self.of.iter().all(|(_, hashed)| hashed.is_ok())
     }
 }
 
 impl View {
-    /// A view of a member that was not asked, for this reason.
+    /// Returns the view of a member that was not queried, for this reason.
     pub(crate) fn unseen(why: &str) -> View {
         View { members: Err(why.into()), alarms: Err(why.into()), read: Err(why.into()), old_keys: None }
     }
@@ -136,12 +138,12 @@ impl View {
 
 /// A release as major and minor number.
 pub(crate) type Release = (u32, u32);
-/// The first and the last release from which, and to which, members go.
+/// First and last release of etcd from which, and to which, members can be migrated.
 pub(crate) const RELEASES: (Release, Release) = ((3, 4), (3, 7));
-/// The first release to which there is a way back.
+/// First release of etcd to which Mainstay's members can go back.
 pub(crate) const BACK_FIRST: Release = (3, 5);
 
-/// Returns the release of a version such as `3.5.21`; `None` if it is none.
+/// Returns the release of a version such as `3.5.21`; `None` if the text is not a version.
 pub(crate) fn release_of(version: &str) -> Option<Release> {
     let mut parts = version.split('.');
     let mut number = || parts.next()?.parse().ok();
@@ -153,7 +155,7 @@ pub(crate) fn shown((major, minor): Release) -> String {
 }
 
 impl Survey {
-    /// Returns the members that say something of themselves, with what they run.
+    /// Returns the members whose status is known, with the product that each runs.
     pub(crate) fn running(&self) -> impl Iterator<Item = (&Member, &Status, Option<Product>)> {
         self.evidence.statuses().map(|(member, status)| (member, status, Product::of(member)))
     }
@@ -164,14 +166,15 @@ impl Survey {
         of_it.map(|(member, status, _)| (member, status))
     }
 
-    /// Returns the release that the cluster says it has, the lowest if members differ; `None` if none says it.
+    /// Returns the release of the cluster, the lowest if members report different ones; `None` if none reports it.
     pub(crate) fn cluster_release(&self) -> Option<Release> {
         let versions = self.evidence.members.iter().filter_map(|member| member.versions.as_ref().ok());
         versions.filter_map(|versions| release_of(&versions.cluster)).min()
     }
 
-    /// Returns the release of etcd to which members can go back, and the one that `--api-version` keeps open: that of the cluster, or
-    /// the one to which it is being downgraded. `None` if the cluster does not say its version.
+    /// Returns the release of etcd to which members can go back, and which `--api-version` keeps open: the
+    /// cluster's release, or the target of a downgrade in progress. `None` if the cluster's version is not
+    /// known.
     pub(crate) fn way_back(&self) -> Option<Release> {
         let targets = self.evidence.statuses().filter_map(|(_, status)| status.downgrade_target.as_deref());
         let target = targets.filter_map(release_of).min();
@@ -179,12 +182,12 @@ impl Survey {
         Some(target.unwrap_or(cluster).clamp(BACK_FIRST, RELEASES.1))
     }
 
-    /// Returns the members that any member lists, once for each way in which one is listed.
+    /// Returns the members that any member lists; a member that is listed in different ways appears several times.
     pub(crate) fn listed(&self) -> BTreeSet<&Listed> {
         self.views.iter().filter_map(|view| view.members.as_ref().ok()).flatten().collect()
     }
 
-    /// Returns the ids of the members that some member lists as voting.
+    /// Returns the ids of the members that some member lists as voters.
     pub(crate) fn voters(&self) -> BTreeSet<u64> {
         self.listed().into_iter().filter(|listed| !listed.is_learner).map(|listed| listed.id).collect()
     }
@@ -194,13 +197,13 @@ impl Survey {
         self.listed().into_iter().filter(|listed| listed.is_learner).map(|listed| listed.id).collect()
     }
 
-    /// Returns true if all members that are known run the wanted product.
+    /// Returns true if all known members run the target product.
     pub(crate) fn is_done(&self) -> bool {
         let mut members = self.evidence.members.iter();
         members.len() > 0 && members.all(|member| Product::of(member) == Some(self.to))
     }
 
-    /// Returns true if the member at this place of the evidence is a learner.
+    /// Returns true if the member at this position of the evidence is a learner.
     pub(crate) fn is_learner(&self, at: usize) -> bool {
         let member = self.evidence.members.get(at);
         member.is_some_and(|member| member.status.as_ref().is_ok_and(|status| status.is_learner))

@@ -1,4 +1,4 @@
-//! What `doctor migrate` says, for people and for machines.
+//! The output of `doctor migrate`, for people and for machines.
 
 use std::fmt::Write as _;
 
@@ -15,7 +15,8 @@ use crate::report::{Report, counted, folded};
 use crate::rule::{Blind, Rule};
 use crate::show;
 
-/// The doctor's own rules that stand against a migration, too, beside [`certificate::RULE_FOR_STEPS`]. The others are about speed.
+/// The doctor's own rules that can also forbid a migration, besides [`certificate::RULE_FOR_STEPS`]. The
+/// others are about speed.
 const SHARED_RULES: [&str; 8] = [
     "unreachable",
     "no-leader",
@@ -30,37 +31,37 @@ const SHARED_RULES: [&str; 8] = [
 /// The judgement of a survey.
 #[derive(Clone, Debug)]
 pub struct Verdict {
-    /// The product to which the cluster is to come.
+    /// Product to which the cluster is to be migrated.
     pub to: Product,
-    /// The members that were looked at, and what each runs.
+    /// The examined members, and the product that each runs.
     pub members: Vec<Row>,
-    /// What is known of the cluster, in short texts.
+    /// Facts about the cluster, in short texts.
     pub facts: Vec<String>,
-    /// The findings, and what could not be looked at.
+    /// The findings, and what could not be examined.
     pub report: Report,
-    /// True if all members run the wanted product.
+    /// True if all members run the target product.
     pub is_done: bool,
-    /// The next step; `None` if something has to be mended first, or nothing is left to do.
+    /// The next step; `None` if a problem has to be solved first, or nothing is left to do.
     pub next: Option<NextStep>,
     /// Revision and hash that all voting members agree on.
     pub hash: Option<(i64, u32)>,
 }
 
-/// One member.
+/// A member in the table of members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// Name and endpoint.
+    /// Name and endpoint of the member.
     pub label: String,
-    /// What it runs; `None` if that is not known.
+    /// Product that the member runs; `None` if unknown.
     pub runs: Option<Product>,
-    /// What it is: product, version, part in the cluster, or why nothing is known of it.
+    /// Description of the member: product, version and role, or the reason why nothing is known.
     pub about: String,
-    /// The version it says, or nothing.
+    /// Version that the member reports; empty if unknown.
     pub version: String,
 }
 
 impl Verdict {
-    /// Judges.
+    /// Judges a survey.
     pub fn of(survey: &Survey) -> Verdict {
         let shared = RULES.iter().filter(|rule| SHARED_RULES.contains(&rule.name));
         let shared: Vec<&Rule> = shared.chain([&certificate::RULE_FOR_STEPS]).collect();
@@ -81,12 +82,12 @@ impl Verdict {
         }
     }
 
-    /// Returns true if nothing stands against the next step, or if all is done and well.
+    /// Returns true if nothing forbids the next step, or if the migration is complete without errors.
     pub fn is_ready(&self) -> bool {
         self.report.severity() != Some(Severity::Error)
     }
 
-    /// The verdict in a line.
+    /// Returns the verdict in one line.
     fn line(&self) -> String {
         let there = self.members.iter().filter(|row| row.runs == Some(self.to)).count();
         let (all, name) = (counted(self.members.len(), "member"), self.to.name());
@@ -105,7 +106,7 @@ impl Verdict {
         }
     }
 
-    /// What is left to do when all members run the wanted product.
+    /// Returns the text about what is left to do when all members run the target product.
     fn afterwards(&self) -> &'static str {
         match self.to {
             Product::Mainstay => {
@@ -118,7 +119,7 @@ impl Verdict {
         }
     }
 
-    /// For people.
+    /// Formats the verdict as text for people.
     pub fn text(&self) -> String {
         let mut out = String::new();
         let put = |out: &mut String, text: &str, first: &str, next: &str| {
@@ -138,7 +139,7 @@ impl Verdict {
             let part = if step.is_leader { "the leader" } else { "a follower" };
             put(&mut out, &format!("{}, {part}:", step.member), "Next is ", "  ");
             for command in &step.commands {
-                // Not folded: it is copied as a whole.
+                // The line is not wrapped, so that it can be copied as a whole.
                 out.push_str(&format!("    {}\n", show::clean(command)));
             }
             for note in &step.notes {
@@ -151,7 +152,7 @@ impl Verdict {
         out
     }
 
-    /// For machines: one object on one line.
+    /// Formats the verdict as JSON: one object on one line.
     pub fn json(&self) -> String {
         let strings = |texts: &[String]| {
             let quoted: Vec<String> = texts.iter().map(json::string).collect();
@@ -225,7 +226,7 @@ fn row(survey: &Survey, member: &Member) -> Row {
     Row { label: member.label(), runs, about, version }
 }
 
-/// Revision and hash, if all voting members were asked and say the same.
+/// Returns revision and hash, if all voting members responded and agree.
 fn agreed_hash(survey: &Survey) -> Option<(i64, u32)> {
     let hashes = survey.hashes.as_ref().ok().filter(|hashes| hashes.is_comparable())?;
     let (_, first) = hashes.answers().next()?;
@@ -337,7 +338,7 @@ mod tests {
         assert_eq!(ends_in(&mut survey, 3.0 * 86400.0), (true, vec![(name, Severity::Warning)]));
         assert_eq!(ends_in(&mut survey, 3600.0), (false, vec![(name, Severity::Error)]));
         assert_eq!(ends_in(&mut survey, -3600.0), (false, vec![(name, Severity::Error)]));
-        // What cannot be seen is told, as for the rules that are shared as they are.
+        // An unknown certificate is reported as not examined, as for the other shared rules.
         survey.evidence.members[1].certificate = Err("late".into());
         assert!(Verdict::of(&survey).report.blind.iter().any(|blind| blind.name == name));
     }

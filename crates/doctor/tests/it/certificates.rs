@@ -14,7 +14,7 @@ use tokio_rustls::TlsAcceptor;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// A server that shows a certificate with this end, and answers nothing.
+/// Serves a certificate with this expiry, and sends no responses.
 async fn serve(listener: TcpListener, not_after: SystemTime) {
     let mut params = params_for("member", &["127.0.0.1"]);
     params.not_after = not_after.into();
@@ -36,7 +36,7 @@ async fn serve(listener: TcpListener, not_after: SystemTime) {
     }
 }
 
-/// What the doctor says of a server whose certificate, from an authority nobody knows, ends then.
+/// Returns the doctor's output about a server whose certificate, of an unknown authority, expires at this time.
 fn doctor(not_after: SystemTime) -> Outcome {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();

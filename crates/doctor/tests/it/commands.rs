@@ -9,7 +9,7 @@ use cli::Io;
 use crate::fake_member::{FakeMember, Script, no_space, ok, status, status_of};
 use crate::output::expect;
 
-/// What a command printed, and how it ended.
+/// Output and exit code of a command.
 #[derive(Debug)]
 pub struct Outcome {
     pub output: String,
@@ -37,7 +37,7 @@ fn words(words: &[String]) -> Vec<OsString> {
     words.iter().map(OsString::from).collect()
 }
 
-/// Runs a command beside a scripted member, and gives what it printed with the member's address left out.
+/// Runs a command against a scripted member; returns its output with the member's address replaced.
 fn beside(
     change: impl FnOnce(&mut Script) + Send + 'static,
     command: impl FnOnce(String) -> Outcome,
@@ -74,7 +74,7 @@ fn beside(
 
 fn examine(change: impl FnOnce(&mut Script) + Send + 'static, flags: &[&str]) -> Outcome {
     beside(change, |address| {
-        // A busy machine may answer late.
+        // A busy machine may respond late.
         let patience = "--limit-answer=1m".to_owned();
         let mut args = vec![format!("--endpoints={address}"), "--for=50ms".to_owned(), patience];
         args.extend(flags.iter().map(|flag| (*flag).to_owned()));
@@ -100,7 +100,8 @@ fn exit_codes_say_what_was_found() {
     assert_eq!(parsed["findings"][0]["name"], "large-values");
 }
 
-/// A member with users switched on, asked by nobody: it tells metrics and version and refuses every call.
+/// A member with authentication enabled, queried without a user: it serves metrics and version, and refuses
+/// every call.
 #[test]
 fn a_cluster_that_cannot_be_read_is_not_healthy() {
     let unread = examine(|script| script.refused = vec!["*"], &[]);
@@ -125,16 +126,16 @@ fn a_cluster_that_cannot_be_read_is_not_healthy() {
     let hidden = examine(large, &[]);
     assert!(hidden.code == 7 && hidden.output.contains("1 warning, by "), "{hidden:?}");
     assert_eq!(examine(large, &["--skip=alarm-nospace,alarm-corrupt"]).code, 6);
-    // Metrics that are served elsewhere are as much out of sight.
+    // Metrics that are served elsewhere count as not examined, too.
     let elsewhere = examine(|script| script.metrics = [status(404), status(404)], &[]);
     assert!(elsewhere.code == 7 && elsewhere.output.contains("Do: metrics that are served elsewhere"));
-    // What is found for certain says more.
+    // A certain finding takes precedence over a failed request.
     let alarm = |script: &mut Script| {
         script.refused = vec!["Range"];
         script.alarms = vec![no_space(0xa)];
     };
     assert_eq!(examine(alarm, &[]).code, 5);
-    // Nothing at all is readable.
+    // Nothing can be read.
     let nothing = examine(
         |script| {
             script.refused = vec!["*"];
@@ -156,7 +157,7 @@ fn a_page_is_written_beside_the_output_and_changes_no_exit_code() {
     assert_eq!((with_page.code, &with_page.output), (5, &without.output), "{with_page:?}");
     let page = std::fs::read_to_string(&file).unwrap();
     assert!(page.contains("alarm-nospace: the alarm NOSPACE is raised"), "{page}");
-    // It names keys and clients, so it is for this user alone, and what was there before is replaced as a whole.
+    // The page names keys and clients, so only this user may read it, and an existing file is replaced as a whole.
     let mode = std::fs::metadata(&file).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "{mode:o}");
     std::fs::write(&file, "x".repeat(1 << 20)).unwrap();
@@ -164,19 +165,19 @@ fn a_page_is_written_beside_the_output_and_changes_no_exit_code() {
     let page = std::fs::read_to_string(&file).unwrap();
     assert!(page.len() < 1 << 20 && page.ends_with("</html>\n"), "{}", page.len());
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is left beside it");
-    // A run of the same process number that was killed leaves a part of one.
+    // A killed run with the same process number has left a partial file.
     let part = folder.path().join(format!(".report.html.{}", std::process::id()));
     std::fs::write(&part, "a part").unwrap();
     assert_eq!(examine(|_| (), &["--only=no-leader", &flag]).code, 0);
     assert!(!part.exists() && std::fs::read_to_string(&file).unwrap().ends_with("</html>\n"));
-    // A link leads to what is not ours to write over.
+    // A symbolic link may lead to a file that must not be overwritten.
     let (other, link) = (folder.path().join("other"), folder.path().join("link.html"));
     std::fs::write(&other, "mine").unwrap();
     std::os::unix::fs::symlink(&other, &link).unwrap();
     let failed = examine(|_| (), &["--only=no-leader", &format!("--html={}", link.display())]);
     assert!(failed.code == 1 && failed.error.contains("no regular file"), "{failed:?}");
     assert_eq!(std::fs::read_to_string(&other).unwrap(), "mine");
-    // A file that cannot be written fails, behind the output.
+    // If the file cannot be written, the command fails after its output.
     let nowhere = format!("--html={}", folder.path().join("no/report.html").display());
     let failed = examine(|_| (), &["--only=no-leader", &nowhere]);
     assert_eq!(failed.code, 1);
@@ -184,7 +185,7 @@ fn a_page_is_written_beside_the_output_and_changes_no_exit_code() {
         failed.output.contains("Nothing found") && failed.error.contains("Error: cannot write "),
         "{failed:?}"
     );
-    // What was found is told by the exit code all the same.
+    // The exit code still reports the findings.
     let failed = examine(|script| script.alarms = vec![no_space(0xa)], &["--only=alarm-nospace", &nowhere]);
     assert!(failed.code == 5 && failed.error.contains("Error: cannot write "), "{failed:?}");
 }

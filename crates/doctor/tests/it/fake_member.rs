@@ -1,4 +1,4 @@
-//! A member that says what a script has it say: gRPC and HTTP/1.1 on one port, as etcd has them.
+//! A member that responds as a script says: gRPC and HTTP/1.1 on one port, as in etcd.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use prost::Message as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-/// The script.
+/// The responses of a fake member.
 #[derive(Clone, Debug, Default)]
 pub struct Script {
     pub status: StatusResponse,
@@ -25,33 +25,34 @@ pub struct Script {
     /// Ids of leases.
     pub leases: Vec<i64>,
     pub users: Vec<String>,
-    /// Hash and compacted revision at each question in turn, the last one again and again; `None`: the revision was compacted.
+    /// Hash and compacted revision for each request in turn, the last one repeated; `None`: the revision was
+    /// compacted.
     pub hashes: Vec<Option<(u32, i64)>>,
-    /// How many times the list of members is refused before it is given.
+    /// Number of requests for the list of members that are refused before one succeeds.
     pub lists_refused: usize,
-    /// The member that answers for the list of members and HashKV, if it is another one.
+    /// Id of the member in responses with the list of members and HashKV, if it is another member.
     pub answered_by: Option<u64>,
-    /// Calls that are refused with `etcdserver: user name is empty`, or all calls where one is `*`.
+    /// Calls that are refused with `etcdserver: user name is empty`; `*` stands for all calls.
     pub refused: Vec<&'static str>,
-    /// Calls that are never answered.
+    /// Calls that get no response.
     pub silent: Vec<&'static str>,
-    /// The first and all later pages of metrics, as whole HTTP answers.
+    /// The first page and all later pages of metrics, as complete HTTP responses.
     pub metrics: [Vec<u8>; 2],
     pub page: Vec<u8>,
     pub version: Vec<u8>,
-    /// The page of API version 2, or nothing where that is not served.
+    /// Response at the root of API version 2; `None` if it is not served.
     pub old_keys: Option<Vec<u8>>,
 }
 
 impl Script {
-    /// The header of answers, which says whose they are.
+    /// Returns the header of responses, which names the responding member.
     fn header(&self) -> Option<ResponseHeader> {
         let own = self.status.header?;
         Some(ResponseHeader { member_id: self.answered_by.unwrap_or(own.member_id), ..own })
     }
 }
 
-/// It runs until it is dropped.
+/// A fake member that serves until it is dropped.
 pub struct FakeMember {
     pub address: SocketAddr,
     task: tokio::task::JoinHandle<()>,
@@ -63,17 +64,17 @@ impl Drop for FakeMember {
     }
 }
 
-/// An HTTP answer with a length.
+/// Returns an HTTP response with a Content-Length.
 pub fn ok(headers: &str, body: &str) -> Vec<u8> {
     format!("HTTP/1.1 200 OK\r\n{headers}Content-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }
 
-/// An HTTP answer of another status.
+/// Returns an HTTP response with another status.
 pub fn status(code: u16) -> Vec<u8> {
     format!("HTTP/1.1 {code} x\r\nContent-Length: 0\r\n\r\n").into_bytes()
 }
 
-/// A status of the member with this id.
+/// Returns a status of the member with this id.
 pub fn status_of(id: u64, version: &str, leader: u64) -> StatusResponse {
     StatusResponse {
         header: Some(ResponseHeader { cluster_id: 9, member_id: id, revision: 5, raft_term: 2 }),
@@ -93,14 +94,14 @@ pub fn no_space(member_id: u64) -> AlarmMember {
 }
 
 impl FakeMember {
-    /// Listens first, so that the script may name the address.
+    /// Listens before the script is made, so that the script may contain the address.
     pub async fn start(script: impl FnOnce(SocketAddr) -> Script) -> FakeMember {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let script = script(listener.local_addr().unwrap());
         FakeMember::on(listener, script)
     }
 
-    /// Serves at a socket that others may have been told of before.
+    /// Serves on a socket whose address others may know already.
     pub fn on(listener: std::net::TcpListener, script: Script) -> FakeMember {
         listener.set_nonblocking(true).unwrap();
         let listener = TcpListener::from_std(listener).unwrap();
@@ -116,7 +117,7 @@ impl FakeMember {
     }
 }
 
-/// How often something was asked for that changes.
+/// Number of requests so far, for responses that change.
 #[derive(Default)]
 struct Asked {
     metrics: AtomicUsize,
@@ -126,7 +127,7 @@ struct Asked {
 
 async fn serve(mut stream: TcpStream, script: Arc<Script>, asked: Arc<Asked>) {
     let mut first = [0; 3];
-    // The kernel may deliver less at first; three bytes come in one piece on loopback.
+    // The kernel may deliver fewer bytes at first; three bytes arrive in one piece on loopback.
     if stream.peek(&mut first).await.is_err() {
         return;
     }
@@ -151,7 +152,7 @@ async fn serve(mut stream: TcpStream, script: Arc<Script>, asked: Arc<Asked>) {
         Some("/v2/keys") => script.old_keys.clone().unwrap_or_else(|| status(404)),
         _ => status(404),
     };
-    // Its reader may have had enough.
+    // The client may have closed the connection.
     let _ = stream.write_all(&answer).await;
     let _ = stream.shutdown().await;
 }

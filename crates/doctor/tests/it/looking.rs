@@ -1,4 +1,4 @@
-//! What is seen of scripted members.
+//! Evidence collected from scripted members.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn run<T>(test: impl Future<Output = T>) -> T {
     runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), test).await.expect("in time") })
 }
 
-/// A busy machine may answer late.
+/// Returns limits with which a busy machine may respond late.
 fn patient() -> Limits {
     Limits { answer: 60.0, ..Limits::default() }
 }
@@ -79,7 +79,7 @@ fn everything_that_is_there_is_seen() {
         assert!(seen.is_mainstay());
         let metrics = seen.metrics.as_ref().unwrap();
         assert_eq!(metrics.grown("etcd_server_read_indexes_failed_total", &[]), Some(1.0));
-        // The first answer may have come late.
+        // The first response may have arrived late.
         assert!(metrics.seconds > 0.0);
         let round_trips = seen.round_trips.as_ref().unwrap();
         assert_eq!((round_trips.call.len(), round_trips.connect.len()), (10, 10));
@@ -126,7 +126,7 @@ fn members_that_no_endpoint_names_are_found_and_lost_ones_told() {
             ..Script::default()
         })
         .await;
-        // Two endpoints of one member are one member.
+        // Two endpoints of one member count as one member.
         let endpoints = vec![fake.address.to_string(), format!("http://{}", fake.address)];
         let evidence = plan(endpoints.clone()).collect().await.unwrap();
         let labels: Vec<&str> = evidence.members.iter().map(|member| &*member.name).collect();
@@ -173,7 +173,7 @@ fn a_list_of_members_that_is_not_given_is_told() {
         let report = Report::of(&evidence, &patient(), 0.1, &[]);
         let told = "everything at other members, because the list of members was not to be had: etcdserver: too many requests";
         assert!(report.text().replace("\n    ", " ").contains(told), "{}", report.text());
-        // Nobody else is to be looked at.
+        // No other members are to be examined.
         plan.whole_cluster = false;
         assert_eq!(plan.collect().await.unwrap().complete, Ok(()));
     });
@@ -219,7 +219,7 @@ fn hostile_pages_are_no_more_than_reasons() {
         assert_eq!(seen.page, Err("the answer breaks off".into()));
         assert_eq!(seen.versions, Err("its head is too long".into()));
         assert_eq!(seen.reached, Ok(()));
-        // What could not be seen is told.
+        // What could not be examined is reported.
         let rules: Vec<&Rule> = RULES.iter().collect();
         let report = Report::of(&evidence, &patient(), 0.1, &rules);
         assert_eq!((report.severity(), report.health()), (None::<Severity>, Health::Unknown));

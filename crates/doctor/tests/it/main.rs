@@ -1,4 +1,4 @@
-//! Whole outputs, and looking at a scripted member over real sockets.
+//! Complete outputs, and examinations of a scripted member over real sockets.
 
 mod certificates;
 mod commands;

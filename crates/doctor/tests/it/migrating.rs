@@ -1,4 +1,4 @@
-//! `doctor migrate` beside scripted members: what an operator reads, and what hostile members can make of it.
+//! `doctor migrate` against scripted members: the output for operators, and the effect of hostile members.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use crate::commands::{Outcome, outcome};
 use crate::fake_member::{FakeMember, Script, no_space, ok, status, status_of};
 use crate::output::expect;
 
-/// A page of metrics of etcd, without those of each member.
+/// A metrics page of etcd, without the connections of each member.
 const ETCD: &str = "etcd_server_has_leader 1\netcd_server_go_version{server_go_version=\"go1.23\"} 1\n\
                     etcd_mvcc_db_total_size_in_bytes 100000\netcd_server_quota_backend_bytes 2000000000\n\
                     etcd_debugging_mvcc_current_revision 5\netcd_debugging_mvcc_compact_revision 2\n";
 
-/// The page of the member with this id, which has a connection to these others.
+/// Returns the metrics pages of the member with this id, which has connections to these members.
 fn metrics_of(id: u64, others: &[(u64, u8)]) -> [Vec<u8>; 2] {
     let links = others.iter().map(|(other, works)| {
         format!("etcd_network_active_peers{{Local=\"{id:x}\",Remote=\"{other:x}\"}} {works}\n")
@@ -23,7 +23,8 @@ fn metrics_of(id: u64, others: &[(u64, u8)]) -> [Vec<u8>; 2] {
     [page.clone(), page]
 }
 
-/// Three members of etcd 3.6, changed, and asked with these flags beside the endpoint of the first.
+/// Runs the command against three members of etcd 3.6, changed by `change`, with these flags and the first
+/// member's endpoint.
 fn migrate(change: impl FnOnce(&mut [Script; 3]), flags: &[&str]) -> Outcome {
     let listeners: Vec<_> = (0..3).map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let addresses: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
@@ -78,7 +79,7 @@ fn migrate(change: impl FnOnce(&mut [Script; 3]), flags: &[&str]) -> Outcome {
     outcome
 }
 
-/// Makes a member one of Mainstay.
+/// Changes a member to one of Mainstay.
 fn mainstay(script: &mut Script) {
     script.page = ok("", r#"{"clients":[]}"#);
 }
@@ -153,7 +154,7 @@ fn what_stands_against_a_step_is_named() {
         }),
         ["broken-peer-links"]
     );
-    // The second endpoint leads to the first's member.
+    // The second endpoint leads to the first member.
     assert_eq!(
         named(|scripts| scripts[0].members[2].client_urls = scripts[0].members[1].client_urls.clone()),
         ["not-each-once"]
@@ -260,7 +261,7 @@ fn members_that_lie_or_say_nothing_cannot_hold_it_up() {
     ] {
         assert!(hostile.output.contains(text), "{text}: {}", hostile.output);
     }
-    // Some ten questions of 300 ms each, and a busy machine.
+    // Some ten requests of 300 ms each, on a busy machine.
     assert!(begun.elapsed() < Duration::from_secs(60));
 }
 

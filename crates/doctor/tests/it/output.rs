@@ -1,4 +1,4 @@
-//! Whole outputs. To record them anew: `MAINSTAY_RECORD=1 cargo test -p mainstay-doctor --test it`.
+//! Complete outputs. To record them again: `MAINSTAY_RECORD=1 cargo test -p mainstay-doctor --test it`.
 
 use std::path::Path;
 

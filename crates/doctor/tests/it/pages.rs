@@ -1,4 +1,4 @@
-//! Pages that real servers gave are read whole.
+//! Pages of real servers are parsed completely.
 
 use doctor::{Exposition, Metrics};
 

@@ -1,4 +1,4 @@
-//! [`refuse_alive`] finds out whether a member runs, by what answers at its addresses.
+//! [`refuse_alive`] checks whether a member runs, by connecting to its addresses.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs as _};
@@ -11,10 +11,10 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::{CALL_TIMEOUT, RebuildError};
 
-/// The member at this address must be down: it is the one that is taken out of the cluster.
+/// Refuses if the member at this address runs, since it is to be removed from the cluster.
 ///
-/// One that refuses this member's certificate, or answers with an error, runs all the same: a member is taken for down
-/// only if nothing accepts a connection at any of its addresses.
+/// A member that refuses this member's certificate, or answers with an error, is running too: a member counts
+/// as down only if none of its addresses accepts a connection.
 pub(super) fn refuse_alive(own: &Member, tls: &tls::ClientTls) -> Result<(), RebuildError> {
     for url in &own.peer_urls {
         let error = match joining::version_of(url, CALL_TIMEOUT, Some(tls)) {
@@ -41,7 +41,7 @@ pub(super) fn refuse_alive(own: &Member, tls: &tls::ClientTls) -> Result<(), Reb
     Ok(())
 }
 
-/// Whether something accepts connections at a URL. An error says that this cannot be told.
+/// Returns true if a process accepts connections at a URL. An error means that this cannot be determined.
 fn accepts(url: &str) -> io::Result<bool> {
     let url =
         Url::parse(url).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error.to_string()))?;
@@ -58,10 +58,10 @@ fn accepts(url: &str) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Whether something accepts connections at a Unix socket. An error says that this cannot be told.
+/// Returns true if a process accepts connections at a Unix socket. An error means that this cannot be determined.
 fn accepts_at(path: &Path) -> io::Result<bool> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    // A process that listens and does not accept must not hold this up.
+    // A process that listens but does not accept must not block this check.
     socket.set_nonblocking(true)?;
     match socket.connect(&SockAddr::unix(path)?) {
         Ok(()) => Ok(true),
@@ -77,7 +77,7 @@ fn accepts_at(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Returns true if a connection failed as it does where nothing runs.
+/// Returns true if a connection failed with an error that shows that no process listens.
 fn is_down(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut};
     matches!(error.kind(), ConnectionRefused | HostUnreachable | NetworkDown | NetworkUnreachable | TimedOut)
@@ -87,7 +87,7 @@ fn is_down(error: &io::Error) -> bool {
 mod tests {
     use super::*;
 
-    /// What a member that refuses this one's TLS looks like, one that answers with an error, and one that hangs up.
+    /// Servers that refuse this member's TLS, answer with an error, or close the connection all count as running.
     #[test]
     fn only_a_member_that_accepts_no_connection_is_taken_for_down() {
         let (tls, _) = tls::Tls::load(tls::Settings::default(), std::sync::Arc::new(tls::SystemClock))
@@ -96,7 +96,8 @@ mod tests {
         let address = listener.local_addr().expect("it has an address");
         let server = std::thread::spawn(move || {
             use std::io::{Read as _, Write as _};
-            // Two connections for each of the two URLs: a request, and a look whether anything is there.
+            // Two connections for each of the two URLs: one for the request, and one to check whether a
+            // process listens.
             for _ in 0..4 {
                 let (mut stream, _) = listener.accept().expect("connections are accepted");
                 let mut first = [0];
@@ -107,7 +108,7 @@ mod tests {
                         _ => &[21, 3, 3, 0, 2, 2, 42],
                     };
                     let _ = stream.write_all(answer);
-                    // Until the client hangs up, so that it gets the answer.
+                    // Reads until the client closes the connection, so that the client gets the answer.
                     let _ = std::io::copy(&mut stream, &mut std::io::sink());
                 }
             }
@@ -141,7 +142,7 @@ mod tests {
         listener.bind(&SockAddr::unix(&path).expect("a path")).expect("is free");
         assert!(!accepts_at(&path).expect("nobody listens"));
         listener.listen(0).expect("listens");
-        // Until the queue of what nobody accepts is full.
+        // Connects until the queue of connections that are not accepted is full.
         let mut waiting = Vec::new();
         loop {
             let client = Socket::new(Domain::UNIX, Type::STREAM, None).expect("a socket");
@@ -154,7 +155,7 @@ mod tests {
         assert!(accepts_at(&path).expect("it listens"));
         drop(listener);
         assert!(!accepts_at(&path).expect("nobody listens any more"));
-        // Where a relative path begins only the member knows.
+        // Only the member knows the directory to which a relative path refers.
         let error = accepts_at(Path::new("no-such-directory/m.sock")).expect_err("that cannot be told");
         assert!(error.to_string().contains("member update"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! The data that a rebuild moves out of the way, for good.
+//! Moves the old data aside, permanently.
 //!
 //! ```text
 //! <data-dir>/member                   to <data-dir>/member.damaged-<n>, as a whole
@@ -7,8 +7,8 @@
 //!                                     note that the log is there stay, and all else in `member` is moved file by file
 //! ```
 //!
-//! Were such a `member/wal` moved as well, the new member would have its log on the disk of the data directory, and the next mount would
-//! bring the old log to a place where it is taken for one of etcd's.
+//! If such a `member/wal` were moved as well, the new member would have its log on the disk of the data
+//! directory, and the next mount would bring the old log to a place where it is taken for a log of etcd.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -21,35 +21,36 @@ use telemetry::logging::Value;
 
 use super::{Rebuild, RebuildError};
 
-/// Directory of the log in `--wal-dir` if the member was taken over from etcd, whose log is in `--wal-dir` itself.
+/// Directory of the log inside `--wal-dir` if the member was taken over from etcd, whose own log is in
+/// `--wal-dir` itself.
 pub(super) const BESIDE_ETCD: &str = "log";
-/// Beginning of the names of directories in that of a log, which hold what was moved aside.
+/// Prefix of the directories inside a log directory that hold files moved aside.
 const DAMAGED: &str = "damaged";
 
-/// The directory of a log that is to be moved aside, locked.
+/// The locked directory of a log that is to be moved aside.
 pub(super) struct OldLog {
     dir: PathBuf,
-    /// The directory in it that takes its files.
+    /// Directory inside `dir` that receives the files.
     to: PathBuf,
     _lock: Lock,
 }
 
-/// Where the log of the old member is, and that of the new one will be.
+/// Location of the old member's log, which will be the location of the new member's log.
 pub(super) enum LogPlace {
     /// In the data directory, at the usual place.
     Inside,
-    /// In the directory of `--wal-dir`, or in one below it.
+    /// In the directory of `--wal-dir`, or in a directory below it.
     Apart(PathBuf),
-    /// Below `member/wal`, which is a link, or where a disk is mounted.
+    /// Below `member/wal`, which is a symbolic link or a mount point.
     BehindLink(PathBuf),
 }
 
 impl Rebuild<'_> {
-    /// Finds out where the log is.
+    /// Determines the location of the log.
     ///
     /// # Errors
     ///
-    /// When what has to be moved is where a disk is mounted.
+    /// When a directory that has to be moved is a mount point.
     pub(super) fn log_place(&self, member_dir: &Path) -> Result<LogPlace, RebuildError> {
         if let Some(wal_dir) = &self.config.wal_dir {
             return Ok(LogPlace::Apart(wal_dir.clone()));
@@ -87,8 +88,9 @@ impl Rebuild<'_> {
         Ok(names)
     }
 
-    /// A directory in that of a log which is not there, or is empty: a rebuild may have ended before it moved anything. One that was
-    /// cut short in the middle of that leaves two directories with a part each.
+    /// Returns the first directory inside a log directory that does not exist or is empty; an interrupted
+    /// rebuild may have created it without moving anything. A rebuild interrupted during the move leaves two
+    /// directories with a part of the files each.
     fn place_in(&self, log_dir: &Path) -> PathBuf {
         let mut number = 1;
         loop {
@@ -100,17 +102,18 @@ impl Rebuild<'_> {
         }
     }
 
-    /// The member notes where its log is, if that is in a directory of its own: later starts are refused with another one.
+    /// Refuses if the flags name another log directory than the one that the member has recorded. A member
+    /// records its log directory if it is outside of the data directory.
     pub(super) fn refuse_other_log_dir(&self, member_dir: &Path) -> Result<(), RebuildError> {
-        // What is damaged is moved aside.
+        // A damaged record is moved aside with the rest.
         let Ok(Some(noted)) = log_dir::known(&*self.disk, member_dir) else { return Ok(()) };
         let given = self.config.wal_dir.iter().flat_map(|dir| [dir.clone(), dir.join(BESIDE_ETCD)]);
-        // Where etcd's log was behind a link or on a disk of its own, no flag names it.
+        // If etcd's log was behind a link or on a mounted disk, no flag names its directory.
         let given = given.chain([member_dir.join("wal").join(BESIDE_ETCD)]);
         if given.into_iter().any(|dir| log_dir::same(&*self.disk, &noted, &dir).unwrap_or(false)) {
             return Ok(());
         }
-        // The data directory had another name when that was noted, and the log is lost.
+        // The data directory was renamed after the path was recorded, and the log is lost.
         let is_lost = !log::Log::is_in(&*self.disk, &noted).unwrap_or(true);
         if self.config.wal_dir.is_none() && log_dir::is_beside_link(&noted) && is_lost {
             return Ok(());
@@ -121,8 +124,9 @@ impl Rebuild<'_> {
         )))
     }
 
-    /// The logs in a directory of their own that are to be moved aside, locked, and where to: nothing works on them, they are of the member whose
-    /// data is here, and the place can be written to.
+    /// Returns the locked logs outside of the data directory that are to be moved aside, with their
+    /// destinations. Checks that no process uses them, that they belong to the member whose data is here, and
+    /// that the destination is writable.
     pub(super) fn old_logs(
         &self,
         place: &LogPlace,
@@ -182,8 +186,9 @@ impl Rebuild<'_> {
         Ok(logs)
     }
 
-    /// Moves what is in the data directory out of the way, for good, and the logs that are in a directory of their own. Where the log is
-    /// behind a link or on a disk that is mounted at `member/wal`, that stays, with a note that the log is there.
+    /// Moves the contents of the data directory aside, permanently, and so the logs outside of it. If the log
+    /// is behind a link or a mount at `member/wal`, the link or mount stays, with a record that the log is
+    /// there.
     pub(super) fn move_aside(
         &self,
         data_dir: &Path,
@@ -192,7 +197,8 @@ impl Rebuild<'_> {
     ) -> Result<(), RebuildError> {
         let from = data_dir.join("member");
         if let LogPlace::BehindLink(wal_dir) = place {
-            // Before anything is moved: another attempt finds the log by it, also where the data directory had another name before.
+            // The record is written before anything is moved: another attempt finds the log by it, even if
+            // the data directory was renamed.
             log_dir::beside_etcd(wal_dir)
                 .and_then(|log_dir| log_dir::write_note(&*self.disk, &from, &log_dir))
                 .map_err(|error| RebuildError::Refused(error.to_string()))?;
@@ -227,7 +233,8 @@ impl Rebuild<'_> {
         Ok(())
     }
 
-    /// Moves the files of a log into a directory beside them: the one that they are in may be where a disk is mounted.
+    /// Moves the files of a log into a directory inside the log directory, since the log directory may be a
+    /// mount point.
     fn move_log_aside(&self, OldLog { dir: log_dir, to, .. }: &OldLog) -> Result<(), RebuildError> {
         for name in self.left_in(log_dir)? {
             let (from, to) = (log_dir.join(&name), to.join(&name));
@@ -250,7 +257,7 @@ fn rename(from: &Path, to: &Path) -> Result<(), RebuildError> {
     })
 }
 
-/// A path in this directory that is not used yet.
+/// Returns a path in this directory that does not exist yet.
 fn unused(dir: &Path, name: &str) -> Result<PathBuf, RebuildError> {
     let mut number = 1;
     loop {

@@ -1,5 +1,5 @@
-//! Changes of a cluster's members that are asked for again while the cluster settles: which refusals go by, and which say for
-//! certain that nothing was done.
+//! Retries of membership changes while the cluster settles: which refusals are temporary, and which ones
+//! prove that nothing was changed.
 
 use std::cell::Cell;
 
@@ -9,26 +9,26 @@ use replica::joining;
 
 use super::RebuildError;
 
-/// Returns true if the cluster did not answer in time, or has no leader that takes a change just now.
+/// Returns true if the cluster did not answer in time, or has no leader that takes a change at the moment.
 pub(super) fn is_passing(status: &Status) -> bool {
     matches!(status.code, Code::Unavailable | Code::DeadlineExceeded)
 }
 
-/// Returns true if the cluster changes its members only once those that it has are started. One that has just joined counts as
-/// started once the cluster knows its name.
+/// Returns true if the cluster refuses changes until enough of its members are started. A member that has
+/// just joined counts as started once the cluster knows its name.
 pub(super) fn is_short_of_started(status: &Status) -> bool {
     status.message.starts_with(&*error::MEMBER_NOT_ENOUGH_STARTED.message)
 }
 
-/// Returns true if the change may have been made although this was the answer: it is none of the refusals that a cluster gives
-/// before it begins.
+/// Returns true if the change may have been made despite this error: the error is none of the refusals that a
+/// cluster returns before it begins a change.
 pub(super) fn may_be_done(status: &Status) -> bool {
     let is_refused = |refusal: &Status| status.message == refusal.message;
     let is_of_cluster = status.message.starts_with("etcdserver: ") && !is_passing(status);
     !is_of_cluster && !is_refused(&error::UNHEALTHY) && !is_refused(&error::NO_LEADER)
 }
 
-/// A refusal for want of started members, with those that are not.
+/// Adds to a refusal for lack of started members the names of those that are not started.
 pub(super) fn naming_unstarted(status: Status, members: &[Member]) -> Status {
     if !is_short_of_started(&status) {
         return status;
@@ -38,11 +38,11 @@ pub(super) fn naming_unstarted(status: Status, members: &[Member]) -> Status {
     Status::with(status.code, format!("{}; start or remove: {}", status.message, ids.join(", ")))
 }
 
-/// The addition of a member, asked for until the cluster has done it.
+/// A request to add a member, repeated until the cluster has carried it out.
 pub(super) struct Adding {
     pub peer_urls: Vec<String>,
     pub is_learner: bool,
-    /// True once an answer was lost: the member may be there.
+    /// True once a response was lost: the member may have been added.
     asked: Cell<bool>,
 }
 
@@ -51,18 +51,19 @@ impl Adding {
         Adding { peer_urls, is_learner, asked: Cell::new(false) }
     }
 
-    /// Returns true if it is worth to ask again after this answer.
+    /// Returns true if the request should be repeated after this status.
     pub fn goes_by(&self, status: &Status) -> bool {
-        // One whose answer was lost was added late.
+        // The address may be in use because an earlier request, whose response was lost, was carried out late.
         let is_there = self.asked.get() && status.message == error::PEER_URL_EXIST.message;
         is_passing(status) || is_short_of_started(status) || is_there
     }
 
-    /// Asks once, with the members as a quorum knows them. Gives the id of the new member, and all members.
+    /// Makes one attempt, given the list of members confirmed by a quorum. Returns the id of the new member,
+    /// and all members.
     ///
     /// # Errors
     ///
-    /// The cluster's refusal; a precondition that failed if another process has added a member at this address.
+    /// The cluster's refusal; a failed precondition if another process has added a member at this address.
     pub fn attempt(
         &self,
         members: Vec<Member>,
@@ -71,7 +72,8 @@ impl Adding {
     ) -> Result<(u64, Vec<Member>), Status> {
         let here = members.iter().find(|member| joining::same_places(&member.peer_urls, &self.peer_urls));
         if let Some(here) = here {
-            // One whose answer was lost has never run; one that was there before was added by another process.
+            // A member added by a lost request has never run; any other member at this address was added by
+            // another process.
             let is_own = self.asked.get() && here.name.is_empty() && here.is_learner == self.is_learner;
             let refused = |what| Err(Status::with(Code::FailedPrecondition, what));
             if !is_own {
@@ -105,7 +107,8 @@ mod tests {
         vec![Member { id: 1, ..Member::default() }, Member { id: 9, name, peer_urls, ..Member::default() }]
     }
 
-    /// Makes attempts, each with the members that are listed and the answer to the request, and returns the outcome of each.
+    /// Makes one attempt per step, each with the listed members and the cluster's response. Returns the
+    /// outcome of each.
     fn attempts(steps: Vec<(Vec<Member>, Status)>) -> Vec<Result<u64, (String, bool)>> {
         let adding = Adding::new(vec![URL.to_owned()], false);
         let attempt = |(members, answer)| {
@@ -150,7 +153,7 @@ mod tests {
         assert!(!may_be_done(&named) && named.message.ends_with("start or remove: 1, 9"), "{named}");
     }
 
-    /// The first request is carried out after the list of the second attempt.
+    /// The first request is carried out after the second attempt has listed the members.
     #[test]
     fn one_that_is_added_late_is_waited_for() {
         let lost = || Status::with(Code::DeadlineExceeded, "no answer in time".to_owned());

@@ -1,4 +1,5 @@
-//! The [`Journal`] records on disk what a rebuild has done so far; [`next_step`] tells how an interrupted rebuild goes on.
+//! The [`Journal`] records on disk how far a rebuild has come; [`next_step`] decides how an interrupted
+//! rebuild continues.
 
 use std::fmt;
 use std::fs;
@@ -10,27 +11,27 @@ use disk::Disk;
 
 use super::RebuildError;
 
-/// The journal, one line: `<old id> voter|learner <new id> new|started <peer URLs, sorted, comma-separated> <cluster id>`, ids
-/// in hexadecimal digits.
+/// The journal, one line: `<old id> voter|learner <new id> new|started <peer URLs, sorted, comma-separated>
+/// <cluster id>`, with ids in hexadecimal digits.
 ///
-/// Of a journal that an older version wrote there are the first two or five words only.
+/// A journal that an older version wrote has only the first two or five words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Journal {
-    /// The member that is replaced; 0 if it was not known.
+    /// Id of the member that is replaced; 0 if unknown.
     pub old: u64,
     pub learner: bool,
-    /// The member that replaces it; 0 until it is added.
+    /// Id of the new member; 0 until it is added.
     pub new: u64,
     /// True if the new member may have run.
     pub started: bool,
-    /// The peer URLs that the rebuild was begun with; `None` in a journal of an older version.
+    /// Peer URLs with which the rebuild began; `None` in a journal of an older version.
     pub peer_urls: Option<String>,
-    /// The cluster; `None` in a journal of an older version.
+    /// Cluster id; `None` in a journal of an older version.
     pub cluster: Option<u64>,
 }
 
 impl Journal {
-    /// Nothing has been done yet.
+    /// Creates the journal of a rebuild that has performed no step yet.
     pub fn begin(cluster: u64, old: u64, learner: bool, peer_urls: &str) -> Journal {
         let (peer_urls, cluster) = (Some(peer_urls.to_owned()), Some(cluster));
         Journal { old, learner, new: 0, started: false, peer_urls, cluster }
@@ -40,16 +41,16 @@ impl Journal {
 /// The next step of a rebuild.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// The new member starts on the data it has left here.
+    /// Start the new member on the data that it has already written here.
     Continue,
-    /// The new member starts with no data: it has never run.
+    /// Start the new member with no data: it has never run.
     StartEmpty,
-    /// This member, if there is one, is taken out of the cluster, and another one is added in its place.
+    /// Remove the member at this address, if there is one, and add another in its place.
     Replace,
 }
 
-/// Returns the next step, given the member at this address and the id of the member whose data is here. A member that has a name
-/// has run.
+/// Returns the next step, given the member at this address and the id of the member whose data is here. A
+/// member that has a name has run.
 pub(super) fn next_step(own: Option<&Member>, data: Option<u64>, journal: Option<&Journal>) -> Next {
     let (Some(own), Some(journal)) = (own, journal) else { return Next::Replace };
     if own.id == journal.old {
@@ -63,7 +64,7 @@ pub(super) fn next_step(own: Option<&Member>, data: Option<u64>, journal: Option
     }
 }
 
-/// The journal at this path, if there is one.
+/// Reads the journal at this path, if it exists.
 pub(super) fn read(path: &Path) -> Result<Option<Journal>, RebuildError> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
@@ -121,7 +122,7 @@ impl fmt::Display for Journal {
     }
 }
 
-/// Replaces the journal, whole or not at all, and syncs it.
+/// Replaces the journal atomically, and syncs it.
 pub(super) fn write(disk: &dyn Disk, path: &Path, journal: &Journal) -> Result<(), RebuildError> {
     let making = path.with_extension("tmp");
     let failed = |error| RebuildError::io("write", path, error);
@@ -186,7 +187,8 @@ mod tests {
         assert_eq!(next_step(Some(1), None, None), Next::Replace);
         assert_eq!(next_step(Some(1), Some(1), Some(&begun)), Next::Replace);
         assert_eq!(next_step(None, Some(1), Some(&begun)), Next::Replace);
-        // Added, and the program was killed before the journal said so, or another process added it.
+        // The member was added, and either the program was killed before the journal recorded it, or another
+        // process added the member.
         assert_eq!(next_step(Some(2), None, Some(&begun)), Next::Replace);
         assert_eq!(next_step(Some(2), None, Some(&added)), Next::StartEmpty);
         assert_eq!(next_step(Some(2), Some(1), Some(&added)), Next::StartEmpty);

@@ -1,4 +1,4 @@
-//! Answers that etcd gives and nobody would guess. The numbers are those of etcd 3.7.3.
+//! Responses of etcd that are hard to guess. The numbers are those of etcd 3.7.3.
 
 use api::Rpc;
 use api::etcdserverpb::range_request::SortTarget;
@@ -15,7 +15,7 @@ use crate::client::{ALL, Client};
 use crate::member::Setup;
 use crate::run;
 
-/// Everything that a server stream answers to one request.
+/// Returns all messages with which a server stream answers one request.
 async fn all<A: Message + Default>(client: &Client, rpc: Rpc, request: &impl Message) -> Vec<A> {
     let (mut sender, mut receiver) = client.channel.stream(rpc.path()).await.expect("it opens");
     sender.send_last(request.encode_to_vec().into()).await.expect("it is sent");
@@ -79,7 +79,7 @@ fn a_streamed_range_sorts_the_whole_by_its_target() {
     let member = Setup::new(dir.path()).start();
     run(async {
         let client = member.client().await;
-        // The first key is written most often: etcd would go on behind it again and again.
+        // The first key is written most often: etcd's paging would continue after it again and again.
         for n in 0..1200u32 {
             let key = format!("k{n:04}");
             client.put(key.clone(), "1").await.expect("is written");
@@ -106,7 +106,8 @@ fn a_streamed_range_sorts_the_whole_by_its_target() {
     });
 }
 
-/// kube-apiserver reads no further than to the last key that it wants, and takes the revision of the list from what it has read.
+/// kube-apiserver reads only up to the last key that it wants, and takes the revision of the list from what
+/// it has read.
 #[test]
 fn the_last_keys_of_a_streamed_range_come_with_its_revision() {
     let dir = TempDir::new("stream-end");
@@ -166,7 +167,7 @@ fn a_snapshot_counts_down() {
             let sent = pair[1].blob.len() as u64;
             assert_eq!(pair[0].remaining_bytes, pair[1].remaining_bytes + sent);
         }
-        // As etcd counts: the digest is not part of it.
+        // As in etcd, the digest does not count as part of the snapshot.
         assert_eq!(data.last().map(|piece| piece.remaining_bytes), Some(0));
         let sent: u64 = data.iter().map(|piece| piece.blob.len() as u64).sum();
         assert_eq!(data[0].remaining_bytes + data[0].blob.len() as u64, sent);
@@ -201,7 +202,7 @@ fn a_snapshot_is_of_one_moment_whatever_is_written_while_it_is_taken() {
             let piece = receiver.next().await.expect("it goes on").expect("there is more");
             pieces.push(SnapshotResponse::decode(piece).expect("an answer"));
         }
-        // Overwritten, deleted, added, compacted; and whoever asked for that does not wait for the snapshot.
+        // Keys are overwritten, deleted, added and compacted; these requests do not wait for the snapshot.
         let other = member.client().await;
         for n in 0..100u32 {
             match n % 3 {
@@ -259,7 +260,7 @@ fn a_compacted_watch_is_known_until_it_is_cancelled() {
         assert_eq!((answer.watch_id, answer.canceled, answer.compact_revision), (0, true, 0));
         assert_eq!(answer.header.map(|header| header.revision), Some(6));
 
-        // A client that has nothing more to say goes on listening.
+        // A client that has closed its sending side still receives events.
         let create = WatchCreateRequest { key: "k".into(), ..Default::default() };
         ask(&mut sender, RequestUnion::CreateRequest(create)).await;
         let created = hear(&mut receiver).await;

@@ -1,5 +1,5 @@
-//! What published advisories of etcd, of gRPC and of HTTP/2 describe, tried at a member. `docs/security-advisories.md` has
-//! all of them, also those whose tests are elsewhere.
+//! Attacks described in published advisories of etcd, gRPC and HTTP/2, tried on a member.
+//! `docs/security-advisories.md` lists all of them, including those that are tested elsewhere.
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -34,7 +34,8 @@ fn delete(key: &'static str) -> request_op::Request {
     })
 }
 
-/// A transaction around transactions, as deep as this, around an operation. Odd ones are in the branch that is not taken.
+/// Returns an operation nested in `depth` transactions. Transactions at odd depths are in the branch that is
+/// not taken.
 fn nested(depth: u32, request: request_op::Request) -> TxnRequest {
     let mut txn = TxnRequest { success: vec![RequestOp { request: Some(request) }], ..TxnRequest::default() };
     for level in 0..depth {
@@ -49,8 +50,8 @@ async fn commit(client: &Client, txn: &TxnRequest) -> Result<TxnResponse, Status
     client.call(Rpc::KvTxn, txn).await
 }
 
-/// GHSA-rfx7-8w68-q57q and CVE-2026-44283: permissions are asked for at every depth, in both branches, for previous values and for
-/// leases too.
+/// GHSA-rfx7-8w68-q57q and CVE-2026-44283: permissions are checked at every depth, in both branches, and also
+/// for previous values and for leases.
 #[test]
 fn a_transaction_asks_for_what_is_inside_of_it() {
     let dir = TempDir::new("attacks-txn");
@@ -66,7 +67,7 @@ fn a_transaction_asks_for_what_is_inside_of_it() {
         )
         .await
         .expect("root may");
-        // Who may only write [d, e) must not read what was there before.
+        // A user who may only write [d, e) must not read previous values.
         allow(&root, "r", permission::Type::Write, "d", "e").await.expect("is allowed");
         root.put("d", "hidden").await.expect("root may");
         for depth in 0..4 {
@@ -84,7 +85,7 @@ fn a_transaction_asks_for_what_is_inside_of_it() {
     });
 }
 
-/// GHSA-xg4h-6gfc-h4m8: a watch is granted no more keys than may be read.
+/// GHSA-xg4h-6gfc-h4m8: a watch must not cover more keys than its user may read.
 #[test]
 fn a_watch_from_one_key_on_needs_all_keys_behind_it() {
     let dir = TempDir::new("attacks-watch");
@@ -93,7 +94,7 @@ fn a_watch_from_one_key_on_needs_all_keys_behind_it() {
         let client = member.client().await;
         let (root, bob) = secured(&client).await;
         allow(&root, "r", permission::Type::Read, "k", "").await.expect("is allowed");
-        // A new token: one of before the change is refused for its age.
+        // A new token: a token from before the permission change is refused as outdated.
         let bob = crate::auth::log_in(&bob, "bob", "bobpw").await.expect("is bob");
         for (key, end, is_allowed) in [
             ("k", "", true),
@@ -121,8 +122,9 @@ fn a_watch_from_one_key_on_needs_all_keys_behind_it() {
     });
 }
 
-/// GHSA-q8m4-xhhv-38mg: none of the calls that are not about keys is open to those who have not authenticated, and those that
-/// change the cluster are root's. CVE-2023-32082: the keys of a lease are told to those who may read them.
+/// GHSA-q8m4-xhhv-38mg: calls that are not about keys are closed to unauthenticated callers, and calls that
+/// change the cluster require root. CVE-2023-32082: the keys of a lease are shown only to users who may read
+/// them.
 #[test]
 fn members_alarms_leases_and_maintenance_need_a_user() {
     let dir = TempDir::new("attacks-calls");
@@ -161,7 +163,7 @@ fn members_alarms_leases_and_maintenance_need_a_user() {
             sender.send(SnapshotRequest {}.encode_to_vec().into()).await.expect("is taken");
             assert_eq!(receiver.next().await.map(drop), Err(refusal));
         }
-        // These are open to any user, as in etcd, and to nobody else.
+        // As in etcd, these calls are open to any user, but not to unauthenticated callers.
         let members = MemberListRequest { linearizable: false };
         let listed = client.call::<MemberListResponse>(Rpc::ClusterMemberList, &members).await.map(drop);
         assert_eq!(listed, Err(error::USER_EMPTY));
@@ -169,7 +171,7 @@ fn members_alarms_leases_and_maintenance_need_a_user() {
         let leases =
             client.call::<LeaseLeasesResponse>(Rpc::LeaseLeases, &LeaseLeasesRequest {}).await.map(drop);
         assert_eq!(leases, Err(error::USER_EMPTY));
-        // A lease with keys is for those who may read or write them.
+        // A lease with keys requires permission to read or write the keys.
         let tell = LeaseTimeToLiveRequest { id: lease, keys: true };
         for (who, refusal) in [(&client, error::USER_EMPTY), (&bob, error::PERMISSION_DENIED)] {
             let told = who.call::<LeaseTimeToLiveResponse>(Rpc::LeaseTimeToLive, &tell).await.map(drop);
@@ -184,7 +186,7 @@ fn members_alarms_leases_and_maintenance_need_a_user() {
     });
 }
 
-/// CVE-2021-28235: what the pages for operators show has no passwords and tokens in it, and neither has the log.
+/// CVE-2021-28235: neither the pages for operators nor the log contain passwords or tokens.
 #[test]
 fn no_page_and_no_log_line_tells_a_secret() {
     let dir = TempDir::new("attacks-secrets");
@@ -223,7 +225,7 @@ fn no_page_and_no_log_line_tells_a_secret() {
     }
 }
 
-/// CVE-2026-33186: a path without its slash reaches no method.
+/// CVE-2026-33186: a path without its leading slash reaches no method.
 #[test]
 fn a_path_that_is_spelled_otherwise_reaches_nothing() {
     let dir = TempDir::new("attacks-path");
@@ -249,12 +251,13 @@ fn a_path_that_is_spelled_otherwise_reaches_nothing() {
     }
     run(async {
         let client = member.client().await;
-        // A query behind the path is not part of it.
+        // A query string is not part of the path.
         assert!(client.get("k").await.expect("a member that serves").is_none_or(|kv| kv.version == 1));
     });
 }
 
-/// CVE-2020-15113: what a member writes is for its own user alone, in directories that were there before, too.
+/// CVE-2020-15113: files and directories of a member are accessible to its own user only, even if the
+/// directories existed before.
 #[test]
 fn directories_and_files_are_for_their_owner_alone() {
     let dir = TempDir::new("attacks-modes");
@@ -272,8 +275,9 @@ fn directories_and_files_are_for_their_owner_alone() {
     look(&dir.path().join("data"));
 }
 
-/// CVE-2018-1098, CVE-2018-1099, CVE-2018-5702: a page whose name was made to lead to a member is answered only if the operator
-/// allows its name, and pages from elsewhere may read answers only if their origin is allowed.
+/// CVE-2018-1098, CVE-2018-1099, CVE-2018-5702: a request whose host name was rebound to a member is answered
+/// only if the operator allows the name, and pages of other origins may read responses only if their origin
+/// is allowed.
 #[test]
 fn other_hosts_and_origins_are_refused_if_the_operator_says_so() {
     let dir = TempDir::new("attacks-hosts");
@@ -309,7 +313,7 @@ fn other_hosts_and_origins_are_refused_if_the_operator_says_so() {
         assert_eq!(answer.header("access-control-allow-origin"), None);
         assert_eq!(answer.text(), MISDIRECTED, "as etcd's");
     }
-    // gRPC is not for browsers, and is not asked for its host.
+    // gRPC is not used by browsers, so its host is not checked.
     run(async { member.client().await.put("a", "b").await.expect("is put") });
 }
 
@@ -325,8 +329,8 @@ This requirement has been added to help prevent \"DNS Rebinding\" attacks (CVE-2
 
 ";
 
-/// A client that asks for everything again and again is told to stop, if the operator says so; others are not, and neither are its
-/// own small calls.
+/// If the operator sets a limit, a client that repeats expensive calls is refused; its small calls and other
+/// clients are not.
 #[test]
 fn expensive_calls_are_bounded_for_each_client_if_the_operator_says_so() {
     let dir = TempDir::new("attacks-expensive");

@@ -14,7 +14,7 @@ use crate::client::Client;
 use crate::member::Setup;
 use crate::run;
 
-/// A fast hash: what is tested is not how long bcrypt takes.
+/// A fast hash, since these tests do not measure bcrypt.
 pub const CHEAP: &str = "--bcrypt-cost=4";
 
 pub async fn user_add(client: &Client, name: &str, password: &str) -> Result<(), Status> {
@@ -60,7 +60,7 @@ pub async fn log_in(client: &Client, name: &str, password: &str) -> Result<Clien
     Ok(client.with_token(&answer.token))
 }
 
-/// Root, and bob who may read and write [b, c); authentication is on. Returns root's client and bob's.
+/// Enables authentication, with root, and with bob who may read and write [b, c). Returns root's client and bob's.
 pub async fn secured(client: &Client) -> (Client, Client) {
     add_users(client).await;
     enable(client).await;
@@ -100,27 +100,27 @@ fn nobody_gets_in_who_should_not() {
         bob.put("b", "v").await.expect("is allowed");
         assert_eq!(bob.get("b").await.expect("is allowed").map(|kv| kv.value), Some("v".into()));
         assert_eq!(root.get("a").await.expect("root may").map(|kv| kv.value), Some("secret".into()));
-        // The page for the doctor names large values by their keys, but not while there are users.
+        // The page for the doctor names the keys of large values, but not while authentication is enabled.
         root.put("private", vec![b'v'; 1 << 20]).await.expect("root may");
         let page = testkit::http1::get(member.client_address(), "/debug/mainstay").text().to_owned();
         assert!(page.contains("\"clients\"") && !page.contains("private"), "{page}");
-        // An empty list would say that there are none: the doctor would take that for seen.
+        // The lists are omitted, not empty: an empty list would tell the doctor that there are no such keys.
         assert!(!page.contains("large_values") && !page.contains("expensive_ranges"), "{page}");
-        // What is not about keys.
+        // Calls that are not about keys.
         assert_eq!(bob.compact(2, false).await.map(drop), Err(error::PERMISSION_DENIED));
         assert_eq!(bob.hash_kv(0).await.map(drop), Err(error::PERMISSION_DENIED));
         assert_eq!(client.status().await.map(drop), Err(error::USER_EMPTY));
         bob.status().await.expect("any user may");
         assert_eq!(client.grant(60).await, Err(error::USER_EMPTY));
         assert_eq!(user_add(&bob, "eve", "x").await, Err(error::PERMISSION_DENIED));
-        // Passwords and tokens.
+        // Wrong passwords and invalid tokens.
         assert_eq!(log_in(&client, "bob", "wrong").await.map(drop), Err(error::AUTH_FAILED));
         assert_eq!(log_in(&client, "eve", "bobpw").await.map(drop), Err(error::AUTH_FAILED));
         for forged in ["", "x", "ABCDEFGHIJKLMNOP.1", "ABCDEFGHIJKLMNOP.99999999", "Bearer ", "a.b.c"] {
             let got = client.with_token(forged).get("b").await.map(drop);
             assert_eq!(got, Err(error::INVALID_AUTH_TOKEN), "{forged:?}");
         }
-        // What cannot be asked for is refused first, as in etcd.
+        // Invalid requests are refused before permissions are checked, as in etcd.
         let plain = RangeRequest { key: "b".into(), ..RangeRequest::default() };
         let sorted = RangeRequest { sort_order: range_request::SortOrder::Descend as i32, ..plain.clone() };
         for (request, code) in [
@@ -147,7 +147,7 @@ fn what_there_is_cannot_be_learnt_from_refusals() {
         for number in 0..26 {
             root.put(format!("secret{number:02}"), "v").await.expect("root may");
         }
-        // As many comparisons as would be too much, if there are so many keys.
+        // The number of comparisons would be too much if the range had many keys.
         let compare = || Compare {
             key: "secret".into(),
             range_end: "secreu".into(),
@@ -174,7 +174,7 @@ fn what_there_is_cannot_be_learnt_from_refusals() {
         }
         let said = root.call::<TxnResponse>(Rpc::KvTxn, &txn).await.expect_err("it compares too much");
         assert!(said.message.contains("too much to compare"), "{said:?}");
-        // Nor does a name that nobody can have fill the log.
+        // A name that is too long for a user does not fill the log either.
         let long = "x".repeat(2000);
         assert_eq!(log_in(&client, &long, "pw").await.map(drop), Err(error::AUTH_FAILED));
         assert!(!member.said().contains("xxxxxxxx"));
@@ -212,7 +212,7 @@ fn a_permission_that_goes_ends_tokens_rights_and_watches() {
         }
         bob.put("b", "seen").await.expect("is allowed");
         assert_eq!(next(&mut receiver).await.events.len(), 1);
-        // The key b1 stays bob's, b to c does not.
+        // Bob keeps the key b1, but loses the range from b to c.
         allow(&root, "r", permission::Type::Read, "b1", "").await.expect("is allowed");
         disallow(&root, "r", "b", "c").await.expect("is taken away");
         let ended = next(&mut receiver).await;
@@ -224,7 +224,7 @@ fn a_permission_that_goes_ends_tokens_rights_and_watches() {
         let keys: Vec<_> =
             response.events.iter().flat_map(|event| &event.kv).map(|kv| kv.key.clone()).collect();
         assert_eq!((response.watch_id, keys), (1, vec!["b1".into()]));
-        // Another password voids the tokens.
+        // A changed password invalidates the user's tokens.
         let change = AuthUserChangePasswordRequest {
             name: "bob".to_owned(),
             password: "new".to_owned(),
@@ -284,12 +284,13 @@ fn json_web_tokens_are_made_and_taken() {
         let (root, bob) = secured(&client).await;
         bob.put("b", "v").await.expect("is allowed");
         assert_eq!(bob.get("a").await.map(drop), Err(error::PERMISSION_DENIED));
-        // It says the auth revision at which it was made.
+        // A signed token carries the auth revision at which it was made.
         user_add(&root, "other", "x").await.expect("is added");
         assert_eq!(bob.get("b").await.map(drop), Err(error::AUTH_OLD_REVISION));
         let bob = log_in(&client, "bob", "bobpw").await.expect("is bob");
         bob.get("b").await.expect("is allowed");
-        // What only root may do goes on, until its password is changed: whoever has the token might change it once more.
+        // Root's token stays valid for changes by root until root's password changes: otherwise a stolen
+        // token could change it again.
         user_add(&root, "another", "x").await.expect("is added");
         let changed = |password: &str| AuthUserChangePasswordRequest {
             name: "root".to_owned(),
@@ -312,7 +313,8 @@ fn json_web_tokens_are_made_and_taken() {
     });
 }
 
-/// Read-only transactions: of nothing, of a stale range, of a range, and of a comparison alone.
+/// Returns read-only transactions: an empty one, one with a stale range, one with a range, and one with only
+/// a comparison.
 fn read_only_transactions(key: &str) -> [TxnRequest; 4] {
     let range =
         |serializable| RangeRequest { key: key.to_owned().into(), serializable, ..RangeRequest::default() };
@@ -354,12 +356,12 @@ fn a_transaction_that_only_reads_needs_a_token_of_the_present_users() {
         }
         user_add(&root, "other", "x").await.expect("is added");
         all_refused(&bob, &error::AUTH_OLD_REVISION).await;
-        // One that is proposed and names no key is carried out, as etcd does.
+        // A transaction that is proposed and names no key is carried out, as in etcd.
         let nested = RequestOp { request: Some(request_op::Request::RequestTxn(TxnRequest::default())) };
         let nested = TxnRequest { success: vec![nested], ..TxnRequest::default() };
         bob.call::<TxnResponse>(Rpc::KvTxn, &nested).await.expect("asks for nothing");
 
-        // A member that lags refuses to read with a token that is newer than the users it knows.
+        // A member that lags refuses to read with a token that is newer than its copy of the users.
         let request = AuthenticateRequest { name: "bob".to_owned(), password: "bobpw".to_owned() };
         let newer: AuthenticateResponse = client.call(Rpc::Authenticate, &request).await.expect("is bob");
         let lags = signed[1].client().await;
@@ -377,7 +379,7 @@ fn a_transaction_that_only_reads_needs_a_token_of_the_present_users() {
     let simple = Setup::new(dir.path()).flag(CHEAP).start();
     run(async {
         let (root, bob) = secured(&simple.client().await).await;
-        // A simple token says no revision: it goes on until something voids it.
+        // A simple token carries no revision: it stays valid until a change invalidates it.
         user_add(&root, "other", "x").await.expect("is added");
         for request in read_only_transactions("b") {
             bob.call::<TxnResponse>(Rpc::KvTxn, &request).await.expect("is allowed");
@@ -398,7 +400,7 @@ fn a_stream_that_is_older_than_authentication_makes_watches_with_its_json_web_to
     let dirs = ["auth-jwt-one", "auth-jwt-two"].map(TempDir::new);
     let members = dirs.each_ref().map(|dir| signed_tokens(dir).start());
     run(async {
-        // The same users at the same revision, and so the same tokens.
+        // The other cluster has the same users at the same revision, so the same tokens.
         let elsewhere = members[0].client().await;
         secured(&elsewhere).await;
         let request = AuthenticateRequest { name: "bob".to_owned(), password: "bobpw".to_owned() };
@@ -560,7 +562,7 @@ fn the_audit_log_has_refused_locks_and_elections_among_the_refused() {
         };
         let lock = |lease| LockRequest { name: "none".into(), lease };
         denied(bob.call::<LockResponse>(Rpc::Lock, &lock(lease)).await.expect_err("bob may not"));
-        // A lease is granted for this one: it has changed something.
+        // The call grants a lease before it fails, so it has changed something.
         denied(bob.call::<LockResponse>(Rpc::Lock, &lock(0)).await.expect_err("bob may not"));
         let unlock = UnlockRequest { key: "none".into() };
         denied(bob.call::<UnlockResponse>(Rpc::LockUnlock, &unlock).await.expect_err("bob may not"));

@@ -5,7 +5,7 @@ use std::path::Path;
 use client::TlsFiles;
 pub use testkit::certificates::{Files, Folder};
 
-/// What a client needs that trusts this authority, and shows this certificate.
+/// Returns the TLS files of a client that trusts this authority and shows this certificate.
 pub fn files(authority: &Folder, own: Option<&Files>) -> TlsFiles {
     TlsFiles {
         cacert: Some(authority.ca.clone()),
@@ -15,7 +15,7 @@ pub fn files(authority: &Folder, own: Option<&Files>) -> TlsFiles {
     }
 }
 
-/// A flag with a path.
+/// Returns a flag whose value is a path.
 pub fn flag(name: &str, path: &Path) -> String {
     format!("--{name}={}", path.display())
 }

@@ -10,11 +10,11 @@ use bytes::Bytes;
 use client::{CallOptions, Channel, Endpoint, Receiver, Sender, TlsFiles, Transport};
 use prost::Message;
 
-/// A connection, with the messages of etcd's API.
+/// A connection to a member, with methods for the requests of etcd's API.
 #[derive(Clone)]
 pub struct Client {
     pub channel: Channel,
-    /// What goes with each unary call.
+    /// Options of each unary call.
     options: CallOptions,
 }
 
@@ -24,7 +24,8 @@ impl Client {
         Client { channel, options: CallOptions::default() }
     }
 
-    /// As [`Client::connect`], to a member that may be slow, or not there; each call has this long, too.
+    /// Connects like [`Client::connect`], to a member that may be slow or down; `time` limits the connection
+    /// and each call.
     pub async fn within(time: Duration, address: SocketAddr) -> Result<Client, Status> {
         let channel = match tokio::time::timeout(time, Channel::connect(address)).await {
             Ok(Ok(channel)) => channel,
@@ -36,7 +37,7 @@ impl Client {
         Ok(Client { channel, options: CallOptions::default().within(time) })
     }
 
-    /// A connection over TLS with these files, or why there is none.
+    /// Connects over TLS with these files; returns the error text if that fails.
     pub async fn secured(address: SocketAddr, files: &TlsFiles) -> Result<Client, String> {
         let tls = Some(files.load().map_err(|error| error.to_string())?);
         let transport =
@@ -46,14 +47,14 @@ impl Client {
         Ok(Client { channel, options: CallOptions::default().within(Duration::from_secs(10)) })
     }
 
-    /// The same connection for a user with this token.
+    /// Returns a client on the same connection that presents this token.
     pub fn with_token(&self, token: &str) -> Client {
         let value = http::HeaderValue::from_str(token).expect("a token is ASCII");
         let options = self.options.clone().with(http::HeaderName::from_static("token"), value);
         Client { channel: self.channel.clone(), options }
     }
 
-    /// The same connection with another header.
+    /// Returns a client on the same connection that sends another header.
     pub fn with_header(&self, name: &'static str, value: &str) -> Client {
         let value = http::HeaderValue::from_str(value).expect("it is ASCII");
         let options = self.options.clone().with(http::HeaderName::from_static(name), value);
@@ -72,14 +73,14 @@ impl Client {
         A::decode(answer).map_err(|e| Status::with(Code::Internal, format!("not an answer: {e}")))
     }
 
-    /// Puts; gives the revision.
+    /// Puts a key; returns the revision.
     pub async fn put(&self, key: impl Into<Bytes>, value: impl Into<Bytes>) -> Result<i64, Status> {
         let request = PutRequest { key: key.into(), value: value.into(), ..PutRequest::default() };
         let answer: PutResponse = self.call(Rpc::KvPut, &request).await?;
         Ok(revision(answer.header))
     }
 
-    /// Puts with a lease.
+    /// Puts a key with a lease.
     pub async fn put_leased(
         &self,
         key: impl Into<Bytes>,
@@ -91,35 +92,35 @@ impl Client {
         Ok(revision(answer.header))
     }
 
-    /// Deletes a key; gives the revision and how many were deleted.
+    /// Deletes a key; returns the revision and the number of deleted keys.
     pub async fn delete(&self, key: impl Into<Bytes>) -> Result<(i64, i64), Status> {
         let request = DeleteRangeRequest { key: key.into(), ..DeleteRangeRequest::default() };
         let answer: DeleteRangeResponse = self.call(Rpc::KvDeleteRange, &request).await?;
         Ok((revision(answer.header), answer.deleted))
     }
 
-    /// The value of a key.
+    /// Returns a key's value and metadata, if the key exists.
     pub async fn get(&self, key: impl Into<Bytes>) -> Result<Option<KeyValue>, Status> {
         let request = RangeRequest { key: key.into(), ..RangeRequest::default() };
         let answer: RangeResponse = self.call(Rpc::KvRange, &request).await?;
         Ok(answer.kvs.into_iter().next())
     }
 
-    /// The value of a key as this member has it, without a word from the others.
+    /// Returns a key's value and metadata from this member's own state, without asking the other members.
     pub async fn get_local(&self, key: impl Into<Bytes>) -> Result<Option<KeyValue>, Status> {
         let request = RangeRequest { key: key.into(), serializable: true, ..RangeRequest::default() };
         let answer: RangeResponse = self.call(Rpc::KvRange, &request).await?;
         Ok(answer.kvs.into_iter().next())
     }
 
-    /// The members, as this one knows them.
+    /// Returns the members, as this member knows them.
     pub async fn members(&self) -> Result<Vec<Member>, Status> {
         let request = MemberListRequest { linearizable: false };
         let answer: MemberListResponse = self.call(Rpc::ClusterMemberList, &request).await?;
         Ok(answer.members)
     }
 
-    /// Everything the member holds.
+    /// Returns all keys and values.
     pub async fn everything(&self) -> Result<RangeResponse, Status> {
         let request = RangeRequest { key: ALL.into(), range_end: ALL.into(), ..RangeRequest::default() };
         self.call(Rpc::KvRange, &request).await
@@ -129,7 +130,7 @@ impl Client {
         self.call(Rpc::KvCompact, &CompactionRequest { revision, physical }).await
     }
 
-    /// A hash of all versions up to a revision; 0: the newest.
+    /// Returns a hash of all versions up to a revision; 0 stands for the newest revision.
     pub async fn hash_kv(&self, revision: i64) -> Result<HashKvResponse, Status> {
         self.call(Rpc::MaintenanceHashKv, &HashKvRequest { revision }).await
     }
@@ -138,37 +139,37 @@ impl Client {
         self.call(Rpc::MaintenanceStatus, &StatusRequest {}).await
     }
 
-    /// Grants a lease; gives its id.
+    /// Grants a lease; returns its id.
     pub async fn grant(&self, ttl: i64) -> Result<i64, Status> {
         let answer: LeaseGrantResponse =
             self.call(Rpc::LeaseGrant, &LeaseGrantRequest { ttl, id: 0 }).await?;
         Ok(answer.id)
     }
 
-    /// Ends a lease.
+    /// Revokes a lease.
     pub async fn revoke(&self, id: i64) -> Result<(), Status> {
         self.call::<LeaseRevokeResponse>(Rpc::LeaseRevoke, &LeaseRevokeRequest { id }).await.map(drop)
     }
 
-    /// The leases that this member knows, the next to end first.
+    /// Returns the ids of the leases that this member knows, in order of expiry.
     pub async fn leases(&self) -> Result<Vec<i64>, Status> {
         let answer: LeaseLeasesResponse = self.call(Rpc::LeaseLeases, &LeaseLeasesRequest {}).await?;
         Ok(answer.leases.iter().map(|lease| lease.id).collect())
     }
 
-    /// What is left of a lease: seconds, or -1.
+    /// Returns the remaining time of a lease in seconds; -1 if it does not exist.
     pub async fn time_to_live(&self, id: i64, keys: bool) -> Result<LeaseTimeToLiveResponse, Status> {
         self.call(Rpc::LeaseTimeToLive, &LeaseTimeToLiveRequest { id, keys }).await
     }
 
-    /// Alarms that are raised.
+    /// Returns the raised alarms.
     pub async fn alarms(&self) -> Result<Vec<AlarmMember>, Status> {
         let request = AlarmRequest { action: 0, member_id: 0, alarm: 0 };
         let answer: AlarmResponse = self.call(Rpc::MaintenanceAlarm, &request).await?;
         Ok(answer.alarms)
     }
 
-    /// Takes every alarm back, as `etcdctl alarm disarm` does.
+    /// Clears every alarm, as `etcdctl alarm disarm` does.
     pub async fn disarm(&self) -> Result<(), Status> {
         for AlarmMember { member_id, alarm } in self.alarms().await? {
             let action = alarm_request::AlarmAction::Deactivate as i32;
@@ -178,14 +179,14 @@ impl Client {
         Ok(())
     }
 
-    /// Opens a watch of its own stream and waits until the server has it.
+    /// Opens a watch on a separate stream, and waits until the server has created it.
     pub async fn watch(&self, create: WatchCreateRequest) -> Result<Watch, Status> {
-        // A watch has no deadline: it lasts until its reader drops it.
+        // A watch has no deadline: it ends when its reader drops it.
         let options = CallOptions { timeout: None, ..self.options.clone() };
         self.watch_with(&options, create).await
     }
 
-    /// As [`Client::watch`], with this metadata instead of the client's.
+    /// Opens a watch like [`Client::watch`], with this metadata instead of the client's.
     pub async fn watch_with(
         &self,
         options: &CallOptions,
@@ -200,17 +201,17 @@ impl Client {
         Ok(watch)
     }
 
-    /// Watches everything from a revision on.
+    /// Watches all keys from a revision on.
     pub async fn watch_all(&self, start_revision: i64) -> Result<Watch, Status> {
         let (key, range_end) = (Bytes::from(ALL), Bytes::from(ALL));
         self.watch(WatchCreateRequest { key, range_end, start_revision, ..Default::default() }).await
     }
 }
 
-/// As key and range end: every key.
+/// Used as key and as range end, it stands for all keys.
 pub const ALL: &[u8] = b"\0";
 
-/// A watch on a stream of its own.
+/// A watch on a separate stream.
 pub struct Watch {
     _sender: Sender,
     receiver: Receiver,
@@ -230,7 +231,7 @@ pub fn revision(header: Option<ResponseHeader>) -> i64 {
     header.expect("every answer has a header").revision
 }
 
-/// Operations for transactions.
+/// Returns a put operation for transactions.
 pub fn put_op(key: impl Into<Bytes>, value: impl Into<Bytes>) -> RequestOp {
     let put = PutRequest { key: key.into(), value: value.into(), ..PutRequest::default() };
     RequestOp { request: Some(Request::RequestPut(put)) }

@@ -14,24 +14,25 @@ use testkit::ports::free_address_of;
 use crate::client::Client;
 use crate::member::{Member, READY, binary};
 
-/// How long a cluster may take for what it does by itself.
+/// Longest time that a cluster may take for a change of its own, such as an election.
 pub const PATIENCE: Duration = testkit::TIMEOUT;
-/// How long a call may take before its client gives up.
+/// Time after which a client gives up a call.
 pub const CALL_TIME_MAX: Duration = Duration::from_secs(10);
-/// Of every member, unless a test says otherwise: half of etcd's default, so that elections are not what takes long.
+/// Election timeout of every member, unless a test sets another: half of etcd's default, so that elections do
+/// not dominate the tests' run time.
 const ELECTION_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A place for a member: its name, its addresses and its data, whether or not it runs.
+/// Place for a member: its name, addresses and data, whether the member runs or not.
 pub struct MemberSlot {
     pub name: String,
     pub client: SocketAddr,
     pub peer: SocketAddr,
     pub data_dir: PathBuf,
-    /// Scheme of the peer URL: `http` unless a test says otherwise.
+    /// Scheme of the peer URL: `http` unless a test sets another.
     pub peer_scheme: &'static str,
-    /// What the process is started by, if it is not started directly.
+    /// Command that starts the process; empty if the process is started directly.
     pub launcher: Vec<String>,
-    /// Flags of this member alone.
+    /// Flags of this member only.
     pub flags: Vec<String>,
     pub member: Option<Member>,
 }
@@ -42,9 +43,9 @@ impl MemberSlot {
     }
 }
 
-/// A cluster of processes; killed at the end, whatever happens.
+/// A cluster of processes, which are killed when it is dropped.
 pub struct Cluster {
-    // Dropped before the directory.
+    // Dropped before `dir`, since the processes use the directory.
     pub slots: Vec<MemberSlot>,
     flags: Vec<String>,
     token: String,
@@ -52,8 +53,8 @@ pub struct Cluster {
     pub dir: TempDir,
 }
 
-/// An address of the loopback that nobody else uses: a port that is free on it stays free while its member is down,
-/// for no outgoing connection begins there.
+/// Returns a loopback address that no other test uses. No outgoing connection uses this address, so a free
+/// port on it stays free while its member is down.
 fn own_address() -> Ipv4Addr {
     static NUMBER: AtomicU8 = AtomicU8::new(1);
     let [.., high, low] = std::process::id().to_be_bytes();
@@ -61,7 +62,7 @@ fn own_address() -> Ipv4Addr {
 }
 
 impl Cluster {
-    /// Places for members, none of which runs yet. Each gets these flags behind its own.
+    /// Creates places for members, none of which runs yet. Each member gets these flags after its own.
     pub fn plan(name: &str, size: usize, flags: &[&str]) -> Cluster {
         let mut cluster = Cluster {
             slots: Vec::new(),
@@ -76,24 +77,24 @@ impl Cluster {
         cluster
     }
 
-    /// The address of all members.
+    /// Returns the address that all members share.
     pub fn address(&self) -> Ipv4Addr {
         self.address
     }
 
-    /// Flags that members get from now on when they are started.
+    /// Adds flags for all later starts of members.
     pub fn add_flags(&mut self, flags: &[String]) {
         self.flags.extend_from_slice(flags);
     }
 
-    /// A new cluster, all of whose members serve.
+    /// Starts a new cluster, and waits until all members serve.
     pub fn start(name: &str, size: usize, flags: &[&str]) -> Cluster {
         let mut cluster = Cluster::plan(name, size, flags);
         cluster.start_all();
         cluster
     }
 
-    /// One more place.
+    /// Adds a place.
     pub fn add_slot(&mut self) -> usize {
         let at = self.slots.len();
         let name = format!("m{at}");
@@ -113,19 +114,19 @@ impl Cluster {
         at
     }
 
-    /// The value of `--initial-cluster` with these places.
+    /// Returns the value of `--initial-cluster` for these places.
     pub fn initial(&self, slots: &[usize]) -> String {
         let slots = slots.iter().map(|at| &self.slots[*at]);
         slots.map(|slot| format!("{}={}", slot.name, slot.peer_url())).collect::<Vec<_>>().join(",")
     }
 
-    /// How a member of a new cluster of all places is started.
+    /// Returns the command that starts a member of a new cluster of all places.
     pub fn command(&self, at: usize) -> Command {
         let everybody: Vec<usize> = (0..self.slots.len()).collect();
         self.command_with(at, &[&format!("--initial-cluster={}", self.initial(&everybody))])
     }
 
-    /// How a member is started; flags that come later replace those before.
+    /// Returns the command that starts a member with additional flags; later flags override earlier ones.
     pub fn command_with(&self, at: usize, flags: &[&str]) -> Command {
         let slot = &self.slots[at];
         let mut command = match &slot.launcher[..] {
@@ -155,7 +156,7 @@ impl Cluster {
         command
     }
 
-    /// Starts a member and waits for nothing.
+    /// Starts a member without waiting for it.
     pub fn spawn(&mut self, at: usize) {
         let command = self.command(at);
         self.spawn_with(at, command);
@@ -166,7 +167,7 @@ impl Cluster {
         self.slots[at].member = Some(Member::launch(command, None));
     }
 
-    /// Starts those that do not run, and waits until all serve.
+    /// Starts all members that do not run, and waits until all serve.
     pub fn start_all(&mut self) {
         for at in 0..self.slots.len() {
             if self.slots[at].member.is_none() {
@@ -178,7 +179,7 @@ impl Cluster {
         }
     }
 
-    /// Starts a member and waits until it serves.
+    /// Starts a member, and waits until it serves.
     pub fn start_one(&mut self, at: usize) {
         self.spawn(at);
         self.member(at).wait_for(READY);
@@ -200,7 +201,7 @@ impl Cluster {
         (0..self.slots.len()).filter(|at| self.slots[*at].member.is_some()).collect()
     }
 
-    /// A connection of its own, to a member that may still be starting.
+    /// Opens a separate connection to a member that may still be starting.
     pub async fn client(&self, at: usize) -> Client {
         let address = self.slots[at].client;
         eventually("a member takes connections", PATIENCE, async || {
@@ -209,7 +210,7 @@ impl Cluster {
         .await
     }
 
-    /// The member that leads, once all of these agree.
+    /// Waits until all of these members agree on the leader, and returns the leader's place.
     pub async fn leader_of(&self, slots: &[usize]) -> usize {
         let mut clients = Vec::new();
         for at in slots {
@@ -234,12 +235,12 @@ impl Cluster {
         .await
     }
 
-    /// The member that leads, once all that run agree.
+    /// Waits until all running members agree on the leader, and returns the leader's place.
     pub async fn leader(&self) -> usize {
         self.leader_of(&self.running()).await
     }
 
-    /// Writes through a member, as soon as the cluster takes it. Gives the revision.
+    /// Writes through a member, with retries until the cluster accepts the write. Returns the revision.
     pub async fn put(&self, at: usize, key: &str, value: &str) -> i64 {
         let client = self.client(at).await;
         eventually("a write is taken", PATIENCE, async || {
@@ -248,7 +249,7 @@ impl Cluster {
         .await
     }
 
-    /// Waits until all that run have come equally far, and asserts that they hold the same.
+    /// Waits until all running members have applied the same revision, and asserts that they hold the same data.
     pub async fn assert_equal(&self) -> HashKvResponse {
         let mut clients = Vec::new();
         for at in self.running() {
@@ -268,7 +269,7 @@ impl Cluster {
         hashes[0]
     }
 
-    /// Announces a member through another. Gives its id.
+    /// Adds the member of a place to the cluster, through another member. Returns the new member's id.
     pub async fn announce(&self, through: usize, at: usize, is_learner: bool) -> u64 {
         let client = self.client(through).await;
         let peer_urls = vec![self.slots[at].peer_url()];
@@ -290,14 +291,14 @@ impl Cluster {
         added.member.expect("the answer names the member").id
     }
 
-    /// How a member that was announced to these others is started.
+    /// Returns the command that starts a member which was added to the cluster of these places.
     pub fn joining(&self, at: usize, everybody: &[usize]) -> Command {
         let initial = format!("--initial-cluster={}", self.initial(everybody));
         self.command_with(at, &[&initial, "--initial-cluster-state=existing"])
     }
 }
 
-/// Whether this goes by when a cluster has a leader again, and all are connected.
+/// Returns true if the error is temporary: it goes away when the cluster has a leader and all members are connected.
 pub fn is_passing(status: &Status) -> bool {
     matches!(status.code, api::Code::Unavailable | api::Code::DeadlineExceeded)
 }

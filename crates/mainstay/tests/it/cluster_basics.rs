@@ -1,4 +1,4 @@
-//! What a cluster of three does when nothing goes wrong: one state, wherever it is asked.
+//! A cluster of three without faults: every member shows the same state.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::cluster::{Cluster, PATIENCE};
 use crate::cluster_load::{Load, Record};
 use crate::{crash, history, run};
 
-/// Renews a lease once; gives its TTL.
+/// Renews a lease once; returns its TTL.
 async fn keep_alive(client: &Client, id: i64) -> i64 {
     let (mut sender, mut receiver) =
         client.channel.stream(Rpc::LeaseKeepAlive.path()).await.expect("a stream");
@@ -30,7 +30,7 @@ fn three_members_are_one_store() {
         let (next, last) = ((leader + 1) % 3, (leader + 2) % 3);
         let clients = [cluster.client(0).await, cluster.client(1).await, cluster.client(2).await];
 
-        // A write at any member is read at any other, at once.
+        // A write at any member can be read at any other member at once.
         let mut watch = clients[next].watch_all(2).await.expect("a watch can be opened");
         for round in 0..20 {
             for (writer, client) in clients.iter().enumerate() {
@@ -57,7 +57,7 @@ fn three_members_are_one_store() {
         }
         clients[0].delete("k").await.expect("deletes are served");
 
-        // A lease of one member is a lease of all.
+        // A lease granted by one member is valid at all members.
         let lease = clients[next].grant(3).await.expect("a lease");
         clients[leader].put_leased("leased", "x", lease).await.expect("puts are served");
         let began = tokio::time::Instant::now();
@@ -111,7 +111,7 @@ fn every_watcher_sees_what_was_written_in_order() {
         }
         load.end(&mut record).await;
         for at in 0..3 {
-            // Each read is linearizable: none of the members may be behind any more.
+            // Each read is linearizable, so no member may lag any more.
             crash::check(&cluster.client(at).await, &mut record.history, 0).await;
         }
         for step in shown.iter().flatten() {

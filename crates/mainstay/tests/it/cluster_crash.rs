@@ -1,4 +1,5 @@
-//! kill -9 of the leader, or of everybody, under writers: nothing acknowledged is lost, and all members stay equal.
+//! kill -9 of the leader, or of all members, under writers: no acknowledged write is lost, and all members
+//! stay equal.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use crate::cluster_load::{Load, Record};
 use crate::crash::{check, setting};
 use crate::run;
 
-/// Rounds and chance, from the environment for runs by hand.
+/// Returns the number of rounds and a random generator; the environment sets both for runs by hand.
 fn rounds(default: u32) -> (u32, Random) {
     let rounds = setting("MAINSTAY_CRASH_ROUNDS", default);
     let seed = setting("MAINSTAY_CRASH_SEED", 1);
@@ -28,7 +29,7 @@ fn nothing_acknowledged_is_lost_when_leaders_are_killed() {
             let load = Load::start(&cluster, &record, 24);
             load.more(100 + dice.below(500)).await;
             cluster.kill(leader);
-            // The other two elect a leader and go on.
+            // The other two members elect a leader and continue.
             load.more(100 + dice.below(500)).await;
             cluster.start_one(leader);
             load.more(100).await;
@@ -59,14 +60,14 @@ fn nothing_acknowledged_is_lost_when_all_are_killed() {
                 for at in 0..3 {
                     cluster.kill(at);
                 }
-                // They come back in any order, with the load still there.
+                // The members restart in any order, while the load continues.
                 let first = dice.below(3) as usize;
                 for at in 0..3 {
                     cluster.spawn((at + first) % 3);
                 }
             } else {
-                // For a moment the leader has nobody to agree with, and whatever it takes then is lost with it, for
-                // the others go on first.
+                // For a moment the leader has no quorum. What it accepts then is lost with it, since the
+                // other members elect a leader first.
                 let others = [(leader + 1) % 3, (leader + 2) % 3];
                 for at in others {
                     cluster.kill(at);

@@ -15,7 +15,7 @@ fn a_followers_full_disk_does_not_stop_the_others() {
     let mut cluster = Cluster::plan("full-follower", 3, &[]);
     let Some(disk) = SmallDisk::mount(&cluster.dir, 384 * MIB) else {
         let words = "SKIPPED a_followers_full_disk_does_not_stop_the_others: mounting a tmpfs needs root";
-        // Past the test harness, which would keep it to itself.
+        // Written directly, since the test harness would capture the output.
         writeln!(std::io::stderr(), "{words}").expect("standard error is open");
         return;
     };
@@ -28,7 +28,8 @@ fn a_followers_full_disk_does_not_stop_the_others() {
             cluster.start_one(2);
         }
         let client = cluster.client(0).await;
-        // Somebody else takes the rest of the disk, but for what the member has taken already and some more.
+        // Another file takes the rest of the disk, except for the space that the member already uses and a
+        // little more.
         let ballast = disk.path.join("ballast");
         let mut file = std::fs::File::create(&ballast).expect("a file can be made");
         let portion = vec![1; MIB];
@@ -37,7 +38,7 @@ fn a_followers_full_disk_does_not_stop_the_others() {
         let put = async |number: u32| client.put(format!("k/{}", number % 10), filler(number, MIB)).await;
         let mut taken = 0;
         eventually("the follower's disk is full", PATIENCE * 2, async || {
-            // Until then writes may be refused: the alarm of one member is everybody's.
+            // Until then writes may be refused: an alarm of one member stops writes at all members.
             if put(taken).await.is_ok() {
                 taken += 1;
             }
@@ -51,7 +52,7 @@ fn a_followers_full_disk_does_not_stop_the_others() {
         })
         .await;
 
-        // Without the alarm the others go on, whatever the follower does.
+        // With the alarm cleared, the other members continue, whatever the follower does.
         let mut more = 0;
         eventually("the others go on", PATIENCE, async || {
             client.disarm().await.ok();
@@ -75,7 +76,7 @@ fn a_followers_full_disk_does_not_stop_the_others() {
         let kv = cluster.client(2).await.get("k/0").await.expect("reads are served").expect("it is there");
         assert_eq!(kv.value, filler(2000, MIB));
     });
-    // Before its disk.
+    // The member ends before its disk is unmounted.
     drop(cluster.slots[2].member.take());
     drop(disk);
 }

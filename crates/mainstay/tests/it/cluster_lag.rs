@@ -1,5 +1,5 @@
-//! A follower that was away for so long that the others no longer have the log it needs: it gets the whole state, and
-//! nothing that happens to it meanwhile does any harm.
+//! A follower that was down for so long that the other members no longer have the log entries it needs: it
+//! gets a snapshot, and faults during the transfer do no harm.
 
 use std::time::{Duration, Instant};
 
@@ -17,11 +17,11 @@ const FLAGS: &[&str] =
 const INSTALLED: &str = "installed a snapshot";
 const WRITERS: u32 = 16;
 const KEYS: u32 = 400;
-/// Of these, as many as below make a checkpoint due.
+/// A checkpoint is due after `BULK` values of this size.
 const VALUE_BYTES: usize = 64 << 10;
 const BULK: u32 = 1300;
 
-/// Puts and deletes, many at once; then a compaction, upon which the log is let go, and some more.
+/// Puts and deletes many keys concurrently; then compacts, after which the log is truncated, and writes some more.
 async fn go_on(client: &Client, from: u32, count: u32) {
     let write = async |from: u32, count: u32| {
         let tasks: Vec<_> = (0..WRITERS)
@@ -52,7 +52,7 @@ async fn go_on(client: &Client, from: u32, count: u32) {
     write(from + count, WRITERS * 10).await;
 }
 
-/// Waits until a member has let its log go, so that others need snapshots.
+/// Waits until a member has truncated its log, so that followers need snapshots.
 async fn until_let_go(cluster: &Cluster, at: usize, times: usize) {
     eventually("a checkpoint is saved", PATIENCE, async || {
         (cluster.member(at).said().matches("saved a checkpoint").count() >= times).then_some(())
@@ -85,17 +85,17 @@ fn a_follower_far_behind_gets_a_snapshot() {
         cluster.spawn(follower);
         cluster.member(follower).wait_for(INSTALLED);
         cluster.kill(follower);
-        // Whether or not what it installed was saved, it comes back.
+        // Whether the installed snapshot was saved or not, the follower restarts.
         cluster.start_one(follower);
         assert_same(&cluster, leader, follower).await;
-        // And once more with nothing to catch up.
+        // A second restart, with nothing to catch up.
         cluster.kill(follower);
         cluster.start_one(follower);
         let left = cluster.client(follower).await.time_to_live(lease, true).await.expect("asks are answered");
         assert_eq!((left.granted_ttl, &left.keys[..]), (600, &["leased".into()][..]));
         let own = cluster.client(follower).await;
         assert_eq!(own.leases().await.expect("asks are answered"), [lease]);
-        // What it has is enough to lead, and to form a quorum.
+        // The follower's data is enough to lead, and to be part of a quorum.
         cluster.kill(leader);
         cluster.put(follower, "k/0", "x").await;
         cluster.start_one(leader);
@@ -131,7 +131,7 @@ fn a_follower_killed_while_it_catches_up_converges() {
             let began = Instant::now();
             cluster.spawn(follower);
             if round == 0 {
-                // How long it takes when nothing happens; later ones end at any moment within that time.
+                // The time of an undisturbed transfer; later kills come at any moment within that time.
                 cluster.member(follower).wait_for(INSTALLED);
                 take = began.elapsed();
                 continue;
@@ -144,7 +144,7 @@ fn a_follower_killed_while_it_catches_up_converges() {
             installed = member.said().contains(INSTALLED);
             cut_short += u32::from(!installed);
             if installed {
-                // It was slow when it was measured.
+                // The kill came too late: the time measured first was too long.
                 take = take.mul_f64(0.6);
             }
             member.kill();

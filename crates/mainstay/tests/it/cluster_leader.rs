@@ -1,4 +1,4 @@
-//! Leadership that is moved, handed over, or taken from a member that does not answer.
+//! Leadership that is transferred, handed over at a shutdown, or lost by a leader that does not answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -19,7 +19,7 @@ use crate::run;
 #[test]
 fn leadership_is_moved_and_handed_over() {
     run(async {
-        // An election would take long enough to be noticed, on a busy machine, too.
+        // With this timeout, an election would be noticeable even on a busy machine.
         let flags = ["--heartbeat-interval=100", "--election-timeout=10000"];
         let mut cluster = Cluster::start("hand-over", 3, &flags);
         let election_timeout = Duration::from_secs(10);
@@ -39,7 +39,7 @@ fn leadership_is_moved_and_handed_over() {
         cluster.put(leader, "k", "x").await;
         assert!(began.elapsed() < election_timeout / 2, "it took {:?}", began.elapsed());
 
-        // A leader that is told to stop hands over first.
+        // A leader that is told to stop hands over leadership first.
         let client = cluster.client(last).await;
         cluster.take(next).stop();
         let began = Instant::now();
@@ -51,7 +51,7 @@ fn leadership_is_moved_and_handed_over() {
     });
 }
 
-/// Puts ever larger numbers to one key; `newest` is the newest that was acknowledged.
+/// Puts increasing numbers to one key; `newest` is the newest acknowledged number.
 async fn count_up(client: Client, newest: Arc<AtomicI64>, ended: Arc<AtomicBool>) {
     for number in 1i64.. {
         if ended.load(Ordering::SeqCst) {
@@ -62,7 +62,8 @@ async fn count_up(client: Client, newest: Arc<AtomicI64>, ended: Arc<AtomicBool>
     }
 }
 
-/// Reads the key, and asserts that it is not older than what was acknowledged before. Gives whether there was an answer.
+/// Reads the key, and asserts that the value is not older than a write acknowledged before. Returns true if
+/// there was a response.
 async fn read_counter(client: &Client, newest: &AtomicI64) -> bool {
     let before = newest.load(Ordering::SeqCst);
     let Ok(kv) = client.get("counter").await else { return false };
@@ -77,7 +78,7 @@ fn a_leader_that_was_stopped_for_a_while_follows_and_reads_nothing_old() {
         let cluster = Cluster::start("stopped", 3, &[]);
         let mut record = Record::new();
         let leader = cluster.leader().await;
-        // It never stops.
+        // The member through which the counter is written; it is never stopped.
         let counter = (leader + 1) % 3;
         let load = Load::start(&cluster, &record, 8);
         let (newest, ended) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicBool::new(false)));
@@ -98,7 +99,8 @@ fn a_leader_that_was_stopped_for_a_while_follows_and_reads_nothing_old() {
             }
             let remaining: Vec<usize> = (0..3).filter(|at| *at != stopped).collect();
             let client = cluster.client(stopped).await;
-            // Reads go on all the while: those that reach it as it wakes up find it believing that it still leads.
+            // Reads continue all the time: some reach the old leader when it resumes, while it still believes
+            // that it leads.
             let reading = |count: usize| {
                 let (client, newest) = (client.clone(), Arc::clone(&newest));
                 tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! Writers that go on whatever happens to the members, and remember what was acknowledged.
+//! Writers that continue through all faults of the members, and record what was acknowledged.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use crate::cluster::{Cluster, PATIENCE, is_passing};
 use crate::crash::attempt;
 use crate::history::{Fate, History, Op};
 
-/// After a write of unknown fate a writer goes on under another number: it may still happen, at any time.
+/// A write whose outcome is unknown may still happen later, so its writer continues under a new number.
 const WRITERS_MAX: u32 = 20_000;
-/// How long a call may take before its writer turns to another member.
+/// Time after which a writer gives up a call and turns to another member.
 const CALL_TIME_MAX: Duration = Duration::from_secs(3);
 
 #[derive(Default)]
@@ -24,16 +24,16 @@ struct Common {
     next_writer: AtomicU32,
 }
 
-/// What writers did, each under its number.
+/// Operations of writers, by the writers' numbers.
 type Done = Vec<(u32, Vec<Op>)>;
 
-/// Writers under way.
+/// Writers that are running.
 pub struct Load {
     common: Arc<Common>,
     tasks: Vec<tokio::task::JoinHandle<Done>>,
 }
 
-/// What all writers ever did.
+/// All operations of all writers so far.
 pub struct Record {
     pub history: History,
     next_writer: u32,
@@ -52,7 +52,7 @@ async fn write(common: Arc<Common>, addresses: Vec<SocketAddr>, from: usize) -> 
             break;
         }
         let Ok(client) = Client::within(CALL_TIME_MAX, *address).await else {
-            // Nobody listens there; a moment later somebody may.
+            // No process listens there at the moment; the member may be starting.
             tokio::time::sleep(Duration::from_millis(5)).await;
             continue;
         };
@@ -83,7 +83,7 @@ async fn write(common: Arc<Common>, addresses: Vec<SocketAddr>, from: usize) -> 
 }
 
 impl Load {
-    /// Writers at all places of the cluster.
+    /// Starts writers at all places of the cluster.
     pub fn start(cluster: &Cluster, record: &Record, writers: usize) -> Load {
         let common = Arc::new(Common { next_writer: record.next_writer.into(), ..Common::default() });
         let addresses: Vec<SocketAddr> = cluster.slots.iter().map(|slot| slot.client).collect();
@@ -93,7 +93,7 @@ impl Load {
         Load { common, tasks }
     }
 
-    /// Waits until so many more writes are acknowledged.
+    /// Waits until `count` more writes are acknowledged.
     pub async fn more(&self, count: u64) {
         let enough = self.common.acknowledged.load(Ordering::Relaxed) + count;
         eventually("writes are acknowledged", PATIENCE, async || {
@@ -102,7 +102,7 @@ impl Load {
         .await;
     }
 
-    /// Ends it; all that was done goes to the record.
+    /// Stops the writers, and adds their operations to the record.
     pub async fn end(self, record: &mut Record) {
         self.common.ended.store(true, Ordering::Relaxed);
         for task in self.tasks {

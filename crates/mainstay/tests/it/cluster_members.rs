@@ -1,4 +1,4 @@
-//! Members that come and go: learners, removed ones, and a cluster that goes on from one survivor.
+//! Membership changes: learners, removed members, and a cluster that continues from a single survivor.
 
 use api::Rpc;
 use api::error;
@@ -15,13 +15,13 @@ use crate::crash::check;
 use crate::member::READY;
 use crate::run;
 
-/// Removes a member, as soon as the cluster lets it go.
+/// Removes a member, with retries until the cluster accepts the removal.
 pub async fn remove(client: &Client, id: u64) {
     eventually("a member is removed", PATIENCE, async || {
         match client.call::<MemberRemoveResponse>(Rpc::ClusterMemberRemove, &MemberRemoveRequest { id }).await
         {
             Ok(_) => Some(()),
-            // An answer that was lost on the way.
+            // An earlier attempt removed the member, but its response was lost.
             Err(status) if status == error::MEMBER_NOT_FOUND => Some(()),
             Err(status) => {
                 assert!(is_passing(&status), "{status}");
@@ -80,7 +80,7 @@ fn a_learner_learns_and_then_votes() {
             }
         })
         .await;
-        // As in etcd, a change of members that only the leader has carried out may go down with it.
+        // As in etcd, a membership change that only the leader has carried out may be lost with the leader.
         eventually("the others have heard of it", PATIENCE, async || {
             for one in [&client, &others] {
                 let members = one.members().await.ok()?;
@@ -91,7 +91,7 @@ fn a_learner_learns_and_then_votes() {
             Some(())
         })
         .await;
-        // Without its vote the cluster of three could not lose its leader.
+        // Without the new member's vote, the cluster of three could not lose its leader.
         cluster.kill(leader);
         cluster.put(1 - leader, "voted", "x").await;
         assert!(client.get("voted").await.expect("reads are served").is_some());
@@ -115,7 +115,7 @@ fn a_removed_member_ends_and_does_not_come_back() {
             id_of(&cluster.client(second).await).await,
         ];
 
-        // One that runs ends by itself, and does not start again.
+        // A running member that is removed ends by itself, and does not start again.
         remove(&client, ids[1]).await;
         let mut gone = cluster.take(first);
         assert_eq!(gone.wait().code(), Some(0), "{}", gone.said());
@@ -124,14 +124,14 @@ fn a_removed_member_ends_and_does_not_come_back() {
         let said = cluster.take(first).refuses();
         assert!(said.contains("has been permanently removed from the cluster"), "{said}");
 
-        // So does one that leads; the others go on.
+        // A removed leader ends too; the others continue.
         remove(&client, ids[0]).await;
         let mut gone = cluster.take(leader);
         assert_eq!(gone.wait().code(), Some(0), "{}", gone.said());
         drop(gone);
         cluster.put(stays, "k", "x").await;
 
-        // One that was down when it happened is told when it comes back.
+        // A member that was down during its removal is told when it comes back.
         cluster.kill(second);
         remove(&client, ids[2]).await;
         cluster.put(stays, "k", "y").await;
@@ -176,7 +176,7 @@ fn one_survivor_goes_on_alone_and_takes_others_in() {
         check(&client, &mut record.history, 0).await;
         cluster.kill(1);
 
-        // It stays alone without the flag, until others are added.
+        // The member stays alone without the flag, until others are added.
         cluster.start_one(1);
         for at in [0, 2] {
             std::fs::remove_dir_all(&cluster.slots[at].data_dir).expect("it is there");

@@ -1,4 +1,4 @@
-//! A leader that is cut off from the others, by a network that says nothing about it.
+//! A leader that is cut off from the others by a network that reports no errors.
 
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -17,11 +17,12 @@ use crate::crash::check;
 use crate::network::Network;
 use crate::run;
 
-/// Runs the body at the router of a network of three, in a thread of its own; not at all where that is not allowed.
+/// Runs the body in a separate thread, at the router of a network of three; skips it if network namespaces
+/// are not allowed.
 fn in_network(test: &'static str, body: impl FnOnce(Cluster, Network) + Send + 'static) {
     let thread = std::thread::spawn(move || match Network::enter(3) {
         Err(error) => {
-            // Past the test harness, which would keep it to itself.
+            // Written directly, since the test harness would capture the output.
             writeln!(std::io::stderr(), "SKIPPED {test}: making network namespaces needs root: {error}")
                 .expect("standard error is open");
         }
@@ -68,7 +69,7 @@ fn a_leader_cut_off_serves_nothing_old_and_comes_back() {
             load.more(200).await;
             load.end(&mut record).await;
 
-            // The majority has gone on, and what it wrote is not to be had here, nor is anything older.
+            // The majority has continued; this member returns neither the majority's writes nor older data.
             let everything = cluster.client(others[0]).await.everything().await.expect("reads are served");
             let newest = revision(everything.header);
             let ended = loop {
@@ -77,13 +78,13 @@ fn a_leader_cut_off_serves_nothing_old_and_comes_back() {
                 }
             };
             assert_eq!(ended, error::NO_LEADER);
-            // A delete of nothing: should it happen later, it makes no revision.
+            // The delete matches no key, so it makes no revision if it is carried out later.
             let asked = Instant::now();
             let write = client.delete("k").await;
             assert!(asked.elapsed() < CALL_TIME_MAX, "the member refuses before its client loses patience");
             let read = reading.await.expect("no panic");
             assert_eq!(read.err(), Some(error::TIMEOUT));
-            // etcd's words for what could not even be proposed.
+            // etcd's text for a write that could not even be proposed.
             assert_eq!(write.err(), Some(Status::new(Code::DeadlineExceeded, "context deadline exceeded")));
             client.get_local("k").await.expect("reads of its own state are served");
 

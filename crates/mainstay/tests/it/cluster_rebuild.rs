@@ -1,4 +1,5 @@
-//! A member whose data is damaged is rebuilt from the others by one command, whatever interrupts it.
+//! A member whose data is damaged is rebuilt from the other members by one command, even if the command is
+//! interrupted.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -20,14 +21,14 @@ const REBUILT: &str = "the member is rebuilt";
 const KEYS: u32 = 140;
 const VALUE_BYTES: usize = 512 << 10;
 
-/// The command that rebuilds the member which that command starts.
+/// Returns the command that rebuilds the member which `start` would start.
 fn rebuilding(start: &Command) -> Command {
     let mut command = Command::new(start.get_program());
     command.env_clear().arg("rebuild").args(start.get_args());
     command
 }
 
-/// The first segment of a member's log.
+/// Returns the path of the first segment of a member's log.
 fn first_segment(cluster: &Cluster, at: usize) -> std::path::PathBuf {
     cluster.slots[at].data_dir.join("member/log/0000000000000000.seg")
 }
@@ -44,7 +45,7 @@ fn a_member_with_a_damaged_segment_is_rebuilt() {
         client.put_leased("leased", "x", lease).await.expect("puts are served");
         cluster.assert_equal().await;
 
-        // While it runs it is not touched.
+        // A running member is not touched.
         let said = Member::launch(rebuilding(&cluster.command(2)), None).refuses();
         assert!(said.contains("the member is running"), "{said}");
 
@@ -59,7 +60,7 @@ fn a_member_with_a_damaged_segment_is_rebuilt() {
         let command = rebuilding(&cluster.command(2));
         cluster.spawn_with(2, command);
         cluster.member(2).wait_for(REBUILT);
-        // Its name is an entry of its own, which it proposes when it serves.
+        // The new member's name is a separate entry, which the member proposes when it serves.
         let members = eventually("all have told their names", PATIENCE, async || {
             let members = client.members().await.expect("members are listed");
             members.iter().all(|member| !member.name.is_empty()).then_some(members)
@@ -78,7 +79,7 @@ fn a_member_with_a_damaged_segment_is_rebuilt() {
         let aside = cluster.slots[2].data_dir.join("member.damaged-1");
         assert!(aside.join("log/0000000000000000.seg").exists(), "the old data is kept");
 
-        // It counts as a voter, and later starts need nothing new.
+        // The new member counts as a voter, and later starts need no special flags.
         cluster.kill(0);
         cluster.put(2, "without the first", "x").await;
         cluster.start_one(0);
@@ -102,7 +103,7 @@ fn a_rebuild_waits_for_a_member_that_has_not_told_its_name() {
         remove(&client, id).await;
         let fourth = cluster.add_slot();
         let fourth_id = cluster.announce(0, fourth, false).await;
-        // Of the three that are listed two have been started: too few for a fourth.
+        // Only two of the three listed members have been started: too few to add a fourth.
         let rebuild = rebuilding(&cluster.command(2));
         cluster.spawn_with(2, rebuild);
         cluster.member(2).wait_for(&format!("not enough started members; start or remove: {fourth_id:x}"));
@@ -133,7 +134,7 @@ fn a_rebuild_with_a_log_of_its_own_goes_on_wherever_it_was_killed() {
     kill_rebuilds(cluster, Some(wal_dir));
 }
 
-/// As of a member that was taken over from etcd, whose `member/wal` was a link.
+/// The layout of a member that was taken over from etcd, and whose `member/wal` was a link.
 #[test]
 fn a_rebuild_with_a_log_behind_a_link_leaves_it_on_its_disk() {
     let cluster = Cluster::plan("rebuild-link", 3, &[]);
@@ -167,7 +168,8 @@ fn kill_rebuilds(mut cluster: Cluster, wal_dir: Option<PathBuf>) {
         let member_dir = data_dir.join("member");
         let link = Some(member_dir.join("wal")).filter(|link| link.is_symlink());
         if let Some(link) = &link {
-            // The data directory had another name when that was noted. What etcd left must not be taken for a store that it began.
+            // The data directory had another name when the path was recorded. etcd's files must not be taken
+            // for a store that etcd began.
             write_note(&RealDisk, &member_dir, "/before/member/wal/log".as_ref()).expect("is written");
             std::fs::write(link.join(etcds), b"etcd's").expect("is written");
         } else if wal_dir.is_some() {
@@ -176,7 +178,7 @@ fn kill_rebuilds(mut cluster: Cluster, wal_dir: Option<PathBuf>) {
             cluster.slots[2].flags = flags;
             assert!(said.contains("give the flag --wal-dir that it was started with"), "{said}");
         }
-        // Each is killed as soon as it has said this, or after a moment of its own.
+        // Each rebuild is killed as soon as it has logged this line, or after a random delay.
         let steps = [
             "removing the old member",
             "moved the old data aside",
@@ -253,7 +255,7 @@ fn without_a_quorum_of_the_others_nothing_is_touched() {
         open(&segment).set_len(0).expect("it can be cut");
         let said = Member::launch(rebuilding(&cluster.command(2)), None).refuses();
         assert!(said.contains("none of the other members answers"), "{said}");
-        // One of the others alone starts, but does not serve: its peers' port answers.
+        // A single other member starts but does not serve; its peer port answers.
         cluster.spawn(0);
         let address = cluster.slots[0].peer;
         eventually("it listens", PATIENCE, async || std::net::TcpStream::connect(address).ok()).await;
@@ -262,7 +264,7 @@ fn without_a_quorum_of_the_others_nothing_is_touched() {
         let data_dir = &cluster.slots[2].data_dir;
         assert!(segment.exists() && !data_dir.join("rebuild").exists(), "nothing is touched");
         assert!(!data_dir.join("member.damaged-1").exists());
-        // With a quorum it works.
+        // With a quorum, the rebuild works.
         cluster.spawn(1);
         let command = rebuilding(&cluster.command(2));
         cluster.member(1).wait_for(crate::member::READY);
@@ -298,7 +300,7 @@ fn a_single_member_has_nobody_to_be_rebuilt_from() {
     setup.start().stop();
 }
 
-/// What a rebuild that was interrupted leaves: the line that its journal holds.
+/// Returns the line that the journal of an interrupted rebuild holds.
 fn journal(cluster: &Cluster, at: usize, old: u64, new: u64, state: &str) -> String {
     format!("{old:x} voter {new:x} {state} http://{}\n", cluster.slots[at].peer)
 }
@@ -314,7 +316,7 @@ fn a_rebuild_goes_on_only_for_the_member_it_was_begun_for() {
         cluster.kill(2);
         let path = cluster.slots[2].data_dir.join("rebuild");
         std::fs::write(&path, journal(&cluster, 2, 0xdead, 0, "new")).expect("it can be written");
-        // The flags of a member that lives, with the data directory of the one that is rebuilt.
+        // The flags belong to a running member, the data directory to the rebuilt one.
         let refused = || {
             let mut command = rebuilding(&cluster.command(1));
             command.arg("--data-dir").arg(&cluster.slots[2].data_dir);
@@ -322,7 +324,7 @@ fn a_rebuild_goes_on_only_for_the_member_it_was_begun_for() {
         };
         let said = refused();
         assert!(said.contains("run it with the flags of that member"), "{said}");
-        // A journal of an older version does not say for whom it was: the member itself answers.
+        // A journal of an older version does not say to whom it belongs; here the running member answers.
         std::fs::write(&path, "dead voter\n").expect("it can be written");
         let said = refused();
         assert!(said.contains("is the address of member") && said.contains("(m1)"), "{said}");
@@ -355,7 +357,7 @@ fn flags_that_do_not_fit_are_refused_before_the_member_is_removed() {
             command.args(flags);
             Member::launch(command, None).refuses()
         };
-        // As after a `member update` of which the flags know nothing.
+        // The state after a `member update` that the flags do not follow.
         let moved = [
             format!("--initial-advertise-peer-urls={free}"),
             format!("--initial-cluster={},m2={free}", cluster.initial(&[0, 1])),
@@ -365,7 +367,7 @@ fn flags_that_do_not_fit_are_refused_before_the_member_is_removed() {
             said.contains(&format!("which the cluster knows at {own}, and the flags name {free}")),
             "{said}"
         );
-        // The log of another member.
+        // The log belongs to another member.
         let said =
             refused(&[format!("--wal-dir={}", cluster.slots[1].data_dir.join("member/log").display())]);
         assert!(said.contains("holds the log of member") && said.contains("check --wal-dir"), "{said}");
@@ -375,20 +377,20 @@ fn flags_that_do_not_fit_are_refused_before_the_member_is_removed() {
         let said = refused(&[format!("--wal-dir={}", other.display())]);
         assert!(said.contains("holds no log, but notes: check --wal-dir"), "{said}");
         assert!(other.join("notes").exists());
-        // A rebuild that was begun in another cluster.
+        // The journal belongs to a rebuild in another cluster.
         let line = journal(&cluster, 2, 0xdead, 0, "new");
         std::fs::write(data_dir.join("rebuild"), format!("{} beef\n", line.trim()))
             .expect("it can be written");
         let said = refused(&[]);
         assert!(said.contains("a rebuild of a member of cluster beef was begun"), "{said}");
-        // One whose data was moved aside already, and which goes by another address than when that was begun.
+        // The member's data was moved aside already, and its address has changed since the rebuild began.
         std::fs::rename(data_dir.join("member"), data_dir.join("aside")).expect("it can be moved");
         let id = before.iter().find(|member| member.peer_urls == [own.clone()]).expect("it is listed").id;
         std::fs::write(data_dir.join("rebuild"), format!("{id:x} voter 0 new {free}\n"))
             .expect("it can be written");
         let said = refused(&moved);
         assert!(said.contains(&format!("which the cluster knows at {own} now")), "{said}");
-        // With an address of another member among its own.
+        // One of the addresses belongs to another member.
         let urls = if own < others { format!("{own},{others}") } else { format!("{others},{own}") };
         std::fs::write(data_dir.join("rebuild"), format!("dead voter 0 new {urls}\n"))
             .expect("it can be written");
@@ -433,7 +435,7 @@ fn so_is_one_whose_log_is_left_in_a_directory_of_its_own() {
     replace_again(cluster);
 }
 
-/// Takes the data directory of the last member away, twice.
+/// Deletes the data directory of the last member, twice.
 fn replace_again(mut cluster: Cluster) {
     cluster.start_all();
     run(async {
@@ -445,13 +447,13 @@ fn replace_again(mut cluster: Cluster) {
         };
         let name = cluster.slots[2].name.clone();
         let data_dir = cluster.slots[2].data_dir.clone();
-        // A journal of an older version does not say which member was added, nor whether it ran.
+        // A journal of an older version does not say which member was added, nor whether the member ran.
         for is_older in [false, true] {
             let before = ids().await;
             let members = client.members().await.expect("members are listed");
             let new = members.iter().find(|member| member.name == name).expect("it is a member").id;
             cluster.kill(2);
-            // As if it were the new member of a rebuild that was killed after it had run, and its data were gone.
+            // The state of a new member whose rebuild was killed after the member had run, and whose data is lost.
             std::fs::remove_dir_all(data_dir.join("member")).expect("it can be removed");
             let line = match is_older {
                 false => journal(&cluster, 2, 0xdead, new, "started"),

@@ -1,4 +1,5 @@
-//! Starts that do not fit the cluster, and strangers at the door: refused, and nobody is harmed.
+//! Starts that do not fit the cluster, and requests of foreign members: they are refused, and do not disturb
+//! the cluster.
 
 use std::time::Duration;
 
@@ -9,11 +10,11 @@ use crate::cluster_members::id_of;
 use crate::member::READY;
 use crate::run;
 
-/// Of clusters in which nobody may be disturbed: no election comes from a busy machine alone.
+/// Options of clusters that must not be disturbed: with these timeouts, a busy machine alone causes no election.
 const PATIENT: &[&str] = &["--heartbeat-interval=100", "--election-timeout=3000"];
 const PATIENT_ELECTION_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Starts a member that is told to join; gives what it says when it refuses.
+/// Starts a member that is told to join; returns its log output when it refuses to start.
 fn refused_to_join(cluster: &mut Cluster, at: usize, everybody: &[usize]) -> String {
     let command = cluster.joining(at, everybody);
     cluster.spawn_with(at, command);
@@ -42,7 +43,7 @@ fn a_member_that_does_not_fit_is_refused() {
         let said = refused_to_join(&mut cluster, stranger, &[0, stranger]);
         assert!(said.contains("unmatched member while checking PeerURLs"), "{said}");
 
-        // The one that was announced is still welcome, and the cluster is as it was.
+        // The member that was added can still join, and the cluster is unchanged.
         cluster.spawn_with(announced, cluster.joining(announced, &[0, announced]));
         cluster.member(announced).wait_for(READY);
         cluster.put(0, "k", "y").await;
@@ -75,7 +76,8 @@ fn a_member_without_its_data_is_not_new() {
         let said = cluster.take(2).refuses();
         assert!(said.contains(&format!("member {id:x} has already been bootstrapped")), "{said}");
 
-        // With its data it is the same member whatever its flags say of the cluster's beginning, as etcd's is.
+        // With its data it is the same member, whatever its flags say about the cluster's beginning; the same
+        // holds in etcd.
         std::fs::remove_dir_all(&cluster.slots[2].data_dir).expect("it is there");
         std::fs::rename(&away, &cluster.slots[2].data_dir).expect("it can be moved");
         let initial = format!("--initial-cluster={}", cluster.initial(&[2]));
@@ -146,7 +148,7 @@ fn members_of_another_cluster_are_refused() {
     run(async {
         let mut ours = Cluster::start("ours", 3, PATIENT);
         let mut theirs = Cluster::plan("theirs", 3, &[]);
-        // The third of theirs is to be found where the first of ours listens.
+        // The third member of the other cluster has the peer address of this cluster's first member.
         theirs.slots[2].peer = ours.slots[0].peer;
         theirs.spawn(0);
         theirs.spawn(1);
@@ -161,7 +163,7 @@ fn members_of_another_cluster_are_refused() {
             ours.put(round % 3, &format!("k/{round}"), "ours").await;
             theirs.put(round % 2, &format!("k/{round}"), "theirs").await;
         }
-        // Long enough for whoever is disturbed to ask for an election.
+        // Long enough for a disturbed member to start an election.
         tokio::time::sleep(PATIENT_ELECTION_TIMEOUT * 2 + Duration::from_millis(100)).await;
         let after = ours.client(leader).await.status().await.expect("a status");
         assert_eq!(

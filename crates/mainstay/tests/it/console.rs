@@ -1,4 +1,4 @@
-//! The console, with members that are processes. `mainstay-console`'s own tests have those that are scripts.
+//! The console, with members that are processes. The tests of the crate `mainstay-console` use scripted members.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -18,7 +18,7 @@ use crate::tls::https;
 
 const OWN: (&str, &str) = ("X-Mainstay-Console", "1");
 
-/// Sends a request under the address's own name; returns the connection on which the answer comes.
+/// Sends a request with the address as host name; returns the connection on which the response arrives.
 fn ask(console: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> TcpStream {
     let mut stream = http1::connect(console);
     let mut head =
@@ -30,7 +30,7 @@ fn ask(console: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], 
     stream
 }
 
-/// The answer to a request.
+/// Returns the response to a request.
 fn answer(console: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
     let mut stream = ask(console, method, path, headers, body);
     let mut answer = http1::read_head(&mut stream);
@@ -65,7 +65,8 @@ fn members(console: SocketAddr) -> Value {
     serde_json::from_str(answer.text()).expect("JSON")
 }
 
-/// What is seen of a cluster of three through one console: its pages, its members, calls, a watch, a member that goes.
+/// Checks through one console what it shows of a cluster of three: pages, members, calls, a watch, a member
+/// that goes down.
 fn sees_the_cluster(cluster: &mut Cluster, console: SocketAddr, own: usize) {
     assert_eq!(answer(console, "GET", "/", &[], "").header("content-type"), Some("text/html; charset=utf-8"));
     let list = members(console);
@@ -83,7 +84,7 @@ fn sees_the_cluster(cluster: &mut Cluster, console: SocketAddr, own: usize) {
     assert_eq!(ids[own], "0");
     assert!(endpoints.iter().all(|endpoint| endpoint["memberId"].as_str().is_some_and(|id| id.len() == 16)));
 
-    // A watch at one member tells what is put at another.
+    // A watch at one member reports a put at another.
     let path = format!("/api/endpoint/{}/v3/watch", ids[1]);
     let mut watch = ask(console, "POST", &path, &[], r#"{"create_request":{"key":"Zm9v"}}"#);
     assert_eq!(http1::read_head(&mut watch).status, 200);
@@ -107,7 +108,7 @@ fn sees_the_cluster(cluster: &mut Cluster, console: SocketAddr, own: usize) {
         }
     }
 
-    // One that is down is listed, and said to be down.
+    // A member that is down is listed, and shown as down.
     let down = (own + 1) % 3;
     cluster.slots[down].member.take().expect("it runs").kill();
     assert_eq!(members(console)["endpoints"].as_array().map(Vec::len), Some(3));
@@ -147,7 +148,7 @@ fn a_console_by_itself_shows_a_cluster() {
     let console = address.and_then(|address| address.parse().ok()).unwrap_or_else(|| panic!("{line}"));
     assert_eq!(members(console)["self"], Value::Null);
     sees_the_cluster(&mut cluster, console, 0);
-    // SAFETY: it is called with the id of a child that has not been waited for.
+    // SAFETY: kill is called with the id of a child that has not been waited for.
     let told = unsafe { libc::kill(libc::pid_t::try_from(process.id()).expect("a pid"), libc::SIGTERM) };
     assert_eq!(told, 0, "the process takes the signal");
     assert!(process.wait().expect("it is our child").success());
@@ -177,7 +178,7 @@ fn users_log_in_through_it() {
     };
     let root = token("root", "rootpw");
     assert_eq!(call(console, "0", "kv/range", &[("Authorization", &root)], range).0, 200);
-    // Bob may not read it.
+    // Bob may not read the key.
     let bob = token("bob", "bobpw");
     let (status, error) = call(console, "0", "kv/range", &[("Authorization", &bob)], range);
     assert_eq!((status, &error["message"]), (403, &Value::from("etcdserver: permission denied")));
@@ -201,7 +202,7 @@ fn tls_is_that_of_the_listeners_for_clients() {
     let page = ask(crate::tls::trusting(&authority, Some(&browser))).expect("it is served");
     assert!(page.starts_with("HTTP/1.1 200"), "{page}");
     ask(crate::tls::trusting(&authority, None)).expect_err("no certificate was shown");
-    // It reaches the member by the certificate that the member shows itself.
+    // The console reaches the member with the member's own certificate.
     let (status, range) = call(plain, "0", "kv/range", &[], r#"{"key":"Zm9v"}"#);
     assert_eq!(status, 200, "{range}");
 }

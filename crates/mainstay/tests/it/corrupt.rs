@@ -1,4 +1,4 @@
-//! What a member still does while the CORRUPT alarm is raised, for another member and for itself.
+//! Operations that a member allows or refuses while the CORRUPT alarm is raised, for another member or for itself.
 
 use api::error;
 use api::etcdserverpb::*;
@@ -18,7 +18,7 @@ async fn raise(client: &Client, member_id: u64, alarm: AlarmType) {
     assert_eq!(answer.alarms, [AlarmMember { member_id, alarm: alarm as i32 }]);
 }
 
-/// Reads, of all kinds; the code that each ends with.
+/// Makes reads of all kinds; returns the status code of each.
 async fn reads(client: &Client) -> Vec<Code> {
     let code = |failed: Option<api::Status>| failed.map_or(Code::Ok, |status| status.code);
     let range = |serializable| RangeRequest { key: "k".into(), serializable, ..RangeRequest::default() };
@@ -36,7 +36,7 @@ async fn reads(client: &Client) -> Vec<Code> {
     ]
 }
 
-/// No write is taken, with the words of etcd; what an operator needs goes on.
+/// Asserts that writes are refused with etcd's text, and that calls an operator needs still work.
 async fn assert_no_writes(client: &Client, lease: i64) {
     assert_eq!(client.put("k", "x").await, Err(error::CORRUPT));
     assert_eq!(client.delete("k").await, Err(error::CORRUPT));
@@ -84,12 +84,12 @@ fn a_corrupt_cluster_takes_no_writes_and_its_corrupt_member_answers_no_reads() {
         assert_eq!(ended, error::CORRUPT, "a watch from before ends");
         member.kill();
 
-        // The alarm outlasts a restart.
+        // The alarm survives a restart.
         let member = setup.start();
         let client = member.client().await;
         assert_no_writes(&client, lease).await;
         assert_eq!(reads(&client).await, [Code::DataLoss; 4]);
-        // With both alarms raised it is this one's words.
+        // With both alarms raised, the refusal has the text of the CORRUPT alarm.
         raise(&client, own, AlarmType::Nospace).await;
         assert_eq!(client.put("k", "x").await, Err(error::CORRUPT));
         client.disarm().await.expect("the alarms are taken back");

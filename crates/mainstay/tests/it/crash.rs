@@ -1,4 +1,5 @@
-//! kill -9 under many writing clients, again and again: what was acknowledged, or shown to anybody, is there after it.
+//! kill -9 under many writing clients, repeatedly: what was acknowledged, or shown to a client, exists after
+//! the restart.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +17,7 @@ use crate::run;
 
 const CONNECTIONS: u32 = 20;
 
-/// A number from the environment, so that many rounds can be run by hand.
+/// Returns a number from the environment, so that many rounds can be run by hand.
 pub fn setting(name: &str, default: u32) -> u32 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}")))
 }
@@ -27,7 +28,7 @@ fn is_broken(status: &Status) -> bool {
     status.code == Code::Unavailable && heard.iter().any(|text| status.message.starts_with(text))
 }
 
-/// Tries one operation of a writer; which one follows from its number.
+/// Makes one operation of a writer; its number selects the kind.
 pub async fn attempt(client: &Client, writer: u32, number: u32) -> (Deed, Result<Fate, Status>) {
     match number % 4 {
         0 | 2 => {
@@ -69,7 +70,7 @@ async fn write(client: Client, writer: u32, first: u32, acknowledged: Arc<Atomic
     ops
 }
 
-/// Reads both halves of pairs until the connection breaks: they are always the same. Gives what it was shown.
+/// Reads both halves of pairs, which must be equal, until the connection breaks. Returns what the reads showed.
 async fn read(client: Client, writers: u32) -> Vec<Step> {
     let mut shown = Vec::new();
     for writer in (0..writers).cycle() {
@@ -103,7 +104,7 @@ async fn read(client: Client, writers: u32) -> Vec<Step> {
     shown
 }
 
-/// Watches from a revision until the connection breaks. Gives what it was shown.
+/// Watches from a revision until the connection breaks. Returns what the watch showed.
 async fn watch(client: Client, from: i64) -> Vec<Step> {
     let mut shown: Vec<Step> = Vec::new();
     let mut watch = match client.watch_all(from).await {
@@ -129,14 +130,14 @@ async fn watch(client: Client, from: i64) -> Vec<Step> {
     }
 }
 
-/// Holds everything a member says against the history.
+/// Compares the complete state of a member with the history.
 pub async fn check(client: &Client, history: &mut History, compaction_tried: i64) {
     let everything =
         eventually("reads are served", testkit::TIMEOUT, async || client.everything().await.ok()).await;
     let last = revision(everything.header);
     assert!(last >= history.revision(), "revisions went back from {} to {last}", history.revision());
 
-    // A compaction that was acknowledged holds; one that was tried may.
+    // An acknowledged compaction holds; a compaction whose outcome is unknown may hold.
     let mut expected = 2;
     let mut watch = client.watch_all(expected).await.expect("a watch can be opened");
     while expected <= last {
@@ -211,7 +212,7 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
             let mut shown = watcher.await.expect("no watcher panics");
             shown.extend(reader.await.expect("no reader panics"));
 
-            // Some starts are cut short as well.
+            // Some starts are interrupted, too.
             for _ in 0..dice.below(3) {
                 let member = Member::spawn(&setup);
                 member.wait_for(if dice.below(2) == 0 { "starting a member" } else { "restored the state" });

@@ -1,5 +1,5 @@
-//! Damaged files: what had been acknowledged is refused by name and place, never skipped; what an interrupted write
-//! left is cut off.
+//! Damaged files: lost acknowledged data is refused with the file's name and position, and never skipped; the
+//! rest of an interrupted write is cut off.
 
 use std::fs;
 use std::os::unix::fs::FileExt as _;
@@ -13,7 +13,7 @@ use crate::{filler, run};
 const KEYS: u32 = 300;
 const VALUE_BYTES: usize = 512 << 10;
 
-/// Log segments, oldest first.
+/// Returns the log segments, oldest first.
 fn segments(setup: &Setup) -> Vec<PathBuf> {
     let dir = setup.data_dir.join("member/log");
     let entries = fs::read_dir(dir).expect("the log is there").map(|entry| entry.expect("readable").path());
@@ -23,7 +23,7 @@ fn segments(setup: &Setup) -> Vec<PathBuf> {
     paths
 }
 
-/// Offset behind the last byte that is not zero.
+/// Returns the offset after the last byte of a file that is not zero.
 pub fn end(path: &Path) -> u64 {
     let bytes = fs::read(path).expect("readable");
     bytes.iter().rposition(|byte| *byte != 0).map_or(0, |at| at as u64 + 1)
@@ -33,7 +33,7 @@ pub fn open(path: &Path) -> fs::File {
     fs::OpenOptions::new().read(true).write(true).open(path).expect("the file can be opened")
 }
 
-/// Turns some bits of a file over; doing it twice undoes it.
+/// Inverts some bits of a file; a second call restores them.
 pub fn flip(path: &Path, offset: u64) {
     let file = open(path);
     let mut bytes = [0; 3];
@@ -41,7 +41,7 @@ pub fn flip(path: &Path, offset: u64) {
     file.write_all_at(&bytes.map(|byte| !byte), offset).expect("writable");
 }
 
-/// A data directory with several sealed segments, its member gone.
+/// Creates a data directory with several sealed segments, whose member has ended.
 fn written(setup: &Setup) {
     run(async {
         let member = setup.start();
@@ -53,7 +53,7 @@ fn written(setup: &Setup) {
     });
 }
 
-/// Starts a member; all keys must be there.
+/// Starts a member, and checks that all keys exist. Returns its log output.
 fn assert_whole(setup: &Setup) -> String {
     run(async {
         let member = setup.start();
@@ -71,7 +71,7 @@ fn assert_whole(setup: &Setup) -> String {
 #[test]
 fn damaged_segments_are_refused_by_name_and_offset() {
     let dir = TempDir::new("damage");
-    // No checkpoint: a start reads the whole log.
+    // Without a checkpoint, a start reads the whole log.
     let setup = Setup::new(dir.path()).flag("--snapshot-count=1000000");
     written(&setup);
     let paths = segments(&setup);
@@ -87,13 +87,13 @@ fn damaged_segments_are_refused_by_name_and_offset() {
     }
     assert_whole(&setup);
 
-    // Cut short, in the middle of a record.
+    // The segment is cut off in the middle of a record.
     let aside = dir.path().join("aside");
     fs::copy(second, &aside).expect("a copy can be made");
     open(second).set_len(40 << 20).expect("the file can be cut");
     let said = setup.refused();
     assert!(said.contains(&second.display().to_string()), "{said}");
-    // Gone.
+    // The segment is missing.
     fs::remove_file(second).expect("the file can be removed");
     let said = setup.refused();
     assert!(said.contains(&second.display().to_string()), "{said}");
@@ -101,8 +101,8 @@ fn damaged_segments_are_refused_by_name_and_offset() {
     assert_whole(&setup);
 }
 
-/// Writes one more value, of some sectors, and kills the member. Gives the segment and the offset where the log ends in it, which
-/// leaves room behind it in its sector.
+/// Writes one more value of several sectors, and kills the member. Returns the segment and the offset at
+/// which the log ends, which leaves space in the last sector.
 fn written_last(setup: &Setup) -> (PathBuf, u64) {
     run(async {
         let member = setup.start();
@@ -128,7 +128,7 @@ fn a_torn_tail_is_cut_off() {
     let setup = Setup::new(dir.path()).flag("--snapshot-count=1000000");
     written(&setup);
     for garbage in [&[0xff; 512][..], &[7; 5000], b"x"] {
-        // The head of the last record is there, and of what follows in other sectors some is not.
+        // The head of the last record is intact, but some of its other sectors are not.
         let (last, at) = written_last(&setup);
         open(&last).write_all_at(garbage, at / 512 * 512).expect("writable");
         let said = assert_whole(&setup);
@@ -144,7 +144,7 @@ fn an_end_that_no_interrupted_write_leaves_is_refused() {
     let dir = TempDir::new("no-torn");
     let setup = Setup::new(dir.path()).flag("--snapshot-count=1000000");
     let (last, at) = written_last(&setup);
-    // In the sector in which the last record ends: it was written as a whole, or not at all.
+    // The damage is in the sector in which the last record ends, which was written as a whole or not at all.
     open(&last).write_all_at(b"garbage", at).expect("writable");
     let said = setup.refused();
     assert!(said.contains(&format!("{} is damaged at offset {at}", last.display())), "{said}");
@@ -172,7 +172,7 @@ fn a_damaged_checkpoint_is_made_anew_from_a_log_that_holds_everything() {
         .map(|entry| entry.expect("readable").path())
         .collect();
     assert!(files.len() >= 2, "{files:?}");
-    // The log still holds everything since the first entry, and is read instead.
+    // The log still holds everything since the first entry, and is read instead of the checkpoint.
     let manifest = checkpoints.join("MANIFEST");
     flip(&manifest, end(&manifest) / 2);
     let said = assert_whole(&setup);
@@ -180,7 +180,7 @@ fn a_damaged_checkpoint_is_made_anew_from_a_log_that_holds_everything() {
         "the checkpoint is damaged; the log holds everything since the first entry and is read instead";
     assert!(said.contains(words) && said.contains(&manifest.display().to_string()), "{said}");
 
-    // A log that is gone while its checkpoint is there.
+    // The log is missing while its checkpoint exists.
     let log = setup.data_dir.join("member/log");
     fs::rename(&log, dir.path().join("log")).expect("the log can be moved");
     let said = setup.refused();
@@ -201,7 +201,7 @@ fn a_value_that_is_damaged_is_an_error_for_its_reader_only() {
             client.put(format!("k/{number:04}"), filler(number, VALUE_BYTES)).await.expect("puts are served");
         }
         member.wait_for("saved a checkpoint");
-        // Under the running member, as a failing disk does it.
+        // The file is damaged under a running member, as by a failing disk.
         flip(&segments(&setup)[0], 10 << 20);
         let mut damaged = Vec::new();
         for number in 0..KEYS {

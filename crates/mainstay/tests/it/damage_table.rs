@@ -1,6 +1,6 @@
-//! Every kind of file in the data directory, damaged in every way, under a real member: it starts with everything that
-//! was acknowledged, or refuses by name, place and remedy. `docs/reference/damage.md` is made of these runs; with
-//! `MAINSTAY_WRITE_DOCS=1` it is written anew, otherwise compared.
+//! Every kind of file in the data directory, damaged in every way, under a real member: the member starts
+//! with all acknowledged data, or refuses with file, position and remedy. `docs/reference/damage.md` is generated from
+//! these runs: `MAINSTAY_WRITE_DOCS=1` writes the file, otherwise it is compared.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -31,34 +31,34 @@ const LATE_KEYS: u32 = 20;
 const SEGMENT_HEADER_BYTES: u64 = 4096;
 const PAGE_BYTES: u64 = 4096;
 const WORKERS: usize = 4;
-/// Unless `MAINSTAY_FULL_TABLE` is set, one case of so many is run.
+/// Unless `MAINSTAY_FULL_TABLE` is set, only one case of this many is run.
 const SAMPLED: usize = 6;
-/// A case that takes longer is named.
+/// Time after which a case is reported as slow.
 const SLOW: std::time::Duration = std::time::Duration::from_secs(10);
-/// The documentation, with the tables between these marks.
+/// Path of the documentation; the tables are between the marks below.
 const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/damage.md");
 const BEGIN: &str = "<!-- made by damage_table.rs: begin -->\n";
 const END: &str = "<!-- made by damage_table.rs: end -->\n";
 
-/// What a member had acknowledged when it ended.
+/// Data that a member had acknowledged when it ended.
 #[derive(Default)]
 struct Acknowledged {
     values: BTreeMap<Bytes, Bytes>,
-    /// Those of the last moments, which damage of the very end may take along.
+    /// Keys written last, which may be lost if the very end of the log is damaged.
     late: Vec<Bytes>,
     leases: Vec<i64>,
     revision: i64,
 }
 
-/// A data directory to damage copies of.
+/// A data directory whose copies are damaged.
 struct Original {
     dir: PathBuf,
-    /// Files as they were earlier, by path relative to `member`.
+    /// Directory with earlier versions of files, by path relative to `member`.
     older: PathBuf,
     acknowledged: Acknowledged,
 }
 
-/// How a member of the table is started; the token decides its ids.
+/// Returns the setup of a member of the table; the token determines its ids.
 fn setup(dir: &Path, token: &str) -> Setup {
     let mut setup = Setup::new(dir)
         .flag("--snapshot-count=10")
@@ -77,7 +77,7 @@ fn copy_sparse(from: &Path, to: &Path) {
     let mut page = vec![0; 256 << 10];
     let mut at = 0;
     while let Some(data) = source.next_data(at).expect("readable").filter(|data| *data < len) {
-        // Page by page, as it is kept.
+        // Copies page by page, like the page cache.
         at = data / PAGE_BYTES * PAGE_BYTES;
         let n = source.read_at(&mut page, at).expect("readable");
         let (words, rest) = page[..n].as_chunks::<8>();
@@ -88,7 +88,7 @@ fn copy_sparse(from: &Path, to: &Path) {
     }
 }
 
-/// Copies a data directory, whole segments as links unless `own` says that this one is to be damaged.
+/// Copies a data directory; sealed segments are hard links, unless `own` says that a segment will be damaged.
 fn copy_tree(from: &Path, to: &Path, own: &dyn Fn(&Path) -> bool) {
     fs::create_dir_all(to).expect("a directory can be made");
     for entry in fs::read_dir(from).expect("readable") {
@@ -104,7 +104,7 @@ fn copy_tree(from: &Path, to: &Path, own: &dyn Fn(&Path) -> bool) {
     }
 }
 
-/// Whether this is a segment that nothing is written to any more.
+/// Returns true if this is a sealed segment, to which nothing is written any more.
 fn is_sealed(path: &Path) -> bool {
     let is_segment = |path: &Path| path.extension().is_some_and(|e| e == "seg");
     let in_use = |path: &Path| is_segment(path) && end(path) > SEGMENT_HEADER_BYTES;
@@ -113,13 +113,13 @@ fn is_sealed(path: &Path) -> bool {
 }
 
 impl Original {
-    /// A member with several segments and a checkpoint of several runs. `lacking`: its log has let go of the first
-    /// entries. `crash`: it did not end in order.
+    /// Creates a member with several segments and a checkpoint of several runs. `lacking`: its log no longer
+    /// has the first entries. `crash`: it did not shut down cleanly.
     fn make(dir: &Path, token: &str, lacking: bool, crash: bool) -> Original {
         let mut setup = setup(&dir.join("data"), token);
         let checkpoints = !crash;
         if crash {
-            // So that its start reads every segment.
+            // Without a checkpoint, the member's start reads every segment.
             setup = setup.flag("--snapshot-count=1000000");
         }
         let older = dir.join("older");
@@ -171,9 +171,9 @@ impl Original {
                 })
                 .await;
             }
-            // The segment at the end as it is now, for an older copy.
+            // The last segment in its present state, for the cases with an older copy.
             let log = setup.data_dir.join("member/log");
-            // Another thread prepares what comes next, when it gets to it.
+            // A background thread prepares the next segment and the reserve.
             testkit::eventually(
                 "the next segment and the reserve are there",
                 crate::cluster::PATIENCE,
@@ -212,7 +212,8 @@ impl Acknowledged {
         }
     }
 
-    /// Asks for everything, of the large values for one of `every`. `Ok` says which values are answered with an error, `Err` what is not there or wrong.
+    /// Requests all keys, and one of `every` large values. `Ok` lists values whose read returns an error;
+    /// `Err` lists values that are missing or wrong.
     async fn compare(&self, client: &Client, every: usize) -> Result<Vec<Bytes>, Vec<Bytes>> {
         let (mut failing, mut lost) = (Vec::new(), Vec::new());
         let all = |prefix: &str, keys_only| RangeRequest {
@@ -269,7 +270,7 @@ async fn wait_for_checkpoints(member: &Member, count: usize) {
     .await;
 }
 
-/// The files of a data directory, by what they are.
+/// Returns the files of a data directory, by their role.
 fn roles(data_dir: &Path) -> BTreeMap<&'static str, PathBuf> {
     let list = |dir: &str| -> Vec<PathBuf> {
         let entries = fs::read_dir(data_dir.join(dir)).expect("it is there");
@@ -309,7 +310,7 @@ fn roles(data_dir: &Path) -> BTreeMap<&'static str, PathBuf> {
     found
 }
 
-/// Where the records of a segment begin, and where the last ends.
+/// Returns the offsets at which the records of a segment begin, and the offset at which the last record ends.
 fn records(path: &Path) -> (Vec<u64>, u64) {
     let file = fs::File::open(path).expect("readable");
     let mut found = Vec::new();
@@ -323,15 +324,15 @@ fn records(path: &Path) -> (Vec<u64>, u64) {
     (found, at)
 }
 
-/// Offset behind what is written in a file.
+/// Returns the offset after the written part of a file.
 fn end(path: &Path) -> u64 {
     if path.extension().is_some_and(|e| e == "seg") { records(path).1 } else { crate::damage::end(path) }
 }
 
-/// Gets the data directory, the file, and the original.
+/// Damages a data directory; the arguments are the data directory, the file, and the original.
 type Apply = dyn Fn(&Path, &Path, &Original) + Send + Sync + std::panic::RefUnwindSafe;
 
-/// One way to damage something in a data directory.
+/// One way to damage a file in a data directory.
 struct Case {
     role: &'static str,
     damage: &'static str,
@@ -357,7 +358,7 @@ fn relative(path: &Path, data_dir: &Path) -> PathBuf {
     path.strip_prefix(data_dir.join("member")).expect("it lies below").to_owned()
 }
 
-/// What may happen to any file.
+/// Returns the cases that apply to any file.
 fn common(role: &'static str) -> Vec<Case> {
     let set_mode = |path: &Path, mode| {
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("it is ours");
@@ -381,7 +382,7 @@ fn common(role: &'static str) -> Vec<Case> {
         case(role, "a second time under another name", |_, path, _| {
             let name = path.file_name().expect("it has a name").to_string_lossy().into_owned();
             let other = match name.strip_suffix(".seg") {
-                // The next number that nobody has, or a number before all others.
+                // The next unused number, or a number before all others.
                 Some(_) if path.with_file_name("0000000000000009.seg").exists() => "copy.seg".to_owned(),
                 Some(_) => "0000000000000009.seg".to_owned(),
                 None => format!("{name}.copy"),
@@ -402,7 +403,7 @@ fn common(role: &'static str) -> Vec<Case> {
     ]
 }
 
-/// What may happen to a file that has contents.
+/// Returns the cases that apply to a file with contents.
 fn contents(role: &'static str) -> Vec<Case> {
     vec![
         case(role, "a flipped bit in its header", |_, path, _| flip(path, 20)),
@@ -413,7 +414,7 @@ fn contents(role: &'static str) -> Vec<Case> {
     ]
 }
 
-/// What may happen to a segment of the log in use.
+/// Returns the cases that apply to a segment of the log in use.
 fn in_log(role: &'static str) -> Vec<Case> {
     let mut cases = contents(role);
     cases.extend([
@@ -433,7 +434,7 @@ fn in_log(role: &'static str) -> Vec<Case> {
     cases
 }
 
-/// A file of somebody else, or of another time, in its place.
+/// Returns the cases in which another file replaces this one: a file of another member, or an earlier version.
 fn replaced(role: &'static str, other: PathBuf) -> Vec<Case> {
     vec![
         case(role, "an older copy of itself in its place", |dir, path, original| {
@@ -524,25 +525,25 @@ fn left_over() -> Vec<Case> {
     cases
 }
 
-/// What became of a member.
+/// Outcome of a start on a damaged copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// It started with everything; what it said about the damage.
+    /// The member started with all data; holds its log lines about the damage.
     Whole(Vec<String>),
-    /// It started with everything but some values, each of which is answered with an error.
+    /// The member started with all data but some values, whose reads return errors.
     Failing(Vec<String>),
-    /// It started without writes of the last moments.
+    /// The member started without the last writes.
     Short(Vec<String>),
-    /// It refused, saying this.
+    /// The member refused to start with this text.
     Refused(String),
 }
 
-/// Starts without the rights of the superuser to read and write everything.
+/// Lets the command run without the superuser's right to read and write all files.
 fn without_privileges(command: &mut Command) {
     const DAC_OVERRIDE: libc::c_ulong = 1;
     const DAC_READ_SEARCH: libc::c_ulong = 2;
-    // SAFETY: only plain system calls, which are allowed between fork and exec. They fail for whoever is not the
-    // superuser and has no such rights anyway.
+    // SAFETY: only plain system calls, which are allowed between fork and exec. They fail for a process
+    // without these rights, which needs no change.
     unsafe {
         command.pre_exec(|| {
             libc::prctl(libc::PR_CAPBSET_DROP, DAC_OVERRIDE, 0, 0, 0);
@@ -552,7 +553,7 @@ fn without_privileges(command: &mut Command) {
     }
 }
 
-/// Numbers and names that differ from run to run are taken out.
+/// Removes numbers and names that differ between runs.
 fn plain(text: &str, dir: &Path, roles: &BTreeMap<&'static str, PathBuf>) -> String {
     let mut text = text.to_owned();
     for (role, path) in roles {
@@ -567,7 +568,7 @@ fn plain(text: &str, dir: &Path, roles: &BTreeMap<&'static str, PathBuf>) -> Str
         let is_number =
             word.chars().all(|c| c.is_ascii_hexdigit()) && word.contains(|c: char| c.is_ascii_digit());
         let named = behind.starts_with(".seg") || behind.starts_with(".run");
-        // Modes and single digits say something; other numbers are different every time.
+        // Modes and single digits carry meaning; other numbers differ between runs.
         words.push_str(if is_number && len > 1 && !named { "N" } else { word });
         let next = behind.chars().next().map_or(0, char::len_utf8);
         words.push_str(&behind[..next]);
@@ -576,7 +577,7 @@ fn plain(text: &str, dir: &Path, roles: &BTreeMap<&'static str, PathBuf>) -> Str
     words
 }
 
-/// The value of a field of a line of the log.
+/// Returns the value of a field in a line of the log.
 fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     let rest = line.split_once(&format!("\"{name}\":\""))?.1;
     let mut end = 0;
@@ -603,7 +604,7 @@ impl Case {
         let outcome = if served {
             let compared = run(async {
                 let client = member.client().await;
-                // Only what happens to segments concerns some values and not others.
+                // Damage to a segment may affect single values; damage to other files affects all values or none.
                 let every = if self.role.ends_with("segment") { 1 } else { 8 };
                 let compared = original.acknowledged.compare(&client, every).await;
                 client.put("after", "x").await.expect("the member goes on");
@@ -642,7 +643,7 @@ impl Case {
             let error = line.and_then(|line| field(line, "error")).unwrap_or_else(|| panic!("{said}"));
             Outcome::Refused(plain(error, &data_dir, &roles))
         };
-        // Or the directory could not be removed.
+        // Otherwise the directory could not be removed.
         for name in ["member", "member/log"] {
             let _ = fs::set_permissions(data_dir.join(name), fs::Permissions::from_mode(0o755));
         }
@@ -651,7 +652,7 @@ impl Case {
     }
 }
 
-/// Runs all cases, several at a time.
+/// Runs all cases, several in parallel.
 fn run_all(cases: &[Case], original: &Original, dir: &Path, token: &str) -> Vec<Outcome> {
     let next = AtomicUsize::new(0);
     let outcomes = Mutex::new(vec![None; cases.len()]);
@@ -675,7 +676,7 @@ fn run_all(cases: &[Case], original: &Original, dir: &Path, token: &str) -> Vec<
     outcomes.into_iter().map(|outcome| outcome.expect("every case was run")).collect()
 }
 
-/// What every outcome has to satisfy, whatever was damaged.
+/// Asserts the conditions that every outcome has to satisfy.
 fn check(case: &Case, outcome: &Outcome, limits: &[(&str, &str)]) {
     let what = format!("{}, {}: {outcome:?}", case.role, case.damage);
     match outcome {
@@ -705,24 +706,23 @@ fn check(case: &Case, outcome: &Outcome, limits: &[(&str, &str)]) {
     }
 }
 
-/// The table of one state, in Markdown; and how often what happened.
+/// Returns the table of one state, in Markdown, and the number of cases per kind of outcome.
 fn table(cases: &[Case], outcomes: &[Outcome]) -> (String, [usize; 4]) {
     let mut text = String::from("| file | damage | what happens |\n|---|---|---|\n");
     let mut counts = [0; 4];
     for (case, outcome) in cases.iter().zip(outcomes) {
         let said = |words: &[String]| match words {
             [] => String::new(),
-            words => format!("; logs: {}", words.join("; ")),
+            words => format!("; says: {}", words.join("; ")),
         };
         let (at, happens) = match outcome {
             Outcome::Whole(words) => (0, format!("starts, everything is there{}", said(words))),
             Outcome::Failing(words) => {
-                let names = "starts; values in the damaged place return an error that names file and offset";
-                (1, format!("{names}, all others are there{}", said(words)))
+                let names = "starts; the values in the damaged place are answered with an error that names file and offset";
+                (1, format!("{names}, the others are there{}", said(words)))
             }
             Outcome::Refused(why) => {
-                let begins = ["; if it is gone, ", "; "].map(|joint| format!("{joint}{REMEDY_BEGIN}"));
-                let found = begins.iter().find_map(|begin| Some(why.split_once(begin)?.0)).unwrap_or(why);
+                let (found, _) = why.split_once(&format!("; {REMEDY_BEGIN}")).unwrap_or((why, ""));
                 (2, format!("refuses: {found}"))
             }
             Outcome::Short(words) => {
@@ -737,7 +737,7 @@ fn table(cases: &[Case], outcomes: &[Outcome]) -> (String, [usize; 4]) {
     (text, counts)
 }
 
-/// How the usual remedy begins, which is not repeated in every line of the table.
+/// Beginning of the usual remedy, which the table does not repeat in every line.
 const REMEDY_BEGIN: &str = "what this member had acknowledged may be missing here";
 
 #[test]
@@ -766,7 +766,7 @@ fn every_file_damaged_in_every_way() {
             println!("{}, {}: {outcome:?}", case.role, case.damage);
         }
         for (case, outcome) in cases.iter().zip(&outcomes) {
-            // All are told before the test fails.
+            // All failures are reported before the test fails.
             wrong += usize::from(std::panic::catch_unwind(|| check(case, outcome, limits)).is_err());
         }
         let (rows, counts) = table(cases, &outcomes);
@@ -803,9 +803,9 @@ fn every_file_damaged_in_every_way() {
     cases.extend(replaced("witness", other.dir.clone()));
     cases.extend(left_over());
     cases.extend(whole_directories(&other.dir));
-    section("A member that was shut down cleanly", &stopped, cases, &[]);
+    section("A member that was stopped in order", &stopped, cases, &[]);
 
-    // One that was killed: there is no witness of where the log ended.
+    // A member that was killed: no record says where its log ended.
     let killed = make("killed", "table", false, true);
     let mut cases = Vec::new();
     for role in ["sealed segment", "active segment"] {
@@ -822,7 +822,7 @@ fn every_file_damaged_in_every_way() {
     ];
     section("A member that was killed, and has no checkpoint", &killed, cases, &limits);
 
-    // One whose log has let go of the beginning: it needs its checkpoint.
+    // A member whose log no longer has the first entries, so that it needs its checkpoint.
     let lacking = make("lacking", "table", true, false);
     let mut cases = Vec::new();
     for role in ["manifest", "base run"] {
@@ -850,7 +850,7 @@ fn every_file_damaged_in_every_way() {
     }
 }
 
-/// The documentation: what is before the tables, they, and what is behind them.
+/// Returns the documentation in three parts: before the tables, the tables, and after them.
 fn docs() -> (String, String, String) {
     let docs = fs::read_to_string(DOCS).expect("the documentation is there");
     let (before, rest) = docs.split_once(BEGIN).expect("it has the mark of the beginning");
@@ -863,11 +863,12 @@ fn write_docs(made: &str) {
     fs::write(DOCS, format!("{before}{BEGIN}{made}{END}{behind}")).expect("the documentation can be written");
 }
 
-/// Every row made is in its section; and if all were made, there are no others.
+/// Checks that every row is in its section of the documentation; if all cases were run, also that there are
+/// no other rows.
 fn compare_docs(made: &str, full: bool) {
     let (_, tables, _) = docs();
     if tables.is_empty() {
-        // Nobody has written them yet; the outcomes were checked all the same.
+        // The tables were never written; the outcomes were checked all the same.
         println!("docs/reference/damage.md has no tables: run this test with MAINSTAY_WRITE_DOCS=1");
         return;
     }

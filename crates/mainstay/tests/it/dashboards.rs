@@ -1,5 +1,6 @@
-//! What etcd's dashboards and alert rules ask for is found in a scrape of a member of a cluster: each series, with the labels
-//! that the expressions select and group by. `interop/metrics_same.py` evaluates the expressions themselves.
+//! Every series that etcd's dashboards and alert rules use is in a scrape of a cluster's member, with the
+//! labels by which the expressions select and group. `interop/metrics_same.py` evaluates the expressions
+//! themselves.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,7 @@ use testkit::{eventually, http1};
 use crate::cluster::{Cluster, PATIENCE};
 use crate::run;
 
-/// Labels, and the values that a selector names; an empty value stands for any.
+/// Labels with the values that a selector names; an empty value stands for any value.
 type Labels = &'static [(&'static str, &'static str)];
 
 const UNARY: Labels = &[("grpc_type", "unary")];
@@ -18,10 +19,10 @@ const BUCKETS: Labels = &[("le", "")];
 const TO: Labels = &[("To", "")];
 const FROM: Labels = &[("From", "")];
 
-/// Series by what asks for them: the alert rules and the dashboard of etcd's mixin, the dashboard "Etcd by Prometheus"
-/// (3070), and what kubeadm's and others' boards add.
+/// Series, grouped by source: the alert rules and the dashboard of etcd's mixin, the dashboard "Etcd by
+/// Prometheus" (3070), and additional series of kubeadm's and other dashboards.
 const WANTED: [(&str, Labels); 58] = [
-    // Alert rules.
+    // Series of alert rules.
     ("etcd_network_peer_sent_failures_total", TO),
     ("etcd_server_has_leader", &[]),
     ("etcd_server_leader_changes_seen_total", &[]),
@@ -43,7 +44,7 @@ const WANTED: [(&str, Labels); 58] = [
     ("etcd_mvcc_db_total_size_in_bytes", &[]),
     ("etcd_mvcc_db_total_size_in_use_in_bytes", &[]),
     ("etcd_server_quota_backend_bytes", &[]),
-    // Dashboards.
+    // Series of dashboards.
     ("grpc_server_started_total", UNARY),
     ("grpc_server_handled_total", UNARY),
     ("grpc_server_started_total", WATCHES),
@@ -91,7 +92,7 @@ struct Sample {
     labels: BTreeMap<String, String>,
 }
 
-/// Reads a scrape. No value of the labels looked at has a comma or a quote.
+/// Parses a scrape. The examined label values contain no comma and no quote.
 fn samples(text: &str) -> Vec<Sample> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     let sample = |line: &str| {
@@ -120,7 +121,7 @@ fn dashboards_and_alert_rules_find_their_series() {
         let client = cluster.client(0).await;
         client.put("k", "v").await.expect("puts are served");
         client.get("k").await.expect("reads are served");
-        // The series of a peer are there once it was heard, and the version once it is agreed on.
+        // The series of a peer exist once the peer was heard, and the version exists once it is agreed on.
         eventually("all series are there", PATIENCE, async || {
             let answer = http1::get(cluster.member(0).client_address(), "/metrics");
             let found = samples(answer.text());

@@ -1,4 +1,4 @@
-//! `/debug/mainstay`: what a member says of who calls it and of what was expensive.
+//! `/debug/mainstay`: the page on which a member reports its clients and its expensive calls.
 
 use std::net::SocketAddr;
 
@@ -43,7 +43,7 @@ fn who_calls_and_what_was_expensive() {
             let answer = renewed.next().await.expect("renewals are answered").expect("an answer");
             assert_eq!(LeaseKeepAliveResponse::decode(answer).expect("an answer").ttl, 600);
         }
-        // One that is small, and three that are not.
+        // One small range, and three expensive ones.
         for limit in [10, 0, 0, 1200] {
             let (key, range_end) = ("many/".into(), "many0".into());
             let request = RangeRequest { key, range_end, limit, ..RangeRequest::default() };
@@ -59,7 +59,7 @@ fn who_calls_and_what_was_expensive() {
         let told = page(member.client_address());
         assert_eq!(told["name"], "m");
         assert!(told["clock_unix_ns"].as_u64().expect("a time") > 1_600_000_000_000_000_000);
-        // A busy disk may have some.
+        // A busy disk may have caused some stalls.
         let stalls = told["fsync_stalls"].as_array().expect("a list");
         assert!(stalls.iter().all(|stall| stall["seconds"].as_f64() >= Some(0.1)), "{told}");
         let ranges = told["expensive_ranges"].as_array().expect("a list");
@@ -103,7 +103,7 @@ fn page_with(address: SocketAddr, token: &str) -> Value {
     serde_json::from_str(answer.text()).expect("JSON")
 }
 
-/// The names in one of the lists of what the member is busy with, the heaviest first.
+/// Returns the names in one of the lists of heavy users of the member, the heaviest first.
 fn heavy(page: &Value, subject: &str, measure: &str) -> Vec<String> {
     let list = page["heavy"][subject][measure].as_array().cloned().unwrap_or_default();
     list.iter().map(|heavy| heavy["name"].as_str().expect("a name").to_owned()).collect()
@@ -112,7 +112,7 @@ fn heavy(page: &Value, subject: &str, measure: &str) -> Vec<String> {
 #[test]
 fn what_the_member_is_busy_with_is_told_to_those_who_may_know() {
     let dir = TempDir::new("heavy");
-    // Every call is a sample then.
+    // With extensive metrics, every call is sampled.
     let member = Setup::new(dir.path())
         .flag("--metrics=extensive")
         .flag("--metrics-heavy-hitters")
@@ -121,7 +121,7 @@ fn what_the_member_is_busy_with_is_told_to_those_who_may_know() {
     let address = member.client_address();
     run(async {
         let client = member.client().await;
-        // Often enough to be certain.
+        // Repeated so often that the entry is certain.
         for _ in 0..12 {
             client
                 .put("/registry/secrets/default/large", filler(1, 64 << 10))
@@ -142,7 +142,7 @@ fn what_the_member_is_busy_with_is_told_to_those_who_may_know() {
         assert!(heavy(&told, "prefix", "seconds").contains(&pods), "{told}");
         assert_eq!(heavy(&told, "client", "requests"), ["127.0.0.1"], "{told}");
         assert!(heavy(&told, "user", "requests").is_empty(), "{told}");
-        // Of 40 within a moment, 40 * ln 2 / 60 a second are left at first.
+        // 40 requests within a moment give an initial rate of 40 * ln 2 / 60 per second.
         let list = told["heavy"]["prefix"]["requests"].as_array().expect("a list");
         let rate =
             list.iter().find(|heavy| heavy["name"] == *pods).expect("it is told")["per_second"].as_f64();
@@ -155,7 +155,7 @@ fn what_the_member_is_busy_with_is_told_to_those_who_may_know() {
         };
         assert!(metrics.lines().any(is_told), "{metrics}");
         assert!(!metrics.contains("tokens"), "a key that came once is in metrics: {metrics}");
-        // Pages from elsewhere.
+        // Requests of pages of other origins.
         for header in [("Origin", "http://evil.example"), ("Sec-Fetch-Site", "cross-site")] {
             let metrics = http1::request(address, "GET", "/metrics", &[header], b"").text().to_owned();
             assert!(metrics.contains("etcd_server_has_leader 1"), "{metrics}");

@@ -1,4 +1,4 @@
-//! Members that find each other by a discovery service, which is a member itself.
+//! Members that find each other by a discovery service, which is itself a member.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use testkit::ports::free_address;
 use crate::member::{Member, READY, Setup, binary};
 use crate::run;
 
-/// A member that is to find the others by this service.
+/// Returns the command of a member that finds the others by this service.
 fn finding(dir: &TempDir, name: &str, endpoint: &str, more: &[&str]) -> Command {
     let (client, peer) = (free_address(), free_address());
     let mut command = Command::new(binary());
@@ -64,7 +64,7 @@ fn members_that_register_form_a_cluster() {
         assert_eq!(client.members().await.expect("members are listed").len(), 2);
     });
 
-    // Once it has data, the service is not needed any more.
+    // A member with data does not need the service any more.
     service.stop();
     first.kill();
     let first = start("one");
@@ -75,7 +75,7 @@ fn members_that_register_form_a_cluster() {
 #[test]
 fn a_member_that_waits_for_the_others_can_be_stopped() {
     let dir = TempDir::in_memory("discovery-stop");
-    // Nothing listens there.
+    // No process listens at this address.
     let waiting = Member::launch(
         finding(&dir, "alone", &free_address().to_string(), &["--discovery-request-timeout=50ms"]),
         None,

@@ -1,4 +1,4 @@
-//! A server in front of a member: it passes calls on, writes down what it is asked, and does otherwise where a test says so.
+//! A server in front of a member: forwards calls, records requests, and changes responses where a test says so.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -13,14 +13,14 @@ use stdx::{First, race};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// What becomes of one request message.
+/// Decision about one request message.
 pub enum Verdict {
     Pass,
-    /// It is passed on right before the next one of its call.
+    /// Forward the message directly before the next message of its call.
     Keep,
-    /// It waits until this is true, and all behind it.
+    /// Delay this message, and all messages after it, until the value is true.
     When(watch::Receiver<bool>),
-    /// The member does not get it, and the call has this answer.
+    /// Do not forward the message; end the call with this status.
     Fail(Status),
     Answer(Vec<u8>),
 }
@@ -35,14 +35,14 @@ pub struct Asked {
 
 type Rule = Arc<dyn Fn(&Asked) -> Verdict + Send + Sync>;
 
-/// Serves until the runtime ends.
+/// A forwarder that serves until the runtime ends.
 pub struct Forwarder {
     pub url: String,
     asked: Arc<Mutex<Vec<Asked>>>,
 }
 
 impl Forwarder {
-    /// One in front of this member.
+    /// Starts a forwarder in front of this member.
     pub async fn start(
         member: SocketAddr,
         rule: impl Fn(&Asked) -> Verdict + Send + Sync + 'static,
@@ -59,7 +59,7 @@ impl Forwarder {
         Forwarder { url, asked }
     }
 
-    /// All requests so far.
+    /// Returns all requests so far.
     pub fn asked(&self) -> Vec<Asked> {
         self.asked.lock().expect("no panic").clone()
     }
@@ -164,7 +164,7 @@ fn send(stream: &mut SendStream<Bytes>, message: &[u8]) {
     frame.put_u8(0);
     frame.put_u32(u32::try_from(message.len()).expect("a small message"));
     frame.put_slice(message);
-    // Who asked may be gone.
+    // The client may have closed the call.
     let _ = stream.send_data(frame.freeze(), false);
 }
 

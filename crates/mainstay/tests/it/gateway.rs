@@ -1,4 +1,5 @@
-//! The JSON gateway and the pages, over HTTP/1.1 and HTTP/2. `interop/gateway_same.py` compares every call with real etcd's.
+//! The JSON gateway and the pages, over HTTP/1.1 and HTTP/2. `interop/gateway_same.py` compares every call
+//! with real etcd's.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -19,14 +20,14 @@ use crate::tls::{https, trusting};
 
 const LOOPBACK: &[&str] = &["127.0.0.1", "localhost"];
 
-/// Sends a call in JSON on a connection of its own; returns status and body.
+/// Sends a JSON call on a separate connection; returns status and body.
 fn call(address: SocketAddr, path: &str, headers: &[(&str, &str)], body: &str) -> (u16, String) {
     let answer = http1::request(address, "POST", path, headers, body.as_bytes());
     assert_eq!(answer.header("content-type"), Some("application/json"), "{answer:?}");
     (answer.status, answer.text().to_owned())
 }
 
-/// The body without the header of the answer, whose ids differ.
+/// Replaces the header in the body of a response, since its ids differ.
 fn bare(body: &str) -> String {
     match (body.find("{\"cluster_id\""), body.find('}')) {
         (Some(start), Some(end)) => format!("{}H{}", &body[..start], &body[end + 1..]),
@@ -67,7 +68,7 @@ fn calls_in_json_are_answered_as_etcd_answers_them() {
         )
     );
     assert_eq!(ask("/v3/lease/grant", r#"{"TTL":"60","ID":7}"#), ok(r#"{"header":H,"ID":"7","TTL":"60"}"#));
-    // The body of a stream comes in chunks, each behind its length.
+    // The body of a stream comes in chunks, each preceded by its length.
     let renewed = ask("/v3/lease/keepalive", r#"{"ID":7}{"ID":"8"}"#).1;
     assert!(renewed.contains("{\"result\":{\"header\":H,\"ID\":\"7\",\"TTL\":\"60\"}}\n"), "{renewed}");
     for (path, body, status, error) in [
@@ -94,7 +95,7 @@ fn calls_in_json_are_answered_as_etcd_answers_them() {
     assert_eq!(http1::request(address, "POST", "/v3alpha/kv/put", &[], b"{}").status, 404);
     let late = call(address, "/v3/kv/range", &[("Grpc-Timeout", "x")], "{}");
     assert_eq!(late, (400, r#"{"code":3,"message":"invalid grpc-timeout: x"}"#.to_owned()));
-    // They are counted as the calls that they are.
+    // JSON calls are counted as the gRPC calls that they stand for.
     let metrics = http1::get(address, "/metrics");
     let counted = r#"grpc_server_handled_total{grpc_code="OK",grpc_method="Put",grpc_service="etcdserverpb.KV",grpc_type="unary"} 2"#;
     assert!(metrics.text().contains(counted), "{}", metrics.text());
@@ -109,7 +110,7 @@ fn a_watch_goes_on_while_its_client_takes_it() {
         .write_all(&http1::head("POST", "/v3/watch", &[("Transfer-Encoding", "chunked")]))
         .expect("is sent");
     let create = |key: &str| format!("{{\"create_request\":{{\"key\":\"{key}\"}}}}");
-    // A request may be cut anywhere.
+    // A request may be split at any byte.
     let first = create("Zm9v");
     stream.write_all(&http1::chunk(&first.as_bytes()[..9])).expect("is sent");
     stream.write_all(&http1::chunk(&first.as_bytes()[9..])).expect("is sent");
@@ -139,7 +140,7 @@ fn a_watch_goes_on_while_its_client_takes_it() {
     run(testkit::eventually("the call ends with its client", PATIENCE, async || is_over().then_some(())));
 }
 
-/// Each is more than a turn may read at once, so that it waits for a turn of its own.
+/// Each request is larger than one turn may read, so that it waits for another turn.
 #[test]
 fn large_requests_of_a_stream_are_all_taken() {
     const REQUESTS: usize = 20;
@@ -170,7 +171,7 @@ fn a_body_takes_no_more_memory_than_it_may() {
     let large = format!("{{\"key\":\"Zm9v\",\"value\":\"{}\"}}", "A".repeat(2_200_000));
     let (status, body) = call(address, "/v3/kv/put", &[], &large);
     assert_eq!((status, body.as_str()), (400, r#"{"code":3,"message":"etcdserver: request is too large"}"#));
-    // More than any message may be, in JSON that may have been a little one with space around it.
+    // Longer than any message may be, although in JSON the message itself could be short, with white space around it.
     let mut stream = http1::connect(address);
     let head = http1::head("POST", "/v3/kv/put", &[("Content-Length", "100000000"), ("Connection", "close")]);
     stream.write_all(&head).expect("is sent");
@@ -180,7 +181,7 @@ fn a_body_takes_no_more_memory_than_it_may() {
         sent += 1;
     }
     assert!(sent < 90, "the member does not take it all");
-    // One value of a stream that never ends.
+    // One value of a stream, which never ends.
     let mut stream = http1::connect(address);
     stream.write_all(&http1::head("POST", "/v3/watch", &[("Content-Length", "100000000")])).expect("is sent");
     stream.write_all(b"{\"create_request\":{\"key\":\"").expect("is sent");
@@ -209,7 +210,7 @@ fn larger_requests_that_are_allowed_reach_the_gateway_too() {
     assert_eq!((status, said.contains("request is too large")), (400, true), "{said}");
     let (status, said) = call(address, "/v3/kv/put", &[], &body(6 << 20));
     assert_eq!(status, 200, "{said}");
-    // In gRPC-Web, in base64.
+    // The same call in gRPC-Web with base64.
     let put = api::etcdserverpb::PutRequest {
         key: "foo".into(),
         value: vec![b'w'; 6 << 20].into(),
@@ -222,7 +223,7 @@ fn larger_requests_that_are_allowed_reach_the_gateway_too() {
     assert!(String::from_utf8_lossy(&said).contains("grpc-status:0"), "{answer:?}");
 }
 
-/// The name of each field is longer than what the field has: such a body is many times its message.
+/// The field names are longer than the values, so the JSON body is many times as long as its message.
 #[test]
 fn a_body_of_many_small_operations_is_taken_if_its_message_is() {
     const OPERATIONS: usize = 150_000;
@@ -257,7 +258,7 @@ fn who_waits_for_a_lock_and_leaves_gives_its_place_up() {
         answer["count"].as_str().expect("a number").to_owned()
     };
     assert_eq!(keys(), "1");
-    // The byte behind its request hides the end of its connection from who does not read on.
+    // A byte follows the request: a server that does not read it does not see that the client closes.
     let mut stream = http1::connect(address);
     let length = lock.len().to_string();
     stream.write_all(&http1::head("POST", "/v3/lock/lock", &[("Content-Length", &length)])).expect("is sent");
@@ -267,7 +268,7 @@ fn who_waits_for_a_lock_and_leaves_gives_its_place_up() {
     run(testkit::eventually("it is given up", PATIENCE, async || (keys() == "1").then_some(())));
 }
 
-/// Sends a call whose answer is large; returns that.
+/// Sends a call whose response is large; returns the response.
 fn large(address: SocketAddr, path: &str, body: &str) -> serde_json::Value {
     let mut stream = http1::connect(address);
     let length = body.len().to_string();
@@ -306,7 +307,7 @@ fn large_answers_are_whole() {
     let range = large(address, "/v3/kv/range", &format!("{{{all}}}"));
     assert_eq!(range["count"], "40");
     is_whole(&range["kvs"]);
-    // The answers of its operations are written as they come, too.
+    // The responses of a transaction's operations are written in pieces, too.
     let read = format!(r#"{{"request_range":{{{all}}}}}"#);
     let within = format!(r#"{{"request_txn":{{"success":[{read}]}}}}"#);
     let delete = format!(r#"{{"request_delete_range":{{{all},"prev_kv":true}}}}"#);
@@ -369,7 +370,7 @@ pub async fn over_h2(
     let stream = TlsConnector::from(client.config()).connect(name, stream).await.expect("is let in");
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]), "as Go's server prefers");
     let (mut send, connection) = h2::client::handshake(stream).await.expect("it speaks HTTP/2");
-    // It ends with the client's handle.
+    // The connection task ends with the client's handle.
     drop(tokio::spawn(connection));
     let (answer, mut out) = send.send_request(request, false).expect("is sent");
     out.send_data(Bytes::from_static(body.as_bytes()), true).expect("is sent");
@@ -412,7 +413,7 @@ fn pages_and_calls_in_json_are_served_over_http2_too() {
         assert_eq!((answer.status().as_u16(), answer.body().as_str()), (405, ""));
         let answer = ask(Method::POST, "/v3/kv/put", r#"{"key":"Zm9v","value":"YmFy"}"#).await;
         assert_eq!((answer.status().as_u16(), bare(answer.body()).as_str()), (200, r#"{"header":H}"#));
-        // More than the window of a stream.
+        // The response is larger than the flow-control window of a stream.
         let answer = ask(Method::POST, "/v3/kv/range", r#"{"key":"YmlnIA=="}"#).await;
         assert_eq!(bare(answer.body()), r#"{"header":H}"#);
         let answer = ask(Method::POST, "/v3/kv/range", r#"{"key":"Ymln"}"#).await;
@@ -477,7 +478,7 @@ fn without_a_gateway_its_paths_are_none() {
         let answer = http1::request(member.client_address(), "POST", path, &[], b"{\"key\":\"Zm9v\"}");
         assert_eq!((answer.status, answer.text()), (404, "404 page not found\n"), "{path}");
     }
-    // Nor can a page reach the member by the other way that browsers have.
+    // A page cannot reach the member by gRPC-Web either.
     let headers = [("Content-Type", "application/grpc-web+proto"), ("Origin", "https://any.example")];
     let empty = b"\0\0\0\0\0";
     let answer = http1::request(member.client_address(), "POST", "/etcdserverpb.KV/Range", &headers, empty);

@@ -32,7 +32,7 @@ fn framed(message: &impl Message) -> Vec<u8> {
     [&[0], &u32::try_from(bytes.len()).expect("it is short").to_be_bytes()[..], &bytes].concat()
 }
 
-/// The messages of an answer, and the text of its end.
+/// Returns the messages of a response, and the text of its trailers.
 fn unframed(mut body: &[u8]) -> (Vec<Vec<u8>>, String) {
     let mut messages = Vec::new();
     loop {
@@ -49,12 +49,12 @@ fn unframed(mut body: &[u8]) -> (Vec<Vec<u8>>, String) {
     }
 }
 
-/// Base64 of several pieces, each with its padding.
+/// Decodes base64 that consists of several pieces, each with its own padding.
 fn unpadded(text: &[u8]) -> Vec<u8> {
     text.chunks(4).flat_map(|group| STANDARD.decode(group).expect("groups of base64")).collect()
 }
 
-/// Sends a body to a method; returns the answer's body as bytes, whichever form it has.
+/// Sends a body to a method; returns the response body, decoded if it is base64.
 fn sent(address: SocketAddr, method: &str, kind: &str, more: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
     let mut stream = http1::connect(address);
     let length = body.len().to_string();
@@ -107,12 +107,12 @@ fn calls_are_answered_in_the_form_that_they_have() {
         let (messages, end) = call(address, "KV/Range", kind, &range("k"));
         let answer = RangeResponse::decode(&messages[0][..]).expect("it is a message");
         assert_eq!((answer.kvs[0].value.as_ref(), end.as_str()), (kind.as_bytes(), OK), "{kind}");
-        // Errors are ends without a message; the answer over HTTP is good.
+        // An error is sent as trailers without a message; the HTTP status is 200.
         let (messages, end) = call(address, "KV/Range", kind, &range(""));
         assert!(messages.is_empty());
         assert_eq!(end, "grpc-status:3\r\ngrpc-message:etcdserver: key is not provided\r\n", "{kind}");
     }
-    // They are counted as the calls that they are.
+    // These calls are counted as the gRPC calls that they stand for.
     let metrics = http1::get(address, "/metrics");
     let counted = r#"grpc_server_handled_total{grpc_code="OK",grpc_method="Put",grpc_service="etcdserverpb.KV",grpc_type="unary"} 4"#;
     assert!(metrics.text().contains(counted), "{}", metrics.text());
@@ -212,7 +212,7 @@ fn what_is_no_call_is_told_so() {
         assert!(messages.is_empty(), "{method} {body:?}");
         assert!(said.starts_with(&format!("grpc-status:{end}")), "{method} {body:?}: {said}");
     }
-    // A body of any length is not taken.
+    // A body that is too long is not read to its end.
     let mut stream = http1::connect(address);
     let headers = [("Content-Type", BYTES), ("Content-Length", "100000000"), ("Connection", "close")];
     stream.write_all(&http1::head("POST", "/etcdserverpb.KV/Put", &headers)).expect("is sent");
@@ -222,7 +222,7 @@ fn what_is_no_call_is_told_so() {
         taken += 1;
     }
     assert!(taken < 90, "the member does not take it all");
-    // It serves on.
+    // The member still serves.
     assert_eq!(call(address, "KV/Range", BYTES, &range("k")).1, OK);
 }
 
@@ -328,7 +328,7 @@ fn browsers_are_told_which_pages_may_call() {
     let answer = http1::request(address, "POST", "/etcdserverpb.KV/Range", &headers, &framed(&range("k")));
     assert_eq!((answer.status, answer.header("access-control-allow-origin")), (200, None));
 
-    // A page whose name was made to lead here sends its own name.
+    // A page whose host name was rebound to the member sends its own name as host.
     let dir = TempDir::new("grpc-web-hosts");
     let member = Setup::new(dir.path()).flag("--host-whitelist=db.example").start();
     let headers = [("Content-Type", BYTES)];

@@ -4,7 +4,7 @@ use api::etcdserverpb::{RangeResponse, WatchResponse};
 use api::mvccpb::{self, event::EventType};
 use bytes::Bytes;
 
-/// What an operation of a writer does; each to keys of the writer's own.
+/// Kind of a writer's operation; each writer uses keys of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deed {
     /// Puts the numbered value to one key.
@@ -15,18 +15,18 @@ pub enum Deed {
     Delete,
 }
 
-/// What became of an operation, as far as its writer knows.
+/// Outcome of an operation, as far as its writer knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// Acknowledged, at this revision.
     Done(i64),
-    /// Acknowledged, and there was nothing to do.
+    /// Acknowledged, but nothing was changed.
     Idle,
-    /// The connection broke before an answer came.
+    /// The connection broke before a response arrived.
     Unknown,
 }
 
-/// One operation.
+/// One operation of a writer.
 #[derive(Clone, Copy, Debug)]
 pub struct Op {
     pub number: u32,
@@ -34,13 +34,13 @@ pub struct Op {
     pub fate: Fate,
 }
 
-/// One revision, as the server tells of it.
+/// One revision, as the server reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     pub revision: i64,
     pub writer: u32,
     pub deed: Deed,
-    /// 0 for a delete, which carries no value.
+    /// Number of the value; 0 for a delete, which carries no value.
     pub number: u32,
     pub create_revision: i64,
     pub version: i64,
@@ -54,12 +54,12 @@ struct Held {
     number: u32,
 }
 
-/// What writers did and what the server says became of it, over all crashes.
+/// Operations of writers, and the revisions that the server reports, over all crashes.
 #[derive(Default)]
 pub struct History {
-    /// For each writer, in its order.
+    /// Operations of each writer, in order.
     ops: Vec<Vec<Op>>,
-    /// For each writer, how many of its operations have found their place.
+    /// Number of each writer's operations that are matched to a revision.
     placed: Vec<usize>,
     /// Revisions from 2 on, without a gap.
     steps: Vec<Step>,
@@ -67,17 +67,17 @@ pub struct History {
     pub compacted: i64,
 }
 
-/// The key of [`Deed::Put`].
+/// Returns the key of [`Deed::Put`].
 pub fn single_key(writer: u32) -> String {
     format!("single/{writer:04}")
 }
 
-/// One of the keys of [`Deed::Pair`].
+/// Returns one of the keys of [`Deed::Pair`].
 pub fn pair_key(writer: u32, half: char) -> String {
     format!("pair/{writer:04}/{half}")
 }
 
-/// A value that says who wrote it, and all of whose bytes follow from that.
+/// Returns a value that encodes its writer and number; all its bytes are determined by both.
 pub fn value(writer: u32, number: u32) -> Bytes {
     let mut mixed = (u64::from(writer) << 32 | u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let len = if mixed >> 60 == 0 { 64 << 10 } else { (mixed >> 20) % 1000 };
@@ -96,7 +96,7 @@ fn writer_of(key: &[u8]) -> u32 {
     key.split('/').nth(1).and_then(|n| n.parse().ok()).unwrap_or_else(|| panic!("foreign key {key}"))
 }
 
-/// The number of a value, all of whose bytes are held against what was written.
+/// Returns the number of a value; checks all bytes of the value against what was written.
 pub fn number_of(kv: &mvccpb::KeyValue) -> u32 {
     let writer = writer_of(&kv.key);
     let head = String::from_utf8_lossy(&kv.value[..kv.value.len().min(24)]).into_owned();
@@ -107,7 +107,7 @@ pub fn number_of(kv: &mvccpb::KeyValue) -> u32 {
     number
 }
 
-/// The revisions of a watch response; asserts that each is one whole operation.
+/// Returns the revisions of a watch response; asserts that each revision is one whole operation.
 pub fn steps_of(response: &WatchResponse) -> Vec<Step> {
     let revision = |event: &mvccpb::Event| event.kv.as_ref().expect("events have keys").mod_revision;
     let groups = response.events.chunk_by(|a, b| revision(a) == revision(b));
@@ -151,30 +151,31 @@ impl History {
         History { ops: vec![Vec::new(); writers], placed: vec![0; writers], ..History::default() }
     }
 
-    /// The newest revision that is known to have happened.
+    /// Returns the newest revision that is known.
     pub fn revision(&self) -> i64 {
         1 + i64::try_from(self.steps.len()).expect("few")
     }
 
-    /// How many operations a writer has tried.
+    /// Returns the number of operations that a writer has tried.
     pub fn tried(&self, writer: u32) -> u32 {
         u32::try_from(self.ops[writer as usize].len()).expect("few")
     }
 
-    /// How many operations were acknowledged, and of how many the fate is not known to the writer.
+    /// Returns the number of acknowledged operations, and the number of operations whose outcome the writer
+    /// does not know.
     pub fn tally(&self) -> (usize, usize) {
         let all = self.ops.iter().flatten();
         let unknown = all.clone().filter(|op| op.fate == Fate::Unknown).count();
         (all.count() - unknown, unknown)
     }
 
-    /// Adds what a writer did in a round.
+    /// Adds the operations of a writer in a round.
     pub fn did(&mut self, writer: u32, ops: Vec<Op>) {
         self.ops[writer as usize].extend(ops);
     }
 
-    /// Takes a revision that the server replays: what is known must be the same, what is new must be somebody's next
-    /// operation.
+    /// Takes a revision that the server replays: a known revision must be the same, and a new revision must
+    /// be the next operation of some writer.
     pub fn replayed(&mut self, step: Step) {
         let at = usize::try_from(step.revision - 2).expect("revisions begin at 2");
         if let Some(known) = self.steps.get(at) {
@@ -231,9 +232,9 @@ impl History {
         }
     }
 
-    /// After the whole replay: nothing that was acknowledged is missing, and the keys are what the history says.
+    /// Checks after the whole replay that no acknowledged operation is missing, and that the keys match the history.
     pub fn settle(&mut self, everything: &RangeResponse) {
-        // One of unknown fate may still happen: the leader that has it may wait for others.
+        // An operation of unknown outcome may still happen: a leader that has its entry may be waiting for followers.
         for (writer, (ops, placed)) in self.ops.iter().zip(&self.placed).enumerate() {
             for op in &ops[*placed..] {
                 assert!(!matches!(op.fate, Fate::Done(_)), "writer {writer}: {op:?} is lost");
@@ -253,14 +254,14 @@ impl History {
         }
     }
 
-    /// Holds what a client was shown before a crash against what is there after it.
+    /// Checks that a revision shown to a client before a crash exists after it.
     pub fn was_shown(&self, step: &Step) {
         let at = usize::try_from(step.revision - 2).expect("revisions begin at 2");
         assert_eq!(self.steps.get(at), Some(step), "a client was shown it before the crash");
     }
 }
 
-/// The checker has to find what it is there for.
+/// Tests that the checker detects the faults it exists for.
 mod tests {
     use super::*;
 
@@ -277,7 +278,7 @@ mod tests {
         RangeResponse { header, ..RangeResponse::default() }
     }
 
-    /// Puts acknowledged at 2 and 4, one between of unknown fate, and a delete at 5.
+    /// Returns a history with puts acknowledged at 2 and 4, one of unknown outcome between them, and a delete at 5.
     fn history() -> History {
         let mut history = History::new(1);
         let fates = [Fate::Done(2), Fate::Unknown, Fate::Done(4)];

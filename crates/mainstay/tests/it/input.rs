@@ -1,5 +1,5 @@
-//! What makes no sense, or too much of it: refused by etcd's words where etcd has some, survived always, and other
-//! clients do not notice.
+//! Invalid or oversized input: it is refused with etcd's text where etcd has one, the member survives, and
+//! other clients are not affected.
 
 use std::io::Write as _;
 use std::net::TcpStream;
@@ -19,7 +19,7 @@ use crate::{filler, run};
 
 const MIB: usize = 1 << 20;
 
-/// A client that does the right thing, and gets the right answers.
+/// Asserts that a client with valid requests gets correct responses.
 async fn assert_serves(client: &Client, number: u32) {
     let value = filler(number, 100);
     client.put("good", value.clone()).await.expect("puts are served");
@@ -39,7 +39,7 @@ fn what_is_too_large_is_refused_as_etcd_does() {
         let request = TxnRequest { success: halves, ..TxnRequest::default() };
         let refused = client.call::<TxnResponse>(Rpc::KvTxn, &request).await;
         assert!(refused.is_err(), "{refused:?}");
-        // Beyond what gRPC takes, it is not even read.
+        // A message above gRPC's limit is not read.
         let status = client.put("k", filler(1, 4 * MIB)).await.expect_err("too large");
         assert_eq!(status.code, Code::ResourceExhausted);
         let text = "grpc: received message larger than max (";
@@ -75,7 +75,7 @@ fn what_makes_no_sense_is_refused_as_etcd_does() {
             let got = client.call::<RangeResponse>(Rpc::KvRange, &request).await;
             assert_eq!(got, Err(expected), "{request:?}");
         }
-        // An end before the key, or a negative limit, is an empty range or none.
+        // A range end before the key, or a negative limit, gives an empty range or no limit.
         for request in [range(&|r| r.range_end = "a".into()), range(&|r| r.limit = -7)] {
             let got = client.call::<RangeResponse>(Rpc::KvRange, &request).await;
             assert!(got.is_ok(), "{request:?}: {got:?}");
@@ -84,10 +84,10 @@ fn what_makes_no_sense_is_refused_as_etcd_does() {
         assert_eq!(client.put_leased("k", "v", 4711).await, Err(error::LEASE_NOT_FOUND));
         assert_eq!(client.grant(9_000_000_001).await, Err(error::LEASE_TTL_TOO_LARGE));
 
-        // Enum values that no version has.
+        // Enum values that no version defines.
         for (action, alarm) in [(99, 0), (-1, 1), (1, 99), (2, 99), (0, 99)] {
             let request = AlarmRequest { action, member_id: 0, alarm };
-            // Whatever the answer is: it is one, and what follows is answered too.
+            // Any response is allowed, but there must be one, and later calls must be answered.
             let got = client.call::<AlarmResponse>(Rpc::MaintenanceAlarm, &request).await;
             assert!((0..3).contains(&action) || got.is_err(), "{request:?}: {got:?}");
             assert_serves(&client, 7).await;
@@ -111,7 +111,7 @@ fn what_makes_no_sense_is_refused_as_etcd_does() {
     member.stop();
 }
 
-/// A valid message of about every kind, as a seed for damaged ones.
+/// Returns a valid message of about every kind, as seeds for damaged messages.
 fn samples() -> Vec<Vec<u8>> {
     let put = PutRequest { key: "k".into(), value: "v".into(), ..PutRequest::default() };
     let compare = Compare { result: 0, target: 3, key: "k".into(), ..Compare::default() };
@@ -131,7 +131,7 @@ fn samples() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A message that is cut, or in which bytes are turned, or that is nothing but chance.
+/// Returns a message that is cut off, has inverted bytes, or is random.
 fn damaged(dice: &mut Random, samples: &[Vec<u8>]) -> Bytes {
     let mut message = samples[dice.below(samples.len() as u64) as usize].clone();
     match dice.below(3) {
@@ -156,7 +156,7 @@ fn damaged_messages_to_every_method_are_survived() {
         let client = member.client().await;
         let samples = samples();
         for method in METHODS {
-            // These two wait for whoever asked before them, for as long as the client lets them.
+            // These two calls wait for earlier callers, as long as the client allows.
             let waits = matches!(method.rpc, Rpc::Lock | Rpc::ElectionCampaign);
             let limit = if waits { Duration::from_millis(100) } else { Duration::from_secs(10) };
             let options = CallOptions::default().within(limit);
@@ -173,7 +173,7 @@ fn damaged_messages_to_every_method_are_survived() {
                         ),
                     }
                 } else {
-                    // Streams may stay open; leaving them cancels them.
+                    // Streams may stay open; dropping them cancels them.
                     let call = client.channel.stream_with(method.path, &options).await;
                     let (mut sender, mut receiver) = call.expect("the connection holds");
                     sender.send_last(message).await.expect("the connection holds");
@@ -189,7 +189,7 @@ fn damaged_messages_to_every_method_are_survived() {
     assert_quiet(member);
 }
 
-/// Ends a member that has to be as well as on its first day.
+/// Ends a member, and checks that it is undamaged.
 fn assert_quiet(mut member: Member) {
     assert!(member.runs(), "{}", member.said());
     assert!(!member.said().contains("panicked"), "{}", member.said());
@@ -235,7 +235,7 @@ fn garbage_on_both_ports_is_survived() {
 fn a_thousand_half_open_connections_are_not_noticed() {
     let dir = TempDir::new("half-open");
     let mut setup = Setup::new(dir.path());
-    // Less than will be open: the member raises it.
+    // Fewer than will be open: the member raises the soft limit.
     setup.open_files = Some(500);
     let member = setup.start();
     run(async {
@@ -244,7 +244,7 @@ fn a_thousand_half_open_connections_are_not_noticed() {
         let half: Vec<TcpStream> = (0..1000usize)
             .map(|number| {
                 let mut stream = TcpStream::connect(member.client_address()).expect("a connection");
-                // Each stops at another place of its first call.
+                // Each connection stops at a different byte of its first call.
                 let mut bytes = http2::PREFACE.to_vec();
                 bytes.extend(http2::frame(http2::SETTINGS, 0, 0, &[]));
                 bytes.extend(&whole);
@@ -254,7 +254,7 @@ fn a_thousand_half_open_connections_are_not_noticed() {
             .collect();
         for number in 0..100 {
             assert_serves(&client, number).await;
-            // New clients are served as well.
+            // New clients are served, too.
             assert_serves(&member.client().await, number).await;
         }
         assert_eq!(half.len(), 1000);
@@ -277,7 +277,8 @@ fn large_answers_that_nobody_reads_take_little_memory() {
         let before = member.rss_bytes();
         let request = RangeRequest { key: ALL.into(), range_end: ALL.into(), ..Default::default() };
         let request = request.encode_to_vec();
-        // 200 answers of 16 MiB: 64 on one connection, the rest on others; all windows are open.
+        // 200 responses of 16 MiB, 64 of them on one connection and the rest on others; all flow-control
+        // windows are open.
         let connections: Vec<http2::Connection> = [64, 34, 34, 34, 34]
             .into_iter()
             .map(|streams| {
@@ -289,7 +290,7 @@ fn large_answers_that_nobody_reads_take_little_memory() {
                 connection
             })
             .collect();
-        // Until the server has sent all that the sockets take.
+        // Waits until the server has sent as much as the sockets accept.
         let mut most = 0;
         let mut number = 0;
         let mut last = (0, 0);

@@ -1,5 +1,5 @@
-//! Locks, elections and health checks over gRPC, end to end. What they do when members and leases are lost is in `server`'s
-//! stepped tests.
+//! Locks, elections and health checks over gRPC, end to end. Cases with lost members and leases are in the
+//! stepped tests of the crate `server`.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ async fn observe(client: &Client, name: &'static str) -> (Sender, Receiver) {
     (sender, receiver)
 }
 
-/// The value and the create revision of the leader that is told of next; `None` at the end.
+/// Returns the value and the create revision of the next leader that is reported; `None` at the end of the stream.
 async fn told(receiver: &mut Receiver) -> Result<Option<(String, i64)>, Status> {
     let Some(message) = receiver.next().await? else { return Ok(None) };
     let kv = LeaderResponse::decode(message).expect("an answer").kv.expect("has one");
@@ -52,7 +52,7 @@ fn an_election_is_observed_from_its_beginning() {
         let proclaim = ProclaimRequest { leader: Some(leader.clone()), value: "uno".into() };
         let _: ProclaimResponse = client.call(Rpc::ElectionProclaim, &proclaim).await.expect("leads");
         assert_eq!(told(&mut receiver).await, Ok(Some(("uno".to_owned(), leader.rev))));
-        // One that comes late is told of the present leader; both of the next one.
+        // A late observer is told the present leader; both observers are told the next one.
         let (_late, mut late) = observe(&client, "seat").await;
         assert_eq!(told(&mut late).await, Ok(Some(("uno".to_owned(), leader.rev))));
         let resign = ResignRequest { leader: Some(leader) };
@@ -73,7 +73,7 @@ fn an_election_is_not_observed_by_those_who_may_not_read_it() {
         let client = member.client().await;
         let (_root, bob) = secured(&client).await;
         for caller in [&client, &bob] {
-            // As with etcd, the stream ends without an error.
+            // As in etcd, the stream ends without an error.
             let (_sender, mut receiver) = observe(caller, "a").await;
             assert_eq!(told(&mut receiver).await, Ok(None));
         }
@@ -105,10 +105,10 @@ fn a_client_that_gives_up_waiting_gives_its_key_up() {
         while client.get(key.clone()).await.expect("answers").is_some() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        // Its revision says that there was one.
+        // The revision shows that the waiting call had created its key.
         assert!(client.everything().await.expect("answers").header.expect("has one").revision >= 4);
         assert!(client.get(held.key.clone()).await.expect("answers").is_some());
-        // And with its connection.
+        // A waiting call also gives up its key when its connection closes.
         let leaving = member.client().await;
         let request = lock(second);
         let waiting = tokio::time::timeout(
@@ -156,7 +156,7 @@ fn the_whole_server_is_healthy_until_it_stops() {
             assert_eq!(HealthCheckResponse::decode(status).expect("an answer").status(), first);
             watching.push((sender, receiver));
         }
-        // A request that a defragmentation answers at once changes nothing.
+        // A defragmentation completes at once, so it does not change the health status.
         let _: DefragmentResponse =
             client.call(Rpc::MaintenanceDefragment, &DefragmentRequest {}).await.expect("is done");
         member.stop();

@@ -1,4 +1,4 @@
-//! A client alone: who works for it. On the way to the core and back no thread is to be woken.
+//! A single client: its calls are handled by one thread, without waking others on the way to the core and back.
 
 use testkit::{TIMEOUT, TempDir, eventually, http1};
 
@@ -6,7 +6,7 @@ use crate::client::Client;
 use crate::member::{Member, Setup};
 use crate::run;
 
-/// The number of writes for which the core was lent to a thread that serves.
+/// Returns the number of writes for which the core was lent to a thread that serves clients.
 fn lent(member: &Member) -> u64 {
     let metrics = http1::get(member.client_address(), "/metrics").text().to_owned();
     let value = metrics.lines().find_map(|line| line.strip_prefix("mainstay_core_lent_total "));
@@ -15,7 +15,7 @@ fn lent(member: &Member) -> u64 {
 
 const PUTS: u64 = 100;
 
-/// Writes keys one after the other, and returns for how many of them the core was lent.
+/// Writes keys one after the other; returns for how many of them the core was lent.
 async fn lent_for_puts(member: &Member, client: &Client) -> u64 {
     let before = lent(member);
     for number in 0..PUTS {
@@ -24,7 +24,7 @@ async fn lent_for_puts(member: &Member, client: &Client) -> u64 {
     lent(member) - before
 }
 
-/// Waits until the core is lent for most writes: a disk that stalls has it write by itself for a while.
+/// Waits until the core is lent for most writes: after a disk stall, the core thread writes by itself for a while.
 async fn write_until_lent(member: &Member, client: &Client) {
     let look = async || (lent_for_puts(member, client).await > PUTS / 2).then_some(());
     eventually("the core is lent", TIMEOUT, look).await;
@@ -37,14 +37,15 @@ fn a_client_alone_is_lent_the_core_unless_it_does_more_than_write() {
     run(async {
         let member = setup.start();
         if std::thread::available_parallelism().is_ok_and(|threads| threads.get() == 1) {
-            // No other thread could serve those who come meanwhile.
+            // With a single processor, the core is not lent: no other thread could serve other clients in the
+            // meantime.
             let client = member.client().await;
             assert_eq!(lent_for_puts(&member, &client).await, 0);
             return;
         }
         let client = member.client().await;
         write_until_lent(&member, &client).await;
-        // Reads between the writes would have to wait for syncs.
+        // Reads between the writes would have to wait for fsyncs, so the core is not lent.
         let before = lent(&member);
         for number in 0..PUTS {
             client.put(format!("k/{number}"), "x").await.expect("puts are served");
@@ -53,7 +54,7 @@ fn a_client_alone_is_lent_the_core_unless_it_does_more_than_write() {
         // The first write came before the first read.
         assert!(lent(&member) <= before + 1, "the core was lent {} times", lent(&member) - before);
         write_until_lent(&member, &client).await;
-        // And so would renewals.
+        // Lease renewals would have to wait for fsyncs, too.
         client.grant(600).await.expect("a lease");
         assert_eq!(lent_for_puts(&member, &client).await, 0);
         member.stop();
@@ -69,7 +70,7 @@ fn clients_alone_on_their_threads_write_beside_each_other() {
     let setup = Setup::new(dir.path());
     run(async {
         let member = setup.start();
-        // Fewer connections than threads serve, as many, and more, where there are two.
+        // Fewer clients than threads that serve, as many, and more, on a machine with two processors.
         for clients in [1, 2, 3, 2, 1] {
             let mut writing = Vec::new();
             for name in 0..clients {

@@ -1,10 +1,12 @@
-//! The built binary, run as a process and spoken to over its sockets: what it promises when it is killed, when its
-//! disk fills up, when its files are damaged, and when what clients send makes no sense. And clusters of such processes.
+//! The built binary, run as a process and used over its sockets: its guarantees when it is killed, when its
+//! disk fills up, when its files are damaged, and when clients send invalid input; and clusters of such
+//! processes.
 //!
-//! `cargo test --workspace` runs the modules that come first: they wait for conditions only, however busy the machine is.
-//! The feature `full` adds the others, which take minutes, or measure time: leases that end, elections, pauses.
+//! `cargo test --workspace` runs the modules that come first: they wait for conditions only, however busy the
+//! machine is. The feature `full` adds the others, which take minutes, or measure time: leases that end,
+//! elections, pauses.
 
-// The full tests use more of what the modules share.
+// Some shared helpers are used only by the full tests.
 #![cfg_attr(not(feature = "full"), allow(dead_code))]
 
 mod answers;
@@ -101,15 +103,15 @@ use std::time::Duration;
 
 use testkit::Random;
 
-/// No test takes longer, or something hangs.
+/// Longest time of a test; a test that takes longer hangs.
 const TEST_TIME_MAX: Duration = Duration::from_secs(170);
 
-/// Runs the body of a test in a runtime of its own.
+/// Runs the body of a test in a separate runtime.
 fn run<T>(body: impl Future<Output = T>) -> T {
     testkit::block_on(TEST_TIME_MAX, body)
 }
 
-/// Bytes that follow from a number, and differ from those of any other.
+/// Returns bytes that are determined by a number, and differ between numbers.
 fn filler(number: u32, bytes: usize) -> bytes::Bytes {
     Random::new(u64::from(number)).bytes(bytes).into()
 }

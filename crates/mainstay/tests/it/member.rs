@@ -8,31 +8,31 @@ use std::time::{Duration, Instant};
 
 use crate::client::Client;
 
-/// How long a member may take to start or to stop.
+/// Longest time that a member may take to start or to stop.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The line that etcd's users and their scripts wait for.
+/// Log line for which etcd's users and their scripts wait.
 pub const READY: &str = "ready to serve client requests";
 
-/// The binary under test: the one built with the tests, or the one that `MAINSTAY_TEST_BINARY` names, to measure one that
-/// is optimised.
+/// Returns the path of the binary under test: the binary built with the tests, or the one that
+/// `MAINSTAY_TEST_BINARY` names, for example an optimised build to be measured.
 pub fn binary() -> &'static Path {
     static NAMED: LazyLock<Option<PathBuf>> =
         LazyLock::new(|| std::env::var_os("MAINSTAY_TEST_BINARY").map(PathBuf::from));
     NAMED.as_deref().unwrap_or(Path::new(env!("CARGO_BIN_EXE_mainstay")))
 }
 
-/// How to start a member.
+/// Settings with which a member is started.
 #[derive(Clone)]
 pub struct Setup {
     pub data_dir: PathBuf,
     pub program: PathBuf,
     pub flags: Vec<String>,
-    /// The soft limit on open files it is started with; `None`: as this process.
+    /// Soft limit on open files for the process; `None` for the limit of this process.
     pub open_files: Option<u64>,
 }
 
 impl Setup {
-    /// A member on any free ports of the loopback, with its data below `dir`.
+    /// Creates the setup of a member on any free loopback ports, with its data below `dir`.
     pub fn new(dir: &Path) -> Setup {
         Setup {
             data_dir: dir.join("data"),
@@ -64,7 +64,7 @@ impl Setup {
         command
     }
 
-    /// Starts a member and waits until it serves.
+    /// Starts a member, and waits until it serves.
     pub fn start(&self) -> Member {
         let began = Instant::now();
         let mut member = Member::spawn(self);
@@ -73,7 +73,7 @@ impl Setup {
         member
     }
 
-    /// Starts a member that must refuse; gives what it said on standard error.
+    /// Starts a member that must refuse; returns its output on standard error.
     pub fn refused(&self) -> String {
         Member::spawn(self).refuses()
     }
@@ -99,7 +99,7 @@ impl Output {
         })
     }
 
-    /// The first line with `words`, or `None` when the output ended or nothing came in time.
+    /// Returns the first line with `words`; `None` if the output ended or the time is up.
     fn find(&self, words: &str, patience: Duration) -> Option<String> {
         let deadline = Instant::now() + patience;
         let mut lines = self.lines.lock().expect("no reader panics");
@@ -120,18 +120,18 @@ impl Output {
     }
 }
 
-/// A process of the binary; killed at the end, whatever happens.
+/// A process of the binary, which is killed when this is dropped.
 pub struct Member {
     child: Child,
     stdout: Arc<Output>,
     stderr: Arc<Output>,
     readers: Vec<std::thread::JoinHandle<()>>,
-    /// From the start of the process to its readiness.
+    /// Time from the start of the process to its readiness.
     pub started_in: Duration,
 }
 
 impl Member {
-    /// Starts the process and waits for nothing.
+    /// Starts the process without waiting for it.
     pub fn spawn(setup: &Setup) -> Member {
         Member::launch(setup.command(), setup.open_files)
     }
@@ -146,7 +146,7 @@ impl Member {
                 libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
                 limit.rlim_cur = open_files.unwrap_or(limit.rlim_cur).min(limit.rlim_max);
                 let limited = libc::setrlimit(libc::RLIMIT_NOFILE, &limit) == 0;
-                // A test that is itself killed leaves no member behind.
+                // If the test itself is killed, the kernel kills the member.
                 let bound = libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == 0;
                 if limited && bound { Ok(()) } else { Err(std::io::Error::last_os_error()) }
             });
@@ -160,7 +160,7 @@ impl Member {
         Member { child, stdout, stderr, readers, started_in: Duration::ZERO }
     }
 
-    /// The first line of the log with `words`, waited for.
+    /// Waits for the first log line with `words`, and returns it.
     pub fn wait_for(&self, words: &str) -> String {
         match self.stderr.find(words, PATIENCE) {
             Some(line) => line,
@@ -168,44 +168,44 @@ impl Member {
         }
     }
 
-    /// Whether it said this within that time.
+    /// Returns true if a log line with `words` appears within `patience`.
     pub fn heard(&self, words: &str, patience: Duration) -> bool {
         self.stderr.find(words, patience).is_some()
     }
 
-    /// Waits until it serves, or has ended; whether it serves.
+    /// Waits until the member serves or has ended; returns true if it serves.
     pub fn serves(&mut self) -> bool {
         self.stderr.find(READY, PATIENCE).is_some()
     }
 
-    /// All that it wrote to standard error until now.
+    /// Returns all output on standard error so far.
     pub fn said(&self) -> String {
         self.stderr.text()
     }
 
-    /// All that it wrote to standard output until now.
+    /// Returns all output on standard output so far.
     pub fn printed(&self) -> String {
         self.stdout.text()
     }
 
-    /// Where it serves clients.
+    /// Returns the address at which the member serves clients.
     pub fn client_address(&self) -> SocketAddr {
         self.address_in("serving client traffic ")
     }
 
-    /// Where it listens for other members.
+    /// Returns the address at which the member listens for other members.
     pub fn peer_address(&self) -> SocketAddr {
         self.address_in("serving peer traffic")
     }
 
-    /// The address in the log's first line with these words.
+    /// Returns the address in the first log line with these words.
     fn address_in(&self, words: &str) -> SocketAddr {
         let line = self.wait_for(words);
         let address = line.split("\"address\":\"").nth(1).and_then(|rest| rest.split('"').next());
         address.and_then(|a| a.parse().ok()).unwrap_or_else(|| panic!("no address in {line}"))
     }
 
-    /// A connection of its own.
+    /// Opens a separate connection to the member.
     pub async fn client(&self) -> Client {
         Client::connect(self.client_address()).await
     }
@@ -214,12 +214,12 @@ impl Member {
         self.child.id()
     }
 
-    /// Bytes of memory that it holds now.
+    /// Returns the memory that the member holds now, in bytes.
     pub fn rss_bytes(&self) -> u64 {
         self.memory_bytes("VmRSS:")
     }
 
-    /// The most bytes of memory that it ever held.
+    /// Returns the most memory that the member ever held, in bytes.
     pub fn peak_bytes(&self) -> u64 {
         self.memory_bytes("VmHWM:")
     }
@@ -234,26 +234,26 @@ impl Member {
 
     pub fn signal(&self, signal: libc::c_int) {
         let pid = libc::pid_t::try_from(self.pid()).expect("a pid");
-        // SAFETY: kill is called with the id of a child that has not been waited for, so it is still ours.
+        // SAFETY: kill is called with the id of a child that has not been waited for, so the id is not reused.
         let outcome = unsafe { libc::kill(pid, signal) };
         assert_eq!(outcome, 0, "the process takes the signal");
     }
 
-    /// Ends it as a crash would.
+    /// Ends the member as a crash would.
     pub fn kill(mut self) {
         self.signal(libc::SIGKILL);
         let status = self.wait();
         assert_eq!(status.signal(), Some(libc::SIGKILL), "it had ended before: {}", self.said());
     }
 
-    /// Ends it in order.
+    /// Shuts the member down cleanly.
     pub fn stop(mut self) {
         self.signal(libc::SIGTERM);
         let status = self.wait();
         assert_eq!(status.signal(), Some(libc::SIGTERM), "{status:?}: {}", self.said());
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the member has ended by itself.
     pub fn wait(&mut self) -> ExitStatus {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -265,7 +265,7 @@ impl Member {
         }
     }
 
-    /// Waits until it has refused to go on; gives what it said on standard error.
+    /// Waits until the member has refused to run; returns its output on standard error.
     pub fn refuses(mut self) -> String {
         let status = self.wait();
         assert_eq!(status.code(), Some(1), "{status:?}: {}", self.said());
@@ -275,7 +275,7 @@ impl Member {
         said
     }
 
-    /// Whether it has not ended.
+    /// Returns true if the member is still running.
     pub fn runs(&mut self) -> bool {
         self.child.try_wait().expect("it is our child").is_none()
     }
@@ -289,7 +289,7 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // Both fail only for a process that has ended already.
+        // Both calls fail only for a process that has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
         self.join_readers();

@@ -1,4 +1,4 @@
-//! What hostile clients can make a member hold: its peak stays near its budget, and others are served.
+//! Memory that hostile clients can make a member hold: its peak stays near its budget, and other clients are served.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -20,7 +20,7 @@ use crate::{filler, run};
 
 const MIB: u64 = 1 << 20;
 const BUDGET: u64 = 64 * MIB;
-/// What allocators and the kernel's accounting may add to a budget of 64 MiB.
+/// Bytes that the allocator and the kernel's accounting may add to a budget of 64 MiB.
 const MARGIN: u64 = 96 * MIB;
 
 fn member(dir: &TempDir) -> Member {
@@ -37,7 +37,7 @@ fn memory_for_clients_that_is_too_little_for_a_few_requests_is_raised_and_told_o
     member.stop();
 }
 
-/// Another client reads and writes.
+/// Asserts that another client can read and write.
 fn serves_others(member: &Member) {
     run(async {
         let client = member.client().await;
@@ -53,7 +53,7 @@ fn held_its_bound(member: &Member, before: u64, what: &str) {
     serves_others(member);
 }
 
-/// Connects; `window` is how much of each answer the server may send.
+/// Connects with HTTP/2; `window` is the initial flow-control window of each response, in bytes.
 fn connect(address: SocketAddr, window: u32) -> Connection {
     Connection::h2(address, &[&[0, 4][..], &window.to_be_bytes()].concat())
 }
@@ -63,7 +63,7 @@ fn packed(plain: &[u8]) -> Vec<u8> {
     encoder.write_all(plain).and_then(|()| encoder.finish()).expect("packing into memory")
 }
 
-/// An empty comparison, operation or URL takes two bytes, and a thousand of them two bytes of gzip.
+/// An empty comparison, operation or URL takes two bytes, and a thousand of them compress to two bytes of gzip.
 #[test]
 fn requests_of_a_million_elements_are_refused_before_they_are_made() {
     const ELEMENTS: usize = 1_000_000;
@@ -105,7 +105,7 @@ fn requests_of_a_million_elements_are_refused_before_they_are_made() {
     serves_others(&member);
 }
 
-/// Opens a call without a message; false when the server has closed.
+/// Opens a call without a message; returns false if the server has closed the connection.
 fn open_call(connection: &mut Connection, stream: u32, rpc: Rpc) -> bool {
     connection.send(&frame(HEADERS, END_HEADERS, stream, &call_block(rpc.path(), &[])))
 }
@@ -146,7 +146,7 @@ fn answers_that_nobody_takes() {
             break;
         }
     }
-    // Behind them on another connection, so that they have been looked at.
+    // These calls come later, on another connection, so the member has handled the calls before them.
     for _ in 0..20 {
         serves_others(&member);
     }
@@ -165,7 +165,7 @@ fn clients_that_take_the_beginning_of_a_large_value() {
     let read = RangeRequest { key: "large".into(), ..RangeRequest::default() }.encode_to_vec();
     let mut open = Vec::new();
     for _ in 0..200 {
-        // As much as a client of Go lets come of an answer before it is looked at.
+        // A Go client accepts this much of a response before it reads any.
         let mut connection = connect(member.client_address(), 65_535);
         assert!(connection.send(&call(1, Rpc::KvRange.path(), &read)));
         open.push(connection);
@@ -191,7 +191,7 @@ fn ranges_in_another_order() {
         }
     });
     let before = member.peak_bytes();
-    // Each gathers 7 MB of keys, all of them at once.
+    // Each call gathers 7 MB of keys, and all calls run concurrently.
     let read = RangeRequest {
         key: vec![0].into(),
         range_end: vec![0].into(),
@@ -201,7 +201,8 @@ fn ranges_in_another_order() {
     };
     let mut open = Vec::new();
     run(async {
-        // It comes first: while all is held by its address, no connection of that is taken.
+        // This client connects first: while its address holds the whole budget, new connections from that
+        // address are refused.
         let client = member.client().await;
         for _ in 0..12 {
             let mut connection = connect(member.client_address(), 0);
@@ -227,12 +228,12 @@ fn bodies_of_http_1() {
     for _ in 0..100 {
         let mut stream = TcpStream::connect(member.client_address()).expect("a connection");
         stream.set_write_timeout(Some(PATIENCE)).expect("a time-out can be set");
-        // Those that hold most are closed while they send.
+        // The connections that hold most memory are closed while they send.
         let head = b"POST /health HTTP/1.1\r\nHost: m\r\nContent-Length: 4000000\r\n\r\n";
         let _ = stream.write_all(head).and_then(|()| stream.write_all(&vec![b'x'; 3_900_000]));
         open.push(stream);
     }
-    // The member has read as much as it may hold, and told some to go.
+    // The member has read as much as it may hold, and has closed some connections.
     let scrape = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect(member.client_address())?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -243,7 +244,7 @@ fn bodies_of_http_1() {
     };
     let deadline = Instant::now() + PATIENCE;
     loop {
-        // It comes from the address that holds most, so that it may be refused for a while, too.
+        // The scrape comes from the address that holds most memory, so it may be refused for a while, too.
         let answer = scrape();
         let metrics = answer.as_deref().unwrap_or_default();
         let shed =
@@ -253,7 +254,7 @@ fn bodies_of_http_1() {
         }
         assert!(Instant::now() < deadline, "nobody was told to go: {answer:?}");
     }
-    // So may a client be.
+    // A client from this address may be refused for a while, too.
     run(eventually("others are served", PATIENCE, async || {
         let client = Client::within(PATIENCE, member.client_address()).await.ok()?;
         client.put("others", "come").await.ok()

@@ -1,4 +1,4 @@
-//! `make-mirror --keep-revisions`: a second cluster that goes through the history of the first, and takes its place.
+//! `make-mirror --keep-revisions`: a second cluster that replays the history of the first, and replaces it.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
@@ -22,7 +22,7 @@ use crate::forwarder::{Asked, Forwarder, Verdict};
 use crate::member::{Member, Setup, binary};
 use crate::run;
 
-/// A member of a cluster of its own that is at the same address after a restart.
+/// A member of a separate cluster, which has the same address after a restart.
 struct Side {
     setup: Setup,
     url: String,
@@ -64,7 +64,7 @@ fn refused(output: &Output, words: &str) {
     assert!(said.contains(words), "{said}");
 }
 
-/// Ends the mirror with the test.
+/// A running mirror process, which is killed when this is dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -80,14 +80,15 @@ async fn delete_range(client: &Client, from: &str, to: &str) -> i64 {
     client.call::<DeleteRangeResponse>(Rpc::KvDeleteRange, &request).await.expect("is deleted").deleted
 }
 
-/// One of each kind of change: transactions of several keys, ranges and leases with more keys than a transaction may name.
+/// Makes changes of each kind: transactions of several keys, and ranges and leases with more keys than a
+/// transaction may name.
 async fn history(client: &Client) {
     for n in 0..150 {
         client.put(format!("a/{n:03}"), "once").await.expect("is put");
     }
     let lease = client.grant(600).await.expect("is granted");
     for n in 0..300 {
-        // Every other key of the range is the lease's.
+        // Every other key of the range belongs to the lease.
         let key = format!("l/{n:03}");
         let put = if n % 2 == 0 {
             client.put(key, "free").await
@@ -124,7 +125,7 @@ fn a_mirror_goes_through_every_revision_and_takes_the_place_of_its_source() {
         client.put_leased("kept", "v", lease).await.expect("is put");
         let idle = client.grant(66).await.expect("is granted");
 
-        // Somebody writes all the time, until the source takes nothing more.
+        // A client writes all the time, until the source refuses writes.
         let command =
             mirror(&source, &target, &["--cut-over"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let child = command.expect("the binary runs");
@@ -146,7 +147,7 @@ fn a_mirror_goes_through_every_revision_and_takes_the_place_of_its_source() {
         let new = there.client().await;
         let busy = new.get("busy").await.expect("is read").expect("was written");
         assert_eq!(busy.value, (written - 1).to_string(), "the last acknowledged write");
-        // The hash is over every version, creation, tombstone and lease of the whole history.
+        // The hash covers every version, creation, tombstone and lease of the whole history.
         assert_eq!(hash(&here).await, hash(&there).await);
         let (mut old_leases, mut new_leases) =
             (client.leases().await.expect("leases"), new.leases().await.expect("leases"));
@@ -157,10 +158,10 @@ fn a_mirror_goes_through_every_revision_and_takes_the_place_of_its_source() {
         let life = new.time_to_live(lease, true).await.expect("a lease");
         assert_eq!((life.granted_ttl, life.keys), (77, vec!["kept".into()]));
         assert!(life.ttl >= 70, "it was renewed: {}", life.ttl);
-        // One that begins once more leaves the source as it is.
+        // A second cut-over is refused, and leaves the source as it is.
         new.put("first", "v").await.expect("takes writes");
         refused(&run_mirror(&source, &target, &["--cut-over"]), "the source has a CORRUPT alarm already");
-        // The source still refuses, also deletions, until an operator says otherwise.
+        // The source still refuses writes, including deletes, until an operator clears the alarm.
         assert_eq!(client.delete("kept").await, Err(api::error::CORRUPT));
         client.disarm().await.expect("is disarmed");
         client.put("kept", "w").await.expect("takes writes again");
@@ -181,12 +182,12 @@ fn a_mirror_goes_on_where_its_destination_is_whoever_is_killed() {
                 mirror(&source, &target, &[]).stdout(Stdio::null()).spawn().expect("the binary runs"),
             );
             history(&client).await;
-            // The destination in the middle of it, under the same mirror.
+            // The destination is killed in the middle of the run, under the same mirror.
             there.kill();
             there = target.setup.start();
             client.put("round", round.to_string()).await.expect("is put");
             if round == 1 {
-                // And the mirror itself.
+                // Then the mirror itself is killed.
                 drop(mirror);
                 continue;
             }
@@ -221,7 +222,7 @@ fn a_destination_that_is_no_copy_is_told_and_the_source_goes_on() {
         refused(&run_mirror(&source, &target, &["--cut-over"]), words);
         assert_eq!(client.alarms().await.expect("alarms"), []);
 
-        // A copy until somebody writes to it.
+        // The destination is an exact copy until a client writes to it.
         new.put("k", "v").await.expect("is put");
         client.put("k", "v").await.expect("is put");
         client.compact(3, true).await.expect("is compacted");
@@ -238,7 +239,7 @@ fn a_destination_that_is_no_copy_is_told_and_the_source_goes_on() {
         refused(&output.await.expect("no panic"), "somebody else writes to it");
         assert_eq!(client.get("a").await.expect("is read").expect("is there").value, "2");
 
-        // What the source has compacted cannot be followed.
+        // History that the source has compacted cannot be replayed.
         let fresh = Side::new(dir.path(), "three");
         let _there = fresh.setup.start();
         refused(&run_mirror(&source, &fresh, &[]), "compacted");
@@ -247,7 +248,7 @@ fn a_destination_that_is_no_copy_is_told_and_the_source_goes_on() {
     assert_eq!(words.status.code(), Some(128), "{}", String::from_utf8_lossy(&words.stderr));
 }
 
-/// What an alarm request asks for.
+/// Returns the action of an alarm request.
 fn alarm_action(asked: &Asked) -> Option<AlarmAction> {
     if asked.path != Rpc::MaintenanceAlarm.path() {
         return None;
@@ -256,14 +257,14 @@ fn alarm_action(asked: &Asked) -> Option<AlarmAction> {
     AlarmAction::try_from(request.action).ok()
 }
 
-/// Runs a mirror without stopping the runtime.
+/// Runs a mirror to its end without blocking the runtime.
 async fn ended(mut command: Command) -> Output {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let running = tokio::task::spawn_blocking(move || command.output().expect("the binary runs"));
     running.await.expect("no panic")
 }
 
-/// A signal that comes with the first request of this kind, and a rule that gives it.
+/// Returns a signal that is set by the first request with this action, and a callback that sets it.
 fn seen(action: AlarmAction) -> (watch::Receiver<bool>, impl Fn(&Asked)) {
     let (sender, receiver) = watch::channel(false);
     (receiver, move |asked: &Asked| {
@@ -290,7 +291,7 @@ fn no_side_reads_more_than_what_has_changed_while_writes_are_stopped() {
             Verdict::Pass
         })
         .await;
-        // What the destination is asked from then on.
+        // Records the requests to the destination from then on.
         let while_stopped = stopped.clone();
         let right = Forwarder::start(there.client_address(), move |asked| {
             if *while_stopped.borrow() && asked.path == Rpc::KvRange.path() {
@@ -380,7 +381,7 @@ fn rehearsals_leave_the_source_time() {
         here.client().await.put("k", "v").await.expect("is put");
         let (times, mut listed) = watch::channel(Vec::new());
         let left = Forwarder::start(here.client_address(), move |asked| {
-            // Each rehearsal asks once.
+            // Each rehearsal sends this request once.
             if asked.path == Rpc::LeaseLeases.path() {
                 times.send_modify(|times| times.push(Instant::now()));
             }
@@ -390,7 +391,7 @@ fn rehearsals_leave_the_source_time() {
         let mut command = between(&left.url, &target.url, &["--cut-over", "--stop-timeout=1us"]);
         let _running = Running(command.stdout(Stdio::null()).spawn().expect("the binary runs"));
         let times = listed.wait_for(|times| times.len() >= 8).await.expect("comes").clone();
-        // The first two may be from before the rehearsals.
+        // The first two requests may be from before the rehearsals.
         assert!(times[7] - times[2] >= 5 * Duration::from_millis(100), "{times:?}");
     });
 }
@@ -415,7 +416,7 @@ fn one_of_two_cut_overs_at_once_gives_way() {
         .await;
         let cut_over = tokio::spawn(ended(between(&left.url, &target.url, &["--cut-over"])));
         stopping.wait_for(|is_so| *is_so).await.expect("comes");
-        // It has found no alarm. Now another one raises its own, and comes first.
+        // The mirror has found no alarm. Now another process raises its own alarm, before the mirror's.
         let other = 0x77;
         let alarm = AlarmType::Corrupt as i32;
         let request = AlarmRequest { action: AlarmAction::Activate as i32, member_id: other, alarm };
@@ -462,7 +463,7 @@ fn a_closed_terminal_ends_a_cut_over_and_another_signal_ends_its_end() {
         })
         .await;
         let mut command = between(&left.url, &right.url, &["--cut-over", "--stop-timeout=60s"]);
-        // Tests that run under `nohup` hand on that hang-ups are ignored, which the mirror keeps to.
+        // A test run under `nohup` inherits an ignored SIGHUP, which the mirror would keep ignoring.
         // SAFETY: signal() may be called between fork and exec.
         unsafe {
             command.pre_exec(|| {
@@ -475,7 +476,7 @@ fn a_closed_terminal_ends_a_cut_over_and_another_signal_ends_its_end() {
         // SAFETY: plain system calls; the process is a child that was not waited for yet.
         let signal = |signal| assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
         stopped.wait_for(|is_so| *is_so).await.expect("comes");
-        // The mirror has heard that writes are stopped when it asks for the revision.
+        // The mirror knows that writes are stopped when it requests the revision.
         let is_next = |asked: &[Asked]| {
             let mut behind =
                 asked.iter().skip_while(|asked| alarm_action(asked) != Some(AlarmAction::Activate));
@@ -517,7 +518,7 @@ fn a_cut_over_stays_done_whoever_reads_of_it() {
             lines.any(|line| line.is_ok_and(|line| line.contains("stopping writes")))
         });
         assert!(read.await.expect("no panic"));
-        // Nobody reads on.
+        // No one reads the pipe any more, so a write to it fails.
         go_on.send_replace(true);
         let output = tokio::task::spawn_blocking(|| child.wait_with_output().expect("it ends"));
         succeeded(&output.await.expect("no panic"));
@@ -554,7 +555,7 @@ fn leases_are_those_of_the_source_when_the_destination_takes_its_place() {
             let request = LeaseGrantRequest { ttl, id };
             let _: LeaseGrantResponse = client.call(Rpc::LeaseGrant, &request).await.expect("is granted");
         };
-        // Ids that were granted again meanwhile, with other times to live.
+        // Leases granted again with the same ids, but other TTLs.
         for (id, before, now) in [(7, 3600, 50), (8, 50, 3600)] {
             grant(&new, id, before).await;
             grant(&client, id, now).await;
@@ -563,7 +564,7 @@ fn leases_are_those_of_the_source_when_the_destination_takes_its_place() {
             grant(&client, id, 600).await;
             grant(&new, id, 600).await;
         }
-        // Renewals that are answered only once all of them were asked for.
+        // Renewals whose responses are held back until all of them were requested.
         let renewals = AtomicU32::new(0);
         let right = Forwarder::start(there.client_address(), move |asked| {
             let is_renewal = asked.path == Rpc::LeaseKeepAlive.path();

@@ -1,9 +1,9 @@
 use std::io;
 use std::process::Command;
 
-/// A network of its own, in which members can be cut off from each other without any connection being closed: each is
-/// in a namespace that a router joins with the others. The thread that made it is at the router, and reaches everybody
-/// at all times.
+/// A separate network, in which members can be cut off from each other without closing connections. Each
+/// member is in a network namespace, and a router joins the namespaces. The thread that created the network
+/// is at the router, and reaches all members at all times.
 pub struct Network {
     names: Vec<String>,
     cut: Vec<Vec<String>>,
@@ -22,13 +22,13 @@ fn ip(words: &[&str]) -> io::Result<()> {
 }
 
 impl Network {
-    /// Moves the calling thread to a network of its own, with so many members' places.
+    /// Moves the calling thread to a new network, with places for `size` members.
     ///
     /// # Errors
     ///
-    /// Why that is not allowed here.
+    /// The reason why that is not allowed here.
     pub fn enter(size: usize) -> io::Result<Network> {
-        // SAFETY: a plain system call, which changes nothing but where this thread makes its sockets.
+        // SAFETY: a plain system call, which only changes the namespace in which this thread creates its sockets.
         if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -48,22 +48,22 @@ impl Network {
             ip(&["-n", &name, "link", "set", "lo", "up"])?;
             ip(&["-n", &name, "route", "add", "default", "via", &router])?;
         }
-        // The thread's own network's, wherever others are.
+        // The file belongs to this thread's network namespace.
         std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")?;
         Ok(network)
     }
 
-    /// The address of a place.
+    /// Returns the address of a place.
     pub fn address(&self, at: usize) -> std::net::Ipv4Addr {
         std::net::Ipv4Addr::new(10, 77, u8::try_from(at).expect("few"), 1)
     }
 
-    /// What starts a process at a place.
+    /// Returns the command prefix that starts a process at a place.
     pub fn launcher(&self, at: usize) -> Vec<String> {
         ["ip", "netns", "exec", &self.names[at]].map(str::to_owned).to_vec()
     }
 
-    /// From now on nothing gets from `from` to `to`.
+    /// Drops all packets from the member at `from` to the member at `to`.
     pub fn cut(&mut self, from: usize, to: usize) {
         let (link, net) = (format!("m{from}"), format!("10.77.{to}.0/24"));
         let rule = ["pref", "100", "iif", &link, "to", &net, "blackhole"].map(str::to_owned).to_vec();
@@ -72,7 +72,7 @@ impl Network {
         self.cut.push(rule);
     }
 
-    /// Cuts a member off from all others.
+    /// Cuts a member off from all others, in both directions.
     pub fn cut_off(&mut self, at: usize) {
         for other in (0..self.names.len()).filter(|other| *other != at) {
             self.cut(at, other);
@@ -80,7 +80,7 @@ impl Network {
         }
     }
 
-    /// Everything gets everywhere again.
+    /// Removes all cuts.
     pub fn heal(&mut self) {
         for rule in self.cut.drain(..) {
             let words: Vec<&str> =

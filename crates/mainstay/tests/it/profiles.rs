@@ -1,4 +1,4 @@
-//! `/debug/pprof/`: there with `--enable-pprof` only.
+//! `/debug/pprof/`: served only with `--enable-pprof`.
 
 use testkit::{TempDir, http1};
 
@@ -15,7 +15,7 @@ fn profiles_are_served_where_they_are_asked_for_and_one_at_a_time() {
         let answers = [begun(), begun()].map(|thread| thread.join().expect("an answer"));
         let mut codes = answers.each_ref().map(|answer| answer.status);
         codes.sort_unstable();
-        // Whichever came first.
+        // Either of the two requests may come first.
         assert_eq!(codes, [200, 500]);
         for answer in &answers {
             match answer.status {
@@ -35,7 +35,7 @@ fn profiles_are_served_where_they_are_asked_for_and_one_at_a_time() {
             let bytes = line.and_then(|line| line.split(' ').next()?.parse::<u64>().ok());
             bytes.unwrap_or_else(|| panic!("{owner}: {}", heap.text()))
         };
-        // A record of a key takes some hundred bytes.
+        // The index entry of a key takes some hundred bytes.
         assert!((100_000..4 << 20).contains(&bytes("index")), "{}", heap.text());
         assert!(bytes("clients") > 0 && bytes("program and libraries") > 0, "{}", heap.text());
         let profile = http1::get(address, "/debug/pprof/heap");

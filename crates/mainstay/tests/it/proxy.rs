@@ -23,7 +23,7 @@ use crate::member::{Member, Setup, binary};
 use crate::run;
 use crate::tls::https;
 
-/// A gRPC proxy as a process of its own.
+/// A gRPC proxy that runs as a separate process.
 pub struct Proxy {
     process: Member,
     pub address: SocketAddr,
@@ -57,7 +57,7 @@ fn address_in(line: &str) -> SocketAddr {
     address.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("no address in {line}"))
 }
 
-/// The events of the next response that has some, as `key=value@revision`.
+/// Returns the events of the next response that has any, as `key=value@revision`.
 async fn next_events(watch: &mut Watch) -> Vec<String> {
     loop {
         let response = watch.next().await.expect("the watch stands");
@@ -94,10 +94,10 @@ fn every_service_answers_through_a_proxy() {
         client.delete("k").await.unwrap();
         let (own, real) = (client.hash_kv(0).await.unwrap(), member.client().await.hash_kv(0).await.unwrap());
         assert_eq!((own.hash, own.hash_revision), (real.hash, real.hash_revision));
-        // The member list keeps clients at the proxy.
+        // The member list names only the proxy, so that clients stay there.
         let urls: Vec<_> = client.members().await.unwrap().into_iter().flat_map(|m| m.client_urls).collect();
         assert_eq!(urls, ["127.0.0.1:23790"]);
-        // Errors come with the member's code and text.
+        // Errors have the member's code and text.
         let status = client.get("").await.unwrap_err();
         assert_eq!(
             (status.code, &*status.message),
@@ -149,7 +149,7 @@ fn profiles_are_served_where_they_are_asked_for() {
         let proxy = Proxy::start(dir.path(), "127.0.0.1:1", &flags);
         let answer = |path| testkit::http1::get(proxy.address, path);
         assert!(answer("/debug/pprof/").text().contains("goroutine"));
-        // A thread gives itself its name once it runs.
+        // A thread sets its name only once it runs.
         eventually("the hub's thread has its name", PATIENCE, async || {
             answer("/debug/pprof/goroutine?debug=1").text().contains(" hub state ").then_some(())
         })
@@ -169,7 +169,7 @@ fn tls_and_users_hold_on_both_sides_of_a_proxy() {
         let dir = TempDir::new("proxy-tls");
         let authority = Folder::new(dir.path(), "authority");
         let own = authority.issue("server", &[1], &["127.0.0.1", "localhost"]);
-        // A name would make every client of the proxy the user of that name.
+        // A common name would make every client of the proxy the user of that name.
         let named = authority.issue("root", &[2], &["127.0.0.1"]);
         let member = https(dir.path())
             .flag(flag("cert-file", &own.cert))
@@ -192,13 +192,13 @@ fn tls_and_users_hold_on_both_sides_of_a_proxy() {
         let trusted = files(&authority, Some(&own));
         let client = Client::secured(proxy.address, &trusted).await.unwrap();
         let (root, bob) = secured(&client).await;
-        // Each call has the rights of its own token.
+        // Each call has the permissions of its own token.
         assert_eq!(client.put("b", "x").await.unwrap_err().message, "etcdserver: user name is empty");
         bob.put("b", "x").await.unwrap();
         assert_eq!(bob.put("k", "x").await.unwrap_err().code, Code::PermissionDenied);
         root.put("k", "x").await.unwrap();
         assert_eq!(log_in(&client, "bob", "wrong").await.err().unwrap().code, Code::InvalidArgument);
-        // Who shows no certificate is not let in.
+        // A client without a certificate is refused.
         assert!(
             Client::secured(proxy.address, &files(&authority, None)).await.is_err() || {
                 let stranger = Client::secured(proxy.address, &files(&authority, None)).await.unwrap();
@@ -222,7 +222,7 @@ fn a_gateway_with_itself_as_endpoint_does_not_start() {
     assert!(refusal.contains("should not resolve to the gateway listen addr"), "{refusal}");
 }
 
-/// A figure of a member's page of metrics.
+/// Returns the value of a series on a member's metrics page.
 pub async fn figure(address: SocketAddr, name: &'static str) -> f64 {
     let page = tokio::task::spawn_blocking(move || testkit::http1::get(address, "/metrics")).await.unwrap();
     let line = page.text().lines().find(|line| line.split(' ').next() == Some(name));
@@ -246,7 +246,7 @@ fn many_watchers_of_a_key_cost_the_member_one_watch() {
         let first = client.put("k", "0").await.unwrap();
         let mut watches = Vec::new();
         for number in 0..200 {
-            // Some from now on, some from a revision that was handed out already.
+            // Some watches start now, and some at a revision whose events were sent already.
             let start = if number % 10 == 9 { first } else { 0 };
             watches.push((start, client.watch(of_key("k", start)).await.unwrap()));
             if number == 100 {
@@ -268,7 +268,7 @@ fn many_watchers_of_a_key_cost_the_member_one_watch() {
             };
             assert_eq!(seen, expected, "{number}");
         }
-        // Those that caught up have moved to the one that all share.
+        // Watches that caught up have joined the one shared watch.
         while figure(member.client_address(), WATCHERS).await > 1.0 {
             tokio::task::yield_now().await;
         }
@@ -295,7 +295,7 @@ fn a_watch_through_a_proxy_outlives_the_leader() {
             if number == 10 {
                 cluster.kill(leader);
             }
-            // A write whose outcome is not known is written again under the same name.
+            // A write whose outcome is unknown is repeated with the same key and value.
             let revision = loop {
                 match client.put("k", number.to_string()).await {
                     Ok(revision) => break revision,
@@ -316,7 +316,7 @@ fn a_watch_through_a_proxy_outlives_the_leader() {
     });
 }
 
-/// Creates a watch with the client's token; gives the stream and the first answer.
+/// Creates a watch with the client's token; returns the stream and the first response.
 async fn watched(
     client: &Client,
     request: WatchCreateRequest,
@@ -412,7 +412,7 @@ fn a_crowd_of_renewals_holds_up_no_other() {
         let mut crowd = Vec::new();
         let mut connection = proxy.client().await;
         for stream in 0..60 {
-            // A connection may not be a crowd by itself.
+            // One connection may not open too many streams by itself.
             if stream % 4 == 0 {
                 connection = proxy.client().await;
             }
@@ -426,7 +426,7 @@ fn a_crowd_of_renewals_holds_up_no_other() {
         sender.send(renewal(lease)).await.unwrap();
         let answer = receiver.next().await.unwrap().expect("it is answered");
         assert_eq!(LeaseKeepAliveResponse::decode(answer).unwrap().ttl, 60);
-        // The rest is answered, too; half of the streams go before that.
+        // The remaining calls are answered, too; half of the streams close before that.
         for (mut sender, mut receiver) in crowd.drain(30..) {
             sender.finish();
             let mut answers = 0;
@@ -456,7 +456,7 @@ fn a_malformed_message_ends_its_own_stream_only() {
             let ended = receiver.next().await;
             assert_eq!(ended.unwrap_err().code, Code::Internal, "{rpc:?}");
         }
-        // Progress is told to who asks; what is canceled twice is passed over.
+        // Progress is sent to a client that requests it; a second cancellation of a watch is ignored.
         let revision = client.put("k", "v").await.unwrap();
         assert_eq!(next_events(&mut watch).await, [format!("k=v@{revision}")]);
         let (mut sender, mut receiver) = client.open(Rpc::Watch).await.unwrap();

@@ -1,4 +1,4 @@
-//! What `grpc-proxy` puts between clients and members on request: ownership of keys, ordered reads, a list of proxies.
+//! Optional layers of `grpc-proxy`: ownership of keys (leasing), ordered reads, and a list of proxies.
 
 use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
 use api::etcdserverpb::{
@@ -13,10 +13,10 @@ use crate::member::Setup;
 use crate::proxy::{Proxy, figure};
 use crate::run;
 
-/// Ranges that a member has answered.
+/// Number of range requests that a member has answered.
 const RANGES: &str = "etcd_mvcc_range_total";
 
-/// Waits until this is true, for as long as tests wait.
+/// Waits until the condition is true, up to the tests' timeout.
 async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     eventually(what, TIMEOUT, async || is_so().await.then_some(())).await;
 }
@@ -26,7 +26,7 @@ async fn value(client: &Client, key: &str) -> Option<String> {
     Some(String::from_utf8(kv.value.to_vec()).unwrap())
 }
 
-/// Reads a key through a leasing proxy until it owns it.
+/// Reads a key through a leasing proxy until the proxy owns it.
 async fn own(proxy: &Client, member: &Client, key: &str) {
     until("the proxy owns the key", async || {
         proxy.get(key.to_owned()).await.unwrap();
@@ -35,7 +35,7 @@ async fn own(proxy: &Client, member: &Client, key: &str) {
     .await;
 }
 
-/// Sets a key to a value if its version is this one; true if it was.
+/// Sets a key to a value if its version is this one; returns true if it was.
 async fn set_at(client: &Client, key: &str, version: i64, value: &str) -> Result<bool, Status> {
     let compare = Compare {
         result: CompareResult::Equal as i32,
@@ -65,7 +65,7 @@ fn a_leasing_proxy_owns_what_is_read_until_another_writes_it() {
             real.put(key, "v").await.unwrap();
             own(&a, &real, key).await;
         }
-        // No member is asked for what is owned, nor told what is known.
+        // Reads of an owned key are answered from the proxy's copy, without a request to the member.
         let before = figure(address, RANGES).await;
         for _ in 0..50 {
             assert_eq!(value(&a, "k").await.as_deref(), Some("v"));
@@ -78,7 +78,7 @@ fn a_leasing_proxy_owns_what_is_read_until_another_writes_it() {
         assert!(!set_at(&a, "m", 1, "x").await.unwrap() && set_at(&a, "m", 0, "y").await.unwrap());
         assert_eq!(value(&a, "m").await.as_deref(), Some("y"));
         assert!(figure(address, RANGES).await <= before + 4.0, "only writes ask");
-        // Another proxy gets what it writes, and what it writes is seen at once.
+        // Another proxy takes over a key that it writes, and its writes are visible at once.
         for (key, number) in [("k", 1), ("m", 2), ("n", 3)] {
             match number {
                 1 => _ = b.put(key, "b").await.unwrap(),
@@ -90,7 +90,7 @@ fn a_leasing_proxy_owns_what_is_read_until_another_writes_it() {
                         ..DeleteRangeRequest::default()
                     };
                     let deleted: DeleteRangeResponse = b.call(Rpc::KvDeleteRange, &request).await.unwrap();
-                    // With `other`; the leasing keys are not among them.
+                    // The count includes `other`, but not the leasing keys.
                     assert_eq!(deleted.deleted, 2);
                 }
             }
@@ -98,14 +98,14 @@ fn a_leasing_proxy_owns_what_is_read_until_another_writes_it() {
             assert_eq!(value(&a, key).await.as_deref(), expected, "{key}");
             assert_eq!(real.get(format!("l/{key}")).await.unwrap(), None);
         }
-        // Who deletes everything deletes the leasing keys, too.
+        // A client that deletes all keys deletes the leasing keys, too.
         real.put("all", "v").await.unwrap();
         own(&a, &real, "all").await;
         let request =
             DeleteRangeRequest { key: "\0".into(), range_end: "\0".into(), ..DeleteRangeRequest::default() };
         b.call::<DeleteRangeResponse>(Rpc::KvDeleteRange, &request).await.unwrap();
         assert_eq!((value(&a, "all").await, value(&b, "all").await), (None, None));
-        // Errors are the member's.
+        // Errors are those of the member.
         let status = a.put("", "x").await.unwrap_err();
         assert_eq!(&*status.message, "etcdserver: key is not provided");
         assert_eq!(a.get("").await.unwrap_err().message, status.message);
@@ -134,7 +134,7 @@ fn keys_with_a_lease_are_not_owned() {
         let client = proxy.client().await;
         let lease = client.grant(60).await.unwrap();
         client.put_leased("leased", "v", lease).await.unwrap();
-        // Leasing keys are within the namespace.
+        // Leasing keys are inside the namespace.
         until("the proxy owns the key", async || {
             client.get("plain").await.unwrap();
             real.get("ns/l/plain").await.unwrap().is_some()
@@ -197,7 +197,7 @@ fn counting_through_two_leasing_proxies_loses_nothing() {
 #[test]
 fn ordered_reads_never_go_back() {
     run(async {
-        // Two members that know nothing of each other: one is far behind for ever.
+        // Two independent members: one stays far behind forever.
         let (dir, other) = (TempDir::new("proxy-ordered"), TempDir::new("proxy-ordered-behind"));
         let (ahead, behind) = (Setup::new(dir.path()).start(), Setup::new(other.path()).start());
         for number in 0..9 {
@@ -230,7 +230,7 @@ fn ordered_reads_never_go_back() {
         let text =
             "etcdclient: no cluster members have a revision higher than the previously received revision";
         assert_eq!(&*refused.message, text);
-        // Writes are done once, whatever their revision.
+        // Writes are made once, whatever their revision.
         let request = TxnRequest { success: vec![put_op("w", "x")], ..TxnRequest::default() };
         let written: TxnResponse = client.call(Rpc::KvTxn, &request).await.unwrap();
         assert_eq!(revision(written.header), 2);
@@ -274,7 +274,7 @@ fn proxies_with_the_same_prefix_list_each_other() {
         assert!(kept.lease != 0);
         let start = r#"{"Op":0,"Addr":"127.0.0.1:1","Metadata":"{\"name\":"#;
         assert!(kept.value.starts_with(start.as_bytes()), "{:?}", kept.value);
-        // What is no registration is left out.
+        // A key that is not a valid registration is left out.
         real.put("ns/proxies/x", "{}").await.unwrap();
         drop(two);
         until("the other one's lease is over", async || {

@@ -1,4 +1,4 @@
-//! Starts that have to be refused, with words that help.
+//! Starts that have to be refused, with a helpful text.
 
 use std::net::TcpListener;
 
@@ -20,7 +20,7 @@ fn a_data_directory_of_etcd_is_refused_if_that_is_asked_for() {
         assert!(said.contains(&format!("{} was written by etcd", above.display())), "{said}");
         let left: Vec<_> = std::fs::read_dir(setup.data_dir.join("member")).expect("it is there").collect();
         assert_eq!(left.len(), 1, "nothing is written into it: {left:?}");
-        // Nothing in it can be taken over.
+        // The directory contains nothing that can be taken over.
         let said = setup.refused();
         assert!(said.contains("whose files are unchanged"), "{said}");
     }
@@ -60,7 +60,7 @@ fn a_data_directory_that_cannot_be_written_is_named() {
     let dir = TempDir::new("unwritable");
     let file = dir.path().join("a-file");
     std::fs::write(&file, "").expect("a file can be written");
-    // Even root can make no directory in either.
+    // Even root cannot create a directory in either parent.
     for parent in [file.as_path(), "/proc".as_ref()] {
         let mut setup = Setup::new(dir.path());
         setup.data_dir = parent.join("data");

@@ -1,5 +1,5 @@
-//! What runs short: open files, memory, attention. With `MAINSTAY_FULL_SIZE` set each is as large as it may get in
-//! production; normally it is as small as still shows the effect.
+//! Scarce resources: open files, memory, and the server's time. With `MAINSTAY_FULL_SIZE` set, each test is
+//! as large as production may get; normally it is as small as still shows the effect.
 
 use std::io::Read as _;
 use std::net::TcpStream;
@@ -20,12 +20,12 @@ use crate::{filler, run};
 
 const MIB: usize = 1 << 20;
 
-/// The one size or the other.
+/// Returns the size for a normal run, or for a run with `MAINSTAY_FULL_SIZE`.
 fn size(normal: u32, full: u32) -> u32 {
     if std::env::var_os("MAINSTAY_FULL_SIZE").is_some() { full } else { normal }
 }
 
-/// Puts one after the other until it is told to stop; how long each took.
+/// A task that puts keys one after the other until it is stopped, and records how long each put took.
 struct Pulse {
     ended: Arc<AtomicBool>,
     task: tokio::task::JoinHandle<Vec<Duration>>,
@@ -49,7 +49,7 @@ impl Pulse {
         Pulse { ended, task }
     }
 
-    /// Stops it, and prints what it felt.
+    /// Stops the task, and prints the times of its puts. Returns these times.
     async fn end(self, what: &str) -> Vec<Duration> {
         self.ended.store(true, Ordering::Relaxed);
         let mut took = self.task.await.expect("it does not panic");
@@ -66,7 +66,7 @@ impl Pulse {
     }
 }
 
-/// Runs this many tasks at a time over all numbers.
+/// Runs a task for each number below `count`, `at_once` of them concurrently.
 async fn many<F: Future<Output = ()> + 'static>(count: u32, at_once: u32, task: impl Fn(u32) -> F) {
     let local = tokio::task::LocalSet::new();
     let next = std::cell::Cell::new(0);
@@ -79,7 +79,7 @@ async fn many<F: Future<Output = ()> + 'static>(count: u32, at_once: u32, task: 
     let all: Vec<_> = workers.collect();
     local
         .run_until(async {
-            // All of them, as they come.
+            // Polls all workers until all are done.
             let mut all: Vec<_> = all.into_iter().map(Box::pin).collect();
             std::future::poll_fn(|context| {
                 all.retain_mut(|worker| worker.as_mut().poll(context).is_pending());
@@ -116,13 +116,13 @@ fn open_files_run_out_for_clients_only() {
         let crowd: Vec<TcpStream> =
             (0..2 * FILES_MAX).filter_map(|_| TcpStream::connect(address).ok()).collect();
         assert!(crowd.len() as u64 > FILES_MAX, "the kernel takes them all: {}", crowd.len());
-        // The last of the crowd is sent away.
+        // The last connection of the crowd is closed by the member.
         let mut last = crowd.last().expect("there is one").try_clone().expect("a handle can be made");
         last.set_read_timeout(Some(PATIENCE)).expect("a timeout can be set");
         let mut byte = [0];
         assert!(matches!(last.read(&mut byte), Ok(0) | Err(_)), "the last has nobody to talk to");
 
-        // Whoever was there before is served; the log goes on to new segments and checkpoints are saved.
+        // Earlier connections are served; the log creates new segments, and checkpoints are saved.
         for number in 0..80u32 {
             client
                 .put(format!("k/{number}"), filler(number, MIB))
@@ -144,7 +144,7 @@ fn open_files_run_out_for_clients_only() {
         assert_eq!(kv.value, filler(77, MIB));
     });
     member.kill();
-    // Nothing was lost on the way.
+    // No acknowledged write was lost.
     run(async {
         let member = setup.start();
         let client = member.client().await;
@@ -180,13 +180,13 @@ fn large_requests_at_once_take_bounded_memory() {
         for task in running {
             match task.await.expect("no writer panics") {
                 Ok(_) => done += 1,
-                // Too many at once, or the disk did not take it in time.
+                // Too many calls at once, or the disk did not finish the write in time.
                 Err(Status { code: Code::ResourceExhausted | Code::Unavailable, .. }) => turned_away += 1,
                 Err(status) => panic!("{status}"),
             }
             most = most.max(member.rss_bytes());
         }
-        // Others are served when it is over.
+        // Other clients are served when the overload is over.
         connections[0].put("after", "x").await.expect("puts are served");
         let grown = most.saturating_sub(before) / MIB as u64;
         println!(
@@ -218,7 +218,7 @@ fn a_thousand_lagging_watchers_hold_nobody_up() {
         };
         let alone = rate(0).await;
         let first = client.status().await.expect("it serves").header.expect("a header").revision + 1;
-        // Few connections, so that their windows are soon full; nobody reads.
+        // With few connections that nobody reads, their flow-control windows are soon full.
         let mut connections = Vec::new();
         for _ in 0..10 {
             connections.push(member.client().await);
@@ -242,7 +242,7 @@ fn a_thousand_lagging_watchers_hold_nobody_up() {
         );
         assert!(watched > alone / 20.0, "puts collapse: {alone:.0} to {watched:.0} per second");
         assert!(grown < 512, "{grown} MiB");
-        // Each gets everything in order.
+        // Each stream gets all events in order.
         let last = first + i64::from(puts) - 1;
         let reading: Vec<_> = streams
             .into_iter()
@@ -281,7 +281,7 @@ fn many_leases_expire_in_one_moment() {
             let client = granting.clone();
             async move {
                 let lease = client.grant(i64::from(ttl)).await.expect("leases are granted");
-                // One that is refused has expired already.
+                // If the put is refused, its lease has expired already.
                 match client.put_leased(format!("leased/{number:06}"), "x", lease).await {
                     Ok(_) => {}
                     Err(status) => assert_eq!(status.code, Code::NotFound, "{status}"),
@@ -290,7 +290,7 @@ fn many_leases_expire_in_one_moment() {
         })
         .await;
         println!("{count} leases with a key each in {:?}", began.elapsed());
-        // They run out while the process stands still: all in the same moment.
+        // The leases run out while the process is stopped, so all expire at the same moment.
         member.signal(libc::SIGSTOP);
         let until = Instant::now() + Duration::from_secs(u64::from(ttl) + 1);
         eventually("all have run out", Duration::from_secs(120), async || {

@@ -1,4 +1,4 @@
-//! What a restart brings back: keys from checkpoint and log, leases with what was left of them.
+//! State after a restart: keys from checkpoint and log, and leases with their remaining time.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use crate::client::{Client, revision};
 use crate::member::{Member, Setup};
 use crate::{filler, run};
 
-/// All that a client can see of the keys.
+/// Returns everything that a client can see of the keys.
 async fn picture(client: &Client) -> (RangeResponse, u32, i64) {
     let mut everything = client.everything().await.expect("reads are served");
     let hash = client.hash_kv(0).await.expect("a hash can be had");
     assert_eq!(hash.hash_revision, revision(everything.header));
-    // The term may be another one.
+    // The raft term may differ.
     everything.header = None;
     (everything, hash.hash, hash.hash_revision)
 }
@@ -46,7 +46,7 @@ fn a_member_that_has_nothing_to_do_saves_what_it_did() {
         for number in 0..20u32 {
             client.put(format!("k/{number}"), "x").await.expect("puts are served");
         }
-        // By age it would be a minute, by entries a thousand.
+        // The age limit would be a minute, the entry limit a thousand entries.
         member.wait_for("saved a checkpoint");
         member.kill();
         let member = setup.start();
@@ -105,7 +105,7 @@ fn leases_go_on_after_a_restart() {
         .await;
         member.stop();
 
-        // A stop in order saves what is left.
+        // A clean shutdown saves the remaining times.
         let member = setup.start();
         let client = member.client().await;
         let left = client.time_to_live(long, true).await.expect("asks are answered");
@@ -114,7 +114,7 @@ fn leases_go_on_after_a_restart() {
         assert_eq!(client.leases().await.expect("asks are answered"), [long]);
         assert!(client.get("revoked").await.expect("reads are served").is_none());
 
-        // One that is short ends by itself, even when a crash comes between, and takes its keys along.
+        // A short lease expires by itself and deletes its keys, even if the member crashes before.
         let short = client.grant(2).await.expect("a lease");
         client.put_leased("short/a", "x", short).await.expect("puts are served");
         let put = client.put_leased("short/b", "x", short).await.expect("puts are served");
@@ -158,7 +158,7 @@ fn a_stopped_process_goes_on_where_it_was() {
             let client = client.clone();
             tokio::spawn(async move { client.put("k", "2").await })
         };
-        // The request has left this process; nothing can answer it.
+        // The request has left this process, and no quorum can answer it.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }

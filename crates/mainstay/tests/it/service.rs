@@ -1,4 +1,5 @@
-//! The process among others: the service manager, files of the log, and the manifests that start etcd elsewhere.
+//! The process in its environment: the service manager, log files, and the manifests that start etcd in other
+//! systems.
 
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
@@ -15,7 +16,7 @@ use crate::cluster::PATIENCE;
 use crate::member::{Member, READY, Setup, binary};
 use crate::run;
 
-/// The binary by the name `etcd`, with nothing in its environment.
+/// Returns the command of the binary under the name `etcd`, with an empty environment.
 fn etcd(dir: &Path) -> Command {
     let program = dir.join("etcd");
     std::os::unix::fs::symlink(binary(), &program).expect("a link can be made");
@@ -37,7 +38,7 @@ fn puts(address: SocketAddr) {
     });
 }
 
-/// Addresses for clients and members.
+/// Returns free addresses for clients and for members.
 fn addresses() -> (SocketAddr, SocketAddr) {
     (free_address(), free_address())
 }
@@ -143,7 +144,7 @@ fn the_log_is_rotated() {
     start();
     let first = std::fs::read(&log).expect("the directory is made");
     assert!(String::from_utf8_lossy(&first).contains(READY));
-    // As if it had run for long.
+    // A log file as large as after a long run.
     std::fs::write(&log, vec![b'\n'; 1 << 20]).expect("it can be written");
     start();
     assert!(std::fs::metadata(&log).expect("a new one").len() < 100 << 10);
@@ -161,7 +162,7 @@ fn the_log_is_rotated() {
 fn debians_unit_and_defaults_start_it() {
     let dir = TempDir::in_memory("debian");
     let (client, peer) = addresses();
-    // `Environment` of the unit, what an operator writes into /etc/default/etcd, and `DAEMON_ARGS`, which is empty.
+    // `Environment` of the unit, settings of an operator in /etc/default/etcd, and the empty `DAEMON_ARGS`.
     let mut command = etcd(dir.path());
     command
         .env("DAEMON_ARGS", "")
@@ -190,7 +191,7 @@ fn kubeadms_static_pod_starts_it() {
     let (server, peer_pair) = (authority.issue("server", &[1], hosts), authority.issue("peer", &[2], hosts));
     let (client, peer) = addresses();
     let (metrics, port) = (free_address(), client.port());
-    // That of kubeadm 1.34, and the flags of 1.30 and before that are spelled otherwise.
+    // The manifest of kubeadm 1.34, and the flags that 1.30 and earlier spell differently.
     for (generation, gates) in [
         ["--feature-gates=InitialCorruptCheck=true", "--watch-progress-notify-interval=5s"],
         ["--experimental-initial-corrupt-check=true", "--experimental-watch-progress-notify-interval=5s"],
@@ -231,7 +232,7 @@ fn kubeadms_static_pod_starts_it() {
         let member = served(command);
         member.wait_for("GOMAXPROCS limits the threads");
         member.wait_for("\"bytes\":536870912");
-        // Its probes.
+        // The health probes of the manifest.
         for path in ["/livez", "/readyz", "/health?exclude=NOSPACE&serializable=true"] {
             assert_eq!(http1::get(metrics, path).status, 200, "{path}");
         }
@@ -279,7 +280,7 @@ fn etcd_operators_and_patronis_configurations_start_it() {
     let dir = TempDir::in_memory("operator");
     let (client, peer) = addresses();
     let mut command = etcd(dir.path());
-    // The operator's template of a pod.
+    // The pod template of the operator.
     command.args([
         format!("--data-dir={}", dir.path().join("data").display()),
         "--name=example-0".to_owned(),
@@ -334,7 +335,7 @@ fn etcds_sample_of_a_configuration_file_starts_it() {
     let dir = TempDir::in_memory("sample");
     let (client, peer) = addresses();
     let file = dir.path().join("etcd.conf.yml");
-    // All keys of etcd.conf.yml.sample, with its values, but for paths and ports.
+    // All keys of etcd.conf.yml.sample with its values, except for paths and ports.
     let text = format!(
         "name: 'default'\ndata-dir: {data}\nwal-dir: {wal}\nsnapshot-count: 10000\nheartbeat-interval: 100\n\
          election-timeout: 1000\nquota-backend-bytes: 0\nlisten-peer-urls: http://{peer}\n\
@@ -377,7 +378,7 @@ fn pages_may_have_listeners_of_their_own() {
     puts(grpc);
     assert_eq!(http1::get(pages, "/health").status, 200);
     assert_eq!(http1::get(pages, "/version").status, 200);
-    // What the other serves is not served: the connection is closed without a word.
+    // A request for the other listener's protocol is not served: the connection is closed without a response.
     let said = |address: SocketAddr, bytes: &[u8]| {
         let mut stream = std::net::TcpStream::connect(address).expect("it listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("it takes a time");

@@ -1,4 +1,4 @@
-//! What the binary does when all is well.
+//! The binary in normal operation, without faults.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::fd::{FromRawFd as _, OwnedFd};
@@ -18,7 +18,7 @@ use crate::client::{delete_op, put_op, revision};
 use crate::member::{READY, Setup, binary};
 use crate::run;
 
-/// The binary under the name `etcd`.
+/// Returns a setup that runs the binary under the name `etcd`.
 fn as_etcd(dir: &TempDir) -> Setup {
     let program = dir.path().join("etcd");
     std::os::unix::fs::symlink(binary(), &program).expect("a link can be made");
@@ -125,7 +125,7 @@ fn on_a_terminal_it_says_where_it_serves() {
         )
     };
     assert_eq!(opened, 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: both were just opened, and nobody else has them.
+    // SAFETY: both descriptors were just opened, and nothing else owns them.
     let (terminal, inner) = unsafe { (OwnedFd::from_raw_fd(terminal), OwnedFd::from_raw_fd(inner)) };
     let mut child =
         Setup::new(dir.path()).command().stdout(inner).stderr(Stdio::null()).spawn().expect("it runs");

@@ -1,4 +1,4 @@
-//! Space: given back after a compaction, and refused by etcd's words when there is none.
+//! Disk space: it is freed after a compaction, and writes are refused with etcd's text when none is left.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::{filler, run};
 
 const MIB: usize = 1 << 20;
 
-/// Bytes of all files below a directory.
+/// Returns the bytes of all files below a directory.
 fn disk_bytes(dir: &Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
     entries
@@ -24,13 +24,13 @@ fn disk_bytes(dir: &Path) -> u64 {
         .map(|entry| match entry.metadata() {
             Ok(metadata) if metadata.is_dir() => disk_bytes(&entry.path()),
             Ok(metadata) => metadata.len(),
-            // It was deleted meanwhile.
+            // The file was deleted after it was listed.
             Err(_) => 0,
         })
         .sum()
 }
 
-/// Overwrites ten keys; gives the newest revision.
+/// Overwrites ten keys; returns the newest revision.
 async fn overwrite(client: &Client, from: u32, to: u32) -> i64 {
     let mut revision = 0;
     for number in from..to {
@@ -54,7 +54,7 @@ fn a_compaction_gives_space_back_by_itself() {
     run(async {
         let member = setup.start();
         let client = member.client().await;
-        // In each of the first segments lies something that stays.
+        // Each of the first segments contains a value that stays live.
         let mut revision = 0;
         for old in 0..5u32 {
             client.put(format!("old/{old}"), filler(old, MIB)).await.expect("puts are served");
@@ -63,7 +63,7 @@ fn a_compaction_gives_space_back_by_itself() {
         let before = disk_bytes(&setup.data_dir);
         assert!(before > 500 * MIB as u64, "{before}");
         client.compact(revision, false).await.expect("compacts");
-        // Nothing else is asked of it: no writes, no defragmentation.
+        // The member gets no other requests: no writes, no defragmentation.
         let mut bytes = 0;
         eventually("the data directory shrinks", Duration::from_secs(60), async || {
             bytes = disk_bytes(&setup.data_dir);
@@ -81,7 +81,7 @@ fn a_compaction_gives_space_back_by_itself() {
         assert_eq!(client.hash_kv(0).await.expect("a hash can be had").hash, hash.hash);
         member.kill();
 
-        // What is given back is no longer in the log: without its checkpoint it is worth nothing.
+        // Deleted segments are no longer in the log, so the log cannot be used without its checkpoint.
         std::fs::remove_file(setup.data_dir.join("member/checkpoint/MANIFEST")).expect("it is there");
         let said = setup.refused();
         let manifest = setup.data_dir.join("member/checkpoint/MANIFEST");
@@ -90,7 +90,7 @@ fn a_compaction_gives_space_back_by_itself() {
     });
 }
 
-/// What a compaction has to keep.
+/// Asserts that everything exists that a compaction has to keep.
 async fn assert_kept(client: &Client) {
     assert_newest(client, 490..500).await;
     for old in 0..5u32 {
@@ -99,7 +99,7 @@ async fn assert_kept(client: &Client) {
     }
 }
 
-/// Writes new keys until one is refused; gives how many were taken.
+/// Writes new keys until one is refused; returns how many were accepted.
 async fn fill(client: &Client, keys_max: u32) -> u32 {
     for number in 0..keys_max {
         match client.put(format!("fill/{number:04}"), filler(number, MIB)).await {
@@ -113,7 +113,7 @@ async fn fill(client: &Client, keys_max: u32) -> u32 {
     panic!("{keys_max} MiB were taken");
 }
 
-/// A member with a raised alarm: what it still does, and what it does not.
+/// Asserts which operations a member with a raised alarm allows, and which it refuses.
 async fn assert_no_space(client: &Client, taken: u32) {
     let alarms = eventually("the alarm is raised", Duration::from_secs(20), async || {
         let alarms = client.alarms().await.expect("alarms are listed");
@@ -131,7 +131,7 @@ async fn assert_no_space(client: &Client, taken: u32) {
     }
 }
 
-/// Deletes all but one key, compacts, takes the alarm back, and writes again.
+/// Deletes all but one key, compacts, clears the alarm, and writes again.
 async fn make_room(client: &Client, taken: u32) {
     let mut revision = 0;
     for number in 1..taken {
@@ -140,7 +140,7 @@ async fn make_room(client: &Client, taken: u32) {
         revision = at;
     }
     client.compact(revision, true).await.expect("compactions are served");
-    // It does not wait for readers, such as a checkpoint, that keep some of it for a moment.
+    // The compaction does not wait for readers, such as a checkpoint, that keep some of the data for a moment.
     eventually("what was deleted is removed", Duration::from_secs(20), async || {
         let in_use = client.status().await.expect("a status").db_size_in_use;
         (in_use < 4 * MIB as i64).then_some(())
@@ -161,7 +161,7 @@ fn a_quota_is_kept_and_deleting_frees_it() {
         assert_no_space(&client, taken).await;
         member.kill();
 
-        // The alarm outlasts a restart.
+        // The alarm survives a restart.
         let member = setup.start();
         let client = member.client().await;
         assert_no_space(&client, taken).await;
@@ -180,13 +180,13 @@ fn a_quota_is_kept_and_deleting_frees_it() {
     });
 }
 
-/// A file system of its own in memory; unmounted at the end.
+/// A separate file system in memory, which is unmounted when this is dropped.
 pub struct SmallDisk {
     pub path: PathBuf,
 }
 
 impl SmallDisk {
-    /// `None` when this process may not mount.
+    /// Mounts the file system; returns `None` if this process may not mount.
     pub fn mount(dir: &TempDir, bytes: usize) -> Option<SmallDisk> {
         let path = dir.path().join("small-disk");
         std::fs::create_dir_all(&path).expect("a directory can be made");
@@ -211,7 +211,7 @@ fn a_full_disk_loses_nothing_and_is_survived() {
     let dir = TempDir::new("full");
     let Some(disk) = SmallDisk::mount(&dir, 512 * MIB) else {
         let words = "SKIPPED a_full_disk_loses_nothing_and_is_survived: mounting a tmpfs needs root";
-        // Past the test harness, which would keep it to itself.
+        // Written directly, since the test harness would capture the output.
         writeln!(std::io::stderr(), "{words}").expect("standard error is open");
         return;
     };
@@ -219,7 +219,7 @@ fn a_full_disk_loses_nothing_and_is_survived() {
     run(async {
         let member = setup.start();
         let client = member.client().await;
-        // Somebody else takes the rest of the disk, but for some 64 MiB.
+        // Another file takes the rest of the disk, except for some 64 MiB.
         let ballast = disk.path.join("ballast");
         std::fs::write(&ballast, vec![1; 256 * MIB]).expect("there is room for the ballast");
         let taken = fill(&client, 600).await;
@@ -229,7 +229,7 @@ fn a_full_disk_loses_nothing_and_is_survived() {
         let hash = client.hash_kv(0).await.expect("a hash can be had").hash;
         member.kill();
 
-        // It starts on the full disk, too.
+        // The member starts on the full disk, too.
         let member = setup.start();
         let client = member.client().await;
         assert_eq!(client.hash_kv(0).await.expect("a hash can be had").hash, hash);

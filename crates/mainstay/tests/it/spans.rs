@@ -1,4 +1,4 @@
-//! Spans of calls: what a collector gets of a member, and that one that is gone costs nothing.
+//! Spans of calls: those that a collector receives from a member; and a missing collector costs nothing.
 
 use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
@@ -18,7 +18,7 @@ use crate::cluster::{Cluster, PATIENCE};
 use crate::member::Setup;
 use crate::run;
 
-/// The messages of OTLP, as far as the tests look at them.
+/// The messages of OTLP, as far as the tests use them.
 #[derive(Clone, PartialEq, Message)]
 struct Request {
     #[prost(message, repeated, tag = "1")]
@@ -53,7 +53,7 @@ struct Span {
     ended: u64,
 }
 
-/// A collector: hands on what it gets.
+/// A collector that passes requests on to the test.
 struct Collector {
     requests: Sender<Bytes>,
 }
@@ -70,7 +70,7 @@ impl Service for Collector {
     }
 
     fn unary(self: Rc<Self>, _: Head, message: Bytes) -> Unary {
-        // The test may have ended.
+        // The test may have ended, and dropped the receiver.
         let _ = self.requests.send(message);
         Unary::Done(Ok(Answer::Whole(Bytes::new())))
     }
@@ -127,7 +127,7 @@ fn a_call_of_a_traced_client_is_a_part_of_its_trace() {
         }
         assert_eq!(measured(metrics.text(), "auth"), None, "without users");
         assert!(metrics.text().contains("mainstay_request_stage_sampling 1\n"));
-        // What waits is sent when it stops.
+        // Waiting spans are sent when the member stops.
         member.stop();
         let mut spans = Vec::new();
         while let Ok(message) = received.try_recv() {
@@ -192,7 +192,7 @@ fn what_a_stream_asks_for_are_spans_within_the_streams() {
         assert!(streams());
         drop(watch);
         eventually("the stream ends", PATIENCE, async || (!streams()).then_some(())).await;
-        // What waits is sent when it stops.
+        // Waiting spans are sent when the member stops.
         member.stop();
         let mut spans = Vec::new();
         while let Ok(message) = received.try_recv() {
@@ -217,7 +217,7 @@ fn what_a_stream_asks_for_are_spans_within_the_streams() {
 #[test]
 fn slow_requests_are_listed_with_the_time_of_each_stage() {
     run(async {
-        // All of them are slow.
+        // With this threshold, all calls count as slow.
         let cluster = Cluster::start("slow", 3, &["--warning-unary-request-duration=1ns"]);
         let follower = (cluster.leader().await + 1) % 3;
         let client = cluster.client(follower).await;
@@ -236,7 +236,7 @@ fn slow_requests_are_listed_with_the_time_of_each_stage() {
         };
         let put = stages("/etcdserverpb.KV/Put", "");
         assert_eq!(put, ["front", "queue", "append", "fsync", "replicate", "apply", "answer"]);
-        // One that happens to be a sample has the parts of its making one by one.
+        // If the call is sampled, the parts of building its response are listed one by one.
         let is_made = |rest: &[String]| *rest == ["range"] || *rest == ["index", "values", "encode"];
         let linearizable = stages("/etcdserverpb.KV/Range", "key:\"k\"");
         let (before, made) = linearizable.split_at(4);
@@ -250,7 +250,7 @@ fn slow_requests_are_listed_with_the_time_of_each_stage() {
     });
 }
 
-/// Returns the number of calls that this page of metrics has measured a stage of.
+/// Returns the number of calls for which this metrics page has measured a stage.
 fn measured(metrics: &str, stage: &str) -> Option<u64> {
     let series = format!("mainstay_request_stage_seconds_count{{stage=\"{stage}\"}} ");
     metrics.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok())
@@ -286,7 +286,7 @@ fn stages_are_measured_of_few_requests() {
         }
         let metrics = http1::get(member.client_address(), "/metrics");
         assert!(metrics.text().contains("mainstay_request_stage_sampling 64\n"));
-        // 16 are expected.
+        // About 16 sampled calls are expected.
         assert!(measured(metrics.text(), "encode").is_some_and(|calls| (1..60).contains(&calls)));
         member.stop();
     });
@@ -296,7 +296,7 @@ fn stages_are_measured_of_few_requests() {
 fn a_collector_that_is_gone_costs_no_call_anything() {
     let dir = TempDir::new("no-collector");
     run(async {
-        // It accepts, and says nothing.
+        // The listener accepts connections, and never responds.
         let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = silent.local_addr().expect("it has one");
         let member = Setup::new(dir.path())
@@ -305,7 +305,7 @@ fn a_collector_that_is_gone_costs_no_call_anything() {
             .flag("--distributed-tracing-sampling-rate=1000000")
             .start();
         let client = member.client().await;
-        // Each put is nine spans: more than may wait, and than are on their way.
+        // Each put makes nine spans: more than fit into the queue and the request in flight.
         for number in 0..500 {
             client.put(format!("{number}"), "v").await.expect("puts are served");
         }

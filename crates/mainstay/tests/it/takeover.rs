@@ -1,4 +1,4 @@
-//! Started on a data directory of etcd: the member goes on, whatever kills it meanwhile.
+//! A start on a data directory of etcd: the member takes it over, even if it is killed during the takeover.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::member::{Member, Setup};
 use crate::run;
 use crate::wal_dir::tool;
 
-/// A data directory that real etcd left.
+/// Creates a data directory that real etcd left.
 fn etcd_left(setup: &Setup, release: &str) {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../interchange/tests/it/golden");
     let member = setup.data_dir.join("member");
@@ -26,7 +26,7 @@ fn etcd_left(setup: &Setup, release: &str) {
     }
 }
 
-/// etcd's files, with what is in them.
+/// Returns etcd's files with their contents.
 fn etcds(setup: &Setup) -> Vec<(PathBuf, Vec<u8>)> {
     let member = setup.data_dir.join("member");
     ["snap/db", "wal/0000000000000000-0000000000000000.wal"]
@@ -48,8 +48,8 @@ fn put(member: &Member) {
 #[test]
 fn a_member_of_etcd_goes_on_and_survives_kills() {
     for release in ["3.4", "3.7"] {
-        // Killed where it begins, and once all is imported, or a little later. What is left is another directory each time: the kill
-        // may come when all is done.
+        // Kills the member where the takeover begins, after the import, or a little later. Each round has a
+        // different directory, since the kill may come when all is done.
         for words in ["taking this member over", "imported etcd's database and log"] {
             let dir = TempDir::in_memory("takeover-killed");
             let setup = Setup::new(dir.path());
@@ -77,7 +77,7 @@ fn a_member_of_etcd_goes_on_and_survives_kills() {
         for name in GUARD_NAMES {
             assert!(setup.data_dir.join("member/wal").join(name).exists(), "{release}: {name}");
         }
-        // The flag is about directories of etcd only; this is one of Mainstay's by now.
+        // The flag applies to etcd's directories only; by now this is a directory of Mainstay.
         let member = asked_first.start();
         assert_eq!(revision(&member), 41, "{release}");
         member.stop();
@@ -97,7 +97,7 @@ fn a_member_and_etcd_do_not_run_at_once() {
     let member = setup.start();
     assert!(RealDisk.lock_read(&db).is_err(), "etcd would open its database");
     member.stop();
-    // Somebody removed what shuts etcd out, and it runs, but has nobody to write for.
+    // The files that shut etcd out were removed, and etcd runs, but no client writes to it.
     for name in GUARD_NAMES {
         std::fs::remove_file(setup.data_dir.join("member/wal").join(name)).expect("is removed");
     }
@@ -145,7 +145,7 @@ fn a_member_starts_though_etcds_database_cannot_be_opened() {
     let setup = Setup::new(dir.path());
     etcd_left(&setup, "3.6");
     setup.start().stop();
-    // What nobody can open, not even root.
+    // A file that even root cannot open.
     let db = setup.data_dir.join("member/snap/db");
     std::fs::remove_file(&db).expect("is there");
     std::os::unix::fs::symlink("db", &db).expect("is made");
@@ -153,7 +153,7 @@ fn a_member_starts_though_etcds_database_cannot_be_opened() {
     member.wait_for("etcd's database cannot be locked");
     assert_eq!(revision(&member), 40);
     member.stop();
-    // Without what keeps etcd from starting nobody knows whether it runs.
+    // Without the files that keep etcd from starting, etcd may be running.
     let guard = setup.data_dir.join("member/wal").join(GUARD_NAMES[1]);
     std::fs::remove_file(&guard).expect("is there");
     let said = setup.refused();
@@ -166,7 +166,7 @@ fn a_member_starts_though_etcds_database_cannot_be_opened() {
     member.stop();
 }
 
-/// etcd began a store, as if nothing had kept it out.
+/// Simulates that etcd began a store, as if nothing had kept it out.
 fn etcd_began(setup: &Setup, release: &str) {
     std::fs::remove_file(setup.data_dir.join("member/snap")).expect("keeps etcd out");
     etcd_left(setup, release);
@@ -183,7 +183,7 @@ fn a_directory_that_etcd_never_had_keeps_it_out_and_what_it_began_is_told() {
         let text = std::fs::read_to_string(setup.data_dir.join(path)).expect("is a file");
         assert!(text.contains("mainstay utl export"), "{path}: {text}");
     }
-    // One that was served before there were such files, and with which etcd was started since.
+    // The directory was served before such guard files existed, and etcd was started on it since.
     etcd_began(&setup, "3.7-new");
     let said = setup.refused();
     assert!(

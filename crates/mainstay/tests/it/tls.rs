@@ -1,4 +1,4 @@
-//! TLS for clients, end to end: who is let in, whose certificate is a user, and what happens when files change.
+//! TLS for clients, end to end: which clients are admitted, which user a certificate stands for, and changed files.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
@@ -23,19 +23,19 @@ use crate::run;
 
 const LOOPBACK: &[&str] = &["127.0.0.1", "localhost"];
 
-/// A member with an `https` client URL on any port.
+/// Returns the setup of a member with an `https` client URL on any port.
 pub fn https(dir: &Path) -> Setup {
     Setup::new(dir)
         .flag("--listen-client-urls=https://127.0.0.1:0")
         .flag("--advertise-client-urls=https://127.0.0.1:0")
 }
 
-/// The same, with a certificate.
+/// Returns the setup of [`https`] with a certificate.
 fn with_certificate(dir: &Path, own: &Files) -> Setup {
     https(dir).flag(flag("cert-file", &own.cert)).flag(flag("key-file", &own.key))
 }
 
-/// The same, which requires certificates of its clients.
+/// Returns the setup of [`with_certificate`] that also requires client certificates.
 fn mutual(dir: &Path, own: &Files, authority: &Folder) -> Setup {
     with_certificate(dir, own).flag("--client-cert-auth").flag(flag("trusted-ca-file", &authority.ca))
 }
@@ -51,7 +51,7 @@ fn ctl(endpoint: &str, files: &TlsFiles, words: &[&str]) -> Output {
     command.args(words).output().expect("the binary runs")
 }
 
-/// The answer to a GET over TLS, or why there is none.
+/// Returns the response to a GET over TLS, or the reason why it failed.
 pub async fn get(address: SocketAddr, settings: tls::Settings, path: &str) -> Result<String, String> {
     let (tls, _) = tls::Tls::load(settings, Arc::new(tls::SystemClock)).map_err(|error| error.to_string())?;
     let client = tls.client();
@@ -73,7 +73,7 @@ pub async fn get(address: SocketAddr, settings: tls::Settings, path: &str) -> Re
     answer.map(|answer| String::from_utf8_lossy(&answer).into_owned()).map_err(|error| error.to_string())
 }
 
-/// Settings of a client that trusts this authority, and shows this certificate.
+/// Returns the settings of a client that trusts this authority and shows this certificate.
 pub fn trusting(authority: &Folder, own: Option<&Files>) -> tls::Settings {
     tls::Settings {
         client_cert_file: own.map(|own| own.cert.clone()),
@@ -83,12 +83,13 @@ pub fn trusting(authority: &Folder, own: Option<&Files>) -> tls::Settings {
     }
 }
 
-/// Whether a connection works.
+/// Returns true if requests on the connection work.
 async fn works(client: &Client) -> bool {
     client.get("k").await.is_ok()
 }
 
-/// Why no connection with these files works. With TLS 1.3 a client hears of it after its handshake.
+/// Returns the reason why no connection with these files works. With TLS 1.3, the client gets the error after
+/// its handshake.
 async fn refused(address: SocketAddr, files: &TlsFiles) -> String {
     match Client::secured(address, files).await {
         Err(error) => error,
@@ -134,7 +135,7 @@ fn clients_and_tools_come_in_over_tls_and_no_other_way() {
     member.stop();
 }
 
-/// As etcd's listeners do.
+/// etcd's listeners do the same.
 #[test]
 fn one_port_serves_http_and_https_and_a_certificate_without_a_name_is_that_of_no_user() {
     let dir = TempDir::new("both-by-one-port");
@@ -157,7 +158,7 @@ fn one_port_serves_http_and_https_and_a_certificate_without_a_name_is_that_of_no
         plain.put("k", "v").await.expect("puts are served");
         assert_eq!(nameless.get("k").await.expect("reads are served").expect("it is there").value, "v");
         secured(&plain).await;
-        // A client without a certificate and a password may not even look at the members.
+        // A client without a certificate and a password may not even list the members.
         assert_eq!(plain.get("k").await.map(drop), Err(error::USER_EMPTY));
         assert_eq!(plain.members().await.map(drop), Err(error::USER_EMPTY));
         assert_eq!(nameless.get("k").await.map(drop), Err(error::PERMISSION_DENIED));
@@ -234,7 +235,7 @@ fn files_that_are_cut_do_not_replace_sound_ones_and_are_refused_at_start() {
         let client = Client::secured(address, &files(&authority, None)).await.expect("is let in");
         client.put("k", "v").await.expect("puts are served");
 
-        // A new certificate without its key waits for the key.
+        // A new certificate is not used until its key is there, too.
         let new = authority.issue("new", &[9], LOOPBACK);
         std::fs::copy(&new.cert, &own.cert).expect("is written");
         std::fs::copy(&new.key, &own.key).expect("is written");
@@ -332,7 +333,7 @@ fn the_common_name_of_a_clients_certificate_is_its_user() {
         let denied = user_add(&bob, "dave", "pw").await.expect_err("bob may not add users");
         assert_eq!(denied.code, Code::PermissionDenied, "{denied}");
         nobody.put("b", "1").await.expect_err("nobody is no user");
-        // A token goes before the certificate: this connection is root's, the token bob's.
+        // A token takes precedence over the certificate: the connection is root's, but the token is bob's.
         with_password.put("b", "2").await.expect("bob may write it");
         with_password.put("z", "2").await.expect_err("bob may not write it");
     });

@@ -1,5 +1,5 @@
-//! TLS between members: clusters that form, lose members and get new ones, and one that is moved from plain HTTP to TLS and
-//! back while clients write.
+//! TLS between members: clusters that form, lose members and get new ones, and a cluster that is moved from
+//! plain HTTP to TLS and back while clients write.
 
 use api::Rpc;
 use api::etcdserverpb::{MemberUpdateRequest, MemberUpdateResponse};
@@ -16,7 +16,7 @@ use crate::member::READY;
 use crate::run;
 use crate::tls::{get, trusting};
 
-/// Flags of a member that shows this certificate to others, and requires theirs of them.
+/// Returns the flags of a member that shows this certificate to other members, and requires theirs.
 fn mutual(authority: &Folder, own: &Files) -> Vec<String> {
     vec![
         flag("peer-cert-file", &own.cert),
@@ -26,7 +26,7 @@ fn mutual(authority: &Folder, own: &Files) -> Vec<String> {
     ]
 }
 
-/// Places whose members have certificates of this authority.
+/// Creates places whose members have certificates of this authority.
 fn plan(name: &str, size: usize, scheme: &'static str) -> (Cluster, Folder) {
     let mut cluster = Cluster::plan(name, size, &[]);
     let authority = Folder::new(cluster.dir.path(), "ours");
@@ -51,7 +51,7 @@ fn members_with_certificates_are_a_cluster_and_no_client_is_a_member() {
         cluster.start_one(2);
         cluster.assert_equal().await;
 
-        // A fourth asks the others over TLS who they are.
+        // A fourth member queries the others over TLS.
         let at = cluster.add_slot();
         cluster.slots[at].peer_scheme = "https";
         cluster.announce(0, at, false).await;
@@ -68,13 +68,13 @@ fn members_with_certificates_are_a_cluster_and_no_client_is_a_member() {
         let client = authority.issue("client", &[5], &["127.0.0.1"]);
         get(peer, as_one(&authority, Some(&client)), path).await.expect_err("a client is no member");
         get(peer, as_one(&authority, None), path).await.expect_err("nobody is no member");
-        // Of the right name, but for another address.
+        // The certificate has the right name, but is for another address.
         let elsewhere = authority.issue("member", &[6], &["10.9.8.7"]);
         get(peer, as_one(&authority, Some(&elsewhere)), path).await.expect_err("it comes from elsewhere");
         let plain = tokio::net::TcpStream::connect(peer).await.expect("somebody listens");
         drop(plain);
         cluster.member(0).wait_for("rejected connection on peer endpoint");
-        // The member may still be at the last of them when its client knows.
+        // The member may still be handling the last connection when its client has the result.
         eventually("all of them are counted", PATIENCE, async || {
             let metrics = http1::get(cluster.member(0).client_address(), "/metrics").text().to_owned();
             let counted = metrics.lines().find_map(|line| {
@@ -89,7 +89,7 @@ fn members_with_certificates_are_a_cluster_and_no_client_is_a_member() {
     });
 }
 
-/// Settings of one that dials the members' address.
+/// Returns the settings of a client that dials the members' address.
 fn as_one(authority: &Folder, own: Option<&Files>) -> tls::Settings {
     trusting(authority, own)
 }
@@ -110,7 +110,7 @@ fn members_make_their_certificates_themselves() {
     });
 }
 
-/// Tells the cluster that a member is reached at another URL.
+/// Updates the peer URL of a member in the cluster.
 async fn move_to(cluster: &Cluster, at: usize) {
     let client = cluster.client(at).await;
     let request =
@@ -127,7 +127,7 @@ async fn move_to(cluster: &Cluster, at: usize) {
     .await;
 }
 
-/// Restarts a member, and waits until it has what the others have.
+/// Restarts a member, and waits until it has caught up with the others.
 async fn restart(cluster: &mut Cluster, at: usize) {
     cluster.take(at).stop();
     cluster.start_one(at);
@@ -142,14 +142,15 @@ fn a_cluster_is_moved_to_tls_and_back_without_losing_a_write() {
         let mut cluster = Cluster::start("rolling", 3, &[]);
         let mut record = Record::new();
         let load = Load::start(&cluster, &record, 4);
-        // First all learn whom to trust: those that listen with plain HTTP dial with TLS where others ask for it.
+        // First all members learn the authority: members that listen with plain HTTP use TLS where others
+        // listen with TLS.
         let authority = Folder::new(cluster.dir.path(), "ours");
         let own = authority.issue("member", &[1], &["127.0.0.1", &cluster.address().to_string()]);
         cluster.add_flags(&mutual(&authority, &own));
         for at in 0..3 {
             restart(&mut cluster, at).await;
         }
-        // Then one after the other is reached over TLS; and back.
+        // Then each member in turn moves to TLS; and back.
         for scheme in ["https", "http"] {
             for at in 0..3 {
                 cluster.slots[at].peer_scheme = scheme;

@@ -10,7 +10,7 @@ use testkit::TempDir;
 use crate::certificates::{Folder, flag};
 use crate::member::{Member, READY, Setup, binary};
 
-/// A member that serves clients at these URLs only, and runs in this directory.
+/// Starts a member that serves clients only at these URLs, and runs in this directory.
 fn start(dir: &Path, urls: &str, flags: &[String]) -> Member {
     let mut command = Setup::new(dir).command();
     command.current_dir(dir).arg(format!("--listen-client-urls={urls}"));
@@ -32,7 +32,7 @@ fn run_tool(dir: &Path, words: &[&str]) -> Output {
     Command::new(binary()).env_clear().current_dir(dir).args(words).output().expect("the binary runs")
 }
 
-/// The answer to a GET.
+/// Returns the response to a GET.
 fn page(socket: &Path, path: &str) -> String {
     let mut stream = UnixStream::connect(socket).expect("the member listens");
     write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").expect("a request");
@@ -50,7 +50,7 @@ fn a_member_is_served_and_watched_over_through_files() {
     let flags = [
         format!("--listen-metrics-urls=unix://{}", metrics.display()),
         format!("--audit-log={}", audit.display()),
-        // Clients of a socket have no address, of which there could be too many connections.
+        // Clients of a Unix socket have no address, so this limit must not affect them.
         "--max-connections-per-address=1".to_owned(),
     ];
     let member = start(dir.path(), &urls, &flags);
@@ -61,7 +61,7 @@ fn a_member_is_served_and_watched_over_through_files() {
     let held: Vec<UnixStream> = (0..3).map(|_| UnixStream::connect(&socket).expect("it listens")).collect();
     tool(dir.path(), &["ctl", "--endpoints", &endpoint, "put", "k", "v"]);
     drop(held);
-    // A relative path, and both at once.
+    // A relative path, and both endpoints together.
     assert_eq!(tool(dir.path(), &["ctl", "--endpoints=unix://localhost:1", "get", "k"]), "k\nv\n");
     let both = format!("--endpoints=unix:localhost:1,{endpoint}");
     assert_eq!(tool(dir.path(), &["ctl", &both, "endpoint", "health"]).lines().count(), 2);
@@ -72,7 +72,7 @@ fn a_member_is_served_and_watched_over_through_files() {
     }
     assert!(page(&metrics, "/metrics").contains("etcd_server_has_leader 1"));
     assert!(page(&socket, "/debug/mainstay").contains("\"name\":\"m\""));
-    // The other tools take such endpoints, too.
+    // The other tools accept Unix socket endpoints, too.
     let told = run_tool(dir.path(), &["doctor", "--endpoints", &endpoint, "--write-out=json", "--for=100ms"]);
     let told = String::from_utf8_lossy(&told.stdout).into_owned();
     assert!(told.contains(&endpoint) && !told.contains("not reached"), "{told}");
@@ -87,7 +87,7 @@ fn a_member_is_served_and_watched_over_through_files() {
 #[test]
 fn members_reach_each_other_through_files() {
     let dir = TempDir::in_memory("unix-members");
-    // The first two are of the form that etcd takes, whose files lie below the working directory.
+    // The first two URLs have etcd's form, whose files are below the working directory.
     let last = format!("unix://{}", dir.path().join("m3.sock").display());
     let peers = ["unix://m1:0", "unix://127.0.0.1:2380", &last];
     let initial: Vec<String> = (1..).zip(peers).map(|(n, url)| format!("m{n}={url}")).collect();
@@ -112,13 +112,13 @@ fn members_reach_each_other_through_files() {
     }
     tool(dir.path(), &["ctl", "--endpoints=unix://c1", "put", "k", "v"]);
     for n in 1..=3 {
-        // A linearizable read: this member knows the leader, or is it.
+        // A linearizable read: this member knows the leader, or leads.
         assert_eq!(tool(dir.path(), &["ctl", &format!("--endpoints=unix://c{n}"), "get", "k"]), "k\nv\n");
     }
     let listed = tool(dir.path(), &["ctl", "--endpoints=unix://c2", "member", "list"]);
     assert!(peers.iter().all(|url| listed.contains(url)), "{listed}");
     assert!(dir.path().join("m1:0").exists() && dir.path().join("127.0.0.1:2380").exists());
-    // One that was killed leaves its file, and comes back.
+    // A killed member leaves its socket file behind, and starts again.
     members.remove(2).kill();
     tool(dir.path(), &["ctl", "--endpoints=unix://c1", "put", "k", "w"]);
     let third = launch(3);
@@ -140,7 +140,7 @@ fn the_socket_of_a_killed_member_is_taken_over() {
     assert!(socket.exists(), "nobody removed it");
     let member = start(dir.path(), &url, &[]);
     tool(dir.path(), &["ctl", "--endpoints", &url, "put", "k", "v"]);
-    // Its own is not taken from a member that lives: also if the data directory is another one.
+    // The socket file of a running member is not replaced, even by a member with another data directory.
     let other = TempDir::in_memory("unix-other");
     let refused = Setup::new(other.path()).flag(format!("--listen-client-urls={url}")).refused();
     assert!(refused.contains(&format!("cannot listen on {url}: another process listens on this socket")));
@@ -173,7 +173,7 @@ fn tls_is_spoken_through_a_file() {
     let socket = dir.path().join("etcd.sock");
     let url = format!("unixs://{}", socket.display());
     let authority = Folder::new(dir.path(), "ca");
-    // Clients compare the certificate with the name of the file.
+    // Clients compare the certificate with the name of the socket file.
     let own = authority.issue("member", &[1], &["etcd.sock"]);
     let user = authority.issue("user", &[2], &[]);
     let flags = [
@@ -187,14 +187,14 @@ fn tls_is_spoken_through_a_file() {
     let ca = flag("cacert", &authority.ca);
     let [cert, key] = [flag("cert", &user.cert), flag("key", &user.key)];
     tool(dir.path(), &["ctl", "--endpoints", &url, &ca, &cert, &key, "put", "k", "v"]);
-    // Without a certificate nobody is let in.
+    // A client without a certificate is refused.
     let refused =
         run_tool(dir.path(), &["ctl", "--endpoints", &url, &ca, "--command-timeout=1s", "get", "k"]);
     assert!(!refused.status.success());
     member.wait_for("rejected connection on client endpoint");
     member.stop();
 
-    // A certificate that the member makes for itself is for the name of the file, too.
+    // A self-made certificate is issued for the name of the socket file, too.
     let own = TempDir::in_memory("unixs-auto");
     let member = start(own.path(), "unixs://made.sock", &["--auto-tls".to_owned()]);
     let cert = own.path().join("data/fixtures/client/cert.pem");

@@ -10,7 +10,7 @@ use testkit::TempDir;
 use crate::member::{Member, Setup};
 use crate::run;
 
-/// Waits until a member tells these versions.
+/// Waits until a member reports these versions.
 fn until_tells(member: &Member, expected: &str) {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {

@@ -1,4 +1,4 @@
-//! A log in a directory of its own: what kill -9 leaves, and starts that do not find it.
+//! A log in a separate directory: the state after kill -9, and starts that do not find the log.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -55,7 +55,8 @@ fn a_log_of_its_own_survives_kills_and_is_never_left_behind() {
     }
     assert_eq!(std::fs::metadata(&wal).expect("its mode").permissions().mode() & 0o777, 0o700);
 
-    // Without the flag, with another directory, or before the disk is mounted: refused, and nothing begun.
+    // Without the flag, with another directory, or before the disk is mounted: the start is refused, and
+    // creates nothing.
     let other = disk.path().join("other");
     let elsewhere = plain.clone().flag(format!("--wal-dir={}", other.display()));
     for setup in [&plain, &elsewhere] {
@@ -73,13 +74,14 @@ fn a_log_of_its_own_survives_kills_and_is_never_left_behind() {
     std::fs::remove_dir(&wal).expect("nothing is begun in it");
     std::fs::rename(&unmounted, &wal).expect("it can be renamed");
 
-    // Another data directory does not take it over.
+    // Another data directory cannot use this log.
     let mut stranger = apart.clone();
     stranger.data_dir = dir.path().join("stranger");
     let said = stranger.refused();
     assert!(said.contains("holds the log of another data directory"), "{said}");
 
-    // After a crash an old copy could not be told from it; after a clean stop it may be moved, and back.
+    // After a crash, an old copy of the log would look the same; after a clean shutdown, the log may be
+    // moved, and moved back.
     std::fs::remove_dir_all(&other).expect("an empty directory");
     std::fs::rename(&wal, &other).expect("it can be renamed");
     let said = elsewhere.refused();
@@ -136,7 +138,7 @@ fn tools_find_a_log_of_its_own() {
     tool("utl", &["export", "--data-dir", &data, "--to", &at("etcd").display().to_string()]);
     assert!(at("etcd/member/snap/db").exists());
 
-    // A snapshot is restored with the log in a directory of its own.
+    // A snapshot is restored with the log in a separate directory.
     let mut restored = Setup::new(dir.path()).flag(format!("--wal-dir={}", at("new-wal").display()));
     restored.data_dir = at("new");
     tool(
@@ -158,7 +160,7 @@ fn tools_find_a_log_of_its_own() {
     member.kill();
 }
 
-/// Runs a tool of the program, which has to succeed.
+/// Runs a tool of the program; panics if it fails.
 pub fn tool(name: &str, args: &[&str]) {
     let output =
         std::process::Command::new(crate::member::binary()).arg(name).args(args).output().expect("it runs");

@@ -1,17 +1,19 @@
-//! The keys that the proxy owns, and their values: state in, state out. It does no IO; `leasing` and `session` drive it.
+//! The keys that the proxy owns, and their values: a state machine without IO, which `leasing` and `session` drive.
 //!
-//! A key is owned from the answer about its leasing key's creation on until its entry is left: then its value is not told any
-//! more, and the leasing key is deleted. Whoever else writes the key waits for that. Nothing is told after the lease of the
-//! session may have run out.
+//! A key is owned from the response that confirms its leasing key until its entry is left: then its value is
+//! no longer used for responses, and the leasing key is deleted. All other writers of the key wait for that.
+//! No read is answered after the lease of the session may have expired.
 //!
-//! A write of an owned key is under way from before its request to its answer; nothing is told of the key meanwhile. When
-//! writes of a key overlap, or what one wrote is not known from its request, the value is read again. When it is not known
-//! whether a write was carried out, or still will be, the entry is left: the leasing key that comes after has a higher
-//! revision of creation, which the write's guard refuses.
+//! A write of an owned key is in flight from before its request is sent until its response; in between, reads
+//! of the key are not answered from the entry. When writes of a key overlap, or the written value is not
+//! known from the request, the value is read again. When it is not known whether a write was carried out, or
+//! still will be, the entry is left: the next leasing key has a higher creation revision, which the write's
+//! guard rejects.
 //!
-//! For example, the proxy owns `k` by a leasing key of revision 7, and a put of `k` gets no answer in time. The put's guard is
-//! "the leasing key was created before 8". The entry is left, the leasing key is deleted, and created again at 9 when `k` is
-//! read. If the put arrives only now, its guard fails, so that the value which was read at 9 stays true.
+//! For example, the proxy owns `k` by a leasing key of revision 7, and a put of `k` gets no response in time.
+//! The put's guard is "the leasing key was created before 8". The entry is left, the leasing key is deleted,
+//! and created again at 9 when `k` is read. If the put arrives only now, its guard fails, so the value that
+//! was read at 9 stays valid.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -28,51 +30,52 @@ use bytes::Bytes;
 
 use crate::cache::{Keys, overlap};
 
-/// Keys owned at a time.
+/// Largest number of owned keys.
 const OWNED_MAX: usize = 10_000;
-/// Keys owned, asked for, or being left at a time.
+/// Largest number of keys that are owned, claimed or being left.
 const KEYS_MAX: usize = 2 * OWNED_MAX;
-/// Bytes of all keys and values kept.
+/// Largest total size of kept keys and values, in bytes.
 const BYTES_MAX: usize = 64 << 20;
-/// Largest value kept, in bytes.
+/// Largest value that is kept, in bytes.
 const VALUE_BYTES_MAX: usize = 1 << 20;
-/// Longest list of a transaction that is answered without a member: conditions, and operations of each branch. As many as
-/// members allow unless they are told otherwise.
+/// Longest list of a transaction that is answered without a member: conditions, and operations of each
+/// branch. The same as the members' default limit.
 const TRANSACTION_MAX: usize = 128;
-/// Bytes of keys and values in the answer to such a transaction.
+/// Largest size of keys and values in the response to a transaction answered without a member, in bytes.
 const TRANSACTION_BYTES_MAX: usize = 1 << 20;
-/// Ranges of one write that keys are compared with one by one. All shards wait meanwhile.
+/// Largest number of ranges of one write that are compared with each key. All shards wait during the comparison.
 const COMPARED_MAX: usize = 128;
-/// Time for which a key is not owned again after somebody else wanted it, or had it. Source: etcd's leasing.
+/// Time for which a key is not claimed again after another proxy asked for it, or had it. Source: etcd's leasing.
 const REFUSED: Duration = Duration::from_secs(2);
-/// Keys remembered that are not to be owned for now.
+/// Largest number of remembered keys that must not be claimed for now.
 const REFUSED_MAX: usize = 10_000;
 
-/// The ownership of one key.
+/// Ownership of one key.
 #[derive(Debug)]
 struct Entry {
-    /// Revision at which the leasing key was created; `i64::MAX` if it is not known.
+    /// Creation revision of the leasing key; `i64::MAX` if unknown.
     granted: i64,
-    /// What is known of the key.
+    /// State of the ownership, with the value if it is known.
     state: State,
-    /// Writes under way that began while the key was owned.
+    /// Number of in-flight writes that began while the key was owned.
     writes: usize,
-    /// Writes that have begun since the key is owned.
+    /// Number of writes that began since the key is owned.
     begun: u64,
-    /// Two writes have been under way at a time since [`Entry::writes`] was zero.
+    /// True if two writes have overlapped since [`Entry::writes`] was last zero.
     overlapped: bool,
-    /// Place in the order of use.
+    /// Position in the order of use.
     used: u64,
 }
 
-/// What is known of a key that is owned, was asked for, or is left.
+/// State of a key that is owned, claimed or being left.
 #[derive(Clone, Debug)]
 enum State {
-    /// The leasing key was asked for. The last revision at which somebody wanted it back, or it was deleted; 0: none.
+    /// A claim is in flight. Holds the last revision at which another proxy asked for the key, or the leasing
+    /// key was deleted; 0 for none.
     Asked(i64),
-    /// The key as it is now; `None`: it does not exist.
+    /// The key is owned, with this present value; `None`: the key does not exist.
     Known(Option<KeyValue>),
-    /// Owned, but the value has to be read again.
+    /// The key is owned, but its value has to be read again.
     Unknown,
     /// The leasing key is to be deleted.
     Left,
@@ -84,53 +87,54 @@ impl State {
     }
 }
 
-/// The lease that ownership hangs on.
+/// The lease to which all leasing keys are attached.
 #[derive(Clone, Copy, Debug)]
 struct Session {
-    /// Number of the lease.
+    /// Id of the lease.
     lease: i64,
-    /// Time up to which a member keeps the lease for certain.
+    /// Time until which a member keeps the lease for certain.
     until: Instant,
 }
 
-/// How a read is answered.
+/// Decision on how to answer a read.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Read {
-    /// With this.
+    /// Answered by the proxy, with this response.
     Known(RangeResponse),
     /// By a member, without a claim to the key.
     Member,
-    /// By a member, together with a claim in the name of this lease; [`Owned::claimed`] or [`Owned::give_up_claim`] follows.
+    /// By a member, together with a claim with this lease; [`Owned::claimed`] or [`Owned::give_up_claim`]
+    /// must follow.
     Claim(i64),
-    /// By a member, for [`Owned::read_again`].
+    /// By a member; the response is passed to [`Owned::read_again`] with this moment.
     Again(Moment),
 }
 
-/// The state of a key's ownership when a read of it began.
+/// State of a key's ownership when a read of the key began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moment {
-    /// [`Entry::granted`] at that moment.
+    /// Value of [`Entry::granted`] at that time.
     granted: i64,
-    /// [`Entry::begun`] at that moment.
+    /// Value of [`Entry::begun`] at that time.
     begun: u64,
 }
 
-/// A write under way: the owned keys that it may touch, and revisions of their leasing keys.
+/// An in-flight write: the owned keys that it may touch, with the creation revisions of their leasing keys.
 #[derive(Debug)]
 pub(crate) struct Write(Vec<(Bytes, i64)>);
 
-/// What became of a write.
+/// Outcome of a write.
 #[derive(Debug)]
 pub(crate) enum Outcome<'w> {
-    /// It was carried out, with these changes and this header.
+    /// The write was carried out, with these changes and this header.
     Done(&'w [Change], &'w ResponseHeader),
-    /// It was not, and will not be.
+    /// The write was not carried out, and will not be.
     Refused,
-    /// Nobody can tell.
+    /// The outcome is not known.
     Lost,
 }
 
-/// A change that a write has made.
+/// A change made by a write.
 #[derive(Debug)]
 pub(crate) enum Change {
     /// A key was put.
@@ -139,12 +143,12 @@ pub(crate) enum Change {
     Deleted(Keys),
 }
 
-/// All ownership of the proxy. All shards share it; it is held for moments.
+/// All ownership of the proxy, shared by all shards; its lock is held only for short times.
 #[derive(Debug, Default)]
 pub(crate) struct Owned {
     /// The session; `None`: no key may be owned now.
     session: Option<Session>,
-    /// The keys that are owned, asked for, or being left.
+    /// The keys that are owned, claimed or being left.
     keys: HashMap<Bytes, Entry>,
     /// Owned keys by their last use, the oldest first.
     order: BTreeMap<u64, Bytes>,
@@ -152,22 +156,22 @@ pub(crate) struct Owned {
     uses: u64,
     /// Bytes of keys and values in [`Owned::keys`].
     bytes: usize,
-    /// Keys that are not to be owned, and until when.
+    /// Keys that must not be claimed, with the time until which that holds.
     refused: HashMap<Bytes, Instant>,
-    /// What was put into [`Owned::refused`], the oldest first.
+    /// Entries of [`Owned::refused`], the oldest first.
     refusals: VecDeque<(Bytes, Instant)>,
-    /// Keys whose leasing key is to be deleted, and up to which revision of creation.
+    /// Keys whose leasing key is to be deleted, each with the highest creation revision of the leasing key to delete.
     to_delete: BTreeMap<Bytes, i64>,
-    /// Header of the newest answer of a member.
+    /// Header of the newest response of a member.
     newest: ResponseHeader,
 }
 
-/// These bytes alone: a slice of a message holds the whole message.
+/// Returns a copy of these bytes: a slice of a message would keep the whole message in memory.
 fn alone(bytes: &Bytes) -> Bytes {
     Bytes::copy_from_slice(bytes)
 }
 
-/// A key and its value alone, as [`alone`].
+/// Returns a key and its value as copies, see [`alone`].
 fn kv_alone(kv: KeyValue) -> KeyValue {
     KeyValue { key: alone(&kv.key), value: alone(&kv.value), ..kv }
 }
@@ -181,22 +185,22 @@ fn size_of(key: &Bytes, state: &State) -> usize {
 }
 
 impl Owned {
-    /// Keys may be owned with this lease from now on, until then.
+    /// Begins a session: keys may be owned with this lease until `until`.
     pub(crate) fn begin(&mut self, lease: i64, until: Instant) {
         self.end();
         self.session = Some(Session { lease, until });
-        // The cluster may be another one, with lower revisions.
+        // The members may now belong to another cluster, with lower revisions.
         self.newest = ResponseHeader::default();
     }
 
-    /// The lease was renewed.
+    /// Records a renewal of the lease.
     pub(crate) fn renewed(&mut self, until: Instant) {
         if let Some(session) = &mut self.session {
             session.until = until;
         }
     }
 
-    /// Nothing is owned any more.
+    /// Ends the session: no key is owned any more.
     pub(crate) fn end(&mut self) {
         self.session = None;
         self.keys.clear();
@@ -205,35 +209,36 @@ impl Owned {
         self.to_delete.clear();
     }
 
-    /// Keys that are owned, asked for or being left.
+    /// Returns the number of keys that are owned, claimed or being left.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// Takes what is to be deleted: keys, and up to which revision of creation their leasing key.
+    /// Takes the pending deletions: keys, each with the highest creation revision of the leasing key to delete.
     pub(crate) fn take_to_delete(&mut self) -> BTreeMap<Bytes, i64> {
         std::mem::take(&mut self.to_delete)
     }
 
-    /// True if there is something to be deleted.
+    /// Returns true if deletions are pending.
     pub(crate) fn has_to_delete(&self) -> bool {
         !self.to_delete.is_empty()
     }
 
-    /// The lease of the session, if it stands.
+    /// Returns the lease of the session, if it has not expired.
     pub(crate) fn lease(&self, now: Instant) -> Option<i64> {
         self.session.filter(|session| now < session.until).map(|session| session.lease)
     }
 
-    /// Notes the header of an answer. What is told of owned keys has the newest one: they have not changed up to it.
+    /// Records the header of a response. Reads of owned keys return the newest header: the keys have not
+    /// changed up to it.
     pub(crate) fn told(&mut self, header: &ResponseHeader) {
         if header.revision > self.newest.revision {
             self.newest = *header;
         }
     }
 
-    /// How to answer a read.
+    /// Decides how a read is answered.
     pub(crate) fn read(&mut self, request: &RangeRequest, now: Instant) -> Read {
         let Some(lease) = self.lease(now).filter(|_| is_plain(request)) else { return Read::Member };
         let newest = self.newest;
@@ -263,17 +268,17 @@ impl Owned {
         Read::Claim(lease)
     }
 
-    /// The answer to a claim: the leasing key was created at this revision, and the key is this.
+    /// Handles a successful claim: the leasing key was created at the header's revision, and `kv` is the key's value.
     pub(crate) fn claimed(&mut self, key: &Bytes, lease: i64, header: &ResponseHeader, kv: Option<KeyValue>) {
         let granted = header.revision;
         if self.session.is_none_or(|session| session.lease != lease) {
-            // The leasing key goes with its lease.
+            // The leasing key is deleted with its lease.
             return;
         }
         let asked = self.keys.get(key).map(|entry| entry.state.clone());
         let is_wanted = match asked {
             Some(State::Asked(wanted)) => wanted > granted,
-            // A new session has begun, and ended, in between.
+            // A new session has begun, and perhaps ended, since the claim.
             _ => true,
         };
         let is_fit = kv.as_ref().is_none_or(|kv| kv.lease == 0 && kv.value.len() <= VALUE_BYTES_MAX);
@@ -286,13 +291,14 @@ impl Owned {
         self.make_room();
     }
 
-    /// A claim was refused: the key belongs to somebody else, or to a lease. `leasing_key` is the one that there is.
+    /// Handles a refused claim: the key belongs to another proxy, or is attached to a lease. `leasing_key` is
+    /// the existing leasing key, if any.
     pub(crate) fn claim_refused(&mut self, key: &Bytes, leasing_key: Option<&KeyValue>, now: Instant) {
         if matches!(self.keys.get(key), Some(Entry { state: State::Asked(_), .. })) {
             self.forget(key);
             let lease = self.session.map(|session| session.lease);
             if let Some(own) = leasing_key.filter(|kv| Some(kv.lease) == lease) {
-                // An earlier claim whose answer was lost.
+                // The leasing key is from an earlier claim whose response was lost.
                 self.insert(key, own.create_revision, State::Left);
                 self.delete_up_to(key, own.create_revision);
             }
@@ -300,14 +306,14 @@ impl Owned {
         self.refuse(key, now);
     }
 
-    /// Nobody knows what became of a claim.
+    /// Gives up a claim whose outcome is not known.
     pub(crate) fn give_up_claim(&mut self, key: &Bytes) {
         if matches!(self.keys.get(key), Some(Entry { state: State::Asked(_), .. })) {
             self.leave(key);
         }
     }
 
-    /// The answer to a read of an owned key.
+    /// Handles the response to a read of an owned key.
     pub(crate) fn read_again(&mut self, key: &Bytes, moment: Moment, kv: Option<KeyValue>) {
         let Some(entry) = self.keys.get(key) else { return };
         let is_same = (entry.granted, entry.begun, entry.writes) == (moment.granted, moment.begun, 0);
@@ -321,12 +327,12 @@ impl Owned {
         self.make_room();
     }
 
-    /// A leasing key has changed: somebody wants the key back, or it was deleted.
+    /// Handles a change of a leasing key: another proxy asked for the key, or the leasing key was deleted.
     pub(crate) fn leasing_key_changed(&mut self, key: &Bytes, event: LeasingEvent, now: Instant) {
         let revision = event.revision;
         let lease = self.session.map(|session| session.lease);
         let Some(entry) = self.keys.get_mut(key) else {
-            // The proxy does not know of it any more, or does not know yet.
+            // The proxy does not know the leasing key any more, or does not know it yet.
             if event.is_wanted_back && Some(event.lease) == lease {
                 self.insert(key, revision, State::Left);
                 self.delete_up_to(key, revision);
@@ -337,7 +343,7 @@ impl Owned {
             State::Asked(wanted) => *wanted = revision.max(*wanted),
             State::Left if event.is_deleted => self.forget(key),
             State::Left => {
-                // It may be one that the proxy had not heard of.
+                // The leasing key may be one that this proxy has created without learning of it.
                 if event.is_wanted_back && Some(event.lease) == lease {
                     self.delete_up_to(key, revision);
                 }
@@ -352,19 +358,20 @@ impl Owned {
         }
     }
 
-    /// The leasing key of a key that was left is gone: it was deleted, or was not there.
+    /// Handles the deletion of the leasing key of a key that was left.
     pub(crate) fn deleted(&mut self, key: &Bytes) {
         if self.keys.get(key).is_some_and(|entry| matches!(entry.state, State::Left)) {
             self.forget(key);
         }
     }
 
-    /// The revision of creation that a write's guard allows the leasing key of a key to have: that of this proxy, or 0.
+    /// Returns the highest creation revision that a write's guard allows for the leasing key: that of this
+    /// proxy's leasing key, or 0.
     pub(crate) fn granted(&self, key: &Bytes) -> i64 {
         self.keys.get(key).filter(|entry| entry.state.is_owned()).map_or(0, |entry| entry.granted)
     }
 
-    /// A write of these keys and ranges begins.
+    /// Begins a write of these keys and ranges.
     pub(crate) fn write(&mut self, written: &[Keys]) -> Write {
         let (singles, ranges): (Vec<_>, Vec<_>) = written.iter().partition(|keys| keys.1.is_empty());
         if ranges.len() > COMPARED_MAX {
@@ -382,7 +389,8 @@ impl Owned {
         touched.sort_unstable();
         touched.dedup();
         let begin = |key: Bytes| {
-            // Guards of keys that are not owned allow no leasing key, and with it no owner.
+            // The guard of a key that is not owned allows no leasing key at all, so there is no owner whose
+            // value could become outdated.
             let entry = self.keys.get_mut(&key).filter(|entry| entry.state.is_owned())?;
             entry.overlapped |= entry.writes > 0;
             entry.writes += 1;
@@ -392,7 +400,7 @@ impl Owned {
         Write(touched.into_iter().filter_map(begin).collect())
     }
 
-    /// A write is over.
+    /// Ends a write with this outcome.
     pub(crate) fn written(&mut self, write: Write, outcome: &Outcome<'_>) {
         for (key, granted) in write.0 {
             let Some(entry) = self.keys.get_mut(&key) else { continue };
@@ -417,8 +425,9 @@ impl Owned {
         self.make_room();
     }
 
-    /// The answer to a transaction that only reads owned keys; `None` if a member has to answer it: also one that is large, and
-    /// one that looks up no key, of which only a member knows the revision.
+    /// Returns the response to a transaction that only reads owned keys. Returns `None` if a member has to
+    /// answer, also if the transaction is large, or reads no key, since only a member then knows the
+    /// revision.
     pub(crate) fn transaction(&self, request: &TxnRequest, now: Instant) -> Option<TxnResponse> {
         self.lease(now)?;
         let longest = request.compare.len().max(request.success.len()).max(request.failure.len());
@@ -455,7 +464,7 @@ impl Owned {
         Some(TxnResponse { header: Some(self.newest), succeeded, responses })
     }
 
-    /// Notes that a key is not to be owned for a while.
+    /// Records that a key must not be claimed for a while.
     pub(crate) fn refuse(&mut self, key: &Bytes, now: Instant) {
         let (key, until) = (alone(key), now + REFUSED);
         self.refused.insert(key.clone(), until);
@@ -475,27 +484,27 @@ impl Owned {
         self.refused.get(key).is_some_and(|until| now < *until)
     }
 
-    /// Stops telling of all keys, and has their leasing keys deleted.
+    /// Leaves all keys: stops answering reads of them, and schedules the deletion of their leasing keys.
     pub(crate) fn leave_all(&mut self) {
         for key in std::mem::take(&mut self.order).into_values() {
             self.leave(&key);
         }
         for entry in self.keys.values_mut() {
-            // The claim's answer is of before.
+            // The response to an in-flight claim will be outdated.
             if let State::Asked(wanted) = &mut entry.state {
                 *wanted = i64::MAX;
             }
         }
     }
 
-    /// Stops telling of a key, and has its leasing key deleted.
+    /// Leaves a key: stops answering reads of it, and schedules the deletion of its leasing key.
     fn leave(&mut self, key: &Bytes) {
         let Some(granted) = self.keys.get(key).map(|entry| entry.granted) else { return };
         self.delete_up_to(key, granted);
         self.set(key, State::Left);
     }
 
-    /// Has a leasing key deleted, if it was not created after this revision.
+    /// Schedules the deletion of a leasing key if it was created at this revision or before.
     fn delete_up_to(&mut self, key: &Bytes, revision: i64) {
         match self.to_delete.get_mut(key) {
             Some(known) => *known = revision.max(*known),
@@ -503,7 +512,7 @@ impl Owned {
         }
     }
 
-    /// Adds an entry. What its state holds has to be [`alone`].
+    /// Adds an entry. Its state must hold copies made by [`alone`].
     fn insert(&mut self, key: &Bytes, granted: i64, state: State) {
         let key = alone(key);
         let used = self.uses;
@@ -517,7 +526,7 @@ impl Owned {
         assert!(before.is_none(), "an entry is removed before another takes its place");
     }
 
-    /// Changes an entry. What its state holds has to be [`alone`].
+    /// Changes an entry. The new state must hold copies made by [`alone`].
     fn set(&mut self, key: &Bytes, state: State) {
         let Some(entry) = self.keys.get_mut(key) else { return };
         self.bytes -= size_of(key, &entry.state);
@@ -536,7 +545,7 @@ impl Owned {
         }
     }
 
-    /// Leaves the keys that were not used for longest until there is room for others.
+    /// Leaves the least recently used keys until the limits hold.
     fn make_room(&mut self) {
         while self.order.len() > OWNED_MAX || self.bytes > BYTES_MAX {
             let Some((_, oldest)) = self.order.pop_first() else { return };
@@ -545,20 +554,20 @@ impl Owned {
     }
 }
 
-/// A change of a leasing key, as a watch tells it.
+/// A change of a leasing key, as reported by the watch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LeasingEvent {
     /// Revision of the change.
     pub(crate) revision: i64,
-    /// The lease that the leasing key has; 0 if it was deleted.
+    /// Lease of the leasing key; 0 if the leasing key was deleted.
     pub(crate) lease: i64,
-    /// The leasing key was deleted.
+    /// True if the leasing key was deleted.
     pub(crate) is_deleted: bool,
-    /// Somebody wants to write the key.
+    /// True if another proxy asks for the key.
     pub(crate) is_wanted_back: bool,
 }
 
-/// True for a read that may be answered from a key's value alone.
+/// Returns true if a read can be answered from a key's value alone.
 fn is_plain(request: &RangeRequest) -> bool {
     request.revision == 0
         && request.range_end.is_empty()
@@ -568,7 +577,7 @@ fn is_plain(request: &RangeRequest) -> bool {
         && request.sort_target == 0
 }
 
-/// The answer to a read of one key.
+/// Returns the response to a read of one key.
 pub(super) fn answer(request: &RangeRequest, kv: Option<&KeyValue>, header: ResponseHeader) -> RangeResponse {
     let is_within = |kv: &&KeyValue| {
         let within = |revision: i64, min: i64, max: i64| revision >= min && (max == 0 || revision <= max);
@@ -591,12 +600,12 @@ pub(super) fn answer(request: &RangeRequest, kv: Option<&KeyValue>, header: Resp
     }
 }
 
-/// Returns true if a condition holds; `None` if it is malformed, which a member has to say.
+/// Returns true if a condition holds; `None` if it is malformed, which a member has to report.
 fn holds(compare: &Compare, kv: Option<&KeyValue>) -> Option<bool> {
     let target = CompareTarget::try_from(compare.target).ok()?;
     let number = |of: fn(&KeyValue) -> i64| kv.map_or(0, of);
     let found = match (target, compare.target_union.as_ref()?) {
-        // As on a member, nothing is true of the value of a key that does not exist.
+        // As on a member, every condition on the value of a missing key is false.
         (CompareTarget::Value, TargetUnion::Value(value)) => match kv {
             Some(kv) => kv.value.cmp(value),
             None => return Some(false),
@@ -619,7 +628,7 @@ fn holds(compare: &Compare, kv: Option<&KeyValue>) -> Option<bool> {
     })
 }
 
-/// The state of an owned key after a write.
+/// Returns the state of an owned key after a write.
 fn changed(key: &Bytes, before: &State, changes: &[Change], header: &ResponseHeader) -> State {
     let itself: Keys = (key.clone(), Bytes::new());
     let mut state = before.clone();
@@ -628,7 +637,7 @@ fn changed(key: &Bytes, before: &State, changes: &[Change], header: &ResponseHea
             Change::Deleted(keys) if overlap(keys, &itself) => state = State::Known(None),
             Change::Put(put) if put.key == *key => {
                 if put.lease != 0 || put.value.len() > VALUE_BYTES_MAX {
-                    // A lease that ends deletes the key without asking its owner.
+                    // A lease that ends would delete the key without asking its owner.
                     return State::Left;
                 }
                 let State::Known(before) = &state else { continue };

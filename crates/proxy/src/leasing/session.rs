@@ -1,5 +1,6 @@
-//! What keeps the ownership of keys alive: the lease, the watch of the leasing keys, and their deletion. It runs in the
-//! background; when one of the three fails, nothing is owned any more and all begins again.
+//! The session that keeps the ownership of keys: the lease, the watch of the leasing keys, and their
+//! deletion. It runs in the background; when one of the three fails, ownership of all keys ends and a new
+//! session begins.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,21 +24,21 @@ use crate::namespace::end_of_prefix;
 
 /// TTL of the lease in seconds. Source: etcd's sessions.
 const TTL_SECONDS: i64 = 60;
-/// Time limit of one call to a member.
+/// Timeout of one call to a member.
 const CALL_LIMIT: Duration = Duration::from_secs(5);
-/// The pauses before a new session is begun: the first, and the longest.
+/// Pauses before a new session: the first, and the longest.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(30));
-/// Pause before leasing keys are deleted that could not be.
+/// Pause before a failed deletion of leasing keys is retried.
 const DELETE_PAUSE: Duration = Duration::from_millis(500);
-/// Time without a deletion after which the session is over: others wait for keys that are to be given back, and the lease's
-/// revocation deletes all leasing keys.
+/// Time without a successful deletion after which the session ends: other proxies wait for the keys, and
+/// revoking the lease deletes all leasing keys.
 const DELETE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Status of a session whose watch or lease did not answer in time.
+/// Status of a session whose watch or lease did not respond in time.
 const LATE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 
 impl Leasing {
-    /// Keeps a session until the process ends.
+    /// Returns the task that keeps sessions until the process ends.
     pub(crate) fn task(self: Arc<Leasing>, logger: Logger) -> Task {
         Box::new(move |members| {
             Box::pin(async move {
@@ -59,7 +60,7 @@ impl Leasing {
         })
     }
 
-    /// One session, and why it is over.
+    /// Runs one session; returns the reason why it ended.
     async fn session(&self, members: &Members) -> Status {
         let client = members.client.within(CALL_LIMIT);
         let sent = Instant::now();
@@ -70,7 +71,7 @@ impl Leasing {
         let until = sent + seconds(granted.ttl);
         let outcome = self.with_lease(members, granted.id, until).await;
         self.with(|owned| owned.end());
-        // Others need not wait for its end.
+        // Revoking the lease spares other proxies the wait for its expiry.
         let _ = lease::revoke(&client, granted.id).await;
         outcome
     }
@@ -85,9 +86,9 @@ impl Leasing {
             namespace.key(&mut request.key);
             namespace.range_end(&mut request.range_end);
         }
-        // A member that is cut off does not tell who wants keys back.
+        // A member without a leader would not report that other proxies ask for keys.
         let mut watcher = Watcher::new(&members.client.with_require_leader(), request);
-        // What is claimed later is told.
+        // Once the watch is created, changes of all later claims are reported.
         match timeout(CALL_LIMIT, watcher.next()).await {
             Ok(Ok(Some(WatchUpdate::Created(_)))) => {}
             Ok(Ok(Some(WatchUpdate::Canceled(response)))) => {
@@ -105,11 +106,12 @@ impl Leasing {
         }
     }
 
-    /// Renews the lease until that fails.
+    /// Renews the lease until a renewal fails.
     async fn renew(&self, members: &Members, lease: i64, mut until: Instant) -> Status {
         loop {
             sleep(until.saturating_duration_since(Instant::now()) / 3).await;
-            // The member counts from a later moment.
+            // The time is taken before the request is sent: the member's TTL starts later, so the proxy's
+            // estimate is never too long.
             let sent = Instant::now();
             match timeout_at(until.into(), lease::keep_alive_once(&members.client, lease)).await {
                 Ok(Ok(answer)) => {
@@ -122,7 +124,7 @@ impl Leasing {
         }
     }
 
-    /// Hears what becomes of leasing keys until the watch is over.
+    /// Handles changes of leasing keys until the watch ends.
     async fn follow(&self, members: &Members, mut watcher: Watcher) -> Status {
         loop {
             let response = match watcher.next().await {
@@ -156,7 +158,7 @@ impl Leasing {
         }
     }
 
-    /// Deletes the leasing keys of keys that are left until that fails for too long.
+    /// Deletes the leasing keys of keys that were left, until the deletion fails for too long.
     async fn delete_left(&self, members: &Members, lease: i64) -> Status {
         let mut limit = CHUNK;
         loop {
@@ -178,7 +180,7 @@ impl Leasing {
                         rest = later;
                         last = Instant::now();
                     }
-                    // One alone is too large.
+                    // If a single deletion is too large, retries do not help.
                     Err(status) if is_too_large(&status) || last.elapsed() > DELETE_LIMIT => return status,
                     Err(_) => sleep(DELETE_PAUSE).await,
                 }
@@ -186,7 +188,8 @@ impl Leasing {
         }
     }
 
-    /// Deletes the leasing key of a key if it has this lease, and was created at this revision or before.
+    /// Returns a transaction that deletes the leasing key of a key if it has this lease, and was created at
+    /// `up_to` or before.
     fn deletion(&self, key: &Bytes, up_to: i64, lease: i64) -> TxnRequest {
         let leasing_key = self.leasing_key(key);
         let delete = DeleteRangeRequest { key: leasing_key.clone(), ..DeleteRangeRequest::default() };

@@ -1,4 +1,4 @@
-//! Watches as a script: what clients and members say, and what goes out.
+//! Scripted tests of watches: inputs of clients and members, and the resulting output.
 
 use super::*;
 use api::mvccpb::KeyValue;
@@ -25,7 +25,7 @@ impl World {
         self.create_as(stream, "t", start_revision);
     }
 
-    /// Effects in short: `open 1`, `check`, `close 1`, `ask 1`.
+    /// Returns the effects in short form: `open 1`, `check`, `close 1`, `ask 1`.
     fn effects(&mut self) -> Vec<String> {
         let shown = |effect: &Effect| match effect {
             Effect::Open(id, _) => format!("open {id}"),
@@ -44,7 +44,7 @@ impl World {
         self.watches.told(id, WatchResponse { created: true, ..response(revision) });
     }
 
-    /// Events at these revisions; the member is at `present`.
+    /// Delivers events at these revisions; the member is at `present`.
     fn events(&mut self, id: BroadcastId, present: i64, revisions: &[i64]) {
         let event = |revision: &i64| {
             let kv = KeyValue { key: "k".into(), mod_revision: *revision, ..KeyValue::default() };
@@ -63,7 +63,7 @@ impl World {
         self.watches.checked(&group, Ok(ResponseHeader { revision, ..ResponseHeader::default() }));
     }
 
-    /// What the client of a stream is told, in short: `created@5`, `5`, `6+7`, `canceled`.
+    /// Returns the responses to the client of a stream in short form: `created@5`, `5`, `6+7`, `canceled`.
     fn told(&self, stream: StreamId) -> Vec<String> {
         let mut told = Vec::new();
         while let Some(message) = self.outboxes[&stream].rest() {
@@ -99,7 +99,7 @@ fn any_number_of_watchers_of_a_key_cost_the_member_one_watch() {
     for stream in 2..10_001 {
         world.create(stream, 0);
     }
-    // One check serves all that came while it was under way, and a second those behind.
+    // One check serves all watchers that were created while it was pending, and a second check serves later ones.
     assert_eq!(world.effects(), ["check"]);
     world.permitted(10);
     assert_eq!(world.effects(), ["check"]);
@@ -126,7 +126,7 @@ fn a_late_joiner_gets_what_it_missed_and_nothing_twice() {
     world.created(1, 10);
     world.events(1, 12, &[11, 12]);
     world.effects();
-    // It wants events that the first watch has handed out already: a watch of its own, which catches up.
+    // The watch wants events that the first broadcast has sent already: it gets its own broadcast, which catches up.
     world.create(2, 11);
     assert_eq!(world.effects(), ["open 2"]);
     world.created(2, 12);
@@ -151,7 +151,7 @@ fn one_that_begins_now_skips_what_its_read_has_seen() {
     world.created(1, 10);
     world.create(2, 0);
     world.create(3, 20);
-    // The read saw revision 12, whose events are still on their way.
+    // The read saw revision 12, whose events have not arrived yet.
     world.permitted(12);
     world.permitted(12);
     world.events(1, 12, &[11, 12]);
@@ -229,7 +229,7 @@ fn a_broken_watch_goes_on_behind_what_was_handed_out() {
     world.created(1, 20);
     world.events(1, 20, &[15, 20]);
     assert_eq!(world.told(1), ["created@10", "12", "15+20"]);
-    // What does not pass ends it.
+    // A permanent error ends the watch.
     assert!(!world.watches.broken(1, &error::INVALID_AUTH_TOKEN));
     assert_eq!(world.told(1), ["canceled etcdserver: invalid auth token"]);
     assert!(world.watches.broadcasts.is_empty() && world.watches.groups.is_empty());
@@ -243,7 +243,7 @@ fn a_client_that_takes_nothing_holds_up_nobody_and_comes_back_without_loss() {
     world.created(1, 0);
     world.effects();
     world.told(1);
-    // The second takes nothing: after 4,096 responses it is left behind.
+    // The second client takes no responses: after 4,096 responses its watch leaves the broadcast.
     for revision in 1..=5_000 {
         world.events(1, revision, &[revision]);
         assert_eq!(world.told(1), [revision.to_string()]);
@@ -292,7 +292,7 @@ fn progress_is_not_told_past_events_of_a_watch_that_came_after_the_request() {
     world.progress(1, 16);
     world.progress(2, 16);
     assert_eq!(world.told(1), ["created@15", "7", "progress@16"]);
-    // One that came meanwhile, and has been told as much, is no obstacle.
+    // A watch that was created since, and has received as much, does not prevent the answer.
     world.watches.ask_progress(1);
     world.create_as(1, "c", 0);
     world.created(3, 20);

@@ -1,4 +1,4 @@
-//! Serializable reads through a proxy, in front of a member that counts what it is asked.
+//! Serializable reads through a proxy, in front of a member that counts its requests.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use prost::Message as _;
 use proxy::{GrpcProxy, ProxyOptions};
 use telemetry::logging::{Format, Level, Logger};
 
-/// Answers reads with the number of reads so far, and writes with nothing.
+/// Answers reads with the number of reads so far, and writes with an empty response.
 struct Counting(Arc<AtomicI64>);
 
 impl Service for Counting {
@@ -59,7 +59,7 @@ fn serializable_reads_without_a_token_come_from_the_cache_until_their_keys_are_w
         let anybody = Client::new(Settings::of([address.clone()])).unwrap();
         let token = Some("t".to_owned());
         let somebody = Client::new(Settings { token, ..Settings::of([address]) }).unwrap();
-        // The answer tells how many reads the member has seen.
+        // The response contains the number of reads that the member has seen.
         let read = async |client: &Client, key: &'static str, serializable| {
             let request = RangeRequest { key: key.into(), serializable, ..RangeRequest::default() };
             client.call::<_, RangeResponse>(Rpc::KvRange, &request).await.unwrap().count

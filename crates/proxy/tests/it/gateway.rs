@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A gateway to these endpoints, and its address.
+/// Starts a gateway to these endpoints; returns its address.
 async fn gateway(endpoints: &[SocketAddr], connections_max: usize) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -46,7 +46,7 @@ fn the_end_of_one_direction_is_passed_on_and_the_other_goes_on() {
     });
 }
 
-/// Connects through the gateway and returns the byte that the server greets with.
+/// Connects through the gateway; returns the byte with which the server greets.
 async fn greeting(gateway: SocketAddr) -> Option<u8> {
     let mut client = TcpStream::connect(gateway).await.unwrap();
     client.read_u8().await.ok()
@@ -70,7 +70,7 @@ fn an_endpoint_that_is_down_is_left_out_until_it_is_back() {
             assert_eq!(greeting(gateway).await, Some(b'u'));
         }
         tokio::spawn(greet(TcpListener::bind(down).await.unwrap(), b'b'));
-        // It is tried again every few milliseconds.
+        // The endpoint is tried again every few milliseconds.
         while greeting(gateway).await != Some(b'b') {}
     });
 }
@@ -91,7 +91,7 @@ fn connections_beyond_the_limit_wait() {
         let first = TcpStream::connect(gateway).await.unwrap();
         let (held, _) = server.accept().await.unwrap();
         let _second = TcpStream::connect(gateway).await.unwrap();
-        // The second arrives at the server only once the first has ended.
+        // The second connection reaches the server only when the first has ended.
         drop(first);
         drop(held);
         server.accept().await.unwrap();

@@ -1,4 +1,4 @@
-//! Ownership of keys through a proxy, in front of a member that takes few operations, and ends watches early.
+//! Ownership of keys through a proxy, in front of a member that allows few operations, and ends watches early.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -25,27 +25,27 @@ use testkit::{TIMEOUT, eventually};
 
 const LEASE: i64 = 7;
 
-/// What the member is, and has seen.
+/// State of the member, and requests that it has seen.
 #[derive(Default)]
 struct State {
-    /// Operations that it allows.
+    /// Largest number of operations that the member allows.
     ops_max: usize,
     revision: i64,
     /// Leasing keys of the proxy.
     claimed: BTreeSet<Bytes>,
-    /// How often a range still shows a leasing key of another proxy.
+    /// Number of range responses that still show a leasing key of another proxy.
     shown: usize,
-    /// It was shown the last time.
+    /// True if the last range response showed that leasing key.
     is_there: bool,
-    /// A range was deleted though it was there.
+    /// True if a range was deleted while that leasing key existed.
     deleted_early: bool,
-    /// Ranges deleted.
+    /// Number of deleted ranges.
     deleted: usize,
-    /// Watches for it stay, and tell nothing.
+    /// True if watches for that leasing key stay open without events.
     holds: bool,
-    /// Leases that were revoked.
+    /// Number of revoked leases.
     revoked: usize,
-    /// For each watch, whether it insists on a leader.
+    /// For each watch, true if the watch requires a leader.
     watches: Vec<bool>,
 }
 
@@ -106,7 +106,7 @@ impl Member {
         self.0.lock().unwrap()
     }
 
-    /// Starts it, and a proxy in front of it.
+    /// Starts the member, and a proxy in front of it.
     fn start(&self) -> (front::Front, GrpcProxy, Client) {
         self.state().revision = 10;
         let (socket, address) = testkit::ports::listen();
@@ -211,7 +211,7 @@ async fn change_rights(client: &Client) {
 fn owned_keys_are_given_back_when_rights_change_even_to_a_member_that_takes_few_operations() {
     const KEYS: usize = 20;
     let member = Member::default();
-    // Two for a claim; a deletion within another transaction costs two besides its own.
+    // A claim needs two operations; a delete in a nested transaction needs two besides its own.
     member.state().ops_max = 6;
     let (_member, proxy, client) = member.start();
     testkit::block_on(2 * TIMEOUT, async {

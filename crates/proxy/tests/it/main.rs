@@ -1,4 +1,4 @@
-//! The proxies in this process: help texts, and the TCP gateway against sockets.
+//! The proxies in the test's process: help texts, and the TCP gateway against sockets.
 
 mod cache;
 mod gateway;

@@ -1,4 +1,4 @@
-//! Renewals of leases through a proxy, in front of a member that does not answer at first.
+//! Lease renewals through a proxy, in front of a member that does not answer at first.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use prost::Message as _;
 use proxy::{GrpcProxy, ProxyOptions};
 use telemetry::logging::{Format, Level, Logger};
 
-/// Takes renewals and answers none on its first stream, all on others.
+/// Answers no renewals on its first stream, and all renewals on other streams.
 struct Silent(Arc<AtomicUsize>);
 
 impl Service for Silent {

@@ -1,4 +1,4 @@
-//! On whose behalf another member hands on what only root may do.
+//! Checks that a request for root, passed on by another member, was made on behalf of root.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -12,18 +12,20 @@ use replica::core::{ClientRequest, ReplyBody};
 use replica::shared::Shared;
 use telemetry::logging::{Logger, Value};
 
-/// Whose turn it is when the signatures of tokens are looked at: all members together count as one address, which no client has.
+/// Address under which token verifications for members are queued: all members share it, and no client can have it.
 const MEMBERS: IpAddr = IpAddr::V4(Ipv4Addr::BROADCAST);
 
-/// Asks whether a request may be carried out that only root may make, once this member knows all that was acknowledged before.
+/// Returns `Ok` if the request may do what only root may. First waits until this member has applied
+/// everything that was acknowledged before.
 ///
-/// A member hands on the token that its caller has shown. A caller who is known by a certificate has none, and older releases of
-/// etcd hand none on: a request without one is refused, since a certificate that opens the peer port does not tell on whose behalf
-/// it is shown.
+/// A member passes on the token of its caller. A caller who is known by a certificate has no token, and older
+/// releases of etcd pass none on. A request without a token is refused, since the peer certificate does not
+/// say on whose behalf the request is made.
 ///
 /// # Errors
 ///
-/// If authentication is enabled: etcd's for a token that is missing or not valid, and for a user who is not root.
+/// If authentication is enabled: etcd's error for a token that is missing or not valid, or for a user who is
+/// not root.
 pub(super) async fn is_root(shared: &Shared, logger: &Logger, headers: &HeaderMap) -> Result<(), Status> {
     match shared.ask(ClientRequest::Read).await?.body {
         ReplyBody::Readable(_) => {}
@@ -34,7 +36,7 @@ pub(super) async fn is_root(shared: &Shared, logger: &Logger, headers: &HeaderMa
         return Ok(());
     }
     let shown = |key: &str| (key == AUTHORIZATION.as_str()).then(|| headers.get(AUTHORIZATION)).flatten();
-    // As in etcd, an empty one is none.
+    // As in etcd, an empty token counts as no token.
     let Some(token) =
         identity::presented(|key| shown(key).map(|value| value.as_bytes())).filter(|token| !token.is_empty())
     else {
@@ -53,7 +55,7 @@ pub(super) async fn is_root(shared: &Shared, logger: &Logger, headers: &HeaderMa
     if is_outdated { gate.outdated().admin() } else { gate.admin() }
 }
 
-/// The session of a token, as of what is published.
+/// Returns the session of a token, according to the published state; verifies the token's signature if necessary.
 async fn session(shared: &Shared, token: &[u8]) -> Result<Session, Status> {
     let recall = || shared.credentials.session(token, shared.state.load().applied_index);
     match recall() {

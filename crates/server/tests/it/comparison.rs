@@ -1,4 +1,4 @@
-//! What members ask each other to compare what they hold, as HTTP answers.
+//! Requests with which members compare their data, and the HTTP responses to them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -67,7 +67,7 @@ fn a_hash_is_told_as_etcd_tells_it() {
     );
 }
 
-/// Answers questions for the trail as the core does, until it is told to stop.
+/// Answers requests for the state trail as the core does, until `stop` is set.
 fn answer_trails(shared: &Shared, trail: &StateTrail, stop: &AtomicBool) {
     shared.core.receive_here();
     let mut asks = Vec::new();

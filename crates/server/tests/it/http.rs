@@ -1,4 +1,4 @@
-//! What is answered over HTTP/1: whole answers in transcripts, for members in several states.
+//! Responses over HTTP/1, as complete transcripts, for members in several states.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -31,7 +31,7 @@ use testkit::expect;
 const MEMBER: u64 = 0xab;
 const RPCS: &[Rpc] = &[Rpc::KvRange, Rpc::Watch];
 
-/// A member as far as HTTP sees it.
+/// The parts of a member that HTTP requests reach.
 pub struct Served {
     pub shared: Arc<Shared>,
     values: LogValues,
@@ -41,7 +41,7 @@ pub struct Served {
     _log: log::Log,
 }
 
-/// The lines of a log.
+/// Log output that is kept in memory.
 #[derive(Clone, Default)]
 struct Said(Arc<Mutex<Vec<u8>>>);
 
@@ -57,7 +57,7 @@ impl std::io::Write for Said {
 }
 
 impl Said {
-    /// Takes the lines: level, message and fields, without the time and the place in the code.
+    /// Removes and returns the lines: level, message and fields, without the time and the source location.
     fn take(&self) -> Vec<String> {
         let text = String::from_utf8(std::mem::take(&mut *self.0.lock().unwrap())).unwrap();
         let told = |line: &str| {
@@ -71,7 +71,7 @@ impl Said {
     }
 }
 
-/// What a member has been through.
+/// Entries that a member has applied, and its role.
 #[derive(Default)]
 pub struct Given {
     pub entries: Vec<InternalRaftRequest>,
@@ -93,7 +93,7 @@ fn cluster_version(version: &str) -> InternalRaftRequest {
     InternalRaftRequest { cluster_version_set: Some(set), ..InternalRaftRequest::default() }
 }
 
-/// Puts the parts together as boot does.
+/// Builds the shared state as `boot` does.
 fn shared(state: Published, values: log::Values) -> Shared {
     let identity = Identity { member_id: MEMBER, cluster_id: 0xc1 };
     let limits = Limits {
@@ -112,7 +112,7 @@ fn shared(state: Published, values: log::Values) -> Shared {
     Shared::new(identity, state, limits, 1, Arc::default(), values, metrics, 1)
 }
 
-/// The member that applied these entries; `adjust` has the last word on what it publishes.
+/// Builds a member that has applied these entries; `adjust` may change the state that it publishes.
 pub fn served(given: Given, adjust: impl FnOnce(&mut Published)) -> Served {
     let options = log::Options {
         segment_bytes: 16 << 10,
@@ -174,7 +174,7 @@ impl Served {
         String::from_utf8(self.answer(&Method::GET, target).into_body().to_vec()).unwrap()
     }
 
-    /// Asks all of these, and writes down what came back, but for the headers that every answer has.
+    /// Sends all of these requests, and returns the responses as text, without the headers that every response has.
     fn transcript(&self, title: &str, asked: &[&str]) -> String {
         let mut out = format!("==== {title}\n");
         for line in asked {
@@ -182,7 +182,7 @@ impl Served {
             let response = self.answer(&method.parse().unwrap(), target);
             writeln!(out, "---- {line}\n{}", response.status().as_u16()).unwrap();
             let allowed = ["allow-headers", "allow-methods", "allow-origin"];
-            // What is no path is refused before anything else, as by Go's server.
+            // A target that is not a path is refused before anything else, as by Go's server.
             let is_path = response.status() != 400;
             for name in allowed.map(|name| format!("access-control-{name}")) {
                 assert_eq!(response.headers().contains_key(&name), is_path, "{line}: {name}");
@@ -201,7 +201,7 @@ impl Served {
     }
 }
 
-/// The probes, plain and verbose, as a whole and one by one.
+/// Requests to the health probes, plain and verbose, as a whole and each check separately.
 const PROBES: &[&str] = &[
     "GET /health",
     "GET /health?serializable=true",
@@ -219,7 +219,7 @@ const PROBES: &[&str] = &[
 #[test]
 fn the_whole_is_never_told_to_be_less_than_its_part_in_use() {
     let served = healthy();
-    // As right behind a burst of writes, which the files' sizes do not tell of yet.
+    // As directly after a burst of writes, which the files' sizes do not show yet.
     served.shared.set_disk_bytes(1);
     let page = served.body("/metrics");
     let value = |name: &str| -> f64 {
@@ -267,7 +267,7 @@ fn probes_of_members_that_are_not() {
     let mut text = String::new();
     let nospace = alarmed(vec![alarm(MEMBER, AlarmType::Nospace)]);
     text += &nospace.transcript("out of space", &with_excluding);
-    // As in etcd, an alarm of any member's counts.
+    // As in etcd, an alarm of any member counts.
     let corrupt = alarmed(vec![alarm(5, AlarmType::Corrupt)]);
     text += &corrupt.transcript("another member is corrupt", &with_excluding);
     let both = alarmed(vec![alarm(MEMBER, AlarmType::Corrupt), alarm(MEMBER, AlarmType::Nospace)]);
@@ -324,7 +324,7 @@ fn other_paths_and_methods() {
     expect::check("http.other.txt", &text);
 }
 
-/// What Go's server wants of a request before etcd sees it, and what etcd wants of it then.
+/// First Go's server checks the host and the origin of a request, then etcd does; this member does the same.
 #[test]
 fn hosts_and_origins_are_looked_at_as_by_etcd() {
     let mut given = healthy();
@@ -518,7 +518,7 @@ fn a_scrape_shows_the_state() {
     assert_eq!(value(&text, "etcd_disk_wal_write_duration_seconds_count"), 5.0);
     assert!(value(&text, "etcd_disk_wal_write_bytes_total") > 100.0);
 
-    // Another state is told in full at the next scrape: what is over is 0.
+    // The next scrape shows the new state completely: series of conditions that have ended are 0.
     let before = served.shared.state.load_full();
     served.shared.state.store(Arc::new(Published {
         view: Arc::clone(&before.view),
@@ -568,7 +568,7 @@ fn a_scrape_sums_what_the_shards_counted() {
         })
     };
     assert_eq!(value(&served.body("/metrics"), "etcd_network_client_grpc_sent_bytes_total"), 0.0);
-    // One of the shards knows fewer methods than the metrics, which must not matter.
+    // One of the shards knows fewer methods than the metrics; the sum must still be right.
     let shards = vec![
         shard(vec![method(5, Code::Ok), method(2, Code::Canceled)]),
         shard(vec![method(7, Code::NotFound)]),
@@ -577,7 +577,7 @@ fn a_scrape_sums_what_the_shards_counted() {
     let range = "grpc_method=\"Range\",grpc_service=\"etcdserverpb.KV\",grpc_type=\"unary\"}";
     let watch = "grpc_method=\"Watch\",grpc_service=\"etcdserverpb.Watch\",grpc_type=\"bidi_stream\"}";
     for _ in 0..2 {
-        // A second scrape shows the same: nothing is counted twice.
+        // A second scrape shows the same values: nothing is counted twice.
         let text = served.body("/metrics");
         for (series, expected) in [
             (format!("grpc_server_started_total{{{range}"), 12.0),
@@ -752,7 +752,7 @@ fn garbage_is_answered_like_anything_else() {
             target += PIECES[draw(PIECES.len())];
         }
         let method: Method = METHODS[draw(METHODS.len())].parse().unwrap();
-        // What is no target at all never gets here.
+        // An invalid target never reaches the handler.
         let request = Request::builder().method(method).uri(&target).header("host", "x");
         let Ok(request) = request.body(Bytes::new()) else { continue };
         asked += 1;

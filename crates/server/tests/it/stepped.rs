@@ -1,4 +1,4 @@
-//! Members that are moved by hand: that they serve, survive, replicate, and repeat.
+//! Members that are driven step by step: they serve, recover, replicate, and repeat their runs.
 
 mod certificates;
 mod compared;
@@ -43,7 +43,7 @@ fn all_keys() -> RangeRequest {
 #[test]
 fn one_member_serves_everything() {
     let mut world = World::started(1, 1, &[]);
-    // A watch, as one of the member's tasks.
+    // A watch that runs as one of the member's tasks.
     let stream = Stream::default();
     stream.ask(&WatchRequest {
         request_union: Some(RequestUnion::CreateRequest(WatchCreateRequest {
@@ -83,7 +83,7 @@ fn one_member_serves_everything() {
     assert!(answer.succeeded);
     assert_eq!(world.get(0, "k"), Some(b"2".to_vec()));
 
-    // A lease takes its key along when it is not renewed.
+    // A lease that is not renewed expires and deletes its key.
     let grant = LeaseGrantRequest { ttl: 5, id: 0 };
     let lease: LeaseGrantResponse = world.call(0, Rpc::LeaseGrant, &grant).expect("is granted");
     let put = pb::PutRequest { key: "l".into(), lease: lease.id, ..pb::PutRequest::default() };
@@ -114,7 +114,7 @@ fn one_member_serves_everything() {
     let expected: Vec<(i64, Vec<u8>)> =
         (revision..).zip([b"k", b"k", b"l", b"l"]).map(|(at, key)| (at, key.to_vec())).collect();
     assert_eq!(events, expected);
-    // The version of the cluster was agreed upon, as by any member.
+    // The cluster's version is agreed on, as in every cluster.
     world.until("the cluster has a version", |world| {
         !world.member(0).published().members.cluster_version.is_empty()
     });
@@ -122,8 +122,8 @@ fn one_member_serves_everything() {
     world.until("the member has stopped", |world| world.members().count() == 0);
 }
 
-/// Puts over and over what fills segments, makes checkpoints, compacts, and has live values moved. Notes in `known`
-/// what was acknowledged, and in `open` what may have been done.
+/// Puts until segments fill up, checkpoints are taken, the log is compacted, and live values are moved. Adds
+/// acknowledged puts to `known`, and puts whose outcome is unknown to `open`.
 fn wear(
     world: &mut World,
     known: &mut BTreeMap<String, Vec<u8>>,
@@ -131,7 +131,7 @@ fn wear(
 ) -> Result<(), String> {
     use prost::Message as _;
     for n in 0..180u32 {
-        // One key in nine is written once and for all: what keeps segments alive until its value is moved.
+        // One key in nine is written only once; its value keeps a segment alive until the value is moved.
         let key = if n % 9 == 0 { format!("kept-{n}") } else { format!("busy-{}", n % 5) };
         let value = vec![n as u8; 300 + (n as usize * 37) % 900];
         open.insert(key.clone(), value.clone());
@@ -170,7 +170,7 @@ fn a_power_cut_at_any_operation_loses_nothing_acknowledged() {
     assert!(operations > 300, "{operations}");
     drop(whole);
 
-    // Some 400 of all operations, whichever they are.
+    // Tests some 400 of all disk operations, evenly spread.
     let every = (operations / 400).max(1);
     for nth in (1..=operations).step_by(usize::try_from(every).expect("is small")) {
         let mut world = World::new(1, 7 + nth, WORN);
@@ -179,7 +179,7 @@ fn a_power_cut_at_any_operation_loses_nothing_acknowledged() {
         let outcome = world.start(0).and_then(|()| wear(&mut world, &mut known, &mut open));
         assert_eq!(world.places[0].disk.ops(), nth, "the power is cut: {outcome:?}");
         world.crash(0);
-        // And once more, while it recovers or soon after.
+        // A second power cut, during or shortly after the recovery.
         world.places[0].disk.fail_at(1 + nth % 24, Fault::PowerCut);
         if world.start(0).is_ok() {
             let mut steps = 0..500;
@@ -220,7 +220,7 @@ fn values_are_moved_and_segments_used_again() {
     for (key, value) in &known {
         assert_eq!(world.get(0, key).as_ref(), Some(value), "{key}");
     }
-    // Half a megabyte went through segments of 16 KiB; what is alive has some 60 KiB.
+    // Half a megabyte went through segments of 16 KiB; the live data is some 60 KiB.
     let used = world.places[0].disk.used_bytes();
     assert!(used < 320 << 10, "{used} bytes are in use");
     world.crash(0);
@@ -231,7 +231,7 @@ fn values_are_moved_and_segments_used_again() {
     }
 }
 
-/// Three members elect, replicate, lose one, go on, and take it in again with a snapshot.
+/// Three members elect a leader and replicate; one is cut off, the others continue, and it catches up by a snapshot.
 fn script(seed: u64) -> World {
     let mut world = World::started(3, seed, WORN);
     for n in 0..30 {
@@ -243,7 +243,7 @@ fn script(seed: u64) -> World {
     for n in 0..150 {
         world.put(leader, &format!("b{}", n % 50), &[n as u8; 500]).expect("two of three are enough");
     }
-    // What is not read any more leaves the log, and what was written before with it.
+    // Compaction removes old values from the log, and the log's old segments with them.
     let revision = world.member(leader).probe().revision;
     let compaction = CompactionRequest { revision: revision.0, physical: true };
     let _: CompactionResponse = world.call(leader, Rpc::KvCompact, &compaction).expect("compacts");
@@ -253,7 +253,7 @@ fn script(seed: u64) -> World {
     world.until("the log lets go of what is needed", |world| {
         world.member(lagging).probe().last_index + 1 < world.member(leader).probe().first_index
     });
-    // The first attempt breaks off half way; the next goes on from there.
+    // The first attempt to send the snapshot is interrupted; the second resumes it.
     world.post.lock().expect("nobody panicked").breaks = 1;
     world.cut(lagging, false);
     world.until("all have the same", |world| {
@@ -264,7 +264,7 @@ fn script(seed: u64) -> World {
     assert!(probes[0].state_hash.is_some());
     assert!(probes.iter().all(|p| p.state_hash == probes[0].state_hash), "{probes:?}");
     assert!(probes[lagging].first_index > Index(1), "it came by a snapshot: {:?}", probes[lagging]);
-    // A leader that crashes is followed by another, and nothing is lost.
+    // When the leader crashes, another member leads, and no data is lost.
     world.crash(leader);
     world.until("another leads", |world| world.leader().is_some_and(|at| at != leader));
     let next = world.leader().expect("somebody leads");
@@ -328,7 +328,7 @@ fn appends_that_a_log_standing_still_cannot_take_end_no_member() {
     world.settle().expect("all go on");
     let (last, term) = (world.member(at).probe().last_index, world.member(at).published().applied_term);
     world.places[at].log_held = true;
-    // As from a leader that does not wait for acknowledgements.
+    // Messages of a leader that does not wait for acknowledgements.
     let data = bytes::Bytes::from(vec![0; 30 << 20]);
     for n in 0..12 {
         let index = Some(last.0 + n + 1);
@@ -370,7 +370,7 @@ fn a_part_of_a_snapshot_is_forgotten_in_time() {
     world.cut(lagging, false);
     world.until("a part has come", |world| world.member(lagging).peering().keeps_part_of_snapshot());
     assert!(world.member(lagging).says_that_it_takes_a_snapshot());
-    // Nobody goes on with it.
+    // No other attempt continues this snapshot.
     world.cut(lagging, true);
     let until = world.places[lagging].clock.elapsed() + Duration::from_secs(70);
     world.until("time has gone by", |world| world.places[lagging].clock.elapsed() >= until);
@@ -422,7 +422,7 @@ fn a_follower_gets_a_snapshot_where_the_leaders_old_entries_are_damaged() {
     for n in 0..100 {
         world.put(leader, &format!("b{}", n % 5), &[n as u8; 100]).expect("two of three are enough");
     }
-    // Nobody reads that value any more, but whoever needs the entry that it came with.
+    // No read needs that value any more; only sending its log entry does.
     let revision = world.member(leader).probe().revision;
     let compaction = CompactionRequest { revision: revision.0, physical: true };
     let _: CompactionResponse = world.call(leader, Rpc::KvCompact, &compaction).expect("compacts");
@@ -445,7 +445,8 @@ fn a_follower_gets_a_snapshot_where_the_leaders_old_entries_are_damaged() {
 
 const DAMAGED: &[u8] = b"a value that the disk will damage";
 
-/// Puts `DAMAGED` as `d`, has everything in checkpoints and old segments, and damages the value on this member's disk.
+/// Puts `DAMAGED` as `d`, waits until everything is in checkpoints and old segments, and damages the value on
+/// the disk of one member.
 fn damage_a_value(world: &mut World, member: usize) {
     let leader = world.leader().expect("somebody leads");
     world.put(leader, "d", DAMAGED).expect("is taken");
@@ -465,7 +466,7 @@ fn damage_a_value(world: &mut World, member: usize) {
     assert!(damaged, "the value lies in some file");
 }
 
-/// Puts `key` if the value of `d` is as this comparison says.
+/// Returns a transaction that puts `key` if the value of `d` compares with `with` as `result` says.
 fn compare_and_put(result: compare::CompareResult, with: &'static [u8], key: &'static str) -> TxnRequest {
     let put = pb::PutRequest { key: key.into(), value: "v".into(), ..pb::PutRequest::default() };
     TxnRequest {
@@ -485,10 +486,10 @@ fn compare_and_put(result: compare::CompareResult, with: &'static [u8], key: &'s
 fn a_damaged_value_that_is_compared_takes_one_member_out_of_service() {
     let mut world = World::started(3, 21, WORN);
     let leader = world.leader().expect("somebody leads");
-    // The leader's own: the others go on without it.
+    // The leader's own value is damaged: the other members continue without it.
     damage_a_value(&mut world, leader);
     let follower = (leader + 1) % 3;
-    // A value that is another by its length or checksum is not read.
+    // A value that differs in length or checksum is compared without being read.
     for (result, with, succeeds) in [
         (compare::CompareResult::Equal, b"x".as_slice(), false),
         (compare::CompareResult::Equal, b"a value that the disk won't damage", false),
@@ -535,7 +536,7 @@ fn a_member_alone_reads_on_where_a_damaged_value_is_compared() {
     let greater = compare_and_put(compare::CompareResult::Greater, b"a", "read");
     let refused = world.call::<_, TxnResponse>(0, Rpc::KvTxn, &greater).expect_err("it cannot be known");
     assert_eq!(refused.code, api::Code::Unavailable);
-    // Everything acknowledged is there to be read, but for that value; nothing can be written.
+    // All acknowledged data can be read except that value; nothing can be written.
     assert_eq!(world.get(0, "b119"), Some(vec![119; 500]));
     assert_eq!(world.get(0, "read"), None);
     assert!(world.put(0, "x", b"y").is_err());
@@ -586,7 +587,7 @@ fn many_large_values_of_a_transaction_are_not_held_at_once() {
         success: (0..30).map(|n| op(request(n))).collect(),
         ..Default::default()
     };
-    // One that reads, and one that writes.
+    // One transaction that reads, and one that writes.
     let reads = txn(&|n| request_op::Request::RequestRange(range(n)));
     let writes = txn(&|n| request_op::Request::RequestPut(put(n)));
     for txn in [reads, writes] {
@@ -654,7 +655,7 @@ fn ranges_of_a_transaction_find_what_was_there_when_they_ran() {
         ],
         failure: Vec::new(),
     };
-    // At a follower: it is the one that answers.
+    // The request goes to a follower, which executes and answers the read itself.
     let answer: TxnResponse = world.call((leader + 1) % 3, Rpc::KvTxn, &txn).expect("is applied");
     let now = answer.header.as_ref().expect("has one").revision;
     let mut answers = answer.responses.into_iter().map(|response| response.response.expect("is one"));
@@ -701,7 +702,7 @@ fn ranges_of_a_transaction_find_what_was_there_when_they_ran() {
     assert_eq!((keys(&from)[0].as_str(), from.count), ("k300", 301));
     let filtered = ranged(now);
     assert_eq!((keys(&filtered), filtered.count), (vec!["k100".into(), "k598".into(), "new".into()], 500));
-    // The same from a transaction that only reads.
+    // The same read in a transaction that only reads.
     let reads = TxnRequest {
         success: vec![range(&|_| {}), range(&|request| request.limit = 1)],
         ..Default::default()
@@ -728,7 +729,7 @@ fn a_learner_joins_and_gets_a_vote() {
     world.start(at).expect("starts");
     world.until("the learner is ready", |world| world.member(at).is_ready());
     assert_eq!(world.member(at).probe().learners, [id]);
-    // In its first run already it is noted beside the log that there is one: its loss is noticed.
+    // In its first run already, the member records beside its log that a log exists, so a lost log is noticed.
     world.kill(at);
     world.places[at].disk.heal();
     let files = world.places[at].disk.files();
@@ -749,7 +750,7 @@ fn a_learner_joins_and_gets_a_vote() {
     world.start(at).expect("starts with its log");
     world.until("the learner is ready again", |world| world.member(at).is_ready());
     let promote = MemberPromoteRequest { id };
-    // At the learner, which hands it on to the leader, there is no such call; at the leader there is.
+    // The learner does not support this call; the leader would.
     let refused: Result<MemberPromoteResponse, _> = world.call(at, Rpc::ClusterMemberPromote, &promote);
     assert!(refused.is_err());
     let promoted: MemberPromoteResponse =
@@ -757,7 +758,7 @@ fn a_learner_joins_and_gets_a_vote() {
     assert!(promoted.members.iter().all(|member| !member.is_learner));
     world.until("it has heard of it", |world| world.member(at).probe().voters.len() == 2);
     assert_eq!(world.get(at, "k"), Some(b"v".to_vec()), "and it answers by the leader's word");
-    // A lease is renewed at the leader, whichever member is asked.
+    // A lease is renewed at the leader, no matter which member gets the request.
     let grant = LeaseGrantRequest { ttl: 60, id: 7 };
     let _: LeaseGrantResponse = world.call(at, Rpc::LeaseGrant, &grant).expect("is granted");
     let renewal = world.member(at).renew(LeaseId(7));
@@ -794,7 +795,7 @@ fn the_same_seed_gives_the_same_trace() {
     assert!(one.len() > 1_000);
 }
 
-/// A client that takes a large answer piece by piece, with all the time it wants.
+/// Starts a range request of a client that takes the response piece by piece, as slowly as the test likes.
 fn begin_range(world: &mut World, request: &RangeRequest) -> front::Answer {
     use prost::Message as _;
     let answer = match world.member(0).unary(Rpc::KvRange, request.encode_to_vec().into()) {
@@ -804,7 +805,7 @@ fn begin_range(world: &mut World, request: &RangeRequest) -> front::Answer {
     answer.expect("is answered")
 }
 
-/// Takes pieces of an answer, so many at most; whether there are more.
+/// Takes up to `pieces` pieces of an answer. Returns true if there are more.
 fn take(answer: &mut front::Answer, taken: &mut Vec<u8>, pieces: usize) -> Result<bool, api::Status> {
     let front::Answer::Pieces { source, .. } = answer else { panic!("it is too small to come in pieces") };
     for _ in 0..pieces {
@@ -825,7 +826,7 @@ fn compact(world: &mut World) {
         .expect("compacts");
 }
 
-/// Both kinds of answers that come in pieces: few keys with large values, and many keys.
+/// Starts both kinds of responses that come in pieces: few keys with large values, and many keys.
 fn slow_readers(world: &mut World) -> Vec<(RangeRequest, front::Answer, Vec<u8>, RangeResponse)> {
     use prost::Message as _;
     let mut readers = Vec::new();
@@ -864,7 +865,7 @@ fn fill(world: &mut World) {
 fn a_slow_reader_loses_no_value_that_is_moved() {
     let mut world = World::started(1, 7, WORN);
     fill(&mut world);
-    // So much garbage beside what they read that its values are moved once it is removed.
+    // Enough garbage beside the values that are being read, so that these are moved when the garbage is removed.
     for n in 0..300u32 {
         world.put(0, &format!("busy-{}", n % 3), &vec![n as u8; 900]).expect("is taken");
     }
@@ -878,7 +879,7 @@ fn a_slow_reader_loses_no_value_that_is_moved() {
         files.into_iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "seg")).count()
     };
     let before = segments(&world);
-    // Nobody writes: what the readers began with is the newest state all the time.
+    // No writes follow, so the state that the readers began with stays the newest state.
     let mut rounds = 0;
     world.until("segments were emptied and deleted", |world| segments(world) + 8 < before);
     while rounds < 200 {
@@ -913,7 +914,7 @@ fn a_value_that_cannot_be_moved_does_not_bring_checkpoints_without_end() {
         })
         .expect("the segment is there");
     world.places[0].disk.flip_bit(path, u64::from(damaged.offset) + 200, 1).expect("is there");
-    // Its segment keeps some values, so that the others are moved out of it.
+    // The segment keeps some live values, so that they are moved out of it.
     for n in (0..400).filter(|n| n % 5 != 0) {
         world.put(0, &format!("many-{n:03}"), b"small").expect("is taken");
     }
@@ -947,7 +948,7 @@ fn a_segment_outlives_whoever_reads_the_newest_state() {
         if n % 40 == 39 {
             compact(&mut world);
         }
-        // Somebody notes where values lie, in the newest state, while nobody writes.
+        // A reader remembers where values are stored in the newest state, while no writes happen.
         let state = world.member(0).published();
         let snapshot = state.view.snapshot();
         let values = || snapshot.histories().filter(|version| version.value_len() > 0);
@@ -987,7 +988,7 @@ fn slow_readers_see_one_revision_and_keep_no_memory() {
             world.put(0, &format!("many-{:03}", (n * 7) % 400), &[1; 20]).expect("is taken");
         }
         let growth = world.member(0).probe().index_bytes - before;
-        // What they need survives compactions, and what nobody needs does not wait for it.
+        // Values that the readers need survive compactions; other values are removed without delay.
         compact(&mut world);
         world.put(0, "many-000x", b"new").expect("is taken");
         compact(&mut world);

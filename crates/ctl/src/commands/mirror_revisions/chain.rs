@@ -1,4 +1,5 @@
-//! The order of revisions at a destination: what the transaction of each asks for, so that it comes behind the one before.
+//! The order of revisions at a destination: the conditions with which each transaction comes directly after
+//! the one before.
 
 use api::etcdserverpb as pb;
 use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
@@ -6,7 +7,7 @@ use api::mvccpb::Event;
 use api::mvccpb::event::EventType;
 use bytes::Bytes;
 
-/// A key as a revision has left it.
+/// State of a key after a revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Mark {
     pub(super) key: Bytes,
@@ -24,7 +25,7 @@ impl Mark {
         }
     }
 
-    /// Holds as this revision has left the key.
+    /// Returns a condition that holds if the key is as this revision has left it.
     fn is_there(&self) -> pb::Compare {
         if self.is_deleted {
             return compare(&self.key, CompareResult::Equal, TargetUnion::Version(0));
@@ -32,7 +33,7 @@ impl Mark {
         compare(&self.key, CompareResult::Equal, TargetUnion::ModRevision(self.revision))
     }
 
-    /// Holds right before this revision.
+    /// Returns a condition that holds directly before this revision.
     pub(super) fn is_missing(&self) -> pb::Compare {
         if self.is_deleted {
             return compare(&self.key, CompareResult::Greater, TargetUnion::Version(0));
@@ -41,24 +42,24 @@ impl Mark {
     }
 }
 
-/// What the transaction of the next revision has to ask for, to come behind all that were before.
+/// Conditions with which the transaction of the next revision comes after all earlier ones.
 #[derive(Debug, Default)]
 pub(super) struct Chain {
     /// The newest put, unless its key was deleted since.
     put: Option<Mark>,
-    /// A deletion by the newest revision, if that has no put.
+    /// A deletion by the newest revision, if that revision has no put.
     deletion: Option<Mark>,
 }
 
 impl Chain {
-    /// Takes the next revision. Returns what holds once the revision before it is there, and never sooner; `None` if nothing
-    /// says that. A key that is not there says it only beside a put that comes before its deletion: before the key was made, it
-    /// was not there either.
+    /// Adds the next revision. Returns conditions that hold once the revision before it is applied, and never
+    /// earlier; `None` if there are no such conditions. The absence of a key is such a condition only
+    /// together with a put that precedes its deletion: before the key was created, it was absent, too.
     pub(super) fn next(&mut self, events: &[Event]) -> Option<Vec<pb::Compare>> {
         let before: Vec<pb::Compare> = self.put.iter().chain(&self.deletion).map(Mark::is_there).collect();
         let is_told = self.put.is_some();
         let marks = || events.iter().map(Mark::of);
-        // Of several keys the shortest: it is sent with the next transactions.
+        // The shortest of several keys, since it is sent with later transactions.
         match marks().filter(|mark| !mark.is_deleted).min_by_key(|mark| mark.key.len()) {
             Some(put) => *self = Chain { put: Some(put), deletion: None },
             None => {
@@ -104,7 +105,7 @@ mod tests {
         assert_eq!(chain.next(&[delete("a", 4)]), there(&[put("b", 3)]));
         assert_eq!(chain.next(&[delete("c", 5), delete("d", 5)]), there(&[put("b", 3), delete("a", 4)]));
         assert_eq!(chain.next(&[delete("e", 6), put("f", 6)]), there(&[put("b", 3), delete("c", 5)]));
-        // That f is not there was true before revision 6, too.
+        // The absence of f was true before revision 6, too.
         assert_eq!(chain.next(&[delete("f", 7)]), there(&[put("f", 6)]));
         assert_eq!(chain.next(&[put("g", 8)]), None);
         assert_eq!(chain.next(&[put("h", 9)]), there(&[put("g", 8)]));

@@ -1,4 +1,4 @@
-//! Comparisons of a mirror's two sides at a revision: of all keys, or of those that were replayed since.
+//! Comparisons of a mirror's two sides at a revision: of all keys, or of those replayed since the last comparison.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -12,26 +12,27 @@ use client::Client;
 use super::{after, each};
 use crate::ranges::OPEN_END;
 
-/// Keys of the first page of a comparison, and of the largest.
+/// Number of keys of the first page of a comparison, and of the largest page.
 const PAGE_KEYS: (i64, i64) = (16, 256);
-/// Bytes that a page should have.
+/// Intended size of a page in bytes.
 const PAGE_BYTES: usize = 4 * 1024 * 1024;
-/// Bytes of keys that are kept to be compared again. If more change, everything is compared again.
+/// Largest size in bytes of the keys that are kept to be compared again. If more change, everything is
+/// compared again.
 const CHANGED_BYTES_MAX: usize = 256 * 1024 * 1024;
-/// What a key that is kept costs besides its bytes.
+/// Memory overhead of a kept key, in bytes.
 const CHANGED_KEY_BYTES: usize = 64;
 
-/// The keys that were replayed since both sides were compared.
+/// Keys that were replayed since both sides were last compared.
 #[derive(Debug, Default)]
 pub(super) struct Changed {
     keys: BTreeSet<Bytes>,
     bytes: usize,
-    /// True if there were more than can be kept, or nothing to compare with.
+    /// True if there were more keys than can be kept, or no comparison has been made yet.
     is_too_much: bool,
 }
 
 impl Changed {
-    /// Keeps nothing: nothing was compared yet.
+    /// Creates the state before the first comparison, when all keys have to be compared.
     pub(super) fn unknown() -> Changed {
         Changed { is_too_much: true, ..Changed::default() }
     }
@@ -45,18 +46,19 @@ impl Changed {
             *self = Changed::unknown();
             return;
         }
-        // A copy: the key of an event keeps the whole message that it came in.
+        // A copy: the key of an event would keep the whole message in memory.
         self.keys.insert(Bytes::copy_from_slice(key));
     }
 
-    /// Returns the keys, and keeps none; `None` if there were more than can be kept.
+    /// Returns the keys and empties the set; `None` if there were more than can be kept.
     pub(super) fn take(&mut self) -> Option<BTreeSet<Bytes>> {
         let taken = std::mem::take(self);
         (!taken.is_too_much).then_some(taken.keys)
     }
 }
 
-/// The keys of a range at a revision, a page at a time. Pages have so many keys that their bytes stay within bounds.
+/// Reads the keys of a range at a revision, page by page. The number of keys per page is adapted so that its
+/// size in bytes stays bounded.
 pub(super) struct Pages {
     client: Client,
     request: pb::RangeRequest,
@@ -65,27 +67,27 @@ pub(super) struct Pages {
 }
 
 impl Pages {
-    /// Keys from `key` to before `range_end`, at `revision` (0: now).
+    /// Creates a reader of the keys from `key` to before `range_end`, at `revision` (0: now).
     fn new(client: Client, key: Bytes, range_end: Bytes, revision: i64) -> Pages {
         let request = pb::RangeRequest { key, range_end, revision, limit: PAGE_KEYS.0, ..Default::default() };
         Pages { client, request, page: VecDeque::new(), is_over: false }
     }
 
-    /// What there is now, without values.
+    /// Creates a reader of the present keys of a range, without values.
     pub(super) fn of_keys(client: &Client, key: Bytes, range_end: Bytes) -> Pages {
         let mut pages = Pages::new(client.clone(), key, range_end, 0);
         pages.request.keys_only = true;
         pages
     }
 
-    /// Returns the next key; `None` behind the last.
+    /// Returns the next key; `None` after the last one.
     ///
     /// # Errors
-    /// As [`Client::call`].
+    /// Like [`Client::call`].
     pub(super) async fn next(&mut self) -> Result<Option<KeyValue>, Status> {
         while self.page.is_empty() && !self.is_over {
             let answer: pb::RangeResponse = match self.client.call(Rpc::KvRange, &self.request).await {
-                // Larger than an answer may be.
+                // The page exceeds the size limit of a response.
                 Err(status) if status.code == Code::ResourceExhausted && self.request.limit > 1 => {
                     self.request.limit = 1;
                     continue;
@@ -104,18 +106,18 @@ impl Pages {
     }
 }
 
-/// Keys to ask for behind a page of `limit` keys that had so many bytes: at most twice as many.
+/// Returns the number of keys for the page after one of `limit` keys with this many bytes: at most twice as many.
 fn next_limit(limit: i64, bytes: usize) -> i64 {
     let fitting = PAGE_BYTES.saturating_mul(usize::try_from(limit).unwrap_or(1)) / bytes.max(1);
     i64::try_from(fitting).unwrap_or(i64::MAX).clamp(1, PAGE_KEYS.1.min(limit * 2))
 }
 
-/// What a comparison of two clusters has found.
+/// Result of a comparison of two clusters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Difference {
-    /// Keys compared.
+    /// Number of keys compared.
     pub(super) keys: u64,
-    /// Keys that differ in anything, or are on one side only.
+    /// Number of keys that differ in any way, or exist on one side only.
     differing: u64,
     first: Option<Bytes>,
     /// Numbers of keys at the source and at the destination.
@@ -153,7 +155,7 @@ async fn count(client: &Client, revision: i64) -> Result<i64, Status> {
 /// Compares all keys at a revision: value, revisions, version, lease; and their number.
 ///
 /// # Errors
-/// As [`Client::call`].
+/// Like [`Client::call`].
 pub(super) async fn differences(source: Client, target: Client, revision: i64) -> Result<Difference, Status> {
     let mut found = Difference::of_counts(&source, &target, revision).await?;
     let pages = |client| Pages::new(client, OPEN_END.into(), OPEN_END.into(), revision);
@@ -177,11 +179,11 @@ pub(super) async fn differences(source: Client, target: Client, revision: i64) -
     }
 }
 
-/// Compares these keys at a revision, and the number of all keys. Each is read for itself: a range of those that were modified
-/// since a revision has etcd read all of its keys and values, whatever the limit.
+/// Compares these keys at a revision, and the number of all keys. Each key is read separately: for a range of
+/// keys modified since a revision, etcd would read all keys and values of the range, whatever the limit.
 ///
 /// # Errors
-/// As [`Client::call`].
+/// Like [`Client::call`].
 pub(super) async fn differences_of(
     keys: BTreeSet<Bytes>,
     source: &Client,
@@ -202,10 +204,10 @@ pub(super) async fn differences_of(
     Ok(found)
 }
 
-/// A comparison that found no difference, or why the mirror cannot be made.
+/// Returns the comparison if it found no difference.
 ///
 /// # Errors
-/// There is a difference, or there was no comparison.
+/// There is a difference, or the comparison failed.
 pub(super) fn told(found: Result<Difference, Status>, revision: i64) -> Result<Difference, Failure> {
     let found = match found {
         Err(status) if status.message == error::COMPACTED.message => {

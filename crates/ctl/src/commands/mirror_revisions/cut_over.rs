@@ -1,8 +1,9 @@
-//! `--cut-over`: the destination of a mirror takes the place of the source.
+//! `--cut-over`: the destination of a mirror replaces the source.
 //!
-//! What the end needs is done before it, again and again, while clients write to the source: catching up, comparing the keys
-//! that changed, and comparing the leases. So it is known how long writes would be stopped, and they are stopped only once that
-//! fits in the time that they may be. Whatever happens then, the source takes writes again when that time is over.
+//! The final work is rehearsed repeatedly while clients still write to the source: catching up, comparing the
+//! keys that changed, and comparing the leases. So the time for which writes have to be stopped is known, and
+//! they are stopped only when it is within the limit. Whatever happens then, the source accepts writes again
+//! when the limit has passed.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
@@ -22,25 +23,25 @@ use super::comparison::{Changed, Difference, differences, differences_of, told};
 use super::{Now, PAUSE, REPORT_INTERVAL, Replay, locked};
 use crate::call::Call;
 
-/// Time to stop writes for that no further rehearsal is made to make shorter.
+/// Rehearsed time that is short enough: no further rehearsals are made to shorten it.
 const SHORT: Duration = Duration::from_millis(50);
-/// Rehearsals that find the same lease with another time to live, before that counts.
+/// Number of rehearsals that must find the same lease with another TTL before that counts.
 const REUSED_MAX: u32 = 3;
-/// How long one attempt to end the alarm may take, and all of them.
+/// Longest duration of one attempt to clear the alarm, and of all attempts.
 const DISARM_PATIENCE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
 
-/// The alarm of a cut-over that has not ended.
+/// The alarm of a cut-over in progress.
 #[derive(Clone, Copy, Debug)]
 struct Stopped {
     id: u64,
-    /// True if it was answered that the alarm is raised.
+    /// True if the member has confirmed that the alarm is raised.
     is_certain: bool,
 }
 
-/// Follows the source until the destination has taken its place. Writes at the source are stopped for at most `limit`.
+/// Replays the source until the destination has replaced it. Writes at the source are stopped for at most `limit`.
 ///
 /// # Errors
-/// As [`super::replay`], and an interruption, and a source that was left before.
+/// Like [`super::replay`]; also an interruption, or a source that was replaced before.
 pub(super) async fn cut_over(
     call: &Call,
     source: Client,
@@ -48,7 +49,7 @@ pub(super) async fn cut_over(
     operations_max: usize,
     limit: Duration,
 ) -> Result<(), Failure> {
-    // Writes that were stopped have to go on if this is ended, so that the signals must not end the process.
+    // An interrupted cut-over has to allow writes again, so the signals must not end the process.
     let mut interruption = call.interruption();
     let stopped = Mutex::new(None);
     let work = async {
@@ -90,7 +91,7 @@ pub(super) async fn cut_over(
     Err(Failure::new(failure.code, format!("{failure}; {state}")))
 }
 
-/// Ends an alarm, and tries again for a while where it is not certain that this is of no use.
+/// Clears an alarm; retries for a while unless a retry is certainly useless.
 async fn disarm(call: &Call, source: &Client, id: u64) -> Result<(), String> {
     let source = source.within(DISARM_PATIENCE.0);
     let deadline = Instant::now() + DISARM_PATIENCE.1;
@@ -111,15 +112,16 @@ async fn disarm(call: &Call, source: &Client, id: u64) -> Result<(), String> {
     }
 }
 
-/// Raises or ends an alarm with which a cluster changes no key and no lease, while it is read and watched on. Its id is no
-/// member's: a member for which it is raised may refuse reads, too. And it is no other cut-over's, so that each ends its own.
+/// Raises or clears an alarm during which a cluster changes no keys or leases, but can still be read and
+/// watched. The alarm's member id belongs to no member, since a member with such an alarm may refuse reads,
+/// too; and it differs between cut-overs, so that each clears only its own alarm.
 async fn alarm(client: &Client, action: AlarmAction, id: u64) -> Result<pb::AlarmResponse, Status> {
     let alarm = pb::AlarmType::Corrupt as i32;
     let request = pb::AlarmRequest { action: action as i32, member_id: id, alarm };
     client.call(Rpc::MaintenanceAlarm, &request).await
 }
 
-/// Returns true if a request with this answer was certainly not carried out.
+/// Returns true if a request with this error was certainly not carried out.
 fn is_refused(status: &Status) -> bool {
     !matches!(
         status.code,
@@ -127,12 +129,12 @@ fn is_refused(status: &Status) -> bool {
     )
 }
 
-/// The CORRUPT alarms that a cluster has.
+/// Returns the CORRUPT alarms of a cluster.
 async fn raised(client: &Client) -> Result<Vec<pb::AlarmMember>, Status> {
     Ok(alarm(client, AlarmAction::Get, 0).await?.alarms)
 }
 
-/// A source that another cut-over has left must stay as it is, even if this one fails.
+/// Refuses a source that another cut-over has replaced: it must stay unchanged, even if this cut-over fails.
 async fn refuse_if_left(source: &Client) -> Result<(), Failure> {
     if raised(source).await?.is_empty() {
         return Ok(());
@@ -144,17 +146,16 @@ async fn refuse_if_left(source: &Client) -> Result<(), Failure> {
     ))
 }
 
-/// What a rehearsal has found.
+/// Result of a rehearsal.
 struct Rehearsal {
-    /// Time that writes would have been stopped for; `None` where everything was compared again.
+    /// Time for which writes would have been stopped; `None` if everything had to be compared again.
     took: Option<Duration>,
-    /// A lease with keys whose time to live differs.
+    /// A lease with keys whose TTL differs.
     reused: Option<i64>,
 }
 
 impl Replay<'_> {
-    /// Has the destination take the place of the source. `stopped` holds the alarm that would have to be ended, were this to
-    /// fail.
+    /// Replaces the source by the destination. If this fails, `stopped` holds the alarm that has to be cleared.
     async fn cut_over(&mut self, limit: Duration, stopped: &Mutex<Option<Stopped>>) -> Result<(), Failure> {
         let now = Now::of(&self.source).await?;
         self.reach(now.revision).await?;
@@ -171,7 +172,7 @@ impl Replay<'_> {
                 cli::go::duration(limit)
             )))
         })?;
-        // What stopped the writes stays, whoever reads of it.
+        // The alarm that stopped writes is now permanent, even if printing the result fails.
         *locked(stopped) = None;
         let _ = self.call.line(format!(
             "revision {end}: compared {} more keys, no difference; {leases} leases; writes stopped {} ms ago",
@@ -182,7 +183,8 @@ impl Replay<'_> {
         Ok(())
     }
 
-    /// Compares everything at the revision that the destination is at, while clients write, and follows them meanwhile.
+    /// Compares everything at the revision of the destination while clients write; replays their writes at
+    /// the same time.
     async fn compare_all(&mut self) -> Result<(), Failure> {
         let at = self.replayed;
         self.changed = Changed::default();
@@ -203,8 +205,8 @@ impl Replay<'_> {
         told(differences_of(keys, &self.source, &self.target, at).await, at).map(Some)
     }
 
-    /// Does what has to be done while writes are stopped, without stopping them; until that takes less than half of the time
-    /// that they may be stopped for, and does not become much shorter.
+    /// Rehearses the work for which writes will be stopped, without stopping them, until it takes less than
+    /// half of the limit and does not become much shorter.
     async fn rehearse_until_short(&mut self, limit: Duration) -> Result<(), Failure> {
         self.leases.renew_all().await;
         let mut last = Duration::MAX;
@@ -236,13 +238,13 @@ impl Replay<'_> {
                 ))?;
             }
             if took > limit / 2 {
-                // Each asks for every lease: the source is not to be kept busy with it.
+                // Each rehearsal queries every lease; the pause keeps the source from being overloaded.
                 self.follow_for(took.max(PAUSE)).await?;
             }
         }
     }
 
-    /// Follows the source for this long, so that the destination does not fall behind meanwhile.
+    /// Replays the source for this long, so that the destination does not fall behind.
     async fn follow_for(&mut self, time: Duration) -> Result<(), Failure> {
         let mut over = pin!(sleep(time));
         loop {
@@ -266,8 +268,8 @@ impl Replay<'_> {
         Ok(Rehearsal { took: is_compared.then_some(took), reused })
     }
 
-    /// Stops writes at the source, and has the destination come to the same revision. Returns it, with what was compared and the
-    /// number of leases.
+    /// Stops writes at the source, and brings the destination to the same revision. Returns this revision,
+    /// the result of the comparison, and the number of leases.
     async fn stop(&mut self, stopped: &Mutex<Option<Stopped>>) -> Result<(i64, Difference, usize), Failure> {
         let id = RandomState::new().hash_one("cut-over").max(1);
         *locked(stopped) = Some(Stopped { id, is_certain: false });
@@ -280,7 +282,8 @@ impl Replay<'_> {
             return Err(status.into());
         }
         *locked(stopped) = Some(Stopped { id, is_certain: true });
-        // Another one may have raised its own since they were asked for, and neither knows of the other's destination.
+        // Another cut-over may have raised its own alarm since the alarms were listed; neither knows the
+        // other's destination.
         if let Some(other) = raised(&self.source).await?.into_iter().find(|other| other.member_id != id) {
             return Err(Failure::error(format!(
                 "the source has another CORRUPT alarm ({:x}), perhaps of a cut-over to another destination that is under way",

@@ -1,4 +1,5 @@
-//! The leases of a mirror's destination: those of the source with its times to live, kept alive until the source ends them.
+//! The leases of a mirror's destination: those of the source with the same TTLs, kept alive until the source
+//! ends them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,37 +14,39 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{Now, each, locked};
 
-/// Interval at which it is looked which leases of the destination are due to be renewed.
+/// Interval at which the leases of the destination are checked for due renewals.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(500);
-/// How long a stream of renewals may give no answer. Another one, of another member perhaps, goes on.
+/// Time after which a stream of renewals without a response is replaced by another stream, perhaps to another member.
 const RENEWAL_PATIENCE: Duration = Duration::from_secs(2);
-/// Renewals that are asked for over a stream before the first is answered.
+/// Number of renewals that are sent over a stream before the first response.
 const RENEWALS_AHEAD: usize = 64;
-/// Streams of renewals at once: a member of etcd that does not lead asks its leader for one lease of a stream at a time.
+/// Largest number of concurrent renewal streams: a member of etcd that does not lead forwards the renewals of
+/// one stream to its leader one at a time.
 const STREAMS_MAX: usize = 16;
-/// How long one endpoint may take to list its leases.
+/// Timeout for one endpoint to list its leases.
 const LIST_PATIENCE: Duration = Duration::from_secs(5);
-/// Seconds that a lease gets at the destination if the source has ended it already; the end of its keys is on its way.
+/// TTL in seconds at the destination for a lease that the source has ended already; the deletion of its keys
+/// is still to be replayed.
 const GONE_TTL_SECONDS: i64 = 600;
 
 /// A lease of the destination.
 #[derive(Clone, Copy, Debug)]
 struct Held {
-    /// Seconds that it was granted for by this mirror. The destination may have granted more: no less than its election timeout
-    /// asks for.
+    /// TTL in seconds that this mirror has requested. The destination may have granted a longer one: at least
+    /// what its election timeout requires.
     asked_seconds: Option<i64>,
-    /// Seconds that it lives without a renewal; `None` until a renewal has told.
+    /// TTL in seconds that the destination has granted; `None` until a renewal has shown it.
     granted_seconds: Option<i64>,
     due: Instant,
 }
 
-/// What a comparison of the leases has found.
+/// Result of a comparison of the leases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Matched {
     /// Number of leases of the source.
     pub(super) leases: usize,
-    /// A lease with another time to live at the destination, where it has keys: its id was used again, and perhaps the end of
-    /// these keys is still on its way.
+    /// A lease with keys that has another TTL at the destination: its id was used again, and perhaps the
+    /// deletion of these keys is still to be replayed.
     pub(super) reused: Option<i64>,
 }
 
@@ -56,7 +59,7 @@ pub(super) struct Leases {
 }
 
 impl Leases {
-    /// Takes the leases that the destination has, and renews them.
+    /// Reads the leases of the destination, and renews them.
     ///
     /// # Errors
     /// The destination does not list them.
@@ -74,15 +77,15 @@ impl Leases {
         locked(&self.held)
     }
 
-    /// Takes a lease for one that the destination does not have.
+    /// Removes a lease that the destination does not have.
     pub(super) fn forget(&self, id: i64) {
         self.held().remove(&id);
     }
 
-    /// Has the destination grant a lease of the source, unless it has it.
+    /// Grants a lease of the source at the destination, unless it exists there.
     ///
     /// # Errors
-    /// One of the two refuses, or cannot be reached.
+    /// The source or the destination refuses, or cannot be reached.
     pub(super) async fn ensure(&self, id: i64) -> Result<(), Status> {
         if self.held().contains_key(&id) {
             return Ok(());
@@ -111,11 +114,11 @@ impl Leases {
         Ok(())
     }
 
-    /// Gives the destination all leases that the source has, with their times to live, and ends those that the source has ended
-    /// once their keys are gone.
+    /// Grants all leases of the source at the destination, with the same TTLs, and revokes leases that the
+    /// source has ended, once their keys are gone.
     ///
     /// # Errors
-    /// One of the two refuses, or cannot be reached.
+    /// The source or the destination refuses, or cannot be reached.
     pub(super) async fn match_source(&self) -> Result<Matched, Failure> {
         let ids: BTreeSet<i64> = listed(&self.source).await?.into_iter().collect();
         let leases = ids.len();
@@ -133,7 +136,8 @@ impl Leases {
         Ok(Matched { leases, reused })
     }
 
-    /// Gives the destination this lease with the source's time to live. Returns false if it has another one there, with keys.
+    /// Gives this lease the source's TTL at the destination. Returns false if the lease exists there with
+    /// another TTL, and has keys.
     async fn make_alike(&self, id: i64) -> Result<bool, Failure> {
         let Some(held) = self.held().get(&id).copied() else {
             self.ensure(id).await?;
@@ -144,7 +148,7 @@ impl Leases {
             Some(seconds) => seconds,
             None => granted_seconds(&self.target, id).await?,
         };
-        // One that has ended since it was listed is ended at the next look.
+        // A lease that has ended since it was listed is revoked in the next round.
         if wanted <= 0 || has == wanted || held.asked_seconds == Some(wanted) {
             return Ok(true);
         }
@@ -155,7 +159,7 @@ impl Leases {
             self.grant(id, wanted).await?;
             return Ok(true);
         }
-        // The shortest time that the destination grants is longer, perhaps.
+        // The destination's minimum TTL may be longer.
         let probe = lease::grant(&self.target, 1, 0).await?;
         lease::revoke(&self.target, probe.id).await?;
         let is_shortest = wanted < has && has == probe.ttl;
@@ -165,9 +169,9 @@ impl Leases {
         Ok(is_shortest)
     }
 
-    /// Ends a lease that the source does not list, if it has no keys.
+    /// Revokes a lease that the source does not list, if it has no keys.
     async fn end(&self, id: i64) -> Result<(), Failure> {
-        // The leader says whether it is there; the list is of one member.
+        // The list comes from one member, which may lag; the leader knows whether the lease exists.
         if granted_seconds(&self.source, id).await? > 0 {
             return Ok(());
         }
@@ -188,8 +192,8 @@ impl Leases {
         }
     }
 
-    /// Renews leases for ever, each after a third of its time. What fails is tried again: if a lease ends all the same, the
-    /// destination is at a revision that the source does not have, which is noticed there.
+    /// Renews leases forever, each after a third of its TTL. Failures are retried: if a lease still expires,
+    /// the destination gets a revision that the source does not have, which the replay detects.
     pub(super) async fn keep(self) {
         loop {
             sleep(RENEWAL_INTERVAL).await;
@@ -199,7 +203,7 @@ impl Leases {
         }
     }
 
-    /// Renews all leases, as far as that succeeds.
+    /// Renews all leases once; failures are ignored.
     pub(super) async fn renew_all(&self) {
         let all = self.held().keys().copied().collect();
         self.renew(all).await;
@@ -224,7 +228,7 @@ impl Leases {
         while renewals.join_next().await.is_some() {}
     }
 
-    /// Renews these leases until one fails; it comes behind the others the next time.
+    /// Renews these leases until one fails; the failed lease comes last in the next round.
     async fn renew_over_one_stream(&self, ids: &[i64]) {
         let opened =
             timeout(RENEWAL_PATIENCE, self.target.open::<_, pb::LeaseKeepAliveResponse>(Rpc::LeaseKeepAlive));
@@ -247,7 +251,7 @@ impl Leases {
         }
     }
 
-    /// Takes an answer to a renewal that was asked for at `began` or later. Returns false if the stream gives none.
+    /// Handles a response to a renewal that was sent at `began` or later. Returns false if the stream has ended.
     async fn take_renewal(
         &self,
         stream: &mut Stream<pb::LeaseKeepAliveRequest, pb::LeaseKeepAliveResponse>,
@@ -261,7 +265,7 @@ impl Leases {
                 held.due = Instant::now() + third(answer.ttl);
             }
         } else if held.get(&answer.id).is_some_and(|held| held.due <= began) {
-            // One that is due later was perhaps granted again meanwhile.
+            // A lease that is due later may have been granted again since.
             held.remove(&answer.id);
         }
         true
@@ -272,8 +276,9 @@ fn third(ttl_seconds: i64) -> Duration {
     Duration::from_secs(ttl_seconds.max(1).unsigned_abs()) / 3
 }
 
-/// Lists the leases that a cluster has now. A member lists those that it knows of, and may be behind: so each endpoint is asked
-/// right behind a linearizable read of its own, and the first answer counts.
+/// Lists the leases that a cluster has now. A member lists only the leases that it knows, and may lag: so
+/// each endpoint is queried directly after a linearizable read at the same endpoint, and the first response
+/// counts.
 async fn listed(client: &Client) -> Result<Vec<i64>, Status> {
     let mut asked = JoinSet::new();
     for endpoint in client.endpoints() {
@@ -296,7 +301,7 @@ async fn listed(client: &Client) -> Result<Vec<i64>, Status> {
     Err(last)
 }
 
-/// Returns the seconds for which a lease was granted; not above 0 if it is not there.
+/// Returns the granted TTL of a lease in seconds; 0 or less if the lease does not exist.
 async fn granted_seconds(client: &Client, id: i64) -> Result<i64, Status> {
     let request = pb::LeaseTimeToLiveRequest { id, keys: false };
     let answer: pb::LeaseTimeToLiveResponse = client.call(Rpc::LeaseTimeToLive, &request).await?;

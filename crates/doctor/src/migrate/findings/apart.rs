@@ -72,7 +72,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
     )
 }
 
-/// Members shown of a list; a cluster has no more.
+/// Largest number of listed members shown; a cluster has no more.
 const MEMBERS_SHOWN: usize = 20;
 
 #[cfg(test)]

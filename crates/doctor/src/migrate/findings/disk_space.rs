@@ -9,18 +9,19 @@ use crate::show;
 pub const RULE: MigrationRule =
     MigrationRule { name: "disk-space", about: "too little space for the live data once more", judge };
 
-/// Bytes of the log for each byte that etcd's database has in use: heads of records beside what the database holds.
+/// Bytes of the log for each byte that etcd's database has in use: the log adds record headers.
 const LOG_SHARE: f64 = 1.2;
-/// Bytes of the checkpoint, which holds keys and no values, for each byte in use; the most where values are small.
+/// Bytes of the checkpoint for each byte in use: the checkpoint holds keys but no values, so this share is
+/// reached only with small values.
 const INDEX_SHARE: f64 = 0.4;
-/// Bytes of etcd's database for each byte of Mainstay's in use: pages are not full.
+/// Bytes of etcd's database for each byte of Mainstay's data in use: database pages are partly empty.
 const DATABASE_SHARE: f64 = 1.3;
-/// Segments of the log that are in use, prepared or in reserve beside those that hold the data.
+/// Number of log segments that are in use, prepared or in reserve, beyond those that hold the data.
 const SEGMENTS: f64 = 3.0;
-/// A segment has this many bytes, or this part of a small file system.
+/// Size of a segment in bytes, unless the file system is small: then a segment is this part of it.
 const SEGMENT_BYTES: f64 = 67_108_864.0;
 const SEGMENTS_PER_DISK: f64 = 32.0;
-/// The rest: marks, a database that is written at the end of etcd's log.
+/// Bytes for everything else: marker files, and a database that is written at the end of etcd's log.
 const MARGIN_BYTES: f64 = 8_388_608.0;
 
 fn judge(survey: &Survey) -> Option<Finding> {
@@ -29,7 +30,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
         return None;
     }
     let in_use = survey.evidence.statuses().map(|(_, status)| status.db_bytes_in_use).fold(0.0, f64::max);
-    // Without a member that says it, the file with all that is free in it.
+    // If no member reports the bytes in use, the size of the file with its free pages is used.
     let data = if in_use > 0.0 { in_use } else { directory.database_bytes as f64 };
     let mut facts = Facts::default();
     for (path, needed, space) in needs(directory, survey.to, data) {
@@ -53,7 +54,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
     )
 }
 
-/// What has to be free where.
+/// Returns the space that is needed: the directory, the bytes, and its file system.
 fn needs(directory: &Directory, to: Product, data: f64) -> Vec<(String, f64, DiskSpace)> {
     let path = directory.path.display().to_string();
     if to == Product::Etcd {

@@ -8,7 +8,7 @@ pub const RULE: MigrationRule =
 
 fn judge(survey: &Survey) -> Option<Finding> {
     let mut facts = Facts::default();
-    // It may be what leads to an older etcd.
+    // The downgrade may serve a move to an older etcd.
     let severity = if survey.to == Product::Etcd { Severity::Warning } else { Severity::Error };
     for (member, status) in survey.evidence.statuses() {
         if let Some(target) = &status.downgrade_target {
@@ -31,7 +31,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
     )
 }
 
-/// What has to be waited for before a member may come back as etcd of the release to which the cluster goes down.
+/// Collects what has to be waited for before a member may come back as etcd of the downgrade's target release.
 fn judge_way_back(survey: &Survey, facts: &mut Facts) {
     let targets = survey.evidence.statuses().filter_map(|(_, status)| status.downgrade_target.as_deref());
     let Some(target) = targets.filter_map(release_of).min() else { return };
@@ -46,12 +46,12 @@ fn judge_way_back(survey: &Survey, facts: &mut Facts) {
     }
 }
 
-/// Returns true if a member's own release is above this one, or not known.
+/// Returns true if a member's own release is above `target`, or not known.
 fn is_above(status: &Status, target: Release) -> bool {
     release_of(&status.version).is_none_or(|release| release > target)
 }
 
-/// The members above the target that do not know of it.
+/// Collects the members above the target release that do not know of the downgrade.
 fn unaware(survey: &Survey, target: Release, facts: &mut Facts) {
     for (member, status) in survey.evidence.statuses().filter(|(_, status)| is_above(status, target)) {
         let own = status.downgrade_target.as_deref();
@@ -63,12 +63,13 @@ fn unaware(survey: &Survey, target: Release, facts: &mut Facts) {
     }
 }
 
-/// The members that do not say that the cluster's version has come down. By it the leader says that nothing newer is proposed any
-/// more; etcd's looks every few seconds.
+/// Collects the members that do not report the lowered cluster version. With that version the leader says
+/// that nothing newer is proposed any more; etcd's leader checks every few seconds.
 fn not_come_down(survey: &Survey, target: Release, facts: &mut Facts) {
     let version = |member: &Member| release_of(&member.versions.as_ref().ok()?.cluster);
     let known: Vec<Release> = survey.evidence.statuses().filter_map(|(member, _)| version(member)).collect();
-    // It is the cluster's, and comes down at all of them behind each other: who does not tell it is no reason to wait for ever.
+    // The version belongs to the cluster and reaches all members one after the other, so a member that does
+    // not report it is only a warning.
     let is_known = !known.is_empty() && known.iter().all(|known| *known == target);
     let elsewhere = if is_known { Severity::Warning } else { Severity::Error };
     for (member, _) in survey.evidence.statuses().filter(|(member, _)| version(member) != Some(target)) {
@@ -135,7 +136,7 @@ mod tests {
         cluster_version(&mut survey, "3.5.0");
         let (severity, found) = facts(&RULE, &survey);
         assert_eq!((severity, found.len(), survey.way_back()), (Severity::Warning, 3, Some((3, 5))));
-        // etcd 3.5 says nothing of downgrades, and stands where the cluster goes.
+        // etcd 3.5 does not report downgrades, and runs the target release already.
         run_etcd(&mut survey, 1, "3.5.21");
         survey.evidence.members[1].status.as_mut().unwrap().downgrade_target = None;
         assert_eq!(facts(&RULE, &survey).0, Severity::Warning);

@@ -9,9 +9,10 @@ pub const RULE: MigrationRule = MigrationRule {
     judge,
 };
 
-/// Share of the quota from which on etcd's file, whose pages are not full and never shrink, may be beyond it soon.
+/// Share of the quota above which etcd's file may soon exceed it: its pages are partly empty, and the file
+/// never shrinks.
 const NEAR: f64 = 0.7;
-/// Share from which on it is beyond it at once.
+/// Share of the quota above which etcd's file exceeds it at once.
 const FULL: f64 = 0.9;
 
 fn judge(survey: &Survey) -> Option<Finding> {

@@ -8,13 +8,13 @@ pub const RULE: MigrationRule = MigrationRule {
     judge,
 };
 
-/// What members of older releases apply and others refuse.
+/// A request that members of older releases apply and newer ones refuse.
 struct Fault {
     what: &'static str,
-    /// True if it takes users: nobody is refused without them.
+    /// True if the fault needs authentication: without users nothing is refused.
     takes_users: bool,
-    /// Number of the first release without it, by major and minor number. A release that is not named never loses it if it is
-    /// older than those that are, and never had it otherwise.
+    /// Patch number of the first fixed release, by major and minor number. A release that is not listed was
+    /// never fixed if it is older than the listed ones, and never had the fault otherwise.
     mended: &'static [(Release, u32)],
 }
 
@@ -51,13 +51,13 @@ impl Fault {
         }
     }
 
-    /// Number of the first release of this minor version that is without it.
+    /// Returns the patch number of the first release of this minor version without the fault.
     fn mended_in(&self, release: Release) -> Option<u32> {
         self.mended.iter().find(|(of, _)| *of == release).map(|(_, first)| *first)
     }
 }
 
-/// The number behind the major and the minor one; 0 where there is none, as in a version that is not a released one.
+/// Returns the patch number of a version; 0 if there is none, as in a version that was not released.
 fn patch_of(version: &str) -> u32 {
     let digits = version.split('.').nth(2).unwrap_or_default();
     let digits = digits.split(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();

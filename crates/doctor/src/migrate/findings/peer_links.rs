@@ -12,20 +12,21 @@ pub const RULE: MigrationRule = MigrationRule {
     judge,
 };
 
-/// 1 for each other member to which a connection works. Ids are in hex, without leading zeros.
+/// Metric with the value 1 for each other member to which a connection works. Ids are in hexadecimal, without
+/// leading zeros.
 const ACTIVE: &str = "etcd_network_active_peers";
 
-/// A connection of a member to another.
+/// A connection from one member to another.
 pub(super) struct Link {
-    /// Id of the member whose metrics say it.
+    /// Id of the member whose metrics report the connection.
     pub local: u64,
     /// Id of the other member.
     pub remote: u64,
-    /// True if it works.
+    /// True if the connection works.
     pub is_active: bool,
 }
 
-/// Returns the connections that a page of metrics tells of.
+/// Returns the connections that a page of metrics reports.
 pub(super) fn links(metrics: &Metrics) -> impl Iterator<Item = Link> + '_ {
     metrics.after.samples(ACTIVE).iter().filter_map(|sample| {
         let id = |label: &str| u64::from_str_radix(sample.label(label)?, 16).ok();
@@ -33,8 +34,8 @@ pub(super) fn links(metrics: &Metrics) -> impl Iterator<Item = Link> + '_ {
     })
 }
 
-/// Returns the voters to which a member has a working connection, and those to which it had one before; `None` if its page of
-/// metrics does not tell of any.
+/// Returns the voters to which a member has a working connection, and those to which it had one before;
+/// `None` if its metrics do not report connections.
 fn links_of(id: u64, metrics: &Metrics) -> Option<(BTreeSet<u64>, BTreeSet<u64>)> {
     let own = || links(metrics).filter(move |link| link.local == id);
     own().next()?;
@@ -59,7 +60,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
                 true => format!("no connection to {name} works"),
                 false => format!("no connection to {name} has worked since it was started"),
             };
-            // It may be a connection that only the other one can make, or what etcd says since a request failed late, until it
+            // Perhaps only the other member can connect; or etcd still reports a failed request until it
             // connects again.
             let text = match has_active(*other, member.id) {
                 true => format!("{text}, though {name} says that its own works"),
@@ -82,7 +83,7 @@ fn judge(survey: &Survey) -> Option<Finding> {
     )
 }
 
-/// Returns the voting members whose connections could not be seen, and why.
+/// Returns the voters whose connections are not known, and why.
 pub(in crate::migrate) fn unseen_links(survey: &Survey) -> Vec<Blind> {
     let voters = survey.voters();
     let why = |member: &Member| match &member.metrics {
@@ -106,7 +107,7 @@ mod tests {
     use super::*;
     use crate::migrate::fixture::{etcds, facts, judged};
 
-    /// What the member at this place of the evidence says of its connections.
+    /// Sets the metrics of the member at this position of the evidence.
     fn says(survey: &mut Survey, at: usize, page: &str) {
         survey.evidence.members[at].metrics = Ok(Metrics::of("", page, 1.0));
     }
@@ -131,13 +132,13 @@ mod tests {
             )
         );
         assert_eq!(unseen_links(&survey), []);
-        // One direction is not enough.
+        // A connection in one direction is not enough.
         let both = "etcd_network_active_peers{Local=\"3\",Remote=\"1\"} 1\netcd_network_active_peers{Local=\"3\",Remote=\"2\"} 1\n";
         says(&mut survey, 2, both);
         let told =
             "m2 (10.0.0.2:2379): no connection to m3 works, though m3 says that its own works".to_owned();
         assert_eq!(facts(&RULE, &survey), (Severity::Error, vec![told]));
-        // Members that left, and learners, do not count.
+        // Former members and learners do not count.
         for view in &mut survey.views {
             let list = view.members.as_mut().unwrap();
             let mut last = list.pop_last().unwrap();
@@ -166,7 +167,7 @@ mod tests {
                 blind(2, "no metrics: HTTP status 404", true)
             ]
         );
-        // One that is not reached is another matter, and who is alone has no connections.
+        // A member that is not reached belongs to another rule, and a single member has no connections.
         survey.evidence.members[1].reached = Err("refused".into());
         assert_eq!(unseen_links(&survey).len(), 1);
         for view in &mut survey.views {

@@ -8,7 +8,7 @@ pub const RULE: MigrationRule = MigrationRule {
     judge,
 };
 
-/// Versions of etcd 3.5 whose data may become different at a member that is killed.
+/// Versions of etcd 3.5 whose data may become inconsistent when a member is killed.
 const UNSOUND: [&str; 3] = ["3.5.0", "3.5.1", "3.5.2"];
 
 fn judge(survey: &Survey) -> Option<Finding> {
@@ -111,7 +111,7 @@ mod tests {
             None,
             "what comes back may be of a newer release than what stayed"
         );
-        // Mainstay keeps to the oldest by itself.
+        // Mainstay by itself keeps to the oldest release in the cluster.
         let mut survey = etcds("3.4.30");
         run_mainstay(&mut survey, 0, "3.7.1");
         assert_eq!(judged(&RULE, &survey), None);

@@ -14,7 +14,7 @@ pub const RULE: MigrationRule = MigrationRule {
 fn judge(survey: &Survey) -> Option<Finding> {
     let mut facts = Facts::default();
     let mut seen: BTreeMap<u64, Vec<&Member>> = BTreeMap::new();
-    // Without an id it was not reached, which is told elsewhere.
+    // A member without an id was not reached, which another rule reports.
     for member in survey.evidence.members.iter().filter(|member| member.id != 0) {
         seen.entry(member.id).or_default().push(member);
     }
@@ -73,11 +73,11 @@ mod tests {
             facts(&RULE, &survey),
             (Severity::Error, vec!["member 2 (m2) is listed, and was not looked at".to_owned()])
         );
-        // One that is known by name alone was.
+        // A member of which only the name is known counts as known.
         let mut survey = etcds("3.6.16");
         survey.evidence.members[1] = Member::unseen("10.0.0.2:2379", "m2", 2, "refused");
         assert_eq!(judged(&RULE, &survey), None);
-        // It suffices that one member lists it.
+        // It is enough that one member lists it.
         let mut survey = etcds("3.6.16");
         survey.evidence.members.remove(2);
         survey.views.remove(2);
@@ -114,7 +114,7 @@ mod tests {
             view.members = Err("late".into());
         }
         assert_eq!(judged(&RULE, &survey), None, "that there is no list is told elsewhere");
-        // Embedded, several members have one page.
+        // Several members that are embedded in one process share one metrics page.
         let mut survey = etcds("3.6.16");
         let page = "etcd_network_active_peers{Local=\"2\",Remote=\"3\"} 1\n\
                     etcd_network_active_peers{Local=\"3\",Remote=\"2\"} 1\n";

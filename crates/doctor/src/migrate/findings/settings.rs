@@ -10,7 +10,7 @@ pub const RULE: MigrationRule = MigrationRule {
     judge,
 };
 
-/// Texts shown of one file.
+/// Largest number of texts shown for one file.
 const TEXTS_MAX: usize = 50;
 
 fn judge(survey: &Survey) -> Option<Finding> {

@@ -49,7 +49,7 @@ mod tests {
                 ]
             )
         );
-        // Mainstay's own page says it, too; and one that is not reached is another matter.
+        // Mainstay's own page identifies it, too; a member that is not reached belongs to another rule.
         let mut survey = etcds("3.6.16");
         survey.evidence.members[0].metrics = Err("HTTP status 404".into());
         survey.evidence.members[0].page = Ok(crate::page::Page::default());

@@ -37,7 +37,7 @@ impl World {
         World { owned, now }
     }
 
-    /// A world that owns `k`, which is `v`, by a leasing key of revision 7.
+    /// Returns a world that owns `k` with the value `v`, by a leasing key of revision 7.
     fn with_k() -> World {
         let mut world = World::new();
         world.own("k", 7, Some(kv("k", "v", 3)));
@@ -50,7 +50,7 @@ impl World {
         self.owned.claimed(&key.into(), LEASE, &header(granted), found);
     }
 
-    /// What a read of a key says: its value, or who has to be asked.
+    /// Returns the outcome of a read of a key as text: its value, or how it has to be read.
     fn read(&mut self, key: &'static str) -> String {
         match self.owned.read(&get(key), self.now) {
             Read::Known(answer) => match answer.kvs.first() {
@@ -88,7 +88,7 @@ impl World {
         left.into_iter().map(|(key, up_to)| (String::from_utf8_lossy(&key).into_owned(), up_to)).collect()
     }
 
-    /// Nothing is counted that is not there.
+    /// Checks that the counters match the entries.
     fn check(&self) {
         let bytes: usize = self.owned.keys.iter().map(|(key, entry)| size_of(key, &entry.state)).sum();
         assert_eq!(self.owned.bytes, bytes);
@@ -102,14 +102,14 @@ fn an_owned_key_is_told_until_somebody_wants_it() {
     let mut world = World::with_k();
     assert_eq!(world.read("k"), "v@3 version 1");
     assert_eq!(world.owned.granted(&"k".into()), 7);
-    // Its own creation is no news.
+    // The event of the leasing key's own creation changes nothing.
     world.event("k", 7, LEASE, "created");
     assert_eq!(world.read("k"), "v@3 version 1");
     world.event("k", 9, LEASE, "wanted");
     assert_eq!((world.read("k"), world.deletions()), ("member".to_owned(), vec![("k".to_owned(), 7)]));
     assert_eq!(world.owned.granted(&"k".into()), 0);
     world.owned.deleted(&"k".into());
-    // Not at once again: others want to write it.
+    // The key is not claimed again at once, since other proxies want to write it.
     assert_eq!((world.read("k"), world.owned.len()), ("member".to_owned(), 0));
     world.now += REFUSED;
     assert_eq!(world.read("k"), "claim");
@@ -121,7 +121,7 @@ fn a_key_that_is_wanted_before_the_claims_answer_is_never_told() {
     for kind in ["wanted", "deleted"] {
         let mut world = World::new();
         assert_eq!(world.read("k"), "claim");
-        // One claim at a time.
+        // Only one claim is in flight at a time.
         assert_eq!(world.read("k"), "member");
         world.event("k", 9, LEASE, kind);
         world.owned.claimed(&"k".into(), LEASE, &header(7), Some(kv("k", "v", 3)));
@@ -129,7 +129,7 @@ fn a_key_that_is_wanted_before_the_claims_answer_is_never_told() {
     }
     let mut world = World::new();
     assert_eq!(world.read("k"), "claim");
-    // What was before the claim is nothing to it.
+    // An event from before the claim is ignored.
     world.event("k", 6, 0, "deleted");
     world.owned.claimed(&"k".into(), LEASE, &header(7), None);
     assert_eq!(world.read("k"), "nothing");
@@ -143,17 +143,17 @@ fn a_claim_without_an_answer_is_left_and_a_refused_one_rests() {
     world.owned.give_up_claim(&"k".into());
     assert_eq!(world.deletions(), [("k".to_owned(), i64::MAX)]);
     assert_eq!(world.read("k"), "member");
-    // It may still be carried out. Whoever wants the key then gets it.
+    // The claim may still be carried out. The key is given back as soon as another proxy asks for it.
     world.owned.deleted(&"k".into());
     world.event("k", 9, LEASE, "wanted");
     assert_eq!(world.deletions(), [("k".to_owned(), 9)]);
     world.owned.deleted(&"k".into());
-    // The same if this proxy reads it first.
+    // The same if this proxy reads the key first.
     assert_eq!(world.read("k"), "claim");
     let own = KeyValue { lease: LEASE, ..kv("l/k", "", 8) };
     world.owned.claim_refused(&"k".into(), Some(&own), world.now);
     assert_eq!(world.deletions(), [("k".to_owned(), 8)]);
-    // That of somebody else stays.
+    // The leasing key of another proxy is not deleted.
     assert_eq!(world.read("x"), "claim");
     let others = KeyValue { lease: 5, ..kv("l/x", "", 8) };
     world.owned.claim_refused(&"x".into(), Some(&others), world.now);
@@ -190,7 +190,7 @@ fn own_writes_change_what_is_told() {
     world.owned.leave_all();
     assert_eq!((world.read("k"), world.read("all")), ("member".to_owned(), "member".to_owned()));
     assert_eq!(world.deletions(), [("all".to_owned(), 8), ("k".to_owned(), 7)]);
-    // A claim that is under way comes too late.
+    // The response to an in-flight claim comes too late.
     assert_eq!(world.read("asked"), "claim");
     world.owned.leave_all();
     world.event("asked", 15, LEASE, "created");
@@ -201,7 +201,7 @@ fn own_writes_change_what_is_told() {
     );
     world.check();
     let mut world = World::with_k();
-    // A key with a lease goes when the lease does.
+    // A key with a lease is deleted when the lease ends.
     let write = world.begin("k", "");
     world.done(write, Change::Put(PutRequest { lease: 5, ..put("k", "y") }), 15);
     assert_eq!((world.read("k"), world.deletions()), ("member".to_owned(), vec![("k".to_owned(), 7)]));
@@ -212,12 +212,12 @@ fn own_writes_change_what_is_told() {
 fn writes_that_overlap_have_the_value_read_again() {
     let mut world = World::with_k();
     let (first, second) = (world.begin("k", ""), world.begin("k", ""));
-    // Which of them was first is not known from the order of their answers alone.
+    // The order of the responses does not show which write came first.
     world.done(second, Change::Put(put("k", "second")), 11);
     assert_eq!(world.read("k"), "member");
     world.done(first, Change::Put(put("k", "first")), 10);
     let Read::Again(moment) = world.owned.read(&get("k"), world.now) else { panic!("it is not known") };
-    // A write that begins meanwhile makes the answer old.
+    // A write that begins during the read makes its response outdated.
     let third = world.begin("k", "");
     world.owned.read_again(&"k".into(), moment, Some(kv("k", "second", 11)));
     world.done(third, Change::Put(put("k", "third")), 12);
@@ -235,7 +235,7 @@ fn a_write_without_an_answer_costs_the_key() {
     world.owned.written(write, &Outcome::Lost);
     assert_eq!((world.read("k"), world.deletions()), ("member".to_owned(), vec![("k".to_owned(), 7)]));
     world.owned.deleted(&"k".into());
-    // A write whose key was left and owned again meanwhile is not about the new ownership.
+    // A write ends after its key was left and claimed again: it does not affect the new ownership.
     let mut world = World::with_k();
     let late = world.begin("k", "");
     world.event("k", 8, 0, "deleted");
@@ -257,7 +257,7 @@ fn nothing_is_told_when_the_lease_may_be_over() {
     world.owned.renewed(world.now + Duration::from_secs(60));
     assert_eq!(world.read("k"), "v@3 version 1");
     assert_eq!(world.read("x"), "claim");
-    // A claim of an earlier session is none in this one.
+    // A claim of an earlier session does not count in this one.
     world.owned.begin(LEASE + 1, world.now + Duration::from_secs(60));
     world.owned.claimed(&"x".into(), LEASE, &header(9), None);
     assert_eq!((world.read("x"), world.owned.len()), ("claim".to_owned(), 1));
@@ -315,7 +315,7 @@ fn a_transaction_that_only_reads_owned_keys_needs_no_member() {
     };
     assert_eq!(ask(&world, vec![value("k", "v"), version("gone", 0)], "k"), Some(true));
     assert_eq!(ask(&world, vec![version("k", 2)], "k"), Some(false));
-    // Nothing is true of the value of a key that does not exist.
+    // Every condition on the value of a missing key is false.
     assert_eq!(ask(&world, vec![value("gone", "")], "k"), Some(false));
     assert_eq!(ask(&world, vec![], "unknown"), None);
     assert_eq!(ask(&world, vec![version("unknown", 0)], "k"), None);
@@ -336,7 +336,7 @@ fn what_is_owned_is_bounded_and_the_oldest_makes_way() {
         claim(&mut world, key.to_string().into(), Bytes::new());
     }
     assert_eq!((world.owned.order.len(), world.deletions()), (OWNED_MAX, vec![("0".to_owned(), 7)]));
-    // While leasing keys cannot be deleted, there is an end to claims, too.
+    // While leasing keys cannot be deleted, claims are limited, too.
     for key in OWNED_MAX + 1..KEYS_MAX {
         claim(&mut world, key.to_string().into(), Bytes::new());
     }
@@ -366,7 +366,7 @@ fn a_large_transaction_or_one_without_keys_is_a_members() {
         |world: &World, request: &TxnRequest| world.owned.transaction(request, world.now).is_some();
     let reads = |count: usize, key| TxnRequest { success: vec![range(key); count], ..TxnRequest::default() };
     assert!(is_known(&world, &reads(128, "k")) && !is_known(&world, &reads(129, "k")));
-    // The branch that is not taken counts, too: whether it is too long is for a member to say.
+    // The branch that is not taken counts, too: a member has to decide whether it is too long.
     let other = TxnRequest { failure: vec![range("k"); 129], ..reads(1, "k") };
     assert!(!is_known(&world, &other));
     let compare = Compare {
@@ -385,7 +385,7 @@ fn a_large_transaction_or_one_without_keys_is_a_members() {
     let keys_only =
         RequestOp { request: Some(Request::RequestRange(RangeRequest { keys_only: true, ..get("large") })) };
     assert!(is_known(&world, &TxnRequest { success: vec![keys_only; 2], ..TxnRequest::default() }));
-    // Only a member knows the revision if no key was looked up.
+    // If no key was read, only a member knows the revision.
     assert!(!is_known(&world, &TxnRequest::default()));
     let mut world = World::new();
     assert_eq!(world.read("k"), "claim");

@@ -1,4 +1,4 @@
-//! Users that are known by their certificates.
+//! Users that are identified by their certificates.
 
 use api::etcdserverpb::{
     AuthEnableRequest, AuthEnableResponse, AuthRoleAddRequest, AuthRoleAddResponse,
@@ -11,7 +11,7 @@ use prost::Message;
 
 use super::world::{Stream, World};
 
-/// Who makes a call: the name in the certificate, and metadata.
+/// Identity of a caller: the common name of its certificate, and metadata.
 type Who<'a> = (Option<&'a str>, &'a [(&'static str, &'static str)]);
 
 fn ask(world: &mut World, who: Who<'_>, rpc: Rpc, request: &impl Message) -> Result<(), Status> {
@@ -61,9 +61,9 @@ fn the_name_in_a_certificate_is_the_user() {
         ((Some("root"), &[]), "b", Ok(())),
         ((Some("nobody"), &[]), "a", Err(error::PERMISSION_DENIED)),
         ((None, &[]), "a", Err(error::USER_EMPTY)),
-        // A token wins, whatever it is.
+        // A token takes precedence over the certificate, even an invalid token.
         ((Some("root"), &[("token", "forged.1")]), "b", Err(error::INVALID_AUTH_TOKEN)),
-        // What a gateway passes on has the certificate of the gateway.
+        // A request that a gateway passes on carries the certificate of the gateway.
         ((Some("root"), &[("grpcgateway-accept", "*/*")]), "b", Err(error::USER_EMPTY)),
     ] {
         assert_eq!(ask(&mut world, who, Rpc::KvPut, &put(key)), result, "{who:?} {key}");
@@ -93,7 +93,7 @@ fn a_watch_is_that_of_the_name_in_the_certificate_and_ends_with_its_grant() {
     member.spawn(async move {
         let _ = watching.await;
     });
-    // For each answer: whether it ends a watch, and events.
+    // Returns for each response whether it ends a watch, and the number of its events.
     let seen = || -> Vec<(bool, usize)> {
         stream.responses.borrow().iter().map(|answer| (answer.canceled, answer.events.len())).collect()
     };

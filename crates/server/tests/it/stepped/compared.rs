@@ -1,4 +1,5 @@
-//! Transactions that only read, and compare much: slice by slice, so that nobody waits for one as a whole.
+//! Read-only transactions with many comparisons: they are compared in slices, so that other calls do not wait
+//! for the whole.
 
 use std::task::{Context, Poll, Waker};
 
@@ -11,7 +12,7 @@ use prost::Message as _;
 
 use super::world::World;
 
-/// Keys of a slice.
+/// Number of keys that one slice compares.
 const PER_SLICE: usize = 512;
 const KEYS: usize = 3000;
 
@@ -67,7 +68,7 @@ fn what_a_transaction_that_only_reads_compares_is_compared_in_slices_as_of_one_m
                 Poll::Ready(answer) => break answer.expect("is answered"),
                 Poll::Pending => slices += 1,
             }
-            // By now it would not hold any more.
+            // The comparison would fail in the newest state, but it uses the state in which it began.
             world.put(0, &format!("k{:05}", KEYS - slices), b"a").expect("is taken");
             let delete = api::etcdserverpb::DeleteRangeRequest {
                 key: format!("k{:05}", KEYS - slices).into(),

@@ -1,5 +1,5 @@
-//! Snapshots in the form in which members that run etcd send and take them: a database file, here from one of this program's
-//! members to another.
+//! Snapshots in the form of a database file, as members that run etcd send and receive them; here both sides
+//! are members of this program.
 
 use std::io;
 use std::path::Path;
@@ -29,7 +29,8 @@ const WORN: &[&str] = &["--snapshot-count=20", "--snapshot-catchup-entries=20"];
 const LEASE: i64 = 7777;
 const EIO: i32 = 5;
 
-/// Three members, of which one is cut off and needs a snapshot: its place and the leader's.
+/// Starts three members, one of which is cut off and needs a snapshot. Returns the world, the leader's place
+/// and the lagging member's place.
 fn one_lags(seed: u64) -> (World, usize, usize) {
     let mut world = World::started(3, seed, WORN);
     let leader = world.leader().expect("somebody leads");
@@ -53,7 +54,7 @@ fn one_lags(seed: u64) -> (World, usize, usize) {
     (world, leader, lagging)
 }
 
-/// As much as lets the log go.
+/// Writes until the leader's log no longer holds the entries that a lagging member needs.
 fn go_on(world: &mut World, leader: usize) {
     let write = |world: &mut World| {
         for n in 0..250 {
@@ -71,7 +72,7 @@ fn has_let_go(world: &World, leader: usize, lagging: usize) -> bool {
     world.member(lagging).probe().last_index + 1 < world.member(leader).probe().first_index
 }
 
-/// Why states that were sent were looked at and not taken: the reasons that begin so.
+/// Returns the reasons that start with `begin` for which snapshots were refused after they were examined.
 fn refusals(world: &World, begin: &str) -> Vec<String> {
     let post = world.post.lock().expect("nobody panicked");
     let looked_at = post.refused.iter().filter(|reason| !reason.starts_with("refused before"));
@@ -89,12 +90,12 @@ fn until_the_same(world: &mut World, one: usize, other: usize) {
     });
 }
 
-/// Everything that both have is the same: keys at every revision that can be read, leases, users, members.
+/// Asserts that two members hold the same data: keys at every readable revision, leases, users, members.
 fn assert_same(world: &mut World, one: usize, other: usize) {
     let newest = world.member(one).probe().revision.0;
     let compacted = world.member(one).published().view.snapshot().compact_revision().0;
     assert!(compacted > 200 && newest > compacted + 200, "{compacted} {newest}");
-    // At the compact revision itself one has kept the hash from before the compaction.
+    // The compact revision itself is left out: one of the members keeps its hash from before the compaction.
     for revision in (compacted + 1..=newest).rev() {
         let hashes = [one, other].map(|at| {
             let hash: Result<HashKvResponse, _> =
@@ -125,7 +126,7 @@ fn a_database_brings_everything_and_its_receiver_can_lead() {
     until_the_same(&mut world, leader, lagging);
     assert!(world.text().contains("installed a snapshot"));
     assert_same(&mut world, leader, lagging);
-    // Nor is anything lost by a power cut, and others follow it.
+    // A power cut loses nothing either, and the other members still follow.
     world.crash(lagging);
     world.start(lagging).expect("starts again");
     world.until("it is there again", |world| world.member(lagging).is_ready());
@@ -135,7 +136,7 @@ fn a_database_brings_everything_and_its_receiver_can_lead() {
     assert_same(&mut world, lagging, leader);
 }
 
-/// All bytes of a database in one piece.
+/// Returns all bytes of a database in one piece.
 fn joined(pieces: &mut Vec<io::Result<Bytes>>) -> Vec<u8> {
     std::mem::take(pieces).into_iter().flat_map(|piece| piece.expect("is whole")).collect()
 }
@@ -182,7 +183,7 @@ fn a_database_that_is_none_is_refused_and_nothing_is_lost() {
             7 => conf_state(message).voters.retain(|voter| *voter != id),
             8 => conf_state(message).learners.push(0x77),
             9 => disk.set_capacity(Some(disk.used_bytes() + (4 << 20))),
-            // It is refused before any of it is read.
+            // The database is refused before any of it is read.
             10 => {
                 let data = message.snapshot.as_mut().and_then(|snapshot| snapshot.data.as_mut());
                 let data = data.expect("there is an image of the old store");
@@ -237,7 +238,7 @@ fn a_database_that_comes_twice_or_late_changes_nothing() {
             let all = joined(pieces);
             let chunks: Vec<Bytes> = all.chunks(10_000).map(Bytes::copy_from_slice).collect();
             copies.lock().expect("nobody panicked").push((message.clone(), chunks));
-            // Meanwhile it never comes.
+            // The original never arrives completely, so that the copy can be delivered later.
             pieces.push(Err(io::ErrorKind::ConnectionReset.into()));
         }),
     );
@@ -247,7 +248,7 @@ fn a_database_that_comes_twice_or_late_changes_nothing() {
     world.until("nothing is under way", |world| !world.member(lagging).says_that_it_takes_a_snapshot());
     let (message, chunks) = kept.lock().expect("nobody panicked")[0].clone();
     let pieces = || chunks.iter().cloned().map(Ok).collect::<Vec<_>>();
-    // Of two at once one is taken.
+    // Of two deliveries at the same time, one is taken.
     let both =
         [pieces(), pieces()].map(|pieces| world.member(lagging).receive_database(message.clone(), pieces));
     let outcomes = world.run_all(both.into());
@@ -255,7 +256,7 @@ fn a_database_that_comes_twice_or_late_changes_nothing() {
     assert_eq!(refused, ["not now: etcdserver: too many requests"]);
     until_the_same(&mut world, leader, lagging);
     assert_same(&mut world, leader, lagging);
-    // It is older now than what the member has, which needs no checkpoint.
+    // The database is now older than the member's state, so no checkpoint is needed.
     world.places[lagging].checkpointer_held = true;
     let installed = |world: &World| world.text().matches("installed a snapshot").count();
     let before = installed(&world);
@@ -271,14 +272,14 @@ fn a_database_that_comes_twice_or_late_changes_nothing() {
 
 type Taken = Result<(), ReceiveError>;
 
-/// A database on its way into a member, and how that ended.
+/// A database that a member is receiving, and the outcome.
 struct Taking {
     coming: LocalBoxFuture<Taken>,
     taken: Option<Taken>,
 }
 
 impl Taking {
-    /// Goes on as far as it can. Returns true if the sender has its answer.
+    /// Polls the transfer as far as possible. Returns true if the sender has its answer.
     fn is_answered(&mut self) -> bool {
         if self.taken.is_none()
             && let Poll::Ready(taken) = self.coming.as_mut().poll(&mut Context::from_waker(Waker::noop()))
@@ -293,8 +294,8 @@ impl Taking {
     }
 }
 
-/// The database that the leader sends to a member that lags, with its message. It does not arrive, and the member is cut off
-/// again.
+/// Returns the message and the bytes of the database that the leader sends to a lagging member. The database
+/// does not arrive, and the member is cut off again.
 fn lost(world: &mut World, lagging: usize) -> (Message, Vec<u8>) {
     type Sent = Option<(Message, Vec<u8>)>;
     let kept: Arc<Mutex<Sent>> = Arc::default();
@@ -315,16 +316,17 @@ fn lost(world: &mut World, lagging: usize) -> (Message, Vec<u8>) {
     kept.lock().expect("nobody panicked").take().expect("was sent")
 }
 
-/// Three members, of which one lags and is sent a database whose checkpoint it does not get to: its place, the leader's, the
-/// entry of the database, its bytes, and what its sender hears. It is cut off.
+/// Starts three members, one of which has received a database but not saved it in a checkpoint, and is cut
+/// off. Returns the world, the places of the leader and of that member, the database's log index and bytes,
+/// and the pending answer to its sender.
 fn one_holds_what_is_not_durable(seed: u64) -> (World, usize, usize, u64, u64, Taking) {
     let (mut world, leader, lagging) = one_lags(seed);
     let (index, len, taking) = hold_what_is_not_durable(&mut world, lagging);
     (world, leader, lagging, index, len, taking)
 }
 
-/// Has a member that lags take a database and not get to its checkpoint: the entry of the database, its bytes, and what
-/// its sender hears.
+/// Lets a lagging member receive a database, and holds its checkpointer. Returns the database's log index and
+/// bytes, and the pending answer to its sender.
 fn hold_what_is_not_durable(world: &mut World, lagging: usize) -> (u64, u64, Taking) {
     let (mut message, bytes) = lost(world, lagging);
     let (index, len) = (metadata(&mut message).index(), bytes.len() as u64);
@@ -348,7 +350,7 @@ fn the_sender_of_a_database_is_answered_once_it_is_durable() {
     world.places[lagging].checkpointer_held = false;
     world.until("it is answered", |_| taking.is_answered());
     assert_eq!(taking.answer(), Ok(()));
-    // Whatever ends the member now, it has the state.
+    // The state is durable: it survives a crash.
     world.crash(lagging);
     world.start(lagging).expect("starts");
     assert!(world.member(lagging).probe().applied.0 >= index);
@@ -371,10 +373,10 @@ fn the_sender_of_a_database_hears_of_the_first_checkpoint_that_fails() {
         refused.starts_with("the state is in place and not durable yet (") && refused.contains("os error 5"),
         "{refused}"
     );
-    // Nobody should think that the member has to be rebuilt.
+    // The log must not suggest that the member has to be rebuilt.
     assert_eq!(could_not(&world), before);
     assert!(world.text().contains("received a database of etcd's that is not durable yet"));
-    // The next one does not, and nothing has to be sent again.
+    // The next attempt to save succeeds, and nothing has to be sent again.
     world.until("it is durable", |world| !world.member(lagging).probe().installing);
     world.crash(lagging);
     world.start(lagging).expect("starts");
@@ -384,8 +386,9 @@ fn the_sender_of_a_database_hears_of_the_first_checkpoint_that_fails() {
     assert_same(&mut world, leader, lagging);
 }
 
-/// The member had much before the database came, all of which is garbage then, and nothing was compacted: a checkpoint of
-/// what changed would leave the old runs, and free the segments that they name.
+/// Before the database arrived, the member had much data, all of which becomes garbage, and nothing was
+/// compacted. A checkpoint of only the changes would keep the old runs, and free the segments to which they
+/// refer.
 #[test]
 fn between_two_attempts_to_save_an_installed_state_no_other_checkpoint_is_taken() {
     let mut world = World::started(3, 47, WORN);
@@ -397,7 +400,7 @@ fn between_two_attempts_to_save_an_installed_state_no_other_checkpoint_is_taken(
             world.put(leader, &format!("{name}{n}"), &value).expect("two of three are enough");
         }
     };
-    // Far more than what changes: a run of nothing but that is worth it.
+    // Much more data than the later changes, so that a run with only the changes pays off.
     write(&mut world, "old", 3000, 500);
     until_the_same(&mut world, leader, lagging);
     world.cut(lagging, true);
@@ -408,7 +411,7 @@ fn between_two_attempts_to_save_an_installed_state_no_other_checkpoint_is_taken(
     world.places[lagging].checkpointer_held = false;
     world.until("it is answered", |_| taking.is_answered());
     taking.answer().expect_err("it is not durable");
-    // Until shortly before the next attempt, which is due after a second.
+    // Waits until shortly before the next attempt, which is due after a second.
     let until = world.places[lagging].clock.elapsed() + Duration::from_millis(900);
     world.until("time has gone by", |world| world.places[lagging].clock.elapsed() >= until);
     assert!(world.member(lagging).probe().installing);
@@ -438,7 +441,7 @@ fn the_sender_of_a_database_does_not_wait_for_a_member_that_stops() {
     world.until("it has stopped", |world| world.places[lagging].member.is_none());
     assert!(taking.is_answered());
     assert_eq!(taking.answer(), Err("not now: etcdserver: server stopped".to_owned()));
-    // It has what it had, and takes the state again.
+    // The member still has its old state, and receives the snapshot again.
     world.places[lagging].checkpointer_held = false;
     world.start(lagging).expect("starts");
     world.cut(lagging, false);
@@ -454,7 +457,7 @@ fn the_next_database_waits_for_the_checkpoint_of_the_one_before() {
     world.places[lagging].checkpointer_held = false;
     world.until("it is answered", |_| taking.is_answered());
     world.places[lagging].checkpointer_held = true;
-    // Its leader sends one again at each heartbeat after it was refused.
+    // After a refusal, the leader sends a snapshot again with each heartbeat.
     world.cut(lagging, false);
     let until = world.places[lagging].clock.elapsed() + Duration::from_secs(25);
     world.until("time has gone by", |world| world.places[lagging].clock.elapsed() >= until);
@@ -465,8 +468,9 @@ fn the_next_database_waits_for_the_checkpoint_of_the_one_before() {
     assert_same(&mut world, leader, lagging);
 }
 
-/// Three members, of which one is sent a database that it does not need, and has taken all of it but for the last step: its
-/// place, the leader's, and what its sender hears. The next committed entries may find a value that its disk has damaged.
+/// Starts three members, one of which gets a database that it does not need, and is one step from completing
+/// it. Returns the world, that member's place, the leader's place and the pending answer. The next committed
+/// entries may read a damaged value.
 fn one_has_received(seed: u64) -> (World, usize, usize, Taking) {
     let (mut world, leader, lagging) = one_lags(seed);
     let (mut message, bytes) = lost(&mut world, lagging);
@@ -476,7 +480,7 @@ fn one_has_received(seed: u64) -> (World, usize, usize, Taking) {
     message.to = Some(world.places[at].id);
     let coming = world.member(at).receive_database(message, vec![Ok(bytes.into())]);
     let mut taking = Taking { coming, taken: None };
-    // It is offered, an attempt begins, and its values go to the log.
+    // The snapshot is offered, an attempt begins, and its values are written to the log.
     for _ in 0..3 {
         assert!(!taking.is_answered(), "{:?}", taking.answer());
         world.settle().expect("all go on");
@@ -487,7 +491,7 @@ fn one_has_received(seed: u64) -> (World, usize, usize, Taking) {
 
 const OUT_OF_SERVICE: &str = "not now: mainstay: this member is out of service: ";
 
-/// Has the value that is damaged at one member compared.
+/// Sends a transaction that compares the value that is damaged at one member.
 fn compare_what_is_damaged(world: &mut World, leader: usize) {
     let compare = super::compare_and_put(compare::CompareResult::Equal, super::DAMAGED, "read");
     let answer: TxnResponse = world.call(leader, Rpc::KvTxn, &compare).expect("two of three are enough");
@@ -514,7 +518,7 @@ fn the_sender_of_a_database_hears_that_its_receiver_goes_out_of_service_as_it_ar
     world.until("it waits for the value", |world| world.member(at).wants_read());
     world.settle().expect("all go on");
     assert!(!world.text().contains("OUT OF SERVICE"));
-    // The core finds both at once: the value that cannot be read, and the state.
+    // The core finds the unreadable value and the received state in the same turn.
     assert!(world.places[at].member.as_mut().expect("runs").read_step());
     assert!(!taking.is_answered());
     world.until("it is answered", |_| taking.is_answered());
@@ -533,7 +537,7 @@ fn a_database_that_arrives_with_a_later_term_is_of_no_use() {
         term: Some(world.member(at).probe().term.0 + 1),
         ..Message::default()
     }];
-    // The core finds both at once.
+    // The core finds both messages in the same turn.
     world.member(at).peering().received(&mut later);
     assert!(!taking.is_answered());
     world.until("it is answered", |_| taking.is_answered());
@@ -548,7 +552,7 @@ fn the_entries_behind_a_database_are_kept_until_its_receiver_has_them() {
     world.cut(lagging, false);
     until_the_same(&mut world, leader, lagging);
     let before = sent(&world);
-    // It is cut off as soon as it has the database.
+    // The member is cut off as soon as it has the database.
     world.cut(lagging, true);
     go_on(&mut world, leader);
     world.settle().expect("all go on");
@@ -556,7 +560,7 @@ fn the_entries_behind_a_database_are_kept_until_its_receiver_has_them() {
     world.cut(lagging, false);
     until_the_same(&mut world, leader, lagging);
     assert_eq!(sent(&world), before);
-    // Half a minute later nothing is kept for it.
+    // After half a minute, the leader no longer keeps a database for the member.
     let until = world.places[leader].clock.elapsed() + Duration::from_secs(31);
     world.until("time has gone by", |world| world.places[leader].clock.elapsed() >= until);
     world.cut(lagging, true);
@@ -567,7 +571,7 @@ fn the_entries_behind_a_database_are_kept_until_its_receiver_has_them() {
     assert_eq!(sent(&world), before + 1);
 }
 
-/// As [`one_lags`], with values of 12 MiB.
+/// Like [`one_lags`], with values of 12 MiB.
 fn one_lags_by_much(seed: u64) -> (World, usize, usize) {
     let (mut world, leader, lagging) = one_lags(seed);
     for n in 0..24 {
@@ -581,7 +585,7 @@ fn one_lags_by_much(seed: u64) -> (World, usize, usize) {
 fn a_state_that_the_disk_cannot_hold_stops_nobody_and_is_not_written_at_every_heartbeat() {
     let (mut world, leader, lagging) = one_lags_by_much(37);
     let disk = world.places[lagging].disk.clone();
-    // The file may be written, which counts for nothing here once its name is gone; the values do not fit.
+    // The file can be written, since the simulated disk does not count unlinked files; the values do not fit.
     let used = disk.used_bytes();
     disk.set_capacity(Some(used + (11 << 20)));
     let spooled: Arc<Mutex<usize>> = Arc::default();
@@ -593,7 +597,7 @@ fn a_state_that_the_disk_cannot_hold_stops_nobody_and_is_not_written_at_every_he
     const REFUSED: &str = "no space left on device: the state and what has to stay free";
 
     world.until("it was refused three times", |world| refusals(world, REFUSED).len() >= 3);
-    // A pause of a second came behind the first, and one of two seconds behind the second.
+    // The second attempt waited one second, the third two more seconds.
     assert!(world.places[lagging].clock.elapsed() - begun >= Duration::from_secs(3));
     let sent = *spooled.lock().expect("nobody panicked");
     assert!(sent > 3, "those between were refused unread: {sent}");
@@ -639,7 +643,7 @@ fn a_member_takes_checkpoints_while_a_database_comes_and_stops_when_another_lead
             });
             let form = peer::SnapshotForm::Etcd;
             let taken = peering.receive_snapshot(message.clone(), form, &mut body).map_err(|e| e.to_string());
-            // One of those that the leader sends may be coming in.
+            // A snapshot from the leader itself may be arriving at the same time; then the attempt is repeated.
             if was_read {
                 return taken;
             }

@@ -19,7 +19,7 @@ fn downgrade(world: &mut World, at: usize, action: DowngradeAction, version: &st
     Ok(answer.version)
 }
 
-/// Version of the cluster and target of a downgrade, as each member knows them.
+/// Returns the cluster's version and the downgrade target, as each member knows them.
 fn known(world: &World) -> Vec<(String, Option<String>)> {
     let known = |at: usize| {
         let members = &world.member(at).published().members;
@@ -33,18 +33,19 @@ fn until_all_know(world: &mut World, version: &str, target: Option<&str>) {
     world.until("all know it", |world| known(world).iter().all(|known| *known == expected));
 }
 
-/// What it serves depends on the version; clients used to be served for up to 200 ms before there was one.
+/// The served features depend on the cluster's version, so a member must not serve clients before the version
+/// is known.
 #[test]
 fn a_new_member_without_others_knows_the_version_when_it_is_ready() {
     let mut world = World::new(1, 44, &[]);
     world.start(0).expect("starts");
-    // The monitor, which asks other members, never gets a turn.
+    // The monitor, which asks other members for their versions, never gets a turn.
     world.settle().expect("leads");
     assert!(world.member(0).is_ready());
     assert_eq!(known(&world), [("3.7.0".to_owned(), None)]);
 }
 
-/// The entry that decides it may not be known to be committed yet when the member is stopped.
+/// When the member stops, the entry that decides the version may not be known to be committed yet.
 #[test]
 fn a_version_that_was_decided_right_before_a_stop_is_not_decided_again() {
     let mut world = World::new(1, 45, &[]);
@@ -55,7 +56,7 @@ fn a_version_that_was_decided_right_before_a_stop_is_not_decided_again() {
     world.set_options(0, &["--api-version=3.6"]);
     world.start(0).expect("starts again");
     world.settle().expect("leads");
-    // For which the process refuses to serve.
+    // A process that presents release 3.6 would refuse to serve a cluster of version 3.7.
     assert_eq!(known(&world), [("3.7.0".to_owned(), None)]);
 }
 
@@ -90,7 +91,7 @@ fn a_downgrade_is_validated_enabled_and_cancelled_as_in_etcd() {
     assert_eq!((info.enabled, info.target_version.as_str()), (true, "3.6.0"));
     assert_eq!((status.version.as_str(), status.storage_version.as_str()), (api::API_VERSION, "3.6.0"));
     assert_eq!(downgrade(&mut world, 0, Cancel, ""), ok("3.6"));
-    // The version rises again to what all members run.
+    // The version rises again to the version that all members run.
     until_all_know(&mut world, "3.7.0", None);
 }
 
@@ -130,7 +131,7 @@ fn a_cluster_is_downgraded_member_by_member() {
     until_all_know(&mut world, "3.6.0", None);
     let status: StatusResponse = world.call(0, Rpc::MaintenanceStatus, &StatusRequest {}).expect("answers");
     assert_eq!((status.version.as_str(), status.storage_version.as_str()), ("3.6.9", "3.6.0"));
-    // And back, one by one: the version rises when the last runs the newer release.
+    // The members are upgraded one by one: the version rises when the last one runs the newer release.
     for at in 0..3 {
         assert_eq!(known(&world)[at].0, "3.6.0");
         world.kill(at);
@@ -141,7 +142,7 @@ fn a_cluster_is_downgraded_member_by_member() {
     until_all_know(&mut world, "3.7.0", None);
 }
 
-/// COMPAT-147: etcd answers that a downgrade was cancelled whatever became of that.
+/// COMPAT-147: etcd reports that a downgrade was cancelled even if the cancellation failed.
 #[test]
 fn a_downgrade_that_could_not_be_cancelled_goes_on_and_the_client_hears_of_it() {
     let mut world = World::started(3, 44, &[]);
@@ -173,7 +174,7 @@ fn a_downgrade_lasts_until_all_members_run_its_target_and_no_check_ends_it_befor
     assert_eq!(downgrade(&mut world, 0, DowngradeAction::Enable, "3.6"), Ok("3.7".to_owned()));
     until_all_know(&mut world, "3.6.0", Some("3.6.0"));
     let under_way = vec![("3.6.0".to_owned(), Some("3.6.0".to_owned())); 3];
-    // All run the newer release still: many checks later the version is still the lower one.
+    // All members still run the newer release: many checks later, the version is still the lower one.
     pass(&mut world, Duration::from_secs(60));
     assert_eq!(known(&world), under_way);
     let newer = (world.leader().expect("there is one") + 1) % 3;
@@ -183,13 +184,13 @@ fn a_downgrade_lasts_until_all_members_run_its_target_and_no_check_ends_it_befor
         world.start(at).expect("starts again");
         world.until("it knows a leader", |world| world.leader().is_some());
     }
-    // One does, and may lead or not.
+    // One member runs the lower release; it may lead or not.
     for leader in [newer, (newer + 1) % 3] {
         world.lead(leader);
         pass(&mut world, Duration::from_secs(60));
         assert_eq!(known(&world), under_way, "{leader} leads, {newer} runs the newer release");
     }
-    // One that cannot be asked may run any.
+    // A member that cannot be reached may run any release.
     world.kill(newer);
     pass(&mut world, Duration::from_secs(60));
     let under_way = ("3.6.0".to_owned(), Some("3.6.0".to_owned()));

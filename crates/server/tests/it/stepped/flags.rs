@@ -1,4 +1,4 @@
-//! Members whose options differ, as they do while an operator changes one member after the other.
+//! Members with different options, as during an operator's rolling change of flags.
 
 use std::future::Future as _;
 use std::task::{Context, Waker};
@@ -16,7 +16,7 @@ use prost::Message as _;
 
 use super::world::World;
 
-/// Waits until all have applied the same entries, and holds their states against each other.
+/// Waits until all members have applied the same entries, and compares their states.
 fn are_equal(world: &mut World) {
     world.until("all have applied the same", |world| {
         let first = world.member(0).probe().applied;
@@ -98,7 +98,7 @@ fn without_the_pipeline_a_batch_waits_for_the_one_before() {
         assert!(world.run_all(puts).iter().all(Result::is_ok));
         assert_eq!(world.member(0).probe().last_index - before, 3);
     }
-    // And in a cluster.
+    // The same options in a cluster of three members.
     let mut world = World::started(3, 3, &["--raft-pipeline=false", "--batch-fsync-window=0"]);
     for number in 0..20 {
         world.put(number % 3, &format!("k{number}"), b"v").expect("is put");
@@ -176,7 +176,7 @@ fn short_leases_are_the_same_for_members_with_other_election_timeouts() {
         }
     }
     are_equal(&mut world);
-    // Whoever leads.
+    // Each member leads once.
     for leads in [0, 1, 2] {
         world.lead(leads);
         for (at, shortest) in [(0, 2), (1, 5), (2, 15)] {
@@ -195,7 +195,7 @@ fn short_leases_are_the_same_for_members_with_other_election_timeouts() {
         }
     }
     are_equal(&mut world);
-    // The same again out of their logs, with the options changed all round.
+    // The members replay their logs, and each gets a different option.
     for at in 0..3 {
         world.crash(at);
         world.set_options(
@@ -219,7 +219,8 @@ fn a_renewal_promises_no_more_than_the_next_leader_knows_of() {
     let granted: LeaseGrantResponse =
         world.call(0, Rpc::LeaseGrant, &LeaseGrantRequest { ttl: 1, id: 7 }).expect("is granted");
     assert_eq!(granted.ttl, 2);
-    // It would let no lease expire before 15 s, but may be gone by then.
+    // As leader, this member would let no lease expire before 15 s. But it may lose leadership before, so it
+    // promises less.
     world.lead(2);
     let renewal = world.member(2).renew(LeaseId(7));
     assert_eq!(world.run(renewal), Ok(Seconds(granted.ttl)));

@@ -1,4 +1,5 @@
-//! What a follower hands on to its leader: writes, when that leader is lost, and promotions of learners, by whoever asks for them.
+//! Requests that a follower forwards to its leader: writes, when the leader is lost, and promotions of
+//! learners, for callers with different rights.
 
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
@@ -15,15 +16,15 @@ use prost::Message as _;
 use super::sliced::with_bob;
 use super::world::World;
 
-/// The times that the key was written.
+/// Returns the number of times that the key was written.
 fn writes(world: &mut World, at: usize) -> i64 {
     let asked = RangeRequest { key: "k".into(), ..RangeRequest::default() };
     let found: RangeResponse = world.call(at, Rpc::KvRange, &asked).expect("is answered");
     found.kvs.first().map_or(0, |kv| kv.version)
 }
 
-/// A follower hands a write on to a leader, which gets it only when it leads no more. Tells how often it was written,
-/// and whether its client was told so.
+/// A follower forwards a write to a leader, which receives it only after it has lost leadership. Returns how
+/// often the write was applied, and whether its client got a success.
 fn late_proposal(like_etcd: &[usize]) -> (i64, bool) {
     let mut world = World::new(3, 6, &[]);
     for at in like_etcd {
@@ -56,7 +57,7 @@ fn late_proposal(like_etcd: &[usize]) -> (i64, bool) {
     world.until("the old leader follows", |world| {
         world.member(1).published().leader == world.places[leader].id
     });
-    // What was on its way all the time gets there now.
+    // The delayed proposal arrives now.
     let mut late = std::mem::take(&mut *held.lock().expect("nobody panicked"));
     world.member(1).peering().received(&mut late);
     let told = world.run(answer).is_ok();
@@ -76,7 +77,7 @@ fn a_write_that_nobody_passes_on_is_proposed_again() {
     assert_eq!(late_proposal(&[2]), (1, true));
 }
 
-/// Has a member asked on its peer port to promote a voter.
+/// Sends a request to promote a voter to the member's peer port. Returns the status and the text of the response.
 fn promotes_by_peer(world: &mut World, at: usize, token: Option<&str>) -> (u16, String) {
     let mut request = Request::post(format!("/members/promote/{}", world.places[0].id));
     if let Some(token) = token {
@@ -93,7 +94,7 @@ fn promotes_by_peer(world: &mut World, at: usize, token: Option<&str>) -> (u16, 
 fn a_promotion_that_another_member_hands_on_is_for_root_only() {
     const NO_LEARNER: (u16, &str) = (412, "membership: can only promote a learner member");
     const NO_USER: (u16, &str) = (500, "etcdserver: user name is empty");
-    // Nor does a certificate that opens the peer port tell on whose behalf it is shown.
+    // A certificate that opens the peer port does not say on whose behalf the request is made either.
     let with_certificates = [
         "--listen-peer-urls=https://10.0.0.1:2380",
         "--peer-trusted-ca-file=/ca.crt",
@@ -125,7 +126,7 @@ fn a_promotion_is_judged_by_a_member_that_knows_all_that_was_acknowledged() {
     for at in [1, 2] {
         world.cut(at, true);
     }
-    // Others may have enabled authentication by now.
+    // The other members may have enabled authentication by now.
     let (code, text) = promotes_by_peer(&mut world, 0, None);
     assert_eq!(code, 500, "{text}");
 }
@@ -156,7 +157,7 @@ fn a_follower_hands_on_a_promotion_with_the_token_of_its_caller() {
     };
     wants_token(as_user(&mut world, None, Some("root")));
 
-    // The same under a leader that runs etcd.
+    // The same requests with a leader that runs etcd.
     let asked = Arc::new(Mutex::new(Vec::new()));
     let etcd = |world: &World, code: StatusCode, body: &'static str| {
         let asked = Arc::clone(&asked);
@@ -189,7 +190,8 @@ fn a_follower_hands_on_a_promotion_with_the_token_of_its_caller() {
     etcd(&world, StatusCode::INTERNAL_SERVER_ERROR, r#"{"message":"Internal Server Error"}"#);
     wants_token(as_user(&mut world, None, Some("root")));
     assert_eq!(shown(), [None], "it was asked once");
-    // Of one who has shown a token, it may be that it does not lead any more.
+    // If the client has shown a token, the refusal may mean that the member lost leadership, so the request
+    // is retried.
     assert_eq!(as_user(&mut world, Some(&root), None), Err(error::TIMEOUT));
     assert!(shown().len() > 1);
 }

@@ -1,4 +1,4 @@
-//! A member whose disk fills up, and gets room again.
+//! A member whose disk fills up, and later has free space again.
 
 use std::path::Path;
 use std::time::Duration;
@@ -29,7 +29,7 @@ fn disarm(world: &mut World) {
 fn delete(world: &mut World, from: &str, to: &str) {
     let request =
         DeleteRangeRequest { key: from.to_owned().into(), range_end: to.to_owned().into(), prev_kv: false };
-    // What is left may be too little for all of them at once. Then what they have freed comes back first.
+    // The free space may be too small for all deletes at once. Then a compaction has to free space first.
     for _ in 0..20 {
         let answer: Result<DeleteRangeResponse, _> = world.call(0, Rpc::KvDeleteRange, &request);
         match answer {
@@ -47,7 +47,7 @@ fn compact(world: &mut World) {
     let request = CompactionRequest { revision: revision.0, physical: true };
     let answer: Result<CompactionResponse, _> = world.call(0, Rpc::KvCompact, &request);
     if let Err(status) = answer {
-        // Nothing was written since the last one.
+        // Nothing was written since the last compaction.
         assert_eq!(status, error::COMPACTED);
     }
 }
@@ -56,7 +56,7 @@ fn raised(world: &World) -> bool {
     !world.member(0).published().alarms.list(0, 0).is_empty()
 }
 
-/// Puts until the disk refuses; how many were taken.
+/// Puts until the disk is full. Returns the number of accepted puts.
 fn fill(world: &mut World, prefix: &str) -> usize {
     for n in 0..10_000 {
         match world.put(0, &format!("{prefix}{n:05}"), &[n as u8; 700]) {
@@ -70,7 +70,7 @@ fn fill(world: &mut World, prefix: &str) -> usize {
     panic!("the disk never fills up");
 }
 
-/// Bytes of the files of a log in a directory of its own.
+/// Returns the bytes of the files of a log that has a directory of its own.
 fn log_bytes(disk: &MemDisk) -> u64 {
     disk.files().iter().filter(|(path, _)| path.starts_with("/w")).map(|(_, bytes)| bytes).sum()
 }
@@ -80,7 +80,7 @@ fn settle_for(world: &mut World, seconds: u64) {
     world.until("time has gone by", |world| world.places[0].clock.now() >= until);
 }
 
-/// A member that has room for this many segments.
+/// Starts a member whose disk has space for this many segments.
 fn member_with(segments: u64, limit: Limit) -> World {
     let mut world = World::new(1, 9, OPTIONS);
     let place = &mut world.places[0];
@@ -91,7 +91,7 @@ fn member_with(segments: u64, limit: Limit) -> World {
             place.disk.set_capacity(Some(segments * SEGMENT));
         }
         Limit::HiddenQuota => {
-            // What one turn writes is little beside a segment, as it is on any disk.
+            // One turn writes little compared with the size of a segment, as on a real disk.
             place.segment_bytes = 64 << 10;
             place.disk.set_quota(Some(segments * u64::from(place.segment_bytes)));
         }
@@ -100,11 +100,11 @@ fn member_with(segments: u64, limit: Limit) -> World {
     world
 }
 
-/// What a member's files fill up.
+/// Limit that the files of a member reach.
 enum Limit {
     Disk,
     DiskThatReservesNothing,
-    /// One that the file system's free space does not show.
+    /// A quota that the file system's free space does not show.
     HiddenQuota,
 }
 
@@ -133,7 +133,7 @@ fn fill_and_win_back(mut world: World) {
     let first = fill(&mut world, "a");
     assert!(first > 100, "most of the disk takes data: {first}");
     world.until("the alarm is raised", raised);
-    // Puts are refused, what ends the shortage is not; and no segment is empty, since one key in eight stays.
+    // Puts are refused, but deletes are accepted. Every segment keeps live data, since one key in eight stays.
     for n in 0..first {
         if n % 8 != 0 {
             delete(&mut world, &format!("a{n:05}"), "");
@@ -147,7 +147,7 @@ fn fill_and_win_back(mut world: World) {
         let key = format!("a{n:05}");
         assert_eq!(world.get(0, &key), Some(vec![n as u8; 700]), "{key}");
     }
-    // Again, with a restart while the disk is full.
+    // The disk fills up a second time, with a restart while it is full.
     world.until("the alarm is raised again", raised);
     world.crash(0);
     world.start(0).expect("starts on a full disk");
@@ -202,7 +202,7 @@ fn nothing_but_room_ends_an_alarm_that_the_disk_raised_and_nothing_but_a_client_
     assert!(!raised(&world));
     world.put(0, "k", b"v").expect("is taken");
 
-    // Somebody else fills the disk.
+    // Another program fills the disk.
     let used = world.places[0].disk.used_bytes();
     world.places[0].disk.set_capacity(Some(used));
     let _ = fill(&mut world, "d");
@@ -233,17 +233,17 @@ fn what_raised_the_alarm_is_known_though_it_was_not_noted() {
         world.start(0).expect("starts");
         world.until("it serves", |world| world.member(0).is_ready());
     };
-    // The note would come from the checkpointer.
+    // The checkpointer is held, since it would record that the disk raised the alarm.
     world.places[0].checkpointer_held = true;
     disk_full(&mut world);
     restart(&mut world);
     world.until("the alarm goes though nothing was noted", |world| !raised(world));
-    // It is noted that the disk has raised it, and the next is the quota's.
+    // It is recorded that the disk raised the alarm; the quota raises the next alarm.
     disk_full(&mut world);
     settle_for(&mut world, 3);
     let saved = world.member(0).probe().checkpoint;
     world.places[0].disk.set_capacity(None);
-    // As long as the last checkpoint has found no room, the alarm stays.
+    // The alarm stays as long as the last checkpoint found too little space.
     world.until("a checkpoint is saved", |world| world.member(0).probe().checkpoint > saved);
     assert!(raised(&world), "the disk is looked at once a second");
     world.places[0].checkpointer_held = true;
@@ -256,7 +256,7 @@ fn what_raised_the_alarm_is_known_though_it_was_not_noted() {
     settle_for(&mut world, 30);
     assert!(raised(&world), "the quota had raised it");
     disarm(&mut world);
-    // One that a client raises stays, too.
+    // An alarm that a client raises stays, too.
     let request = AlarmRequest {
         action: alarm_request::AlarmAction::Activate as i32,
         alarm: 1,
@@ -270,13 +270,13 @@ fn what_raised_the_alarm_is_known_though_it_was_not_noted() {
 
 #[test]
 fn what_a_full_log_cannot_take_waits() {
-    // Whatever is left when the disk fills up: a member that starts, leads and changes members with that.
+    // For each amount of free space left when the disk fills up: the member starts, leads and changes members.
     for left in (0..40).map(|n| n * 512) {
         let mut world = World::started(1, 9, OPTIONS);
         let used = world.places[0].disk.used_bytes();
         world.places[0].disk.set_capacity(Some(used + left));
         let _ = fill(&mut world, "k");
-        // To the last byte: what is small goes on longest.
+        // Small entries fill the disk to the last byte.
         for n in 0..400 {
             let request = CompactionRequest { revision: n, physical: false };
             let answer: Result<CompactionResponse, _> = world.call(0, Rpc::KvCompact, &request);
@@ -305,14 +305,14 @@ fn a_full_data_disk_beside_a_roomy_log_is_a_shortage_too() {
     disk.mount(Path::new("/w"), 64 << 20);
     world.start_all();
     world.put(0, "first", b"one").expect("is taken");
-    // Nothing more fits beside the log.
+    // No space is left for files other than the log.
     let full = disk.used_bytes() - log_bytes(&disk);
     disk.set_capacity(Some(full));
     let taken = fill(&mut world, "a");
     world.until("the alarm is raised", raised);
     assert!(log_bytes(&disk) < 32 << 20, "the log's own disk has room");
     let saved = world.member(0).probe().checkpoint;
-    // What was taken is there, deletes are taken, and so it is after a crash, and a start on the full disk.
+    // Accepted data exists, and deletes are accepted, also after a crash and a start on the full disk.
     delete(&mut world, "a00000", "a00001");
     world.crash(0);
     world.start(0).expect("it starts on a full disk");
@@ -320,10 +320,10 @@ fn a_full_data_disk_beside_a_roomy_log_is_a_shortage_too() {
     assert_eq!(world.get(0, "first"), Some(b"one".to_vec()));
     assert_eq!(world.get(0, "a00000"), None);
     assert_eq!(world.get(0, &format!("a{:05}", taken - 1)), Some(vec![(taken - 1) as u8; 700]));
-    // It finds out again, and as before nothing that is taken is lost.
+    // The member notices again that the disk is full, and still loses no accepted data.
     let again = fill(&mut world, "b");
     world.until("the alarm is raised again", raised);
-    // With room a checkpoint is saved, and the alarm goes by itself.
+    // With free space, a checkpoint is saved, and the alarm clears by itself.
     disk.set_capacity(None);
     world.until("the alarm is cleared", |world| !raised(world));
     assert!(world.member(0).probe().checkpoint > saved);

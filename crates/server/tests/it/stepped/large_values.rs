@@ -1,5 +1,5 @@
-//! Values that are too large for a piece of an answer: they are read in parts, and held whole for a client only if they do not stay
-//! in memory.
+//! Values that are too large for one piece of a response: they are read in parts, and held in memory for a
+//! client only if they do not stay in the page cache.
 
 use std::path::PathBuf;
 use std::task::{Context, Poll, Waker};
@@ -19,24 +19,24 @@ use super::{WORN, compact};
 
 const VALUE_BYTES: usize = 400_000;
 const PIECE_BYTES: usize = 64 << 10;
-/// Values up to this length do not come in parts.
+/// Length in bytes up to which a value is not sent in parts.
 const SMALL_BYTES_MAX: usize = 128 << 10;
-/// A lease whose number takes all of the bytes that one may take behind a value.
+/// Lease whose number has the longest encoding behind a value.
 const LEASE: i64 = -1;
-/// What an answer may hold: a part that was made and not taken, and which keys are still to come.
+/// Bytes that a response may hold: one part that is not sent yet, and the list of remaining keys.
 const HELD_BYTES_MAX: usize = PIECE_BYTES + 4096;
 
 fn value_of(n: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| ((at * 31 + at / 251 + n * 7) % 251) as u8).collect()
 }
 
-/// The lease of a key: the last of all has none.
+/// Returns the lease of a key: the last key has none.
 fn lease_of(n: usize) -> i64 {
     if n == 6 { 0 } else { LEASE }
 }
 
-/// A member with values of which some are large. Of the others, those before them are so long that they are a piece of their
-/// own, and so short that they come in a piece with the beginning of a large one.
+/// Starts a member with values, some of which are large. The values before the large ones are so long that
+/// they fill a piece, or so short that they share a piece with the beginning of a large value.
 fn filled(seed: u64) -> World {
     let mut world = World::started(1, seed, &[]);
     let lease = LeaseGrantRequest { ttl: 1_000_000, id: LEASE };
@@ -67,7 +67,8 @@ fn begin(world: &mut World, rpc: Rpc, request: &impl prost::Message) -> Answer {
     answer.expect("is answered")
 }
 
-/// Takes an answer to its end, or so many pieces of it, asking for these bytes by turns; what it held at most goes to `held_max`.
+/// Takes a response to its end, or `pieces` pieces of it, with the piece sizes `wanted` in turn. Raises
+/// `held_max` to the most bytes that the response held.
 fn take(
     world: &mut World,
     answer: &mut Answer,
@@ -99,7 +100,7 @@ fn take(
     Ok(())
 }
 
-/// All of an answer, and the most bytes that it held.
+/// Takes a whole response. Returns its bytes, and the most bytes that it held.
 fn taken(world: &mut World, answer: &mut Answer, wanted: &[usize]) -> Result<(Vec<u8>, usize), Status> {
     let (mut taken, mut held_max) = (Vec::new(), 0);
     take(world, answer, &mut taken, wanted, usize::MAX, &mut held_max)?;
@@ -137,7 +138,7 @@ fn an_answer_holds_a_part_of_a_large_value_however_it_is_asked_for() {
                     assert_eq!(kv.lease, lease_of(n), "{range:?}: {n}");
                     assert!(kv.value == value_of(n, kv.value.len()), "{range:?}: {n}");
                 }
-                // The same inside a transaction.
+                // The same range in a transaction.
                 let txn = vec![op(request_op::Request::RequestRange(range.clone()))];
                 let txn = TxnRequest { success: txn, ..TxnRequest::default() };
                 let mut answer = begin(&mut world, Rpc::KvTxn, &txn);
@@ -195,7 +196,8 @@ fn a_value_that_does_not_stay_in_memory_is_fetched_twice_at_most() {
     assert!(bytes.len() > VALUE_BYTES);
     let reads = world.places[0].disk.reads() - reads;
     assert!(reads <= 2, "{reads} reads");
-    // Nor more often behind others, which are a piece of their own: it is fetched with these first, and checked.
+    // Behind other values, which fill a piece, the large value is not read more often: it is fetched with the
+    // others first, and checked.
     let few = RangeRequest { range_end: "k4".into(), ..get("k1") };
     let reads = world.places[0].disk.reads();
     let mut answer = begin(&mut world, Rpc::KvRange, &few);
@@ -227,7 +229,7 @@ fn a_part_ends_where_its_value_does() {
             if bytes.len() == before {
                 break;
             }
-            // The number of keys comes behind them, in a piece of two bytes.
+            // The number of keys follows the values, in a piece of two bytes.
             if bytes.len() == all - 2 {
                 shortest = shortest.min(bytes.len() - before);
                 longest = longest.max(bytes.len() - before);
@@ -238,7 +240,7 @@ fn a_part_ends_where_its_value_does() {
         assert_eq!((ranged.kvs.len(), ranged.count, ranged.kvs[0].lease), (1, 1, LEASE));
         assert!(ranged.kvs[0].value == value_of(len, len), "{len}");
     }
-    // What follows a value has eleven bytes here, and leaves with at least one of the value.
+    // The fields after a value take eleven bytes here, and are sent together with at least one byte of the value.
     assert_eq!((shortest, longest), (12, PIECE_BYTES));
 }
 
@@ -287,7 +289,7 @@ fn a_walk_over_many_keys_goes_on_behind_large_values() {
         RangeRequest { revision: newest, ..many.clone() },
         RangeRequest { limit: 275, ..many },
     ];
-    // What is written now is passed over by those that read an older revision.
+    // Readers of an older revision skip what is written now.
     world.put(0, "m", &value_of(1, VALUE_BYTES)).expect("is taken");
     let delete = DeleteRangeRequest { key: "m".into(), ..DeleteRangeRequest::default() };
     let _: DeleteRangeResponse = world.call(0, Rpc::KvDeleteRange, &delete).expect("is deleted");
@@ -333,12 +335,12 @@ fn a_value_that_was_fetched_is_charged_as_long_as_it_is_held() {
         take(&mut world, &mut answer, &mut bytes, &[PIECE_BYTES], 1, &mut held).expect("is read");
         charged.push(budget.held_bytes() - idle);
     }
-    // The first part is taken from what was fetched for it, and the others should be in the page cache then. They are not: what
-    // is fetched for the second is held.
+    // The first part comes from the first fetch, and the other parts should then be in the page cache. They
+    // are not, so the data fetched for the second part is held in memory.
     assert_eq!(charged, [0, VALUE_BYTES, VALUE_BYTES, VALUE_BYTES]);
     take(&mut world, &mut answer, &mut bytes, &[PIECE_BYTES], usize::MAX, &mut held).expect("is read");
     assert_eq!(budget.held_bytes(), idle);
-    // Nor is it held for a client that has gone.
+    // When the client leaves, the fetched value is released, too.
     let (mut answer, mut bytes) = (begin(&mut world, Rpc::KvRange, &get("k3")), Vec::new());
     take(&mut world, &mut answer, &mut bytes, &[PIECE_BYTES], 2, &mut held).expect("is read");
     assert_eq!(budget.held_bytes() - idle, VALUE_BYTES);
@@ -374,7 +376,7 @@ fn a_value_that_was_fetched_is_not_checked_again() {
     assert_eq!(reads, VALUE_BYTES.div_ceil(PIECE_BYTES) as u64, "those of its parts");
 }
 
-/// Where a value lies.
+/// Returns the file and the offset at which a value is stored.
 fn place_of(world: &World, value: &[u8]) -> (PathBuf, u64) {
     let disk = &world.places[0].disk;
     let mut segments =
@@ -401,7 +403,7 @@ fn a_large_value_that_is_damaged_is_refused_before_its_first_byte() {
         let refused = refused.expect_err("it is damaged");
         assert_eq!((bytes.len(), refused.code), (0, Code::Internal));
         told.push(refused.message.into_owned());
-        // Others are well.
+        // Undamaged values can be read.
         let mut answer = begin(&mut world, Rpc::KvRange, &get("k6"));
         let (bytes, _) = taken(&mut world, &mut answer, &[PIECE_BYTES]).expect("is read");
         assert!(
@@ -464,7 +466,7 @@ fn a_large_value_that_is_damaged_while_it_is_taken_is_never_taken_whole() {
     for (seed, per_mille) in [(38, 0), (39, 500)] {
         let mut world = filled(seed);
         let (path, offset) = place_of(&world, &value_of(3, VALUE_BYTES));
-        // It is remembered as whole.
+        // The value is remembered as checked.
         let mut answer = begin(&mut world, Rpc::KvRange, &get("k3"));
         let (whole, _) = taken(&mut world, &mut answer, &[PIECE_BYTES]).expect("is read");
         let (mut answer, mut bytes, mut held) = (begin(&mut world, Rpc::KvRange, &get("k3")), Vec::new(), 0);
@@ -477,7 +479,7 @@ fn a_large_value_that_is_damaged_while_it_is_taken_is_never_taken_whole() {
         let name = path.file_name().and_then(|name| name.to_str()).expect("it has a name");
         assert!(failed.code == Code::Internal && failed.message.contains(name), "{failed:?}");
         assert!(bytes.len() < whole.len());
-        // That is known now: the next one is refused at once.
+        // The damage is known now: the next request is refused at once.
         let (mut answer, mut bytes) = (begin(&mut world, Rpc::KvRange, &get("k3")), Vec::new());
         let refused = take(&mut world, &mut answer, &mut bytes, &[PIECE_BYTES], usize::MAX, &mut held);
         assert_eq!((refused, bytes.len()), (Err(failed), 0));
@@ -493,7 +495,7 @@ fn a_large_value_that_is_moved_while_it_is_taken_is_read_where_it_is() {
             PutRequest { key: format!("k{n}").into(), value: value.to_vec().into(), ..PutRequest::default() };
         op(request_op::Request::RequestPut(put))
     };
-    // In one entry with others, of which most become garbage.
+    // The value is in one entry with others, most of which become garbage.
     let success = (0..9).map(|n| put(n, &value)).collect();
     let txn = TxnRequest { success, ..TxnRequest::default() };
     let _: TxnResponse = world.call(0, Rpc::KvTxn, &txn).expect("is taken");
@@ -510,7 +512,7 @@ fn a_large_value_that_is_moved_while_it_is_taken_is_read_where_it_is() {
         world.put(0, &format!("busy-{}", n % 3), &[n; 900]).expect("is taken");
     }
     compact(&mut world);
-    // Nobody writes: what the reader began with is the newest state all the time.
+    // No writes follow, so the state that the reader began with stays the newest state.
     let (mut answer, mut bytes, mut held) = (begin(&mut world, Rpc::KvRange, &get("k8")), Vec::new(), 0);
     take(&mut world, &mut answer, &mut bytes, &[16 << 10], 2, &mut held).expect("is read");
     let before = location(&world);

@@ -1,5 +1,5 @@
-//! Leases at the edges: renewed while their time is being noted, while they are being revoked, by a leader that was
-//! replaced.
+//! Leases in edge cases: renewed while their remaining time is being saved, while they are being revoked, or
+//! by a leader that was replaced.
 
 use std::future::Future;
 use std::task::{Context, Poll, Waker};
@@ -34,7 +34,7 @@ fn pass(world: &mut World, time: Duration) {
     world.until("time has gone by", |world| world.places[0].clock.elapsed() >= until);
 }
 
-/// What a future gives within so much time of the members' clocks, if it ends by then.
+/// Polls a future for this much time of the members' clocks. Returns its output if it resolves by then.
 fn within<T>(world: &mut World, time: Duration, future: &mut (impl Future<Output = T> + Unpin)) -> Option<T> {
     let until = world.places[0].clock.elapsed() + time;
     let mut context = Context::from_waker(Waker::noop());
@@ -49,7 +49,7 @@ fn within<T>(world: &mut World, time: Duration, future: &mut (impl Future<Output
     None
 }
 
-/// The answer to a renewal if it is there before any other part of the member has had a turn: a shard has answered it by itself.
+/// Returns the response to a renewal if the shard answers it alone, before any other part of the member gets a turn.
 fn renewed_at_once(world: &World, at: usize, id: i64) -> Option<Seconds> {
     let mut renewal = world.member(at).renew(LeaseId(id));
     match renewal.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -71,22 +71,22 @@ fn the_only_voter_renews_a_lease_without_its_core_once_that_has_seen_it() {
     assert_eq!(renew(&mut world, 0, lease), 60);
     pass(&mut world, Duration::from_secs(40));
     assert_eq!(renewed_at_once(&world, 0, lease), Some(Seconds(60)));
-    // It counts: nothing but that has kept the lease alive for so long.
+    // The renewal took effect: nothing else has kept the lease alive so long.
     assert_eq!(time_to_live(&mut world, 0, lease).ttl, 60);
     pass(&mut world, Duration::from_secs(50));
     assert_eq!(world.member(0).probe().leases, 1);
     assert!(time_to_live(&mut world, 0, lease).ttl <= 10);
-    // Whoever had it revoked hears nothing else any more.
+    // After the revocation is acknowledged, no renewal succeeds.
     let _: LeaseRevokeResponse =
         world.call(0, Rpc::LeaseRevoke, &LeaseRevokeRequest { id: lease }).expect("is revoked");
     assert_eq!(renewed_at_once(&world, 0, lease), None);
     assert_eq!(renew(&mut world, 0, lease), 0);
-    // Nor does one that was granted under the same id begin with what was known of the other.
+    // A new lease with the same id does not inherit the old lease's renewals.
     let again = LeaseGrantRequest { ttl: 5, id: lease };
     let _: LeaseGrantResponse = world.call(0, Rpc::LeaseGrant, &again).expect("is granted");
     assert_eq!(renewed_at_once(&world, 0, lease), None);
     assert_eq!(renew(&mut world, 0, lease), 5);
-    // Once its time is up, it is not revived.
+    // After its time is up, the lease is not revived.
     world.places[0].log_held = true;
     pass(&mut world, Duration::from_secs(6));
     assert_eq!(renewed_at_once(&world, 0, lease), None);
@@ -115,7 +115,8 @@ fn a_leader_asks_a_quorum_as_soon_as_there_is_another_voter() {
     assert_eq!(within(&mut world, Duration::from_millis(300), &mut renewal), None);
 }
 
-/// Renews a lease at the only member, which stops and whose log is held, lets the log go on, and starts the member again.
+/// Renews a lease at the only member, which is stopping and whose log is held; then releases the log and
+/// restarts the member.
 fn renew_and_start_again(world: &mut World, lease: i64) {
     let mut renewal = Box::pin(world.member(0).renew(LeaseId(lease)));
     let _ = within(world, Duration::from_millis(200), &mut renewal);
@@ -133,7 +134,7 @@ fn a_note_is_taken_back_although_the_renewals_before_it_took_no_core() {
     pass(&mut world, Duration::from_secs(30));
     assert_eq!(renewed_at_once(&world, 0, lease), Some(Seconds(100)));
     pass(&mut world, Duration::from_secs(50));
-    // The time left is noted before the member stops.
+    // The remaining time is saved before the member stops.
     world.places[0].log_held = true;
     world.member(0).stop();
     pass(&mut world, Duration::from_millis(100));
@@ -149,7 +150,7 @@ fn a_note_under_way_ends_renewals_without_the_core_until_it_is_taken_back() {
     let mut world = World::started(1, 34, &[]);
     let lease = grant(&mut world, 0, 400);
     assert_eq!(renew(&mut world, 0, lease), 400);
-    // Notes are made each minute, and this one has used up enough of its time.
+    // Remaining times are saved each minute; the saved time of this lease is low enough to matter.
     pass(&mut world, Duration::from_secs(130));
     assert_eq!(renewed_at_once(&world, 0, lease), None);
     world.places[0].log_held = true;
@@ -158,7 +159,7 @@ fn a_note_under_way_ends_renewals_without_the_core_until_it_is_taken_back() {
     assert_eq!(renewed_at_once(&world, 0, lease), None, "the note is not taken back yet");
     world.places[0].log_held = false;
     assert_eq!(world.run(first), Ok(Seconds(400)));
-    // The core has to see once that nothing is noted.
+    // The core must see once that no saved time is left.
     assert_eq!(renew(&mut world, 0, lease), 400);
     assert_eq!(renewed_at_once(&world, 0, lease), Some(Seconds(400)));
 }
@@ -168,7 +169,7 @@ fn a_renewal_takes_back_a_note_that_is_under_way() {
     let mut world = World::started(1, 3, &[]);
     let lease = grant(&mut world, 0, 100);
     pass(&mut world, Duration::from_secs(50));
-    // The time left is noted before the member stops. The note is in the log already, but not yet committed.
+    // The remaining time is saved before the member stops. The entry is in the log, but not committed yet.
     world.places[0].log_held = true;
     world.member(0).stop();
     renew_and_start_again(&mut world, lease);
@@ -182,7 +183,7 @@ fn a_renewal_behind_a_clearing_under_way_waits_for_it() {
     let lease = grant(&mut world, 0, 400);
     pass(&mut world, Duration::from_secs(110));
     world.places[0].log_held = true;
-    // A note that comes with time, and two renewals while nothing reaches the disk.
+    // A periodic save of the remaining time, and two renewals, while the log is held.
     pass(&mut world, Duration::from_secs(12));
     let mut first = Box::pin(world.member(0).renew(LeaseId(lease)));
     assert_eq!(within(&mut world, Duration::from_millis(300), &mut first), None);
@@ -198,7 +199,8 @@ fn a_note_under_way_does_not_become_that_of_a_lease_granted_under_the_same_id() 
     let id = grant(&mut world, 0, 400);
     pass(&mut world, Duration::from_secs(110));
     world.places[0].log_held = true;
-    // It is revoked and granted anew, and its time left is noted, while nothing reaches the disk: the note comes last.
+    // The lease is revoked and granted again, and its remaining time is saved, while the log is held: the
+    // saved time comes last.
     let call = |world: &World, rpc, request: Vec<u8>| Box::pin(world.member(0).call(rpc, request.into()));
     let mut revoked = call(&world, Rpc::LeaseRevoke, LeaseRevokeRequest { id }.encode_to_vec());
     assert!(within(&mut world, Duration::from_millis(300), &mut revoked).is_none());
@@ -228,7 +230,7 @@ fn a_lease_that_is_granted_again_while_the_disk_stalls_is_not_ended_by_the_expir
     let again = LeaseGrantRequest { ttl: 400, id };
     let mut granted = call(&world, Rpc::LeaseGrant, again.encode_to_vec());
     assert!(within(&mut world, Duration::from_millis(300), &mut granted).is_none());
-    // The time of the old one runs out, and that of one that nobody grants again.
+    // The time of the old lease runs out, and that of another lease that is not granted again.
     pass(&mut world, Duration::from_secs(14));
     world.places[0].log_held = false;
     world.until("the other one is gone", |world| world.member(0).probe().leases == 1);
@@ -244,7 +246,7 @@ fn a_lease_that_is_granted_again_while_the_disk_stalls_is_not_ended_by_the_expir
 fn a_lease_without_a_ttl_is_renewed_by_that_of_its_leader() {
     let mut world = World::started(3, 11, &[]);
     world.lead(0);
-    // As a member that runs etcd hands it on: every member raises the TTL for itself.
+    // A member that runs etcd forwards a grant like this: every member raises the TTL by itself.
     let lease_grant = Some(LeaseGrantRequest { id: 77, ttl: 0 });
     let header = Some(pb::RequestHeader { id: 9, ..Default::default() });
     let request = pb::InternalRaftRequest { header, lease_grant, ..Default::default() };
@@ -268,14 +270,14 @@ fn a_renewal_of_a_lease_that_is_being_revoked_hears_of_it_once_it_is_gone() {
     let mut world = World::started(3, 12, &[]);
     world.lead(0);
     let lease = grant(&mut world, 0, 60);
-    // Nothing is committed.
+    // Lost responses keep anything from being committed.
     let leader = world.places[0].id;
     let is_append = |message: &Message| message.r#type == Some(MessageType::MsgAppResp as i32);
     world.lose(Some(Box::new(move |message| message.to == Some(leader) && is_append(message))));
     let request = LeaseRevokeRequest { id: lease }.encode_to_vec();
     let mut revoked = Box::pin(world.member(0).call(Rpc::LeaseRevoke, request.into()));
     assert!(within(&mut world, Duration::from_millis(200), &mut revoked).is_none());
-    // Until it is, the lease lives. A follower or another leader could say so.
+    // Until the revocation is committed, the lease lives. A follower or another leader may say so.
     let renewal = world.member(0).renew(LeaseId(lease));
     assert_eq!(world.run(renewal), Ok(Seconds(60)));
     assert_eq!(world.member(0).probe().leases, 1);
@@ -292,7 +294,8 @@ fn a_leader_that_stops_notes_no_time_for_a_lease_granted_under_the_same_id() {
     let (id, other) = (grant(&mut world, 0, 400), grant(&mut world, 0, 500));
     pass(&mut world, Duration::from_secs(20));
     world.places[0].log_held = true;
-    // It is revoked and granted anew; the leader has not applied that when it stops and notes what time is left.
+    // The lease is revoked and granted again; the leader has not applied that when it stops and saves the
+    // remaining time.
     let call = |world: &World, rpc, request: Vec<u8>| Box::pin(world.member(0).call(rpc, request.into()));
     let mut revoked = call(&world, Rpc::LeaseRevoke, LeaseRevokeRequest { id }.encode_to_vec());
     assert!(within(&mut world, Duration::from_millis(200), &mut revoked).is_none());
@@ -314,7 +317,7 @@ fn an_expired_lease_is_not_renewed_while_its_revocation_is_under_way() {
     let lease = grant(&mut world, 0, 5);
     world.places[0].log_held = true;
     pass(&mut world, Duration::from_secs(7));
-    // The revocation is in the log, not yet committed. As in etcd, a renewal waits for it.
+    // The revocation is in the log, but not committed. As in etcd, a renewal waits for it.
     let mut early = Box::pin(world.member(0).renew(LeaseId(lease)));
     assert_eq!(within(&mut world, Duration::from_secs(3), &mut early), None);
     pass(&mut world, Duration::from_secs(8));
@@ -323,7 +326,7 @@ fn an_expired_lease_is_not_renewed_while_its_revocation_is_under_way() {
     world.places[0].log_held = false;
     assert_eq!(world.run(late), Ok(Seconds(0)));
     assert_eq!(world.member(0).probe().leases, 0);
-    // One that is granted under the same id now is another lease, which no second revocation ends.
+    // A lease granted with the same id is another lease; no second revocation ends it.
     let again = LeaseGrantRequest { ttl: 60, id: lease };
     let _: LeaseGrantResponse = world.call(0, Rpc::LeaseGrant, &again).expect("is granted");
     pass(&mut world, Duration::from_secs(10));
@@ -356,7 +359,7 @@ fn a_leader_that_was_replaced_renews_nothing() {
     let old = world.leader().expect("somebody leads");
     let new = (old + 1) % 3;
     let lease = grant(&mut world, old, 60);
-    // Just now a quorum has confirmed it.
+    // A quorum has just confirmed the leader.
     let renewal = world.member(old).renew(LeaseId(lease));
     assert_eq!(world.run(renewal), Ok(Seconds(60)));
     let request = MoveLeaderRequest { target_id: world.places[new].id };
@@ -388,7 +391,7 @@ fn long_lists_are_whole_and_in_order() {
     world.until("somebody leads", |world| world.leader().is_some());
     let leader = world.leader().expect("somebody leads");
     let follower = (leader + 1) % 3;
-    // Granted in an order that is neither that of their ids nor that in which they end.
+    // The order of the grants differs from the order of the ids and from the order of expiry.
     let many: Vec<_> = (0..COUNT)
         .map(|n| {
             let request = LeaseGrantRequest { ttl: 1000 + (n * 7919) % COUNT, id: 1 + (n * 4801) % COUNT };
@@ -418,7 +421,7 @@ fn long_lists_are_whole_and_in_order() {
         let ttls: Vec<i64> = ids.iter().filter_map(|id| ttl_of(*id)).collect();
         assert!(ttls.is_sorted() && ttls.len() == COUNT as usize);
     }
-    // Another leader knows them all, whether their clocks have been started or not.
+    // Another leader knows all leases, whether it has started their clocks or not.
     world.kill(leader);
     world.until("another leads", |world| world.leader().is_some_and(|at| at != leader));
     let now = world.leader().expect("somebody leads");
@@ -429,7 +432,7 @@ fn long_lists_are_whole_and_in_order() {
     assert!(left >= ttl_of(2999).expect("is granted"), "{left}");
 }
 
-/// Nobody but the member of a place can be elected from now on.
+/// From now on, only the member of this place can be elected.
 fn only_leads(world: &World, at: usize) {
     let id = world.places[at].id;
     world.lose(Some(Box::new(move |message| match message.r#type() {
@@ -439,8 +442,8 @@ fn only_leads(world: &World, at: usize) {
     })));
 }
 
-/// Gives the TTL that a lease has under a member that goes by what is noted, as it speaks as etcd: it leads once the leader has
-/// stopped, or crashed.
+/// Returns the TTL of a lease at a member that behaves like etcd and uses the saved remaining time. That
+/// member leads after the leader has stopped, or crashed.
 fn left_behind(world: &mut World, (before, next): (usize, usize), crashes: bool, id: i64) -> i64 {
     assert_eq!(world.leader(), Some(before));
     assert!(world.places[next].switches.speaks_as_etcd);
@@ -490,7 +493,7 @@ fn notes_are_taken_back_once_a_member_runs_etcd() {
     for crashes in [false, true] {
         let mut world = World::started(3, 23, &[]);
         world.lead(0);
-        // More than one entry takes back.
+        // More leases than one entry can reset.
         let leases: Vec<i64> = (0..1_200).map(|_| grant(&mut world, 0, 400)).collect();
         pass(&mut world, Duration::from_secs(130));
         world.kill(2);
@@ -507,7 +510,8 @@ fn notes_are_taken_back_once_a_member_runs_etcd() {
     }
 }
 
-/// Has all members apply a note of so many seconds, which one of them proposes to the leader.
+/// Lets one member propose a saved remaining time of `seconds` for the lease, and waits until all members
+/// have applied it.
 fn note(world: &mut World, (from, leader): (usize, usize), lease: i64, seconds: i64) {
     let checkpoints = vec![pb::LeaseCheckpoint { id: lease, remaining_ttl: seconds }];
     let lease_checkpoint = Some(pb::LeaseCheckpointRequest { checkpoints });
@@ -533,9 +537,10 @@ fn a_leader_behind_one_that_runs_etcd_gives_leases_their_whole_time() {
     world.start_all();
     world.lead(1);
     let lease = grant(&mut world, 1, 400);
-    // A note from when no member ran etcd: renewals since then have not taken it back.
+    // A saved time from when no member ran etcd: later renewals have not reset it.
     note(&mut world, (0, 1), lease, 30);
-    // A heartbeat tells what the leader runs. Then it is gone, and nobody hears of it.
+    // A heartbeat tells the followers that the leader runs etcd. Then the leader is lost, and nobody reports
+    // the loss.
     pass(&mut world, Duration::from_secs(2));
     only_leads(&world, 0);
     world.kill(1);
@@ -543,7 +548,7 @@ fn a_leader_behind_one_that_runs_etcd_gives_leases_their_whole_time() {
     world.lose(None);
     let left = time_to_live(&mut world, 0, lease).ttl;
     assert!(left > 390, "{left} s");
-    // And the note is gone: a member that runs etcd would go by it.
+    // The saved time was reset: a member that runs etcd would use it otherwise.
     world.start(1).expect("starts");
     let last = world.member(0).probe().last_index;
     world.until("it has caught up", |world| world.member(1).probe().applied >= last);
@@ -558,7 +563,7 @@ fn a_leader_that_settles_by_the_answer_of_one_that_runs_etcd_gives_leases_their_
     world.places[1].switches.speaks_as_etcd = true;
     world.start_all();
     world.lead(2);
-    // It has followed nobody that runs etcd since its start.
+    // Since its restart, the member has followed no leader that runs etcd.
     world.kill(0);
     world.start(0).expect("starts");
     let lease = grant(&mut world, 0, 400);
@@ -586,7 +591,7 @@ fn a_leader_that_could_not_take_notes_back_is_still_in_doubt_when_it_leads_again
     world.lead(1);
     let lease = grant(&mut world, 1, 400);
     note(&mut world, (0, 1), lease, 100);
-    // What it takes back gets to nobody.
+    // The entries with which this member resets saved times reach no other member.
     let own = world.places[0].id;
     world.lose(Some(Box::new(move |message| {
         let notes = |entry: &Entry| {
@@ -600,7 +605,7 @@ fn a_leader_that_could_not_take_notes_back_is_still_in_doubt_when_it_leads_again
         let probe = world.member(0).probe();
         probe.last_index > probe.commit
     });
-    // The others know of no leader that ran etcd, and that one is gone.
+    // The other members know of no leader that ran etcd, and the only leader that did is lost.
     world.kill(1);
     world.cut(0, true);
     for at in 2..5 {
@@ -635,7 +640,7 @@ fn notes_are_taken_back_after_a_transfer_that_failed() {
     world.lose(Some(Box::new(|message| message.r#type() == MessageType::MsgTimeoutNow)));
     let request = MoveLeaderRequest { target_id: world.places[1].id };
     let moving = world.member(0).call(Rpc::MaintenanceMoveLeader, request.encode_to_vec().into());
-    // The transfer is under way when the leader hears what the other runs.
+    // The transfer is in progress when the leader learns what the other member runs.
     world.start(2).expect("starts");
     assert!(world.try_run(moving).expect("the members go on").is_err(), "nobody hears that it is to lead");
     world.lose(None);
@@ -646,7 +651,7 @@ fn notes_are_taken_back_after_a_transfer_that_failed() {
     assert!(left > 390, "{left} s");
 }
 
-/// Grants so many leases of 400 s, all at once.
+/// Grants `count` leases of 400 s concurrently.
 fn grant_many(world: &mut World, at: usize, count: i64) {
     let request = |id| LeaseGrantRequest { ttl: 400, id }.encode_to_vec().into();
     let granted: Vec<_> = (1..=count).map(|id| world.member(at).call(Rpc::LeaseGrant, request(id))).collect();
@@ -655,7 +660,7 @@ fn grant_many(world: &mut World, at: usize, count: i64) {
     }
 }
 
-/// Starts a member anew, as one that speaks as etcd.
+/// Restarts a member as one that behaves like etcd.
 fn becomes_etcd(world: &mut World, at: usize) {
     world.kill(at);
     world.places[at].switches.speaks_as_etcd = true;
@@ -678,7 +683,7 @@ fn notes_are_taken_back_no_faster_than_the_disks_take_it() {
     };
     world.until("some are taken back", |world| ahead(world) >= 4);
     pass(&mut world, Duration::from_millis(200));
-    // What the member that was started anew says of itself is an entry, too.
+    // The attributes that the restarted member publishes are an entry, too.
     assert!(ahead(&world) <= 6, "ten would be one write: {}", ahead(&world));
     for at in [0, 1] {
         world.places[at].log_held = false;

@@ -1,4 +1,4 @@
-//! Locks and elections, whose callers wait, leave, lose their leases or their leader.
+//! Locks and elections whose callers wait, leave, lose their leases or lose their leader.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 use super::sliced::with_bob;
 use super::world::World;
 
-/// A call that may take long. Its client leaves when this is dropped.
+/// A call that may take long. Dropping it simulates a client that leaves.
 struct Asked<A> {
     answer: Rc<RefCell<Option<Result<A, Status>>>>,
     _client: oneshot::Sender<()>,
@@ -74,7 +74,7 @@ fn grant(world: &mut World, leases: &[i64], ttl: i64) {
     }
 }
 
-/// The keys below a name, at the member of a place.
+/// Returns the keys below a name, as the member of this place sees them.
 fn keys(world: &mut World, at: usize, name: &str) -> Vec<String> {
     let request = RangeRequest {
         key: format!("{name}/").into(),
@@ -137,7 +137,7 @@ fn a_client_that_leaves_gives_its_place_up() {
     assert!(!third.is_answered(), "the first still has it");
     unlock(&mut world, 0, "door/1");
     third.wait(&mut world).expect("is its turn");
-    // Who has the lock keeps it when it leaves.
+    // A client that already has the lock keeps it when its call is dropped.
     assert_eq!(keys(&mut world, 0, "door"), ["door/3"]);
 
     campaign(&world, 0, 1, "one").wait(&mut world).expect("is the first");
@@ -157,11 +157,11 @@ fn a_lock_ends_with_its_lease() {
     until_keys(&mut world, 0, "door", &["door/2", "door/4"]);
     let third = lock(&world, 0, 3);
     until_keys(&mut world, 0, "door", &["door/2", "door/3", "door/4"]);
-    // One that waits loses its lease, and hears of it when it would be its turn.
+    // A waiting call loses its lease, and gets an error when its turn would come.
     let revoke = LeaseRevokeRequest { id: 2 };
     let _: LeaseRevokeResponse = world.call(0, Rpc::LeaseRevoke, &revoke).expect("is revoked");
     assert!(!second.is_answered() && !third.is_answered());
-    // The holder's lease expires.
+    // The lease of the lock's holder expires.
     third.wait(&mut world).expect("is its turn");
     let lost = second.wait(&mut world).expect_err("it has no key");
     assert_eq!((lost.code, &*lost.message), (Code::Unknown, "mutex: session is expired"));
@@ -202,7 +202,7 @@ fn a_lock_outlives_its_leader() {
     unlock(&mut world, 2, "door/1");
     second.wait(&mut world).expect("is its turn");
     assert!(!third.is_answered());
-    // The member that the second asked is lost; it comes back to another, with the same lease.
+    // The member that serves the second call is lost; the client retries at another member, with the same lease.
     world.start(0).expect("starts again");
     world.until("it knows a leader", |world| world.member(0).published().leader != 0);
     world.kill(1);
@@ -266,7 +266,7 @@ fn each_step_of_a_lock_is_made_by_its_client() {
     assert_eq!(keys(&mut world, 0, "door"), [""; 0], "no key was made");
     lock(&world, 0, 1).wait(&mut world).expect("root may");
 
-    // Permissions that change while bob waits do not end his waiting, as long as they allow it.
+    // Permission changes while bob waits do not end his call, as long as they still allow it.
     let perm = Permission { perm_type: 2, key: "door/".into(), range_end: "door0".into() };
     let allow = AuthRoleGrantPermissionRequest { name: "bob".into(), perm: Some(perm) };
     let _: AuthRoleGrantPermissionResponse =
@@ -283,7 +283,7 @@ fn each_step_of_a_lock_is_made_by_its_client() {
     waiting.wait(&mut world).expect("is his turn");
     unlock(&mut world, 0, "door/2");
 
-    // When he leaves his key goes, though it is his permission that is needed for that.
+    // When bob leaves, his key is deleted, although the deletion needs his permission.
     lock(&world, 0, 1).wait(&mut world).expect("root may");
     world.member(0).present(Some(&bob));
     let waiting = lock(&world, 0, 2);
@@ -291,7 +291,7 @@ fn each_step_of_a_lock_is_made_by_its_client() {
     drop(waiting);
     until_keys(&mut world, 0, "door", &["door/1"]);
 
-    // Without permission there is no waiting.
+    // Without permission, the call does not wait.
     let waiting = lock(&world, 0, 2);
     until_keys(&mut world, 0, "door", &["door/1", "door/2"]);
     world.member(0).present(Some(&root));
@@ -340,7 +340,7 @@ fn watches(world: &World) -> i64 {
     world.member(0).watches_and_ranges().0
 }
 
-/// Keys below a name that nobody waits with: so many that a look at the line takes several turns.
+/// Puts so many unrelated keys below a name that a check of the waiting line takes several turns.
 fn lengthen(world: &mut World, name: &str) {
     for i in 0..300 {
         world.put(0, &format!("{name}/z{i}"), b"").expect("is put");
@@ -380,7 +380,7 @@ fn who_asks_again_for_what_it_has_does_not_lose_it_by_leaving() {
         }
     };
     try_all(&mut world, 0..16);
-    // A longer line is looked at in several turns.
+    // A longer waiting line is checked in several turns.
     lengthen(&mut world, "door");
     lengthen(&mut world, "seat");
     try_all(&mut world, 4..16);
@@ -398,7 +398,7 @@ fn who_asked_twice_and_was_answered_once_keeps_the_lock() {
     until_keys(&mut world, 2, "door", &["door/1", "door/2"]);
     let again = lock(&world, 2, 2);
     world.until("both wait", |world| world.member(2).watches_and_ranges().0 == 1);
-    // The member that was asked again hears of nothing.
+    // The member that served the second call is cut off and sees no changes.
     world.cut(2, true);
     unlock(&mut world, 0, "door/1");
     waiting.wait(&mut world).expect("is its turn");
@@ -412,7 +412,7 @@ fn who_asked_twice_and_was_answered_once_keeps_the_lock() {
     world.settle().expect("all go on");
     until_keys(&mut world, 2, "door", &["door/2"]);
 
-    // Who waits still gives up what it asked for again.
+    // A waiting client also gives up the key that it requested a second time.
     let other = {
         grant(&mut world, &[3], 6000);
         lock(&world, 0, 3)
@@ -439,7 +439,7 @@ fn who_waits_for_a_lock_is_not_refused_half_way_for_what_it_looks_at() {
         world.settle().expect("all go on");
     }
     waiting.wait(&mut world).expect("is its turn");
-    // Each such call counts as one.
+    // Each of these calls counts as one range request.
     let name = LeaderRequest { name: "seat".into() };
     let said = (0..1000).find_map(|_| {
         world
@@ -453,7 +453,7 @@ fn who_waits_for_a_lock_is_not_refused_half_way_for_what_it_looks_at() {
     assert!(has_key(&mut world, 0, "door/1"), "it has the lock still");
 }
 
-/// What a call watches while it waits is held for its client, which may have many such calls.
+/// The watch of a waiting call is charged to the client's connection, since a client may have many waiting calls.
 #[test]
 fn what_a_waiting_call_watches_is_charged_to_its_connection() {
     let mut world = World::started(1, 12, &[]);
@@ -479,7 +479,7 @@ fn what_a_waiting_call_watches_is_charged_to_its_connection() {
     assert_eq!(account.held_bytes(), own);
 }
 
-/// COMPAT-146: a key that is made again stands behind those that were made meanwhile, so it does not have the lock.
+/// COMPAT-146: a key that is created again stands behind keys created in between, so it does not hold the lock.
 #[test]
 fn a_key_that_was_made_again_while_its_lock_waited_does_not_have_the_lock() {
     let mut world = World::started(1, 13, &[]);

@@ -1,4 +1,4 @@
-//! Changes of the membership and of the leader, with messages lost and windows full.
+//! Changes of the membership and of the leader, with lost messages and full windows.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use prost::Message as _;
 
 use super::world::World;
 
-/// Members may be removed although they have not been connected for long.
+/// Option with which members may be removed even if they have not been connected for long.
 const LAX: &str = "--strict-reconfig-check=false";
 
-/// Loses the first messages between any two members that tell that a change of the membership is committed.
+/// Loses the first messages between any two members that say that a membership change is committed.
 fn commits_of_changes_get_lost(world: &World, times: usize) {
     let (mut change, mut lost) = (None, Vec::new());
     world.lose(Some(Box::new(move |message: &Message| {
@@ -41,7 +41,7 @@ fn commits_of_changes_get_lost(world: &World, times: usize) {
     })));
 }
 
-/// Removes the leader while clients write, and has the members that are left serve.
+/// Removes the leader while clients write, and checks that the remaining members serve.
 fn removes_its_leader(world: &mut World) {
     let leader = world.leader().expect("somebody leads");
     let id = world.places[leader].id;
@@ -89,12 +89,12 @@ fn clusters_shrink_to_one_leader_by_leader_though_messages_are_lost() {
                 commits_of_changes_get_lost(&world, times);
                 let leader = world.leader().expect("somebody leads");
                 let id = world.places[leader].id;
-                // The answer may be what is lost.
+                // The lost message may be the response.
                 let _: Result<MemberRemoveResponse, _> =
                     world.call(leader, Rpc::ClusterMemberRemove, &MemberRemoveRequest { id });
                 world.lose(None);
                 if world.places[leader].member.is_some() && times > 0 {
-                    // It may not have heard that it was removed; where it asks, it is told so.
+                    // The removed leader may not know of its removal; another member reports it on contact.
                     world.kill(leader);
                 }
                 serves_without(&mut world, leader, id);
@@ -138,7 +138,8 @@ fn a_member_is_added_again_through_one_that_has_yet_to_hear_of_its_removal() {
         let added: MemberAddResponse = world.call(follower, Rpc::ClusterMemberAdd, &add).expect("is added");
         assert_eq!(added.members.len(), 3);
         let again: Result<MemberAddResponse, _> = world.call(follower, Rpc::ClusterMemberAdd, &add);
-        // Its id is of its URLs and of the second.
+        // The member's id is derived from its URLs and from the time in seconds, so a second add in the same
+        // second gives the same id.
         assert_eq!(again, Err(error::MEMBER_EXIST));
         let again: Result<MemberRemoveResponse, _> = world.call(follower, Rpc::ClusterMemberRemove, &remove);
         assert_eq!(again, Err(error::MEMBER_NOT_FOUND));
@@ -219,14 +220,15 @@ fn a_removal_is_heard_of_though_the_leader_could_not_hand_over() {
     }
 }
 
-/// It could end before the other one hears of the removal, which would then wait for its vote for ever.
+/// The leader could end before the other member learns of the removal; that member would then wait for its
+/// vote forever.
 #[test]
 fn a_leader_of_two_is_not_removed_before_it_has_handed_over() {
     for asked in [0, 1] {
         let mut world = World::started(2, 3, &[LAX]);
         let leader = world.leader().expect("somebody leads");
         let id = world.places[leader].id;
-        // Nobody is known to be connected.
+        // No member knows that another is connected.
         world.post.lock().expect("nobody panicked").strangers = true;
         let remove = MemberRemoveRequest { id };
         let outcome: Result<MemberRemoveResponse, _> =
@@ -241,7 +243,7 @@ fn a_leader_of_two_is_not_removed_before_it_has_handed_over() {
     }
 }
 
-/// The other one has all entries, but never hears that it is to lead. Between two attempts clients write.
+/// The other member has all entries, but never receives the request to lead. Clients write between two attempts.
 #[test]
 fn clients_write_while_a_leader_of_two_cannot_hand_over() {
     let mut world = World::started(2, 3, &[LAX]);
@@ -277,7 +279,7 @@ fn moving_a_leadership_that_is_just_lost_is_refused() {
     let mut world = World::started(3, 2, &[]);
     let leader = world.leader().expect("somebody leads");
     let (id, other) = (world.places[leader].id, world.places[(leader + 1) % 3].id);
-    // Both come before the leader's next turn.
+    // Both messages arrive before the leader's next turn.
     let newer = Message {
         r#type: Some(MessageType::MsgHeartbeatResp as i32),
         to: Some(id),
@@ -301,7 +303,7 @@ fn reads_beyond_what_a_leader_can_ask_for_at_once_wait() {
     let mut world = World::started(3, 2, &[]);
     let leader = world.leader().expect("somebody leads");
     let (id, other) = (world.places[leader].id, world.places[(leader + 1) % 3].id);
-    // Nobody confirms these.
+    // No member confirms these reads.
     let read = |n: u64| Message {
         r#type: Some(MessageType::MsgReadIndex as i32),
         to: Some(id),
@@ -324,7 +326,7 @@ fn a_member_that_runs_3_5_tells_its_name() {
     let mut world = World::started(3, 51, &[]);
     world.lead(0);
     let [leader, other] = [0, 1].map(|at| world.places[at].id);
-    // It puts its attributes into its old store, and all members read that.
+    // A member that runs 3.5 puts its attributes into its v2 store, and all members read them.
     let mut data = Vec::new();
     api::wire::put_number(&mut data, 1, 9);
     api::wire::put_bytes(&mut data, 2, b"PUT");
@@ -357,7 +359,7 @@ fn a_second_learner_is_refused_while_a_member_may_run_etcd() {
         world.places[1].switches.speaks_as_etcd = etcd;
         world.start_all();
         world.lead(0);
-        // Followers hear of it with a heartbeat.
+        // Followers learn of the change with a heartbeat.
         let until = world.places[0].clock.elapsed() + std::time::Duration::from_secs(2);
         world.until("time has gone by", |world| world.places[0].clock.elapsed() >= until);
         let add = |world: &mut World, at: usize, number: usize| {
@@ -380,7 +382,7 @@ fn a_second_learner_is_refused_while_a_member_may_run_etcd() {
     }
 }
 
-/// It used to lead with the next tick.
+/// The member must not wait for the next tick to lead.
 #[test]
 fn a_member_without_others_leads_as_soon_as_it_has_read_its_log() {
     let mut world = World::started(1, 83, &[]);
@@ -388,26 +390,27 @@ fn a_member_without_others_leads_as_soon_as_it_has_read_its_log() {
         world.put(0, &format!("key{n}"), b"value").expect("writes");
     }
     world.kill(0);
-    // Which takes several turns.
+    // Applying the log takes several turns.
     world.places[0].applied_per_turn = 3;
     world.start(0).expect("starts again");
     world.settle().expect("goes on");
     assert_eq!(world.leader(), Some(0));
 }
 
-/// That a member was removed is known for certain by its own log only. What a peer says ends its process, and is not noted: the peer
-/// may be wrong, and a member that refused to start for it might be the one that has the data (docs/operations.md).
+/// Only its own log tells a member for certain that it was removed. The word of a peer ends the process, but
+/// is not recorded: the peer may be wrong, and a member that refused to start because of it might be the one
+/// that has the data (docs/operations.md).
 #[test]
 fn a_member_that_is_told_wrongly_that_it_was_removed_goes_on_once_it_is_started_again() {
     let mut world = World::started(3, 21, &[]);
     world.lead(0);
     world.put(0, "k", b"v").expect("is taken");
-    // By a peer that was made a cluster of its own meanwhile, or by something else that answers at a peer's address.
+    // The sender is a peer that was made a cluster of its own, or another program at a peer's address.
     world.member(2).peering().removed();
     world.until("the member that was told so ends", |world| world.places[2].member.is_none());
     assert!(world.text().contains("has been permanently removed from the cluster"), "{}", world.text());
     world.start(2).expect("nothing in its log says that it was removed");
-    // Its vote counts.
+    // The restarted member's vote counts.
     world.kill(1);
     world.put(0, "k", b"w").expect("two of three are enough");
     assert_eq!(world.get(2, "k"), Some(b"w".to_vec()));

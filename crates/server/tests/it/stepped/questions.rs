@@ -1,4 +1,4 @@
-//! Crowds that ask what only the core answers: lists of leases, their times and keys, the whole state.
+//! Many concurrent requests that only the core can answer: lists of leases, their times and keys, the whole state.
 
 use std::task::{Context, Poll, Waker};
 
@@ -13,13 +13,13 @@ use prost::Message as _;
 
 use super::world::World;
 
-/// What a turn may look at for questions.
+/// Number of items that one turn of the core may visit for these requests.
 const PER_TURN: u64 = 100;
 const LEASES: usize = 20;
-/// Calls of each kind.
+/// Number of calls of each kind.
 const CROWD: usize = 500;
 
-/// Calls that wait for their answers, and the answers.
+/// Calls that wait for responses, and the responses received.
 struct Crowd {
     waiting: Vec<LocalBoxFuture<Result<Bytes, Status>>>,
     answers: Vec<Bytes>,
@@ -34,7 +34,7 @@ impl Crowd {
         crowd
     }
 
-    /// Takes the answers that have come. Returns how many there are.
+    /// Takes the responses that have arrived. Returns their number.
     fn look(&mut self) -> usize {
         let before = self.answers.len();
         self.waiting.retain_mut(|call| match call.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -48,7 +48,7 @@ impl Crowd {
     }
 }
 
-/// One turn of the member's core, and then of its shard.
+/// Runs one turn of the member's core, and then one of its shard.
 fn turn(world: &mut World) {
     let member = world.places[0].member.as_mut().expect("runs");
     member.poll_tasks();
@@ -101,7 +101,7 @@ fn a_turn_of_the_core_answers_so_many_questions_and_a_write_does_not_wait_for_th
         left_at_write.is_some_and(|left| left > CROWD),
         "{left_at_write:?} were left when it was written"
     );
-    // All kinds of questions have had their turns.
+    // Requests of all kinds had their turns.
     let [lists, times, keys] = crowds;
     for answer in lists.answers {
         let list = LeaseLeasesResponse::decode(answer).expect("decodes");
@@ -113,6 +113,6 @@ fn a_turn_of_the_core_answers_so_many_questions_and_a_write_does_not_wait_for_th
         let answer = LeaseTimeToLiveResponse::decode(answer).expect("decodes");
         assert_eq!((answer.granted_ttl, answer.keys.len()), (600, count));
     }
-    // At least what they have cost, and not much more.
+    // The turns are at least the cost of the requests, and not much more.
     assert!((16..40).contains(&turns), "{turns} turns");
 }

@@ -1,5 +1,5 @@
-//! A store whose revision was raised at its restore: what etcd keeps of it, a pair without a key, goes with the state to every
-//! member, and no client sees it.
+//! A store whose revision was raised at its restore. etcd keeps a trace of this, a pair without a key; the
+//! pair is replicated to every member with the state, and no client sees it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ use storage::restoration::{Restoration, RestoredHead};
 use super::world::{Stream, World};
 
 const WORN: &[&str] = &["--snapshot-count=20", "--snapshot-catchup-entries=20"];
-/// The revision to which the store was raised: one put, and 1000.
+/// Revision to which the store was raised: that of one put, plus 1000.
 const RAISED: Revision = Revision(1002);
 
-/// Three members, each restored with a raised revision.
+/// Starts three members, each restored with a raised revision.
 fn raised(seed: u64) -> World {
-    // Whose ids and members those of the restored cluster are.
+    // A cluster whose ids and members the restored cluster takes.
     let model = World::started(3, seed, WORN);
     let members = model.member(0).published().members.as_ref().clone();
     let mut world = World::new(3, seed, WORN);
@@ -67,7 +67,7 @@ fn raised(seed: u64) -> World {
     world
 }
 
-/// The pair, if the member holds it.
+/// Returns the pair without a key, if the member holds it.
 fn pair(world: &World, at: usize) -> Option<ChangeId> {
     let view = Arc::clone(&world.member(at).published().view);
     let snapshot = view.snapshot();
@@ -130,14 +130,14 @@ fn it_goes_with_the_state_to_members_of_both_kinds() {
         until_the_same(&mut world);
         assert!(world.text().contains("installed a snapshot"));
         assert_same(&mut world);
-        // Checkpoints have it, too.
+        // The pair is in checkpoints, too.
         for at in 0..3 {
             world.kill(at);
         }
         world.start_all();
         until_the_same(&mut world);
         assert_same(&mut world);
-        // And whatever is compacted, it stays.
+        // The pair survives every compaction.
         let leader = world.leader().expect("somebody leads");
         writes(&mut world, leader);
         until_the_same(&mut world);

@@ -1,4 +1,4 @@
-//! Entries that take long: the core goes on with everything else meanwhile, and nobody sees a part of them.
+//! Entries that take long to apply: the core continues with everything else, and no client sees a partial result.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -41,7 +41,7 @@ fn op(request: request_op::Request) -> RequestOp {
     RequestOp { request: Some(request) }
 }
 
-/// Members whose slices are of different sizes, with keys `k00000..` of this lease; the first of them leads.
+/// Starts members with slices of different sizes and with keys `k00000..` of this lease; the first member leads.
 fn filled(members: usize, seed: u64, lease: i64, value: &[u8]) -> World {
     let mut world = World::new(members, seed, &[]);
     for (at, place) in world.places.iter_mut().enumerate() {
@@ -84,7 +84,7 @@ fn count(serializable: bool) -> RangeRequest {
     }
 }
 
-/// Whether the member knows that an entry is committed which it has not applied.
+/// Returns true if the member knows of a committed entry that it has not applied.
 fn is_amid(world: &World, at: usize) -> bool {
     let probe = world.member(at).probe();
     probe.commit > probe.applied
@@ -118,7 +118,7 @@ fn while_a_large_deletion_is_applied_heartbeats_go_out_and_reads_are_answered() 
         world.work().expect("all go on");
         if is_amid(&world, 0) && world.member(0).probe().applied == before.applied {
             amid += 1;
-            // Nothing of it is to be seen, and nobody waits who can do without it.
+            // No part of the entry is visible, and calls that do not need it do not wait.
             let found: RangeResponse = world.call(0, Rpc::KvRange, &count(true)).expect("is answered");
             assert_eq!(found.count, KEYS as i64);
             let (published, probe) = (world.member(0).published(), world.member(0).probe());
@@ -142,7 +142,7 @@ fn while_a_large_deletion_is_applied_heartbeats_go_out_and_reads_are_answered() 
     );
     assert!(amid >= KEYS as u64 / SLICE - 2, "it took {amid} turns");
     let heartbeats = heartbeats.load(Ordering::Relaxed);
-    // To two followers.
+    // The heartbeats go to two followers.
     assert!(heartbeats >= amid, "{heartbeats} heartbeats in {amid} turns");
     assert_eq!(world.leader(), Some(0));
     assert_all_same(&mut world);
@@ -162,7 +162,7 @@ fn a_member_that_is_killed_amid_a_deletion_applies_it_whole_after_its_restart() 
         world.crash(killed);
     }
     drop(deletion);
-    // The one that is left has the entry, and may not know that it is committed.
+    // The remaining member has the entry, but may not know that it is committed.
     for at in [0, 1] {
         world.start(at).expect("starts");
     }
@@ -181,7 +181,7 @@ fn nobody_sees_the_keys_of_a_lease_half_revoked() {
     world.until("it is amid the entry", |world| is_amid(world, 0));
     world.work().expect("all go on");
     assert!(is_amid(&world, 0) && world.member(0).probe().leases == 1);
-    // Whoever asks for them waits until it is whole.
+    // A request for the lease's keys waits until the entry is applied completely.
     let keys = LeaseTimeToLiveRequest { id: 77, keys: true };
     let mut keys = begin(&world, 0, Rpc::LeaseTimeToLive, &keys);
     let plain: LeaseTimeToLiveResponse = world
@@ -212,7 +212,7 @@ fn leases_that_are_renewed_in_time_live_though_apply_is_behind() {
     let _deletion = begin(&world, 0, Rpc::KvDeleteRange, &all());
     world.until("it is amid the entry", |world| is_amid(world, 0));
     let began = world.places[0].clock.elapsed();
-    // It waits for the entry.
+    // This renewal waits for the entry.
     let mut early = Box::pin(world.member(0).renew(LeaseId(5)));
     let mut late = None;
     let mut context = Context::from_waker(Waker::noop());
@@ -223,7 +223,7 @@ fn leases_that_are_renewed_in_time_live_though_apply_is_behind() {
             place.clock.advance(Duration::from_millis(100));
         }
         if late.is_none() && world.places[0].clock.elapsed() - began > Duration::from_millis(2500) {
-            // As of what is applied, it comes in time, too.
+            // A renewal that only needs the applied state comes in time, too.
             let mut renewal = Box::pin(world.member(0).renew(LeaseId(6)));
             assert!(renewal.as_mut().poll(&mut context).is_pending());
             late = Some(renewal);
@@ -259,7 +259,7 @@ fn reads_that_wait_for_apply_are_forgotten_with_their_callers() {
     let answer: TxnResponse = world.call(0, Rpc::KvTxn, &txn).expect("is taken");
     assert!(answer.succeeded);
     world.until("the follower knows of it", |world| is_amid(world, slow));
-    // Each is asked for after another write, so that each has an entry of its own to wait for.
+    // Each read follows another write, so that each read waits for an entry of its own.
     let mut reads = Vec::new();
     for n in 1..=40 {
         world.put(0, "other", b"1").expect("is taken");
@@ -269,7 +269,7 @@ fn reads_that_wait_for_apply_are_forgotten_with_their_callers() {
         let (rounds, waiting) = world.member(slow).probe().reads;
         assert!(rounds <= 32 && waiting == n, "{rounds} rounds, {waiting} reads");
     }
-    // Half of the callers go; the others are told that it took too long.
+    // Half of the callers leave; the others get a timeout.
     reads.truncate(20);
     let until = world.places[slow].clock.now() + Duration::from_secs(20);
     world.until("time has gone by", |world| world.places[slow].clock.now() >= until);
@@ -310,7 +310,8 @@ fn a_follower_that_compares_what_is_not_in_memory_waits_for_the_disk_without_its
     world.settle().expect("all go on");
     assert!(is_amid(&world, slow));
     assert_eq!(world.places[slow].disk.reads(), reads, "its core reads nothing itself");
-    // It goes on with all else: it answers the leader, and who can do with what it has.
+    // The follower continues with everything else: it answers the leader, and serves calls that do not need
+    // the entry.
     let term = world.member(slow).probe().term;
     let until = world.places[slow].clock.now() + Duration::from_secs(20);
     world.until("time has gone by", |world| world.places[slow].clock.now() >= until);
@@ -318,7 +319,7 @@ fn a_follower_that_compares_what_is_not_in_memory_waits_for_the_disk_without_its
     let found: RangeResponse = world.call(slow, Rpc::KvRange, &count(true)).expect("is answered");
     assert_eq!(found.count, KEYS as i64);
     world.put(0, "other", b"1").expect("is taken");
-    // Values are fetched many at a time.
+    // The missing values are fetched in batches.
     world.places[slow].member.as_mut().expect("runs").hold_reads(false);
     world.until("it has applied it", |world| !is_amid(world, slow));
     assert!(world.places[slow].disk.reads() > reads);
@@ -329,7 +330,7 @@ fn a_follower_that_compares_what_is_not_in_memory_waits_for_the_disk_without_its
 fn what_followers_hand_on_waits_for_the_log_as_the_leaders_own_does() {
     let mut world = World::started(3, 55, &[]);
     world.lead(0);
-    // So little that what waits for the log is counted.
+    // So little space is left that the bytes waiting for the log are counted.
     let used = world.places[0].disk.used_bytes();
     world.places[0].disk.set_capacity(Some(used + (1 << 20)));
     let until = world.places[0].clock.now() + Duration::from_secs(3);
@@ -357,7 +358,7 @@ fn what_followers_hand_on_waits_for_the_log_as_the_leaders_own_does() {
     assert_eq!(found.count, 40);
 }
 
-/// Makes `bob`, who may write `bob` only, enables authentication, and gives bob's and root's tokens.
+/// Creates `bob`, who may write only `bob`, and enables authentication. Returns bob's and root's tokens.
 pub fn with_bob(world: &mut World) -> (String, String) {
     let password = || "p".to_owned();
     for name in ["root", "bob"] {

@@ -1,4 +1,4 @@
-//! Values that are not in memory: nobody waits for them but who wants them, and nobody gets anything else for them.
+//! Values that are not in memory: only calls that need a value wait for it, and no call gets wrong data instead.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -28,7 +28,7 @@ fn poll(call: &mut Call) -> Poll<Result<Bytes, Status>> {
 
 fn value_of(n: usize) -> Vec<u8> {
     let mut value = format!("value {n} ").into_bytes();
-    // Some are so large that their answer is made in pieces, some are empty.
+    // Some values are so large that their response comes in pieces, and some are empty.
     value.resize(
         match n % 7 {
             0 => 6000,
@@ -40,7 +40,7 @@ fn value_of(n: usize) -> Vec<u8> {
     value
 }
 
-/// A member with keys `k000..`, values of all sizes, some written over.
+/// Starts a member with keys `k000..` and values of all sizes, some of them overwritten.
 fn filled(seed: u64, keys: usize) -> World {
     let mut world = World::started(1, seed, &[]);
     for n in 0..keys {
@@ -61,7 +61,7 @@ fn hold(world: &mut World, held: bool) {
     world.places[0].member.as_mut().expect("runs").hold_reads(held);
 }
 
-/// One read that somebody waits for.
+/// Does one pending read. Returns false if there is none.
 fn read(world: &mut World) -> bool {
     world.places[0].member.as_mut().expect("runs").read_step()
 }
@@ -93,14 +93,14 @@ fn a_call_that_waits_for_the_disk_holds_up_no_other() {
         assert!(poll(&mut all).is_pending() && poll(&mut one).is_pending() && poll(&mut txn).is_pending());
     }
     assert_eq!(world.places[0].disk.reads(), reads, "the shard reads nothing itself");
-    // Meanwhile others are answered: writes, and reads of what is at hand.
+    // Other calls are answered in the meantime: writes, and reads of values in memory.
     world.put(0, "other", b"1").expect("is taken");
     misses(&world, 0);
     assert_eq!(world.get(0, "other"), Some(b"1".to_vec()));
     assert_eq!(world.get(0, "k002"), Some(value_of(2)));
     misses(&world, 1000);
     assert!(poll(&mut all).is_pending() && poll(&mut one).is_pending() && poll(&mut txn).is_pending());
-    // The readers take turns: who wants one value does not wait behind who wants forty.
+    // Calls take turns in reading: a call for one value does not wait behind a call for forty.
     let mut steps = 0;
     while poll(&mut one).is_pending() {
         assert!(read(&mut world), "it waits for nothing else");
@@ -115,7 +115,8 @@ fn a_call_that_waits_for_the_disk_holds_up_no_other() {
     assert_eq!(txn.responses.len(), 2);
 }
 
-/// Whether another call is answered while this one waits for the disk, and the shard reads nothing for it itself.
+/// Checks that another call is answered while this one waits for the disk, and that the shard itself reads
+/// nothing. Returns the response to this call.
 fn holds_up_nobody(world: &mut World, rpc: Rpc, request: &impl prost::Message) -> Bytes {
     misses(world, 1000);
     hold(world, true);
@@ -176,10 +177,10 @@ fn values_that_are_sorted_by_are_fetched() {
 
 #[test]
 fn previous_values_beside_a_range_are_fetched() {
-    // What the puts of one world give back from memory, those of its twin give back from the disk.
+    // One world returns previous values from memory; its twin reads the same values from the disk.
     let answers = [false, true].map(|cold| {
         let mut world = filled(13, 60);
-        // With these it is more than is answered at once.
+        // With these keys, the response is too large to be made at once.
         for n in 50..53 {
             world.put(0, &format!("k{n:03}"), &vec![n as u8; 100_000]).expect("is taken");
         }
@@ -256,7 +257,7 @@ fn questions() -> Vec<(Rpc, Vec<u8>)> {
     let mut all: Vec<(Rpc, Vec<u8>)> =
         ranges.iter().map(|range| (Rpc::KvRange, range.encode_to_vec())).collect();
     for right in [true, false] {
-        // What is compared decides what is read: zeros in its place would choose the other branch.
+        // The comparison selects the branch: zeros in place of the value would select the other branch.
         let value = if right { value_of(8) } else { vec![0; value_of(8).len()] };
         let txn = TxnRequest {
             compare: vec![is("k008", value)],
@@ -333,7 +334,7 @@ fn a_damaged_value_fails_its_own_call_alone_and_with_the_same_words() {
         let failed =
             world.call::<_, RangeResponse>(0, Rpc::KvRange, &all_keys()).expect_err("one is damaged");
         told.push(failed.message.into_owned());
-        // Its neighbours, which are read along with it, are well.
+        // The neighbouring values, which are read in the same operation, are intact.
         assert_eq!(world.get(0, "k023"), Some(value_of(23)));
         let near = RangeRequest { key: "k023".into(), range_end: "k029".into(), ..RangeRequest::default() };
         let near: RangeResponse = world.call(0, Rpc::KvRange, &near).expect("all of these are well");
@@ -342,7 +343,7 @@ fn a_damaged_value_fails_its_own_call_alone_and_with_the_same_words() {
     assert!(told.iter().all(|message| message == &told[0]), "{told:?}");
 }
 
-/// Where a value lies.
+/// Returns the file and the offset at which a value is stored.
 fn place_of(world: &World, value: &[u8]) -> (PathBuf, u64) {
     let disk = &world.places[0].disk;
     for (path, _) in disk.files().into_iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "seg"))
@@ -363,7 +364,7 @@ fn values_that_are_moved_while_their_reads_are_queued_are_read_where_they_are() 
     let mut all = begin(&world, Rpc::KvRange, &all_keys());
     world.settle().expect("all goes on");
     assert!(poll(&mut all).is_pending());
-    // Writing one key over and over makes garbage, so that what lives among it is moved and segments are released.
+    // Overwriting one key makes garbage, so that live values between the garbage are moved and segments are released.
     let segments = |world: &World| {
         let mut names: Vec<PathBuf> =
             world.places[0].disk.files().into_iter().map(|(path, _)| path).collect();
@@ -435,7 +436,7 @@ fn a_call_that_waits_for_the_disk_keeps_no_memory() {
             DeleteRangeRequest { key: "k".into(), range_end: "l".into(), prev_kv: true }.encode_to_vec(),
         ),
     ];
-    // What is written meanwhile, and compacted: much of it are new versions of the same keys.
+    // Writes and compacts while the call waits; many writes are new versions of the same keys.
     let write = |world: &mut World| {
         for n in 0..200 {
             world.put(0, &format!("k{:03}", (n * 7) % 60), &[1; 20]).expect("is taken");
@@ -472,7 +473,8 @@ fn a_call_that_waits_for_the_disk_keeps_no_memory() {
             (answer, growth)
         });
         let [(warm, alone), (cold, beside)] = worlds;
-        // What compares first waits for that, and reads then.
+        // A transaction with comparisons waits for their values, and then reads the newest state, which
+        // differs between the worlds.
         let is_of_then = TxnRequest::decode(request.as_slice()).is_ok_and(|txn| !txn.compare.is_empty());
         assert!(if rpc == Rpc::KvTxn && is_of_then { cold.is_ok() } else { warm == cold }, "{rpc:?}");
         assert!(warm.is_ok_and(|answer| answer.len() > 20));
@@ -526,7 +528,7 @@ fn a_client_that_takes_a_byte_at_a_time_does_not_cost_a_read_for_each_value() {
         }
         let reads = world.places[0].disk.reads() - reads;
         assert!(taken.len() == len && plain.is_none_or(|plain| plain == taken));
-        // Segments are small, and values of different ones are never neighbours.
+        // Segments are small, and values in different segments are never neighbours.
         assert!(reads <= len as u64 / 4096, "{rpc:?}: {reads} reads for {len} bytes");
         misses(&world, 0);
     }
@@ -569,7 +571,7 @@ fn what_a_transaction_compares_is_fetched_before_the_core_has_it() {
 #[test]
 fn what_a_transaction_compares_in_large_ranges_is_fetched_too() {
     let mut world = filled(14, 700);
-    // Each value has to be read, for its order matters.
+    // An ordering comparison has to read every value.
     let txn = TxnRequest {
         compare: vec![Compare {
             key: "k".into(),
@@ -591,7 +593,7 @@ fn what_a_transaction_compares_in_large_ranges_is_fetched_too() {
     assert_eq!(world.get(0, "done"), Some(Vec::new()));
 }
 
-/// A transaction that reads, if these keys have these values.
+/// Returns a transaction that reads if these keys have these values.
 fn reads_if(keys: impl Iterator<Item = (String, Vec<u8>)>) -> TxnRequest {
     let compare = |(key, value): (String, Vec<u8>)| Compare {
         key: key.into(),
@@ -608,7 +610,7 @@ fn reads_if(keys: impl Iterator<Item = (String, Vec<u8>)>) -> TxnRequest {
     }
 }
 
-/// A transaction that reads, if these values come before another.
+/// Returns a transaction that reads if the values of these keys are less than `than`.
 fn reads_if_less(keys: impl Iterator<Item = String>, than: &[u8]) -> TxnRequest {
     let compare = |key: String| Compare {
         key: key.into(),
@@ -638,7 +640,7 @@ fn what_a_transaction_compares_is_fetched_together_though_all_of_it_changes_all_
     rewrite(&mut world, 0);
     misses(&world, 1000);
     hold(&mut world, true);
-    // It ends at the first value that is missing.
+    // The comparison ends at the first value that is missing.
     let compare = Compare {
         key: "c".into(),
         range_end: "d".into(),
@@ -648,7 +650,7 @@ fn what_a_transaction_compares_is_fetched_together_though_all_of_it_changes_all_
     };
     let request = TxnRequest { compare: vec![compare], ..reads_if(std::iter::empty()) };
     let mut call = begin(&world, Rpc::KvTxn, &request);
-    // Whenever it has looked at all that it compares, all of it changes; after some passes it is content with a moment.
+    // The compared keys change after every pass; after some passes, the transaction uses the state of one moment.
     let mut round = 0;
     let answer = loop {
         world.settle().expect("all goes on");
@@ -681,7 +683,7 @@ fn what_a_call_takes_from_the_readers_is_charged_to_its_connection() {
     let (idle, _others) = (connection.held_bytes(), other.hold(1 << 20));
     let request = reads_if_less((0..COMPARED).map(large), b"b");
 
-    // One alone: what it has taken is its connection's, also while more is on its way, and until it is over.
+    // A single call: what it has read is charged to its connection while it waits for more, and until it ends.
     let mut call = begin(&world, Rpc::KvTxn, &request);
     let (mut most, mut steps) = (0, 0);
     let answer = loop {
@@ -702,7 +704,7 @@ fn what_a_call_takes_from_the_readers_is_charged_to_its_connection() {
     assert!(TxnResponse::decode(answer.expect("is answered")).expect("decodes").succeeded);
     assert_eq!((most, connection.held_bytes()), (COMPARED * LARGE_BYTES, idle));
 
-    // Many together exceed the budget: it is their connection that has to go.
+    // Many calls together exceed the budget, so their connection is shed.
     let mut calls: Vec<Call> = (0..6).map(|_| begin(&world, Rpc::KvTxn, &request)).collect();
     while budget.connections_shed() == 0 {
         world.settle().expect("all goes on");
@@ -733,7 +735,7 @@ fn what_a_transaction_that_reads_compares_is_fetched_at_once() {
         assert!(polls < 100, "it waits, and nothing is to be read");
     };
     assert!(TxnResponse::decode(answer.expect("is answered")).expect("decodes").succeeded);
-    // What its first pass found missing, all that it compares, and what it answers.
+    // One round for values missing in the first pass, one for all compared values, one for the response.
     assert!(rounds <= 3, "{rounds}");
 }
 
@@ -750,7 +752,7 @@ fn a_transaction_that_reads_and_waits_for_the_disk_is_of_the_newest_state() {
     let revision = world.member(0).probe().revision;
     hold(&mut world, false);
     let answer = TxnResponse::decode(world.run(call).expect("is answered")).expect("decodes");
-    // As of a moment, a walk passes over all that was written and deleted since.
+    // The transaction reads the newest state, not the state in which it began.
     assert!(!answer.succeeded);
     assert_eq!(answer.header.expect("has one").revision, revision.0);
 }
@@ -846,7 +848,7 @@ fn what_is_read_for_a_watch_whose_client_takes_nothing_is_taken_from_the_readers
     serve(&world, &stream, [new, history]);
     world.settle().expect("all goes on");
     assert!(events(&stream).is_empty() && world.places[0].member.as_ref().expect("runs").wants_read());
-    // A response waits for the client, in front of the history.
+    // A response to the client is queued before the events of the history.
     stream.is_shut.set(true);
     misses(&world, 0);
     world.put(0, "new", b"1").expect("is taken");
@@ -861,7 +863,7 @@ fn what_is_read_for_a_watch_whose_client_takes_nothing_is_taken_from_the_readers
 #[test]
 fn large_previous_values_of_one_revision_are_fetched_a_part_at_a_time() {
     let mut world = World::started(1, 10, &[]);
-    // More than a turn of the shard makes events of.
+    // More bytes than one turn of the shard turns into events.
     for n in 0..20 {
         world.put(0, &format!("k{n:03}"), &vec![n as u8; 500_000]).expect("is taken");
     }

@@ -1,5 +1,5 @@
-//! Users in a cluster whose members do not all know the newest, what strangers may have a member write into its log, and what is
-//! expensive of users, roles and leases.
+//! Users in a cluster in which some members lag, the writes that unauthenticated callers can cause, and the
+//! cost of operations on users, roles and leases.
 
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -65,14 +65,14 @@ fn who_authenticates_again_at_once_gets_the_same_token_without_an_entry() {
             world.wait();
         }
     };
-    // The token of `with_bob` is not issued again.
+    // The token that `with_bob` returned is not issued again.
     pass_a_moment(&mut world);
     let first = log_in(&mut world, "p").expect("is right");
     assert_eq!(log_in(&mut world, "p"), Ok(first.clone()));
     assert_eq!(log_in(&mut world, "wrong"), Err(error::AUTH_FAILED));
     assert_eq!(reads(&mut world, &first.0), Ok(()));
 
-    // Another password: the old one is refused, and the new one does not bring the old token back.
+    // After a password change, the old password is refused, and the new one does not make the old token valid again.
     world.member(0).present(Some(&root));
     let change =
         AuthUserChangePasswordRequest { name: "bob".into(), password: "q".into(), ..Default::default() };
@@ -129,7 +129,7 @@ fn a_transaction_that_names_no_key_is_not_proposed_for_nobody() {
     assert_eq!(world.member(0).published().applied_index, before);
 }
 
-/// Writes of all kinds, each of more than nothing.
+/// Returns writes of all kinds, each with a payload.
 fn writes() -> Vec<(Rpc, Vec<u8>)> {
     let put = || PutRequest { key: "alice".into(), value: vec![7; 100_000].into(), ..PutRequest::default() };
     let op = RequestOp { request: Some(Request::RequestPut(put())) };
@@ -154,7 +154,7 @@ fn writes() -> Vec<(Rpc, Vec<u8>)> {
 
 #[test]
 fn what_a_caller_may_not_write_does_not_become_an_entry_and_raises_no_alarm() {
-    // A put is as much as the quota.
+    // A single put is as large as the quota.
     let mut world = World::started(1, 77, &["--quota-backend-bytes=100000"]);
     let (bob, _) = with_bob(&mut world);
     let before = world.member(0).published().applied_index;
@@ -175,7 +175,7 @@ fn what_a_caller_may_not_write_does_not_become_an_entry_and_raises_no_alarm() {
     let published = world.member(0).published();
     assert_eq!(published.applied_index, before);
     assert!(!published.alarms.any(AlarmType::Nospace as i32));
-    // Who may is refused by the quota, as ever.
+    // A caller with permission is refused by the quota, as usual.
     let put = PutRequest { key: "bob".into(), value: vec![7; 100_000].into(), ..PutRequest::default() };
     assert_eq!(world.call::<_, PutResponse>(0, Rpc::KvPut, &put).map(drop), Err(error::NO_SPACE));
     world.until("the alarm is raised", |world| {
@@ -183,7 +183,7 @@ fn what_a_caller_may_not_write_does_not_become_an_entry_and_raises_no_alarm() {
     });
 }
 
-/// Waits until all of three members know the users.
+/// Waits until all three members know the users.
 fn all_know(world: &mut World) {
     world.until("all know the users", |world| {
         (0..3).all(|at| {
@@ -194,7 +194,7 @@ fn all_know(world: &mut World) {
     });
 }
 
-/// Has the third member hear of no entry from now on.
+/// From now on, the third member receives no entries.
 fn lag(world: &World) {
     let lags = world.places[2].id;
     world.lose(Some(Box::new(move |message| {
@@ -202,7 +202,7 @@ fn lag(world: &World) {
     })));
 }
 
-/// Grants leases and puts a key with each.
+/// Grants leases, and puts a key with each.
 fn with_leases(world: &mut World, leases: &[(i64, &str)]) {
     for (id, key) in leases {
         let grant = LeaseGrantRequest { ttl: 6000, id: *id };
@@ -228,7 +228,7 @@ fn who_may_not_write_the_keys_of_a_lease_has_no_revocation_proposed() {
     }
     assert_eq!(world.member(0).published().applied_index, before);
 
-    // A key that was deleted elsewhere no longer counts, though the member that is asked has not heard of it.
+    // A key that was deleted through another member no longer counts, even if the member that gets the request lags.
     lag(&world);
     world.member(0).present(Some(&root));
     let delete = DeleteRangeRequest { key: "alice".into(), ..DeleteRangeRequest::default() };
@@ -274,7 +274,7 @@ fn a_token_of_root_from_before_its_password_was_changed_changes_nothing_at_a_mem
         for ((rpc, _), answer) in asked.iter().zip(world.run_all(calls)) {
             assert_eq!(answer.map(drop), Err(error::AUTH_OLD_REVISION), "{rpc:?} {options:?}");
         }
-        // The new one is good for all of it.
+        // The new token is valid for all calls.
         let request = AuthenticateRequest { name: "root".into(), password: "q".into() };
         let answer: AuthenticateResponse = world.call(2, Rpc::Authenticate, &request).expect("is right");
         world.member(2).present(Some(&answer.token));
@@ -292,7 +292,7 @@ fn strangers_who_wait_to_be_refused_leave_places_for_others() {
     world.lead(0);
     let (bob, _) = with_bob(&mut world);
     all_know(&mut world);
-    // Nothing is confirmed to this member.
+    // A quorum cannot confirm anything to this member.
     world.cut(2, true);
     let put = PutRequest { key: "bob".into(), ..PutRequest::default() }.encode_to_vec();
     let range = RangeRequest { key: "bob".into(), ..RangeRequest::default() }.encode_to_vec();
@@ -313,19 +313,19 @@ fn strangers_who_wait_to_be_refused_leave_places_for_others() {
     let (others, refused) = ask(&world, Rpc::KvRange, &range);
     assert_eq!(others.len(), 0);
     assert!(refused.iter().all(|answer| *answer == Err(error::TOO_MANY_REQUESTS)));
-    // Tokens that are not known here wait apart: one of them may be a user's.
+    // Requests with unknown tokens wait in a separate queue: one of the tokens may belong to a user.
     world.member(2).present(Some("madeupmadeupmade.9999999999"));
     let (unknown, refused) = ask(&world, Rpc::KvRange, &range);
     assert!((1..CROWD / 2).contains(&unknown.len()), "{} wait", unknown.len());
     assert!(refused.iter().all(|answer| *answer == Err(error::TOO_MANY_REQUESTS)));
-    // What only root may write is refused at once, too.
+    // Writes that only root may make are refused at once, too.
     world.member(2).present(None);
     for (rpc, request) in of_root() {
         let mut call = world.member(2).call(rpc, request.into());
         let answer = call.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert_eq!(answer.map_ok(drop), Poll::Ready(Err(error::USER_EMPTY)), "{rpc:?}");
     }
-    // A user has a place.
+    // A request of a known user is not refused.
     world.member(2).present(Some(&bob));
     let read = world.member(2).call(Rpc::KvRange, range.into());
     world.cut(2, false);
@@ -336,7 +336,7 @@ fn strangers_who_wait_to_be_refused_leave_places_for_others() {
     for answer in world.run_all(unknown) {
         assert_eq!(answer.map(drop), Err(error::INVALID_AUTH_TOKEN));
     }
-    // Their places are free again.
+    // The queue slots of the unauthenticated requests are free again.
     world.member(2).present(None);
     let read = world.call::<_, RangeResponse>(
         2,
@@ -346,7 +346,7 @@ fn strangers_who_wait_to_be_refused_leave_places_for_others() {
     assert_eq!(read.map(drop), Err(error::USER_EMPTY));
 }
 
-/// Writes that only root may make.
+/// Returns writes that only root may make.
 fn of_root() -> Vec<(Rpc, Vec<u8>)> {
     let raise = AlarmRequest { action: 1, alarm: 1, ..AlarmRequest::default() };
     let add = MemberAddRequest { peer_urls: vec!["http://127.0.0.1:1".into()], ..Default::default() };
@@ -369,7 +369,7 @@ fn who_is_not_root_is_refused_by_name_where_there_is_no_leader() {
     for (token, refusal) in [
         (None, error::USER_EMPTY),
         (Some(&bob), error::PERMISSION_DENIED),
-        // Root may, and is told that nothing can be confirmed.
+        // Root has permission, and gets a timeout since no quorum can confirm anything.
         (Some(&root), error::TIMEOUT),
     ] {
         world.member(2).present(token.map(|token| &**token));
@@ -414,7 +414,7 @@ fn a_member_that_lags_refuses_no_write_that_is_allowed_by_now() {
     all_know(&mut world);
     let put = |key: &str| PutRequest { key: key.to_owned().into(), ..PutRequest::default() }.encode_to_vec();
 
-    // A right that was granted elsewhere: as when the entry was applied, the call is told that users have changed.
+    // A permission that was granted through another member: the call gets the error that the users have changed.
     lag(&world);
     world.member(0).present(Some(&root));
     let perm = Permission { perm_type: 2, key: "alice".into(), ..Permission::default() };
@@ -430,7 +430,7 @@ fn a_member_that_lags_refuses_no_write_that_is_allowed_by_now() {
     let asked = world.member(2).call(Rpc::KvPut, put("carol").into());
     assert_eq!(world.run(asked).map(drop), Err(error::PERMISSION_DENIED));
 
-    // Authentication that was switched off elsewhere.
+    // Authentication was disabled through another member.
     lag(&world);
     let _: AuthDisableResponse = world.call(0, Rpc::AuthDisable, &AuthDisableRequest {}).expect("is off");
     assert!(world.member(2).published().auth.is_enabled(), "it has not heard of it");
@@ -467,7 +467,7 @@ fn a_slow_request_is_told_by_its_own_name_though_others_came_while_its_password_
     }
 }
 
-/// How many of these calls, made at the same time, are not refused.
+/// Sends these calls concurrently. Returns how many are not refused.
 fn taken(world: &mut World, rpc: Rpc, requests: Vec<impl Message>) -> usize {
     let calls = requests.iter().map(|request| world.member(0).call(rpc, request.encode_to_vec().into()));
     let calls: Vec<_> = calls.collect();

@@ -1,4 +1,4 @@
-//! Members in one thread, and the plainest links there are: what is sent arrives at once, unless a member is cut off.
+//! Members in one thread, with the simplest possible links: messages arrive at once, unless a member is cut off.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -25,7 +25,7 @@ use replica::peer_links::{Answered, PeerLinks};
 use telemetry::logging::{Format, Level, Logger};
 use tokio::sync::oneshot;
 
-/// What is on its way between members.
+/// An item in transit between members.
 enum Letter {
     Messages {
         to: u64,
@@ -35,14 +35,14 @@ enum Letter {
         message: Message,
         source: Box<dyn SnapshotSource>,
     },
-    /// The receiver has said what it has.
+    /// The receiver has reported which part of the snapshot it holds already.
     Opened {
         message: Message,
         source: Box<dyn SnapshotSource>,
-        /// `None` where it runs etcd.
+        /// `None` if the receiver runs etcd.
         held: Option<Bytes>,
     },
-    /// The receiver has taken the state, or not.
+    /// The receiver has taken the snapshot, or refused it.
     Taken {
         from: u64,
         to: u64,
@@ -55,34 +55,34 @@ enum Letter {
     },
 }
 
-/// Says of a message that arrives whether it is lost.
+/// Callback that returns true if an arriving message is to be lost.
 pub type Losing = Box<dyn FnMut(&Message) -> bool + Send>;
 
-/// Changes a snapshot on its way: its message and pieces.
+/// Callback that changes a snapshot in transit: its message and its pieces.
 pub type Spoiling = Box<dyn FnMut(&mut Message, &mut Vec<io::Result<Bytes>>) + Send>;
 
-/// Answers a request in place of the member that it is for, or leaves it to that.
+/// Callback that answers a request in place of its receiver; `None` leaves the request to the receiver.
 pub type Answering = Box<dyn FnMut(&Request<Bytes>) -> Option<Response<Bytes>> + Send>;
 
-/// Letters, who is reachable, and all that was sent or said.
+/// Items in transit, reachable members, and the trace of everything sent or logged.
 #[derive(Default)]
 pub struct Post {
     letters: VecDeque<Letter>,
-    /// By member id: since when the member can be reached, by its own clock.
+    /// Time since when each member is reachable, by its own clock; the key is the member id.
     up: BTreeMap<u64, Instant>,
-    /// How many snapshots are to break off half way.
+    /// Number of snapshot transfers to interrupt half way.
     pub breaks: u32,
-    /// Whether snapshots go as databases, as from and to members that run etcd, and what becomes of each.
+    /// If set, snapshots are sent as databases, as between members that run etcd, and this callback may change each.
     pub databases: Option<Spoiling>,
-    /// Whether no member knows of another that it is connected, though messages arrive.
+    /// True if no member knows that another is connected, although messages arrive.
     pub strangers: bool,
-    /// The releases that members tell, by member id.
+    /// Releases that members report, by member id.
     pub releases: BTreeMap<u64, (u32, u32)>,
-    /// Says of each message, when it arrives, whether it is lost.
+    /// Decides for each arriving message whether it is lost.
     pub loses: Option<Losing>,
-    /// Answers requests outside of raft, as a member would that runs etcd.
+    /// Answers requests outside of raft, in place of a member that runs etcd.
     pub answers: Option<Answering>,
-    /// Why states that were sent were not taken, one after the other.
+    /// Reasons why snapshots were refused, in order.
     pub refused: Vec<String>,
     pub trace: Vec<String>,
 }
@@ -94,9 +94,9 @@ fn lock(post: &Shared) -> MutexGuard<'_, Post> {
 }
 
 struct Links {
-    /// The number of its place, for the trace.
+    /// Number of the member's place, for the trace.
     number: u64,
-    /// Its id, known once the member is open.
+    /// Id of the member, known once the member is open.
     id: Arc<AtomicU64>,
     post: Shared,
 }
@@ -151,7 +151,7 @@ impl Post {
     }
 }
 
-/// A member's log lines, into the trace.
+/// Writes a member's log lines to the trace.
 struct Lines(u64, Shared);
 
 impl Write for Lines {
@@ -166,43 +166,44 @@ impl Write for Lines {
     }
 }
 
-/// Size of a segment, unless a place says another.
+/// Size of a log segment in bytes, unless the place sets another.
 const SEGMENT_BYTES: u32 = 16 << 10;
 
-/// One place where a member runs, or does not.
+/// A place at which a member can run.
 pub struct Place {
     config: Config,
     number: u64,
     pub disk: MemDisk,
     pub clock: Arc<HandClock>,
     pub member: Option<Stepped>,
-    /// Its log does nothing, as if the disk did not come back from a sync.
+    /// If true, the log gets no turns, as if the disk did not return from an fsync.
     pub log_held: bool,
-    /// Its checkpointer does nothing.
+    /// If true, the checkpointer gets no turns.
     pub checkpointer_held: bool,
-    /// Take effect with the next start.
+    /// Test switches; take effect with the next start.
     pub switches: Switches,
-    /// Size of a segment of its log; from the next start on.
+    /// Size of a log segment in bytes; takes effect with the next start.
     pub segment_bytes: u32,
-    /// What one turn of its core applies at most; from the next start on.
+    /// Number of entries that one turn of the core applies at most; takes effect with the next start.
     pub applied_per_turn: u64,
-    /// What one turn of its core looks at for questions; from the next start on.
+    /// Number of items that one turn of the core visits for requests about the state; takes effect with the
+    /// next start.
     pub questions_per_turn: u64,
-    /// When its log last looked at its disk for no other reason.
+    /// Time when the log last got a turn only to check its disk.
     looked: Instant,
-    /// Of one that joins others.
+    /// Identity and first entries of a member that joins others.
     beginning: Option<Beginning>,
-    /// Its id, once it has run.
+    /// Id of the member, once it has run.
     pub id: u64,
 }
 
-/// Places and the post between them.
+/// The places of the members, and the links between them.
 pub struct World {
     pub places: Vec<Place>,
     pub post: Shared,
 }
 
-/// Thresholds so low that a few dozen entries bring all of it about.
+/// Thresholds so low that a few dozen entries cause checkpoints and reclaim space.
 pub const THRESHOLDS: Thresholds = Thresholds {
     checkpoint_log_bytes: 32 << 10,
     checkpoint_entries: 40,
@@ -235,7 +236,7 @@ fn config(number: usize, members: usize, options: &[&str]) -> Config {
 }
 
 impl World {
-    /// So many places, with nobody in them.
+    /// Creates a world with this many places, in which no member runs yet.
     pub fn new(members: usize, seed: u64, options: &[&str]) -> World {
         let epoch = Instant::now();
         let places = (1..=members)
@@ -259,13 +260,13 @@ impl World {
         World { places, post: Shared::default() }
     }
 
-    /// Gives a member other options from its next start on.
+    /// Sets the options of a member; they take effect with its next start.
     pub fn set_options(&mut self, at: usize, options: &[&str]) {
         let members = self.places.len();
         self.places[at].config = config(at + 1, members, options);
     }
 
-    /// Starts all members of places where none runs, and waits until they are ready to serve.
+    /// Starts the members of all places in which none runs, and waits until they are ready to serve.
     pub fn start_all(&mut self) {
         for at in 0..self.places.len() {
             if self.places[at].member.is_none() {
@@ -275,7 +276,7 @@ impl World {
         self.until("all are ready", |world| world.members().all(Stepped::is_ready));
     }
 
-    /// One more place, for a member that joins the others.
+    /// Adds a place for a member that joins the others. Returns its index.
     pub fn add_place(&mut self, beginning: Beginning) -> usize {
         let number = self.places.len() + 1;
         let clock = HandClock::new(self.places[0].clock.now(), self.places[0].clock.wall());
@@ -298,7 +299,7 @@ impl World {
         number - 1
     }
 
-    /// So many members, ready to serve.
+    /// Creates a world with this many members that are ready to serve.
     pub fn started(members: usize, seed: u64, options: &[&str]) -> World {
         let mut world = World::new(members, seed, options);
         world.start_all();
@@ -313,12 +314,12 @@ impl World {
         self.places[at].member.as_ref().expect("runs")
     }
 
-    /// Starts, or starts again, the member of a place.
+    /// Starts or restarts the member of a place.
     pub fn start(&mut self, at: usize) -> Result<(), String> {
         let place = &mut self.places[at];
         let lines = Box::new(Lines(place.number, Arc::clone(&self.post)));
         let clock = Clock::by_hand(&place.clock);
-        // Time goes by between two runs of a process.
+        // Some time passes between two runs of a process.
         place.clock.advance(Duration::from_millis(20));
         let id = Arc::new(AtomicU64::new(0));
         let links = Links { number: place.number, id: Arc::clone(&id), post: Arc::clone(&self.post) };
@@ -347,20 +348,20 @@ impl World {
         Ok(())
     }
 
-    /// The process ends as by kill -9, and the machine's power goes.
+    /// Ends the member as by a power failure: kill -9, and the loss of unsynced writes.
     pub fn crash(&mut self, at: usize) {
         self.kill(at);
         self.places[at].disk.crash();
     }
 
-    /// The process ends as by kill -9.
+    /// Ends the member as by kill -9.
     pub fn kill(&mut self, at: usize) {
         let place = &mut self.places[at];
         place.member = None;
         lock(&self.post).up.remove(&place.id);
     }
 
-    /// Cuts a member off, or connects it again.
+    /// Cuts a member off, or reconnects it.
     pub fn cut(&mut self, at: usize, cut: bool) {
         let id = self.places[at].id;
         let mut post = lock(&self.post);
@@ -371,11 +372,11 @@ impl World {
         }
     }
 
-    /// Does all there is to do now; whether there was anything.
+    /// Does all work that is possible now. Returns true if there was any.
     ///
     /// # Errors
     ///
-    /// Why a member cannot go on.
+    /// The reason why a member cannot continue.
     pub fn work(&mut self) -> Result<bool, String> {
         let mut worked = false;
         for place in &mut self.places {
@@ -492,7 +493,7 @@ impl World {
         }
     }
 
-    /// Time goes on to when something is due. A log looks every second whether its disk has room again.
+    /// Advances time to the next event. A log checks every second whether its disk has free space again.
     pub fn wait(&mut self) {
         for place in &mut self.places {
             let now = place.clock.now();
@@ -514,7 +515,7 @@ impl World {
         }
     }
 
-    /// Goes on until it is so.
+    /// Runs the world until the condition holds.
     pub fn until(&mut self, what: &str, mut is: impl FnMut(&World) -> bool) {
         for _ in 0..100_000 {
             if is(self) {
@@ -532,16 +533,16 @@ impl World {
         panic!("it never came so far that {what}:\n{}", last.concat());
     }
 
-    /// Runs a future to its end, while the members do their work.
+    /// Runs a future to its end, while the members work.
     pub fn run<T>(&mut self, future: impl Future<Output = T>) -> T {
         self.try_run(future).expect("all go on")
     }
 
-    /// As [`World::run`].
+    /// Runs a future like [`World::run`].
     ///
     /// # Errors
     ///
-    /// Why a member cannot go on.
+    /// The reason why a member cannot continue.
     pub fn try_run<T>(&mut self, future: impl Future<Output = T>) -> Result<T, String> {
         let mut future = Box::pin(future);
         let mut context = Context::from_waker(Waker::noop());
@@ -556,7 +557,7 @@ impl World {
         panic!("the call never ended");
     }
 
-    /// A call to the member of a place.
+    /// Makes a call at the member of a place.
     pub fn call<Q: prost::Message, A: prost::Message + Default>(
         &mut self,
         at: usize,
@@ -567,7 +568,7 @@ impl World {
         self.run(answer).map(|bytes| A::decode(bytes).expect("decodes"))
     }
 
-    /// Runs several calls at once, each at its member: their answers in the same order.
+    /// Runs several calls concurrently. Returns their responses in the same order.
     pub fn run_all<T>(&mut self, futures: Vec<impl Future<Output = T>>) -> Vec<T> {
         let mut open: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), None)).collect();
         self.run(std::future::poll_fn(move |context| {
@@ -583,7 +584,7 @@ impl World {
         }))
     }
 
-    /// Has a client move leadership to the member of a place.
+    /// Transfers leadership to the member of a place, on a client's request.
     pub fn lead(&mut self, at: usize) {
         let leader = self.leader().expect("somebody leads");
         if leader != at {
@@ -594,12 +595,12 @@ impl World {
         self.until("it leads", |world| world.leader() == Some(at));
     }
 
-    /// All that was sent and said so far.
+    /// Returns everything that was sent and logged so far, as text.
     pub fn text(&self) -> String {
         lock(&self.post).trace.concat()
     }
 
-    /// Which of the messages that arrive from now on are lost; none with `None`.
+    /// Sets which messages are lost from now on; `None` for no losses.
     pub fn lose(&self, loses: Option<Losing>) {
         lock(&self.post).loses = loses;
     }
@@ -616,16 +617,16 @@ impl World {
         found.kvs.into_iter().next().map(|kv| kv.value.to_vec())
     }
 
-    /// Where the leader is.
+    /// Returns the place of the leader.
     pub fn leader(&self) -> Option<usize> {
         self.places.iter().position(|place| place.member.as_ref().is_some_and(|m| m.probe().settled))
     }
 
-    /// Does all there is to do without time going on.
+    /// Does all work that is possible without advancing time.
     ///
     /// # Errors
     ///
-    /// Why a member cannot go on.
+    /// The reason why a member cannot continue.
     pub fn settle(&mut self) -> Result<(), String> {
         while self.work()? {}
         Ok(())
@@ -636,7 +637,7 @@ impl World {
 #[derive(Clone, Default)]
 pub struct Stream {
     requests: Rc<RefCell<VecDeque<Bytes>>>,
-    /// Whether the client takes nothing any more.
+    /// True if the client does not take any more responses.
     pub is_shut: Rc<Cell<bool>>,
     pub responses: Rc<RefCell<Vec<pb::WatchResponse>>>,
 }
