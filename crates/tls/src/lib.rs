@@ -64,14 +64,14 @@ pub use settings::{Settings, Version, check_versions};
 pub use system_resolver::SystemResolver;
 pub use tls::{ClientTls, PeerNames, ServerTls, Session, Tls};
 
-/// The machine's clock, for [`Tls::load`].
+/// System clock, for [`Tls::load`].
 pub use rustls::time_provider::DefaultTimeProvider as SystemClock;
 
-/// Most certificates that a peer may send.
+/// Maximum number of certificates that a peer may send.
 pub const MAX_CHAIN_CERTIFICATES: usize = 10;
 
-/// Most bytes that a peer's certificates may have together. The TLS library takes handshake messages of at most 64 KiB.
+/// Maximum total size of a peer's certificates in bytes. rustls accepts handshake messages of at most 64 KiB.
 pub const MAX_CHAIN_BYTES: usize = 48 * 1024;
 
-/// How long a handshake may take, as in etcd. It is for the callers, who have the sockets.
+/// Time limit for a handshake, as in etcd. The callers, which own the sockets, must enforce it.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
