@@ -26,7 +26,7 @@ const SMALL_BYTES: usize = 1024 * 1024;
 ///
 /// Every connection has an [`Account`], which is charged for data buffered for the connection: unfinished
 /// messages, unanswered requests, unsent answers, header blocks, open calls, read and write buffers. When the
-/// sum exceeds the limit, connections are told to close: from the address that holds most, its largest
+/// sum exceeds the limit, connections are asked to close: from the address that holds most, its largest
 /// connections first, until an eighth of the budget is free again.
 ///
 /// Accounts reserve memory in steps, so one atomic for the whole server suffices: it is changed once per 32
@@ -43,7 +43,7 @@ const SMALL_BYTES: usize = 1024 * 1024;
 /// both are sent                     4,096 B      32,768 B   more than 128 KiB are unused: 262,144 B are given back
 /// ```
 ///
-/// If all accounts together then reserve more than 64 MiB, connections are told to close until 56 MiB are
+/// If all accounts together then reserve more than 64 MiB, connections are asked to close until 56 MiB are
 /// left. Example: address A has 40 MiB in connections of 30 and 10 MiB, address B 24.5 MiB in many small
 /// ones. A holds most, so its connection of 30 MiB is closed. That leaves 34.5 MiB, and no other connection
 /// is closed.
@@ -54,9 +54,9 @@ struct Sums {
     bytes_max: usize,
     /// Bytes reserved by all accounts, plus shared bytes.
     held: AtomicUsize,
-    /// Part of `held` that belongs to connections which were told to close.
+    /// Part of `held` that belongs to connections which were asked to close.
     leaving: AtomicUsize,
-    /// Number of connections that were told to close for memory.
+    /// Number of connections that were asked to close for memory.
     shed: AtomicU64,
     /// Number of connections that were closed on accept.
     refused: AtomicU64,
@@ -81,17 +81,17 @@ struct Address {
 pub(crate) use stdx::client_network as party;
 
 /// Steps of two threads whose order decides how many bytes count as leaving. All four are sequentially
-/// consistent: a connection that does not see that it was told to close was weighed with its published
+/// consistent: a connection that does not see that it was asked to close was weighed with its published
 /// reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// The connection's thread publishes its reservation,
+    /// The connection's thread publishes its reservation.
     Publish,
-    /// and then reads the flag that tells it to close.
+    /// After `Publish`, the connection's thread reads the flag that requests it to close.
     See,
-    /// The thread that exceeds the budget sets that flag,
+    /// The thread that exceeds the budget sets the flag that requests a connection to close.
     Doom,
-    /// and then reads the reservation.
+    /// After `Doom`, the thread that exceeds the budget reads the connection's reservation.
     Weigh,
 }
 
@@ -243,7 +243,7 @@ impl Budget {
         Rc::new(account)
     }
 
-    /// Returns the bytes held by connections that were not told to close.
+    /// Returns the bytes held by connections that were not asked to close.
     fn staying(&self) -> usize {
         self.0.held.load(Relaxed).saturating_sub(self.0.leaving.load(Relaxed))
     }
@@ -319,7 +319,7 @@ impl Drop for Shared {
     }
 }
 
-/// Updates the bytes that count as leaving for a connection that was told to close. Newly taken bytes are
+/// Updates the bytes that count as leaving for a connection that was asked to close. Newly taken bytes are
 /// added unless they were weighed already; returned bytes no longer count, because the connection may stay
 /// for a while and the same memory would otherwise be given out twice. The lock on `Sums::holders` must be
 /// held.
@@ -351,7 +351,7 @@ impl AsRef<[u8]> for Awaited {
 impl Drop for Awaited {
     fn drop(&mut self) {
         self.holder.shared.fetch_sub(self.bytes.len(), Relaxed);
-        // A connection told to close at this moment may be weighed with these bytes; its next change corrects
+        // A connection asked to close at this moment may be weighed with these bytes; its next change corrects
         // that. Ordering between threads for each message would cost more than this error.
         if self.holder.doomed.load(Relaxed) {
             let _locked = lock(&self.budget.0.holders);
@@ -524,7 +524,7 @@ impl Account {
     }
 
     /// Returns true if this connection must not begin further calls: memory is short, and both the connection
-    /// and its address hold much. If another address holds much, that one is told to close before this
+    /// and its address hold much. If another address holds much, that one is asked to close before this
     /// connection has to wait.
     pub(crate) fn is_pressed(&self) -> bool {
         let held = self.held.get();

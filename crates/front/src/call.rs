@@ -364,8 +364,8 @@ impl Gathering {
         Ok(())
     }
 
-    /// Makes the call wait for the client and charges its memory. Returns true if the charge is refused; the
-    /// next step then sends the refusal.
+    /// Marks the call as waiting for more bytes from the client, and charges its memory. Returns true if the
+    /// memory limit is reached; the next step then refuses the call.
     pub(crate) fn wait(&mut self, around: &Rc<ConnectionContext>) -> bool {
         if self.waits.is_none() {
             let (charge, _stallable) = (Charge::new(&around.account), Stallable::new(around));
@@ -393,7 +393,7 @@ impl Gathering {
         if self.is_gathered { self.serve(around, cx) } else { Step::Wait(Call::Gathering(self)) }
     }
 
-    /// Continues with the result of gathering.
+    /// Passes the complete message to the service, or sends the refusal.
     #[expect(clippy::boxed_local, reason = "it comes in its box, and is as long as an argument may be")]
     pub(crate) fn serve(self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         if let Some(status) = self.refusal {
@@ -447,16 +447,16 @@ impl Pending {
 }
 
 impl Finished {
-    /// Runs the first step, after charging the answer. If the connection's calls exceed their memory limit
-    /// and the answer takes more than the call did, the client receives a status instead of the answer.
+    /// Charges the answer and tries to send it. If the connection's calls exceed their memory limit and the
+    /// answer is larger than the memory that the call used before, the client receives a status instead.
     #[cold]
     fn begin(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         let bytes = match &self.made {
             Answer::Whole(message) => message.len(),
             Answer::Pieces { held, .. } => held.get(),
         };
-        // The service's future and the metadata are dropped: a short answer takes no more than they did, and
-        // is always kept.
+        // The service's future and the metadata are freed now. An answer that needs no more memory than they
+        // did is always kept.
         let before = self.charge.bytes().max(CALL_BYTES);
         self.charge.set(CALL_BYTES + bytes.saturating_sub(METADATA_BYTES));
         around.add_work(bytes);

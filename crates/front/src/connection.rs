@@ -129,7 +129,7 @@ struct Work {
     parked: Vec<Key>,
     deadlines: BinaryHeap<DeadlineEntry>,
     stalls: Option<Box<Stalls>>,
-    /// Queue ticket for a turn after a long one.
+    /// Place in the shard's queue for long turns, used after a long turn.
     ticket: Ticket,
     /// Time at which the newest call arrived.
     called_at: Option<Instant>,
@@ -262,7 +262,7 @@ async fn leave<S: Transport, K>(open: Open<S, K>, result: io::Result<()>) -> io:
     }
     let _secured = connection.secured.take();
     drop(connection);
-    // At most the last frames in flight are left to account for.
+    // Only the last frames are still queued; their charge is updated.
     around.charge_waiting();
     around.account.set_buffers(socket.buffer_bytes() + memory(&around));
     if result.is_ok() {
@@ -329,7 +329,7 @@ impl Connection {
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
         let around = self.around.clone();
-        // A turn after a long one has queued for the long turn it may take.
+        // After a long turn, `poll_leave` has waited in the queue for long turns, so this turn may be long.
         let has_waited = self.was_long;
         if self.poll_leave(cx).is_pending() && self.poll_over(cx).is_pending() {
             return Poll::Pending;
@@ -414,8 +414,8 @@ impl Connection {
         self.work.get_or_insert_default().ticket.poll(&self.around.shard.long_turns, cx)
     }
 
-    /// Runs rounds of calls and transport until nothing is ready; returns `Took::Share` if the turn was cut
-    /// short. Open calls and new calls have a work limit each, so neither keeps the other waiting.
+    /// Runs rounds of calls and transport until nothing is ready. Returns `Took::Share` if the turn was cut
+    /// short. Open calls and new calls have separate work limits, so that neither can delay the other.
     fn work<S: Transport>(
         &mut self,
         socket: &mut Socket<S>,

@@ -69,8 +69,8 @@ impl Exchange {
         }
     }
 
-    /// Returns a future that resolves when the request may run for long. Between two polls of the network a
-    /// shard grants one such turn. For work that is not divided into slices.
+    /// Returns a future that resolves when the request may run for long, for work that cannot be split into
+    /// slices. A shard grants one such turn between two polls of the network.
     pub fn long_turn(&self) -> impl Future<Output = ()> + use<> {
         poll_fn(self.long_turns())
     }

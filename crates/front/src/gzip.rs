@@ -9,8 +9,8 @@ use flate2::write::GzEncoder;
 /// Fixed cost of one decoder, added to the work as if it were this many bytes of output.
 const DECODER_BYTES: usize = 2 * 1024;
 
-/// Maximum number of concatenated gzip members in a message. Ordinary programs write one; a member of 20
-/// bytes already costs a decoder.
+/// Maximum number of concatenated gzip members in a message. Ordinary programs write one member. Each member
+/// needs a new decoder, even if it is only 20 bytes long.
 const MEMBERS_MAX: usize = 64;
 
 /// Decompresses one message of at most `bytes_max` bytes; a decompression bomb costs no more memory than

@@ -374,7 +374,7 @@ impl Hall {
             poll_fn(|cx| shaking.poll_done(cx, &mut share, &mut self.scratch.borrow_mut())).await?;
             self.check(&shaking.tls, &listener, peer).await.map_err(Failure::Refused)
         };
-        // The deadline is checked before each step, because a step may cost a signature.
+        // The deadline is checked before each step, because a step may compute an expensive signature.
         let over = tokio::time::sleep_until(deadline.into());
         let met = before(|| Instant::now() >= deadline, over, met).await;
         match met.unwrap_or(Err(Failure::TimedOut)) {
@@ -441,8 +441,8 @@ impl Hall {
         // Detaching fails only for a broken socket.
         let Ok(stream) = stream.detach() else { return };
         let is_user = listener.tls.settings().client_cert_auth;
-        // A certificate without a common name still counts as one: etcd treats its client as the user with
-        // the empty name, who may do what any user may, and nothing with keys.
+        // Like in etcd, a certificate without a common name stands for the user with the empty name. This
+        // user may do what every user may, but has no permission on keys.
         let common_name = is_user.then(|| Arc::from(session.common_name().unwrap_or_default()));
         let origin = Origin { peer, common_name, is_tls: true, serves: listener.serves };
         let admission = Admission { tls: listener.tls.clone(), session };

@@ -33,8 +33,8 @@ const READ_BYTES: usize = 8 * 1024;
 /// Size limit of a request's head and of each of hyper's buffers, in bytes.
 const BUFFER_BYTES_MAX: usize = 64 * 1024;
 
-/// Limit in bytes for reading ahead of a request whose answer has not begun, or is a stream. No client of a
-/// stream sends that many; other clients may send many requests ahead.
+/// Limit in bytes for reading ahead while a request has no answer yet or its answer is a stream. Clients of a
+/// stream never send that much; clients that pipeline requests may.
 const BEHIND_BYTES_MAX: usize = 64 * 1024;
 
 /// Serves an HTTP/1 connection until it ends.
@@ -114,8 +114,8 @@ pub(crate) async fn serve<S: Transport + 'static>(
                 return Poll::Ready(io::ErrorKind::PermissionDenied);
             }
             while looking.poll_tick(cx).is_ready() {
-                // A full read-ahead buffer stops all reads, so the client's end would go unnoticed; a time
-                // limit replaces it.
+                // A full read-ahead buffer stops all reads, so a disconnect of the client would not be
+                // noticed. A time limit replaces the reads.
                 full_since = is_full.then(|| full_since.unwrap_or_else(Instant::now));
                 if full_since.is_some_and(|since| since.elapsed() >= stall_timeout) {
                     return Poll::Ready(io::ErrorKind::InvalidData);

@@ -56,7 +56,7 @@ pub(crate) enum Pulse {
     Dead,
 }
 
-/// Pings a silent client, and gives it up if it stays silent.
+/// Pings a silent client, and closes the connection if the client stays silent.
 #[derive(Debug)]
 pub(crate) struct Heartbeat {
     /// Time of the last received bytes, or of the ping sent after them.

@@ -13,8 +13,8 @@ const SPAN: Duration = Duration::from_secs(1);
 /// are.
 pub(crate) struct Rejections {
     tell: Arc<dyn Fn(&Rejected) + Send + Sync>,
-    /// States for refusals and for clients that just closed the connection. They are separate because port
-    /// probes cause many of the latter, which matter less.
+    /// Rate-limit states: one for refusals, one for clients that closed the connection themselves. They are
+    /// separate because port probes cause many of the latter, which matter less.
     states: Mutex<[State; 2]>,
 }
 

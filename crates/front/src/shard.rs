@@ -171,7 +171,8 @@ pub(crate) async fn run(
                         Box::pin(begin(wire, origin, admission, state.clone(), closing.clone())).await;
                     match begun {
                         Ok(Some(begun)) if begun.speaks_h2 => {
-                            // A separate task, so that memory of the beginning is freed.
+                            // Spawned as a separate task, so that the memory used while waiting for the first
+                            // bytes is freed.
                             let serving = connection::serve(begun, state, service, (slot, open));
                             drop(tokio::task::spawn_local(serving));
                         }

@@ -28,10 +28,10 @@ pub(crate) const TURNS: usize = 16;
 const STEP: Duration = Duration::from_millis(1);
 /// Interval between two checks for other calls.
 const LOOK: Duration = Duration::from_millis(10);
-/// Time for which other calls are assumed to continue after one was seen.
+/// Time for which other calls are assumed to continue to arrive after one has arrived.
 const GOING_ON: Duration = Duration::from_millis(100);
 
-/// Counts admitted turns and queues waiting ones.
+/// Limits the number of turns per step, and queues the turns above the limit.
 pub(crate) struct Turnstile {
     queue: RefCell<Queue>,
     /// Methods that may wait, by id.
@@ -189,7 +189,7 @@ struct Others {
     /// Number of messages at the last check.
     seen: u64,
     looked: Option<Instant>,
-    /// Time until which other calls are assumed to continue.
+    /// Time until which other calls are assumed to continue to arrive.
     until: Option<Instant>,
 }
 

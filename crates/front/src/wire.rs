@@ -288,7 +288,7 @@ impl<S: Transport> TlsStream<S> {
             self.encrypted = self.tls.writer().write_vectored(parts)?;
             self.allowance.count(self.encrypted);
             if self.encrypted == 0 {
-                // Records of rustls itself, such as alerts, fill its buffer.
+                // rustls's own records, such as alerts, may be in its buffer and must be sent first.
                 ready!(self.poll_flush_records(cx))?;
             }
         }

@@ -332,8 +332,8 @@ pub(crate) async fn connect(
     in_time(attempt).await
 }
 
-/// Runs a handshake until its deadline. The deadline is checked before each step, because a step may cost a
-/// signature.
+/// Runs a handshake until its deadline. The deadline is checked before each step, because a step may compute
+/// an expensive signature.
 async fn in_time<T>(handshake: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
     let over = tokio::time::sleep_until(deadline.into());

@@ -17,10 +17,10 @@ pub struct Options {
     pub server_version: &'static str,
     /// Lowest cluster version that this member can work with, such as `3.0.0`.
     pub min_cluster_version: &'static str,
-    /// Time of silence after which the reader of a stream gives it up. Link heartbeats are sent three times
-    /// in this time.
+    /// Time without received bytes after which the reader of a stream closes it. Link heartbeats are sent
+    /// three times in this time.
     pub read_timeout: Duration,
-    /// Time for which the kernel may take no bytes of a connection before the connection is given up.
+    /// Time for which the kernel may take no bytes of a connection before the connection is closed.
     pub write_timeout: Duration,
     /// Listeners that the other members connect to.
     pub listeners: Vec<Listener>,

@@ -205,10 +205,10 @@ impl SnapshotPlaces {
     }
 
     /// Takes a slot for a snapshot that arrives on the connection `guest` in the name of `from`. `at_home`
-    /// means that it comes from the sender's address; snapshots from elsewhere are ended for it. Slow
-    /// snapshots are also ended: those of the same sender, and those of any sender if no slot is free. Ending
-    /// happens even if slots are free, because only one snapshot is received at a time and the new one would
-    /// have to wait. Returns `None` if no slot can be freed.
+    /// means that the snapshot comes from the sender's address; it then ends all snapshots that come from
+    /// other addresses. Slow snapshots are also ended: those of the same sender, and those of any sender if
+    /// no slot is free. Snapshots are ended even if slots are free, because only one snapshot is received at
+    /// a time and the new one would have to wait. Returns `None` if no slot can be freed.
     pub(crate) fn take(
         &self,
         guest: &Rc<Guest>,
@@ -230,8 +230,8 @@ impl SnapshotPlaces {
         }
         let is_well =
             |place: &SnapshotPlace| place.from == from && place.at_home && !place.progress.is_slow(now);
-        // A snapshot from elsewhere must not start before one from the sender's address, which may still wait
-        // for ended snapshots.
+        // A snapshot from another address must not start before one from the sender's address, which may
+        // still wait for ended snapshots.
         if taken.len() >= self.max || !at_home && taken.iter().any(is_well) {
             return None;
         }

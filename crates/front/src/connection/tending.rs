@@ -29,7 +29,7 @@ const REST_AFTER: Duration = Duration::from_millis(250);
 /// request; separate writes for the acknowledgement and the answer would double the number of writes.
 const PONG_PATIENCE: Duration = Duration::from_millis(10);
 
-/// Progress of everything that waits; allocated only while something does.
+/// Progress of all data that waits for the client; allocated only while such data exists.
 #[derive(Default)]
 pub(super) struct Stalls {
     /// Progress of all answers together.
@@ -42,7 +42,7 @@ pub(super) struct Stalls {
 }
 
 impl Connection {
-    /// Does the work that is due, and sets the connection's alarm to the next due time.
+    /// Runs the timers that are due, and sets the connection's alarm to the next due time.
     pub(super) fn tend_timers<S: Transport>(
         &mut self,
         socket: &Socket<S>,
@@ -149,7 +149,7 @@ impl Connection {
         let calls = &self.calls;
         work.deadlines.retain(|Reverse((_, key))| calls.contains(*key));
         let deadlines = std::mem::take(&mut work.deadlines);
-        // `Calls::rest` keeps the slots up to the last open call, so that many stay charged.
+        // `Calls::rest` keeps all slots up to the last open call, so the charge for these slots remains.
         let kept = calls.places();
         let places = work.places.take().filter(|_| kept > PLACES_FREE);
         self.work = None;
