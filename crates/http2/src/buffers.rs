@@ -68,13 +68,13 @@ fn give_output(mut buffer: Vec<u8>) {
 /// it holds bytes.
 ///
 /// ```text
-/// if !connection.is_blocked() {             // if it was, whole frames may be left: they come before what is read
+/// if !connection.is_blocked() {             // if it was blocked, complete frames may be left: process them first
 ///     let n = stream.read(input.space())?;
 ///     input.filled(n);
 /// }
 /// let mut at = 0;
 /// while let Some(event) = connection.next(input.unread(), &mut at)? { ... }
-/// input.consume(at);                        // an empty one gives its buffer back
+/// input.consume(at);                        // an empty input returns its buffer
 /// ```
 #[derive(Debug, Default)]
 pub struct Input {

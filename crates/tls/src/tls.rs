@@ -259,7 +259,7 @@ impl ClientTls {
     /// address, without brackets and port.
     ///
     /// # Errors
-    /// Returns a refusal if it is neither a name nor an address.
+    /// Returns a refusal if `host` is neither a name nor an address.
     pub fn server_name(&self, host: &str) -> Result<ServerName<'static>, Refusal> {
         let name =
             self.shared.settings.server_name.as_deref().filter(|name| !name.is_empty()).unwrap_or(host);

@@ -342,7 +342,7 @@ fn a_window_opened_byte_by_byte_costs_a_frame_each() {
     serves_others(&running);
 }
 
-/// Requests that never become complete are given up; until then they are charged.
+/// Requests that never become complete end after a timeout; until then their memory is charged.
 #[test]
 fn trailers_and_bodies_without_end_open_no_second_call() {
     let running = run();

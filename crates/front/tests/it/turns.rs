@@ -489,7 +489,7 @@ fn a_client_that_is_not_read_from_is_not_taken_for_silent() {
             }
         }
         assert!(!left.is_empty(), "the server never stopped reading");
-        // A silent client is pinged after one timeout and given up after another.
+        // A silent client is pinged after one timeout and its connection is closed after another.
         let begun = Instant::now();
         while begun.elapsed() < 3 * timeout {
             assert!(!client.served.is_finished(), "the server has closed the connection");
