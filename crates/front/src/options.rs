@@ -47,9 +47,9 @@ pub struct Options {
     /// Time limit for the first bytes of a new connection, and in HTTP/1 for the headers and body of a
     /// request.
     pub first_bytes_timeout: Duration,
-    /// Time without a received byte after which an unfinished unary request, frame or header block is given
-    /// up. This time and the keepalive time do not run while reading from the client is suspended because it
-    /// takes no output.
+    /// Time without a received byte after which an unfinished unary request is reset, and a connection with
+    /// an unfinished frame or header block is closed. This time and the keepalive time do not run while
+    /// reading from the client is suspended because it takes no output.
     pub request_timeout: Duration,
     /// Time after which a stream that holds unsent data without progress is reset, provided that its turn to
     /// send came in that time or that the client takes nothing at all. A connection whose answers are at

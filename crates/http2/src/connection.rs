@@ -123,7 +123,7 @@ pub(crate) enum Leaving {
     Final,
 }
 
-/// Counters of rate limits. Allocated while any of them is not fully regained.
+/// Counters of the rate limits. Allocated only while at least one limit does not allow its full burst.
 #[derive(Default)]
 pub(crate) struct Buckets {
     pub(crate) early_resets: Bucket,

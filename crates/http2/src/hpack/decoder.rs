@@ -176,7 +176,7 @@ pub(crate) struct Decoder {
     changes: u64,
     /// Cached blocks; `None` in an idle connection.
     memos: Option<Box<Memos>>,
-    /// Size limit of a list, see [`Gathering::new`].
+    /// Size limit of a decoded list in bytes, see [`Gathering::new`].
     list_bytes_max: u32,
     /// Bit set of blocks that have arrived once, indexed by 5 bits of their hash. Of two blocks with the same
     /// bit, the second is cached at its first occurrence.
