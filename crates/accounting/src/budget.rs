@@ -10,25 +10,28 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use slab::Slab;
 
-/// Memory of an idle connection in bytes: its task, the state of HTTP/2 and what the service keeps (measured in a member: 1.8 KB of
-/// resident memory once the connection rests; some more until then).
+/// Memory of an idle connection in bytes: its task, the HTTP/2 state and the service's value for the
+/// connection (measured in a member: 1.8 KB of resident memory once the connection is idle, a little more
+/// before).
 pub const CONNECTION_BYTES: usize = 4 * 1024;
-/// A connection reserves room in the budget in steps of this many bytes, so that most calls touch only its own account.
+/// Step in bytes in which a connection reserves memory from the budget, so that most calls change only its
+/// own account.
 const STEP_BYTES: usize = 32 * 1024;
-/// A connection gives room back once it has reserved this much more than it holds.
+/// Unused reservation in bytes above which a connection returns memory to the budget.
 const SLACK_BYTES: usize = 4 * STEP_BYTES;
-/// A connection that holds less than this is served also while memory is short.
+/// Bytes below which a connection is served even while memory is short.
 const SMALL_BYTES: usize = 1024 * 1024;
 
-/// One bound, in bytes, for everything that all clients together make the server hold.
+/// Memory limit in bytes for everything that all clients together make the server hold.
 ///
-/// Every connection has an [`Account`]; what is buffered for the connection is charged to it: unfinished messages,
-/// requests without an answer, answers that were not sent, header blocks, open calls, read and write buffers. When the
-/// sum exceeds the bound, connections are told to close: from the address that holds most, its largest connections
-/// first, until an eighth of the budget is free again.
+/// Every connection has an [`Account`], which is charged for data buffered for the connection: unfinished
+/// messages, unanswered requests, unsent answers, header blocks, open calls, read and write buffers. When the
+/// sum exceeds the limit, connections are asked to close: from the address that holds most, its largest
+/// connections first, until an eighth of the budget is free again.
 ///
-/// Accounts reserve room in steps, so one atomic for the whole server suffices: it is touched once per 32 KiB. The
-/// alternative, a share of the budget for each shard, would refuse one shard's clients while another has room.
+/// Accounts reserve memory in steps, so one atomic for the whole server suffices: it is changed once per 32
+/// KiB. The rejected alternative, a share of the budget per shard, would refuse one shard's clients while
+/// another shard has room.
 ///
 /// # Example: one connection, and a budget of 64 MiB
 ///
@@ -40,23 +43,24 @@ const SMALL_BYTES: usize = 1024 * 1024;
 /// both are sent                     4,096 B      32,768 B   more than 128 KiB are unused: 262,144 B are given back
 /// ```
 ///
-/// If all accounts together then reserve more than 64 MiB, connections are told to close until 56 MiB are left. Say address A has
-/// 40 MiB in connections of 30 and 10 MiB, and address B 24.5 MiB in many small ones: A holds most, so its connection of 30 MiB
-/// is closed. That leaves 34.5 MiB, and nobody else is.
+/// If all accounts together then reserve more than 64 MiB, connections are asked to close until 56 MiB are
+/// left. Example: address A has 40 MiB in connections of 30 and 10 MiB, address B 24.5 MiB in many small
+/// ones. A holds most, so its connection of 30 MiB is closed. That leaves 34.5 MiB, and no other connection
+/// is closed.
 #[derive(Clone)]
 pub struct Budget(Arc<Sums>);
 
 struct Sums {
     bytes_max: usize,
-    /// Bytes reserved by all accounts, and shared bytes.
+    /// Bytes reserved by all accounts, plus shared bytes.
     held: AtomicUsize,
-    /// Bytes of `held` that belong to connections which were told to close.
+    /// Part of `held` that belongs to connections which were asked to close.
     leaving: AtomicUsize,
-    /// Connections that were told to close for memory.
+    /// Number of connections that were asked to close for memory.
     shed: AtomicU64,
-    /// Connections that were closed on accept.
+    /// Number of connections that were closed on accept.
     refused: AtomicU64,
-    /// The lock is taken when a connection begins or ends, and when the budget is exceeded.
+    /// Locked when a connection begins or ends, and when the budget is exceeded.
     holders: Mutex<Holders>,
 }
 
@@ -66,31 +70,32 @@ struct Holders {
     addresses: HashMap<IpAddr, Arc<Address>>,
 }
 
-/// The connections of one address.
+/// Sum over the connections of one address.
 struct Address {
     peer: IpAddr,
-    /// Bytes that they have reserved together.
+    /// Bytes that the connections of the address have reserved together.
     reserved: AtomicUsize,
 }
 
-/// The address that a connection is counted for.
+/// Returns the address that a client's connections are counted under.
 pub use stdx::client_network as party;
 
-/// Steps of two threads whose order decides what counts as about to be given back. All are sequentially consistent: if
-/// the connection is not seen to have been told, it was weighed with what was published.
+/// Steps of two threads whose order decides how many bytes count as leaving. All four are sequentially
+/// consistent: a connection that does not see that it was asked to close was weighed with its published
+/// reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// A connection's thread publishes what the connection has reserved ...
+    /// The connection's thread publishes its reservation.
     Publish,
-    /// ... and sees whether it was told to close.
+    /// After `Publish`, the connection's thread reads the flag that requests it to close.
     See,
-    /// The connection that exceeds the budget tells this one to close ...
+    /// The thread that exceeds the budget sets the flag that requests a connection to close.
     Doom,
-    /// ... and sees what it has reserved.
+    /// After `Doom`, the thread that exceeds the budget reads the connection's reservation.
     Weigh,
 }
 
-/// Takes a step; tests choose the order.
+/// Executes a step; tests control the order of steps.
 fn step<T>(step: Step, take: impl FnOnce() -> T) -> T {
     #[cfg(test)]
     return tests::in_order(step, take);
@@ -101,14 +106,15 @@ fn step<T>(step: Step, take: impl FnOnce() -> T) -> T {
     }
 }
 
-/// The part of an account that all threads see. Only the account's own thread writes the sizes.
+/// Part of an account that all threads see. Only the account's own thread writes the sizes.
 struct Holder {
     address: Arc<Address>,
     reserved: AtomicUsize,
-    /// Shared bytes that wait for this client. They are charged once to the budget, however many connections wait for them.
+    /// Shared bytes queued for this client. They are charged once to the budget, however many connections
+    /// wait for them.
     shared: AtomicUsize,
     doomed: AtomicBool,
-    /// Bytes that this holder added to [`Sums::leaving`]. Guarded by the lock of the holders.
+    /// Bytes that this holder has added to [`Sums::leaving`]. Guarded by the lock on `Sums::holders`.
     leaving: AtomicUsize,
     waker: Mutex<Option<Waker>>,
 }
@@ -120,7 +126,7 @@ impl Holder {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing inside these locks can panic half-way, so what they guard is whole even when poisoned.
+    // No code under these locks can panic halfway, so the data is consistent even if a lock is poisoned.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -131,7 +137,7 @@ impl fmt::Debug for Budget {
 }
 
 impl Budget {
-    /// A budget of this many bytes.
+    /// Creates a budget of `bytes_max` bytes.
     pub fn new(bytes_max: usize) -> Budget {
         Budget(Arc::new(Sums {
             bytes_max,
@@ -143,22 +149,22 @@ impl Budget {
         }))
     }
 
-    /// The bound, in bytes.
+    /// Returns the limit in bytes.
     pub fn bytes_max(&self) -> usize {
         self.0.bytes_max
     }
 
-    /// Bytes charged now, with the room that connections have reserved and not used.
+    /// Returns the bytes charged now, including memory that connections have reserved and do not use.
     pub fn held_bytes(&self) -> usize {
         self.0.held.load(Relaxed)
     }
 
-    /// Connections that were closed because the budget was exceeded.
+    /// Returns the number of connections closed because the budget was exceeded.
     pub fn connections_shed(&self) -> u64 {
         self.0.shed.load(Relaxed)
     }
 
-    /// Connections that fronts with this budget closed on accept, for whatever reason.
+    /// Returns the number of connections that fronts with this budget closed on accept, for any reason.
     pub fn connections_refused(&self) -> u64 {
         self.0.refused.load(Relaxed)
     }
@@ -168,8 +174,9 @@ impl Budget {
         self.0.refused.fetch_add(1, Relaxed);
     }
 
-    /// Returns true if there is room for another connection. Where there is none, an address that holds much has to make
-    /// some, unless it is the newcomer's own: clients that hold all but nothing of the budget would lock out all others.
+    /// Returns true if there is room for another connection. If there is none, connections of another address
+    /// that holds much are closed to make room; otherwise clients that hold nearly the whole budget would
+    /// lock out all others.
     pub fn has_room_for(&self, peer: IpAddr) -> bool {
         let needed = CONNECTION_BYTES + STEP_BYTES;
         if self.staying() + needed <= self.0.bytes_max {
@@ -186,25 +193,27 @@ impl Budget {
         true
     }
 
-    /// Returns true if an address that holds this many bytes must give way while memory is short.
+    /// Returns true if an address that holds this many bytes must free memory while memory is short.
     fn is_much_for_one_address(&self, bytes: usize) -> bool {
         bytes > self.0.bytes_max / 4
     }
 
-    /// Charges bytes that any number of connections may hold at once, once, for as long as anyone holds them.
+    /// Charges bytes once, however many connections hold a clone of the result, until the last clone is
+    /// dropped.
     fn share(&self, bytes: Bytes) -> Bytes {
         let len = bytes.len();
         self.reserve(len);
         Bytes::from_owner(Shared { bytes, len, budget: self.clone() })
     }
 
-    /// Charges bytes that a part of the server holds for clients, until the result is dropped.
+    /// Charges bytes that a part of the server holds for clients, until the returned [`Charge`] is dropped.
     pub fn charge(&self, bytes: usize) -> Charge {
         self.reserve(bytes);
         Charge { budget: self.clone(), bytes }
     }
 
-    /// Opens the account of a connection. A front does so; so may a test that drives a service without one.
+    /// Opens the account of a connection. Called by a front, and by tests that drive a service without a
+    /// front.
     pub fn open(&self, peer: IpAddr) -> Rc<Account> {
         let peer = party(peer);
         let mut holders = lock(&self.0.holders);
@@ -235,7 +244,7 @@ impl Budget {
         Rc::new(account)
     }
 
-    /// Bytes held by those who were not told to close.
+    /// Returns the bytes held by connections that were not asked to close.
     fn staying(&self) -> usize {
         self.0.held.load(Relaxed).saturating_sub(self.0.leaving.load(Relaxed))
     }
@@ -252,13 +261,13 @@ impl Budget {
         assert!(n <= held, "gave back {n} of {held} bytes of the budget");
     }
 
-    /// If more than `limit` is held, tells connections to close until an eighth of the budget is free.
+    /// If more than `limit` bytes are held, tells connections to close until an eighth of the budget is free.
     #[cold]
     fn shed(&self, limit: usize) {
         let mut wakers = Vec::new();
         {
             let holders = lock(&self.0.holders);
-            // Another thread may have made room while this one waited for the lock.
+            // Another thread may have freed memory while this one waited for the lock.
             if self.staying() <= limit {
                 return;
             }
@@ -278,8 +287,8 @@ impl Budget {
                 && let Some((weight, key)) = by_peer.get_mut(&peer).and_then(|(_, theirs)| theirs.pop())
             {
                 let holder = &holders.open[key];
-                // Told first and weighed then: what its thread takes or gives back meanwhile is in the weight, or that
-                // thread sees that it was told, waits for the lock and corrects it.
+                // Set before weighing: a concurrent change by the connection's thread is then either included
+                // in the weight, or that thread sees the flag, waits for the lock and corrects the count.
                 step(Step::Doom, || holder.doomed.store(true, SeqCst));
                 let leaving = step(Step::Weigh, || holder.weight());
                 holder.leaving.store(leaving, Relaxed);
@@ -311,9 +320,10 @@ impl Drop for Shared {
     }
 }
 
-/// Keeps right what counts as about to be given back by a connection that was told to close: what it takes is added,
-/// unless it was weighed with it, and what it gave back counts no longer, since it may stay for a while and others
-/// would take that room twice. The lock of the holders must be held.
+/// Updates the bytes that count as leaving for a connection that was asked to close. Newly taken bytes are
+/// added unless they were weighed already; returned bytes no longer count, because the connection may stay
+/// for a while and the same memory would otherwise be given out twice. The lock on `Sums::holders` must be
+/// held.
 fn leave_with(holder: &Holder, budget: &Budget, more: usize) {
     let before = holder.leaving.load(Relaxed);
     let leaving = (before + more).min(holder.weight());
@@ -326,7 +336,7 @@ fn leave_with(holder: &Holder, budget: &Budget, more: usize) {
     }
 }
 
-/// Shared bytes that wait for a client.
+/// Shared bytes queued for one client.
 struct Awaited {
     bytes: Bytes,
     holder: Arc<Holder>,
@@ -342,8 +352,8 @@ impl AsRef<[u8]> for Awaited {
 impl Drop for Awaited {
     fn drop(&mut self) {
         self.holder.shared.fetch_sub(self.bytes.len(), Relaxed);
-        // One that is told to close at this moment may be weighed with these bytes: the next look corrects that. For each
-        // message, order among threads would cost more than it is worth.
+        // A connection asked to close at this moment may be weighed with these bytes; its next change corrects
+        // that. Ordering between threads for each message would cost more than this error.
         if self.holder.doomed.load(Relaxed) {
             let _locked = lock(&self.budget.0.holders);
             leave_with(&self.holder, &self.budget, 0);
@@ -352,11 +362,11 @@ impl Drop for Awaited {
 }
 
 thread_local! {
-    /// The account of the connection whose turn it is on this thread.
+    /// Account of the connection whose turn runs on this thread.
     static TURN: RefCell<Option<Rc<Account>>> = const { RefCell::new(None) };
 }
 
-/// A turn of a connection on this thread, until it is dropped.
+/// Turn of a connection on this thread, which ends when this is dropped.
 pub struct AccountTurn(Option<Rc<Account>>);
 
 impl Drop for AccountTurn {
@@ -365,7 +375,7 @@ impl Drop for AccountTurn {
     }
 }
 
-/// Bytes charged to a [`Budget`], and to no connection, until this is dropped.
+/// Bytes charged to a [`Budget`] but to no connection, until this is dropped.
 #[derive(Debug)]
 pub struct Charge {
     budget: Budget,
@@ -373,7 +383,7 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Bytes charged.
+    /// Returns the bytes charged.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -385,20 +395,20 @@ impl Drop for Charge {
     }
 }
 
-/// The memory that one connection holds, charged to the [`Budget`].
+/// Memory that one connection holds, charged to the [`Budget`].
 pub struct Account {
     budget: Budget,
     holder: Arc<Holder>,
     key: usize,
     held: Cell<usize>,
-    /// Room taken from the budget; `held <= reserved`.
+    /// Bytes reserved from the budget; `held <= reserved`.
     reserved: Cell<usize>,
     buffers: Cell<usize>,
-    /// Of `held`, what the calls of the connection hold for requests and for answers that wait.
+    /// Part of `held` that calls of the connection hold for requests and for answers that wait.
     requests: Cell<usize>,
-    /// Bytes that the service looked at for the connection, and that nobody has counted as work of its turn yet.
+    /// Bytes that the service examined for the connection and that are not yet counted as work of its turn.
     looked_at: Cell<usize>,
-    /// Bytes that the service may look at before others have their turn.
+    /// Bytes that the service may examine before other connections have their turn.
     work_left: Cell<usize>,
 }
 
@@ -408,11 +418,11 @@ impl fmt::Debug for Account {
     }
 }
 
-/// Bytes as which a key counts that a service looks at: both take about as long.
+/// Work in bytes that examining one key counts as; both take about the same time.
 pub const KEY_BYTES: usize = 128;
 
-/// Notes keys and bytes of values that a service has looked at, as work of the turn of the connection that is served now.
-/// Whatever takes more than a look at a few keys says so, whether or not it answers with them.
+/// Counts keys and value bytes that a service has examined as work of the current connection's turn. Code
+/// that examines more than a few keys must call this, whether or not it returns them.
 pub fn note_work(keys: u64, bytes: u64) {
     if let Some(account) = Account::of_turn() {
         let work = keys.saturating_mul(KEY_BYTES as u64).saturating_add(bytes);
@@ -420,9 +430,9 @@ pub fn note_work(keys: u64, bytes: u64) {
     }
 }
 
-/// Returns the work, in bytes as [`note_work`] counts, that the connection which is served now may do before others have their turn. What
-/// is made in slices makes none that is much larger: many connections may have such turns one after the other. Outside of a front there
-/// is no bound.
+/// Returns the work, in bytes as counted by [`note_work`], that the current connection may do before others
+/// have their turn. Work that is done in slices must not exceed it by much, since many connections may have
+/// such turns one after the other. Outside of a front there is no limit.
 pub fn work_left() -> usize {
     TURN.with_borrow(|account| account.as_ref().map_or(usize::MAX, |account| account.work_left.get()))
 }
@@ -453,7 +463,7 @@ impl Account {
         self.charge(n);
     }
 
-    /// Releases what [`Account::charge_request`] charged.
+    /// Releases bytes charged by [`Account::charge_request`].
     pub fn release_request(&self, n: usize) {
         let requests = self.requests.get();
         assert!(n <= requests, "released {n} of {requests} bytes of requests");
@@ -461,7 +471,7 @@ impl Account {
         self.release(n);
     }
 
-    /// Bytes charged for requests, and for answers that wait for room.
+    /// Returns the bytes charged for requests and for answers that wait for room.
     pub fn requests_bytes(&self) -> usize {
         self.requests.get()
     }
@@ -474,7 +484,8 @@ impl Account {
         step(Step::Publish, || self.holder.reserved.store(wanted, SeqCst));
         self.holder.address.reserved.fetch_add(more, Relaxed);
         if step(Step::See, || self.holder.doomed.load(SeqCst)) {
-            // It is given back with the rest, soon: nobody else has to make room for it.
+            // The connection returns these bytes soon, when it closes, so no other connection has to make
+            // room for them.
             let _locked = lock(&self.budget.0.holders);
             self.budget.0.held.fetch_add(more, Relaxed);
             leave_with(&self.holder, &self.budget, more);
@@ -498,14 +509,14 @@ impl Account {
         }
     }
 
-    /// Returns shared bytes as such that wait for this client, until the result is dropped. They are charged to the budget
-    /// already, and count only when the holder of most is looked for.
+    /// Marks shared bytes as queued for this client until the result is dropped. They are already charged to
+    /// the budget; the mark counts only when the connections that hold most are selected.
     pub fn wait_for(&self, bytes: Bytes) -> Bytes {
         self.holder.shared.fetch_add(bytes.len(), Relaxed);
         Bytes::from_owner(Awaited { bytes, holder: self.holder.clone(), budget: self.budget.clone() })
     }
 
-    /// Charges the connection's read and write buffers, which have this many bytes now.
+    /// Sets the charge for the connection's read and write buffers to `bytes`.
     pub fn set_buffers(&self, bytes: usize) {
         let before = self.buffers.replace(bytes);
         if bytes > before {
@@ -515,8 +526,9 @@ impl Account {
         }
     }
 
-    /// Returns true if this connection must not begin further calls: memory is short, and both it and its address hold
-    /// much. If another address holds much, that one is told to close before this connection has to wait.
+    /// Returns true if this connection must not begin further calls: memory is short, and both the connection
+    /// and its address hold much. If another address holds much, that one is asked to close before this
+    /// connection has to wait.
     pub fn is_pressed(&self) -> bool {
         let held = self.held.get();
         held > SMALL_BYTES && {
@@ -527,12 +539,13 @@ impl Account {
         }
     }
 
-    /// Returns true if the connection must close, because the budget was exceeded and it held most.
+    /// Returns true if the connection must close, because the budget was exceeded and the connection was
+    /// selected.
     pub fn is_doomed(&self) -> bool {
         self.holder.doomed.load(Relaxed)
     }
 
-    /// Wakes this task when the connection must close.
+    /// Wakes the task of `waker` when the connection must close.
     pub fn wake_when_doomed(&self, waker: &Waker) {
         let mut slot = lock(&self.holder.waker);
         if !slot.as_ref().is_some_and(|old| old.will_wake(waker)) {
@@ -546,64 +559,67 @@ impl Account {
             return Poll::Ready(());
         }
         self.wake_when_doomed(cx.waker());
-        // It may have been doomed before the waker was there.
+        // The flag may have been set before the waker was registered.
         if self.holder.doomed.load(SeqCst) { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// The account of the connection whose turn it is on this thread, so that a service can charge what it holds for a
-    /// unary call: these are answered within the turns of their connection. `None` outside of a front.
+    /// Returns the account of the connection whose turn runs on this thread, so that a service can charge
+    /// memory for a unary call; unary calls are answered within turns of their connection. `None` outside of
+    /// a front.
     pub fn of_turn() -> Option<Rc<Account>> {
         TURN.with_borrow(Clone::clone)
     }
 
-    /// Begins a turn of this connection: until the result is dropped, it is the one of [`Account::of_turn`].
+    /// Begins a turn of this connection: [`Account::of_turn`] returns this account until the result is
+    /// dropped.
     pub fn begin_turn(self: &Rc<Self>) -> AccountTurn {
         AccountTurn(TURN.replace(Some(self.clone())))
     }
 
-    /// Notes bytes that a service looked at for the connection besides those that it answers with, so that a turn of the
-    /// connection has an end.
+    /// Counts bytes that a service examined for the connection besides its answer, so that the turn is
+    /// limited.
     pub fn looked_at(&self, bytes: usize) {
         self.looked_at.set(self.looked_at.get().saturating_add(bytes));
         self.spend_work(bytes);
     }
 
-    /// Takes bytes from the work that is left of the turn.
+    /// Subtracts bytes from the remaining work of the turn.
     pub fn spend_work(&self, bytes: usize) {
-        // Without a bound it stays so.
+        // `usize::MAX` means no limit.
         if self.work_left.get() < usize::MAX {
             self.work_left.set(self.work_left.get().saturating_sub(bytes));
         }
     }
 
-    /// The service may look at so many bytes before others have their turn ([`work_left`]). A front says so at the beginning of each turn,
-    /// and so may a test that drives a service without one.
+    /// Sets the bytes that the service may examine before other connections have their turn ([`work_left`]).
+    /// A front calls this at the beginning of each turn; tests that drive a service without a front may call
+    /// it too.
     pub fn allow_work(&self, bytes: usize) {
         self.work_left.set(bytes);
     }
 
-    /// Takes out what [`Account::looked_at`] noted.
+    /// Returns and clears the bytes counted by [`Account::looked_at`].
     pub fn take_looked_at(&self) -> usize {
         self.looked_at.take()
     }
 
-    /// Bytes charged to this account.
+    /// Returns the bytes charged to this account.
     pub fn held_bytes(&self) -> usize {
         self.held.get()
     }
 
-    /// The budget that this account is charged to.
+    /// Returns the budget of this account.
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
 
-    /// Charges bytes that any number of connections may hold at once to the budget, once, for as long as anyone holds
-    /// them. For `front::Outbound::try_send_shared`.
+    /// Charges bytes to the budget once, however many connections hold a clone of the result. For
+    /// `front::Outbound::try_send_shared`.
     pub fn share(&self, bytes: Bytes) -> Bytes {
         self.budget.share(bytes)
     }
 
-    /// Charges bytes that a service holds for this connection until the result is dropped.
+    /// Charges bytes that a service holds for this connection, until the result is dropped.
     pub fn hold(self: &Rc<Self>, bytes: usize) -> Held {
         self.charge(bytes);
         Held { account: self.clone(), bytes }
@@ -615,7 +631,7 @@ impl Drop for Account {
         let mut holders = lock(&self.budget.0.holders);
         drop(holders.open.remove(self.key));
         self.holder.address.reserved.fetch_sub(self.reserved.get(), Relaxed);
-        // One handle is the map's and one this holder's.
+        // One reference is in the map and one in this account's holder.
         if Arc::strong_count(&self.holder.address) == 2 {
             holders.addresses.remove(&self.holder.address.peer);
         }
@@ -632,7 +648,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Changes the charge to this many bytes.
+    /// Changes the charge to `bytes` bytes.
     pub fn set(&mut self, bytes: usize) {
         if bytes > self.bytes {
             self.account.charge(bytes - self.bytes);
@@ -642,12 +658,12 @@ impl Held {
         self.bytes = bytes;
     }
 
-    /// Bytes charged.
+    /// Returns the bytes charged.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The account that they are charged to.
+    /// Returns the account that the bytes are charged to.
     pub fn account(&self) -> &Rc<Account> {
         &self.account
     }
@@ -669,14 +685,14 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// The order of the next steps of some threads.
+    /// Prescribed order of the next steps of several threads.
     struct Order {
         left: Mutex<VecDeque<Step>>,
         taken: Condvar,
     }
 
     thread_local! {
-        /// The order that this thread keeps to, with these of its steps.
+        /// Order that this thread follows, and the two steps that belong to this thread.
         static ORDER: RefCell<Option<(Arc<Order>, [Step; 2])>> = const { RefCell::new(None) };
     }
 
@@ -747,7 +763,7 @@ mod tests {
         assert_eq!(budget.connections_shed(), 0, "an address makes no room for itself");
         assert!(budget.has_room_for(peer(2)));
         assert!(budget.connections_shed() > 0 && budget.staying() <= 14 * MIB);
-        // Many addresses that hold little each give way to nobody.
+        // Addresses that hold little each are not closed to make room.
         drop(many);
         let mut all = Vec::new();
         for n in (0..200).cycle().take(600) {

@@ -1,5 +1,5 @@
-//! One call over a [`crate::Channel`]: [`Sender`] and [`Receiver`] are its two sides. Dropping the sending side before
-//! its end cancels the call. It neither reconnects nor repeats.
+//! One call over a [`crate::Channel`]. [`Sender`] and [`Receiver`] are the two sides of the call. Dropping
+//! the sender before it has finished cancels the call. This module neither reconnects nor retries.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::session::Session;
 /// Options of a call.
 #[derive(Clone, Debug)]
 pub struct CallOptions {
-    /// Metadata to send, in order.
+    /// Metadata to send, in this order.
     pub metadata: Vec<(HeaderName, HeaderValue)>,
-    /// Time limit of the whole call; the server is told.
+    /// Time limit of the whole call. The server receives it as the `grpc-timeout` header.
     pub timeout: Option<Duration>,
-    /// Largest answer taken, in bytes.
+    /// Size limit of a response message in bytes.
     pub message_bytes_max: usize,
 }
 
@@ -30,14 +30,14 @@ impl Default for CallOptions {
 }
 
 impl CallOptions {
-    /// Adds a piece of metadata.
+    /// Adds one metadata entry.
     #[must_use]
     pub fn with(mut self, key: HeaderName, value: HeaderValue) -> CallOptions {
         self.metadata.push((key, value));
         self
     }
 
-    /// Sets how long the call may take.
+    /// Sets the time limit of the call.
     #[must_use]
     pub fn within(mut self, timeout: Duration) -> CallOptions {
         self.timeout = Some(timeout);
@@ -50,31 +50,33 @@ pub struct Sender {
     session: Arc<Session>,
     place: usize,
     finished: bool,
-    /// A message was begun, and whoever sent it gave up before its end.
+    /// True while a message is being sent. It stays true if the caller dropped the future of `send` before
+    /// the message was complete.
     is_cut: bool,
     message_bytes_max: usize,
 }
 
 impl Sender {
-    /// Sends one message, as the server's window opens. If the result is dropped before it is ready, the call is cancelled by
-    /// the next message: part of this one may be on its way.
+    /// Sends one message as far as the flow-control window of the server allows, and waits for more window.
+    /// If the future is dropped before it is ready, part of the message may have been sent; the next `send`
+    /// then cancels the call.
     ///
     /// # Errors
-    /// `ResourceExhausted` for a message above the transport's limit. That the call is over is no error here: its
-    /// [`Receiver`] knows why.
+    /// Returns `ResourceExhausted` for a message above the transport's limit. The end of the call is not an
+    /// error here: the [`Receiver`] returns the call's status.
     pub async fn send(&mut self, message: Bytes) -> Result<(), Status> {
         self.send_framed(&message, false).await
     }
 
-    /// Sends one message and closes this side.
+    /// Sends one message and closes the sending side.
     ///
     /// # Errors
-    /// As [`Sender::send`].
+    /// Returns the same errors as [`Sender::send`].
     pub async fn send_last(&mut self, message: Bytes) -> Result<(), Status> {
         self.send_framed(&message, true).await
     }
 
-    /// Closes this side.
+    /// Closes the sending side of the call.
     pub fn finish(&mut self) {
         if !self.finished {
             self.finished = true;
@@ -93,7 +95,7 @@ impl Sender {
         if std::mem::replace(&mut self.is_cut, true) {
             self.cancel();
         }
-        // Where the server answered early or reset the stream, its status comes from the receiver.
+        // If the server answered early or reset the stream, the receiver returns the status of the call.
         let sent = poll_fn(|cx| self.session.poll_send(cx, self.place, &mut rest, is_last)).await;
         self.is_cut = false;
         self.finished |= sent && is_last;
@@ -114,21 +116,23 @@ impl Drop for Sender {
 pub struct Receiver {
     session: Arc<Session>,
     place: usize,
-    /// True if the server said that it never looked at the call.
+    /// True if the server said that it did not process the call.
     unprocessed: bool,
 }
 
 impl Receiver {
-    /// Returns true if the call failed and the server said that it never looked at it, so that even a write may be
-    /// repeated.
+    /// Returns true if the call failed and the server said that it did not process the call. Even a write may
+    /// then be retried.
     pub(crate) fn is_unprocessed(&self) -> bool {
         self.unprocessed
     }
 
-    /// The next message; `None` when the call ended well. May be dropped and called again without loss.
+    /// Returns the next message, or `None` when the call ended with status OK. The future may be dropped and
+    /// the method called again without loss.
     ///
     /// # Errors
-    /// The server's status, or the client's own for a broken connection or a malformed answer.
+    /// Returns the status that the server sent, or a status of the client for a broken connection or a
+    /// malformed response.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         poll_fn(|cx| self.session.poll_next(cx, self.place)).await.map_err(|failed| {
             self.unprocessed = failed.is_unprocessed;
@@ -143,7 +147,7 @@ impl Drop for Receiver {
     }
 }
 
-/// The two sides of the call at this place.
+/// Returns the sending and the receiving side of the call with index `place` in the session.
 pub(crate) fn sides(session: &Arc<Session>, place: usize, send_bytes_max: usize) -> (Sender, Receiver) {
     let sender = Sender {
         session: session.clone(),

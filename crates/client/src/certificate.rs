@@ -1,10 +1,11 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use stdx::calendar::Utc;
 
-/// Returns the time when a certificate in DER form stops being valid; `None` if it is not a certificate.
+/// Returns the time at which a DER certificate expires, or `None` if `der` is not a certificate.
 ///
-/// It walks to the one field needed, by RFC 5280 section 4.1: Certificate, TBSCertificate, then past version, serial,
-/// algorithm and issuer to Validity. A parser of whole certificates would be a dependency larger than this crate.
+/// Reads only the field that is needed, by RFC 5280 section 4.1: enters Certificate and TBSCertificate, skips
+/// version, serial number, algorithm and issuer, and reads Validity. A parser for whole certificates would be
+/// a dependency larger than this crate.
 pub fn not_after(der: &[u8]) -> Option<SystemTime> {
     let (certificate, _) = inside(der, SEQUENCE)?;
     let (tbs, _) = inside(certificate, SEQUENCE)?;
@@ -34,7 +35,7 @@ const VERSION: u8 = 0xa0;
 const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
 
-/// Tag, contents and what follows.
+/// Returns the tag and the contents of the first DER element, and the bytes after it.
 fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&tag, rest) = der.split_first()?;
     let (&first, mut rest) = rest.split_first()?;
@@ -61,7 +62,7 @@ fn digits(text: &str, from: usize, count: usize) -> Option<u64> {
     part.bytes().all(|byte| byte.is_ascii_digit()).then(|| part.parse().ok())?
 }
 
-/// Returns the time of a year and `MMDDhhmmssZ`, the only form RFC 5280 allows.
+/// Parses `MMDDhhmmssZ`, the only form that RFC 5280 allows, and returns the time in the given year.
 fn instant(year: u64, rest: &str) -> Option<SystemTime> {
     let field = |at: usize| digits(rest, at, 2);
     let (month, day, hour, minute, second) = (field(0)?, field(2)?, field(4)?, field(6)?, field(8)?);

@@ -1,5 +1,5 @@
-//! One connection to one server: [`Channel`] dials it, drives HTTP/2, and starts calls whose messages are opaque bytes.
-//! It neither reconnects nor repeats anything; [`crate::Client`] does.
+//! One connection to one server. [`Channel`] opens the connection, drives HTTP/2, and starts calls whose
+//! messages are opaque bytes. It neither reconnects nor retries; [`crate::Client`] does both.
 
 use std::io;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ use crate::session::{Driver, Session};
 use crate::tls::PeerCertificates;
 use crate::transport::{Transport, Wire, watch_over};
 
-/// One connection to a server. Clones share it; it closes when the last clone and call are gone.
+/// Connection to one server. Clones share the connection. It closes when the last clone and the last call are
+/// dropped.
 #[derive(Clone)]
 pub struct Channel {
     held: Arc<Held>,
@@ -27,7 +28,7 @@ pub struct Channel {
     receive_bytes_max: usize,
 }
 
-/// What keeps a connection open that has no calls.
+/// Keeps a connection without calls open. Shared by all clones of a [`Channel`].
 struct Held(Arc<Session>);
 
 impl Drop for Held {
@@ -37,22 +38,22 @@ impl Drop for Held {
 }
 
 impl Channel {
-    /// Connects over plain TCP. Must run in a tokio runtime, which then drives the connection.
+    /// Connects over plain TCP. Must be called in a tokio runtime, which then drives the connection.
     ///
     /// # Errors
-    /// The address cannot be reached, or its server does not speak HTTP/2.
+    /// Fails if the address cannot be reached or the server does not speak HTTP/2.
     pub async fn connect(address: impl ToSocketAddrs) -> io::Result<Channel> {
         let window_bytes = Transport::default().window_bytes;
         Channel::connect_with(address, window_bytes).await.map(|(channel, _)| channel)
     }
 
-    /// Connects as [`Channel::connect`] does, with this receive window per stream and connection, in bytes. Also returns
-    /// the task that drives the connection: it ends with the connection, and aborting it breaks the connection. Messages
-    /// that are sent have no size limit.
+    /// Connects as [`Channel::connect`] does. `window_bytes` is the receive window of each stream and of the
+    /// connection in bytes. Also returns the task that drives the connection: the task ends with the
+    /// connection, and aborting the task breaks the connection. The size of requests is not limited.
     ///
     /// # Errors
     ///
-    /// As [`Channel::connect`].
+    /// Returns the same errors as [`Channel::connect`].
     pub async fn connect_with(
         address: impl ToSocketAddrs,
         window_bytes: u32,
@@ -64,11 +65,12 @@ impl Channel {
         Channel::start(Box::new(stream), authority, None, &transport, window_bytes).await
     }
 
-    /// Connects to an endpoint of any kind. Must run in a tokio runtime, which then drives the connection.
+    /// Connects to an endpoint of any kind. Must be called in a tokio runtime, which then drives the
+    /// connection.
     ///
     /// # Errors
-    /// The endpoint is malformed, cannot be reached in time, its certificate is not trusted, or its server does
-    /// not speak HTTP/2; the texts are those that etcd's users know from Go.
+    /// Fails if the endpoint is malformed or cannot be reached in time, its certificate is not trusted, or
+    /// the server does not speak HTTP/2. The error texts are those of Go's gRPC, which users of etcd know.
     pub async fn open(endpoint: &Endpoint, transport: &Transport) -> io::Result<Channel> {
         let dialled = transport.dial(endpoint).await?;
         let authority = endpoint.host.parse().unwrap_or(uri::Authority::from_static("localhost"));
@@ -88,7 +90,7 @@ impl Channel {
     ) -> io::Result<(Channel, JoinHandle<()>)> {
         let options = http2::Options {
             stream_window_bytes: transport.window_bytes,
-            // The window is what the caller said.
+            // Zero turns off the automatic growth of the window: the caller chose the size.
             stream_window_bytes_max: 0,
             connection_window_bytes,
             ..http2::Options::default()
@@ -98,7 +100,8 @@ impl Channel {
         let driver = Driver::new(session.clone(), wire);
         let (watched, keepalive) = (session.clone(), transport.keepalive);
         let driver = tokio::spawn(async move {
-            // Every call hears of a broken connection by itself.
+            // The result of the driver is not needed: every open call gets its own error when the connection
+            // breaks.
             match keepalive {
                 None => driver.await,
                 Some(keepalive) => _ = race(driver, watch_over(&watched, keepalive)).await,
@@ -109,36 +112,37 @@ impl Channel {
         Ok((Channel { held, peer, send_bytes_max, receive_bytes_max }, driver))
     }
 
-    /// Returns the certificates of the server from the TLS handshake; `None` without TLS.
+    /// Returns the certificates that the server sent in the TLS handshake; `None` without TLS.
     pub fn peer(&self) -> Option<&PeerCertificates> {
         self.peer.as_deref()
     }
 
-    /// Returns true if the connection takes no more calls: it is gone, or a call found its server going away.
+    /// Returns true if the connection accepts no more calls: it is closed, or a call found that the server is
+    /// shutting down (GOAWAY).
     pub fn is_closed(&self) -> bool {
         *self.held.0.closed().borrow()
     }
 
-    /// Returns when the connection takes no more calls. Holds none of it open.
+    /// Waits until the connection accepts no more calls. The future does not keep the connection open.
     pub fn closed(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut closed = self.held.0.closed().subscribe();
-        // An error means that all who could use it are gone.
+        // An error means that every handle of the connection was dropped, which also closes it.
         async move { _ = closed.wait_for(|closed| *closed).await }
     }
 
     /// Calls a unary method.
     ///
     /// # Errors
-    /// The server's status, or the client's own: `Unavailable` when the connection is broken.
+    /// Returns the status that the server sent, or `Unavailable` if the connection is broken.
     pub async fn unary(&self, path: &str, message: Bytes) -> Result<Bytes, Status> {
         self.unary_with(path, &CallOptions::default(), message).await
     }
 
-    /// Makes a call as [`Channel::unary`] does, with metadata and a deadline.
+    /// Calls a unary method as [`Channel::unary`] does, with metadata and a deadline.
     ///
     /// # Errors
     ///
-    /// As [`Channel::unary`], and `DeadlineExceeded`.
+    /// Returns the errors of [`Channel::unary`], and `DeadlineExceeded` after the timeout of `options`.
     pub async fn unary_with(
         &self,
         path: &str,
@@ -148,7 +152,8 @@ impl Channel {
         self.attempt(path, options, message).await.map_err(|failure| failure.status)
     }
 
-    /// A unary call that tells, when it fails, whether the server may have acted on it.
+    /// Makes a unary call. A [`Failure`] also says if it is certain that the server did not act on the
+    /// request.
     pub(crate) async fn attempt(
         &self,
         path: &str,
@@ -156,7 +161,7 @@ impl Channel {
         message: Bytes,
     ) -> Result<Bytes, Failure> {
         let call = async {
-            // Without a stream, or with a message too large, nothing was said yet.
+            // If no stream could be opened, no part of the request was sent.
             let (mut sender, mut receiver) =
                 self.stream_with(path, options).await.map_err(Failure::unsent)?;
             sender.send_last(message).await.map_err(Failure::sent)?;
@@ -179,23 +184,24 @@ impl Channel {
         }
     }
 
-    /// Opens a streaming call of either kind.
+    /// Opens a streaming call (client, server or bidirectional).
     ///
     /// # Errors
-    /// `Unavailable` when the connection is broken.
+    /// Returns `Unavailable` if the connection is broken.
     pub async fn stream(&self, path: &str) -> Result<(Sender, Receiver), Status> {
         self.stream_with(path, &CallOptions::default()).await
     }
 
-    /// Opens a stream as [`Channel::stream`] does, with metadata and a deadline, which the server keeps.
+    /// Opens a streaming call as [`Channel::stream`] does, with metadata and a deadline that the server
+    /// enforces.
     ///
     /// # Errors
     ///
-    /// As [`Channel::stream`].
+    /// Returns the same errors as [`Channel::stream`].
     pub async fn stream_with(&self, path: &str, options: &CallOptions) -> Result<(Sender, Receiver), Status> {
         let timeout = options.timeout.map(grpc_timeout);
         let timeout = timeout.as_ref().map(|timeout| (&b"grpc-timeout"[..], timeout.as_bytes()));
-        // White space at an end is no part of a value, and HTTP/2 does not carry it.
+        // HTTP/2 does not allow white space at either end of a header value.
         let metadata = options
             .metadata
             .iter()
@@ -208,11 +214,11 @@ impl Channel {
     }
 }
 
-/// The failure of a call.
+/// Failure of a unary call.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) status: Status,
-    /// True if the server certainly did nothing for it.
+    /// True if it is certain that the server did not act on the request.
     pub(crate) unsent: bool,
 }
 
@@ -226,7 +232,7 @@ impl Failure {
     }
 }
 
-/// The header's form: at most 8 digits and a unit.
+/// Returns the value of the `grpc-timeout` header: at most 8 digits and a unit.
 fn grpc_timeout(timeout: Duration) -> String {
     let micros = timeout.as_micros();
     if micros < 100_000_000 {

@@ -1,6 +1,6 @@
-//! A cluster seen through its endpoints: [`Client`] keeps a connection to each, sends calls round robin over those that
-//! are up, logs in users, and repeats what may be repeated (`retry`). It knows which methods change something, and
-//! nothing else about them.
+//! Client of a cluster. [`Client`] keeps one connection to each endpoint, distributes calls round robin over
+//! the open connections, authenticates users, and retries calls by the rules in `retry`. Of the API's
+//! methods, it knows only which are safe to retry.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,14 +25,16 @@ use crate::stream::Stream;
 use crate::tls::PeerCertificates;
 use crate::transport::Transport;
 
-/// A cluster, seen through its endpoints. Clones share the connections and the token; any number of tasks may call.
+/// Client of a cluster. Clones share the connections and the token; any number of tasks may make calls
+/// concurrently.
 ///
-/// Connections are made at the first call, one per endpoint, and are kept up in the background. Calls go round robin
-/// over those that stand, and wait for one, as long as they may, when none does. Must be used in a tokio runtime.
+/// The first call opens one connection per endpoint; background tasks keep the connections open. Calls are
+/// distributed round robin over the open connections. If none is open, a call waits for one until its
+/// deadline. Must be used in a tokio runtime.
 #[derive(Clone)]
 pub struct Client {
     cluster: Arc<Cluster>,
-    /// The only endpoint to use, if this is a view of one.
+    /// The only endpoint to use, if this client was created by [`Client::at`].
     bound: Option<Arc<Link>>,
     require_leader: bool,
     timeout: Option<Duration>,
@@ -46,14 +48,14 @@ struct Cluster {
     user: Option<(String, String)>,
     given_token: Option<HeaderValue>,
     token: Mutex<Token>,
-    /// Held while a token is got, so that one authentication serves all who wait.
+    /// Locked while a token is requested, so that one authentication serves all waiting calls.
     authenticating: tokio::sync::Mutex<()>,
     zone: Option<String>,
     zones: RwLock<HashMap<String, String>>,
     dial_timeout: Option<Duration>,
 }
 
-/// A token from Authenticate.
+/// Token that the server returned from Authenticate.
 #[derive(Clone, Default)]
 struct Token {
     /// Number of tokens received so far.
@@ -62,10 +64,10 @@ struct Token {
 }
 
 impl Client {
-    /// A client that has not connected yet.
+    /// Creates a client. It does not connect before the first call.
     ///
     /// # Errors
-    /// The settings make no client.
+    /// Returns an error if the settings are incomplete or contradict each other.
     pub fn new(settings: Settings) -> Result<Client, SettingsError> {
         if settings.endpoints.is_empty() {
             return Err(SettingsError::NoEndpoints);
@@ -101,17 +103,18 @@ impl Client {
         Ok(client)
     }
 
-    /// Gets a token within the dial timeout, if there is a user; otherwise does nothing. Calls do this by themselves
-    /// when it was not done; etcd's tools do it first and fail with its error.
+    /// Gets a token if the client has a user; otherwise does nothing. The time limit is the dial timeout. A
+    /// call gets a token itself if the client has none; etcd's tools authenticate first and exit with the
+    /// error.
     ///
     /// # Errors
-    /// What Authenticate says; that authentication is not enabled is no error.
+    /// Returns the status of Authenticate. It is not an error if authentication is disabled on the server.
     pub async fn authenticate(&self) -> Result<(), Status> {
         let deadline = self.cluster.dial_timeout.map(|timeout| Instant::now() + timeout);
         self.renew_token(0, deadline).await
     }
 
-    /// A view of one endpoint, whether or not it is among the client's.
+    /// Returns a client that uses only this endpoint, which need not be one of the client's endpoints.
     #[must_use]
     pub fn at(&self, endpoint: &str) -> Client {
         let known = self.links().into_iter().find(|link| link.endpoint.text == endpoint);
@@ -119,24 +122,25 @@ impl Client {
         Client { bound: Some(link), ..self.clone() }
     }
 
-    /// A view whose calls fail when the member has no leader, rather than wait for one.
+    /// Returns a client whose calls fail if the member has no leader, instead of waiting for a leader.
     #[must_use]
     pub fn with_require_leader(&self) -> Client {
         Client { require_leader: true, ..self.clone() }
     }
 
-    /// A view whose unary calls end after this long, waiting for a connection included.
+    /// Returns a client whose unary calls have this time limit, which includes waiting for a connection.
     #[must_use]
     pub fn within(&self, timeout: Duration) -> Client {
         Client { timeout: Some(timeout), ..self.clone() }
     }
 
-    /// The endpoints, as they were given; the only one of a view of one.
+    /// Returns the texts of the endpoints. For a client from [`Client::at`], returns its only endpoint.
     pub fn endpoints(&self) -> Vec<String> {
         self.links().iter().map(|link| link.endpoint.text.clone()).collect()
     }
 
-    /// Replaces the endpoints. Those that stay keep their connection; calls under way end where they are.
+    /// Replaces the endpoints. Endpoints that are in both lists keep their connection. Calls in flight finish
+    /// on their old connection.
     pub fn set_endpoints(&self, endpoints: Vec<String>) {
         let mut links = self.cluster.links.write().unwrap_or_else(PoisonError::into_inner);
         *links = endpoints
@@ -148,10 +152,11 @@ impl Client {
             .collect();
     }
 
-    /// Takes the endpoints from the member list: the client URLs of members that have started and vote.
+    /// Replaces the endpoints by the client URLs in the member list. Learners and members that have not
+    /// started are left out.
     ///
     /// # Errors
-    /// As [`Client::call`].
+    /// Returns the same errors as [`Client::call`].
     pub async fn sync(&self) -> Result<(), Status> {
         let request = MemberListRequest { linearizable: true };
         let answer: MemberListResponse = self.call(Rpc::ClusterMemberList, &request).await?;
@@ -164,19 +169,21 @@ impl Client {
         Ok(())
     }
 
-    /// Says in which zone each endpoint's member is. With a zone in the settings, calls go to endpoints of that zone
-    /// as long as one of them stands, and to others only then.
+    /// Sets the zone of each endpoint's member. If the settings name a zone, calls use the endpoints of that
+    /// zone while one of them is connected, and other endpoints only if none is.
     pub fn set_zones(&self, zones: HashMap<String, String>) {
         *self.cluster.zones.write().unwrap_or_else(PoisonError::into_inner) = zones;
     }
 
     /// Calls a unary method.
     ///
-    /// Failures are repeated as etcd's client does: what only reads (and granting or revoking a lease) after any
-    /// `Unavailable`, everything else only when it is certain that no server saw it; a token that expired is renewed.
+    /// Retries failed calls as etcd's client does. Reads, and granting or revoking a lease, are retried after
+    /// any `Unavailable`; other calls only if it is certain that no server processed them. An expired token
+    /// is renewed.
     ///
     /// # Errors
-    /// The server's status, or `DeadlineExceeded`, or `Unavailable` for a connection that broke; see [`shown`].
+    /// Returns the status that the server sent, `DeadlineExceeded`, or `Unavailable` if the connection broke.
+    /// [`shown`] gives the text to show to users.
     pub async fn call<Req: Message, Resp: Message + Default>(
         &self,
         rpc: Rpc,
@@ -186,11 +193,11 @@ impl Client {
         decode(&self.call_raw(rpc, request.encode_to_vec().into(), deadline).await?)
     }
 
-    /// Opens a streaming call: one that waits for a connection, and starts with a fresh token if there is a user,
-    /// since an old one may have expired. Once open it is not repeated.
+    /// Opens a streaming call. Waits for a connection. If the client has a user, first gets a new token,
+    /// because the old one may have expired. A call that is open is not retried.
     ///
     /// # Errors
-    /// As [`Client::call`].
+    /// Returns the same errors as [`Client::call`].
     pub async fn open<Req: Message, Resp: Message + Default>(
         &self,
         rpc: Rpc,
@@ -205,17 +212,18 @@ impl Client {
             let options = CallOptions { metadata: self.metadata(rpc).1, ..CallOptions::default() };
             match channel.stream_with(rpc.path(), &options).await {
                 Ok((sender, receiver)) => return Ok(Stream::new(sender, receiver)),
-                // The connection went in between, and its keeper is about to see it.
+                // The connection broke after it was chosen. The task that keeps the connection will notice
+                // soon.
                 Err(status) if status.code == Code::Unavailable => sleep(pause(1, 1)).await,
                 Err(status) => return Err(status),
             }
         }
     }
 
-    /// Opens a call with one request and a stream of answers.
+    /// Opens a call with one request and a stream of responses.
     ///
     /// # Errors
-    /// As [`Client::open`], and `ResourceExhausted` for a request above the limit.
+    /// Returns the errors of [`Client::open`], and `ResourceExhausted` for a request above the size limit.
     pub async fn open_with<Req: Message, Resp: Message + Default>(
         &self,
         rpc: Rpc,
@@ -227,28 +235,31 @@ impl Client {
         Ok(stream)
     }
 
-    /// Returns the certificates of the server from the TLS handshake; `None` without TLS. Connects first if needed.
+    /// Returns the certificates that the server sent in the TLS handshake; `None` without TLS. Connects first
+    /// if needed.
     ///
     /// # Errors
     ///
-    /// `DeadlineExceeded`.
+    /// Returns `DeadlineExceeded` if no connection was opened in time.
     pub async fn peer(&self) -> Result<Option<PeerCertificates>, Status> {
         let deadline = self.timeout.map(|timeout| Instant::now() + timeout);
         Ok(self.channel(deadline).await?.peer().cloned())
     }
 
-    /// Why there is no connection: endpoint and error of each that was tried, and does not stand or never stood for long.
+    /// Returns endpoint and last error of each endpoint that could not be reached, or whose last connection
+    /// broke and whose new one is not stable yet.
     pub fn dial_errors(&self) -> Vec<(String, String)> {
         let links = self.links().into_iter();
         links.filter_map(|link| Some((link.endpoint.text.clone(), link.error()?))).collect()
     }
 
-    /// Returns true if a connection stands, and servers did not hang up on those before it.
+    /// Returns true if a connection is open and has been stable for a while, so that the server is not one
+    /// that hangs up immediately.
     pub fn is_connected(&self) -> bool {
         self.links().iter().any(|link| link.channel().is_some() && link.error().is_none())
     }
 
-    /// Returns true if calls are made in a user's name, by password.
+    /// Returns true if the client authenticates with a user name and a password.
     pub(crate) fn has_user(&self) -> bool {
         self.cluster.user.is_some()
     }
@@ -284,7 +295,7 @@ impl Client {
                 Verdict::Final => return Err(failure.status),
                 Verdict::Repeat => {}
                 Verdict::Authenticate if self.cluster.user.is_some() => {
-                    // Boxed, because getting a token is a call itself.
+                    // Boxed, because getting a token is itself a call through this function.
                     Box::pin(self.renew_token(token, deadline)).await?;
                 }
                 Verdict::Authenticate => {}
@@ -297,14 +308,14 @@ impl Client {
     fn credentials(&self, rpc: Rpc) -> Credentials {
         match (&self.cluster.user, &self.cluster.given_token) {
             (_, Some(_)) => Credentials::Token,
-            // A call for a token cannot be mended by another one.
+            // If Authenticate itself fails, a new token does not help.
             (Some(_), None) if rpc != Rpc::Authenticate => Credentials::User,
             (Some(_), None) => Credentials::Token,
             (None, None) => Credentials::None,
         }
     }
 
-    /// Gets a token, unless another call got a newer one than this number meanwhile.
+    /// Gets a new token, unless another call has already received one whose number is above `seen`.
     async fn renew_token(&self, seen: u64, deadline: Option<Instant>) -> Result<(), Status> {
         let Some((name, password)) = &self.cluster.user else { return Ok(()) };
         let _one = until(deadline, self.cluster.authenticating.lock()).await?;
@@ -330,7 +341,7 @@ impl Client {
         Ok(())
     }
 
-    /// The number of the token used, and the metadata.
+    /// Returns the number of the token in use, and the metadata of a call.
     fn metadata(&self, rpc: Rpc) -> (u64, Vec<(HeaderName, HeaderValue)>) {
         let version = HeaderValue::from_static(api::API_VERSION);
         let mut metadata = vec![(HeaderName::from_static("client-api-version"), version)];
@@ -345,7 +356,7 @@ impl Client {
         (token.number, metadata)
     }
 
-    /// Number of endpoints that calls may go to.
+    /// Number of endpoints that calls may use.
     pub(crate) fn endpoint_count(&self) -> usize {
         match &self.bound {
             Some(_) => 1,
@@ -353,7 +364,7 @@ impl Client {
         }
     }
 
-    /// A connection that stands, and the next one each time.
+    /// Waits for an open connection and returns it. Successive calls get the connections in turn.
     pub(crate) async fn channel(&self, deadline: Option<Instant>) -> Result<Channel, Status> {
         let mut changes = self.cluster.changes.subscribe();
         loop {
@@ -396,19 +407,19 @@ impl Cluster {
     }
 
     fn token(&self) -> MutexGuard<'_, Token> {
-        // It is replaced as a whole.
+        // The token is always replaced as a whole, so a poisoned mutex still holds a valid value.
         self.token.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Round robin over the connections that stand.
+/// Returns one of the open connections, round robin by `turn`.
 fn standing(links: &[Arc<Link>], turn: usize) -> Option<Channel> {
     let channels: Vec<Channel> = links.iter().filter_map(|link| link.channel()).collect();
     let at = turn.checked_rem(channels.len())?;
     channels.into_iter().nth(at)
 }
 
-/// Status of a call that ran out of time.
+/// Status of a call whose time limit is exceeded.
 const LATE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 
 async fn until<T>(deadline: Option<Instant>, future: impl Future<Output = T>) -> Result<T, Status> {
@@ -430,7 +441,8 @@ pub(crate) fn decode<M: Message + Default>(bytes: &Bytes) -> Result<M, Status> {
     })
 }
 
-/// The status that a text of etcd's catalogue stands for, such as a watch's cancel reason; `Unknown` for any other.
+/// Returns the status for a text of etcd's error catalogue, such as a watch's cancel reason. The code is
+/// `Unknown` for any other text.
 pub fn status_of_text(text: &str) -> Status {
     let known = error::CATALOGUE.iter().find(|known| known.message == text);
     known.cloned().unwrap_or_else(|| Status::with(Code::Unknown, text))

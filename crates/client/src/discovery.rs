@@ -1,4 +1,4 @@
-//! Endpoints from DNS SRV records, as `--discovery-srv` of etcd's tools finds them.
+//! Finds endpoints by DNS SRV records, as `--discovery-srv` of etcd's tools does.
 
 use std::fmt;
 use std::io;
@@ -14,21 +14,22 @@ use tokio::time::timeout;
 
 use crate::retry::random;
 
-/// A DNS resolver: its servers, timeout and attempts.
+/// DNS resolver settings: name servers, search domains, timeout and number of attempts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resolver {
-    /// Name servers, in the order they are tried.
+    /// Name servers, in the order in which they are asked.
     pub servers: Vec<SocketAddr>,
-    /// Domains to try behind a name that does not exist by itself.
+    /// Domains that are appended to a name that does not resolve by itself.
     pub search: Vec<String>,
-    /// Time limit of one server's answer.
+    /// Time limit for the response of one server.
     pub timeout: Duration,
-    /// Number of times that all servers are tried.
+    /// Number of rounds through all servers.
     pub attempts: u32,
 }
 
 impl Default for Resolver {
-    /// This machine's own name server, as the resolver's file means when it names none.
+    /// Returns a resolver that asks the local host's name server, as `resolv.conf` without a `nameserver`
+    /// line does.
     fn default() -> Resolver {
         Resolver {
             servers: vec![SocketAddr::from(([127, 0, 0, 1], 53))],
@@ -39,7 +40,7 @@ impl Default for Resolver {
     }
 }
 
-/// Why there are no endpoints. Displays as Go's resolver does.
+/// Error returned when no endpoints were found. The text is that of Go's resolver.
 #[derive(Debug)]
 pub struct DiscoveryError(String);
 
@@ -51,30 +52,30 @@ impl fmt::Display for DiscoveryError {
 
 impl std::error::Error for DiscoveryError {}
 
-/// An SRV record.
+/// DNS SRV record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// Lower is preferred.
+    /// Priority. Lower values are preferred.
     pub priority: u16,
-    /// Share of the clients among records of one priority.
+    /// Relative share of the clients among the records of the same priority.
     pub weight: u16,
-    /// Host name, still with the root's dot.
+    /// Host name, including the final dot of the root domain.
     pub target: String,
-    /// Port.
+    /// TCP port of the service.
     pub port: u16,
 }
 
 impl Resolver {
-    /// The system's: `/etc/resolv.conf`.
+    /// Returns the settings in `/etc/resolv.conf`, or the defaults if the file cannot be read.
     pub fn system() -> Resolver {
         Resolver::from_file(Path::new("/etc/resolv.conf")).unwrap_or_default()
     }
 
-    /// Reads a file in the form of `/etc/resolv.conf`: `nameserver`, `search`, `domain`, and of `options` `timeout`
-    /// and `attempts`. Lines that make no sense are skipped, as every resolver does.
+    /// Reads a file in the format of `/etc/resolv.conf`: `nameserver`, `search`, `domain`, and the `options`
+    /// `timeout` and `attempts`. Invalid lines are skipped, as every resolver does.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Returns an error if the file cannot be read.
     pub fn from_file(path: &Path) -> io::Result<Resolver> {
         Ok(Resolver::from_text(&String::from_utf8_lossy(&std::fs::read(path)?)))
     }
@@ -111,21 +112,21 @@ impl Resolver {
         resolver
     }
 
-    /// Endpoints of the clients of a domain: those of `_etcd-client-ssl._tcp` as `https`, then those of
-    /// `_etcd-client._tcp` as `http`; with a name, `-name` follows the service's. Hosts keep the root's dot, as they do
-    /// in etcd's tools.
+    /// Returns the client endpoints of a domain: `https` endpoints from `_etcd-client-ssl._tcp`, then `http`
+    /// endpoints from `_etcd-client._tcp`. If `name` is not empty, `-name` is appended to the service name.
+    /// Host names keep the final dot, as in etcd's tools.
     ///
     /// # Errors
-    /// Neither name could be resolved.
+    /// Returns an error if neither service name could be resolved.
     pub async fn client_endpoints(&self, domain: &str, name: &str) -> Result<Vec<String>, DiscoveryError> {
         let found = self.client_services(domain, name).await?;
         Ok(found.into_iter().map(|(url, _)| url).collect())
     }
 
-    /// As [`Resolver::client_endpoints`], each with its record.
+    /// Returns the endpoints of [`Resolver::client_endpoints`], each with its SRV record.
     ///
     /// # Errors
-    /// As [`Resolver::client_endpoints`].
+    /// Returns the same errors as [`Resolver::client_endpoints`].
     pub async fn client_services(
         &self,
         domain: &str,
@@ -145,16 +146,17 @@ impl Resolver {
         Ok(secure.chain(plain.into_iter().map(|found| (url("http", &found), found))).collect())
     }
 
-    /// Hosts, with the root's dot, and ports of a name's SRV records.
+    /// Returns host (with the final dot) and port of each SRV record of a name.
     ///
     /// # Errors
-    /// The name could not be resolved, or has no such records.
+    /// Returns an error if the name could not be resolved or has no SRV records.
     pub async fn servers_of(&self, name: &str) -> Result<Vec<(String, u16)>, DiscoveryError> {
         let found = self.services(name).await?;
         Ok(found.into_iter().map(|service| (service.target, service.port)).collect())
     }
 
-    /// The records of a name, by priority and within one in random order by weight, as RFC 2782 says.
+    /// Returns the SRV records of a name by priority. Records of the same priority are in random order by
+    /// weight (RFC 2782).
     async fn services(&self, name: &str) -> Result<Vec<Service>, DiscoveryError> {
         let rooted = |name: &str| if name.ends_with('.') { name.to_owned() } else { format!("{name}.") };
         let mut names = vec![rooted(name)];
@@ -173,7 +175,7 @@ impl Resolver {
         Err(DiscoveryError(format!("lookup {name}{on}: {why}")))
     }
 
-    /// Asks one server after the other until one knows, or knows that there is nothing.
+    /// Asks the servers in turn until one returns records or says that the name has none.
     async fn ask_all(&self, name: &str) -> Result<Vec<Service>, (Option<SocketAddr>, String)> {
         let asked = Name::new(name.trim_end_matches('.')).map_err(|_| (None, "no such host".to_owned()))?;
         let mut fault = (None, "no such host".to_owned());
@@ -203,7 +205,7 @@ impl Resolver {
         Err(fault)
     }
 
-    /// Asks one server, by UDP, and by TCP if the answer did not fit.
+    /// Sends a query to one server over UDP, and over TCP if the response was truncated.
     async fn ask(&self, server: SocketAddr, name: &Name<'_>) -> io::Result<Answer> {
         #[allow(clippy::cast_possible_truncation, reason = "any 16 of its bits do")]
         let mut query = Packet::new_query(random() as u16);
@@ -219,7 +221,7 @@ impl Resolver {
     }
 }
 
-/// A name server's answer.
+/// Response of a name server.
 struct Answer {
     is_cut_off: bool,
     code: RCODE,
@@ -227,7 +229,7 @@ struct Answer {
 }
 
 impl Answer {
-    /// Reads it; `None` if it is no answer to this query.
+    /// Parses a DNS message. Returns `None` if the message is not a response to `query`.
     fn read(query: &Packet<'_>, bytes: &[u8]) -> Option<Answer> {
         let answer = Packet::parse(bytes).ok()?;
         let is_answer = answer.has_flags(PacketFlag::RESPONSE) && answer.id() == query.id();
@@ -262,7 +264,7 @@ async fn by_udp(server: SocketAddr, query: &Packet<'_>, bytes: &[u8]) -> io::Res
     let mut buffer = vec![0; 4096];
     loop {
         let len = socket.recv(&mut buffer).await?;
-        // Something else that came in, perhaps forged: the answer may still come.
+        // Any other datagram, perhaps a forged one, is skipped: the response may still arrive.
         if let Some(answer) = Answer::read(query, &buffer[..len]) {
             return Ok(answer);
         }
@@ -296,9 +298,9 @@ fn ordered(mut services: Vec<Service>, mut random: impl FnMut() -> u64) -> Vec<S
     ordered
 }
 
-/// Parts endpoints that were found into those to use and those to leave out because they are not encrypted; etcd's
-/// tools say of each of the latter ``ignoring discovered insecure endpoint "http://…"``, unless insecure discovery is
-/// allowed.
+/// Splits endpoints into those to use and those to ignore because they are not encrypted. For each ignored
+/// endpoint, etcd's tools print ``ignoring discovered insecure endpoint "http://…"``. With
+/// `insecure_allowed`, none is ignored.
 pub fn part_insecure(endpoints: Vec<String>, insecure_allowed: bool) -> (Vec<String>, Vec<String>) {
     endpoints.into_iter().partition(|endpoint| insecure_allowed || !endpoint.starts_with("http://"))
 }
@@ -325,7 +327,7 @@ mod tests {
         let ports =
             |drawn: u64| ordered(all.clone(), || drawn).iter().map(|found| found.port).collect::<Vec<_>>();
         assert_eq!(ports(0), [1, 2, 3, 4]);
-        // 100 falls to the weight of 90; 1 of what is left over 11 to that of 10.
+        // The draw of 100 selects the record of weight 90. Then 100 % 11 = 1 selects the record of weight 10.
         assert_eq!(ports(100), [3, 2, 1, 4]);
     }
 }

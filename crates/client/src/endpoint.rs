@@ -1,51 +1,54 @@
-//! The text of an endpoint and its meaning: [`Endpoint`], by the rules of etcd's clients. It resolves and dials nothing;
-//! `transport` does.
+//! Parses the text of an endpoint by the rules of etcd's clients. Name resolution and connecting are in
+//! `transport`.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// The address of a server as etcd's clients spell it: `host:port`, `http://host:port`, `https://host:port`,
-/// `unix://path` or `unixs://path`.
+/// Address of a server in the notation of etcd's clients: `host:port`, `http://host:port`,
+/// `https://host:port`, `unix://path` or `unixs://path`.
 ///
-/// Every text is an endpoint, as in etcd: a malformed one fails when it is dialled.
+/// As in etcd, every text is accepted as an endpoint; connecting to a malformed endpoint fails.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
-    /// The text as it was given.
+    /// Text from which the endpoint was parsed.
     pub text: String,
     /// Address to connect to.
     pub address: Address,
-    /// The name its certificate has to bear unless the settings name another, and HTTP/2's authority.
+    /// Name that the server's certificate must contain unless the settings give another name; also the HTTP/2
+    /// `:authority`.
     pub host: String,
-    /// Says if TLS is spoken there.
+    /// Rule that decides if the connection uses TLS.
     pub security: Security,
 }
 
 /// An address to connect to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// `host:port`, not looked up yet and perhaps malformed.
+    /// `host:port`. The host name is not resolved yet, and the text may be malformed.
     Tcp(String),
-    /// A socket in the file system.
+    /// Path of a Unix socket.
     Unix(PathBuf),
 }
 
-/// The meaning of an endpoint's scheme for TLS. Source: etcd's `client/v3/internal/endpoint`.
+/// Rule for TLS that follows from the scheme of an endpoint. Source: `client/v3/internal/endpoint` of etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Security {
-    /// `https` and `unixs`: always, with the system's roots when nothing else is configured.
+    /// `https` and `unixs`: always TLS. Without configured certificates, the system's root certificates are
+    /// trusted.
     Tls,
-    /// `http`: never, whatever is configured.
+    /// `http`: never TLS, even if TLS is configured.
     Plain,
-    /// No scheme, or `unix`: TLS if it is configured.
+    /// No scheme, or `unix`: TLS if TLS is configured.
     AsConfigured,
 }
 
 impl Endpoint {
-    /// Reads an endpoint.
+    /// Parses the text of an endpoint. Never fails.
     pub fn new(text: impl Into<String>) -> Endpoint {
         let text = text.into();
         if let Some((scheme, rest)) = unix(&text) {
-            // Three slashes make an absolute path, two or none a relative one: all the same once they are cut.
+            // `unix:///a` is an absolute path; `unix://a` and `unix:a` are relative paths. Cutting `//`
+            // handles all three.
             let path = PathBuf::from(rest.strip_prefix("//").unwrap_or(rest));
             let host = path.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
             let security = if scheme == "unixs" { Security::Tls } else { Security::AsConfigured };
@@ -68,7 +71,7 @@ impl Endpoint {
         Endpoint { address: Address::Tcp(address), host, security, text }
     }
 
-    /// The host alone, without port and brackets.
+    /// Returns the host without port and brackets.
     pub fn host_name(&self) -> &str {
         match split_host_port(&self.host) {
             Ok((host, _)) => host,
@@ -93,16 +96,16 @@ fn unix(text: &str) -> Option<(&str, &str)> {
     text.split_once(':').filter(|(scheme, _)| matches!(*scheme, "unix" | "unixs"))
 }
 
-/// Why an address is not `host:port`.
+/// Error of an address that is not `host:port`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum AddressError {
-    /// It is empty.
+    /// The address is empty.
     Missing,
-    /// It has another form.
+    /// The address is not of the form `host:port`.
     Form {
-        /// The address.
+        /// Text of the address.
         address: String,
-        /// What is wrong with it, in Go's words.
+        /// Description of the fault, in the words of Go's `net.SplitHostPort`.
         why: &'static str,
     },
 }
@@ -118,7 +121,7 @@ impl fmt::Display for AddressError {
 
 impl std::error::Error for AddressError {}
 
-/// Cuts `host:port`; the texts are those of Go's `net.SplitHostPort`, which etcd's users know.
+/// Splits `host:port`. The error texts are those of Go's `net.SplitHostPort`, which users of etcd know.
 pub(crate) fn split_host_port(address: &str) -> Result<(&str, &str), AddressError> {
     let fault = |why| Err(AddressError::Form { address: address.to_owned(), why });
     if address.is_empty() {

@@ -1,5 +1,5 @@
-//! Calls in the name of somebody else: messages stay opaque bytes, and what is known of the caller (token, deadline) comes
-//! with each call. For proxies; the client's own user and token take no part.
+//! Calls that a proxy makes on behalf of its own callers. Messages stay opaque bytes, and the caller's token
+//! and deadline are passed with each call. The user and the token of the [`Client`] itself are not used.
 
 use std::time::Duration;
 
@@ -12,15 +12,17 @@ use crate::channel::Channel;
 use crate::client::Client;
 use crate::retry::{ATTEMPTS, Credentials, Verdict, pause, verdict};
 
-/// Time limit of waiting for a connection when the caller has no deadline. Source: the dial timeout of etcd's proxy.
+/// Time limit for waiting for a connection, including calls without a deadline. Source: the dial timeout of
+/// etcd's proxy.
 const CONNECTION_WAIT: Duration = Duration::from_secs(5);
 
 impl Client {
-    /// Calls a unary method with the metadata and within the time of `options`. It is repeated as [`Client::call`] is, save
-    /// that no token is renewed.
+    /// Calls a unary method with the metadata and the timeout of `options`. Retries by the rules of
+    /// [`Client::call`], except that no token is renewed.
     ///
     /// # Errors
-    /// The server's status; `Unavailable` if no endpoint could be reached within some seconds.
+    /// Returns the status that the server sent, or `Unavailable` if no endpoint could be reached within 5
+    /// seconds.
     pub async fn forward(&self, rpc: Rpc, options: &CallOptions, message: Bytes) -> Result<Bytes, Status> {
         let deadline = options.timeout.map(|timeout| Instant::now() + timeout);
         let endpoints = self.endpoint_count();
@@ -42,10 +44,11 @@ impl Client {
         Err(last)
     }
 
-    /// Opens a streaming call with the metadata of `options`. It is not repeated.
+    /// Opens a streaming call with the metadata of `options`. Retries only while the stream cannot be opened.
     ///
     /// # Errors
-    /// As [`Client::forward`].
+    /// Returns `Unavailable` if no endpoint could be reached within 5 seconds, `DeadlineExceeded` after the
+    /// timeout of `options`, or `InvalidArgument` if a header field is not allowed.
     pub async fn forward_stream(
         &self,
         rpc: Rpc,
@@ -58,7 +61,8 @@ impl Client {
             sleep_unless_zero(pause(attempt, endpoints)).await;
             let channel = self.reachable(deadline).await?;
             match channel.stream_with(rpc.path(), options).await {
-                // The connection broke in between; its keeper is about to see it.
+                // The connection broke after `reachable` returned it. The task that keeps the connection will
+                // notice soon.
                 Err(status) if status.code == Code::Unavailable => last = status,
                 opened => return opened,
             }
@@ -66,7 +70,7 @@ impl Client {
         Err(last)
     }
 
-    /// A connection that stands, waited for until the deadline, and for some seconds at most.
+    /// Returns an open connection. Waits until the deadline, but at most for [`CONNECTION_WAIT`].
     async fn reachable(&self, deadline: Option<Instant>) -> Result<Channel, Status> {
         match timeout(CONNECTION_WAIT, self.channel(deadline)).await {
             Ok(found) => found,

@@ -1,4 +1,4 @@
-//! Keeping a lease alive.
+//! Granting, revoking and renewing leases, and a task that keeps a lease alive.
 
 use std::time::Duration;
 
@@ -17,21 +17,21 @@ use crate::stream::Stream;
 /// Pause before a broken stream is opened again. Source: clientv3.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Maximum number of answers that wait for their reader; more are dropped, as in clientv3.
+/// Maximum number of responses in the queue to the caller. Further responses are dropped, as in clientv3.
 const ANSWERS_MAX: usize = 16;
 
-/// Grants a lease; an `id` of 0 lets the server choose.
+/// Grants a lease. With an `id` of 0, the server chooses the id.
 ///
 /// # Errors
-/// As [`Client::call`].
+/// Returns the same errors as [`Client::call`].
 pub async fn grant(client: &Client, ttl_seconds: i64, id: i64) -> Result<LeaseGrantResponse, Status> {
     client.call(Rpc::LeaseGrant, &LeaseGrantRequest { ttl: ttl_seconds, id }).await
 }
 
-/// Revokes a lease and removes its keys.
+/// Revokes a lease, which deletes its keys.
 ///
 /// # Errors
-/// As [`Client::call`].
+/// Returns the same errors as [`Client::call`].
 pub async fn revoke(client: &Client, id: i64) -> Result<LeaseRevokeResponse, Status> {
     client.call(Rpc::LeaseRevoke, &LeaseRevokeRequest { id }).await
 }
@@ -39,7 +39,8 @@ pub async fn revoke(client: &Client, id: i64) -> Result<LeaseRevokeResponse, Sta
 /// Renews a lease once.
 ///
 /// # Errors
-/// The lease is not there (`etcdserver: requested lease not found`), or as [`Client::open`].
+/// Returns `etcdserver: requested lease not found` if the lease does not exist, or an error of
+/// [`Client::open`].
 pub async fn keep_alive_once(client: &Client, id: i64) -> Result<LeaseKeepAliveResponse, Status> {
     loop {
         let once = async {
@@ -58,13 +59,13 @@ pub async fn keep_alive_once(client: &Client, id: i64) -> Result<LeaseKeepAliveR
     }
 }
 
-/// Returns true if a stream may be opened again after this. Source: clientv3's `isHaltErr`.
+/// Returns true if the stream may be opened again after this status. Source: `isHaltErr` of clientv3.
 pub(crate) fn is_passing(status: &Status) -> bool {
     matches!(status.code, Code::Unavailable | Code::Internal)
 }
 
-/// A lease that is kept alive by a task, at a third of its TTL, over broken connections, until it is dropped, the
-/// lease is gone, or no answer came for as long as the lease lives.
+/// Keeps a lease alive. A task renews the lease every third of its TTL, over broken connections, until this
+/// object is dropped, the lease no longer exists, or no response arrived within the TTL.
 pub struct KeepAlive {
     answers: mpsc::Receiver<LeaseKeepAliveResponse>,
     keeper: JoinHandle<Status>,
@@ -72,16 +73,16 @@ pub struct KeepAlive {
 }
 
 impl KeepAlive {
-    /// Begins. Until the first answer tells the lease's TTL, an answer may take `first_answer`, which etcd's client
-    /// sets to its dial timeout and a second.
+    /// Starts to renew the lease. The first response, which contains the TTL, may take `first_answer`; etcd's
+    /// client uses its dial timeout plus one second.
     pub fn start(client: &Client, id: i64, first_answer: Duration) -> KeepAlive {
         let (sender, answers) = mpsc::channel(ANSWERS_MAX);
         let keeper = tokio::spawn(keep(client.clone(), id, first_answer, sender));
         KeepAlive { answers, keeper, ended: None }
     }
 
-    /// The next renewal; `None` when the lease is no longer kept alive, for [`KeepAlive::ended`]'s reason. May be
-    /// dropped and called again without loss.
+    /// Returns the next renewal, or `None` when the lease is no longer kept alive; [`KeepAlive::ended`] then
+    /// returns the reason. The future may be dropped and the method called again without loss.
     pub async fn next(&mut self) -> Option<LeaseKeepAliveResponse> {
         let answer = self.answers.recv().await;
         if answer.is_none() && self.ended.is_none() {
@@ -91,8 +92,9 @@ impl KeepAlive {
         answer
     }
 
-    /// Why it ended, once [`KeepAlive::next`] said `None`: `etcdserver: requested lease not found` when the server
-    /// does not have the lease, `DeadlineExceeded` when it may have run out meanwhile, or the server's refusal.
+    /// Returns the reason of the end after [`KeepAlive::next`] returned `None`: `etcdserver: requested lease
+    /// not found` if the lease does not exist, `DeadlineExceeded` if the lease may have expired, or another
+    /// status from the server.
     pub fn ended(&self) -> Option<&Status> {
         self.ended.as_ref()
     }
@@ -129,7 +131,7 @@ async fn keep(
     }
 }
 
-/// Renews over one stream, and says how that ended.
+/// Renews the lease over one stream until the stream fails. Returns the status with which it ended.
 async fn renew(
     mut stream: Stream<LeaseKeepAliveRequest, LeaseKeepAliveResponse>,
     id: i64,
@@ -152,9 +154,10 @@ async fn renew(
             return error::LEASE_NOT_FOUND;
         };
         let now = Instant::now();
-        // The longest TTL is below 300 years.
+        // No overflow: the longest TTL is below 300 years.
         *expires = now + ttl;
-        // A reader who is behind misses some, and one who is gone drops the whole task.
+        // If the queue is full, the response is dropped. If the receiver was dropped, this task is aborted
+        // soon.
         let _ = answers.try_send(answer);
         sleep(ttl / 3).await;
     }

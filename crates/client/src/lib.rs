@@ -1,20 +1,23 @@
-//! A gRPC client of etcd's API over HTTP/2, for our own tools and tests.
+//! gRPC client of the etcd API over HTTP/2, for Mainstay's own tools and tests.
 //!
-//! What it is: [`Channel`], one connection to one server (TCP or a Unix socket, TLS or not) on which messages are opaque
-//! bytes; and [`Client`], a cluster seen through its endpoints: one connection each, round robin, failover, users and
-//! zones, messages of the `api` crate. On a client stand [`Watcher`], [`lease`], and [`concurrency`]'s sessions, locks,
-//! elections and transactional memory; [`discovery`] finds endpoints by DNS.
+//! Contents: [`Channel`] is one connection to one server (TCP or a Unix socket, with or without TLS) whose
+//! messages are opaque bytes. [`Client`] is a cluster reached through its endpoints: one connection to each
+//! endpoint, round robin, failover, users and zones, messages of the `api` crate. [`Watcher`], [`lease`] and
+//! the sessions, locks, elections and transactional memory of [`concurrency`] build on [`Client`].
+//! [`discovery`] finds endpoints by DNS.
 //!
-//! What it does not know: command lines, output formats, and what any method of the API means, save which of them may be
-//! repeated.
+//! Out of scope: command lines, output formats, and the meaning of the API's methods, except which methods
+//! may be retried.
 //!
 //! Invariants:
-//! * A call that is dropped is cancelled at the server; an answer is held to the limit of its call and transport.
-//! * A write goes out a second time only when it is certain that no server acted on the first.
-//! * No call waits for a dead endpoint while the connection to another stands.
-//! * Every task that is started here ends with what it was started for.
+//! * Dropping a call cancels it at the server. The size of a response is limited by both the call and the
+//!   transport.
+//! * A write is sent a second time only if it is certain that no server acted on the first request.
+//! * No call waits for a dead endpoint while a connection to another endpoint is open.
+//! * Every task that this crate starts ends together with the object for which it was started.
 //!
-//! Tests: `tests/it`, against a small gRPC server of their own; `mainstay-front`'s `tests/it` uses [`Channel`] for every
+//! Tests: `tests/it` runs against a small gRPC server that belongs to the tests. `tests/it` of
+//! `mainstay-front` uses [`Channel`] for every kind of call.
 //! kind of call.
 
 #![forbid(unsafe_code)]

@@ -10,37 +10,40 @@ use crate::channel::Channel;
 use crate::endpoint::Endpoint;
 use crate::transport::Transport;
 
-/// The first pause after a failed dial, and the longest.
+/// First and longest pause after a failed attempt to connect.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
-/// One endpoint and the connection to it. Made at first use and then kept up by a task of its own, so that calls
-/// choose among connections that are ready and no call waits for a dead endpoint while another lives.
+/// One endpoint and the connection to it. The connection is opened at first use and then kept open by a
+/// background task. Calls therefore choose among connections that are ready, and no call waits for a dead
+/// endpoint while another endpoint is connected.
 pub(crate) struct Link {
     pub(crate) endpoint: Endpoint,
     shown: Arc<Shown>,
     keeper: OnceLock<AbortHandle>,
 }
 
-/// The state that the task which keeps the connection publishes.
+/// State that the task which keeps the connection publishes.
 struct Shown {
     state: Mutex<State>,
-    /// Moves with every change of any link of the client.
+    /// Value that changes with every change of any link of the client.
     changes: watch::Sender<u64>,
 }
 
 #[derive(Default)]
 struct State {
     channel: Option<Channel>,
-    /// True if a dial ever ended, well or not.
+    /// True once the first attempt to connect has ended, with or without success.
     tried: bool,
-    /// Why the last connection could not be made or broke. It stays beside a new connection until that has lasted, because a
-    /// server that speaks another protocol accepts each one, and hangs up.
+    /// Reason why the last attempt to connect failed or the last connection broke. Kept after a reconnect
+    /// until the new connection has lasted for a while: a server that speaks another protocol accepts every
+    /// connection and then closes it.
     error: Option<String>,
 }
 
 impl Shown {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it is held, and a state is whole after each assignment.
+        // No code panics while it holds this mutex, and every assignment leaves a consistent state, so
+        // poisoning is ignored.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -68,7 +71,7 @@ impl Link {
         Link { endpoint, shown: Arc::new(shown), keeper: OnceLock::new() }
     }
 
-    /// Begins to connect, if that has not begun.
+    /// Starts to connect, unless that was started before.
     pub(crate) fn wake(&self, transport: &Transport) {
         self.keeper.get_or_init(|| {
             let kept = keep(self.endpoint.clone(), transport.clone(), self.shown.clone());
@@ -76,17 +79,17 @@ impl Link {
         });
     }
 
-    /// The connection, when it stands.
+    /// Returns the connection if it is open.
     pub(crate) fn channel(&self) -> Option<Channel> {
         self.shown.lock().channel.clone().filter(|channel| !channel.is_closed())
     }
 
-    /// Returns true if a dial ever ended.
+    /// Returns true if an attempt to connect has ended, with or without success.
     pub(crate) fn was_tried(&self) -> bool {
         self.shown.lock().tried
     }
 
-    /// Why there is no connection, or none that lasts.
+    /// Returns the reason why there is no connection, or none that has lasted.
     pub(crate) fn error(&self) -> Option<String> {
         self.shown.lock().error.clone()
     }
@@ -107,7 +110,7 @@ async fn keep(endpoint: Endpoint, transport: Transport, shown: Arc<Shown>) {
             Ok(channel) => {
                 let closed = channel.closed();
                 shown.show(channel);
-                // A server that hangs up at once is no better than one that cannot be reached.
+                // A server that closes the connection at once is treated like one that cannot be reached.
                 let mut closed = pin!(closed);
                 let lasted = timeout(pause, &mut closed).await.is_err();
                 if lasted {

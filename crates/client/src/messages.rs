@@ -1,10 +1,11 @@
 use api::{Code, Status};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// Bytes of gRPC's prefix: one flag byte and the length, big-endian.
+/// Size of the gRPC message prefix in bytes: one flag byte and the length as a big-endian u32.
 pub(crate) const PREFIX_BYTES: usize = 5;
 
-/// A message with its prefix, unless it is larger than these bytes.
+/// Returns the message with its gRPC prefix. Fails with `ResourceExhausted` if the message is larger than
+/// `bytes_max`.
 pub(crate) fn framed(message: &[u8], bytes_max: usize) -> Result<Bytes, Status> {
     if message.len() > bytes_max {
         let text = format!("trying to send message larger than max ({} vs. {bytes_max})", message.len());
@@ -19,7 +20,7 @@ pub(crate) fn framed(message: &[u8], bytes_max: usize) -> Result<Bytes, Status> 
     Ok(frame.freeze())
 }
 
-/// Cuts a received body into messages.
+/// Splits a received body into gRPC messages.
 #[derive(Debug)]
 pub(crate) struct Messages {
     buffer: BytesMut,

@@ -9,35 +9,36 @@ use crate::endpoint::Endpoint;
 use crate::tls::PeerCertificates;
 use crate::transport::{HTTP2, Transport, Wire};
 
-/// A connection to an endpoint on which nothing was said yet, for protocols other than gRPC.
+/// Connection to an endpoint on which no bytes were exchanged yet (apart from the TLS handshake), for
+/// protocols other than gRPC.
 pub struct RawConnection {
     wire: Box<dyn Wire>,
-    /// Certificates of the server from the TLS handshake; `None` without TLS.
+    /// Certificates that the server sent in the TLS handshake; `None` without TLS.
     pub peer: Option<PeerCertificates>,
 }
 
 impl RawConnection {
-    /// Connects; with TLS, only HTTP/1.1 is offered to the server.
+    /// Connects to the endpoint. With TLS, the client offers only HTTP/1.1 (ALPN).
     ///
     /// # Errors
-    /// As [`Channel::open`].
+    /// Returns the same errors as [`Channel::open`].
     pub async fn open(endpoint: &Endpoint, transport: &Transport) -> io::Result<RawConnection> {
         let dialled = transport.dial_for(endpoint, b"http/1.1").await?;
         Ok(RawConnection { wire: dialled.wire, peer: dialled.peer })
     }
 
-    /// The bytes in both directions.
+    /// Returns the byte stream of the connection, for reading and writing.
     pub fn stream(&mut self) -> &mut (impl AsyncRead + AsyncWrite + Send + Unpin + use<>) {
         &mut self.wire
     }
 }
 
 impl Channel {
-    /// Speaks gRPC on a TCP connection that the caller made, with TLS if the endpoint is one that does: for callers that
-    /// look at the socket meanwhile.
+    /// Starts gRPC on a TCP connection that the caller opened, with TLS if the endpoint requires it. For
+    /// callers that need to keep access to the socket, for example to inspect it.
     ///
     /// # Errors
-    /// As [`Channel::open`], save what belongs to connecting.
+    /// Returns the errors of [`Channel::open`], except those of opening the connection.
     pub async fn over(stream: TcpStream, endpoint: &Endpoint, transport: &Transport) -> io::Result<Channel> {
         let securing = transport.secured(endpoint, Box::new(stream), HTTP2);
         let dialled = transport.bounded(endpoint, securing).await?;

@@ -9,8 +9,9 @@ use crate::channel::Failure;
 /// Maximum number of attempts of a unary call.
 pub(crate) const ATTEMPTS: u32 = 100;
 
-/// Unary methods that may be repeated after an `Unavailable`. Source: clientv3's `retry.go`; granting and revoking a
-/// lease are among them there too, because a second lease expires and a second revocation finds nothing.
+/// Unary methods that may be retried after `Unavailable`. Source: `retry.go` of clientv3. Granting and
+/// revoking a lease are in that list too: a second lease expires by itself, and a second revocation finds no
+/// lease.
 const REPEATABLE: &[Rpc] = &[
     Rpc::KvRange,
     Rpc::LeaseTimeToLive,
@@ -29,22 +30,23 @@ const REPEATABLE: &[Rpc] = &[
     Rpc::AuthRoleList,
 ];
 
-/// The consequence of a failed attempt.
+/// Action to take after a failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The failure is the call's result.
+    /// Do not retry: return the failure to the caller.
     Final,
-    /// Try again, perhaps at another endpoint.
+    /// Retry, possibly at another endpoint.
     Repeat,
-    /// Get a new token, then try again.
+    /// Get a new token, then retry.
     Authenticate,
 }
 
-/// The words of etcd 3.4 and 3.5, in maintenance calls, for [`error::INVALID_AUTH_TOKEN`].
+/// Text that etcd 3.4 and 3.5 send in maintenance calls instead of the text of [`error::INVALID_AUTH_TOKEN`].
 const UNKNOWN_TOKEN: &str = "auth: invalid auth token";
 
-/// Source: clientv3's `retry_interceptor.go`. It takes [`UNKNOWN_TOKEN`] for final, so that with several endpoints such a call
-/// fails where another member issued the token and this one does not know it.
+/// Decides whether a failed attempt is retried. Source: `retry_interceptor.go` of clientv3, which however
+/// does not retry after [`UNKNOWN_TOKEN`]: with several endpoints, its call fails at every member that did
+/// not issue the token.
 pub(crate) fn verdict(rpc: Rpc, failure: &Failure, endpoints: usize, credentials: Credentials) -> Verdict {
     let status = &failure.status;
     if matches!(status.code, Code::DeadlineExceeded | Code::Canceled) {
@@ -53,7 +55,8 @@ pub(crate) fn verdict(rpc: Rpc, failure: &Failure, endpoints: usize, credentials
     let is = |known: &Status| status.message == known.message;
     match credentials {
         Credentials::User if is(&error::USER_EMPTY) => return Verdict::Authenticate,
-        // A call without a user hears of an old revision when others change users: it only has to come again.
+        // A call without a user also fails with `AUTH_OLD_REVISION` when users change concurrently. It only
+        // has to be retried.
         Credentials::User | Credentials::None
             if is(&error::INVALID_AUTH_TOKEN)
                 || is(&error::AUTH_OLD_REVISION)
@@ -77,7 +80,8 @@ pub(crate) enum Credentials {
     Token,
 }
 
-/// The pause before this attempt, counted from 0: only after each round through a quorum of the endpoints.
+/// Returns the pause before an attempt; attempts are counted from 0. Only the first attempt after each round
+/// through a quorum of the endpoints has a pause.
 pub(crate) fn pause(attempt: u32, endpoints: usize) -> Duration {
     let quorum = u32::try_from(endpoints / 2 + 1).unwrap_or(u32::MAX);
     if attempt == 0 || !attempt.is_multiple_of(quorum) {
@@ -86,7 +90,8 @@ pub(crate) fn pause(attempt: u32, endpoints: usize) -> Duration {
     Duration::from_micros(22_500 + random() % 5_000)
 }
 
-/// Good enough to spread clients; nothing secret comes of it.
+/// Returns a random number that is good enough to spread the load of many clients. It must not be used for
+/// secrets.
 pub(crate) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }

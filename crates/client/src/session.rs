@@ -1,5 +1,6 @@
-//! The HTTP/2 connection below a [`crate::Channel`]: [`Session`] is what its calls and the task that drives it share,
-//! [`Driver`] is that task. They know bytes of messages, and nothing of deadlines, endpoints and what may be repeated.
+//! HTTP/2 connection of a [`crate::Channel`]. [`Session`] is the state that the calls share with the task
+//! that drives the connection; [`Driver`] is that task. This module handles the bytes of messages. Deadlines,
+//! endpoints and retries are handled elsewhere.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -20,20 +21,20 @@ use tokio::sync::{Notify, watch};
 use crate::messages::Messages;
 use crate::transport::Wire;
 
-/// Pieces of output that one write takes.
+/// Maximum number of slices of output in one vectored write.
 const PIECES_MAX: usize = 64;
-/// Output beyond which no call begins.
+/// Number of bytes of unsent output from which on no new call is started.
 const OUTPUT_BYTES_MAX: usize = 64 << 10;
-/// Reads of one turn, after which other tasks get theirs.
+/// Maximum number of reads in one turn of the driver; then other tasks get their turn.
 const READS_PER_TURN: usize = 16;
-/// Paths whose heads are kept. A client has a few dozen methods.
+/// Maximum number of paths whose request header templates are cached. A client uses a few dozen methods.
 const HEADS_MAX: usize = 128;
 
-/// How a call ended.
+/// Reason why a call ended.
 enum End {
-    /// By trailers, or by a head that is all there is.
+    /// The server sent a gRPC status, in trailers or in a response that consists of headers only.
     Told(Result<(), Status>),
-    /// The server ended the body, and nothing else.
+    /// The server ended the response without a gRPC status.
     Untold,
     Reset {
         reason: Reason,
@@ -43,13 +44,13 @@ enum End {
     Broken(Status),
 }
 
-/// A call, until both of its sides are dropped.
+/// State of a call. Kept until both the sender and the receiver are dropped.
 struct Call {
     key: Key,
-    /// The answer has begun.
+    /// True once the response headers have arrived.
     has_head: bool,
     messages: Messages,
-    /// Bytes that came and were not given back to the window.
+    /// Number of received bytes that were not returned to the flow-control window yet.
     unreleased: usize,
     end: Option<End>,
     receiver: Option<Waker>,
@@ -62,37 +63,38 @@ struct State {
     http2: http2::Connection,
     scheme: &'static str,
     authority: String,
-    /// Heads of requests by path.
+    /// Templates of the request headers, by path.
     heads: HashMap<Box<str>, Template>,
     calls: Slab<Call>,
-    /// Places in `calls` by [`Key::slot`].
+    /// Indices into `calls`, by [`Key::slot`].
     by_slot: Vec<Option<usize>>,
     driver: Option<Waker>,
-    /// The server said that it takes no more calls.
+    /// True once the server has sent GOAWAY.
     is_leaving: bool,
-    /// Why the connection is over.
+    /// Status of all further calls, once the connection has ended.
     over: Option<Status>,
-    /// What the server said when it went away for a reason.
+    /// Text of the server's GOAWAY, if its reason was an error.
     farewell: Option<String>,
-    /// Number of the last PING that was sent, and of the last that was answered.
+    /// Number of the last PING sent. `ponged` is the number of the last PING answered.
     pinged: u64,
     ponged: u64,
 }
 
-/// What the calls of a connection and the task that drives it share.
+/// State that the calls of a connection share with the task that drives it.
 ///
-/// A lock and a waker: calls are moved between threads, and each command or event holds the lock for some hundred
-/// nanoseconds. The alternative, a channel of commands to the task, would cost an allocation and two wake-ups a message.
+/// A mutex and a waker suffice: calls may move between threads, and each command or event holds the mutex for
+/// some hundred nanoseconds. The alternative, a channel of commands to the task, would cost one allocation
+/// and two wake-ups per message.
 pub(crate) struct Session {
     state: Mutex<State>,
-    /// False once no channel is left that could begin a call.
+    /// False once the last [`crate::Channel`] is dropped; then no call can be started any more.
     has_channels: AtomicBool,
-    /// Bytes that ever came.
+    /// Total number of bytes received.
     received: AtomicU64,
     ponged: Notify,
-    /// Tells those who wait to begin a call that they may try again.
+    /// Wakes the tasks in [`Session::open`], which then try again to start their call.
     freed: Notify,
-    /// True once the connection takes no more calls.
+    /// True once the connection accepts no more calls.
     closed: watch::Sender<bool>,
 }
 
@@ -100,7 +102,7 @@ fn unavailable(why: impl std::fmt::Display) -> Status {
     Status::with(Code::Unavailable, format!("connection error: {why}"))
 }
 
-/// An answer whose trailers do not say how it ended.
+/// Status of a call whose trailers contain no gRPC status.
 const NO_STATUS: Status = Status::new(Code::Internal, "server closed the stream without sending trailers");
 
 impl Session {
@@ -129,32 +131,34 @@ impl Session {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing that holds it panics but for a bug of our own, and then every call of the connection may as well.
+        // No code panics while it holds this mutex, except for a bug in this crate. Then the calls fail
+        // anyway, so poisoning is ignored.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Is told true once the connection takes no more calls: it is gone, or its server is going away.
+    /// Returns the sender of a watch channel whose value becomes true when the connection accepts no more
+    /// calls: it has ended, or its server is shutting down.
     pub(crate) fn closed(&self) -> &watch::Sender<bool> {
         &self.closed
     }
 
-    /// No channel is left: the connection ends with its last call.
+    /// Called when the last [`crate::Channel`] is dropped. The connection then ends with its last call.
     pub(crate) fn let_go(&self) {
         self.has_channels.store(false, Ordering::Release);
         self.lock().wake_driver();
     }
 
-    /// Number of calls of which a side is held.
+    /// Number of calls of which the sender or the receiver still exists.
     pub(crate) fn calls(&self) -> usize {
         self.lock().calls.len()
     }
 
-    /// Bytes that ever came.
+    /// Total number of bytes received on the connection.
     pub(crate) fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// Returns when the server has answered a PING that this sends.
+    /// Sends a PING and waits until the server has answered it.
     pub(crate) async fn ping(&self) {
         let number = {
             let mut state = self.lock();
@@ -173,12 +177,13 @@ impl Session {
         }
     }
 
-    /// Begins a call, once the server takes one more and what waits to be written is not too much, and returns its place.
-    /// `more` are fields besides those of every call.
+    /// Starts a call and returns its index. Waits until the server allows one more stream and the unsent
+    /// output is below its limit. `more` are header fields in addition to those that every call has.
     ///
     /// # Errors
     ///
-    /// The connection takes no more calls; the server has certainly not heard of this one. Or a field cannot be sent.
+    /// Returns `Unavailable` if the connection accepts no more calls; the server has certainly not seen this
+    /// call. Returns `InvalidArgument` if a header field is not allowed.
     pub(crate) async fn open(
         &self,
         path: &str,
@@ -186,7 +191,7 @@ impl Session {
         message_bytes_max: usize,
     ) -> Result<usize, Status> {
         loop {
-            // Made before the look, so that no word of it is missed.
+            // Created before the attempt, so that a notification during the attempt is not lost.
             let freed = self.freed.notified();
             if let Poll::Ready(opened) = self.try_open(path, more, message_bytes_max) {
                 return opened;
@@ -205,7 +210,8 @@ impl Session {
         if let Some(why) = &state.over {
             return Poll::Ready(Err(why.clone()));
         }
-        // Heads do not wait for windows. Beside a server that takes nothing, calls would fill memory with them.
+        // Header frames are not subject to flow control. Without this limit, a server that stops reading
+        // would make the headers of new calls fill the memory.
         if state.http2.output().len() >= OUTPUT_BYTES_MAX {
             state.wake_driver();
             return Poll::Pending;
@@ -241,8 +247,8 @@ impl Session {
         Poll::Ready(Ok(place))
     }
 
-    /// Sends some of a call's body as the server's window opens, until nothing is left of it; then, with `is_last`, its
-    /// end. False if the call is over.
+    /// Sends the rest of a message as far as the server's flow-control window allows. Ready when all of
+    /// `rest` is sent. With `is_last`, also ends the request body. Returns false if the call is over.
     pub(crate) fn poll_send(
         &self,
         cx: &mut Context<'_>,
@@ -253,7 +259,7 @@ impl Session {
         let mut state = self.lock();
         let key = state.calls[place].key;
         loop {
-            // A server may answer before it has heard all.
+            // A server may send its response before it has received the whole request.
             if !state.http2.is_open(key) || state.calls[place].end.is_some() {
                 return Poll::Ready(false);
             }
@@ -274,30 +280,30 @@ impl Session {
         }
     }
 
-    /// Ends what is sent on a call.
+    /// Ends the request body of a call.
     pub(crate) fn finish(&self, place: usize) {
         let mut state = self.lock();
         let key = state.calls[place].key;
-        // It fails for a call that is over already.
+        // The call may be over already; then there is nothing to end.
         let _ = state.http2.send_data(key, Payload::from(Bytes::new()), true);
         state.wake_driver();
     }
 
-    /// Cancels a call, unless it is over.
+    /// Cancels a call. Does nothing if the call is over.
     pub(crate) fn cancel(&self, place: usize) {
         let mut state = self.lock();
         state.cancel(place);
         state.wake_driver();
     }
 
-    /// The sending side is dropped.
+    /// Records that the sender of the call was dropped.
     pub(crate) fn drop_sender(&self, place: usize) {
         let mut state = self.lock();
         state.calls[place].has_sender = false;
         state.drop_unused(place);
     }
 
-    /// The receiving side is dropped: what comes is not kept any more.
+    /// Records that the receiver of the call was dropped. Messages that arrive later are discarded.
     pub(crate) fn drop_receiver(&self, place: usize) {
         let mut state = self.lock();
         state.calls[place].has_receiver = false;
@@ -306,7 +312,7 @@ impl Session {
         state.drop_unused(place);
     }
 
-    /// The next message of a call; `None` when it has ended well.
+    /// Returns the next message of a call, or `None` when the call ended with status OK.
     pub(crate) fn poll_next(
         &self,
         cx: &mut Context<'_>,
@@ -327,16 +333,17 @@ impl Session {
             return Poll::Ready(call.result(end));
         }
         call.receiver = Some(cx.waker().clone());
-        // The rest of a message may be longer than a window.
+        // A message may be longer than the flow-control window, so the window must be opened before the
+        // message is complete.
         state.release(place, usize::MAX);
         Poll::Pending
     }
 }
 
-/// The failure of a call.
+/// Failure of a call.
 pub(crate) struct Failed {
     pub(crate) status: Status,
-    /// True if the server said that it never looked at the call (RFC 9113, sections 6.8 and 8.7).
+    /// True if the server said that it did not process the call (RFC 9113, sections 6.8 and 8.7).
     pub(crate) is_unprocessed: bool,
 }
 
@@ -358,7 +365,8 @@ impl Call {
                 };
                 let who = if *by_peer { "by the server" } else { "here" };
                 let text = format!("connection error: the stream was reset {who}: {reason}");
-                // Not of a call that the server has begun to answer, whatever it says afterwards.
+                // If the server has begun to answer, it has processed the call, even if it refuses the stream
+                // later.
                 let refused = *by_peer && *reason == Reason::REFUSED_STREAM;
                 (Status::with(code, text), refused && !self.has_head)
             }
@@ -383,7 +391,7 @@ impl State {
         self.driver.take().into_iter().for_each(Waker::wake);
     }
 
-    /// The head of a request to a path.
+    /// Returns the template of the request headers for a path, from the cache if possible.
     fn head(&mut self, path: &str) -> Result<Template, http2::InvalidField> {
         if let Some(head) = self.heads.get(path) {
             return Ok(head.clone());
@@ -410,7 +418,7 @@ impl State {
         call.end(End::Reset { reason: Reason::CANCEL, by_peer: false });
     }
 
-    /// Forgets a call of which no side is held; one that is not over is cancelled.
+    /// Removes a call whose sender and receiver are both dropped. Cancels the call if it is not over.
     fn drop_unused(&mut self, place: usize) {
         let call = &self.calls[place];
         if call.has_sender || call.has_receiver {
@@ -425,7 +433,7 @@ impl State {
         self.wake_driver();
     }
 
-    /// Gives so many bytes, at most those that it holds, back to a call's window.
+    /// Returns received bytes to the call's flow-control window: `bytes`, but at most those not returned yet.
     fn release(&mut self, place: usize, bytes: usize) {
         let call = &mut self.calls[place];
         let bytes = bytes.min(call.unreleased);
@@ -443,7 +451,7 @@ impl State {
         (self.calls.get(place)?.key == key).then_some(place)
     }
 
-    /// Takes an event; returns true if the server is going away.
+    /// Processes an event of the connection. Returns true if the event is a GOAWAY.
     fn take(&mut self, event: &Event<'_>) -> bool {
         match event {
             Event::Head { stream, fields, end } => {
@@ -488,7 +496,7 @@ impl State {
                 }
                 return true;
             }
-            // Answers to nothing that was asked change nothing.
+            // A PONG for a PING that was never sent is ignored.
             Event::Pong(number) if *number <= self.pinged => self.ponged = self.ponged.max(*number),
             Event::Informational { .. } | Event::Pinged | Event::Pong(_) | Event::Settings => {}
         }
@@ -499,7 +507,7 @@ impl State {
         let call = &mut self.calls[place];
         call.has_head = true;
         if let Some(result) = status_of(fields) {
-            // Whatever follows has no meaning any more.
+            // A status in the headers ends the call, so anything that follows is ignored.
             call.end(End::Told(result));
         } else if fields.status() != Some(200) {
             let code = http::StatusCode::from_u16(fields.status().unwrap_or_default());
@@ -512,7 +520,7 @@ impl State {
         }
     }
 
-    /// The connection is over, for all its calls.
+    /// Ends all calls of the connection, with `Unavailable`.
     fn fail(&mut self, why: &str) {
         let why = self.farewell.as_deref().unwrap_or(why);
         let status = unavailable(why);
@@ -523,13 +531,14 @@ impl State {
     }
 }
 
-/// Drives a connection: what arrives is handed to its calls, and what they say is sent. It ends with the connection, which
-/// it closes when no channel and no call is left.
+/// Task that drives a connection: passes received data to the calls and writes their output. Ends with the
+/// connection, which it closes when no [`crate::Channel`] and no call is left.
 pub(crate) struct Driver {
     session: Arc<Session>,
     wire: Box<dyn Wire>,
     input: Input,
-    /// What was left in the input when the connection was blocked comes before what is read.
+    /// True if the connection was blocked after the last read. Frames left in `input` are then processed
+    /// before more is read.
     was_blocked: bool,
 }
 
@@ -538,7 +547,7 @@ impl Driver {
         Driver { session, wire, input: Input::default(), was_blocked: false }
     }
 
-    /// Reads once and hands over what came. Pending if nothing came.
+    /// Reads once and processes the received frames. Pending if no bytes arrived.
     fn poll_read(&mut self, state: &mut State, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if state.http2.is_blocked() {
             return Poll::Pending;
@@ -576,7 +585,7 @@ impl Driver {
         Poll::Ready(taken)
     }
 
-    /// Writes what there is. Ready when all of it is written.
+    /// Writes all pending output. Ready when everything is written and flushed.
     fn poll_write(&mut self, state: &mut State, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             state.http2.gather();
@@ -603,10 +612,11 @@ impl Driver {
         state.http2.begin_turn(Instant::now());
         for _ in 0..READS_PER_TURN {
             let was_blocked = state.http2.is_blocked();
-            // The error of what came is told before the connection ends, if the server takes it at once.
+            // After a protocol error in the input, the GOAWAY is still written, if the socket accepts it
+            // without waiting.
             let read = self.poll_read(state, cx);
             let written = self.poll_write(state, cx);
-            // Whatever made room for another call: an event, a command, or what was just written.
+            // An event, a command of a call, or the last write may have made room for another call.
             if state.http2.output().len() < OUTPUT_BYTES_MAX && (state.http2.may_open() || state.is_leaving) {
                 self.session.freed.notify_waiters();
             }
@@ -621,7 +631,8 @@ impl Driver {
             if is_unused && written.is_ready() {
                 return self.poll_close(state, cx);
             }
-            // While it was blocked nothing was read, and nobody says that something came.
+            // A blocked connection was not read, so no wake-up for its input is registered. When it is
+            // unblocked, another round is needed.
             let goes_on = is_read || was_blocked && !state.http2.is_blocked();
             if !goes_on {
                 return Poll::Pending;
@@ -631,7 +642,7 @@ impl Driver {
         Poll::Pending
     }
 
-    /// Says that no more calls come, and ends the connection.
+    /// Sends GOAWAY and shuts the connection down.
     fn poll_close(&mut self, state: &mut State, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         state.http2.close(Reason::NO_ERROR, b"");
         ready!(self.poll_write(state, cx))?;
@@ -646,7 +657,7 @@ impl Future for Driver {
         let this = &mut *self;
         let session = Arc::clone(&this.session);
         let mut state = session.lock();
-        // Nobody has to wake it while it runs.
+        // Wake-ups are not needed while the driver runs. Its waker is stored again before it waits.
         state.driver = None;
         match this.poll_turn(&mut state, cx) {
             Poll::Ready(ended) => {
@@ -671,7 +682,7 @@ fn shown(error: &io::Error) -> String {
 }
 
 impl Drop for Driver {
-    /// Also when the task is aborted: every call hears that its connection is gone.
+    /// Also runs when the task is aborted. Every call then fails because its connection has ended.
     fn drop(&mut self) {
         self.session.lock().fail("the connection was closed");
         self.session.closed.send_replace(true);
@@ -679,7 +690,7 @@ impl Drop for Driver {
     }
 }
 
-/// The status that a head or trailers tell.
+/// Returns the gRPC status in response headers or trailers; `None` if they contain none.
 fn status_of(fields: &Fields) -> Option<Result<(), Status>> {
     let number = fields.get(b"grpc-status")?;
     let number = std::str::from_utf8(number).ok().and_then(|text| text.parse().ok());

@@ -4,36 +4,37 @@ use std::time::Duration;
 use crate::tls::{Tls, TlsError, TlsFiles};
 use crate::transport::{Keepalive, Transport};
 
-/// The settings of a [`crate::Client`]. The defaults are those of etcd's client.
+/// Settings of a [`crate::Client`]. The defaults are those of etcd's client.
 #[derive(Clone)]
 pub struct Settings {
-    /// Endpoints of the members; see [`crate::Endpoint`] for the forms.
+    /// Endpoints of the members; see [`crate::Endpoint`] for the notation.
     pub endpoints: Vec<String>,
-    /// Time limit of connecting, and of the first authentication. `None` or zero: no limit.
+    /// Time limit of connecting, and of the first authentication. `None` or zero means no limit.
     pub dial_timeout: Option<Duration>,
-    /// Silence after which a connection with open calls is pinged; zero for never. Less than 10 s is taken as 10 s, as
-    /// gRPC does: servers close the connections of clients that ping more often.
+    /// Idle time after which a connection with open calls is pinged; zero means never. Values below 10 s are
+    /// raised to 10 s, as in gRPC, because servers close the connections of clients that ping more often.
     pub keepalive_time: Duration,
-    /// Time limit of a ping's answer.
+    /// Time limit for the response to a ping.
     pub keepalive_timeout: Duration,
     /// True if connections without open calls are pinged, too.
     pub keepalive_without_calls: bool,
-    /// Largest request, in bytes.
+    /// Size limit of a request in bytes.
     pub send_bytes_max: usize,
-    /// Largest answer, in bytes.
+    /// Size limit of a response in bytes.
     pub receive_bytes_max: usize,
-    /// TLS for endpoints without a scheme, and for `https` ones.
+    /// TLS settings for `https` endpoints and for endpoints without a scheme. `None`: no TLS is configured.
     pub tls: Option<Tls>,
-    /// Name and password; both non-empty, or there is no user.
+    /// User name and password. No user is configured if either is empty.
     pub user: Option<(String, String)>,
-    /// A token given by hand, such as a JWT. Excludes a user.
+    /// Token that the caller supplies, such as a JWT. Cannot be combined with a user.
     pub token: Option<String>,
-    /// Our own zone: endpoints of members in it are used first; see [`crate::Client::set_zones`].
+    /// Zone of the client: endpoints of members in this zone are used first; see
+    /// [`crate::Client::set_zones`].
     pub zone: Option<String>,
 }
 
 impl fmt::Debug for Settings {
-    /// Neither the password nor the token is told.
+    /// The output contains neither the password nor the token.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings")
             .field("endpoints", &self.endpoints)
@@ -65,16 +66,16 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Settings with these endpoints and defaults.
+    /// Returns settings with these endpoints and default values for all else.
     pub fn of<T: Into<String>>(endpoints: impl IntoIterator<Item = T>) -> Settings {
         Settings { endpoints: endpoints.into_iter().map(Into::into).collect(), ..Settings::default() }
     }
 
-    /// Sets TLS by the rule of etcd's tools: endpoints without a scheme speak it when any material is given, or when
-    /// insecure transport was switched off.
+    /// Configures TLS by the rule of etcd's tools: endpoints without a scheme use TLS if any certificate file
+    /// is given or if insecure transport was switched off.
     ///
     /// # Errors
-    /// As [`TlsFiles::load`].
+    /// Returns the same errors as [`TlsFiles::load`].
     pub fn secure(&mut self, files: &TlsFiles, insecure_transport: bool) -> Result<(), TlsError> {
         self.tls = if files.is_given() || !insecure_transport { Some(files.load()?) } else { None };
         Ok(())
@@ -93,16 +94,16 @@ impl Settings {
     }
 }
 
-/// Settings that make no client.
+/// Error of settings from which no client can be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SettingsError {
     /// The list of endpoints is empty.
     NoEndpoints,
-    /// A user and a token are given.
+    /// Both a user and a token are given.
     UserAndToken,
-    /// The limit for answers is below that for requests; both in bytes.
+    /// The size limit for responses (first value) is below that for requests (second value); both in bytes.
     ReceiveBelowSend(usize, usize),
-    /// The token cannot stand in a header.
+    /// The token contains characters that are not allowed in a header value.
     BadToken,
 }
 

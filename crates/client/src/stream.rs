@@ -6,7 +6,7 @@ use prost::Message;
 use crate::call::{Receiver, Sender};
 use crate::client::decode;
 
-/// An open streaming call. Dropping it cancels the call, unless its sending side was finished.
+/// Open streaming call. Dropping the stream cancels the call, unless [`Stream::finish`] was called before.
 pub struct Stream<Req, Resp> {
     sender: StreamSender<Req>,
     receiver: StreamReceiver<Resp>,
@@ -22,12 +22,12 @@ impl<Req: Message, Resp: Message + Default> Stream<Req, Resp> {
     ///
     /// # Errors
     ///
-    /// As [`StreamSender::send`].
+    /// Returns the same errors as [`StreamSender::send`].
     pub async fn send(&mut self, request: &Req) -> Result<(), Status> {
         self.sender.send(request).await
     }
 
-    /// Ends the requests as [`StreamSender::finish`] does.
+    /// Ends the stream of requests, as [`StreamSender::finish`] does.
     pub fn finish(&mut self) {
         self.sender.finish();
     }
@@ -36,12 +36,12 @@ impl<Req: Message, Resp: Message + Default> Stream<Req, Resp> {
     ///
     /// # Errors
     ///
-    /// As [`StreamReceiver::next`].
+    /// Returns the same errors as [`StreamReceiver::next`].
     pub async fn next(&mut self) -> Result<Option<Resp>, Status> {
         self.receiver.next().await
     }
 
-    /// Splits the stream into its two sides, for two tasks.
+    /// Splits the stream into sender and receiver, which two tasks can use.
     pub fn split(self) -> (StreamSender<Req>, StreamReceiver<Resp>) {
         (self.sender, self.receiver)
     }
@@ -54,15 +54,16 @@ pub struct StreamSender<Req> {
 }
 
 impl<Req: Message> StreamSender<Req> {
-    /// Sends a request, as the server's window opens.
+    /// Sends a request as far as the server's flow-control window allows, and waits for more window.
     ///
     /// # Errors
-    /// `ResourceExhausted` for one above the limit. That the call is over is for the receiving side to say.
+    /// Returns `ResourceExhausted` for a request above the size limit. The end of the call is not an error
+    /// here: the receiver returns the call's status.
     pub async fn send(&mut self, request: &Req) -> Result<(), Status> {
         self.sender.send(request.encode_to_vec().into()).await
     }
 
-    /// Says that no more requests come.
+    /// Ends the stream of requests.
     pub fn finish(&mut self) {
         self.sender.finish();
     }
@@ -75,10 +76,11 @@ pub struct StreamReceiver<Resp> {
 }
 
 impl<Resp: Message + Default> StreamReceiver<Resp> {
-    /// The next answer; `None` when the call ended well. May be dropped and called again without loss.
+    /// Returns the next response, or `None` when the call ended with status OK. The future may be dropped and
+    /// the method called again without loss.
     ///
     /// # Errors
-    /// The server's status, or `Unavailable` for a connection that broke.
+    /// Returns the status that the server sent, or `Unavailable` if the connection broke.
     pub async fn next(&mut self) -> Result<Option<Resp>, Status> {
         self.receiver.next().await?.map(|answer| decode(&answer)).transpose()
     }

@@ -1,5 +1,5 @@
-//! TLS for clients: [`TlsFiles`] names the PEM files, [`Tls`] is what handshakes need, with the rules and error texts of
-//! etcd's tools. It dials nothing.
+//! TLS for clients. [`TlsFiles`] holds the paths of the PEM files. [`Tls`] holds the configuration for
+//! handshakes, with the rules and error texts of etcd's tools. This module does not connect.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -15,22 +15,24 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 
 use crate::certificate;
 
-/// Paths of the PEM files for TLS. Without any, the system's roots are trusted and no certificate is sent.
+/// Paths of the PEM files for TLS, and options. By default, the system's root certificates are trusted and no
+/// client certificate is sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Certificates of the authorities that servers are verified with, instead of the system's.
+    /// File with the certificates of the authorities that are trusted, instead of the system's root
+    /// certificates.
     pub cacert: Option<PathBuf>,
-    /// Our certificate, with what leads from it to its authority.
+    /// File with the client certificate, followed by the intermediate certificates up to its authority.
     pub cert: Option<PathBuf>,
-    /// Key of the certificate: PKCS#8, PKCS#1 or SEC 1.
+    /// File with the private key of the client certificate: PKCS#8, PKCS#1 or SEC 1.
     pub key: Option<PathBuf>,
-    /// The name a server's certificate has to bear, instead of its endpoint's host.
+    /// Name that the server's certificate must contain, instead of the endpoint's host.
     pub server_name: Option<String>,
-    /// Take any certificate.
+    /// If true, any server certificate is accepted.
     pub insecure_skip_verify: bool,
 }
 
-/// An error in the files for TLS. Displays as etcd's tools do where they have a text for it.
+/// Error in the files for TLS. The text is that of etcd's tools where they have one.
 #[derive(Debug)]
 pub struct TlsError(String);
 
@@ -42,7 +44,7 @@ impl fmt::Display for TlsError {
 
 impl std::error::Error for TlsError {}
 
-/// Ready for handshakes. Clones share it.
+/// TLS configuration that is ready for handshakes. Clones share the configuration.
 #[derive(Clone)]
 pub struct Tls {
     pub(crate) config: Arc<ClientConfig>,
@@ -56,15 +58,17 @@ impl fmt::Debug for Tls {
 }
 
 impl TlsFiles {
-    /// Returns true if any of it makes etcd's tools speak TLS to an endpoint without a scheme.
+    /// Returns true if any field is set, which makes etcd's tools use TLS for an endpoint without a scheme.
     pub fn is_given(&self) -> bool {
         *self != TlsFiles::default()
     }
 
-    /// Reads the files. Certificate and key are read once, now: a tool's life is short.
+    /// Reads the files. Certificate and key are read only once, which suits command-line tools that run for a
+    /// short time.
     ///
     /// # Errors
-    /// A file cannot be read, holds nothing of use, or key and certificate do not belong together.
+    /// Returns an error if a file cannot be read or contains nothing usable, if only one of certificate and
+    /// key is given, or if they do not match.
     pub fn load(&self) -> Result<Tls, TlsError> {
         let provider = Arc::new(ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider.clone())
@@ -99,12 +103,12 @@ impl TlsFiles {
         Ok(Tls { config: Arc::new(config), server_name: self.server_name.clone() })
     }
 
-    /// Reads the files as [`TlsFiles::load`] does, and certificate and key again for each connection. `accepts` is asked about
-    /// the contents of the certificate's file. What it refuses then, or what cannot be used, leaves in use what was read
-    /// before.
+    /// Reads the files as [`TlsFiles::load`] does, and reads certificate and key again for each connection.
+    /// `accepts` is called with the contents of the certificate file. If `accepts` returns false or the files
+    /// are not usable, the pair that was read before stays in use.
     ///
     /// # Errors
-    /// As [`TlsFiles::load`].
+    /// Returns the errors of [`TlsFiles::load`], and an error if certificate and key are not usable now.
     pub fn load_for_each_connection(&self, accepts: fn(&[u8]) -> bool) -> Result<Tls, TlsError> {
         let mut tls = self.load()?;
         if let (Some(cert), Some(key)) = (&self.cert, &self.key) {
@@ -114,7 +118,7 @@ impl TlsFiles {
                 OwnCertificate { cert: cert.clone(), key: key.clone(), accepts, provider, last: None.into() };
             own.current().ok_or_else(|| TlsError(format!("{}: it cannot be used", cert.display())))?;
             config.client_auth_cert_resolver = Arc::new(own);
-            // A resumed session is that of the certificate it began with.
+            // A resumed session would keep the certificate of its first handshake.
             config.resumption = Resumption::disabled();
             tls.config = Arc::new(config);
         }
@@ -131,7 +135,8 @@ impl TlsFiles {
                         .map_err(|error| TlsError(format!("{}: {error}", path.display())))?;
                 }
             }
-            // A machine without roots is like an empty file: no server is to be trusted, and the handshake says so.
+            // Without system root certificates, no server is trusted. The handshake then fails, as it does
+            // with an empty file.
             None => _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs),
         }
         Ok(roots)
@@ -139,17 +144,18 @@ impl TlsFiles {
 }
 
 impl Tls {
-    /// The settings, for a caller that drives connections by other means.
+    /// Returns the configuration, for callers that open connections by other means.
     pub fn config(&self) -> &Arc<ClientConfig> {
         &self.config
     }
 
-    /// The name to verify the server by.
+    /// Returns the name that the server's certificate must contain.
     pub(crate) fn name_of(&self, host: &str) -> ServerName<'static> {
         let name = self.server_name.as_deref().unwrap_or(host);
-        // SRV records come with the root's dot, certificates without.
+        // Host names in SRV records end with the dot of the root domain; names in certificates do not.
         let name = name.strip_suffix('.').unwrap_or(name).to_owned();
-        // A socket's path is no name; the verification fails for it, or was switched off.
+        // The path of a Unix socket is not a host name. The verification then fails, unless it is switched
+        // off.
         ServerName::try_from(name)
             .unwrap_or_else(|_| ServerName::try_from("invalid.invalid").expect("a constant that is a name"))
     }
@@ -172,7 +178,7 @@ fn all_certificates_in(contents: &[u8], path: &Path) -> Result<Vec<CertificateDe
         .map_err(|error| TlsError(format!("{}: {error}", path.display())))
 }
 
-/// The certificates of a file that has to have one.
+/// Returns the certificates in a file. Fails if the file contains none.
 fn certificates_in(contents: &[u8], path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let chain = all_certificates_in(contents, path)?;
     match chain.is_empty() {
@@ -188,13 +194,13 @@ fn key_in(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
     })
 }
 
-/// Our certificate, read again for each connection.
+/// Client certificate that is read again for each connection.
 struct OwnCertificate {
     cert: PathBuf,
     key: PathBuf,
     accepts: fn(&[u8]) -> bool,
     provider: Arc<CryptoProvider>,
-    /// What was read last, of what can be used.
+    /// The last usable certificate and key that were read.
     last: Mutex<Option<Arc<CertifiedKey>>>,
 }
 
@@ -212,7 +218,7 @@ impl OwnCertificate {
     }
 
     fn current(&self) -> Option<Arc<CertifiedKey>> {
-        // It is replaced as a whole.
+        // The value is always replaced as a whole, so poisoning is ignored.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(read) = self.read() {
             *last = Some(Arc::new(read));
@@ -231,17 +237,18 @@ impl ResolvesClientCert for OwnCertificate {
     }
 }
 
-/// The certificates that a server showed in the TLS handshake.
+/// Certificates that a server sent in the TLS handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerCertificates {
-    /// Certificates in DER form, the server's own first.
+    /// Certificates in DER form; the server's own certificate is the first.
     pub chain: Vec<Vec<u8>>,
-    /// `TLS 1.2` or `TLS 1.3`.
+    /// Protocol version: `TLS 1.2`, `TLS 1.3` or `unknown`.
     pub version: &'static str,
 }
 
 impl PeerCertificates {
-    /// Returns the time when the first of the chain expires; `None` without a chain, or if that time cannot be read.
+    /// Returns the time at which the server's certificate expires. `None` if the chain is empty or the time
+    /// cannot be parsed.
     pub fn not_after(&self) -> Option<std::time::SystemTime> {
         self.chain.first().and_then(|der| certificate::not_after(der))
     }
@@ -259,7 +266,7 @@ impl PeerCertificates {
     }
 }
 
-/// Takes any certificate, but only from who holds its key.
+/// Accepts any server certificate, but still verifies that the server has the private key of the certificate.
 #[derive(Debug)]
 struct AnyCertificate {
     provider: Arc<CryptoProvider>,

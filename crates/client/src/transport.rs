@@ -1,5 +1,6 @@
-//! Dialing a server and keeping the connection alive: [`Transport`] connects over TCP or a Unix socket, with or without
-//! TLS, within time limits; [`Keepalive`] pings. It knows no HTTP/2 beyond pings.
+//! Connecting to a server and keeping the connection alive. [`Transport`] connects over TCP or a Unix socket,
+//! with or without TLS, within time limits. [`Keepalive`] configures pings. Of HTTP/2, this module uses only
+//! pings.
 
 use std::io;
 use std::sync::Arc;
@@ -14,25 +15,26 @@ use crate::endpoint::{Address, Endpoint, Security, split_host_port};
 use crate::session::Session;
 use crate::tls::{PeerCertificates, Tls, TlsFiles};
 
-/// The way to reach a server, and limits of messages.
+/// Settings for connecting to a server, and size limits for messages.
 #[derive(Clone, Debug)]
 pub struct Transport {
-    /// TLS for endpoints that speak it, or may.
+    /// TLS settings, for endpoints that use TLS always or if it is configured.
     pub tls: Option<Tls>,
-    /// Time limit of connecting, with TLS.
+    /// Time limit for connecting, including the TLS handshake.
     pub dial_timeout: Option<Duration>,
-    /// Pings on a silent connection.
+    /// Pings on a connection that receives nothing. `None`: no pings.
     pub keepalive: Option<Keepalive>,
-    /// Largest message sent, in bytes.
+    /// Size limit of a sent message in bytes.
     pub send_bytes_max: usize,
-    /// Largest message taken, in bytes.
+    /// Size limit of a received message in bytes.
     pub receive_bytes_max: usize,
-    /// Receive window of a stream, in bytes.
+    /// Receive window of a stream in bytes.
     pub window_bytes: u32,
 }
 
 impl Default for Transport {
-    /// The bounds of etcd's client: 2 MiB out, 2 GiB in; no TLS, no pings, and as long as the system lets it take.
+    /// Returns the limits of etcd's client: 2 MiB for requests, 2 GiB for responses. No TLS, no pings, and no
+    /// time limit for connecting except that of the operating system.
     fn default() -> Transport {
         Transport {
             tls: None,
@@ -46,27 +48,29 @@ impl Default for Transport {
 }
 
 impl Transport {
-    /// Receive window of a connection, in bytes. A stream whose receiver takes nothing keeps its own window of it, and what is
-    /// left is for the other calls: there is enough for hundreds.
+    /// Receive window of a connection in bytes. A stream whose receiver does not read occupies one stream
+    /// window of it. The connection window has room for hundreds of such streams, so that other calls are not
+    /// delayed.
     pub(crate) fn connection_window_bytes(&self) -> u32 {
         self.window_bytes.saturating_mul(512)
     }
 }
 
-/// Settings of HTTP/2 pings on a silent connection.
+/// Settings for HTTP/2 pings on a connection that receives nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keepalive {
-    /// Silence after which a ping is sent.
+    /// Time without received data after which a ping is sent.
     pub time: Duration,
-    /// Time limit of its answer, after which the connection is given up.
+    /// Time limit for the response to a ping, after which the connection is closed.
     pub timeout: Duration,
     /// True if connections without open calls are pinged, too.
     pub without_calls: bool,
 }
 
 impl Keepalive {
-    /// Returns the settings as gRPC uses these numbers: servers close the connections of clients that ping more often
-    /// than every 5 s, so 10 s is the least.
+    /// Returns ping settings by gRPC's rules, or `None` if `time` is zero. `time` is at least 10 s, because
+    /// servers close the connections of clients that ping more often than every 5 s. A `timeout` of zero
+    /// means 20 s.
     pub fn for_grpc(time: Duration, timeout: Duration) -> Option<Keepalive> {
         let time = Some(time).filter(|time| !time.is_zero())?.max(Duration::from_secs(10));
         let timeout = if timeout.is_zero() { Duration::from_secs(20) } else { timeout };
@@ -74,31 +78,31 @@ impl Keepalive {
     }
 }
 
-/// The name of HTTP/2 in ALPN.
+/// ALPN protocol name of HTTP/2.
 pub(crate) const HTTP2: &[u8] = b"h2";
 
-/// Bytes in both directions.
+/// Byte stream in both directions: TCP, Unix socket or TLS.
 pub(crate) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
 
-/// A connection before HTTP/2 begins on it.
+/// Open connection on which HTTP/2 has not started yet.
 pub(crate) struct Dialled {
     pub(crate) wire: Box<dyn Wire>,
     pub(crate) peer: Option<PeerCertificates>,
 }
 
 impl Transport {
-    /// Connects; texts are those of Go, as users of etcd know them.
+    /// Connects to the endpoint. The error texts are those of Go, which users of etcd know.
     pub(crate) async fn dial(&self, endpoint: &Endpoint) -> io::Result<Dialled> {
         self.bounded(endpoint, self.dial_unbounded(endpoint, HTTP2)).await
     }
 
-    /// Dials as [`Transport::dial`] does, for this ALPN protocol.
+    /// Connects as [`Transport::dial`] does, but offers another ALPN protocol.
     pub(crate) async fn dial_for(&self, endpoint: &Endpoint, protocol: &[u8]) -> io::Result<Dialled> {
         self.bounded(endpoint, self.dial_unbounded(endpoint, protocol)).await
     }
 
-    /// Ends `dialling` when it takes too long.
+    /// Runs `dialling` with the dial timeout.
     pub(crate) async fn bounded<T>(
         &self,
         endpoint: &Endpoint,
@@ -128,7 +132,8 @@ impl Transport {
         self.secured(endpoint, wire, protocol).await
     }
 
-    /// Speaks TLS on a connection that stands, if the endpoint is one that does.
+    /// Runs the TLS handshake on an open connection if the endpoint requires TLS; otherwise returns the
+    /// connection unchanged.
     pub(crate) async fn secured(
         &self,
         endpoint: &Endpoint,
@@ -154,7 +159,8 @@ impl Transport {
             io::Error::new(error.kind(), format!("authentication handshake failed: {error}"))
         })?;
         let connection = stream.get_ref().1;
-        // Only gRPC insists: other servers take a client that offers one protocol at its word.
+        // ALPN is required only for gRPC. Servers of other protocols may ignore ALPN, because the client
+        // offers only one protocol.
         if protocol == HTTP2 && connection.alpn_protocol() != Some(HTTP2) {
             let text = "authentication handshake failed: credentials: cannot check peer: missing selected ALPN property";
             return Err(io::Error::other(text));
@@ -168,7 +174,7 @@ async fn dial_tcp(address: &str) -> io::Result<TcpStream> {
     let malformed = |why: String| io::Error::new(io::ErrorKind::InvalidInput, format!("dial tcp: {why}"));
     let (host, port) = split_host_port(address).map_err(|error| malformed(error.to_string()))?;
     let number: u16 = port.parse().map_err(|_| malformed(format!("lookup tcp/{port}: unknown port")))?;
-    // Go takes an empty host for this machine.
+    // As in Go, an empty host means the local host.
     let host = if host.is_empty() { "localhost" } else { host };
     let found = tokio::net::lookup_host((host, number))
         .await
@@ -186,7 +192,8 @@ async fn dial_tcp(address: &str) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// An error of the system after what was tried, in Go's words where they differ from Rust's.
+/// Returns an error that consists of the attempted action and the reason, in Go's words where they differ
+/// from Rust's.
 fn said(error: &io::Error, tried: &str) -> io::Error {
     let why = match error.kind() {
         io::ErrorKind::ConnectionRefused => "connection refused".to_owned(),
@@ -199,7 +206,8 @@ fn said(error: &io::Error, tried: &str) -> io::Error {
     io::Error::new(error.kind(), format!("{tried}: {why}"))
 }
 
-/// Returns when the connection has to be given up, since a ping was not answered.
+/// Sends keep-alive pings. Returns when a ping was not answered in time, so that the connection must be
+/// closed.
 pub(crate) async fn watch_over(session: &Session, keepalive: Keepalive) {
     let mut seen = session.received();
     let mut quiet_since = Instant::now();

@@ -1,5 +1,6 @@
-//! A watch that survives broken connections: [`Watcher`] resumes behind the last revision it has seen, so that no event
-//! is missed or comes twice. It knows one key or range; many watches are many of them.
+//! Watch that survives broken connections. After a reconnect, [`Watcher`] resumes after the last revision it
+//! has seen, so that no event is lost or delivered twice. Each [`Watcher`] has its own stream and watches one
+//! key or range.
 
 use std::time::Duration;
 
@@ -14,20 +15,20 @@ use crate::client::Client;
 use crate::lease::is_passing;
 use crate::stream::Stream;
 
-/// The pauses before a broken stream is opened again: the first, and the longest.
+/// First and longest pause before a broken stream is opened again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 
-/// Events of a key or a range, over broken connections: each resumes right after the last revision seen, so that
-/// none comes twice and none is missed.
+/// Receives the events of a key or a range across broken connections. After a reconnect, the watch resumes
+/// right after the last revision seen, so that no event is lost or delivered twice.
 pub struct Watcher {
     client: Client,
     request: WatchCreateRequest,
     stream: Option<Stream<WatchRequest, WatchResponse>>,
-    /// Watch id on the stream that is open.
+    /// Watch id on the stream that is open now.
     id: Option<i64>,
-    /// True if the caller was told that the watch stands.
+    /// True if [`WatchUpdate::Created`] was returned to the caller.
     announced: bool,
-    /// A response whose fragments are still coming.
+    /// Response of which more fragments are expected.
     partial: Option<WatchResponse>,
     pause: Duration,
     over: bool,
@@ -36,19 +37,20 @@ pub struct Watcher {
 /// An update that a watcher receives.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WatchUpdate {
-    /// The watch stands; told once, not again when it resumes.
+    /// The watch was created. Returned once, not again after a reconnect.
     Created(ResponseHeader),
-    /// Events in order, of whole revisions only; fragments are joined.
+    /// Events in order of their revisions. All events of a revision are in one update; fragments are joined.
     Events(WatchResponse),
     /// All events up to the header's revision were delivered.
     Progress(ResponseHeader),
-    /// The server ended the watch, because the revision asked for is compacted away (`compact_revision` above 0) or
-    /// for the reason it gives. Nothing follows.
+    /// The server ended the watch: the requested revision is compacted (`compact_revision` is above 0), or
+    /// for the reason in `cancel_reason`. No update follows.
     Canceled(WatchResponse),
 }
 
 impl Watcher {
-    /// A watch that is created at the first [`Watcher::next`]. The request's `watch_id` has to be 0.
+    /// Returns a watcher whose watch is created by the first [`Watcher::next`]. The `watch_id` of the request
+    /// must be 0.
     pub fn new(client: &Client, request: WatchCreateRequest) -> Watcher {
         Watcher {
             client: client.clone(),
@@ -62,12 +64,13 @@ impl Watcher {
         }
     }
 
-    /// Returns the next update; `None` after the end. The future may be dropped and the method called again without loss.
+    /// Returns the next update, or `None` after the end. The future may be dropped and the method called
+    /// again without loss.
     ///
     /// # Errors
     ///
-    /// The server refuses for good, such as for a missing permission, or has no leader and the client requires one. No
-    /// update follows.
+    /// Returns the server's status if it refuses the watch permanently, for example because a permission is
+    /// missing, or if the server has no leader and the client requires one. No update follows.
     pub async fn next(&mut self) -> Result<Option<WatchUpdate>, Status> {
         while !self.over {
             match self.step().await {
@@ -79,7 +82,8 @@ impl Watcher {
                 Err(status) => {
                     self.stream = None;
                     self.id = None;
-                    // Its revision was not told to anyone, so that it comes again whole.
+                    // The revision of the partial response was not delivered; the server sends all of it
+                    // again.
                     self.partial = None;
                     if !is_passing(&status) || status.message == error::NO_LEADER.message {
                         self.over = true;
@@ -95,11 +99,11 @@ impl Watcher {
         Ok(None)
     }
 
-    /// Asks the server to tell how far it is; a [`WatchUpdate::Progress`] follows once the watch has heard all up to
-    /// there. Nothing happens without an open stream.
+    /// Asks the server for its progress. [`WatchUpdate::Progress`] follows when all events up to the current
+    /// revision were delivered. Does nothing if no stream is open.
     ///
     /// # Errors
-    /// As [`crate::StreamSender::send`].
+    /// Returns the same errors as [`crate::StreamSender::send`].
     pub async fn request_progress(&mut self) -> Result<(), Status> {
         let request = RequestUnion::ProgressRequest(WatchProgressRequest {});
         match &mut self.stream {
@@ -108,12 +112,13 @@ impl Watcher {
         }
     }
 
-    /// The revision from which the watch goes on if its connection breaks now; 0 for from now on.
+    /// Returns the revision at which the watch resumes if its connection breaks now. 0 means: with the next
+    /// event.
     pub fn next_revision(&self) -> i64 {
         self.request.start_revision
     }
 
-    /// Takes one message of the stream, which is opened if there is none.
+    /// Receives one message from the stream. Opens the stream first if none is open.
     async fn step(&mut self) -> Result<Option<WatchUpdate>, Status> {
         let stream = match &mut self.stream {
             Some(stream) => stream,
@@ -134,7 +139,7 @@ impl Watcher {
         let header = response.header.unwrap_or_default();
         let refused = response.canceled && response.compact_revision == 0;
         if refused && is_token_fault(&response.cancel_reason) && self.client.has_user() {
-            // Opening again authenticates again.
+            // The client authenticates again when it opens the stream again.
             return Err(Status::with(Code::Unavailable, response.cancel_reason));
         }
         if response.canceled {
@@ -144,17 +149,18 @@ impl Watcher {
             self.pause = PAUSE.0;
             self.id = Some(response.watch_id);
             if self.request.start_revision == 0 {
-                // What happens while a connection is away must not be missed, though nothing came before.
+                // Events during a later reconnect must not be lost, even if no event was received before it.
                 self.request.start_revision = header.revision + 1;
             }
             let first = !std::mem::replace(&mut self.announced, true);
             return Ok(first.then_some(WatchUpdate::Created(header)));
         }
         if self.partial.is_some() && self.id != Some(response.watch_id) {
-            // Progress of the whole stream amid fragments says nothing of events that are still coming.
+            // A progress report between two fragments covers the whole stream, but not the fragments that are
+            // still missing.
             return Ok(None);
         }
-        // Progress that was asked for speaks of all watches of the stream, with the number -1.
+        // A progress report on request has the watch id -1 and covers all watches of the stream.
         if response.events.is_empty() && !response.fragment && self.partial.is_none() {
             if header.revision >= self.request.start_revision {
                 self.request.start_revision = header.revision + 1;

@@ -22,30 +22,30 @@ use crate::stream::{Detached, Stream};
 use crate::{Listener, ListenerSocket, Origin, Serves};
 use accounting::{Budget, ShardCounters};
 
-/// Pause in accepting after an error such as too many open files.
+/// Pause after `accept` fails with an error such as too many open files.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Connections after which the processor is offered to other threads.
+/// Number of accepted connections after which the acceptor yields the processor to other threads.
 const ACCEPTED_AT_ONCE: u64 = 16;
 
-/// A connection on its way to its shard.
+/// Connection on its way from the acceptor to its shard.
 pub(crate) struct Handed {
     pub(crate) stream: Detached,
     pub(crate) origin: Origin,
-    /// If it speaks TLS.
+    /// State after the TLS handshake; `None` for a connection without TLS.
     pub(crate) met: Option<Box<Met>>,
-    /// Counts it as open while it lives.
+    /// Counts the connection as open until dropped.
     pub(crate) slot: OpenSlot,
 }
 
-/// What a handshake leaves.
+/// Result of a TLS handshake.
 pub(crate) struct Met {
     pub(crate) tls: ServerConnection,
     pub(crate) records: Records,
     pub(crate) admission: Admission,
 }
 
-/// One of a shard's open connections, and of its address's.
+/// Counts one open connection, for its shard and for its client address, until dropped.
 pub(crate) struct OpenSlot {
     shard: Arc<ShardCounters>,
     addresses: Arc<Addresses>,
@@ -83,7 +83,8 @@ impl Addresses {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connections of Unix sockets have no address, and count as none.
+    /// Returns the number of open connections of an address. Returns 0 for the unspecified address, which
+    /// stands for Unix sockets.
     fn open(&self, peer: IpAddr) -> usize {
         if peer.is_unspecified() {
             return 0;
@@ -92,19 +93,19 @@ impl Addresses {
     }
 }
 
-/// The ways to the shards, and the open connections of each address.
+/// Channels to the shards, with the counters of each, and the open connections of each client address.
 pub(crate) struct Hands(
     pub(crate) Vec<(UnboundedSender<Handed>, Arc<ShardCounters>)>,
     pub(crate) Arc<Addresses>,
 );
 
 impl Hands {
-    /// Connections that are open, on all shards.
+    /// Returns the number of open connections on all shards.
     fn open(&self) -> usize {
         self.0.iter().map(|(_, counters)| counters.connections.load(Relaxed)).sum()
     }
 
-    /// Gives a connection to the shard with the fewest, of those that do not wait for a disk.
+    /// Gives a connection to the shard with the fewest connections; shards that wait for a disk come last.
     pub(crate) fn give(&self, stream: Detached, origin: Origin, met: Option<Box<Met>>) {
         let standing = |counters: &ShardCounters| {
             (counters.stands_still.load(Relaxed), counters.connections.load(Relaxed))
@@ -112,20 +113,21 @@ impl Hands {
         let fewest = self.0.iter().min_by_key(|(_, counters)| standing(counters));
         if let Some((hand, counters)) = fewest {
             let slot = OpenSlot::new(counters, &self.1, origin.peer.ip());
-            // It fails only when the shard is closing: then the connection is closed.
+            // // `send` fails only when the shard is closing. The connection is then dropped, which closes
+            // it.
             let _ = hand.send(Handed { stream, origin, met, slot });
         }
     }
 }
 
-/// A listener's part in TLS.
+/// TLS settings of a listener.
 pub(crate) struct Secured {
     pub(crate) tls: tls::ServerTls,
     pub(crate) checks_address: bool,
     pub(crate) serves: Serves,
 }
 
-/// The ways to the threads that shake hands.
+/// Channels to the handshake threads.
 pub(crate) struct Reception {
     pub(crate) threads: Vec<UnboundedSender<Arriving>>,
     pub(crate) next: AtomicUsize,
@@ -133,28 +135,30 @@ pub(crate) struct Reception {
 }
 
 impl Reception {
-    /// Begins a handshake with a client that was accepted at `since`; false if there is no room for one.
+    /// Starts a handshake with a client that was accepted at `since`. Returns false if the handshake quota is
+    /// used up.
     fn begin(&self, stream: Detached, peer: SocketAddr, listener: &Arc<Secured>, since: Instant) -> bool {
         let Some(share) = self.quota.share(peer.ip()) else { return false };
         let next = self.next.fetch_add(1, Relaxed) % self.threads.len().max(1);
         if let Some(thread) = self.threads.get(next) {
-            // Bounded by the quota. It fails only when the front is closing.
+            // The quota bounds the queue. `send` fails only when the front is closing.
             let _ = thread.send(Arriving { stream, peer, listener: listener.clone(), share, since });
         }
         true
     }
 }
 
-/// Accepts connections. Those that speak TLS go to a handshake first, all others to the shard with the fewest. Where a listener takes
-/// both, a connection waits here for its first byte, as one of those that are open: handshakes do not hold it up, and what they may hold
-/// does not count for it.
+/// Accepts connections. Connections with TLS go to a handshake thread first, all others to the shard with the
+/// fewest connections. A listener that takes both kinds waits here for the first byte of each connection;
+/// during that wait the connection counts as open and not as a handshake, so neither the handshake quota nor
+/// slow handshakes affect it.
 pub(crate) struct Acceptor {
     pub(crate) listeners: Vec<Listener>,
     pub(crate) hands: Arc<Hands>,
     pub(crate) reception: Reception,
-    /// Counts connections without a first byte.
+    /// Counts connections whose first byte has not arrived yet.
     pub(crate) undecided: Arc<ShardCounters>,
-    /// Time for the first byte and a handshake.
+    /// Time limit for the first byte and the handshake together.
     pub(crate) handshake_timeout: Duration,
     pub(crate) connections_max: usize,
     pub(crate) connections_per_address_max: usize,
@@ -163,7 +167,7 @@ pub(crate) struct Acceptor {
     pub(crate) closing: Closing,
 }
 
-/// Starts the acceptor's thread.
+/// Starts the thread of the acceptor.
 pub(crate) fn spawn(mut acceptor: Acceptor) -> io::Result<JoinHandle<()>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let listeners = {
@@ -177,14 +181,14 @@ pub(crate) fn spawn(mut acceptor: Acceptor) -> io::Result<JoinHandle<()>> {
         let mut closing = acceptor.closing.clone();
         for listener in listeners {
             let acceptor = acceptor.clone();
-            // Detached: it ends with the local set.
+            // Detached: the task ends with the local set.
             drop(local.spawn_local(async move { acceptor.accept_from(listener).await }));
         }
         local.block_on(&runtime, closing.begun());
     })
 }
 
-/// A listener in the acceptor's event loop.
+/// Listener that is registered in the acceptor's event loop.
 struct Accepting {
     socket: Socket,
     secured: Option<Arc<Secured>>,
@@ -194,7 +198,7 @@ struct Accepting {
 
 enum Socket {
     Tcp(tokio::net::TcpListener),
-    /// With the number of its next connection.
+    /// Unix socket, with the number that its next connection gets.
     Unix(tokio::net::UnixListener, Cell<u16>),
 }
 
@@ -215,7 +219,7 @@ impl Accepting {
         Ok(Accepting { socket, secured, also_plain, serves })
     }
 
-    /// The next connection, and its client's address.
+    /// Returns the next connection and the address of its client.
     async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         match &self.socket {
             Socket::Tcp(listener) => {
@@ -236,7 +240,8 @@ impl Acceptor {
     async fn accept_from(self: &Rc<Self>, listener: Accepting) {
         for accepted in 1_u64.. {
             if accepted.is_multiple_of(ACCEPTED_AT_ONCE) {
-                // Thousands may arrive at once: a shard that wakes up meanwhile does not wait for all of them.
+                // Thousands of connections may arrive at once. Yielding lets a shard thread that became ready
+                // run between them.
                 std::thread::yield_now();
             }
             match listener.accept().await {
@@ -253,20 +258,20 @@ impl Acceptor {
         let is_too_many =
             total >= self.connections_max || self.hands.1.open(peer.ip()) >= self.connections_per_address_max;
         if is_too_many || !self.budget.has_room_for(peer.ip()) {
-            // Closing at once lets the client try another member instead of waiting.
+            // Closing immediately lets the client try another member instead of waiting.
             return self.refuse();
         }
         if let Stream::Tcp(stream) = &stream
             && stream.set_nodelay(true).is_err()
         {
-            // The client is gone already.
+            // The client has already disconnected.
             return;
         }
         match &listener.secured {
             None => self.let_in(stream, peer, listener.serves),
             Some(secured) if listener.also_plain => {
                 let (acceptor, secured) = (self.clone(), secured.clone());
-                // Detached: it ends in bounded time, or with the local set.
+                // Detached: the task ends after `handshake_timeout` at the latest, or with the local set.
                 drop(tokio::task::spawn_local(
                     async move { acceptor.tell_apart(stream, peer, &secured).await },
                 ));
@@ -275,7 +280,7 @@ impl Acceptor {
         }
     }
 
-    /// Waits for the first byte of a connection that may speak TLS or not.
+    /// Waits for the first byte of a connection and routes it by that byte: with TLS or without.
     async fn tell_apart(&self, stream: Stream, peer: SocketAddr, secured: &Arc<Secured>) {
         let since = Instant::now();
         let deadline = since + self.handshake_timeout;
@@ -286,25 +291,27 @@ impl Acceptor {
         let first = race(poll_fn(|cx| account.poll_doomed(cx)), first).await;
         drop((slot, account));
         match first {
-            // Memory is short.
+            // The memory budget is exhausted; the connection is closed.
             First::Left(()) => {}
-            // A method of HTTP/1 or the preface of HTTP/2; records of TLS begin with a number below 32.
+            // A letter begins an HTTP/1 method or the HTTP/2 preface; a TLS record begins with a byte below
+            // 32.
             First::Right(Some(Ok(Some(byte)))) if byte.is_ascii_alphabetic() => {
                 self.let_in(stream, peer, secured.serves);
             }
-            // An end, an error and a client that says nothing are left to the handshake, which reports them.
+            // End of stream, errors and timeouts go to the handshake as well, which reports them.
             First::Right(_) => self.shake_hands(stream, peer, secured, since),
         }
     }
 
     /// Gives a connection without TLS to a shard.
     fn let_in(&self, stream: Stream, peer: SocketAddr, serves: Serves) {
-        // Taken out of this runtime's event loop again: the next thread puts it into its own. It fails only for a broken socket.
+        // Detached from this runtime's event loop; the shard thread registers the socket in its own. This
+        // fails only for a broken socket.
         let Ok(stream) = stream.detach() else { return };
         self.hands.give(stream, Origin { serves, ..Origin::plain(peer) }, None);
     }
 
-    /// Has a handshake begun with a client that was accepted at `since`.
+    /// Starts a handshake with a client that was accepted at `since`.
     fn shake_hands(&self, stream: Stream, peer: SocketAddr, secured: &Arc<Secured>, since: Instant) {
         let Ok(stream) = stream.detach() else { return };
         if !self.reception.begin(stream, peer, secured, since) {
@@ -312,14 +319,14 @@ impl Acceptor {
         }
     }
 
-    /// Counts a connection that is closed on accept.
+    /// Counts a connection that is closed right after accept.
     fn refuse(&self) {
         self.refused.fetch_add(1, Relaxed);
         self.budget.note_refused();
     }
 }
 
-/// Errors of `accept` that say nothing about the next one.
+/// Returns true for errors of `accept` that concern one connection and say nothing about the next one.
 fn concerns_one_connection(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -1,5 +1,5 @@
-//! The beginning of a call: [`begin`] checks a request's head as grpc-go's server does, in its order and with its texts,
-//! reads the deadline, and makes a call of it. It reads no message.
+//! Beginning of a call: [`begin`] checks a request's head like grpc-go's server, in the same order and with
+//! the same texts, reads the deadline, and creates the call. It reads no message.
 
 use std::fmt;
 use std::rc::Rc;
@@ -17,10 +17,10 @@ use crate::page::Page;
 use crate::responder::Responder;
 use crate::{Head, Kind, Metadata, Origin, Serves};
 
-/// What a request asks for, as its head alone says. Requests with the same head ask for the same.
+/// Kind of a request, determined from its head alone. Requests with equal heads have the same kind.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Asked {
-    /// It is no gRPC call.
+    /// The request is not a gRPC call.
     Page,
     Call {
         method: u16,
@@ -31,7 +31,7 @@ pub(crate) enum Asked {
     },
 }
 
-/// Heads that were looked at lately, with what they ask for. A client sends the same few again and again.
+/// Cache of recent request heads with their kind. A client sends the same few heads repeatedly.
 #[derive(Default)]
 pub(crate) struct Seen {
     heads: [Option<(Arc<Fields>, Asked)>; 2],
@@ -44,7 +44,7 @@ impl Seen {
         known.find(|(its, _)| Arc::ptr_eq(its, fields)).map(|(_, asked)| *asked)
     }
 
-    /// Remembers a head, if the HTTP/2 engine does, too: others come once.
+    /// Caches a head that the HTTP/2 engine caches too; other heads occur once.
     fn add(&mut self, fields: &Arc<Fields>, asked: Asked) {
         if Arc::strong_count(fields) > 1 {
             self.heads[usize::from(self.next)] = Some((fields.clone(), asked));
@@ -53,17 +53,17 @@ impl Seen {
     }
 }
 
-/// A request that was taken.
+/// Request that was accepted.
 pub(crate) enum Begun {
-    /// A unary call whose message comes.
+    /// Unary call whose message has not arrived yet.
     Gathering(Box<Gathering>),
-    /// A streaming call, and when its client stops waiting.
+    /// Streaming call, with its deadline.
     Streaming(Box<Streaming>, Option<Instant>),
     Page(Box<Page>),
 }
 
-/// Looks at a request's head as grpc-go's server does. What it refuses is answered here, which gives `None`. Its time runs from
-/// `since`, when it came.
+/// Checks a request's head like grpc-go's server. Returns `None` if the request was refused; the refusal is
+/// already sent. The deadline counts from `since`, the time of arrival.
 pub(crate) fn begin(
     around: &Rc<ConnectionContext>,
     seen: &mut Seen,
@@ -112,7 +112,7 @@ pub(crate) fn begin(
     }
 }
 
-/// The path of a request, without what follows a question mark.
+/// Returns the path of a request without its query.
 fn path(fields: &Fields) -> &[u8] {
     let target = fields.path();
     target.split(|byte| *byte == b'?').next().unwrap_or(target)
@@ -120,7 +120,7 @@ fn path(fields: &Fields) -> &[u8] {
 
 fn deadline(asked: Asked, since: Instant, now: Instant) -> Result<Option<Instant>, (StatusCode, Status)> {
     let Asked::Call { timeout: Some(timeout), .. } = asked else { return Ok(None) };
-    // A time that does not fit the clock counts as none.
+    // A deadline that the clock cannot represent counts as none.
     let deadline = since.checked_add(timeout);
     if deadline.is_some_and(|deadline| deadline <= now) {
         return Err((StatusCode::OK, DEADLINE));
@@ -128,7 +128,7 @@ fn deadline(asked: Asked, since: Instant, now: Instant) -> Result<Option<Instant
     Ok(deadline)
 }
 
-/// The metadata that every call is asked for: the first value of each.
+/// Header fields that are needed for every call; of repeated fields the first value.
 #[derive(Default)]
 struct Known<'a> {
     content_type: Option<&'a [u8]>,
@@ -138,7 +138,7 @@ struct Known<'a> {
 }
 
 impl<'a> Known<'a> {
-    /// One walk over the handful of headers costs less than four.
+    /// Collects the fields in one pass over the headers, which is cheaper than four look-ups.
     fn of(headers: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Known<'a> {
         let mut known = Known::default();
         for (name, value) in headers {
@@ -190,8 +190,8 @@ fn examine(around: &ConnectionContext, fields: &Fields) -> Result<Asked, (Status
     Ok(Asked::Call { method: method.id, kind: method.kind, timeout, gzip, requires_leader })
 }
 
-/// Returns true for a request over HTTP/2 that etcd answers as one over HTTP/1. Without TLS it hands every connection that
-/// speaks HTTP/2 to gRPC.
+/// Returns true for an HTTP/2 request that etcd answers like an HTTP/1 request. Without TLS, etcd passes
+/// every HTTP/2 connection to gRPC.
 fn is_page(from: &Origin, content_type: Option<&[u8]>) -> bool {
     from.is_tls
         && match from.serves {
@@ -201,8 +201,9 @@ fn is_page(from: &Origin, content_type: Option<&[u8]>) -> bool {
         }
 }
 
-/// Returns true for the requests that etcd hands to gRPC: on connections that carry pages too, this header decides. A call in
-/// gRPC-Web is a plain request whose body holds what gRPC has in frames and trailers of HTTP/2 (COMPAT-185).
+/// Returns true for a request that etcd passes to gRPC: on connections that also carry pages, the content
+/// type decides. A gRPC-Web call is a plain request whose body holds the frames and trailers of gRPC
+/// (COMPAT-185).
 fn is_grpc(content_type: &[u8]) -> bool {
     content_type.windows(GRPC_TYPE.len()).any(|part| part == GRPC_TYPE)
         && !content_type.starts_with(GRPC_WEB_TYPE)
@@ -238,7 +239,7 @@ fn unknown_path(around: &ConnectionContext, path: &str) -> Status {
     Status::with(Code::Unimplemented, text)
 }
 
-/// Why a `grpc-timeout` is none, in gRPC's words.
+/// Error for a malformed `grpc-timeout`, with gRPC's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct TimeoutError {
     value: String,
@@ -253,7 +254,7 @@ impl fmt::Display for TimeoutError {
 
 impl std::error::Error for TimeoutError {}
 
-/// Reads `grpc-timeout`: up to 8 digits and a unit.
+/// Parses `grpc-timeout`: up to 8 digits and a unit.
 fn parse_timeout(value: &[u8]) -> Result<Duration, TimeoutError> {
     let refused = |why| TimeoutError { value: String::from_utf8_lossy(value).into_owned(), why };
     let (unit, digits) = match value.split_last() {

@@ -1,5 +1,5 @@
-//! Cutting DATA payloads into gRPC messages: [`Assembler`]. It reads prefixes and checks lengths and compression flags.
-//! It charges neither memory nor work; its callers do.
+//! Cuts DATA payloads into gRPC messages: [`Assembler`]. It reads prefixes and checks lengths and compression
+//! flags. It charges neither memory nor work; its callers do.
 
 use api::{Code, Status};
 use bytes::{Buf, Bytes, BytesMut};
@@ -12,16 +12,16 @@ pub(crate) const PREFIX_BYTES: usize = 5;
 /// Cuts DATA payloads into messages.
 #[derive(Debug)]
 pub(crate) struct Assembler {
-    /// Longest message that is taken. A length on the wire has four bytes.
+    /// Length limit of a message, in bytes. A length on the wire has four bytes.
     message_bytes_max: u32,
     /// True if `grpc-encoding` announced gzip.
     gzip: bool,
-    /// The beginning of a message that spans payloads, prefix included; it is not empty. Few messages do, and streams are open
-    /// for days.
+    /// Received part of a message that spans payloads, prefix included; never empty. Boxed, since few
+    /// messages span payloads and a stream may stay open for days.
     partial: Option<Box<BytesMut>>,
 }
 
-/// A message and how long it was on the wire.
+/// Message, with its length on the wire.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Assembled {
     pub(crate) message: Bytes,
@@ -34,7 +34,7 @@ impl Assembler {
         Assembler { message_bytes_max, gzip, partial: None }
     }
 
-    /// Returns true if a message has begun and is not whole.
+    /// Returns true if a message has begun and is incomplete.
     pub(crate) fn is_mid_message(&self) -> bool {
         self.partial.is_some()
     }
@@ -47,9 +47,10 @@ impl Assembler {
         }
     }
 
-    /// Cuts the next whole message off the front of a payload; `None` takes what is left as the beginning of one, whose rest
-    /// comes with the next payload. A message has memory of its own, just as much as it needs. Adds the work of unpacking to
-    /// `work`, in bytes, also for a message that is refused. After an error the stream is of no use.
+    /// Cuts the next complete message off the front of a payload. Returns `None` if there is none, and keeps
+    /// the rest of the payload as the beginning of a message. The returned message owns memory of exactly its
+    /// size. The cost of decompression, in bytes, is added to `work`, also for a refused message. After an
+    /// error the stream cannot be used any more.
     pub(crate) fn cut(&mut self, payload: &mut &[u8], work: &mut usize) -> Result<Option<Assembled>, Status> {
         if self.partial.is_none()
             && let Some(len) = self.checked_len(payload)?
@@ -115,7 +116,7 @@ impl Assembler {
     }
 }
 
-/// Adds to the beginning of a message until it has so many bytes.
+/// Appends bytes of the payload to a partial message until it has `until` bytes.
 fn gather(partial: &mut BytesMut, until: usize, payload: &mut &[u8]) {
     let n = until.saturating_sub(partial.len()).min(payload.len());
     if n > 0 {

@@ -1,6 +1,7 @@
-//! One call, from its first bytes to its last answer, as a state machine that a connection steps: `Call::step`. Here are
-//! the gathering of a unary request, streams, answers in pieces, answers that wait for space, deadlines, and the look for
-//! stalled streams. It knows neither the socket nor HTTP/2 beyond the two halves of its stream.
+//! One call, from its first bytes to its last answer, as a state machine that a connection steps:
+//! `Call::step`. This module gathers unary requests, runs streams, sends answers in pieces, holds answers
+//! that wait for room, enforces deadlines and detects stalled streams. Of the transport it knows only the two
+//! halves of the call's HTTP/2 stream.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -23,35 +24,35 @@ use crate::reply::check_len;
 use crate::responder::{Moves, Responder};
 use crate::{Answer, Head, LocalBoxFuture, Options, PieceSource, Unary, gzip};
 
-/// Bytes of a big answer made and queued at once, between two looks at other calls.
+/// Bytes of a big answer that are produced and queued before other calls have their turn.
 pub(crate) const PIECE_BYTES: usize = 64 * 1024;
 
-/// The answer to a call that outlived its deadline.
+/// Status of a call that exceeded its deadline.
 pub(crate) const DEADLINE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 
-/// Bytes charged for a call in flight besides its message: its future, its stream, its metadata.
+/// Bytes charged for a call in flight besides its message: future, stream and metadata.
 pub(crate) const CALL_BYTES: usize = 4 * 1024;
-/// Metadata that [`CALL_BYTES`] covers.
+/// Bytes of metadata that [`CALL_BYTES`] includes.
 const METADATA_BYTES: usize = 1024;
 
-/// Returns the bytes charged for a call with so many bytes of metadata, besides its message.
+/// Returns the bytes charged for a call with `metadata_bytes` bytes of metadata, besides its message.
 pub(crate) fn call_bytes(metadata_bytes: usize) -> usize {
     CALL_BYTES + metadata_bytes.saturating_sub(METADATA_BYTES)
 }
 
-/// Sees whether a counter moves.
+/// Detects whether a counter moves.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     seen: Option<(u64, Instant)>,
 }
 
 impl Progress {
-    /// Returns true if the counter had this value at the last look.
+    /// Returns true if the counter had the value `moved` at the last check.
     fn is_at(&self, moved: u64) -> bool {
         self.seen.is_some_and(|(seen, _)| seen == moved)
     }
 
-    /// Returns true if the counter has had this value for `timeout` or longer, as far as the looks show.
+    /// Returns true if every check within the last `timeout` or longer saw the same counter value.
     pub(crate) fn is_stalled(&mut self, moved: u64, now: Instant, timeout: Duration) -> bool {
         match self.seen {
             Some((seen, since)) if seen == moved => now.saturating_duration_since(since) >= timeout,
@@ -63,31 +64,32 @@ impl Progress {
     }
 }
 
-/// Facts about a connection when it looks for stalled streams.
+/// State of a connection while it checks for stalled streams.
 pub(crate) struct Look<'a> {
     pub(crate) now: Instant,
     pub(crate) options: &'a Options,
-    /// Answer bytes of the connection that wait.
+    /// Answer bytes of the connection that are queued.
     pub(crate) queued: usize,
-    /// Bytes of calls that the connection ever sent.
+    /// Total answer bytes of calls that the connection has sent.
     pub(crate) sent: u64,
-    /// The client has taken nothing of any answer for as long as a stream may stand still.
+    /// True if the client has taken no byte of any answer for the stall timeout.
     pub(crate) stands_still: bool,
-    /// True if the client was not read from for a time since the last look.
+    /// True if reading from the client was suspended at some time since the last check.
     pub(crate) was_deaf: bool,
 }
 
-/// Sees whether a stream moves, whose client may take its time and other streams first.
+/// Detects a stalled stream. The client may be slow and may take other streams first.
 #[derive(Debug, Default)]
 pub(crate) struct StreamProgress {
     progress: Progress,
-    /// The value of the connection's byte counter from which the connection has sent as much as waited beside the stream
-    /// when the stream last moved.
+    /// Value of the connection's counter of sent bytes at which everything is sent that was queued on other
+    /// streams when this stream last moved.
     due: u64,
 }
 
 impl StreamProgress {
-    /// Returns true if the stream has stood still for too long, and its turn had come meanwhile or no stream's does.
+    /// Returns true if the stream has not moved for the stall timeout, although the bytes queued on other
+    /// streams were sent in that time or no stream moves.
     pub(crate) fn is_stalled(&mut self, stream: Moves, look: &Look<'_>) -> bool {
         if !self.progress.is_at(stream.sent) {
             self.due = look.sent + look.queued.saturating_sub(stream.queued) as u64;
@@ -97,30 +99,30 @@ impl StreamProgress {
     }
 }
 
-/// A unary call whose message is not whole yet.
+/// Unary call whose request message is incomplete.
 pub(crate) struct Gathering {
     head: Head,
     responder: Responder,
     assembler: Assembler,
     gzip: bool,
     message: Option<Bytes>,
-    /// The call goes on with the next step: with its message, or with a refusal.
+    /// True if the next step can continue, with the message or with a refusal.
     is_gathered: bool,
     refusal: Option<Box<Status>>,
-    /// Set once the call has to wait for the client.
+    /// Set once the call has to wait for more bytes from the client.
     waits: Option<Box<Waits>>,
 }
 
-/// What a unary call needs that waits for its client.
+/// State of a unary call that waits for more bytes from the client.
 struct Waits {
     charge: Charge,
     _stallable: Stallable,
-    /// Bytes of payload that have come meanwhile.
+    /// Payload bytes received since the wait began.
     received: u64,
     progress: Progress,
 }
 
-/// A unary call whose answer is being made.
+/// Unary call that the service is answering.
 pub(crate) struct Pending {
     future: LocalBoxFuture<Result<Answer, Status>>,
     responder: Responder,
@@ -129,61 +131,62 @@ pub(crate) struct Pending {
     charge: Charge,
 }
 
-/// A unary call whose answer is made and waits for room among those of its connection. Its future is gone: a place among those who
-/// read from the disk must not wait for a client. An answer that comes in pieces may read from a state of the store, which it loses
-/// if it waits for too long.
+/// Unary call whose answer is made and waits for room among the answers of the connection. Its future is
+/// dropped, so that no slot for disk reads is held while waiting for a client. An answer in pieces may read
+/// from a store snapshot, which it loses if it waits too long.
 pub(crate) struct Finished {
     made: Answer,
     responder: Responder,
     method: u16,
     gzip: bool,
-    /// Charge for the call and its answer.
+    /// Memory charge for the call and its answer.
     charge: Charge,
 }
 
-/// A big answer that is made while the client's window opens.
+/// Big answer that is produced while the client's flow-control window opens.
 pub(crate) struct Pieces {
     responder: Responder,
     source: PieceSource,
     len: usize,
     left: usize,
     begun: bool,
-    /// The source waits for something that is not the client's doing.
+    /// True if the source waits for something other than the client.
     waits: bool,
     method: u16,
     progress: StreamProgress,
     _stallable: Stallable,
-    /// Bytes that the source holds.
+    /// Memory that the source holds, in bytes.
     held: Rc<Cell<usize>>,
-    /// Charge for the source's bytes and `base` bytes for the call.
+    /// Memory charge for the bytes of the source, plus `base` bytes for the call.
     charge: Charge,
     base: usize,
 }
 
-/// A streaming call.
+/// Streaming call.
 pub(crate) struct Streaming {
     future: LocalBoxFuture<Result<(), Status>>,
     pub(crate) sending: Rc<Sending>,
     pub(crate) inbox: Rc<Inbox>,
-    /// While something waits for the client.
+    /// Set while queued messages wait for the client.
     progress: Option<Box<StreamProgress>>,
-    /// Bytes charged for the call to [`Sending::account`], as requests are.
+    /// Bytes charged for the call to [`Sending::account`] as request bytes.
     charged: usize,
 }
 
-/// A request that waits for room among the answers, with what has come of its body.
+/// Request that has not begun because the answers of the connection have no room, with the received part of
+/// its body.
 pub(crate) struct Waiting {
     pub(crate) responder: Responder,
     pub(crate) fields: Arc<Fields>,
     pub(crate) body: Vec<u8>,
-    /// The client has sent all.
+    /// True if the client has sent the whole request.
     pub(crate) is_ended: bool,
     pub(crate) charge: Charge,
-    /// Time of its arrival, from which its deadline counts.
+    /// Time of arrival, from which the call's deadline counts.
     pub(crate) since: Instant,
 }
 
-/// A call that was not answered on the spot.
+/// Call that was not answered immediately.
 pub(crate) enum Call {
     Waiting(Box<Waiting>),
     Gathering(Box<Gathering>),
@@ -198,12 +201,12 @@ pub(crate) enum Call {
 pub(crate) enum Step {
     /// The call waits, in this state.
     Wait(Call),
-    /// The call is over; its answer may still be on the way.
+    /// The call has ended; its answer may still be queued.
     Over,
 }
 
 impl Call {
-    /// Goes on with the call as far as it can.
+    /// Continues the call as far as possible.
     pub(crate) fn step(self, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         match self {
             Call::Waiting(_) => Step::Wait(self),
@@ -222,23 +225,24 @@ impl Call {
         let begun = self.begun_method();
         begun.into_iter().for_each(|method| counters.handled(method, DEADLINE.code));
         match self {
-            // They have no deadline yet, or none at all.
+            // Neither kind has a deadline: a waiting call gets one when it begins, a page never has one.
             Call::Waiting(_) | Call::Page(_) => {}
             Call::Gathering(gathering) => gathering.responder.refuse(StatusCode::OK, &DEADLINE),
             Call::Pending(pending) => pending.responder.refuse(StatusCode::OK, &DEADLINE),
             Call::Finished(finished) => finished.responder.refuse(StatusCode::OK, &DEADLINE),
-            // Inside a message no status can be told.
+            // A status cannot be sent inside a message.
             Call::Pieces(pieces) => pieces.responder.reset(Reason::CANCEL),
             Call::Streaming(streaming) => streaming.sending.finish(&Err(DEADLINE)),
         }
     }
 
-    /// Returns true if the call's answer waits for room.
+    /// Returns true if the answer of the call is complete and waits for room.
     pub(crate) fn is_finished(&self) -> bool {
         matches!(self, Call::Finished(_))
     }
 
-    /// Returns true if the call must be reset, because it holds data without progress. Its stream is reset when it is dropped.
+    /// Returns true if the call must be reset because it holds data without progress. Dropping the call
+    /// resets its stream.
     pub(crate) fn is_stalled(&mut self, look: &Look<'_>) -> bool {
         match self {
             Call::Waiting(_) | Call::Pending(_) | Call::Finished(_) => false,
@@ -270,7 +274,8 @@ impl Call {
         }
     }
 
-    /// The method whose counters must count that the call ended with its connection.
+    /// Returns the method to count as ended if the connection ends now; `None` if the call was not counted as
+    /// started.
     pub(crate) fn begun_method(&self) -> Option<u16> {
         match self {
             Call::Waiting(_) | Call::Gathering(_) | Call::Page(_) => None,
@@ -304,7 +309,7 @@ impl Gathering {
         self.head.deadline
     }
 
-    /// Returns true if the call goes on with its next step.
+    /// Returns true if the next step can continue, with the message or with a refusal.
     pub(crate) fn is_gathered(&self) -> bool {
         self.is_gathered
     }
@@ -314,7 +319,7 @@ impl Gathering {
         self.refusal = Some(Box::new(status));
     }
 
-    /// Takes a part of the request; `end` says that it is the last. Returns true if the call goes on with its next step.
+    /// Takes a part of the request; `end` marks the last part. Returns true if the next step can continue.
     pub(crate) fn take(&mut self, around: &ConnectionContext, payload: &[u8], end: bool) -> bool {
         if self.is_gathered {
             return true;
@@ -350,7 +355,7 @@ impl Gathering {
     ) -> Result<(), Status> {
         while let Some(assembled) = self.assembler.cut(&mut payload, work)? {
             if self.message.is_some() {
-                // As grpc-go does, which answers the first and never looks further.
+                // grpc-go also answers the first message and ignores further ones.
                 continue;
             }
             around.shard.counters.received(self.head.method, assembled.wire_bytes);
@@ -359,8 +364,8 @@ impl Gathering {
         Ok(())
     }
 
-    /// Lets the call wait for the client, and charges what it holds. Returns true if that is refused, and the call goes on with
-    /// its next step.
+    /// Marks the call as waiting for more bytes from the client, and charges its memory. Returns true if the
+    /// memory limit is reached; the next step then refuses the call.
     pub(crate) fn wait(&mut self, around: &Rc<ConnectionContext>) -> bool {
         if self.waits.is_none() {
             let (charge, _stallable) = (Charge::new(&around.account), Stallable::new(around));
@@ -371,8 +376,8 @@ impl Gathering {
         self.is_gathered
     }
 
-    /// Charges what the call holds while it waits for the client. The whole announced length is charged at once: a
-    /// message that was begun can always be finished.
+    /// Charges the memory of a call that waits for the client. The whole announced length is charged at once,
+    /// so that a message that has begun can always be completed.
     fn charge_more(&mut self, around: &ConnectionContext) {
         let message = self.message.as_ref().map_or(0, Bytes::len);
         let bytes = self.assembler.announced().unwrap_or(0) as usize + message;
@@ -388,7 +393,7 @@ impl Gathering {
         if self.is_gathered { self.serve(around, cx) } else { Step::Wait(Call::Gathering(self)) }
     }
 
-    /// Goes on with what came of gathering.
+    /// Passes the complete message to the service, or sends the refusal.
     #[expect(clippy::boxed_local, reason = "it comes in its box, and is as long as an argument may be")]
     pub(crate) fn serve(self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         if let Some(status) = self.refusal {
@@ -419,9 +424,9 @@ impl Gathering {
     }
 }
 
-/// A unary call without a message, in grpc-go's words.
+/// Status of a unary call without a message, in grpc-go's words.
 const NO_MESSAGE: Status = Status::new(Code::Unknown, "EOF");
-/// A unary call that ends inside its message, in grpc-go's words.
+/// Status of a unary call that ends inside its message, in grpc-go's words.
 const TRUNCATED_CALL: Status = Status::new(Code::Unknown, "unexpected EOF");
 
 impl Pending {
@@ -442,15 +447,16 @@ impl Pending {
 }
 
 impl Finished {
-    /// The first step, once the call is charged with its answer. Beyond what the calls of a connection may hold together
-    /// the client is only told that there was an answer, if that takes more than the call did.
+    /// Charges the answer and tries to send it. If the connection's calls exceed their memory limit and the
+    /// answer is larger than the memory that the call used before, the client receives a status instead.
     #[cold]
     fn begin(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         let bytes = match &self.made {
             Answer::Whole(message) => message.len(),
             Answer::Pieces { held, .. } => held.get(),
         };
-        // What made it is gone, and the metadata: a short answer takes no more than they did, and is always kept.
+        // The service's future and the metadata are freed now. An answer that needs no more memory than they
+        // did is always kept.
         let before = self.charge.bytes().max(CALL_BYTES);
         self.charge.set(CALL_BYTES + bytes.saturating_sub(METADATA_BYTES));
         around.add_work(bytes);
@@ -477,8 +483,8 @@ impl Finished {
     }
 }
 
-/// Sends the result of a unary call; an answer for which there is no room waits. `charge` is what the call is charged
-/// with so far, `bytes` the length of its request if that is not in it.
+/// Sends the result of a unary call; without room among the answers it waits. `charge` is the charge of the
+/// call so far, `bytes` the length of its request if `charge` does not include it.
 #[expect(clippy::too_many_arguments, reason = "all of them are moved out of a call that is over")]
 fn answer(
     around: &Rc<ConnectionContext>,
@@ -497,7 +503,7 @@ fn answer(
             Answer::Whole(message) => message.len(),
             Answer::Pieces { len, .. } => *len,
         };
-        // A compressed message is shorter, but for a few bytes that no bound depends on.
+        // Compression makes a message longer by a few bytes at most, and no limit depends on those.
         check_len(len, bytes_max).map(|()| answer)
     });
     match result {
@@ -525,7 +531,7 @@ fn answer(
             Step::Over
         }
         Ok(Answer::Pieces { len, source, held, .. }) => {
-            // A client with its window shut can have any number of these wait.
+            // Charged, because a client with a closed window can make any number of these answers wait.
             let mut charge = charge.unwrap_or_else(|| Charge::new(&around.account));
             charge.raise_to(CALL_BYTES + bytes);
             let base = charge.bytes();
@@ -557,14 +563,14 @@ fn answer(
 }
 
 impl Pieces {
-    /// Makes at most one piece, then lets others run.
+    /// Produces at most one piece, then lets other calls run.
     fn step(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         let counters = &around.shard.counters;
         if !self.responder.is_open() {
             counters.handled(self.method, Code::Canceled);
             return Step::Over;
         }
-        // Without room among the connection's answers each stream keeps one piece at a time, however short.
+        // Without room among the connection's answers, each stream queues one piece at a time, however short.
         let queued_max = if around.has_room() { PIECE_BYTES } else { 1 };
         if self.responder.queued_bytes() >= queued_max {
             self.responder.want_room();
@@ -573,10 +579,10 @@ impl Pieces {
         let room = self.responder.room().min(self.left.min(PIECE_BYTES) + PREFIX_BYTES);
         let mut wanted = if self.begun { room } else { room.saturating_sub(PREFIX_BYTES) };
         if wanted == 0 && (self.waits || room > 0) {
-            // The client has taken back the window for which the source waits. What was fetched for the source takes room
-            // from others until it is taken, and may have to be fetched again; so it is taken, a byte of it waits for the
-            // window, and the client's time runs. Likewise where there is less room than a prefix takes: the engine would say
-            // at once, again and again, that there is some.
+            // The client has reduced the window for which the source waits. Data fetched for the source
+            // occupies shared room until it is taken and may have to be fetched again, so one byte is
+            // requested, and it waits for the window under the stall timeout. The same applies if the room is
+            // smaller than a prefix: the HTTP/2 engine would otherwise report room again and again.
             wanted = 1;
         }
         if wanted == 0 && self.left > 0 {
@@ -593,7 +599,7 @@ impl Pieces {
             Poll::Ready(Err(status)) => {
                 counters.handled(self.method, status.code);
                 if self.begun {
-                    // Inside a message no status can be told.
+                    // A status cannot be sent inside a message.
                     self.responder.reset(Reason::INTERNAL_ERROR);
                 } else {
                     self.responder.finish(&Err(status));
@@ -652,13 +658,13 @@ impl Streaming {
 
 impl Drop for Streaming {
     fn drop(&mut self) {
-        // The service may keep its end.
+        // The service may still hold its end of the stream.
         self.sending.reset(Reason::CANCEL);
         self.sending.account.release_request(self.charged);
     }
 }
 
-/// Begins a streaming call; `None` if it was refused for want of room.
+/// Begins a streaming call; `None` if it was refused because the memory limit is reached.
 pub(crate) fn begin_stream(
     around: &Rc<ConnectionContext>,
     head: Head,
@@ -689,7 +695,7 @@ mod tests {
     #[test]
     fn a_stream_stands_still_only_once_its_turn_has_come() {
         let (options, start) = (Options::default(), Instant::now());
-        // 100 bytes of it wait, and 1000 of others.
+        // 100 bytes of this stream are queued, and 1000 bytes of others.
         let (mut connection, mut stream) = (Moves { sent: 0, queued: 1100 }, Moves { sent: 0, queued: 100 });
         let mut progress = StreamProgress::default();
         let mut is_stalled = |connection: Moves, stream: Moves, timeouts: u32, stands_still| {
@@ -701,14 +707,14 @@ mod tests {
             )
         };
         assert!(!is_stalled(connection, stream, 0, false));
-        // The client takes the others slowly, while new ones come.
+        // The client takes the other streams slowly, while new data is queued.
         for timeouts in 1..10 {
             connection.sent += 100;
             assert!(!is_stalled(connection, stream, timeouts, false));
         }
         connection.sent += 100;
         assert!(is_stalled(connection, stream, 10, false));
-        // One that moves has time again, as long as anything of the others does.
+        // A stream that moved gets a new timeout, as long as any other stream moves.
         for moves in [&mut connection, &mut stream] {
             moves.sent += 10;
             moves.queued -= 10;

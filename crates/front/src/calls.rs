@@ -1,4 +1,5 @@
-//! The open calls of a connection: [`Calls`] finds them by their stream, and has the wakers that they are polled with.
+//! The open calls of a connection: [`Calls`] finds a call by its stream and owns the wakers that calls are
+//! polled with.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -8,26 +9,26 @@ use http2::Key;
 use crate::call::Call;
 use crate::turn::{SlotWake, Turn};
 
-/// The calls that are open, at the places of their streams. A place is used again, but never with the same key.
+/// Open calls, indexed by the slot of their stream. A slot is reused, but never with the same key.
 #[derive(Default)]
 pub(crate) struct Calls {
-    /// A connection has them once it had a call, until it rests without one.
+    /// Allocated at the first call, and freed when the connection goes idle without open calls.
     #[expect(clippy::box_collection, reason = "an idle connection has two words less")]
     places: Option<Box<Vec<Place>>>,
     open: u32,
-    /// Those of them that wait to be begun.
+    /// Number of open calls that have not begun yet.
     waiting: u32,
 }
 
 #[derive(Default)]
 struct Place {
     call: Option<(Key, Call)>,
-    /// It is kept and reused by the calls that follow in the same place.
+    /// Waker for the calls of this slot; later calls in the same slot reuse it.
     waker: Option<Waker>,
 }
 
 impl Calls {
-    /// Number of calls that are open.
+    /// Returns the number of open calls.
     pub(crate) fn len(&self) -> usize {
         self.open as usize
     }
@@ -36,20 +37,20 @@ impl Calls {
         self.open == 0
     }
 
-    /// Number of calls that wait to be begun.
+    /// Returns the number of open calls that have not begun yet.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting as usize
     }
 
-    /// Returns true if the service has a call that ends with its answer, going by the first places: clients that wait for answers have
-    /// few streams, and of thousands not each is looked at.
+    /// Returns true if a unary call is being answered by the service. Only the first 64 slots are checked: a
+    /// client that waits for unary answers has few streams, and checking thousands of slots costs too much.
     pub(crate) fn awaits_answer(&self) -> bool {
         const LOOKED_AT: usize = 64;
         let places = self.places.iter().flat_map(|places| places.iter().take(LOOKED_AT));
         places.filter_map(|place| place.call.as_ref()).any(|(_, call)| matches!(call, Call::Pending(_)))
     }
 
-    /// Number of places, used or not.
+    /// Returns the number of slots, used or not.
     pub(crate) fn places(&self) -> usize {
         self.places.as_ref().map_or(0, |places| places.len())
     }
@@ -62,7 +63,7 @@ impl Calls {
         assert!(before.is_none(), "a call is taken out before its stream's place is used again");
     }
 
-    /// A place, which is made if it is not there.
+    /// Returns the entry of a slot, and creates it if it does not exist.
     fn place(&mut self, place: usize) -> &mut Place {
         let places = self.places.get_or_insert_default();
         if place >= places.len() {
@@ -75,7 +76,7 @@ impl Calls {
         self.at(key.slot()) == Some(key)
     }
 
-    /// Key of the call in a place.
+    /// Returns the key of the call in a slot.
     pub(crate) fn at(&self, place: usize) -> Option<Key> {
         self.places.as_ref()?.get(place)?.call.as_ref().map(|(key, _)| *key)
     }
@@ -85,7 +86,7 @@ impl Calls {
         (*its == key).then_some(call)
     }
 
-    /// Takes a call out.
+    /// Removes and returns a call.
     pub(crate) fn take(&mut self, key: Key) -> Option<Call> {
         let place = self.places.as_mut()?.get_mut(key.slot())?;
         let (_, call) = place.call.take_if(|(its, _)| *its == key)?;
@@ -99,13 +100,13 @@ impl Calls {
         places.filter_map(|place| place.call.as_mut()).map(|(key, call)| (*key, call))
     }
 
-    /// The waker of the calls in a place.
+    /// Returns the waker for the calls in a slot.
     pub(crate) fn waker(&mut self, place: usize, turn: &Arc<Turn>) -> &Waker {
         let fresh = || Waker::from(Arc::new(SlotWake { turn: turn.clone(), slot: place as u32 }));
         self.place(place).waker.get_or_insert_with(fresh)
     }
 
-    /// Gives back the memory of places that are not used, behind the last one that is.
+    /// Frees the memory of unused slots behind the last used one.
     pub(crate) fn rest(&mut self) {
         if self.is_empty() {
             self.places = None;

@@ -1,5 +1,5 @@
-//! Alarms of a shard's connections: [`Clock`] wakes each at its time. One timer of the runtime serves them all, since a timer
-//! of its own costs an idle connection more than a hundred bytes.
+//! Alarms of a shard's connections: [`Clock`] wakes each connection at its time. One runtime timer serves
+//! them all, because a separate timer costs an idle connection more than a hundred bytes.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -13,16 +13,16 @@ use tokio::time::sleep_until;
 use crate::shard::ShardState;
 use stdx::race;
 
-/// When the connections of a shard want to be woken: each has one alarm at most. [`keep`] wakes them.
+/// Wake-up times of a shard's connections, at most one per connection. [`keep`] wakes them.
 #[derive(Default)]
 pub(crate) struct Clock(RefCell<Alarms>);
 
 struct Alarms {
-    /// Time at which the clock began.
+    /// Instant that the times in `set` count from.
     epoch: Instant,
-    /// Nanoseconds since then, with places of connections in [`ShardState::connections`].
+    /// Times in nanoseconds since `epoch`, each with the connection's index in [`ShardState::connections`].
     set: BTreeSet<(u64, u32)>,
-    /// Of the task that waits for the first of them.
+    /// Waker of the task [`keep`], which waits for the earliest alarm.
     keeper: Option<Waker>,
 }
 
@@ -39,7 +39,7 @@ impl Alarms {
 }
 
 impl Clock {
-    /// Sets the alarm of a connection, in place of the one at `before`.
+    /// Sets the alarm of a connection to `at`, replacing the alarm at `before`.
     pub(crate) fn set(&self, place: u32, before: Option<Instant>, at: Instant) {
         let alarms = &mut *self.0.borrow_mut();
         if let Some(before) = before {
@@ -54,13 +54,13 @@ impl Clock {
         }
     }
 
-    /// Removes the alarm of a connection that is over.
+    /// Removes the alarm of a connection that has ended.
     pub(crate) fn clear(&self, place: u32, at: Instant) {
         let alarms = &mut *self.0.borrow_mut();
         alarms.set.remove(&(alarms.nanoseconds(at), place));
     }
 
-    /// Takes out an alarm that is due.
+    /// Removes and returns an alarm that is due.
     fn due(&self, now: Instant) -> Option<u32> {
         let alarms = &mut *self.0.borrow_mut();
         let now = alarms.nanoseconds(now);
@@ -75,10 +75,10 @@ impl Clock {
     }
 }
 
-/// Connections woken before others have their turn.
+/// Maximum number of connections woken before other tasks run.
 const WOKEN_AT_ONCE: usize = 256;
 
-/// Wakes the shard's connections at their times, for ever.
+/// Wakes the shard's connections at their times, forever.
 pub(crate) async fn keep(shard: &ShardState) -> Infallible {
     loop {
         let now = Instant::now();
@@ -88,7 +88,7 @@ pub(crate) async fn keep(shard: &ShardState) -> Infallible {
                 waker.wake_by_ref();
             }
         }
-        // An earlier alarm may be set meanwhile, or the first one.
+        // Resolves when the earliest alarm changes, or when the first alarm is set.
         let first = shard.clock.first();
         let changed = poll_fn(|cx| {
             if shard.clock.first() != first {
@@ -116,7 +116,7 @@ mod tests {
         clock.set(7, None, at(20));
         clock.set(8, None, at(10));
         clock.set(9, None, at(10));
-        // Moved, both ways.
+        // One alarm moves earlier, the other later.
         clock.set(7, Some(at(20)), at(5));
         clock.set(8, Some(at(10)), at(30));
         assert_eq!(clock.first(), Some(at(5)));

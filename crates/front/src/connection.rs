@@ -1,6 +1,6 @@
-//! One HTTP/2 connection with all its calls: [`serve`] runs it, and `Connection::work` is one turn, which takes new
-//! requests, steps the calls that are ready, and sends everything in one write. It knows no protobuf and no methods;
-//! those are the service's.
+//! One HTTP/2 connection with all its calls: [`serve`] runs it. `Connection::work` is one turn: it takes new
+//! requests, steps the calls that are ready, and sends everything in one write. This module knows no protobuf
+//! and no methods; the service does.
 
 mod tending;
 
@@ -32,43 +32,43 @@ use http2::{Event, Fields, Key, Limits, Rate, Reason, Role};
 use stdx::race;
 use tending::Stalls;
 
-/// Rounds of one turn before other connections get theirs.
+/// Maximum number of rounds in one turn; then other connections have their turn.
 const ROUNDS_MAX: usize = 8;
 
-/// Calls begun by the client after which a round takes no more.
+/// Number of new calls after which a round takes no more input.
 const BEGUN_PER_ROUND_MAX: usize = 256;
 
-/// Bytes that wait to be written, after which a round writes, bodies wait in their streams, and beyond twice of which the
-/// client is not read from.
+/// Bytes of pending output after which a round writes and answer bodies stay in their streams. Beyond twice
+/// this number the client is not read from.
 const OUTPUT_BYTES_MAX: usize = 64 * 1024;
 
-/// Bytes written in one go, after which other connections get their turn.
+/// Bytes written in one go, after which other connections have their turn.
 const WRITTEN_AT_ONCE: u64 = LONG_BYTES as u64;
 
-/// Open calls of a connection that closes which are ended before others get their turn.
+/// Number of open calls of a closing connection that are ended before other connections have their turn.
 const FORGOTTEN_AT_ONCE: usize = 256;
 
-/// Bytes that a finished call leaves in tables here and in the engine, until the connection rests.
+/// Bytes that a finished call leaves in tables here and in the HTTP/2 engine until the connection goes idle.
 const PLACE_BYTES: usize = 1024;
-/// Calls at once for whose places a connection is charged anyway.
+/// Number of concurrent calls whose table entries are included in the basic charge of a connection.
 const PLACES_FREE: usize = 16;
 
-/// Time that a closed connection still reads, so that its last frame arrives.
+/// Time for which a closed connection still reads, so that its last frame reaches the client.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// HTTP/2 streams cancelled by the client in the turn in which they came that are tolerated at once.
+/// Tolerated rate of HTTP/2 streams that the client cancels in the turn in which they arrived.
 const EARLY_RESETS: Rate = Rate::new(256, 32);
 
-/// A deadline in the heap.
+/// Entry of the deadline heap, which pops the earliest deadline first.
 type DeadlineEntry = Reverse<(Instant, Key)>;
 
-/// What HTTP/2 allows the clients of a front.
+/// Returns the HTTP/2 limits that a front sets for its clients.
 pub(crate) fn engine_options(options: &Options) -> http2::Options {
     let list_bytes = options.header_list_bytes_max;
     let defaults = Limits::default();
     http2::Options {
         stream_window_bytes: options.stream_window_bytes,
-        // Windows do not grow: what clients send is small, or waits for a service.
+        // Windows do not grow: client messages are small, or wait for a service.
         stream_window_bytes_max: options.stream_window_bytes,
         connection_window_bytes: options.connection_window_bytes,
         streams_max: options.max_concurrent_streams,
@@ -76,7 +76,7 @@ pub(crate) fn engine_options(options: &Options) -> http2::Options {
         output_bytes_max: OUTPUT_BYTES_MAX,
         limits: Limits {
             early_resets: EARLY_RESETS,
-            // Judged by `PingPolicy`.
+            // `PingPolicy` judges pings instead.
             pings: Rate::new(u32::MAX, 0),
             block_bytes_max: defaults.block_bytes_max.max(list_bytes.saturating_add(list_bytes / 4)),
             ..defaults
@@ -85,63 +85,64 @@ pub(crate) fn engine_options(options: &Options) -> http2::Options {
     }
 }
 
-/// What became of the bytes that a client sent.
+/// Result of taking a client's input in one round.
 enum Took {
-    /// All that is there was taken; more wakes the connection.
+    /// All available input was taken; more input wakes the connection.
     All,
-    /// A round's share was taken.
+    /// The round's allowance was used up; more input may be available.
     Share,
-    /// The client takes nothing, so nothing is taken from it.
+    /// The client takes no output, so no input is taken from it.
     Blocked,
-    /// The connection is over, and the client was told if it was by its mistake.
+    /// The connection has ended. If a protocol error of the client is the cause, GOAWAY was queued.
     Ended,
-    /// The client has to go, for this reason.
+    /// The client broke a limit; the connection closes with this debug text.
     TooMuch(&'static [u8]),
 }
 
-/// What comes after an event.
+/// Next step after an event.
 enum Next {
     Event,
-    /// Others get their turn.
+    /// Other connections have their turn.
     Pause,
     TooMuch(&'static [u8]),
 }
 
-/// What a connection needs while it is used. One that is idle has none of it.
+/// State of a connection in use; an idle connection has none.
 #[derive(Default)]
 struct Work {
-    /// A unary call that came last, and whose message may be in the bytes behind its head.
+    /// Newest unary call; its message may follow its head in the bytes already read.
     opening: Option<Box<Gathering>>,
     seen: Seen,
-    /// Places of calls that have something to do.
+    /// Slots of calls that must be polled.
     ready: Vec<u32>,
-    /// Unary calls whose message became whole behind other frames.
+    /// Unary calls whose message was completed by a later frame.
     gathered: Vec<Key>,
-    /// Requests that wait for room among the answers. Some may be over.
+    /// Requests that wait for room among the answers, oldest first. Some may have ended.
     waiting: VecDeque<Key>,
-    /// Calls whose answers wait for room among the answers, the first to be sent first. Some may be over.
+    /// Calls whose answers wait for room among the answers, oldest first. Some may have ended.
     finished: VecDeque<Key>,
-    /// Calls begun in this round.
+    /// Number of calls begun in this round.
     begun: usize,
-    /// Unary calls of this round that were given a place because other frames came before their messages.
+    /// Unary calls of this round that were put into the call table because other frames came before their
+    /// messages.
     parked: Vec<Key>,
     deadlines: BinaryHeap<DeadlineEntry>,
     stalls: Option<Box<Stalls>>,
-    /// For a turn behind one that was long.
+    /// Place in the shard's queue for long turns, used after a long turn.
     ticket: Ticket,
-    /// When the last call came.
+    /// Time at which the newest call arrived.
     called_at: Option<Instant>,
-    /// When answers to PING go out that wait for another answer.
+    /// Time at which delayed PING acknowledgements are sent at the latest.
     pongs_due: Option<Instant>,
-    /// Time since which nothing has happened, as far as that is known.
+    /// Time since which the connection is known to be idle.
     idle_since: Option<Instant>,
-    /// The most calls that were open at once since the tables were last cut, if they were more than [`PLACES_FREE`], and what
-    /// their places take.
+    /// Largest number of concurrent calls since the tables were last shrunk, if above [`PLACES_FREE`], and
+    /// the charge for their table entries.
     places: Option<(usize, Held)>,
 }
 
 impl Work {
-    /// Returns true if nothing is to be done, as far as is known here.
+    /// Returns true if no work is pending in this struct.
     fn is_quiet(&self) -> bool {
         self.opening.is_none()
             && self.ready.is_empty()
@@ -154,7 +155,7 @@ impl Work {
             && !self.ticket.is_waiting()
     }
 
-    /// The call that came last, if it is the one of this stream.
+    /// Returns the newest unary call if it belongs to the stream `key`.
     fn opening(&mut self, key: Key) -> Option<&mut Gathering> {
         self.opening.as_deref_mut().filter(|gathering| gathering.key() == key)
     }
@@ -162,34 +163,35 @@ impl Work {
 
 /// One HTTP/2 connection with all its calls.
 ///
-/// What it is: the calls by their streams, the lists of those that have something to do, and the timers. What drives it: its
-/// task, in turns ([`Connection::poll_turn`]). A turn hands what was read to the engine ([`http2::Connection::next`]) and each
-/// event at once to its call. A unary call whose message comes in the same read as its head, as most do, is answered without
-/// a place in any table.
+/// Holds the calls by stream, the lists of calls with pending work, and the timers. Its task drives it in
+/// turns ([`Connection::poll_turn`]). A turn passes the received bytes to the engine
+/// ([`http2::Connection::next`]) and each event immediately to its call. A unary call whose message arrives
+/// in the same read as its head, as most do, is answered without an entry in any table.
 struct Connection {
     around: Rc<ConnectionContext>,
     secured: Option<Box<Secured>>,
     pass: Pass,
     transport_waker: Waker,
     calls: Calls,
-    /// Given back when the connection rests.
+    /// Allocated while the connection is in use, freed when it goes idle.
     work: Option<Box<Work>>,
-    /// True if the client was not read from for a time since the last look for stalled streams, because it takes nothing.
+    /// True if reading from the client was suspended, because it takes no output, at some time since the last
+    /// stall check.
     was_deaf: bool,
-    /// Once the client has pinged.
+    /// Set once the client has sent a PING.
     ping_policy: Option<Box<PingPolicy>>,
     heartbeat: Heartbeat,
-    /// When the shard's clock wakes the connection. It may be too early.
+    /// Time at which the shard's clock wakes the connection; it may be earlier than needed.
     alarm: Instant,
     is_resting: bool,
     is_closing: bool,
-    /// The last turn was long, and so may be the next.
+    /// True if the last turn was long and the next one may be.
     was_long: bool,
-    /// Place of its waker in [`ShardState::connections`], and of its alarm in the shard's clock.
+    /// Index of the connection in [`ShardState::connections`] and in the shard's clock.
     place: u32,
 }
 
-/// Serves a connection that has sent HTTP/2's preface until it ends. `kept` is dropped then.
+/// Serves a connection that has sent the HTTP/2 preface until it ends. `kept` is dropped at the end.
 pub(crate) fn serve<S: Transport + 'static, K: Unpin + 'static>(
     begun: Begun<S>,
     shard: Rc<ShardState>,
@@ -202,10 +204,10 @@ pub(crate) fn serve<S: Transport + 'static, K: Unpin + 'static>(
     Serving(Stage::Open(Open { connection, socket, presence, kept }))
 }
 
-/// The future that serves a connection.
+/// Future that serves a connection.
 ///
-/// It is written by hand, since it is most of what an idle connection takes: a connection with its socket is in the task
-/// itself, and what a connection needs for its end is on the heap then.
+/// Hand-written, because it makes up most of the memory of an idle connection: the connection and its socket
+/// are stored in the task itself, and the state for closing is allocated only when the connection ends.
 pub(crate) struct Serving<S, K>(Stage<S, K>);
 
 enum Stage<S, K> {
@@ -214,7 +216,7 @@ enum Stage<S, K> {
     Over,
 }
 
-/// A connection that is served. What comes first is dropped first.
+/// Connection that is being served. The fields are dropped in order of declaration.
 struct Open<S, K> {
     connection: Connection,
     socket: Socket<S>,
@@ -240,15 +242,16 @@ impl<S: Transport + 'static, K: Unpin + 'static> Future for Serving<S, K> {
     }
 }
 
-/// Ends a connection whose last turn gave this result.
+/// Closes a connection whose last turn returned `result`.
 async fn leave<S: Transport, K>(open: Open<S, K>, result: io::Result<()>) -> io::Result<()> {
     let Open { mut connection, mut socket, presence: _presence, kept: _kept } = open;
     let around = connection.around.clone();
-    // Thousands may end at once. Memory that others need does not wait.
+    // The turnstile spreads thousands of simultaneous ends over time. A connection closed for memory does not
+    // wait.
     let pass = std::mem::take(&mut connection.pass);
     let through = pass.through(&around.shard.turnstile, around.origin.peer.ip());
     race(poll_fn(|cx| around.account.poll_doomed(cx)), through).await;
-    // A client decides how many calls are open.
+    // Ended in portions, because a client decides how many calls are open.
     let mut from = Some(0);
     while let Some(place) = from {
         from = connection.forget_some(place);
@@ -258,7 +261,7 @@ async fn leave<S: Transport, K>(open: Open<S, K>, result: io::Result<()>) -> io:
     }
     let _secured = connection.secured.take();
     drop(connection);
-    // What is left is at most the last frames on their way.
+    // Only the last frames are still queued; their charge is updated.
     around.charge_waiting();
     around.account.set_buffers(socket.buffer_bytes() + memory(&around));
     if result.is_ok() {
@@ -267,14 +270,14 @@ async fn leave<S: Transport, K>(open: Open<S, K>, result: io::Result<()>) -> io:
             poll_fn(|cx| socket.poll_close(cx)).await?;
             poll_fn(|cx| socket.poll_discard(cx)).await
         };
-        // Neither a time-out nor an error matters: the connection is over. Few linger at a time.
+        // A timeout or an error is ignored: the connection has ended. Few connections linger at a time.
         let _ = tokio::time::timeout(LINGER, lingering).await;
     }
     result
 }
 
-/// Bytes of memory of the connection's HTTP/2: header tables, a header block that has begun, streams, and what waits to be
-/// written.
+/// Returns the memory of the connection's HTTP/2 state in bytes: header tables, a partial header block,
+/// streams, and pending output.
 fn memory(around: &ConnectionContext) -> usize {
     let mut http2 = around.http2.borrow_mut();
     http2.heap_bytes() + http2.output().len()
@@ -318,14 +321,14 @@ impl Connection {
         }
     }
 
-    /// One turn: everything that is ready, then one write.
+    /// Runs one turn: everything that is ready, then one write.
     fn poll_turn<S: Transport>(
         &mut self,
         socket: &mut Socket<S>,
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
         let around = self.around.clone();
-        // Then it is its turn once it is through.
+        // After a long turn, `poll_leave` has waited in the queue for long turns, so this turn may be long.
         let has_waited = self.was_long;
         if self.poll_leave(cx).is_pending() && self.poll_over(cx).is_pending() {
             return Poll::Pending;
@@ -369,13 +372,13 @@ impl Connection {
         if self.is_closing && self.has_left() {
             return Poll::Ready(Ok(()));
         }
-        // After sending: what the output still holds, the client does not take.
+        // After the flush, because output that remains now is output that the client does not take.
         self.tend_timers(socket, now, cx)?;
         around.account.set_buffers(socket.buffer_bytes() + memory(&around));
         Poll::Pending
     }
 
-    /// Ready when the connection may have a turn, as far as the others are concerned.
+    /// Becomes ready when the connection may have a turn, considering the other connections of the shard.
     fn poll_leave(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let around = self.around.clone();
         if around.may_wait.get() && !around.shard.closing.get() {
@@ -388,14 +391,14 @@ impl Connection {
         Poll::Ready(())
     }
 
-    /// Returns true if the connection must close.
+    /// Returns true if the connection must close: its certificate is no longer valid, or it must free memory.
     fn is_over(&self) -> bool {
         let is_refused = self.secured.as_ref().is_some_and(|secured| secured.standing().is_over());
         is_refused || self.around.account.is_doomed()
     }
 
-    /// Ready when the connection must close, which does not wait for others: they may need its memory. It is woken for that
-    /// even where [`crate::turn::Turn`] takes it to be awake.
+    /// Becomes ready when the connection must close. Closing does not wait for other connections, which may
+    /// need the memory, and wakes the task even if [`crate::turn::Turn`] considers it awake.
     fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(secured) = &self.secured
             && secured.standing().poll_over(cx).is_ready()
@@ -405,13 +408,13 @@ impl Connection {
         self.around.account.poll_doomed(cx)
     }
 
-    /// Ready when there may be another long turn.
+    /// Becomes ready when the connection may have another long turn.
     fn poll_ticket(&mut self, cx: &Context<'_>) -> Poll<()> {
         self.work.get_or_insert_default().ticket.poll(&self.around.shard.long_turns, cx)
     }
 
-    /// Rounds of calls and transport until nothing is ready, or the turn was long: then a share was taken. Calls that have begun may
-    /// make as much as a turn may, and so may those that the client sends: neither keeps the others waiting.
+    /// Runs rounds of calls and transport until nothing is ready. Returns `Took::Share` if the turn was cut
+    /// short. Open calls and new calls have separate work limits, so that neither can delay the other.
     fn work<S: Transport>(
         &mut self,
         socket: &mut Socket<S>,
@@ -419,7 +422,8 @@ impl Connection {
         work_max: usize,
     ) -> io::Result<Took> {
         let around = self.around.clone();
-        // Before all else, since the rounds of a turn may end anywhere: those of a busy connection always do.
+        // Checked first, because the loop below may return from any round; on a busy connection it always
+        // does.
         if around.shard.closing.get() && !self.is_closing {
             self.is_closing = true;
             around.http2.borrow_mut().shut_down();
@@ -427,7 +431,7 @@ impl Connection {
         for _ in 0..ROUNDS_MAX {
             self.send_finished();
             let work = self.work.get_or_insert_default();
-            // In the order in which the client began them, whatever the order of their last bytes.
+            // Calls run in the order in which the client began them, whatever the order of their last bytes.
             work.gathered.sort_unstable_by_key(|key| key.id());
             work.ready.extend(work.gathered.drain(..).map(|key| key.slot() as u32));
             self.around.turn.take_ready(&mut work.ready);
@@ -441,7 +445,7 @@ impl Connection {
                 stepped += 1;
             }
             ready.drain(..stepped);
-            // Those that became ready meanwhile come behind.
+            // Calls that became ready during the loop are queued behind the remaining ones.
             let work = self.work.get_or_insert_default();
             ready.append(&mut work.ready);
             work.ready = ready;
@@ -458,7 +462,7 @@ impl Connection {
             around.http2.borrow_mut().gather();
             if around.http2.borrow_mut().output().len() >= OUTPUT_BYTES_MAX {
                 goes_on |= self.flush(socket)?;
-                // A client that takes some again is read from again.
+                // The client takes output again, so it is read from again.
                 goes_on |= matches!(took, Took::Blocked) && !around.http2.borrow().is_blocked();
             } else {
                 goes_on |= self.wake_writable();
@@ -476,12 +480,12 @@ impl Connection {
         Ok(Took::Share)
     }
 
-    /// Returns true if calls have something to do.
+    /// Returns true if calls must be polled.
     fn has_ready(&self) -> bool {
         self.work.as_ref().is_some_and(|work| !work.ready.is_empty() || !work.gathered.is_empty())
     }
 
-    /// Returns true if calls wait for room.
+    /// Returns true if calls wait for room among the answers.
     fn has_waiting(&self) -> bool {
         self.work.as_ref().is_some_and(|work| !work.finished.is_empty() || !work.waiting.is_empty())
     }
@@ -499,7 +503,7 @@ impl Connection {
         }
     }
 
-    /// Takes what the client sent, up to a round's share.
+    /// Takes the client's input, up to the allowance of a round.
     fn take_input<S: Transport>(&mut self, socket: &mut Socket<S>, now: Instant) -> Took {
         let mut taken = socket.unread().len();
         self.work.get_or_insert_default().begun = 0;
@@ -521,7 +525,7 @@ impl Connection {
                         next => break next,
                     },
                     Ok(None) => break Next::Event,
-                    // The client was told what was wrong.
+                    // The engine has queued the GOAWAY frame for the protocol error.
                     Err(_) => return Took::Ended,
                 }
             };
@@ -570,14 +574,14 @@ impl Connection {
                     return Next::TooMuch(b"too_many_pings");
                 }
             }
-            // They may cost a look at each stream, so the next ones come with the next round.
+            // A SETTINGS frame may cost a visit to every stream, so further frames wait for the next round.
             Event::Settings => return Next::Pause,
             Event::Pong(_) | Event::GoAway { .. } | Event::Informational { .. } => {}
         }
         Next::Event
     }
 
-    /// Returns true if the answers held unsent, and what was made in this turn, allow a new call.
+    /// Returns true if unsent answers and the work of this turn leave room for a new call.
     fn admits(&self) -> bool {
         let has_finished = self.work.as_ref().is_some_and(|work| !work.finished.is_empty());
         self.around.has_room() && !has_finished && !self.around.made.is_enough()
@@ -600,7 +604,7 @@ impl Connection {
         }
     }
 
-    /// Begins calls that waited for room, as far as there is some.
+    /// Begins calls that waited for room, while there is room.
     fn admit_waiting(&mut self, now: Instant) {
         if self.calls.waiting() == 0 {
             return;
@@ -611,7 +615,7 @@ impl Connection {
             && work.begun < BEGUN_PER_ROUND_MAX
             && let Some(key) = work.waiting.pop_front()
         {
-            // One that its client has cancelled meanwhile is there no more.
+            // A call that its client has cancelled is no longer in the table.
             if let Some(Call::Waiting(waiting)) = self.calls.take(key) {
                 work.begun += 1;
                 self.park_opening();
@@ -628,7 +632,7 @@ impl Connection {
         }
     }
 
-    /// Begins a call that came at `since`, and of whose body this has come.
+    /// Begins a call that arrived at `since`, with the part of its body that has arrived.
     fn admit(
         &mut self,
         responder: Responder,
@@ -639,7 +643,8 @@ impl Connection {
         now: Instant,
     ) {
         let key = responder.key();
-        // Not beside a call that may not, and such a one ends it.
+        // The connection may wait only if all its calls may; the first call that may not wait clears the
+        // flag.
         let can_wait = self.around.may_wait.get() || self.calls.is_empty();
         let seen = &mut self.work.get_or_insert_default().seen;
         let begun = admission::begin(&self.around, seen, fields, responder, since, now);
@@ -658,7 +663,7 @@ impl Connection {
             Some(admission::Begun::Streaming(streaming, deadline)) => {
                 fill(&streaming.inbox, body, end);
                 self.keep(key, Call::Streaming(streaming), deadline);
-                // Its first message is likely to come behind its head.
+                // The first message often follows directly behind the head.
                 self.work.get_or_insert_default().ready.push(key.slot() as u32);
             }
             Some(admission::Begun::Page(page)) => {
@@ -669,7 +674,7 @@ impl Connection {
         }
     }
 
-    /// Gives a call a place whose message is not in the bytes behind its head.
+    /// Puts the newest call into the table if its message did not follow directly behind its head.
     fn park_opening(&mut self) {
         if let Some(work) = &mut self.work
             && let Some(gathering) = work.opening.take()
@@ -680,7 +685,7 @@ impl Connection {
         }
     }
 
-    /// Lets those calls wait for their clients whose messages were not in what the round read either.
+    /// Makes the parked calls wait for their clients if this round did not complete their messages.
     fn charge_parked(&mut self) {
         self.park_opening();
         let Some(work) = &mut self.work else { return };
@@ -694,7 +699,7 @@ impl Connection {
         }
     }
 
-    /// Answers a call whose message is whole, or refuses it.
+    /// Serves a call whose message is complete, or refuses it.
     fn serve(&mut self, gathering: Box<Gathering>) {
         let (key, deadline) = (gathering.key(), gathering.deadline());
         let mut cx = Context::from_waker(self.calls.waker(key.slot(), &self.around.turn));
@@ -710,7 +715,7 @@ impl Connection {
         }
     }
 
-    /// Gives a call a place in the table.
+    /// Puts a call into the table.
     fn keep(&mut self, key: Key, call: Call, deadline: Option<Instant>) {
         self.calls.insert(key, call);
         self.note_places();
@@ -730,7 +735,7 @@ impl Connection {
                 if work.parked.is_empty() {
                     self.serve(opening);
                 } else {
-                    // Those before it come first, if their bodies come with this one.
+                    // Earlier parked calls run first, if their bodies are completed in this round.
                     work.gathered.push(key);
                     let deadline = opening.deadline();
                     self.keep(key, Call::Gathering(opening), deadline);
@@ -740,7 +745,7 @@ impl Connection {
         }
         let is_kept = match self.calls.get_mut(key) {
             Some(Call::Gathering(gathering)) => {
-                // Not at once: the client may cancel it with its last bytes.
+                // Not served immediately: the client may cancel the call with its next bytes.
                 if gathering.take(&self.around, bytes, end) {
                     self.work.get_or_insert_default().gathered.push(key);
                 }
@@ -760,7 +765,7 @@ impl Connection {
         }
     }
 
-    /// The client has cancelled a call, or made a mistake with its stream.
+    /// Handles a stream that the client has reset, or whose frames broke the protocol.
     fn receive_reset(&mut self, key: Key) {
         if let Some(work) = &mut self.work
             && work.opening(key).is_some()
@@ -769,7 +774,7 @@ impl Connection {
         }
         match self.calls.get_mut(key) {
             None => {}
-            // It was not begun, even if its message is whole.
+            // The call has not begun, even if its message is complete.
             Some(Call::Waiting(_) | Call::Gathering(_)) => self.forget(key),
             Some(call) => {
                 match call {
@@ -780,14 +785,14 @@ impl Connection {
                     Call::Page(page) => page.inbox.cut_off(),
                     _ => {}
                 }
-                // It sees that its stream is over.
+                // The step lets the call see that its stream has ended.
                 self.step(key.slot());
                 self.forget(key);
             }
         }
     }
 
-    /// Charges the table entries of the open calls, if there were never so many.
+    /// Charges the table entries of the open calls when their number reaches a new maximum.
     fn note_places(&mut self) {
         let open = self.calls.len();
         if open <= PLACES_FREE {
@@ -801,7 +806,7 @@ impl Connection {
         }
     }
 
-    /// Something happened that a rest has to wait for.
+    /// Notes activity, which delays going idle.
     fn note_use(&mut self) {
         self.is_resting = false;
         if let Some(work) = &mut self.work {
@@ -809,7 +814,7 @@ impl Connection {
         }
     }
 
-    /// Polls the call in a place, if there still is one.
+    /// Polls the call in a slot, if there is one.
     fn step(&mut self, place: usize) {
         let Some(key) = self.calls.at(place) else { return };
         let Some(call) = self.calls.take(key) else { return };
@@ -825,7 +830,7 @@ impl Connection {
         }
     }
 
-    /// Lets calls go on for which the client has room. Returns true if there are any.
+    /// Wakes calls that can send again. Returns true if there are any.
     fn wake_writable(&mut self) -> bool {
         let mut any = false;
         loop {
@@ -839,7 +844,7 @@ impl Connection {
         }
     }
 
-    /// Writes what the client takes. Returns true if there is more to do at once.
+    /// Writes as much as the client takes. Returns true if more work is ready now.
     fn flush<S: Transport>(&mut self, socket: &mut Socket<S>) -> io::Result<bool> {
         let mut is_enough = false;
         {
@@ -852,7 +857,7 @@ impl Connection {
                     break;
                 }
                 is_enough = output.written() - before >= WRITTEN_AT_ONCE;
-                // Pending means that the kernel takes no more; its wake comes through the transport.
+                // Pending means that the kernel takes no more; it wakes the transport later.
                 let mut cx = Context::from_waker(&self.transport_waker);
                 if is_enough {
                     break;
@@ -867,7 +872,7 @@ impl Connection {
         Ok(self.wake_writable() || is_enough)
     }
 
-    /// Returns true if a shutdown was announced and the client has no calls any more.
+    /// Returns true if a shutdown was announced and the client has no open streams any more.
     fn has_left(&self) -> bool {
         let mut http2 = self.around.http2.borrow_mut();
         http2.has_said_last_stream() && http2.open_streams() == 0 && http2.output().is_empty()
@@ -881,22 +886,22 @@ impl Connection {
         }
     }
 
-    /// Returns true if the client has something to take.
+    /// Returns true if output waits for the client to take it.
     fn holds_unsent(&self) -> bool {
         let mut http2 = self.around.http2.borrow_mut();
         let is_held_back = self.pongs_due().is_some();
         http2.queued_pieces() > 0 || !http2.output().is_empty() && !is_held_back
     }
 
-    /// Drops a call that did not end by itself.
+    /// Drops a call before its end, and counts it as cancelled.
     fn forget(&mut self, key: Key) {
         if let Some(method) = self.calls.take(key).and_then(|call| call.begun_method()) {
             self.around.shard.counters.handled(method, api::Code::Canceled);
         }
     }
 
-    /// Ends some of the calls that are open, from this place on. Returns where to go on after others had their turn; `None`
-    /// if no call is left.
+    /// Ends some of the open calls, from slot `from` on. Returns the slot to continue at after other
+    /// connections had their turn; `None` if no call is left.
     fn forget_some(&mut self, from: usize) -> Option<usize> {
         if let Some(work) = &mut self.work {
             work.opening = None;
@@ -908,20 +913,20 @@ impl Connection {
         open.last().filter(|_| !self.calls.is_empty()).map(|last| last.slot() + 1)
     }
 
-    /// Tells a client why, as grpc-go does when there are too many pings, and ends the connection.
+    /// Sends GOAWAY with a reason, as grpc-go does after too many pings, and ends the connection.
     fn send_off(&mut self, reason: Reason, debug: &[u8]) -> Poll<io::Result<()>> {
         let mut http2 = self.around.http2.borrow_mut();
         if http2.is_blocked() {
-            // The client does not even read what it was sent before.
+            // The client does not even read earlier output, so a GOAWAY would not reach it.
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         http2.close(reason, debug);
-        // What the kernel does not take now goes out while the connection lingers.
+        // Output that the kernel does not take now is sent while the connection lingers.
         Poll::Ready(Ok(()))
     }
 }
 
-/// Puts what came into an inbox; false if nobody takes it.
+/// Adds received bytes to an inbox. Returns false if the inbox is closed and the bytes are dropped.
 fn fill(inbox: &crate::inbox::Inbox, bytes: &[u8], end: bool) -> bool {
     let is_kept = bytes.is_empty() || inbox.push(bytes);
     if end {
@@ -930,7 +935,7 @@ fn fill(inbox: &crate::inbox::Inbox, bytes: &[u8], end: bool) -> bool {
     is_kept
 }
 
-/// Adds a call to a list of those that wait, which loses those that are over from time to time.
+/// Appends a call to a waiting list. When the list grows long, entries of ended calls are removed.
 fn add_to(list: &mut VecDeque<Key>, key: Key, calls: &Calls) {
     list.push_back(key);
     if list.len() > 2 * calls.len() + 64 {
@@ -960,11 +965,12 @@ mod tests {
 
     #[test]
     fn a_connection_and_its_task_are_small() {
-        // With the 96 bytes of the runtime they are 384, of which it rounds up to a multiple of 128.
+        // With the 96 bytes of the runtime's task header these make 384 bytes; the runtime rounds up to a
+        // multiple of 128.
         let serving = size_of::<Serving<Stream, (OpenSlot, mpsc::Sender<()>)>>();
         assert!(serving <= 280, "the future that serves a connection has {serving} bytes");
         let around = size_of::<ConnectionContext>();
-        // With the 16 bytes of a counted pointer they are 448, and the allocator has pieces of that size.
+        // With the 16 bytes of the `Rc` header these make 448 bytes, which is a size class of the allocator.
         assert!(around <= 432, "what the calls of a connection share has {around} bytes");
     }
 }

@@ -1,5 +1,5 @@
-//! What the calls of one connection share: [`ConnectionContext`] has the HTTP/2 state that they send with, the accounts that
-//! they charge, and the work of the connection's turn.
+//! State shared by the calls of one connection: [`ConnectionContext`] holds the HTTP/2 state that they send
+//! with, the account that they charge, and the work count of the connection's turn.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -12,17 +12,18 @@ use crate::turn::Turn;
 use crate::{Origin, Service};
 use accounting::Account;
 
-/// Work of a connection's turn, in bytes: messages unpacked, answers that were packed or made in pieces, and what services looked at,
-/// whatever they looked for. One rule for all calls, since who waits for the turn's end does not care what takes it.
+/// Work of a connection's turn, in bytes: decompressed messages, compressed answers, pieces of answers, and
+/// data that services examined. All calls follow the same rule, since for waiting connections the kind of
+/// work does not matter.
 #[derive(Debug, Default)]
 pub(crate) struct Made {
     bytes: Cell<u32>,
-    /// Bytes after which other connections get their turn.
+    /// Work in bytes after which other connections have their turn.
     bytes_max: Cell<u32>,
 }
 
 impl Made {
-    /// A turn begins, in which so many bytes may be made.
+    /// Begins a turn with a limit of `bytes_max` bytes of work.
     pub(crate) fn begin_turn(&self, bytes_max: usize) {
         self.bytes_max.set(u32::try_from(bytes_max).unwrap_or(u32::MAX));
         self.bytes.set(0);
@@ -32,53 +33,55 @@ impl Made {
         self.bytes.set(self.bytes.get().saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX)));
     }
 
-    /// Returns true if it is as much as a turn may make. Services that work in slices take exactly what is left.
+    /// Returns true if the turn's limit is reached. Services that work in slices use exactly the remaining
+    /// work.
     pub(crate) fn is_enough(&self) -> bool {
         self.bytes.get() > 0 && self.bytes.get() >= self.bytes_max.get()
     }
 }
 
-/// Memory that a piece of an answer, or its trailers, take besides their bytes while they wait: a place in the stream's queue,
-/// and a part of the stream, which stays open for them.
+/// Memory in bytes that a queued piece of an answer, or its trailers, takes besides its content: an entry in
+/// the stream's queue, and a share of the stream, which stays open for it.
 const PIECE_BYTES: usize = 512;
 
 /// State that the calls of one connection share.
 pub(crate) struct ConnectionContext {
-    /// The connection's HTTP/2. It is borrowed for one command at a time, and never while a call is stepped.
+    /// HTTP/2 state of the connection. Borrowed for one command at a time, and never while a call is stepped.
     pub(crate) http2: RefCell<http2::Connection>,
     pub(crate) origin: Origin,
-    /// Calls that have something to do.
+    /// Set of calls that must be polled.
     pub(crate) turn: Arc<Turn>,
     pub(crate) shard: Rc<ShardState>,
     pub(crate) service: Rc<dyn Service>,
-    /// Account of the connection, which is charged to the server's budget. It counts apart what a [`crate::ledger::Charge`]
-    /// holds: request bytes in assembly and in unanswered unary calls, answers that wait for room, and something for each call
-    /// in flight.
+    /// Account of the connection, charged to the server's budget. It counts separately what
+    /// [`crate::ledger::Charge`] holds: request bytes in assembly and in unanswered unary calls, answers that
+    /// wait for room, and a fixed amount per call in flight.
     pub(crate) account: Rc<Account>,
-    /// Bytes charged for what waits in streams, both ways.
+    /// Bytes charged for data queued in streams, in both directions.
     waiting_charged: Cell<usize>,
-    /// Calls that wait for the client and may stall.
+    /// Number of calls that wait for the client and may stall.
     pub(crate) stallable: Cell<u32>,
-    /// Work of the connection's turn.
+    /// Work of the connection's current turn.
     pub(crate) made: Made,
-    /// The calls that are open, and the last one, may wait a little, see [`Service::may_wait`].
+    /// True if all open calls and the newest call may wait a little, see [`Service::may_wait`].
     pub(crate) may_wait: Cell<bool>,
 }
 
 impl ConnectionContext {
-    /// A turn begins, or another half of it: so many bytes of work may be done.
+    /// Begins a turn, or the second half of one, with a limit of `bytes_max` bytes of work.
     pub(crate) fn begin_work(&self, bytes_max: usize) {
         self.made.begin_turn(bytes_max);
         self.account.allow_work(bytes_max);
     }
 
-    /// Counts bytes of work that the front does: a service in this turn has so many less left.
+    /// Counts bytes of work done by the front, which reduce the work left for services in this turn.
     pub(crate) fn add_work(&self, bytes: usize) {
         self.made.add(bytes);
         self.account.spend_work(bytes);
     }
 
-    /// Counts what the service has looked at for a call as work of the turn: of what is left it has taken that already.
+    /// Counts the data that the service examined for a call as work of the turn. It is already subtracted
+    /// from the work left.
     pub(crate) fn note_looked_at(&self) {
         self.made.add(self.account.take_looked_at());
     }
@@ -104,19 +107,20 @@ impl ConnectionContext {
         })
     }
 
-    /// Bytes of answers that wait in streams for their client, with what they take besides.
+    /// Returns the bytes of answers queued in streams, with their overhead.
     pub(crate) fn answers_bytes(&self) -> usize {
         let http2 = self.http2.borrow();
         http2.queued_bytes() + http2.queued_pieces() * PIECE_BYTES
     }
 
-    /// Returns true if the answers that wait leave room for another.
+    /// Returns true if the queued answers leave room for another answer.
     pub(crate) fn has_room(&self) -> bool {
         self.answers_bytes() < self.shard.options.answer_bytes_max
     }
 
-    /// Charges what waits in streams now: answers for the client, and bytes of requests for whoever takes them. To be called
-    /// when either may have changed. Bytes that others wait for too are charged already.
+    /// Charges the bytes that are queued in streams now: answers for the client, and request bytes that were
+    /// not consumed. Must be called whenever either may have changed. Shared answer bytes are already charged
+    /// elsewhere.
     pub(crate) fn charge_waiting(&self) {
         let received = self.http2.borrow().unreleased_bytes() as usize;
         let now = self.answers_bytes() - self.http2.borrow().queued_shared_bytes() + received;
@@ -128,7 +132,8 @@ impl ConnectionContext {
         }
     }
 
-    /// Refuses when the calls in flight hold as much as they may together, or all clients nearly do.
+    /// Fails with `too many requests` if the calls in flight together hold their limit of memory, or all
+    /// clients nearly do.
     pub(crate) fn check_requests(&self) -> Result<(), Status> {
         if self.account.requests_bytes() > self.shard.options.request_bytes_max || self.account.is_pressed() {
             return Err(api::error::TOO_MANY_REQUESTS);
@@ -143,7 +148,7 @@ impl Drop for ConnectionContext {
     }
 }
 
-/// Counts a call among those that may stall, until it is dropped.
+/// Counts a call as one that may stall, until dropped.
 pub(crate) struct Stallable(Rc<ConnectionContext>);
 
 impl Stallable {

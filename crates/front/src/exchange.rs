@@ -1,6 +1,6 @@
-//! Requests that are no gRPC calls: pages, and calls in JSON. [`Exchange`] is one, over HTTP/1 or HTTP/2, with its
-//! [`RequestBody`]; [`ResponseBody`] is what answers it. [`LocalStream`] is the client's side of a streaming call that such a
-//! request makes. It knows no sockets.
+//! Requests that are not gRPC calls: pages and calls in JSON. [`Exchange`] is one such request, over HTTP/1
+//! or HTTP/2, with its [`RequestBody`]; [`ResponseBody`] is the body of the answer. [`LocalStream`] is the
+//! client side of a streaming call that such a request makes. This module does not know sockets.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -28,21 +28,21 @@ use crate::{Inbound, LocalBoxFuture, Origin, Outbound};
 use accounting::ShardCounters;
 use accounting::{Account, Held};
 
-/// What a service keeps for a connection that speaks HTTP/1; empty until the service puts something in. For HTTP/2 it is what
-/// [`crate::Service::connected`] gave, which is kept elsewhere.
+/// Value that a service keeps per HTTP/1 connection; `None` until the service stores one. For an HTTP/2
+/// connection the value from [`crate::Service::connected`] takes this role and is stored elsewhere.
 pub(crate) type Kept = Rc<RefCell<Option<Box<dyn Any>>>>;
 
-/// A request that is no gRPC call.
+/// Request that is not a gRPC call.
 pub struct Exchange {
     /// Method, path and headers.
     pub head: Parts,
-    /// The body, as it arrives.
+    /// Request body, readable as it arrives.
     pub body: RequestBody,
-    /// Where the request comes from.
+    /// Origin of the connection that carries the request.
     pub origin: Origin,
-    /// Account of the connection.
+    /// Memory account of the connection.
     pub account: Rc<Account>,
-    /// Counters of the shard.
+    /// Counters of the shard that serves the connection.
     pub counters: Arc<ShardCounters>,
     kept: Kept,
     shard: Rc<ShardState>,
@@ -61,7 +61,8 @@ impl Exchange {
         Exchange { head, body, origin, account, counters, kept, shard }
     }
 
-    /// Keeps what `connected` gives until the connection ends, if nothing is kept for it.
+    /// Stores the value returned by `connected` until the connection ends. Does nothing if a value is already
+    /// stored.
     pub fn keep(&self, connected: impl FnOnce() -> Option<Box<dyn Any>>) {
         let mut kept = self.kept.borrow_mut();
         if kept.is_none() {
@@ -69,47 +70,47 @@ impl Exchange {
         }
     }
 
-    /// Returns a future that waits until the request may take long: there is one such turn between two looks of the shard at
-    /// the network. For what is not made in slices.
+    /// Returns a future that resolves when the request may run for long, for work that cannot be split into
+    /// slices. A shard grants one such turn between two polls of the network.
     pub fn long_turn(&self) -> impl Future<Output = ()> + use<> {
         poll_fn(self.long_turns())
     }
 
-    /// Returns a function that is ready when the request may take long, as [`Exchange::long_turn`] is. Once it was ready it waits for
-    /// another such turn.
+    /// Returns a poll function that becomes ready when the request may run for long, like
+    /// [`Exchange::long_turn`]. After each `Ready` it waits for another such turn.
     pub fn long_turns(&self) -> impl FnMut(&mut Context<'_>) -> Poll<()> + use<> {
         let (shard, mut ticket) = (self.shard.clone(), Ticket::default());
         move |cx| ticket.poll(&shard.long_turns, cx)
     }
 
-    /// Largest message of a call, in bytes.
+    /// Returns the largest request message of a call, in bytes.
     pub fn message_bytes_max(&self) -> usize {
         self.shard.options.message_bytes_max
     }
 
-    /// Largest body that is taken whole, in bytes.
+    /// Returns the largest body that [`RequestBody::gather`] takes, in bytes.
     pub fn body_bytes_max(&self) -> usize {
         self.body.bytes_max
     }
 
-    /// Largest message of an answer, in bytes.
+    /// Returns the largest message of an answer, in bytes.
     pub fn answer_message_bytes_max(&self) -> usize {
         self.shard.options.answer_message_bytes_max
     }
 
-    /// Refuses a call when the calls of its connection hold as much as they may, or all clients nearly as much as they may.
+    /// Checks the memory limits of the connection and of all clients together before a call begins.
     ///
     /// # Errors
     ///
-    /// etcd's `too many requests`.
+    /// Returns etcd's `too many requests` if the calls of the connection hold more bytes than allowed, or if
+    /// all clients together nearly do.
     pub fn check(&self) -> Result<(), Status> {
         let is_full = self.account.requests_bytes() > self.shard.options.request_bytes_max;
         if is_full || self.account.is_pressed() { Err(api::error::TOO_MANY_REQUESTS) } else { Ok(()) }
     }
 
-    /// Opens a streaming call without a stream of HTTP/2: `next` makes its requests of
-    /// the body. The service's two ends are for
-    /// [`crate::Service::stream`].
+    /// Opens a streaming call that has no HTTP/2 stream. `next` turns the body into request messages. The
+    /// returned [`Inbound`] and [`Outbound`] are the arguments for [`crate::Service::stream`].
     pub fn open_stream(
         mut self,
         method: u16,
@@ -124,8 +125,8 @@ impl Exchange {
     }
 }
 
-/// The client's side of a streaming call that a request makes without a stream of HTTP/2. The call's end sees it closed when
-/// this is dropped.
+/// Client side of a streaming call that a request makes without an HTTP/2 stream. Dropping it closes the
+/// call.
 pub struct LocalStream {
     sending: Rc<Sending>,
 }
@@ -143,36 +144,37 @@ impl Drop for LocalStream {
     }
 }
 
-/// The body of a request, as it arrives.
+/// Body of a request, readable as it arrives.
 pub struct RequestBody {
     source: Source,
-    /// Charge for what is held of it, and of what is made of it; the answer has its own.
+    /// Memory charge for buffered bytes of the body and for data made from them. The answer has a separate
+    /// charge.
     held: Charge,
     bytes_max: usize,
     timeout: std::time::Duration,
     phase: Option<Rc<Phase>>,
 }
 
-/// How far the request of a connection of HTTP/1 has come: with a call that waits or lasts, nothing but the end of the
-/// connection says that its client has gone.
+/// Progress of the current request on an HTTP/1 connection. While a call waits or a stream lasts, only the
+/// end of the connection shows that the client is gone, so the connection must then be read past the request.
 #[derive(Debug, Default)]
 pub(crate) struct Phase {
     is_stream: Cell<bool>,
     is_body_over: Cell<bool>,
-    /// The answer has begun.
+    /// True once the answer has begun.
     is_answered: Cell<bool>,
 }
 
 impl Phase {
-    /// Another request begins.
+    /// Resets the state for the next request.
     pub(crate) fn begin(&self) {
         self.is_stream.set(false);
         self.is_body_over.set(false);
         self.is_answered.set(false);
     }
 
-    /// The answer begins. Whether the client takes it shows if it has gone, but for a streaming call, which may have nothing
-    /// to say for long.
+    /// Notes that the answer begins. From then on a failing write shows that the client is gone, except for a
+    /// streaming call, which may send nothing for a long time.
     pub(crate) fn answered(&self) {
         self.is_answered.set(true);
     }
@@ -182,7 +184,7 @@ impl Phase {
         self.is_stream.get()
     }
 
-    /// Returns true if the request has sent all that it may, and its client waits.
+    /// Returns true if the request body is complete and the client waits for the answer.
     pub(crate) fn is_heard_out(&self) -> bool {
         self.is_body_over.get() && (self.is_stream.get() || !self.is_answered.get())
     }
@@ -209,7 +211,7 @@ impl RequestBody {
         RequestBody { source, held, bytes_max, timeout, phase: None }
     }
 
-    /// Takes what has arrived of the body; `None` at its end.
+    /// Takes the next bytes of the body that have arrived; `None` at the end of the body.
     pub fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, StatusCode>>> {
         match &mut self.source {
             Source::Http1(body) => loop {
@@ -232,26 +234,28 @@ impl RequestBody {
         }
     }
 
-    /// Nothing more of it is read, so that only what is read besides shows whether the client is still there.
+    /// Notes that the rest of the body is not read. From then on only reads beyond the request show whether
+    /// the client is still connected.
     fn is_over(&self) {
         self.phase.iter().for_each(|phase| phase.is_body_over.set(true));
     }
 
-    /// Charges bytes that a service holds of the body, until it is dropped.
+    /// Sets the number of body bytes that the service holds. They stay charged until the body is dropped.
     pub fn hold(&mut self, bytes: usize) {
         self.held.set(bytes);
     }
 
-    /// Takes the whole body up to this many bytes, instead of [`crate::Options::http_body_bytes_max`].
+    /// Sets the size limit of [`RequestBody::gather`], in bytes, in place of
+    /// [`crate::Options::http_body_bytes_max`].
     pub fn allow(&mut self, bytes_max: usize) {
         self.bytes_max = bytes_max;
     }
 
-    /// Takes the whole body, which is charged as it grows.
+    /// Reads the whole body. The memory charge grows with it.
     ///
     /// # Errors
     ///
-    /// The status that answers a body which is too large, too slow, or cut.
+    /// Returns the HTTP status to answer with if the body is too large, too slow or cut off.
     pub async fn gather(&mut self) -> Result<Bytes, StatusCode> {
         let timeout = self.timeout;
         match tokio::time::timeout(timeout, self.gather_patiently()).await {
@@ -267,7 +271,7 @@ impl RequestBody {
             if first.len() + whole.len() + data.len() > self.bytes_max {
                 return Err(StatusCode::PAYLOAD_TOO_LARGE);
             }
-            // Most bodies arrive in one piece.
+            // Most bodies arrive in one piece, which needs no copy.
             if first.is_empty() && whole.is_empty() {
                 first = data;
                 self.held.set(first.len());
@@ -287,15 +291,15 @@ impl Drop for RequestBody {
     }
 }
 
-/// Gives the next bytes of an answer; `None` at its end. After an error the answer is cut, so that the client sees that it is
-/// not whole.
+/// Returns the next bytes of an answer; `None` at its end. After an error the answer is cut off, so that the
+/// client sees that it is incomplete.
 pub type ChunkSource = Box<dyn FnMut(&mut Context<'_>) -> Poll<Option<io::Result<Bytes>>>>;
 
-/// The body of an answer.
+/// Body of an answer.
 pub enum ResponseBody {
-    /// It is ready.
+    /// Complete body.
     Whole(Bytes),
-    /// It is made while the client takes it.
+    /// Body that is produced while the client takes it.
     Chunks(ChunkSource),
 }
 
@@ -305,8 +309,8 @@ impl From<Bytes> for ResponseBody {
     }
 }
 
-/// The body of an answer over HTTP/1. The part that the transport has is charged until the next one is taken, or the next
-/// request comes: the transport does not say when it has gone.
+/// Body of an answer over HTTP/1. The part that was handed to hyper stays charged until the next part is
+/// taken or the next request begins, because hyper does not report when the bytes were sent.
 pub(crate) struct Http1Body {
     body: ResponseBody,
     held: Rc<RefCell<Held>>,
@@ -355,7 +359,7 @@ impl hyper::body::Body for Http1Body {
     }
 }
 
-/// Answers an exchange with a service that takes whole requests.
+/// Reads the whole request body and answers the exchange with [`crate::Service::http`].
 pub(crate) fn answer_whole<S: crate::Service + ?Sized + 'static>(
     service: Rc<S>,
     mut exchange: Exchange,

@@ -15,18 +15,18 @@ use crate::shard::{Certificates, Closing};
 use crate::{Listener, Options, Service, Shard, ShardId, acceptor, handshakes};
 use accounting::ShardCounters;
 
-/// Messages that a shard takes between two looks at the network, on average, from which on other threads go first before the next
-/// look. A client that waits for each answer sends one.
+/// Average number of messages per poll of the network above which a shard yields to other threads before the
+/// next poll. A client that waits for each answer sends one message.
 const GATHERED: u64 = 2;
 
-/// Makes the service of a shard, on that shard's thread and inside its `LocalSet`.
+/// Creates the service of a shard. Called on that shard's thread, inside its `LocalSet`.
 pub type MakeService = Arc<dyn Fn(Shard) -> Rc<dyn Service> + Send + Sync>;
 
-/// A running front. Dropping it closes everything at once; [`Front::shutdown`] does it gracefully.
+/// Running front. Dropping it closes everything immediately; [`Front::shutdown`] closes gracefully.
 pub struct Front {
     closing: watch::Sender<bool>,
     killed: watch::Sender<bool>,
-    /// Counts how often TLS was loaded anew.
+    /// Number of TLS reloads.
     reloads: watch::Sender<u64>,
     counters: Vec<Arc<ShardCounters>>,
     refused: Arc<AtomicU64>,
@@ -37,7 +37,7 @@ pub struct Front {
 /// Starts the shards and accepts on all listeners.
 ///
 /// # Errors
-/// A thread or its event loop cannot be made, or a listener cannot be set up.
+/// Returns an error if a thread or its event loop cannot be created, or if a listener cannot be set up.
 pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeService) -> io::Result<Front> {
     let shards = match options.shards {
         0 => std::thread::available_parallelism().map_or(1, usize::from),
@@ -60,7 +60,7 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
     let rejections = Arc::new(Rejections::new(options.rejected.clone()));
     front.counters.extend((0..shards).map(|_| Arc::new(ShardCounters::new(options.methods))));
     for shard in 0..shards {
-        // Bounded by `Options::connections_max`: what is handed over is already counted as open.
+        // Bounded by `Options::connections_max`: a connection counts as open before it is sent here.
         let (hand, handed) = mpsc::unbounded_channel::<Handed>();
         hands.push((hand, front.counters[shard].clone()));
         let counters = front.counters.clone();
@@ -89,7 +89,7 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
             let local = tokio::task::LocalSet::new();
             let run = crate::shard::run(shard, options, counters, make_service, handed, killed, certificates);
             local.block_on(&runtime, run);
-            // Tasks that outlived the deadline end here.
+            // Drops the tasks that outlived the deadline.
             drop(local);
             drop(runtime);
             drop(ended);
@@ -131,41 +131,43 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
     Ok(front)
 }
 
-/// Threads that shake hands: one core is left for those who are in already, and a front with few shards needs no more
-/// threads than those.
+/// Returns the number of handshake threads: one core is left for established connections, and a front needs
+/// no more handshake threads than shards.
 fn handshake_threads(cores: usize, shards: usize) -> usize {
     cores.saturating_sub(1).min(shards).max(1)
 }
 
 impl Front {
-    /// The counters of each shard, in the order of their ids. The handles stay readable after shutdown.
+    /// Returns the counters of each shard, indexed by shard id. The handles stay readable after shutdown.
     pub fn counters(&self) -> &[Arc<ShardCounters>] {
         &self.counters
     }
 
-    /// Connections closed on accept because [`Options::connections_max`] were open, or
-    /// [`Options::connections_per_address_max`] of one address, or [`Options::budget`] was used up.
+    /// Returns the counter of connections closed on accept because [`Options::connections_max`],
+    /// [`Options::connections_per_address_max`] or [`Options::budget`] was reached.
     pub fn connections_refused(&self) -> Arc<AtomicU64> {
         self.refused.clone()
     }
 
-    /// The files of a listener's TLS were loaded anew: connections that would not be let in any more are closed soon. The
-    /// front looks by itself once a minute, too, because certificates end.
+    /// Reports that TLS files of a listener were reloaded: connections that would not be admitted any more
+    /// are closed soon. The front also checks periodically ([`Options::certificates_checked_every`]), because
+    /// certificates expire.
     pub fn tls_reloaded(&self) {
         self.reloads.send_modify(|reloads| *reloads = reloads.wrapping_add(1));
     }
 
-    /// A handle that does what [`Front::tls_reloaded`] does, for another thread.
+    /// Returns a handle for another thread with the effect of [`Front::tls_reloaded`].
     pub fn tls_reloads(&self) -> impl Fn() + Send + use<> {
         let reloads = self.reloads.clone();
         move || reloads.send_modify(|reloads| *reloads = reloads.wrapping_add(1))
     }
 
-    /// Stops accepting, tells every client to go away, waits for calls in flight until `deadline`, closes what
-    /// is left and returns when all threads have ended. Works in any tokio runtime with time enabled.
+    /// Stops accepting, sends GOAWAY to every client, waits for calls in flight until `deadline`, closes the
+    /// remaining connections, and returns when all threads have ended. Works in any tokio runtime with time
+    /// enabled.
     pub async fn shutdown(mut self, deadline: Instant) {
         self.closing.send_replace(true);
-        // Every shard's thread drops its sender when it ends.
+        // The thread of a shard drops its sender when it ends.
         let all_ended = async { while self.ended.recv().await.is_some() {} };
         if tokio::time::timeout_at(deadline.into(), all_ended).await.is_err() {
             self.killed.send_replace(true);
@@ -174,8 +176,8 @@ impl Front {
         self.join();
     }
 
-    /// Shuts down as [`Front::shutdown`] does, from a thread without a runtime: blocks for at most `patience` and the
-    /// closing.
+    /// Shuts down like [`Front::shutdown`], from a thread without a runtime. Waits at most `patience` for
+    /// calls in flight and then blocks until the threads have ended.
     pub fn shutdown_blocking(mut self, patience: Duration) {
         self.closing.send_replace(true);
         let deadline = Instant::now() + patience;
@@ -188,7 +190,7 @@ impl Front {
 
     fn join(&mut self) {
         for thread in self.threads.drain(..) {
-            // A panic of that thread was reported by it, and ends the process in release builds.
+            // The thread itself has reported its panic, which ends the process in release builds.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,5 @@
-//! One connection over any byte stream, plain or with TLS from its first byte, without threads, listeners and sockets: what
-//! fuzzing feeds.
+//! Serves one connection over any byte stream, plain or with TLS from its first byte, without threads,
+//! listeners and sockets. For fuzzing.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -33,11 +33,11 @@ use accounting::{Budget, ShardCounters};
 
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Serves one connection, of either protocol, until it ends. To be called within a `LocalSet`.
+/// Serves one connection, of either protocol, until it ends. Must be called within a `LocalSet`.
 ///
 /// # Errors
 ///
-/// As the connection ended.
+/// Returns the error that ended the connection.
 pub async fn serve(
     stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
     options: Options,
@@ -47,17 +47,17 @@ pub async fn serve(
     serve_on(Wire::Plain(stream), Origin::plain(SocketAddr::from((PEER, 1))), None, state, service).await
 }
 
-/// The same on a shard where it is never this connection's turn to have another long one.
+/// Serves one connection like [`serve`], on a shard that never grants this connection another long turn.
 ///
 /// # Errors
 ///
-/// As the connection ended.
+/// Returns the error that ended the connection.
 pub async fn serve_where_others_go_first(
     stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
     options: Options,
     service: Rc<dyn Service>,
 ) -> io::Result<()> {
-    // Nobody lets any through.
+    // No task runs `keep`, so no waiting connection is granted a turn.
     let state = state(options, LongTurns::default());
     serve_on(Wire::Plain(stream), Origin::plain(SocketAddr::from((PEER, 1))), None, state, service).await
 }
@@ -94,18 +94,19 @@ async fn serve_on<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     }
 }
 
-/// A connection whose client was let in.
+/// Connection whose client was admitted by TLS.
 pub struct Secure<S> {
     wire: Wire<S>,
     admission: Admission,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Secure<S> {
-    /// Shakes hands as the threads for handshakes do, and hands the connection over as they do.
+    /// Performs the handshake, and hands the connection over, like the handshake threads do.
     ///
     /// # Errors
     ///
-    /// Why the client is not let in, in the words of the log. It was told.
+    /// Returns the reason why the client is not admitted, as it appears in the log. The client received an
+    /// alert.
     pub async fn meet(stream: S, listener: &tls::ServerTls) -> Result<Secure<S>, String> {
         let connection = ServerConnection::new(listener.config()).map_err(|error| error.to_string())?;
         let mut shaking = Shaking::new(stream, connection);
@@ -129,21 +130,21 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secure<S> {
         }
     }
 
-    /// The common name of the client's certificate.
+    /// Returns the common name of the client's certificate.
     pub fn common_name(&self) -> Option<&str> {
         self.admission.session.common_name()
     }
 
-    /// Reads what a connection's socket would read next.
+    /// Reads the bytes that the socket of a connection would read next.
     pub fn poll_read(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.wire).poll_read(cx, into)
     }
 
-    /// Serves it as [`serve`] does.
+    /// Serves the connection like [`serve`].
     ///
     /// # Errors
     ///
-    /// As the connection ended.
+    /// Returns the error that ended the connection.
     pub async fn serve(self, options: Options, service: Rc<dyn Service>) -> io::Result<()>
     where
         S: 'static,
@@ -155,7 +156,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secure<S> {
     }
 }
 
-/// The messages in payloads, and how they end: a refusal, or whether one is left unfinished.
+/// Returns the messages in the payloads and the end state: an error status, or true if a message is
+/// incomplete.
 pub fn messages<'a>(
     pieces: impl Iterator<Item = &'a [u8]>,
     bytes_max: usize,

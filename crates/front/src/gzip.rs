@@ -6,14 +6,15 @@ use flate2::Compression;
 use flate2::bufread::GzDecoder;
 use flate2::write::GzEncoder;
 
-/// Work of unpacking a message besides its bytes, in bytes: what the decoder takes before the first one comes.
+/// Fixed cost of one decoder, added to the work as if it were this many bytes of output.
 const DECODER_BYTES: usize = 2 * 1024;
 
-/// Members that a message may be made of, one behind the other. Programs make one; each of 20 bytes has a decoder of its own.
+/// Maximum number of concatenated gzip members in a message. Ordinary programs write one member. Each member
+/// needs a new decoder, even if it is only 20 bytes long.
 const MEMBERS_MAX: usize = 64;
 
-/// Unpacks one message of at most `bytes_max` bytes; a bomb costs no more memory than that. Adds to `work` what it took, in bytes,
-/// whatever comes of it.
+/// Decompresses one message of at most `bytes_max` bytes; a decompression bomb costs no more memory than
+/// that. The cost is added to `work` in bytes, on success and on failure.
 pub(crate) fn unpack(packed: &[u8], bytes_max: usize, work: &mut usize) -> Result<Bytes, Status> {
     let mut plain = Vec::with_capacity(packed.len().saturating_mul(2).min(bytes_max).min(64 * 1024));
     let read = unpack_members(packed, bytes_max, &mut plain, work);
@@ -33,7 +34,7 @@ pub(crate) fn unpack(packed: &[u8], bytes_max: usize, work: &mut usize) -> Resul
     }
 }
 
-/// Unpacks up to one byte more than `bytes_max`.
+/// Decompresses at most `bytes_max + 1` bytes.
 fn unpack_members(
     mut packed: &[u8],
     bytes_max: usize,
@@ -53,7 +54,7 @@ fn unpack_members(
     Err(io::Error::new(io::ErrorKind::InvalidData, "it is made of too many parts"))
 }
 
-/// Packs one message.
+/// Compresses one message.
 pub(crate) fn pack(plain: &[u8]) -> io::Result<Bytes> {
     let mut encoder = GzEncoder::new(Vec::with_capacity(plain.len() / 2 + 64), Compression::fast());
     encoder.write_all(plain)?;

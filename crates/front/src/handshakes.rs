@@ -1,9 +1,10 @@
-//! TLS handshakes: threads of their own ([`spawn`]) take accepted connections, shake hands with many clients at once, check
-//! who they are, and hand those that are let in over to the shards. Established connections never wait for one.
+//! TLS handshakes: separate threads ([`spawn`]) take accepted connections, perform many handshakes
+//! concurrently, check the clients' identities, and hand admitted connections over to the shards. Established
+//! connections never wait for a handshake.
 //!
-//! Each address gets one step in turn ([`Turns`]), so that one with many handshakes holds up the others by one step each.
-//! What clients can make this hold is bounded ([`Quota`]), and so is the time that each may take
-//! ([`crate::Options::handshake_timeout`]).
+//! Addresses take turns ([`Turns`]), one handshake step each, so that an address with many handshakes delays
+//! others by one step at a time. The memory that clients can make this module hold is bounded ([`Quota`]),
+//! and so is the time of each handshake ([`crate::Options::handshake_timeout`]).
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -36,32 +37,34 @@ use crate::{Origin, Rejected};
 use accounting::Budget;
 use accounting::{Charge, party};
 
-/// What a handshake holds that has hardly begun, in bytes: state, the library's first buffer, a task.
+/// Memory of a handshake at its start, in bytes: TLS state, the first buffer of rustls, a task.
 const FIRST_BYTES: usize = 16 * 1024;
-/// What one holds at most: a message of the largest size that the library takes, and what is read from it.
+/// Maximum memory of a handshake, in bytes: a message of the largest size that rustls accepts, and its parsed
+/// form.
 const LONG_BYTES: usize = 160 * 1024;
-/// More than this from the client, in bytes, makes a handshake a long one.
+/// Input in bytes from the client above which a handshake counts as long.
 const SHORT_INPUT_BYTES: usize = 8 * 1024;
-/// A client that sends more than this, in bytes, before its handshake is done, is not going to end it.
+/// Input limit of a handshake, in bytes; a client that sends more is rejected.
 const INPUT_BYTES_MAX: usize = 192 * 1024;
 /// Bytes read at once.
 pub(crate) const READ_BYTES: usize = 16 * 1024;
 
-/// Time that a connection which is not let in still reads, so that its client learns why.
+/// Time for which a rejected connection still reads, so that its client receives the reason.
 const LINGER: Duration = Duration::from_secs(1);
-/// Bytes that it reads meanwhile at most.
+/// Maximum number of bytes that a rejected connection still reads.
 const LINGER_BYTES: usize = 256 * 1024;
 
-/// Certificates whose names are being looked up at once; further ones are refused.
+/// Maximum number of certificates whose names are looked up concurrently; further ones are refused.
 const LOOK_UPS_MAX: usize = 64;
-/// Threads that look up names.
+/// Number of threads for name look-ups.
 const LOOK_UP_THREADS: usize = 4;
 
-/// Go's answer to plain HTTP on a port for TLS.
+/// Response of Go's server to plain HTTP on a TLS port.
 const NOT_PLAIN: &[u8] = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
 
-/// What all handshakes may hold together. An address may have as much as is left besides: alone it gets at most half, and
-/// there is always room for one that has nothing yet, unless very many addresses share what there is.
+/// Memory limit for all handshakes together. An address may hold at most as much as is still free: alone it
+/// gets at most half, and an address without handshakes finds room unless very many addresses share the
+/// quota.
 pub(crate) struct Quota {
     bytes_max: usize,
     budget: Budget,
@@ -75,7 +78,7 @@ struct QuotaHeld {
     by_party: HashMap<IpAddr, usize>,
 }
 
-/// What one handshake holds of a [`Quota`].
+/// Part of a [`Quota`] that one handshake holds.
 pub(crate) struct Share {
     quota: Arc<Quota>,
     party: IpAddr,
@@ -84,14 +87,14 @@ pub(crate) struct Share {
 }
 
 impl Quota {
-    /// An eighth of what all clients may have.
+    /// Creates a quota of one eighth of `budget`.
     pub(crate) fn new(budget: &Budget) -> Arc<Quota> {
         let bytes_max = budget.bytes_max() / 8;
         Arc::new(Quota { bytes_max, budget: budget.clone(), held: Mutex::default() })
     }
 
     fn held(&self) -> MutexGuard<'_, QuotaHeld> {
-        // Nothing inside can panic half-way.
+        // No code under this lock can panic halfway.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -107,7 +110,7 @@ impl Quota {
         true
     }
 
-    /// Room for another handshake with this client; `None` if there is none.
+    /// Reserves memory for another handshake with this client; `None` if the quota has no room.
     pub(crate) fn share(self: &Arc<Quota>, peer: IpAddr) -> Option<Share> {
         let party = party(peer);
         if !self.take(party, FIRST_BYTES) {
@@ -122,14 +125,14 @@ impl Quota {
         })
     }
 
-    /// Handshakes that are going on.
+    /// Returns the number of handshakes in progress.
     pub(crate) fn handshakes(&self) -> usize {
         self.held().handshakes
     }
 }
 
 impl Share {
-    /// The handshake is a long one; false if there is no room for it.
+    /// Reserves the memory of a long handshake. Returns false if the quota has no room.
     fn lengthen(&mut self) -> bool {
         if self.bytes == LONG_BYTES {
             return true;
@@ -157,17 +160,17 @@ impl Drop for Share {
     }
 }
 
-/// A connection whose handshake is to begin.
+/// Accepted connection whose handshake has not begun.
 pub(crate) struct Arriving {
     pub(crate) stream: Detached,
     pub(crate) peer: SocketAddr,
     pub(crate) listener: Arc<Secured>,
     pub(crate) share: Share,
-    /// When it was accepted.
+    /// Time at which the connection was accepted.
     pub(crate) since: Instant,
 }
 
-/// What the threads share.
+/// State shared by the handshake threads.
 pub(crate) struct Shared {
     pub(crate) hands: Arc<Hands>,
     pub(crate) rejections: Arc<Rejections>,
@@ -176,7 +179,7 @@ pub(crate) struct Shared {
     pub(crate) timeout: Duration,
 }
 
-/// Starts a thread. It ends when closing begins, and with it the handshakes that are going on.
+/// Starts a handshake thread. It ends when closing begins, and drops its handshakes then.
 pub(crate) fn spawn(
     number: usize,
     shared: Arc<Shared>,
@@ -195,26 +198,27 @@ pub(crate) fn spawn(
             while let Poll::Ready(arriving) = arriving.poll_recv(cx) {
                 let Some(arriving) = arriving else { return Poll::Ready(()) };
                 let (hall, party) = (hall.clone(), arriving.share.party);
-                // It ends by itself, in bounded time, or with the thread.
+                // The task ends in bounded time, or with the thread.
                 turns.add(party, Box::pin(async move { hall.receive(arriving).await }));
             }
             if turns.poll_one(cx).is_ready() {
-                // The network is asked what has come before the next turn. Never ready at the first poll.
+                // `yield_now` is never ready at its first poll, and its wake makes the runtime poll the
+                // network before the next turn.
                 let _ = pin!(tokio::task::yield_now()).poll(cx);
             }
             Poll::Pending
         });
         runtime.block_on(race(closing.begun(), serving));
-        // Sockets and timers belong to the runtime.
+        // Sockets and timers must be dropped inside their runtime.
         let inside = runtime.enter();
         drop(turns);
         drop(inside);
-        // A look-up may take its time.
+        // A name look-up may take long, so the shutdown does not wait for it.
         runtime.shutdown_background();
     })
 }
 
-/// Why a client is not let in.
+/// Reason why a client is not admitted.
 #[derive(Debug)]
 pub(crate) enum Failure {
     EndOfFile,
@@ -232,7 +236,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Addresses of a connection, as Go's errors show them.
+/// Addresses of both ends of a connection, displayed as in Go's errors.
 pub(crate) struct Ends {
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: SocketAddr,
@@ -248,7 +252,7 @@ impl fmt::Display for Ends {
 }
 
 impl Failure {
-    /// In etcd's words, which are Go's.
+    /// Returns the error text of etcd, which is Go's.
     pub(crate) fn text(&self, ends: &Ends) -> String {
         match self {
             Failure::EndOfFile => "EOF".to_owned(),
@@ -266,13 +270,13 @@ impl Failure {
     }
 }
 
-/// A handshake that goes on.
+/// Handshake in progress.
 pub(crate) struct Shaking<S> {
     pub(crate) stream: S,
     pub(crate) tls: ServerConnection,
     pub(crate) records: Records,
     received: usize,
-    /// The first bytes that came in.
+    /// First bytes received from the client.
     first: [u8; 5],
 }
 
@@ -282,7 +286,7 @@ impl<S: Transport> Shaking<S> {
         Shaking { stream, tls, records: Records::default(), received: 0, first: [0; 5] }
     }
 
-    /// Goes on until both sides are content.
+    /// Continues the handshake until it is complete and all output is sent.
     pub(crate) fn poll_done(
         &mut self,
         cx: &mut Context<'_>,
@@ -309,7 +313,7 @@ impl<S: Transport> Shaking<S> {
         }
     }
 
-    /// Sends what the library has to say.
+    /// Sends the pending output of rustls.
     pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.tls.wants_write() {
             match self.tls.write_tls(&mut Kernel { stream: &mut self.stream, cx }) {
@@ -322,7 +326,7 @@ impl<S: Transport> Shaking<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Gives the library what came in.
+    /// Passes received bytes to rustls.
     fn take(&mut self, mut bytes: &[u8], share: &mut Share) -> Result<(), Failure> {
         let known = self.received.min(self.first.len());
         let n = bytes.len().min(self.first.len() - known);
@@ -347,20 +351,20 @@ impl<S: Transport> Shaking<S> {
     }
 }
 
-/// Returns true if these first bytes are those of an HTTP/1 request, as Go's server decides it.
+/// Returns true if the first bytes are those of an HTTP/1 request, by the same rule as Go's server.
 fn looks_like_http(first: &[u8]) -> bool {
     [b"GET /", b"HEAD ", b"POST ", b"PUT /", b"OPTIO"].iter().any(|begin| first == &begin[..])
 }
 
-/// Where clients wait until they are let in.
+/// Clients of one thread whose handshakes are in progress.
 struct Hall {
     shared: Arc<Shared>,
-    /// What is being read; nothing stays in it.
+    /// Read buffer, empty between reads.
     scratch: RefCell<Box<[u8]>>,
 }
 
 impl Hall {
-    /// A client from its first byte until it is handed over or sent away.
+    /// Serves a client from its first byte until it is handed over or rejected.
     async fn receive(&self, arriving: Arriving) {
         let Arriving { stream, peer, listener, mut share, since } = arriving;
         let Ok(stream) = stream.attach() else { return };
@@ -371,20 +375,20 @@ impl Hall {
             poll_fn(|cx| shaking.poll_done(cx, &mut share, &mut self.scratch.borrow_mut())).await?;
             self.check(&shaking.tls, &listener, peer).await.map_err(Failure::Refused)
         };
-        // A step costs a signature.
+        // The deadline is checked before each step, because a step may compute an expensive signature.
         let over = tokio::time::sleep_until(deadline.into());
         let met = before(|| Instant::now() >= deadline, over, met).await;
         match met.unwrap_or(Err(Failure::TimedOut)) {
             Ok(session) => self.hand_over(shaking, listener, session, peer),
             Err(failure) => {
                 self.report(&shaking, &failure, peer);
-                // An error or a time-out means that the client does not listen.
+                // An error or a timeout means that the client does not read the reason.
                 let _ = tokio::time::timeout(LINGER, self.send_away(&mut shaking, &failure)).await;
             }
         }
     }
 
-    /// Who the client is, and whether it may come in.
+    /// Checks the identity of the client and returns its session if the client is admitted.
     async fn check(
         &self,
         connection: &ServerConnection,
@@ -403,9 +407,10 @@ impl Hall {
         Ok(session)
     }
 
-    /// Asks for names on a thread that may wait.
+    /// Looks names up on a blocking thread.
     async fn look_up(&self, look_up: tls::LookUp) -> Result<(), tls::Refusal> {
-        /// A look-up that goes on, perhaps longer than anybody waits for it.
+        /// Counts a look-up in progress until dropped. The look-up may outlast the handshake that waits for
+        /// it.
         struct Place(Arc<AtomicUsize>);
         impl Drop for Place {
             fn drop(&mut self) {
@@ -434,11 +439,11 @@ impl Hall {
         peer: SocketAddr,
     ) {
         let Shaking { stream, tls, records, .. } = shaking;
-        // It fails only for a socket that is broken.
+        // Detaching fails only for a broken socket.
         let Ok(stream) = stream.detach() else { return };
         let is_user = listener.tls.settings().client_cert_auth;
-        // A certificate without a name is not no certificate: etcd takes its client for the user whose name is empty, who may do
-        // what any user may, and nothing with keys.
+        // Like in etcd, a certificate without a common name stands for the user with the empty name. This
+        // user may do what every user may, but has no permission on keys.
         let common_name = is_user.then(|| Arc::from(session.common_name().unwrap_or_default()));
         let origin = Origin { peer, common_name, is_tls: true, serves: listener.serves };
         let admission = Admission { tls: listener.tls.clone(), session };
@@ -459,8 +464,8 @@ impl Hall {
         self.shared.rejections.report(rejected, Instant::now());
     }
 
-    /// Tells the client why, and gives it time to hear it: closing at once, with bytes of it unread, would destroy what is on
-    /// its way.
+    /// Sends the reason to the client and gives it time to read it. Closing immediately, with unread bytes
+    /// from the client, would destroy data in flight.
     async fn send_away(&self, shaking: &mut Shaking<Stream>, failure: &Failure) -> io::Result<()> {
         if let Failure::PlainHttp = failure {
             let mut rest = NOT_PLAIN;

@@ -4,33 +4,33 @@ use std::time::Instant;
 
 use crate::Metadata;
 
-/// Facts about a call before its first message.
+/// Data about a call that is known before its first message.
 #[derive(Debug)]
 pub struct Head {
-    /// The id that [`crate::Service::method`] gave.
+    /// Method id from [`crate::Service::method`].
     pub method: u16,
     /// Address of the client.
     pub peer: SocketAddr,
-    /// As in [`crate::Origin::common_name`].
+    /// User name from the client's certificate, see [`crate::Origin::common_name`].
     pub common_name: Option<Arc<str>>,
-    /// Time when the call's head arrived, as far as the turns of its connection tell.
+    /// Time at which the call's head arrived, with the resolution of the turns of its connection.
     pub arrived: Instant,
-    /// Time when the client stops waiting; the front drops the call then.
+    /// Time at which the client stops waiting; the front drops the call then.
     pub deadline: Option<Instant>,
     /// All metadata, without pseudo headers.
     pub metadata: Metadata,
-    /// True if the client insists on a member that knows a leader (metadata `hasleader: true`).
+    /// True if the client requires a member that has a leader (metadata `hasleader: true`).
     pub requires_leader: bool,
 }
 
-/// A value that is visible ASCII, spaces and tabs.
+/// Returns the value as a string if it consists of visible ASCII, spaces and tabs.
 fn text(value: &[u8]) -> Option<&str> {
     let is_text = value.iter().all(|byte| matches!(byte, b' '..=b'~' | b'\t'));
     std::str::from_utf8(value).ok().filter(|_| is_text)
 }
 
 impl Head {
-    /// Returns a head for calls that do not come from a gRPC connection, such as the JSON gateway's.
+    /// Creates a head for a call that does not come over gRPC, such as a call of the JSON gateway.
     pub fn new(method: u16, peer: SocketAddr, arrived: Instant) -> Head {
         Head {
             method,
@@ -43,12 +43,13 @@ impl Head {
         }
     }
 
-    /// The first value under this (lower case) key, if it is text.
+    /// Returns the first value of a key if it is text; the key must be in lower case.
     pub fn get(&self, key: &str) -> Option<&str> {
         text(self.metadata.get(key)?)
     }
 
-    /// The client's version of the API (metadata `client-api-version`), if it says one: `Some(None)` is one that is no text.
+    /// Returns the client's API version (metadata `client-api-version`): `None` without one, `Some(None)` if
+    /// it is not text.
     pub fn client_api_version(&self) -> Option<Option<&str>> {
         self.metadata.get("client-api-version").map(text)
     }

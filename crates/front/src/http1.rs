@@ -27,17 +27,17 @@ use crate::socket::{SharedSocket, Socket, Transport};
 use crate::turnstile::Pass;
 use accounting::Account;
 
-/// Bytes read at once into hyper's buffer.
+/// Size of one read into hyper's buffer, in bytes.
 const READ_BYTES: usize = 8 * 1024;
 
-/// Most bytes of a request's head, and of hyper's buffers each way.
+/// Size limit of a request's head and of each of hyper's buffers, in bytes.
 const BUFFER_BYTES_MAX: usize = 64 * 1024;
 
-/// Most bytes that are read behind a request whose answer has not begun, or is a stream's. No client of a stream sends so
-/// many; others may send many requests ahead.
+/// Limit in bytes for reading ahead while a request has no answer yet or its answer is a stream. Clients of a
+/// stream never send that much; clients that pipeline requests may.
 const BEHIND_BYTES_MAX: usize = 64 * 1024;
 
-/// Serves a connection that speaks HTTP/1 until it ends.
+/// Serves an HTTP/1 connection until it ends.
 pub(crate) async fn serve<S: Transport + 'static>(
     begun: Begun<S>,
     shard: Rc<ShardState>,
@@ -48,9 +48,9 @@ pub(crate) async fn serve<S: Transport + 'static>(
     let standing = secured.as_ref().map(|secured| secured.standing().clone());
     let timeout = shard.options.first_bytes_timeout;
     let state = shard.clone();
-    // hyper's buffers, which are not to be looked into.
+    // hyper does not expose the size of its buffers, so their maximum is charged.
     let _buffers = account.hold(BUFFER_BYTES_MAX);
-    // Answers, charged until the next request: the connection is not told when one has gone.
+    // Answers stay charged until the next request, because hyper does not report when an answer was sent.
     let held = Rc::new(RefCell::new(account.hold(0)));
     let whose = account.clone();
     let kept = Kept::default();
@@ -91,7 +91,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
             answer,
         );
     let mut connection = pin!(connection);
-    // Ends with an error when the connection must close.
+    // Resolves with the error for which the connection must be closed.
     let mut watched = pin!(async {
         let (mut progress, stall_timeout) = (Progress::default(), shard.options.stall_timeout);
         let mut full_since = None;
@@ -114,7 +114,8 @@ pub(crate) async fn serve<S: Transport + 'static>(
                 return Poll::Ready(io::ErrorKind::PermissionDenied);
             }
             while looking.poll_tick(cx).is_ready() {
-                // Nothing more is read, so that nothing would tell of the client's end.
+                // A full read-ahead buffer stops all reads, so a disconnect of the client would not be
+                // noticed. A time limit replaces the reads.
                 full_since = is_full.then(|| full_since.unwrap_or_else(Instant::now));
                 if full_since.is_some_and(|since| since.elapsed() >= stall_timeout) {
                     return Poll::Ready(io::ErrorKind::InvalidData);
@@ -142,7 +143,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
     }
 }
 
-/// Polls what serves a connection. Each poll is a turn: others have had theirs before.
+/// Polls the future that serves a connection. Each poll begins a new turn, since other tasks ran before it.
 fn in_turns<F: Future>(pace: &Pace, mut serving: Pin<&mut F>) -> impl Future<Output = F::Output> {
     poll_fn(move |cx| {
         pace.begin_turn();
@@ -150,8 +151,8 @@ fn in_turns<F: Future>(pace: &Pace, mut serving: Pin<&mut F>) -> impl Future<Out
     })
 }
 
-/// Bytes that were read before hyper asked for them: it reads no further than the first bytes of a next request while it
-/// answers, and would not see that the client has gone.
+/// Bytes that were read before hyper asked for them. While hyper answers, it reads no further than the first
+/// bytes of the next request and would not notice that the client disconnected.
 #[derive(Default)]
 struct Behind {
     bytes: VecDeque<u8>,
@@ -162,7 +163,7 @@ impl Behind {
         self.bytes.len() > BEHIND_BYTES_MAX
     }
 
-    /// Hands out what was read; false if there is nothing.
+    /// Moves buffered bytes to the reader. Returns false if there are none.
     fn take(&mut self, into: &mut ReadBufCursor<'_>) -> bool {
         let (part, _) = self.bytes.as_slices();
         let part = &part[..part.len().min(into.remaining())];
@@ -173,7 +174,7 @@ impl Behind {
     }
 }
 
-/// Reads what the client sends behind a request, until that is as much as is kept; ready when it has gone.
+/// Reads ahead of the current request until the buffer is full. Resolves when the client has disconnected.
 fn poll_behind<S: Transport>(
     share: &Share<S>,
     behind: &Rc<RefCell<Behind>>,
@@ -182,7 +183,8 @@ fn poll_behind<S: Transport>(
     let mut space = [0; READ_BYTES];
     let mut socket = SharedSocket(share.socket.clone());
     while !behind.borrow().is_full() {
-        // hyper, which writes the answer meanwhile, gets no more by it.
+        // Reading ahead takes from the same share as hyper's writes of the answer, so hyper gains no extra
+        // work by it.
         ready!(share.poll(cx));
         let mut buffer = ReadBuf::new(&mut space);
         match ready!(Pin::new(&mut socket).poll_read(cx, &mut buffer)) {
@@ -192,23 +194,23 @@ fn poll_behind<S: Transport>(
         }
         let mut behind = behind.borrow_mut();
         behind.bytes.extend(buffer.filled());
-        // hyper may wait for them by now.
+        // hyper may already be waiting for these bytes.
         cx.waker().wake_by_ref();
     }
     Poll::Pending
 }
 
-/// What the service may do for a connection before others have their turn, whatever it is asked for: what it looks at, and what it
-/// answers with, counts. The same rule as for connections of HTTP/2.
+/// Limit on the work of the service for one connection before other connections have their turn. The bytes
+/// that the service examines and the bytes of its answers count. HTTP/2 connections follow the same rule.
 pub(crate) struct Pace {
     account: Rc<Account>,
     shard: Rc<ShardState>,
     ticket: RefCell<Ticket>,
-    /// Bytes in this turn.
+    /// Work done in this turn, in bytes.
     done: Cell<usize>,
-    /// Bytes behind which others have their turn.
+    /// Work in bytes after which other connections have their turn.
     bytes_max: Cell<usize>,
-    /// The turn was long: the service goes on when it is the connection's turn to have another.
+    /// True after a long turn: the service continues when the connection is granted another one.
     waits: Cell<bool>,
 }
 
@@ -224,7 +226,7 @@ impl Pace {
         }
     }
 
-    /// Others have had their turn.
+    /// Notes that other connections have had their turn.
     fn begin_turn(&self) {
         self.begin_work(false);
     }
@@ -234,7 +236,7 @@ impl Pace {
         self.bytes_max.set(self.shard.long_turns.bytes_max(has_waited));
     }
 
-    /// Lets the service go on in a turn of the connection, unless others have theirs first.
+    /// Polls the service with `go_on`, unless other connections have their turn first.
     pub(crate) fn poll<T>(
         &self,
         cx: &mut Context<'_>,
@@ -264,8 +266,9 @@ impl Pace {
     }
 }
 
-/// What a connection may read and write before others have their turn: what a client sends may be cheap for it and dear to
-/// decrypt, and what it is sent may be long. All that read and write for the connection take from one share.
+/// Bytes that a connection may read and write before other connections have their turn. Input may be cheap to
+/// send and expensive to decrypt, and answers may be long. All readers and writers of the connection use the
+/// same share.
 struct Share<S> {
     socket: Rc<RefCell<Socket<S>>>,
     shard: Rc<ShardState>,
@@ -279,7 +282,7 @@ impl<S> Clone for Share<S> {
 }
 
 impl<S: Transport> Share<S> {
-    /// Ready unless others have their turn first.
+    /// Becomes ready when the connection may read and write more bytes.
     fn poll(&self, cx: &Context<'_>) -> Poll<()> {
         if self.socket.borrow().is_allowance_spent() {
             ready!(self.ticket.borrow_mut().poll(&self.shard.long_turns, cx));
@@ -289,8 +292,8 @@ impl<S: Transport> Share<S> {
     }
 }
 
-/// The socket as hyper wants it: what hyper flushes is really written, and other connections get their turn where hyper, left
-/// to itself, would go on as long as the client does.
+/// Socket adapter for hyper. A flush by hyper really writes, and other connections get their turn; hyper
+/// alone would continue as long as the client does.
 struct Hyper<S> {
     socket: SharedSocket<S>,
     behind: Rc<RefCell<Behind>>,
@@ -332,7 +335,7 @@ impl<S: Transport> hyper::rt::Write for Hyper<S> {
     }
 }
 
-/// hyper's view of tokio's clock.
+/// Adapts tokio's clock to hyper's timer trait.
 #[derive(Clone, Copy)]
 struct Clock;
 

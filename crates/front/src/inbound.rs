@@ -9,12 +9,14 @@ use crate::assembler::Assembler;
 use crate::inbox::{CutOff, RequestStream};
 use accounting::ShardCounters;
 
-/// The messages that a client sends on a streaming call. A message not taken keeps the client's window shut.
+/// Receives the messages of a client on a streaming call. Messages that are not taken keep the client's
+/// window closed.
 pub struct Inbound {
     from: From,
 }
 
-/// Gives the next request of a call that has no stream of HTTP/2, as [`Inbound::next`] does.
+/// Poll function for the next request of a call without an HTTP/2 stream, with the results of
+/// [`Inbound::next`].
 pub type NextMessage = Box<dyn FnMut(&mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>>>;
 
 enum From {
@@ -22,20 +24,20 @@ enum From {
     Local { next: NextMessage, counters: Arc<ShardCounters>, method: u16, ended: bool },
 }
 
-/// Messages from a stream of HTTP/2.
+/// Messages from an HTTP/2 stream.
 struct Wire {
     stream: RequestStream,
     assembler: Assembler,
     method: u16,
     ended: bool,
-    /// Bytes charged for the message that has begun and is not whole, to the account of the connection. Not as a
-    /// [`crate::ledger::Charge`], which has a pointer to that: the stream has one to the connection.
+    /// Bytes charged to the connection's account for the incomplete message. A plain number instead of a
+    /// [`crate::ledger::Charge`], whose pointer to the account would be redundant with the one in the stream.
     charged: u32,
 }
 
-/// Status that a call gets when its client went away.
+/// Status of a call whose client has disconnected or cancelled it.
 pub(crate) const CANCELED: Status = Status::new(Code::Canceled, "context canceled");
-/// Status that a call gets when its client's stream ended inside a message.
+/// Status of a call whose client ended the stream inside a message.
 pub(crate) const TRUNCATED: Status = Status::new(Code::Internal, "unexpected EOF");
 
 impl Inbound {
@@ -47,13 +49,13 @@ impl Inbound {
         Inbound { from: From::Local { next, counters, method, ended: false } }
     }
 
-    /// The next message; `None` when the client has closed its side. Errors: a message too large or
-    /// malformed, a stream cut inside a message, a client gone. Cancel safe.
+    /// Returns the next message; `None` when the client has closed its side. Fails if a message is too large
+    /// or malformed, if the stream is cut inside a message, or if the client is gone. Cancel safe.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// Polls for what [`Inbound::next`] returns, for a hand-written future.
+    /// Polls for the result of [`Inbound::next`], for a hand-written future.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>> {
         match &mut self.from {
             From::Wire(wire) => wire.poll_next(cx),
@@ -64,7 +66,7 @@ impl Inbound {
                     Ok(Some(message)) => counters.received(*method, message.len()),
                     Ok(None) | Err(_) => {
                         *ended = true;
-                        // The body that it reads is given up, though it may go on.
+                        // Drops the request body, even if the client is still sending it.
                         *next = Box::new(|_| Poll::Ready(Ok(None)));
                     }
                 }
@@ -75,7 +77,7 @@ impl Inbound {
 }
 
 impl Wire {
-    /// Charges so many bytes for the message that has begun, in place of what is charged for it.
+    /// Raises the charge for the incomplete message to `announced` bytes.
     fn charge(&mut self, announced: u32) {
         if announced > self.charged {
             let account = &self.stream.around().account;
@@ -102,7 +104,8 @@ impl Wire {
                 self.stream.around().shard.counters.received(self.method, assembled.wire_bytes);
                 return Poll::Ready(Ok(Some(assembled.message)));
             }
-            // The whole announced length is charged at once: a message that was begun can always be finished.
+            // The whole announced length is charged at once, so that a message that has begun can always be
+            // completed.
             if let Some(len) = self.assembler.announced() {
                 self.charge(len);
                 self.stream.around().check_requests().inspect_err(|_| self.ended = true)?;
@@ -135,7 +138,7 @@ mod tests {
 
     #[test]
     fn the_receiving_half_of_a_stream_is_small() {
-        // It is in the future of each open stream.
+        // `Inbound` is part of the future of each open stream.
         assert!(size_of::<Inbound>() <= 48, "{} bytes", size_of::<Inbound>());
     }
 }

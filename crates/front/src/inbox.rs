@@ -1,5 +1,5 @@
-//! The receiving half of a request's stream: the connection puts what comes into an [`Inbox`], and whoever has the
-//! [`RequestStream`] takes it out. The client's window opens again for what was taken out.
+//! Receiving half of a request's stream: the connection puts received bytes into an [`Inbox`], and the owner
+//! of the [`RequestStream`] takes them out. The client's flow-control window reopens by the bytes taken out.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,16 +12,17 @@ use http2::Key;
 use crate::assembler::{Assembled, Assembler};
 use crate::context::ConnectionContext;
 
-/// How a request's body ended.
+/// End state of a request's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// The client has sent all.
+    /// The client has sent the whole body.
     Whole,
-    /// The stream is over before that.
+    /// The stream ended before the body was complete.
     Gone,
 }
 
-/// What has come of a body and was not taken out. The windows bound it, since they stay shut for what is in it.
+/// Received bytes of a body that were not taken out. The flow-control windows bound their number, since
+/// windows reopen only for bytes taken out.
 #[derive(Default)]
 pub(crate) struct Inbox(RefCell<Contents>);
 
@@ -30,12 +31,12 @@ struct Contents {
     bytes: BytesMut,
     end: Option<End>,
     waker: Option<Waker>,
-    /// Nobody takes out anything any more.
+    /// True once the reader is dropped.
     is_closed: bool,
 }
 
 impl Contents {
-    /// Returns how the body ended, for a reader to whom nothing is left of it, or has that reader woken.
+    /// Returns the end state to a reader that has taken all bytes, or registers the reader's waker.
     fn poll_end<T>(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T, CutOff>>> {
         match self.end {
             Some(End::Whole) => Poll::Ready(None),
@@ -51,7 +52,7 @@ impl Contents {
 }
 
 impl Inbox {
-    /// Puts in what came; false if nobody takes it.
+    /// Adds received bytes. Returns false if the reader is dropped.
     pub(crate) fn push(&self, bytes: &[u8]) -> bool {
         let waker = {
             let mut contents = self.0.borrow_mut();
@@ -65,12 +66,12 @@ impl Inbox {
         true
     }
 
-    /// The client has sent all.
+    /// Marks the body as complete.
     pub(crate) fn end(&self) {
         self.ends(End::Whole);
     }
 
-    /// The stream is over before its time, unless the client has sent all before.
+    /// Marks the body as cut off, unless it is already complete.
     pub(crate) fn cut_off(&self) {
         self.ends(End::Gone);
     }
@@ -85,11 +86,11 @@ impl Inbox {
     }
 }
 
-/// The client has reset the stream, or has gone.
+/// Error: the client has reset the stream or has disconnected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CutOff;
 
-/// The receiving half of a request's stream.
+/// Reader of a request's stream.
 pub(crate) struct RequestStream {
     inbox: Rc<Inbox>,
     around: Rc<ConnectionContext>,
@@ -102,7 +103,7 @@ impl RequestStream {
         (RequestStream { inbox: inbox.clone(), around: around.clone(), key }, inbox)
     }
 
-    /// Takes out what has come, and opens the client's window for it; `None` at the end.
+    /// Takes all received bytes and reopens the client's window for them; `None` at the end of the body.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, CutOff>>> {
         let taken = {
             let mut contents = self.inbox.0.borrow_mut();
@@ -115,8 +116,8 @@ impl RequestStream {
         Poll::Ready(Some(Ok(taken)))
     }
 
-    /// Cuts the next message off what has come, and opens the client's window for the bytes that it took. Unpacking it counts as
-    /// work of the connection's turn.
+    /// Cuts the next message off the received bytes and reopens the client's window for the bytes consumed.
+    /// Decompression counts as work of the connection's turn.
     pub(crate) fn cut(&mut self, assembler: &mut Assembler) -> Result<Option<Assembled>, Status> {
         let (assembled, cut) = {
             let bytes = &mut self.inbox.0.borrow_mut().bytes;
@@ -127,7 +128,7 @@ impl RequestStream {
             let cut = bytes.len() - rest.len();
             bytes.advance(cut);
             if bytes.is_empty() {
-                // Its memory is not kept until the next message comes.
+                // Frees the buffer instead of keeping it until the next message arrives.
                 *bytes = BytesMut::new();
             }
             (assembled, cut)
@@ -138,8 +139,8 @@ impl RequestStream {
         Ok(assembled)
     }
 
-    /// Ready unless there is something to cut and the turn has done as much work as it may: then the connection's next turn goes on
-    /// with it.
+    /// Pending if bytes are left to cut and the turn's work limit is reached; the connection's next turn
+    /// continues then.
     pub(crate) fn poll_turn(&self, cx: &Context<'_>) -> Poll<()> {
         if !self.around.made.is_enough() || self.inbox.0.borrow().bytes.is_empty() {
             return Poll::Ready(());
@@ -148,13 +149,13 @@ impl RequestStream {
         Poll::Pending
     }
 
-    /// Waits until something has come that was not taken out; `None` at the end.
+    /// Waits until there are received bytes to take; `None` at the end of the body.
     pub(crate) fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<(), CutOff>>> {
         let mut contents = self.inbox.0.borrow_mut();
         if contents.bytes.is_empty() { contents.poll_end(cx) } else { Poll::Ready(Some(Ok(()))) }
     }
 
-    /// The connection that it belongs to.
+    /// Returns the context of the connection that the stream belongs to.
     pub(crate) fn around(&self) -> &Rc<ConnectionContext> {
         &self.around
     }

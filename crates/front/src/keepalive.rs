@@ -2,30 +2,31 @@ use std::time::{Duration, Instant};
 
 use crate::Options;
 
-/// Without open calls a client may not ping more often than this, unless permitted (grpc-go's rule).
+/// Minimum interval between pings of a client without open calls, unless more are permitted (grpc-go's rule).
 const IDLE_PING_INTERVAL: Duration = Duration::from_secs(2 * 3600);
 
-/// Strikes that are forgiven.
+/// Number of strikes that are tolerated.
 const STRIKES_MAX: u32 = 2;
 
-/// Judges a client's pings as grpc-go's server does: too frequent ones are strikes, an answer sent in between
-/// clears them, more than two end the connection.
+/// Judges a client's pings like grpc-go's server: a ping that follows too soon is a strike, an answer sent in
+/// between clears the strikes, and more than two strikes end the connection.
 #[derive(Debug, Default)]
 pub(crate) struct PingPolicy {
     last: Option<Instant>,
     strikes: u32,
     forgiven: bool,
-    /// Bytes of calls that had been sent when the last ping came.
+    /// Value of the counter of sent call bytes when the last ping arrived.
     sent_before: u64,
 }
 
 impl PingPolicy {
-    /// Bytes of HEADERS or DATA that ever went out. That more than before have is an answer to the client.
+    /// Takes the total bytes of HEADERS and DATA sent. An increase since the last ping means that an answer
+    /// was sent, which clears the strikes.
     pub(crate) fn note_sent(&mut self, sent: u64) {
         self.forgiven |= std::mem::replace(&mut self.sent_before, sent) != sent;
     }
 
-    /// A ping came; true if it was one too many.
+    /// Counts a received ping. Returns true if it is one too many.
     pub(crate) fn is_too_many(&mut self, now: Instant, has_calls: bool, options: &Options) -> bool {
         let last = self.last.replace(now);
         if std::mem::take(&mut self.forgiven) {
@@ -44,21 +45,21 @@ impl PingPolicy {
     }
 }
 
-/// What the server's own keepalive needs next.
+/// Next action of the server's keepalive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pulse {
-    /// Nothing before this time.
+    /// Nothing to do before this time.
     Wait(Instant),
-    /// A ping now, then the next look at this time.
+    /// Send a ping now, and check again at this time.
     Ping(Instant),
-    /// The client is dead.
+    /// The client did not answer; close the connection.
     Dead,
 }
 
-/// Pings a silent client and gives it up when it stays silent.
+/// Pings a silent client, and closes the connection if the client stays silent.
 #[derive(Debug)]
 pub(crate) struct Heartbeat {
-    /// When bytes came last, or when the client was pinged after that.
+    /// Time of the last received bytes, or of the ping sent after them.
     since: Instant,
     is_pinged: bool,
 }
@@ -68,12 +69,12 @@ impl Heartbeat {
         Heartbeat { since: now, is_pinged: false }
     }
 
-    /// Notes that bytes came from the client.
+    /// Notes that bytes arrived from the client.
     pub(crate) fn received(&mut self, now: Instant) {
         (self.since, self.is_pinged) = (now, false);
     }
 
-    /// Returns what to do now.
+    /// Returns the action that is due now.
     pub(crate) fn pulse(&mut self, now: Instant, options: &Options) -> Pulse {
         let wait = if self.is_pinged { options.keepalive_timeout } else { options.keepalive_interval };
         if now < self.since + wait {

@@ -1,5 +1,6 @@
-//! Counting of the bytes that are held for a connection or a stream. [`Ledger`] is one count; a [`Charge`] holds bytes on
-//! it until it is dropped. It knows no sockets and frames; it also charges the connection's account in `budget`.
+//! Byte counts for a connection or a stream. [`Ledger`] is one count; a [`Charge`] adds bytes to a count
+//! until it is dropped. Every byte is also charged to the connection's account in `budget`. This module does
+//! not know sockets or frames.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -7,7 +8,7 @@ use std::task::Waker;
 
 use accounting::Account;
 
-/// Counts bytes that are held for a connection, and charges them to its account.
+/// Counts bytes that are held for a connection and charges them to its account.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     queued: Cell<usize>,
@@ -16,7 +17,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// A ledger whose bytes are charged to this account.
+    /// Creates a ledger that charges its bytes to `account`.
     pub(crate) fn of(account: &Rc<Account>) -> Ledger {
         Ledger { queued: Cell::new(0), waker: RefCell::new(None), account: account.clone() }
     }
@@ -25,7 +26,7 @@ impl Ledger {
         self.queued.get()
     }
 
-    /// Wakes this one task at the next release, or [`Ledger::wake`].
+    /// Wakes the task of `waker` at the next release or at [`Ledger::wake`]. A ledger keeps one waker only.
     pub(crate) fn wake_on_release(&self, waker: &Waker) {
         let mut slot = self.waker.borrow_mut();
         if !slot.as_ref().is_some_and(|old| old.will_wake(waker)) {
@@ -41,7 +42,7 @@ impl Ledger {
     }
 }
 
-/// What bytes can be charged to.
+/// Counter that bytes can be charged to.
 pub(crate) trait Count {
     fn charge(&self, n: usize);
     fn release(&self, n: usize);
@@ -62,8 +63,7 @@ impl Count for Ledger {
     }
 }
 
-/// Requests of a connection have no ledger of their own: their bytes are counted in its account
-/// ([`Account::requests_bytes`]).
+/// Bytes of requests have no ledger; the connection's account counts them ([`Account::requests_bytes`]).
 impl Count for Account {
     fn charge(&self, n: usize) {
         self.charge_request(n);
@@ -74,7 +74,8 @@ impl Count for Account {
     }
 }
 
-/// Bytes that are counted until this is dropped: for the requests of a connection, or on a ledger.
+/// Bytes that are counted until this value is dropped: on a [`Ledger`], or by default as request bytes of an
+/// account.
 #[derive(Debug)]
 pub(crate) struct Charge<L: Count = Account> {
     ledger: Rc<L>,

@@ -1,28 +1,32 @@
-//! HTTP/2, gRPC framing and HTTP/1 on one port, one loop per core.
+//! HTTP/2, gRPC framing and HTTP/1 on one port, one event loop per core.
 //!
-//! What it is: [`start`] runs one thread per shard; an acceptor hands every connection to the shard with the
-//! fewest, where it stays. The first bytes of a connection decide between HTTP/2 and HTTP/1. HTTP/2 carries gRPC, and over
-//! TLS also requests that HTTP/1 carries too ([`Exchange`]). A
-//! [`Service`] answers calls in plain code and never sees a frame, a window or a socket.
+//! Purpose: [`start`] runs one thread per shard; an acceptor hands every connection to the shard with the
+//! fewest connections, and the connection stays there. The first bytes of a connection decide between HTTP/2
+//! and HTTP/1. HTTP/2 carries gRPC and, over TLS, also the requests that HTTP/1 carries ([`Exchange`]). A
+//! [`Service`] answers calls in plain code and never sees a frame, a flow-control window or a socket.
 //!
-//! What it does not know: protobuf, etcd's methods, users, revisions. Messages are opaque [`bytes::Bytes`].
+//! Out of scope: protobuf, etcd's methods, users, revisions. Messages are opaque [`bytes::Bytes`].
 //!
 //! Invariants:
-//! - A connection, its calls and its service live on one thread. No call takes a lock that another shard holds; a
-//!   connection does when it begins and ends, and the connection that exceeds the budget.
+//! - A connection, its calls and its service live on one thread. A call takes no lock that another shard
+//!   holds. A connection takes such a lock when it begins, when it ends, and when it exceeds the memory
+//!   budget.
 //! - One turn of a connection does at most one write to the socket, however many answers it carries.
 //! - Bytes held for a client are bounded: per stream ([`Options::stream_buffer_bytes_max`]), per connection
-//!   for answers ([`Options::answer_bytes_max`]) and for requests ([`Options::request_bytes_max`]), and for all
-//!   clients together ([`Options::budget`]).
-//! - One turn of a connection reads a bounded number of bytes, and reads none while the client takes no answers.
-//! - Of connections that begin, that end, and whose clients only log in, a shard serves so many in a step, and asks the
+//!   for answers ([`Options::answer_bytes_max`]) and for requests ([`Options::request_bytes_max`]), and for
+//!   all clients together ([`Options::budget`]).
+//! - One turn of a connection reads a bounded number of bytes, and reads none while the client takes no
+//!   answers.
+//! - A shard serves a bounded number of connections per step that begin, end or only log in, and polls the
 //!   network for other calls between two steps.
-//! - What a client sends closes at most its own connection and never panics.
-//! - A call that was begun continues whether its client takes answers or not, and releases what it needs when its answer is made.
+//! - Input from a client closes at most the connection of that client and never panics.
+//! - A call that has begun continues whether or not its client takes answers, and releases its resources when
+//!   its answer is made.
 //! - A call whose client is gone or whose deadline has passed is dropped, with everything it holds.
 //!
-//! Tests: beside the code for pure parts; `tests/it` speaks to a running front with the workspace's own client
-//! and with raw sockets. `examples/echo.rs` is the server for measuring cost per request.
+//! Tests: unit tests beside the code for pure parts; `tests/it` speaks to a running front with the
+//! workspace's own client and with raw sockets. `examples/echo.rs` is the server for measuring cost per
+//! request.
 
 #![forbid(unsafe_code)]
 

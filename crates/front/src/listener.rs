@@ -1,42 +1,42 @@
-//! Where connections come from: [`Listener`] is a socket to accept on and whether it speaks TLS, [`Origin`] what is known of
-//! a connection from then on, [`Rejected`] a connection that TLS does not let in.
+//! Sources of connections: [`Listener`] is a socket to accept on and its TLS settings, [`Origin`] describes
+//! an accepted connection, [`Rejected`] describes a connection that TLS does not admit.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
-/// A socket that accepts connections, and what holds for those.
+/// Socket that accepts connections, with the settings for these connections.
 #[derive(Debug)]
 pub struct Listener {
-    /// The socket.
+    /// Socket to accept on.
     pub socket: ListenerSocket,
-    /// `None`: connections are not encrypted.
+    /// TLS settings; `None` if connections are not encrypted.
     pub tls: Option<tls::ServerTls>,
-    /// Beside those with TLS it takes connections that are not encrypted: their first byte tells. It says nothing where there is
-    /// no TLS.
+    /// True if unencrypted connections are accepted besides TLS; the first byte of a connection decides. Has
+    /// no effect without TLS.
     pub also_plain: bool,
-    /// Clients' certificates are compared with the address that the client comes from, as etcd does on listeners for
-    /// metrics.
+    /// True if a client certificate must match the address that the client connects from, as etcd requires on
+    /// listeners for metrics.
     pub checks_address: bool,
-    /// What is served there.
+    /// Protocols that the listener serves.
     pub serves: Serves,
 }
 
-/// What a listener serves. A connection that speaks something else is closed, as in etcd.
+/// Protocols that a listener serves. A connection that speaks another protocol is closed, as in etcd.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Serves {
     /// gRPC and pages.
     #[default]
     All,
-    /// gRPC: pages have a listener of their own.
+    /// gRPC only; pages have a separate listener.
     Grpc,
-    /// Pages.
+    /// Pages only.
     Pages,
 }
 
 impl Serves {
-    /// True if connections of HTTP/2 or of HTTP/1 are served. Pages are served over HTTP/2 with TLS only.
+    /// Returns true if connections of this protocol are served. Pages are served over HTTP/2 only with TLS.
     pub(crate) fn takes(self, is_http2: bool, is_tls: bool) -> bool {
         match self {
             Serves::All => true,
@@ -46,12 +46,12 @@ impl Serves {
     }
 }
 
-/// A socket that listens already.
+/// Socket that is already listening.
 #[derive(Debug)]
 pub enum ListenerSocket {
-    /// For `http` and `https`.
+    /// TCP listener, for `http` and `https` URLs.
     Tcp(TcpListener),
-    /// For `unix` and `unixs`.
+    /// Unix socket listener, for `unix` and `unixs` URLs.
     Unix(UnixListener),
 }
 
@@ -67,34 +67,36 @@ impl From<TcpListener> for Listener {
     }
 }
 
-/// What is known of a connection before it says anything.
+/// Properties of a connection that are known before its first request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// Address of the client. Connections of Unix sockets have none: for them it is `0.0.0.0`, with a number that tells them
-    /// apart as the port; see [`shown_peer`].
+    /// Address of the client. A Unix socket's client has none: the field is then `0.0.0.0` with a number as
+    /// the port that distinguishes such connections; see [`shown_peer`].
     pub peer: SocketAddr,
-    /// Common name in the client's verified certificate, if the listener says that it is the user (`--client-cert-auth`). Empty
-    /// for a certificate without one.
+    /// Common name in the client's verified certificate, if the listener uses it as the user name
+    /// (`--client-cert-auth`). Empty for a certificate without a common name.
     pub common_name: Option<Arc<str>>,
-    /// The connection is encrypted.
+    /// True if the connection is encrypted.
     pub is_tls: bool,
-    /// What its listener serves.
+    /// Protocols that the connection's listener serves.
     pub serves: Serves,
 }
 
 impl Origin {
-    /// That of a connection which is not encrypted.
+    /// Creates the origin of an unencrypted connection.
     pub fn plain(peer: SocketAddr) -> Origin {
         Origin { peer, common_name: None, is_tls: false, serves: Serves::All }
     }
 
-    /// That of a Unix socket's client, which has none. Of 65,536 connections two have the same.
+    /// Returns the placeholder address for a client of a Unix socket. Numbers repeat after 65,536
+    /// connections.
     pub(crate) fn without_address(number: u16) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::UNSPECIFIED, number))
     }
 }
 
-/// A client's address for logs: `@` and a number for that of a Unix socket, which has none. Go shows an `@`, too.
+/// Formats a client's address for logs: `@` and a number for a client of a Unix socket. Go also prints `@`
+/// there.
 pub fn shown_peer(peer: SocketAddr) -> impl fmt::Display {
     struct Shown(SocketAddr);
     impl fmt::Display for Shown {
@@ -108,21 +110,23 @@ pub fn shown_peer(peer: SocketAddr) -> impl fmt::Display {
     Shown(peer)
 }
 
-/// A connection that was not let in by TLS, or is closed because it would not be let in any more.
+/// Connection that TLS did not admit, or that is closed because it would not be admitted any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejected {
     /// Address of the client.
     pub remote: SocketAddr,
-    /// The name of the server that the client asked for; empty if it did not say.
+    /// Server name that the client asked for (SNI); empty if the client sent none.
     pub server_name: String,
-    /// Why, in etcd's words.
+    /// Reason, in etcd's words.
     pub error: String,
-    /// The names in the client's certificate, if it has shown one.
+    /// Names in the client's certificate, if the client presented one.
     pub names: Option<tls::PeerNames>,
-    /// The client has closed the connection itself without an error. Probes of ports do so; etcd logs them on level `debug`.
+    /// True if the client closed the connection itself without an error. Port probes do so; etcd logs them on
+    /// level `debug`.
     pub is_end_of_file: bool,
-    /// True if the connection was let in before, and its certificate does not count any more.
+    /// True if the connection was admitted before and its certificate is not valid any more.
     pub was_admitted: bool,
-    /// Connections that were rejected since the last report and not reported, since there were too many.
+    /// Number of rejected connections since the previous report that were not reported because of the rate
+    /// limit.
     pub not_reported: u64,
 }

@@ -1,6 +1,7 @@
-//! Where connections wait that have more to do than a turn may: answers of megabytes, thousands of requests at once. One of them
-//! has its turn between two looks at the network, whatever the number of those that wait, so that whoever asks for little waits for
-//! one long turn at most. The runtime by itself looks at the network only after some sixty turns.
+//! Queue of connections whose next turn takes long: answers of megabytes, or thousands of requests at once.
+//! Between two polls of the network one of them has its turn, however many wait, so a connection with little
+//! work waits for at most one long turn. Without this queue the runtime polls the network only after about
+//! sixty turns.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -8,27 +9,28 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// Bytes that a turn makes of answers, and those that it writes, before others have theirs: a tenth of a millisecond or so.
+/// Work in bytes, for answers made and for bytes written, after which a turn yields to others: about 0.1 ms.
 pub(crate) const LONG_BYTES: usize = 64 * 1024;
 
-/// Bytes in a turn for which a connection has not waited although there was a long one since the last look at the network: as many
-/// connections as there are may have such turns one after the other.
+/// Work in bytes that a connection may do in a turn without queueing, if a long turn was already taken since
+/// the last poll of the network. Small, because all connections of the shard may have such turns one after
+/// the other.
 const UNANNOUNCED_BYTES: usize = LONG_BYTES / 8;
 
-/// The connections of a shard whose next turn may be long.
+/// Queue of the connections of a shard whose next turn may be long.
 #[derive(Default)]
 pub(crate) struct LongTurns {
-    /// Who waits, the next one first. Some may be gone.
+    /// Waiting connections, the next one first. Some of them may be closed already.
     waiting: RefCell<VecDeque<Rc<Place>>>,
-    /// There was a long turn since the last look at the network.
+    /// True if a long turn was taken since the last poll of the network.
     is_used: Cell<bool>,
-    /// Of the task that lets the next one through, while nobody waits for it.
+    /// Waker of the task [`LongTurns::keep`] while it waits for a long turn to be taken.
     keeper: RefCell<Option<Waker>>,
-    /// All go through at once.
+    /// True if every connection may take long turns without queueing.
     is_open: bool,
 }
 
-/// One who waits.
+/// Entry of one waiting connection.
 #[derive(Debug)]
 struct Place {
     is_through: Cell<bool>,
@@ -36,12 +38,12 @@ struct Place {
 }
 
 impl LongTurns {
-    /// Where nobody ever waits, for connections without a shard.
+    /// Creates a queue in which no connection ever waits, for connections without a shard.
     pub(crate) fn open() -> LongTurns {
         LongTurns { is_open: true, ..LongTurns::default() }
     }
 
-    /// A turn was long: the next one comes behind a look at the network.
+    /// Notes that a long turn was taken: the next one must wait for a poll of the network.
     pub(crate) fn note(&self) {
         self.is_used.set(true);
         if let Some(keeper) = self.keeper.borrow_mut().take() {
@@ -49,21 +51,23 @@ impl LongTurns {
         }
     }
 
-    /// Returns true if a turn may be long without having waited for it.
+    /// Returns true if a turn may be long without queueing for it.
     fn are_free(&self) -> bool {
         self.is_open || !self.is_used.get()
     }
 
-    /// Returns the bytes of work that a connection may do in a turn: as many as in a long one if it has waited for that, or need not.
+    /// Returns the work in bytes that a connection may do in a turn: [`LONG_BYTES`] if it has queued for a
+    /// long turn or none was taken since the last poll of the network.
     pub(crate) fn bytes_max(&self, has_waited: bool) -> usize {
         if has_waited || self.are_free() { LONG_BYTES } else { UNANNOUNCED_BYTES }
     }
 
-    /// Lets one after the other through, for ever.
+    /// Grants one long turn per poll of the network, forever.
     pub(crate) async fn keep(&self) {
         loop {
             poll_fn(|cx| self.poll_used(cx)).await;
-            // This goes on behind a look at the network, and behind those whom that woke.
+            // `yield_now` resumes after the runtime has polled the network and has run the tasks which that
+            // woke.
             tokio::task::yield_now().await;
             match self.pop() {
                 Some(place) => {
@@ -83,25 +87,25 @@ impl LongTurns {
         Poll::Pending
     }
 
-    /// The next one who waits and was not dropped meanwhile.
+    /// Removes and returns the next waiting connection that still exists.
     fn pop(&self) -> Option<Rc<Place>> {
         let mut waiting = self.waiting.borrow_mut();
-        // Held here only: its connection is gone.
+        // Only the queue still references the entry: its connection was dropped.
         std::iter::from_fn(|| waiting.pop_front()).find(|place| Rc::strong_count(place) > 1)
     }
 }
 
-/// A connection's place among those who wait.
+/// Handle of one connection to its entry in the queue.
 #[derive(Debug, Default)]
 pub(crate) struct Ticket(Option<Rc<Place>>);
 
 impl Ticket {
-    /// Returns true if it waits.
+    /// Returns true if the connection is queued.
     pub(crate) fn is_waiting(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Ready when the connection may have a long turn; the next call is about the next one.
+    /// Becomes ready when the connection may take a long turn. A call after that queues for another turn.
     pub(crate) fn poll(&mut self, turns: &LongTurns, cx: &Context<'_>) -> Poll<()> {
         match &self.0 {
             None if turns.are_free() => {
@@ -162,7 +166,7 @@ mod tests {
                 });
                 step.await;
                 let through = [(1, &mut one), (2, &mut two)].map(|(name, ticket)| {
-                    // Not asked anew: that would be another place.
+                    // Polled only while queued, since polling a granted ticket queues again.
                     (ticket.is_waiting() && is_through(&turns, ticket)).then_some(name)
                 });
                 let now: Vec<_> = through.into_iter().flatten().collect();

@@ -1,37 +1,38 @@
-//! Short messages that go out together: [`Messages`].
+//! Short messages that are sent together: [`Messages`].
 
 use bytes::{Buf as _, Bytes};
 
 use crate::assembler::PREFIX_BYTES;
 use crate::outbound::TrySend;
 
-/// Short messages for one stream, each behind its prefix, as they lie in the payload of a DATA frame.
+/// Short messages for one stream, each behind its gRPC prefix, laid out as in the payload of a DATA frame.
 ///
-/// A service that has many short messages for a stream at once puts them in here, and [`crate::Outbound::try_send_messages`]
-/// sends them in one step and, as a rule, in one frame. The alternative, one [`Bytes`] for each message, costs an allocation, a
-/// frame and all checks for each; for messages of some hundred bytes that is several times as much as the copy.
+/// A service that has many short messages for a stream collects them here, and
+/// [`crate::Outbound::try_send_messages`] sends them in one step, usually in one frame. The alternative, one
+/// [`Bytes`] per message, costs an allocation, a frame and all checks for each message; for messages of a few
+/// hundred bytes that is several times the cost of the copy.
 #[derive(Debug, Default)]
 pub struct Messages {
     bytes: Vec<u8>,
-    /// Where the first message begins; those before it were taken out.
+    /// Offset of the first message; the messages before it were taken out.
     at: usize,
     count: usize,
-    /// Bytes of the longest message that was ever put in.
+    /// Length in bytes of the longest message that was ever added.
     longest: usize,
 }
 
 impl Messages {
-    /// No messages, with memory for so many bytes of them, prefixes included.
+    /// Creates an empty collection with memory for `bytes` bytes of messages, prefixes included.
     pub fn with_capacity(bytes: usize) -> Messages {
         Messages { bytes: Vec::with_capacity(bytes), ..Messages::default() }
     }
 
-    /// Bytes that a message of `len` bytes takes.
+    /// Returns the size on the wire of a message of `len` bytes, prefix included.
     pub const fn wire_len(len: usize) -> usize {
         PREFIX_BYTES + len
     }
 
-    /// Appends a message, which comes in parts.
+    /// Appends a message that is given in parts.
     ///
     /// # Panics
     ///
@@ -47,7 +48,7 @@ impl Messages {
         self.longest = self.longest.max(len);
     }
 
-    /// Takes the first message out.
+    /// Removes and returns the first message.
     pub fn pop(&mut self) -> Option<Bytes> {
         let mut rest = self.as_slice().get(1..)?;
         let len = rest.get_u32() as usize;
@@ -57,15 +58,16 @@ impl Messages {
         Some(message)
     }
 
-    /// Hands the first message to `send`. Returns the messages behind it, or gives all of them back if it was refused.
+    /// Passes the first message to `send`. Returns the remaining messages, or all of them if `send` refuses
+    /// the message.
     ///
     /// # Errors
     ///
-    /// Those of `send`.
+    /// Returns the error of `send`, with all messages in place of the refused one.
     ///
     /// # Panics
     ///
-    /// If `send` gives another message back.
+    /// If `send` returns a message other than the one it was given.
     pub fn send_first(
         mut self,
         send: impl FnOnce(Bytes) -> Result<(), TrySend>,
@@ -80,7 +82,7 @@ impl Messages {
         }
     }
 
-    /// Puts back, before the others, the message that [`Messages::pop`] took out last.
+    /// Puts the message that [`Messages::pop`] returned last back in front of the others.
     fn put_back(&mut self, message: &Bytes) {
         let end = self.at;
         self.at -= PREFIX_BYTES + message.len();
@@ -88,7 +90,7 @@ impl Messages {
         self.count += 1;
     }
 
-    /// Number of messages.
+    /// Returns the number of messages.
     pub fn len(&self) -> usize {
         self.count
     }
@@ -98,22 +100,22 @@ impl Messages {
         self.count == 0
     }
 
-    /// Bytes of all messages, with their prefixes.
+    /// Returns the size of all messages with their prefixes, in bytes.
     pub fn wire_bytes(&self) -> usize {
         self.bytes.len() - self.at
     }
 
-    /// Bytes of the longest message that was ever put in.
+    /// Returns the length in bytes of the longest message that was ever added.
     pub(crate) fn longest(&self) -> usize {
         self.longest
     }
 
-    /// All messages with their prefixes.
+    /// Returns all messages with their prefixes.
     pub(crate) fn as_slice(&self) -> &[u8] {
         &self.bytes[self.at..]
     }
 
-    /// All messages with their prefixes.
+    /// Converts into all messages with their prefixes.
     pub(crate) fn into_bytes(self) -> Bytes {
         Bytes::from(self.bytes).slice(self.at..)
     }
@@ -138,7 +140,7 @@ mod tests {
         );
         assert_eq!(messages.longest(), all.iter().map(Vec::len).max().unwrap_or_default());
         for message in &all {
-            // Whoever could not send it puts it back.
+            // A caller that fails to send a message puts it back.
             let (count, bytes) = (messages.len(), messages.wire_bytes());
             let first = messages.pop().expect("one is left");
             messages.put_back(&first);

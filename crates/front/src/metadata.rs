@@ -4,8 +4,8 @@ use std::sync::Arc;
 use http::HeaderMap;
 use http2::Fields;
 
-/// The metadata of a call. That of a call over HTTP/2 is the header list as it came, which calls that are alike share; what
-/// does not come from such a call, or is added, is kept beside it.
+/// Metadata of a call. For a call over HTTP/2 it is the received header list, which calls with equal headers
+/// share. Values from other sources, and added values, are stored separately.
 #[derive(Clone, Default)]
 pub struct Metadata {
     received: Option<Arc<Fields>>,
@@ -21,25 +21,25 @@ impl Metadata {
         self.own.as_deref().map_or(&[], Vec::as_slice)
     }
 
-    /// The first value under this (lower case) key.
+    /// Returns the first value of a key; the key must be in lower case.
     pub fn get(&self, key: &str) -> Option<&[u8]> {
         let own = self.own().iter().find(|(its, _)| **its == *key).map(|(_, value)| &**value);
         own.or_else(|| self.received.as_ref()?.get(key.as_bytes()))
     }
 
-    /// Returns true if there is a value under this (lower case) key.
+    /// Returns true if the key has a value; the key must be in lower case.
     pub fn contains_key(&self, key: &str) -> bool {
         self.get(key).is_some()
     }
 
-    /// Puts a value under a (lower case) key, in place of those that are there.
+    /// Sets the value of a key and replaces all its values; the key must be in lower case.
     pub fn insert(&mut self, key: &str, value: impl AsRef<[u8]>) {
         let own = self.own.get_or_insert_default();
         own.retain(|(its, _)| **its != *key);
         own.push((key.into(), value.as_ref().into()));
     }
 
-    /// Bytes of memory that it takes.
+    /// Returns the heap memory of the metadata, in bytes.
     pub fn heap_bytes(&self) -> usize {
         let own: usize = self.own().iter().map(|(key, value)| key.len() + value.len() + 64).sum();
         own + self.received.as_ref().map_or(0, |fields| fields.heap_bytes())
@@ -61,7 +61,7 @@ impl From<&HeaderMap> for Metadata {
 
 impl fmt::Debug for Metadata {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Values may be secrets.
+        // Only names are printed, since values may be secrets.
         let received = self.received.iter().flat_map(|fields| fields.regular().map(|(name, _)| name));
         let names = self.own().iter().map(|(key, _)| key.as_bytes()).chain(received);
         f.debug_set().entries(names.map(String::from_utf8_lossy)).finish()

@@ -10,68 +10,76 @@ use accounting::Budget;
 pub struct Options {
     /// Shard threads; 0 means one per core.
     pub shards: usize,
-    /// Number of method ids that the service uses: ids are below this. It sizes the counters.
+    /// Number of method ids that the service uses: all ids are below it. It sizes the counters.
     pub methods: usize,
-    /// Connections open at once, over all shards; further ones are closed on accept.
+    /// Maximum number of open connections over all shards; further connections are closed on accept.
     pub connections_max: usize,
-    /// Connections open at once from one address, or from one IPv6 network of 64 bits; further ones are closed on accept.
+    /// Maximum number of open connections per address, or per IPv6 network of 64 bits; further ones are
+    /// closed on accept.
     pub connections_per_address_max: usize,
-    /// Largest gRPC message taken, in bytes without its prefix, after decompression too.
+    /// Largest gRPC message accepted, in bytes without its prefix, also after decompression.
     pub message_bytes_max: usize,
-    /// Largest gRPC message given, in bytes without its prefix; below 4 GiB. A call whose answer is larger fails.
+    /// Largest gRPC message sent, in bytes without its prefix; below 4 GiB. A call whose answer is larger
+    /// fails.
     pub answer_message_bytes_max: usize,
-    /// Bound of the memory that all clients together make the server hold. Several fronts may share one.
+    /// Memory limit for all clients together. Several fronts may share one.
     pub budget: Budget,
-    /// HTTP/2 streams open at once per connection.
+    /// Maximum number of open HTTP/2 streams per connection.
     pub max_concurrent_streams: u32,
     /// Receive window of a stream, in bytes.
     pub stream_window_bytes: u32,
     /// Receive window of a connection, in bytes.
     pub connection_window_bytes: u32,
-    /// Largest decoded header list taken, in bytes.
+    /// Largest decoded header list accepted, in bytes.
     pub header_list_bytes_max: u32,
-    /// Answer bytes one connection may have on their way before further answers and its new requests wait.
+    /// Answer bytes that a connection may have queued before further answers and new requests of the
+    /// connection wait.
     pub answer_bytes_max: usize,
-    /// Bytes one connection's calls in flight may hold: messages in assembly and in unanswered unary calls, answers that
-    /// wait, and 4 KiB for each call. Beyond that a new call is answered with etcd's `too many requests`, and one whose
-    /// answer would have to wait with what [`crate::Service::unanswered`] says.
+    /// Bytes that one connection's calls in flight may hold: messages in assembly and in unanswered unary
+    /// calls, answers that wait, and 4 KiB for each call. Beyond that, a new call fails with etcd's `too many
+    /// requests`, and a call whose answer would have to wait fails with the status of
+    /// [`crate::Service::unanswered`].
     pub request_bytes_max: usize,
-    /// Requests of one connection that may wait while its answers are over their limit; further ones are
-    /// refused (`REFUSED_STREAM`, which clients retry).
+    /// Number of requests of one connection that may wait while its answers exceed their limit; further
+    /// requests are refused with `REFUSED_STREAM`, which clients retry.
     pub waiting_requests_max: usize,
-    /// Bytes one streaming call may hold unsent before [`crate::Outbound::send`] waits.
+    /// Unsent bytes that one streaming call may hold before [`crate::Outbound::send`] waits.
     pub stream_buffer_bytes_max: usize,
-    /// Time for a new connection to send its first bytes, and for HTTP/1 to send a request's headers and body.
+    /// Time limit for the first bytes of a new connection, and in HTTP/1 for the headers and body of a
+    /// request.
     pub first_bytes_timeout: Duration,
-    /// Time without a byte after which an unfinished unary request, frame or header block is given up. It does not run,
-    /// nor does keepalive's time, while the client is not read from because it takes nothing.
+    /// Time without a received byte after which an unfinished unary request is reset, and a connection with
+    /// an unfinished frame or header block is closed. This time and the keepalive time do not run while
+    /// reading from the client is suspended because it takes no output.
     pub request_timeout: Duration,
-    /// A stream holding unsent data this long without any progress is reset, if its turn came meanwhile or the client takes
-    /// nothing at all; a connection that holds as many answers as
-    /// it may this long, and takes nothing of any, is closed.
+    /// Time after which a stream that holds unsent data without progress is reset, provided that its turn to
+    /// send came in that time or that the client takes nothing at all. A connection whose answers are at
+    /// their limit for this time without progress is closed.
     pub stall_timeout: Duration,
-    /// The server pings a connection that was silent this long.
+    /// Time of silence after which the server pings a connection.
     pub keepalive_interval: Duration,
-    /// A connection silent this long after the server's ping is closed.
+    /// Time of silence after the server's ping, after which the connection is closed.
     pub keepalive_timeout: Duration,
-    /// Least time between a client's pings while it has calls open.
+    /// Minimum interval between pings of a client with open calls.
     pub keepalive_min_time: Duration,
-    /// True if a client without open calls may ping every [`Options::keepalive_min_time`]; otherwise every 2 h.
+    /// True if a client without open calls may ping every [`Options::keepalive_min_time`]; otherwise every 2
+    /// h.
     pub keepalive_permit_without_stream: bool,
-    /// Time for a TLS handshake, with what is looked up of the client.
+    /// Time limit for a TLS handshake, including name look-ups for the client.
     pub handshake_timeout: Duration,
-    /// Looks up names for listeners that compare certificates with addresses ([`crate::Listener::checks_address`]).
+    /// Resolver for listeners that compare certificates with addresses ([`crate::Listener::checks_address`]).
     pub resolver: Arc<dyn tls::Resolver + Send + Sync>,
-    /// Interval at which each TLS connection is checked again and closed if its client would not be let in now, for example
-    /// because its certificate has ended.
+    /// Interval at which each TLS connection is checked again. It is closed if its client would not be
+    /// admitted now, for example because its certificate has expired.
     pub certificates_checked_every: Duration,
-    /// Is told of connections that TLS does not let in, some a second at most. It is called on any thread and must not wait.
+    /// Callback for connections that TLS rejects, rate limited to a few per second. Called on any thread;
+    /// must not block.
     pub rejected: Arc<dyn Fn(&Rejected) + Send + Sync>,
 }
 
 impl Options {
-    /// Largest body of a request that is no gRPC call, in bytes, unless the service allows for more ([`crate::RequestBody::allow`]): of a
-    /// message in base64, with some space around it.
+    /// Returns the largest body of a request that is not a gRPC call, in bytes: a message in base64 with some
+    /// white space. The service may allow more ([`crate::RequestBody::allow`]).
     pub fn http_body_bytes_max(&self) -> usize {
         self.message_bytes_max.saturating_mul(2)
     }
@@ -95,7 +103,7 @@ impl Default for Options {
             connections_max: 200_000,
             connections_per_address_max: usize::MAX,
             message_bytes_max: (1536 + 512) * 1024,
-            // As etcd's, which is grpc-go's largest.
+            // Same as in etcd, which uses grpc-go's maximum.
             answer_message_bytes_max: i32::MAX as usize,
             budget: Budget::new(1 << 30),
             max_concurrent_streams: u32::MAX,

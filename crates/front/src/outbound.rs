@@ -1,5 +1,5 @@
-//! The sending side of a streaming call: a service puts messages into [`Outbound`], the connection sends them. What is
-//! unsent is bounded per stream. It knows neither the socket nor other calls.
+//! Sending side of a streaming call: a service puts messages into [`Outbound`], the connection sends them.
+//! Unsent bytes are bounded per stream. This module knows neither the socket nor other calls.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -22,20 +22,20 @@ use crate::responder::{Moves, Responder};
 use crate::shard::ShardState;
 use accounting::Account;
 
-/// Why a message was not taken; `M` is the message, or the messages.
+/// Reason why a message was not queued; `M` is the type of the message, or of the messages.
 #[derive(Debug)]
 pub enum TrySend<M = Bytes> {
-    /// The stream holds as much as it may, or nothing more is packed in this turn; the message comes back. Of several
-    /// messages those come back that were not taken.
+    /// The stream's buffer is full, or no more messages are compressed in this turn. Contains the message;
+    /// for several messages, those that were not queued.
     Full(M),
-    /// The message is longer than a message may be; the call should end with this status.
+    /// The message exceeds the size limit; the call should end with this status.
     TooLong(Status),
-    /// The call is over.
+    /// The call has ended.
     Closed,
 }
 
 impl<M> TrySend<M> {
-    /// Wraps what comes back, the message or the messages, by `wrap`.
+    /// Converts the returned message or messages with `wrap`.
     pub fn map<N>(self, wrap: impl FnOnce(M) -> N) -> TrySend<N> {
         match self {
             TrySend::Full(message) => TrySend::Full(wrap(message)),
@@ -45,7 +45,7 @@ impl<M> TrySend<M> {
     }
 }
 
-/// The messages that a streaming call gives. What it holds unsent is bounded by
+/// Sends the answer messages of a streaming call. Unsent bytes are bounded by
 /// [`crate::Options::stream_buffer_bytes_max`] plus one message.
 pub struct Outbound {
     sending: Rc<Sending>,
@@ -56,7 +56,7 @@ impl Outbound {
         Outbound { sending }
     }
 
-    /// Waits for room and sends one message. Fails when the call is over.
+    /// Waits for room and sends one message. Fails when the call has ended.
     pub async fn send(&mut self, message: Bytes) -> Result<(), Status> {
         self.ready().await?;
         self.sending.push(message, false).map_err(|refused| match refused {
@@ -73,7 +73,7 @@ impl Outbound {
         self.sending.push(message, false)
     }
 
-    /// Queues a message as [`Outbound::try_send`] does, for a message from [`Account::share`], which is charged already.
+    /// Sends a message from [`Account::share`], which is already charged, if there is room now.
     pub fn try_send_shared(&mut self, message: Bytes) -> Result<(), TrySend> {
         if !self.has_room() {
             return Err(TrySend::Full(message));
@@ -81,8 +81,9 @@ impl Outbound {
         self.sending.push(message, true)
     }
 
-    /// Sends some messages if there is room now, in one frame unless the stream packs them or the client has no room for
-    /// all of them. All are taken or none, except where each is packed: then those come back for which there was no room.
+    /// Sends several messages if there is room now, in one frame if neither compression nor the client's
+    /// window prevents it. All messages are queued or none, except on a stream with compression: then those
+    /// without room are returned.
     pub fn try_send_messages(&mut self, messages: Messages) -> Result<(), TrySend<Messages>> {
         if !self.has_room() {
             return Err(TrySend::Full(messages));
@@ -93,7 +94,7 @@ impl Outbound {
         self.sending.push_together(messages).map_err(|Gone| TrySend::Closed)
     }
 
-    /// Sends messages one by one.
+    /// Sends the messages one by one.
     fn try_send_each(&mut self, mut messages: Messages) -> Result<(), TrySend<Messages>> {
         while !messages.is_empty() {
             messages = messages.send_first(|message| self.try_send(message))?;
@@ -101,17 +102,17 @@ impl Outbound {
         Ok(())
     }
 
-    /// The account of the connection, to charge what a service holds for the call.
+    /// Returns the account of the connection, to charge memory that a service holds for the call.
     pub fn account(&self) -> Rc<Account> {
         self.sending.account.clone()
     }
 
-    /// Resolves when there is room for a message; fails when the call is over.
+    /// Resolves when there is room for a message; fails when the call has ended.
     pub async fn ready(&mut self) -> Result<(), Status> {
         poll_fn(|cx| self.poll_ready(cx)).await
     }
 
-    /// Polls for what [`Outbound::ready`] returns, for a hand-written future.
+    /// Polls for the result of [`Outbound::ready`], for a hand-written future.
     pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
         if self.is_closed() {
             return Poll::Ready(Err(CANCELED));
@@ -127,17 +128,17 @@ impl Outbound {
         Poll::Pending
     }
 
-    /// Sends the answer's head before the first message, for clients that wait for it.
+    /// Sends the head of the answer before the first message, for clients that wait for the head.
     pub fn open(&mut self) -> Result<(), Status> {
         self.sending.open()
     }
 
-    /// Bytes taken that wait for the client: what a slow one makes the stream hold.
+    /// Returns the number of queued bytes that the client has not taken yet.
     pub fn queued_bytes(&self) -> usize {
         self.sending.queued_bytes()
     }
 
-    /// Returns true if the call is over: cancelled by client, deadline or connection.
+    /// Returns true if the call has ended: cancelled by the client, its deadline or the connection.
     pub fn is_closed(&self) -> bool {
         matches!(*self.sending.state.borrow(), State::Closed)
     }
@@ -146,36 +147,36 @@ impl Outbound {
         self.sending.is_full()
     }
 
-    /// Returns true if a message can be queued now. One that is to be packed may have to wait for the connection's next turn,
-    /// however short it is when packed.
+    /// Returns true if a message can be queued now. On a stream with compression, a message may have to wait
+    /// for the connection's next turn, whatever its size.
     fn has_room(&self) -> bool {
         let waits_for_turn = self.sending.gzip && self.sending.has_packed_enough();
         !self.is_full() && !waits_for_turn
     }
 }
 
-/// The call is over.
+/// Error: the call has ended.
 struct Gone;
 
 enum State {
-    /// The call has a stream of HTTP/2, whose head may still have to be sent.
+    /// The call has an HTTP/2 stream; the head of the answer may not be sent yet.
     Wire(Responder),
-    /// The call has no stream of HTTP/2: its messages are taken by [`crate::LocalStream`].
+    /// The call has no HTTP/2 stream; a [`crate::LocalStream`] takes its messages.
     Local(Box<Local>),
     Closed,
 }
 
-/// Messages that wait for a [`crate::LocalStream`].
+/// Queue of messages for a [`crate::LocalStream`].
 struct Local {
     queue: VecDeque<(Bytes, Charge<Ledger>)>,
     ledger: Rc<Ledger>,
     shard: Rc<ShardState>,
-    /// Of whoever takes them.
+    /// Waker of the task that takes the messages.
     waker: Option<Waker>,
 }
 
 impl State {
-    /// The shard of the call; `None` once it is over.
+    /// Returns the shard of the call; `None` once the call has ended.
     fn shard(&self) -> Option<&Rc<ShardState>> {
         match self {
             State::Wire(responder) => Some(&responder.around().shard),
@@ -185,10 +186,11 @@ impl State {
     }
 }
 
-/// The sending side of a streaming call, shared by the service's [`Outbound`] and the connection. Each open stream has one.
+/// Sending side of a streaming call, shared by the service's [`Outbound`] and the connection. One per open
+/// stream.
 pub(crate) struct Sending {
     state: RefCell<State>,
-    /// Of whoever waits until the stream holds less.
+    /// Waker of the task that waits until the stream's buffer has room.
     waker: Cell<Option<Waker>>,
     pub(crate) account: Rc<Account>,
     gzip: bool,
@@ -201,7 +203,7 @@ impl Sending {
         Sending::of(State::Wire(responder), account, gzip, method)
     }
 
-    /// The sending side of a call without a stream of HTTP/2.
+    /// Creates the sending side of a call without an HTTP/2 stream.
     pub(crate) fn local(shard: &Rc<ShardState>, account: &Rc<Account>, method: u16) -> Rc<Sending> {
         let ledger = Rc::new(Ledger::of(account));
         let local = Local { queue: VecDeque::new(), ledger, shard: shard.clone(), waker: None };
@@ -212,7 +214,7 @@ impl Sending {
         Rc::new(Sending { state: RefCell::new(state), waker: Cell::new(None), account, gzip, method })
     }
 
-    /// Bytes taken that wait for the client.
+    /// Returns the number of queued bytes that the client has not taken yet.
     fn queued_bytes(&self) -> usize {
         match &*self.state.borrow() {
             State::Wire(responder) => responder.queued_bytes(),
@@ -221,7 +223,7 @@ impl Sending {
         }
     }
 
-    /// Returns true if the stream holds as much as it may.
+    /// Returns true if the stream's buffer is full.
     fn is_full(&self) -> bool {
         let bytes_max = |shard: &ShardState| shard.options.stream_buffer_bytes_max;
         match &*self.state.borrow() {
@@ -231,7 +233,8 @@ impl Sending {
         }
     }
 
-    /// What was sent and what waits; `None` for a call that sends nothing.
+    /// Returns the bytes sent and queued; `None` for a call that has sent nothing yet or has no HTTP/2
+    /// stream.
     pub(crate) fn moves(&self) -> Option<Moves> {
         match &*self.state.borrow() {
             State::Wire(responder) if responder.is_opened() => Some(responder.moves()),
@@ -256,12 +259,12 @@ impl Sending {
         self.waker.set(Some(before.unwrap_or_else(|| waker.clone())));
     }
 
-    /// Wakes whoever waits until the stream holds less, or is over.
+    /// Wakes the task that waits until the stream has room or has ended.
     pub(crate) fn wake(&self) {
         self.waker.take().into_iter().for_each(Waker::wake);
     }
 
-    /// Takes the next message of a call without a stream of HTTP/2.
+    /// Takes the next message of a call without an HTTP/2 stream.
     pub(crate) fn poll_local(&self, cx: &mut Context<'_>) -> Poll<Bytes> {
         let taken = match &mut *self.state.borrow_mut() {
             State::Local(local) => {
@@ -273,11 +276,11 @@ impl Sending {
             }
             State::Wire(_) | State::Closed => None,
         };
-        // Its bytes are released when the charge is dropped, which may wake the call.
+        // Dropping the charge releases the bytes of the message, which may wake the call.
         taken.map_or(Poll::Pending, |(message, _charge)| Poll::Ready(message))
     }
 
-    /// Closes the call: whoever sends sees that it is over.
+    /// Closes the call: later sends fail with [`TrySend::Closed`].
     pub(crate) fn close(&self) {
         let before = std::mem::replace(&mut *self.state.borrow_mut(), State::Closed);
         if let State::Local(local) = &before {
@@ -300,7 +303,7 @@ impl Sending {
 
     fn push(&self, message: Bytes, shared: bool) -> Result<(), TrySend> {
         self.open().map_err(|_| TrySend::Closed)?;
-        // Packing into memory does not fail; if it did, an unpacked message is as good.
+        // Compression into memory does not fail; if it did, the message would be sent uncompressed.
         let packed = match &*self.state.borrow() {
             State::Wire(responder) if self.gzip => {
                 responder.around().add_work(message.len());
@@ -336,15 +339,15 @@ impl Sending {
         Ok(())
     }
 
-    /// Returns true if these messages can go out as they are: nobody packs them or takes them one by one, and none is too
-    /// long.
+    /// Returns true if the messages can be sent in one piece: the stream does not compress, the call has an
+    /// HTTP/2 stream, and no message is too long.
     fn takes_together(&self, messages: &Messages) -> bool {
         match &*self.state.borrow() {
             State::Wire(responder) if !self.gzip => {
                 messages.longest() <= responder.around().shard.options.answer_message_bytes_max
             }
             State::Wire(_) | State::Local(_) => false,
-            // Whichever way it is tried, it is found to be over.
+            // Both ways of sending report that the call has ended.
             State::Closed => true,
         }
     }
@@ -364,7 +367,7 @@ impl Sending {
         Err(Gone)
     }
 
-    /// Returns true if the client has reset the stream or is gone.
+    /// Returns true if the client has reset the stream or has disconnected.
     pub(crate) fn is_gone(&self) -> bool {
         match &*self.state.borrow() {
             State::Wire(responder) => !responder.is_open(),
@@ -373,7 +376,7 @@ impl Sending {
         }
     }
 
-    /// Ends the stream with a status. What is queued before it may still drain.
+    /// Ends the stream with a status. Messages queued before it are still sent.
     pub(crate) fn finish(&self, result: &Result<(), Status>) {
         let state = std::mem::replace(&mut *self.state.borrow_mut(), State::Closed);
         self.wake();
@@ -388,7 +391,7 @@ impl Sending {
         }
     }
 
-    /// Ends the stream with nothing but a reset.
+    /// Ends the stream with a reset and no status.
     pub(crate) fn reset(&self, reason: Reason) {
         match std::mem::replace(&mut *self.state.borrow_mut(), State::Closed) {
             State::Wire(responder) => responder.reset(reason),
@@ -398,7 +401,7 @@ impl Sending {
     }
 }
 
-/// Memory that a message takes besides its bytes while it waits for a [`crate::LocalStream`].
+/// Memory in bytes that a message takes besides its content while it waits for a [`crate::LocalStream`].
 const MESSAGE_BYTES: usize = 128;
 
 #[cfg(test)]
@@ -407,7 +410,7 @@ mod tests {
 
     #[test]
     fn the_sending_half_of_a_stream_is_small() {
-        // With the 16 bytes of a counted pointer it is 80, and the allocator has pieces of this size.
+        // With the 16 bytes of the `Rc` header this makes 80, which is a size class of the allocator.
         assert!(size_of::<Sending>() <= 64, "{} bytes", size_of::<Sending>());
     }
 }

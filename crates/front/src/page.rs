@@ -1,6 +1,7 @@
-//! A request over HTTP/2 that is no gRPC call, as a state machine that a connection steps: [`Page`]. Its answer is sent as
-//! the client's window opens. What was made of it and has not gone to the transport is charged to the connection, and an
-//! answer that is made piece by piece is asked for a piece only when the window has room. It knows no paths.
+//! An HTTP/2 request that is not a gRPC call, as a state machine that a connection steps: [`Page`]. The
+//! answer is sent as the client's flow-control window opens. Bytes that were produced and not yet passed to
+//! the transport are charged to the connection. An answer that is produced piece by piece is asked for a
+//! piece only when the window has room. This module does not know paths.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -21,30 +22,31 @@ use crate::inbox::{Inbox, RequestStream};
 use crate::ledger::Charge;
 use crate::responder::Responder;
 
-/// A request over HTTP/2 that is no gRPC call.
+/// HTTP/2 request that is not a gRPC call.
 pub(crate) struct Page {
     state: State,
     responder: Responder,
     pub(crate) inbox: Rc<Inbox>,
     is_head: bool,
     progress: StreamProgress,
-    /// The answer waits for the client to open its window.
+    /// True while the answer waits for the client to open its flow-control window.
     waits_for_window: bool,
     _stallable: Stallable,
-    /// Charge for the request, and the part of the answer that waits.
+    /// Memory charge for the request and for the unsent part of the answer.
     charge: Charge,
-    /// The request's part of it.
+    /// Part of `charge` that is for the request, in bytes.
     base: usize,
 }
 
 enum State {
-    /// The answer is being made.
+    /// The service is making the answer.
     Answering(LocalBoxFuture<Response<ResponseBody>>),
-    /// The answer is on its way; bytes that were made and do not fit the client's window yet.
+    /// The answer is being sent; the bytes were produced and do not fit the client's window yet.
     Sending(ResponseBody, Bytes),
 }
 
-/// The request that a header list says, if its method, target and fields are such as HTTP has.
+/// Converts a header list into an HTTP request head; `None` if its method, target or fields are not valid
+/// HTTP.
 fn parts(fields: &Fields) -> Option<Parts> {
     let mut uri = Uri::builder().path_and_query(PathAndQuery::try_from(fields.path()).ok()?);
     if let Some(authority) = fields.authority().filter(|authority| !authority.is_empty()) {
@@ -62,7 +64,7 @@ fn parts(fields: &Fields) -> Option<Parts> {
 }
 
 impl Page {
-    /// Begins a request; `None` if it was refused.
+    /// Begins a request; `None` if the request was refused.
     pub(crate) fn begin(
         around: &Rc<ConnectionContext>,
         fields: &Fields,
@@ -82,7 +84,8 @@ impl Page {
         let is_head = head.method == Method::HEAD;
         let (stream, inbox) = RequestStream::new(around, responder.key());
         let body = RequestBody::http2(stream, Charge::new(&around.account), &around.shard);
-        // What the service keeps for connections of HTTP/2 is kept already.
+        // The service's value for an HTTP/2 connection is stored in the connection, so this slot is filled
+        // with a dummy.
         let kept: Kept = Rc::new(RefCell::new(Some(Box::new(()))));
         let (account, shard) = (around.account.clone(), around.shard.clone());
         let exchange = Exchange::new(head, body, around.origin.clone(), account, shard, kept);
@@ -110,7 +113,7 @@ impl Page {
                 Poll::Pending => return Step::Wait(Call::Page(self)),
             };
             let (mut head, mut body) = answer.into_parts();
-            // HTTP/2 has no such headers.
+            // These headers are forbidden in HTTP/2.
             for name in [CONNECTION, TRANSFER_ENCODING] {
                 head.headers.remove(name);
             }
@@ -127,7 +130,8 @@ impl Page {
             };
             around.add_work(made.len());
             self.charge.set(self.base + made.len());
-            // Beyond what the calls of a connection may hold together the client is only told that there was an answer.
+            // The connection's calls hold more than their limit, so the answer is discarded and replaced by
+            // status 503.
             if made.len() > self.base && around.check_requests().is_err() {
                 self.responder.open_page(&empty(StatusCode::SERVICE_UNAVAILABLE), true);
                 return Step::Over;
@@ -148,13 +152,13 @@ impl Page {
         if !responder.is_open() {
             return Step::Over;
         }
-        // Without room among the connection's answers each stream keeps one piece at a time.
+        // When the connection's answer buffer is full, each stream buffers at most one piece.
         let queued_max = if around.has_room() { PIECE_BYTES } else { 1 };
         if responder.queued_bytes() >= queued_max {
             responder.want_room();
             return Step::Wait(Call::Page(self));
         }
-        // While nothing is made, a byte of the window is enough to begin.
+        // While no bytes are ready, one byte of window is enough to ask for the next piece.
         let room = responder.room().min(made.len().clamp(1, PIECE_BYTES));
         self.waits_for_window = room == 0;
         if room == 0 && !(made.is_empty() && is_over(body)) {
@@ -183,7 +187,8 @@ impl Page {
                     return Step::Over;
                 }
             }
-            // The window may have room for more of it than for the byte that was asked for.
+            // The window may have room for more than the one byte that was reserved, so the next step
+            // computes it again.
             cx.waker().wake_by_ref();
             return Step::Wait(Call::Page(self));
         }
@@ -197,7 +202,7 @@ impl Page {
         Step::Wait(Call::Page(self))
     }
 
-    /// Returns true if what waits of the answer does not move.
+    /// Returns true if unsent bytes of the answer have made no progress for too long.
     pub(crate) fn is_stalled(&mut self, look: &Look<'_>) -> bool {
         let moves = self.responder.moves();
         let waits = match &self.state {
@@ -212,7 +217,7 @@ impl Page {
     }
 }
 
-/// Returns true if nothing more of the answer is to be made.
+/// Returns true if the body produces no further bytes.
 fn is_over(body: &ResponseBody) -> bool {
     matches!(body, ResponseBody::Whole(_))
 }

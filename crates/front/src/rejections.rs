@@ -5,14 +5,16 @@ use std::time::{Duration, Instant};
 
 use crate::Rejected;
 
-/// Reports in one [`SPAN`]; what is more is counted.
+/// Maximum number of reports in one [`SPAN`]; further rejections are only counted.
 const REPORTS_MAX: u64 = 10;
 const SPAN: Duration = Duration::from_secs(1);
 
-/// Tells of connections that are not let in, within bounds: clients decide how many there are.
+/// Rate-limited reporter of rejected connections. The limit is needed because clients decide how many there
+/// are.
 pub(crate) struct Rejections {
     tell: Arc<dyn Fn(&Rejected) + Send + Sync>,
-    /// Of refusals, and of clients that just end the connection: those are many where ports are probed, and of less interest.
+    /// Rate-limit states: one for refusals, one for clients that closed the connection themselves. They are
+    /// separate because port probes cause many of the latter, which matter less.
     states: Mutex<[State; 2]>,
 }
 
@@ -34,10 +36,11 @@ impl Rejections {
         Rejections { tell, states: Mutex::default() }
     }
 
-    /// Reports this one, unless there were too many lately.
+    /// Reports a rejection, unless the rate limit is reached.
     pub(crate) fn report(&self, mut rejected: Rejected, now: Instant) {
         {
-            // Nothing inside can panic half-way.
+            // No code under this lock can panic halfway, so the state is consistent even if the lock is
+            // poisoned.
             let mut states = self.states.lock().unwrap_or_else(PoisonError::into_inner);
             let [refusals, ends] = &mut *states;
             let state = if rejected.is_end_of_file { ends } else { refusals };
@@ -56,7 +59,7 @@ impl Rejections {
 }
 
 impl Rejected {
-    /// Of a client that is not let in.
+    /// Creates the report for a client that is not admitted.
     pub(crate) fn new(remote: SocketAddr, error: String) -> Rejected {
         Rejected {
             remote,

@@ -12,21 +12,21 @@ use http2::Template;
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
-/// Header lists that are sent again and again.
+/// Header lists that are sent often.
 pub(crate) struct Templates {
-    /// The head of an answer that carries messages.
+    /// Head of an answer with messages.
     pub(crate) opening: Template,
-    /// The same for messages that are packed.
+    /// Head of an answer with compressed messages.
     pub(crate) opening_packed: Template,
-    /// The trailers of each status, without its message.
+    /// Trailers for each status code, without `grpc-message`.
     trailers: Vec<Template>,
-    /// Answers that are nothing but a status, without its message.
+    /// Heads of answers that consist of a status only, for each status code, without `grpc-message`.
     refusals: Vec<Template>,
-    /// For lists of which nothing is known before.
+    /// Empty list, for answers whose fields are all variable.
     pub(crate) nothing: Template,
 }
 
-/// The same for all connections: each remembers what it has sent of them.
+/// Templates of all connections; each connection's encoder tracks which of them it has sent.
 pub(crate) static TEMPLATES: LazyLock<Templates> = LazyLock::new(|| {
     const OPENING: [(&str, &str); 2] = [(":status", "200"), ("content-type", "application/grpc")];
     let template = |fields: &[(&str, &str)]| {
@@ -44,21 +44,21 @@ pub(crate) static TEMPLATES: LazyLock<Templates> = LazyLock::new(|| {
     }
 });
 
-/// A field of a header list.
+/// Name and value of a header field.
 pub(crate) type Field<'a> = (&'a [u8], &'a [u8]);
 
 impl Templates {
-    /// The head of an answer that carries messages.
+    /// Returns the head of an answer with messages.
     pub(crate) fn opening(&self, packed: bool) -> &Template {
         if packed { &self.opening_packed } else { &self.opening }
     }
 
-    /// The trailers of an answer that is no error.
+    /// Returns the trailers of a successful answer.
     pub(crate) fn good_end(&self) -> &Template {
         &self.trailers[Code::Ok as usize]
     }
 
-    /// Gives `send` the trailers that end an answer.
+    /// Calls `send` with the trailers that end an answer.
     pub(crate) fn with_trailers<T>(
         &self,
         result: &Result<(), Status>,
@@ -73,7 +73,7 @@ impl Templates {
         }
     }
 
-    /// Gives `send` the head of an answer that is nothing but a status.
+    /// Calls `send` with the head of an answer that consists of a status only.
     pub(crate) fn with_refusal<T>(
         &self,
         http: StatusCode,
@@ -100,7 +100,8 @@ impl Templates {
     }
 }
 
-/// The trailers that end an answer, for those who send them in another way: `grpc-status`, and `grpc-message` for an error.
+/// Returns the trailers that end an answer, for callers that send them by other means: `grpc-status`, and
+/// `grpc-message` for an error.
 pub fn trailers(result: &Result<(), Status>) -> HeaderMap {
     let code = result.as_ref().err().map_or(Code::Ok, |status| status.code);
     let mut trailers = HeaderMap::with_capacity(2);
@@ -114,7 +115,7 @@ pub fn trailers(result: &Result<(), Status>) -> HeaderMap {
     trailers
 }
 
-/// Refuses a message that is too long to be sent, in grpc-go's words.
+/// Fails with grpc-go's text if a message is too long to be sent.
 pub(crate) fn check_len(len: usize, bytes_max: usize) -> Result<(), Status> {
     if len > bytes_max {
         let text = format!("grpc: trying to send message larger than max ({len} vs. {bytes_max})");
@@ -123,7 +124,8 @@ pub(crate) fn check_len(len: usize, bytes_max: usize) -> Result<(), Status> {
     Ok(())
 }
 
-/// A `grpc-message` as a field of HTTP/2. A space at either end, which such a field cannot have, is encoded, too.
+/// Encodes a `grpc-message` for HTTP/2. Leading and trailing spaces are encoded too, since an HTTP/2 field
+/// value cannot begin or end with a space.
 fn field_value(text: &str) -> Cow<'_, str> {
     let encoded = percent_encoded(text);
     if !encoded.starts_with(' ') && !encoded.ends_with(' ') {
@@ -135,7 +137,7 @@ fn field_value(text: &str) -> Cow<'_, str> {
     Cow::Owned(["%20".repeat(leading), inner.to_owned(), "%20".repeat(trailing)].concat())
 }
 
-/// The `grpc-message` encoding: everything but visible ASCII, space included and `%` excluded, becomes `%XX`.
+/// Encodes a `grpc-message`: every byte except visible ASCII without `%`, and spaces, becomes `%XX`.
 fn percent_encoded(text: &str) -> Cow<'_, str> {
     let plain = |byte: &u8| (b' '..=b'~').contains(byte) && *byte != b'%';
     if text.as_bytes().iter().all(plain) {

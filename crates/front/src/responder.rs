@@ -1,5 +1,5 @@
-//! The sending half of a request's stream: [`Responder`] sends heads, messages and ends, and resets the stream when it is
-//! dropped before its end. It knows no calls.
+//! Sending half of a request's stream: [`Responder`] sends heads, messages and trailers, and resets the
+//! stream when it is dropped before its end. This module does not know calls.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -14,18 +14,18 @@ use crate::context::ConnectionContext;
 use crate::messages::Messages;
 use crate::reply::{Field, TEMPLATES};
 
-/// What a stream had sent and had waiting, for those who look whether it moves.
+/// Bytes that a stream has sent and has queued, for detecting stalled streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moves {
-    /// Bytes that ever left.
+    /// Total bytes ever sent.
     pub(crate) sent: u64,
-    /// Bytes that wait.
+    /// Bytes that are queued.
     pub(crate) queued: usize,
 }
 
 /// The sending half of a request's stream.
 ///
-/// Commands for a stream that is over do nothing: its client is gone, so that there is nobody to tell.
+/// Commands for a stream that has ended do nothing: its client no longer waits for an answer.
 pub(crate) struct Responder {
     around: Rc<ConnectionContext>,
     key: Key,
@@ -47,7 +47,7 @@ impl Responder {
         &self.around
     }
 
-    /// Sends the head of an answer that carries messages; false if the stream is over.
+    /// Sends the head of an answer that carries messages. Returns false if the stream has ended.
     pub(crate) fn open(&self, packed: bool) -> bool {
         let head = TEMPLATES.opening(packed);
         let is_sent = self.around.http2.borrow_mut().send_head(self.key, head, &[], false).is_ok();
@@ -60,25 +60,25 @@ impl Responder {
         self.is_opened.get()
     }
 
-    /// Sends a part of the answer; false if the stream is over.
+    /// Sends a part of the answer. Returns false if the stream has ended.
     pub(crate) fn send(&self, payload: Payload) -> bool {
         let sent = self.around.http2.borrow_mut().send_data(self.key, payload, false);
         self.around.charge_waiting();
         sent.is_ok()
     }
 
-    /// Sends a message that is charged to the budget already, as one that others wait for too.
+    /// Sends a message that is already charged to the budget because several streams share it.
     pub(crate) fn send_shared(&self, message: Bytes) -> bool {
         let leaves = self.around.http2.borrow().sends_at_once(self.key, message.len() + 5);
         let message = if leaves { message } else { self.around.account.wait_for(message) };
         self.send(Payload::message(message, false).shared())
     }
 
-    /// Sends messages with their prefixes; false if the stream is over.
+    /// Sends messages with their prefixes. Returns false if the stream has ended.
     pub(crate) fn send_messages(&self, messages: Messages) -> bool {
         let sent = self.around.http2.borrow_mut().try_send_short(self.key, messages.as_slice());
         match sent {
-            // None of it waits, so there is nothing to charge.
+            // No byte was queued, so there is nothing to charge.
             Ok(true) => true,
             Ok(false) => self.send(Payload::from(messages.into_bytes())),
             Err(_) => false,
@@ -92,7 +92,7 @@ impl Responder {
             let mut http2 = self.around.http2.borrow_mut();
             let templates = &*TEMPLATES;
             let (head, payload) = (templates.opening(packed), Payload::message(message, packed));
-            // A stream that is over has nobody who waits for it.
+            // An error means that the stream has ended; then there is nobody to answer.
             let _ = http2.send_response(self.key, head, payload, templates.good_end());
             if http2.queued_pieces() == 0 {
                 return;
@@ -101,7 +101,7 @@ impl Responder {
         self.around.charge_waiting();
     }
 
-    /// Ends an answer that was begun, with its status.
+    /// Ends an answer whose head was sent, with its status.
     pub(crate) fn finish(mut self, result: &Result<(), Status>) {
         self.is_done = true;
         TEMPLATES.with_trailers(result, |trailers, more| {
@@ -110,7 +110,7 @@ impl Responder {
         self.around.charge_waiting();
     }
 
-    /// Answers with nothing but a status.
+    /// Answers with a status only, without messages.
     pub(crate) fn refuse(mut self, http: StatusCode, status: &Status) {
         self.is_done = true;
         TEMPLATES.with_refusal(http, status, |head, more| {
@@ -118,10 +118,10 @@ impl Responder {
         });
     }
 
-    /// Sends the head of a page. `end` says that nothing follows. False if the stream is over.
+    /// Sends the head of a page. `end` means that no body follows. Returns false if the stream has ended.
     pub(crate) fn open_page(&mut self, head: &Parts, end: bool) -> bool {
         let mut fields: Vec<Field<'_>> = vec![(b":status", head.status.as_str().as_bytes())];
-        // A header value may begin or end with white space in HTTP/1, which means nothing there.
+        // HTTP/1 allows white space around a header value and gives it no meaning; HTTP/2 forbids it.
         fields.extend(
             head.headers
                 .iter()
@@ -140,45 +140,45 @@ impl Responder {
         self.around.charge_waiting();
     }
 
-    /// Ends the stream with nothing but a reset.
+    /// Ends the stream with a reset and no status.
     pub(crate) fn reset(mut self, reason: Reason) {
         self.is_done = true;
         self.around.http2.borrow_mut().reset(self.key, reason);
         self.around.charge_waiting();
     }
 
-    /// A stream that is over needs nothing more.
+    /// Ignores the error of a stream that has ended. Any other error is a bug, which debug builds assert.
     fn told(&self, sent: Result<(), SendError>) {
         debug_assert!(!matches!(sent, Err(SendError::NoHead | SendError::Invalid(_))), "{sent:?}");
     }
 
-    /// Returns true if the stream is not over.
+    /// Returns true if the stream has not ended.
     pub(crate) fn is_open(&self) -> bool {
         self.around.http2.borrow().is_open(self.key)
     }
 
-    /// Bytes of the answer that wait for the client.
+    /// Returns the number of queued bytes of the answer.
     pub(crate) fn queued_bytes(&self) -> usize {
         self.around.http2.borrow().stream_queued_bytes(self.key)
     }
 
-    /// What was sent and what waits.
+    /// Returns the bytes sent and queued on the stream.
     pub(crate) fn moves(&self) -> Moves {
         moves(&self.around.http2.borrow(), self.key)
     }
 
-    /// Bytes that the client and the connection's output take now.
+    /// Returns the number of bytes that the client's window and the connection's output accept now.
     pub(crate) fn room(&self) -> usize {
         self.around.http2.borrow().room(self.key)
     }
 
-    /// Lets the call be woken when nothing of it waits and there is room.
+    /// Requests a wake of the call once nothing of its answer is queued and there is room.
     pub(crate) fn want_room(&self) {
         self.around.http2.borrow_mut().want_room(self.key);
     }
 }
 
-/// What a stream had sent and has waiting.
+/// Returns the bytes sent and queued on a stream.
 pub(crate) fn moves(http2: &http2::Connection, key: Key) -> Moves {
     Moves { sent: http2.stream_sent_bytes(key), queued: http2.stream_queued_bytes(key) }
 }

@@ -10,31 +10,32 @@ use bytes::Bytes;
 
 use crate::{Exchange, Head, Inbound, Origin, Outbound, ResponseBody, exchange};
 
-/// A boxed future that stays on its shard's thread.
+/// Boxed future that stays on its shard's thread.
 pub type LocalBoxFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
-/// The number of messages in each direction.
+/// Number of messages in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// One message in, one out.
+    /// One request, one answer.
     Unary,
-    /// One message in, many out.
+    /// One request, many answers.
     ServerStream,
-    /// Many messages in, many out.
+    /// Many requests, many answers.
     Bidi,
 }
 
-/// A method of a service, as its path names it.
+/// Method of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Method {
-    /// The service's own number for it, below [`crate::Options::methods`]; counters are kept under it.
+    /// Number that the service gives the method, below [`crate::Options::methods`]; counters are indexed by
+    /// it.
     pub id: u16,
     /// Number of messages in each direction.
     pub kind: Kind,
 }
 
 impl From<Rpc> for Method {
-    /// The method of etcd's API, under its number in [`Rpc::ALL`].
+    /// Converts a method of etcd's API; the id is its index in [`Rpc::ALL`].
     fn from(rpc: Rpc) -> Method {
         let kind = match rpc.method().kind {
             api::Kind::Unary => Kind::Unary,
@@ -45,34 +46,33 @@ impl From<Rpc> for Method {
     }
 }
 
-/// Yields the next part of a big answer: at most as many bytes as asked for, `None` when there is no more.
-/// The parts together must have exactly the announced length. A part that has to be waited for is asked for again,
-/// perhaps with another number of bytes, once the context's waker was woken.
+/// Yields the next part of a big answer, with at most the requested number of bytes; `None` at the end. The
+/// parts together must have exactly the announced length. After `Pending`, the source is called again once
+/// its waker was woken, perhaps with another number of bytes.
 pub type PieceSource = Box<dyn FnMut(usize, &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>>>;
 
-/// The one message that answers a unary call.
+/// Answer message of a unary call.
 pub enum Answer {
-    /// A message that is ready, without gRPC's five byte prefix. It is sent without being copied together
-    /// with its prefix first.
+    /// Complete message, without gRPC's five-byte prefix. It is sent without being copied behind the prefix.
     Whole(Bytes),
-    /// A big message made part by part while the client's window opens; other calls run between parts. It is
-    /// never compressed.
+    /// Big message that is produced in parts while the client's window opens; other calls run between parts.
+    /// Never compressed.
     Pieces {
-        /// Bytes of the whole message.
+        /// Length of the whole message in bytes.
         len: usize,
-        /// The first bytes of the message, for whoever notes what was answered: some of those that are known before a part is
-        /// made, or none. They are in the parts, too.
+        /// First bytes of the message, for logging of answers: those known before the first part is produced,
+        /// or none. The parts contain them too.
         beginning: Box<[u8]>,
-        /// Makes the parts.
+        /// Produces the parts.
         source: PieceSource,
-        /// Bytes that the source holds now, besides some hundred. They are charged to the client.
+        /// Bytes that the source holds now, except for a few hundred. They are charged to the client.
         held: Rc<Cell<usize>>,
     },
 }
 
-/// How a unary call is answered.
+/// Way in which a unary call is answered.
 pub enum Unary {
-    /// Answered at once, inside the connection's turn: the cheapest way.
+    /// Answered immediately, inside the connection's turn, which is the cheapest way.
     Done(Result<Answer, Status>),
     /// Answered when the future resolves; dropped when the client or the deadline cancels the call.
     Later(LocalBoxFuture<Result<Answer, Status>>),
@@ -80,20 +80,21 @@ pub enum Unary {
 
 /// The service that answers calls. There is one per shard, and it never leaves that shard's thread.
 pub trait Service: 'static {
-    /// The method at a path such as `/etcdserverpb.KV/Range`.
+    /// Returns the method at a path such as `/etcdserverpb.KV/Range`; `None` if there is no such method.
     fn method(&self, path: &str) -> Option<Method>;
 
-    /// Returns true if a gRPC service of this name (such as `etcdserverpb.KV`) exists; decides between the two texts for
-    /// an unknown path.
+    /// Returns true if a gRPC service of this name (such as `etcdserverpb.KV`) exists; selects between two
+    /// error texts for an unknown path.
     fn has_service(&self, name: &str) -> bool;
 
-    /// Returns true if unary calls of a method may wait a little while others are answered. A connection whose client makes
-    /// no others gives way.
+    /// Returns true if unary calls of a method may wait a little while others are answered. Connections whose
+    /// clients make only such calls are throttled while other calls arrive.
     fn may_wait(&self, _method: u16) -> bool {
         false
     }
 
-    /// A client's connection has begun to speak HTTP/2. What this gives is dropped when the connection is gone.
+    /// Called when a connection begins to speak HTTP/2. The returned value is dropped when the connection
+    /// ends.
     fn connected(&self, _from: &Origin) -> Option<Box<dyn Any>> {
         None
     }
@@ -101,13 +102,13 @@ pub trait Service: 'static {
     /// Answers a unary call. Runs inside the connection's turn, so it must not block.
     fn unary(self: Rc<Self>, head: Head, message: Bytes) -> Unary;
 
-    /// Returns the status that replaces an answer for which there is no space, because the client takes none. For a
-    /// method that changes something it must not look like a refusal.
+    /// Returns the status that replaces an answer for which there is no room because the client takes no
+    /// answers. For a method that changes data it must not look like a refusal.
     fn unanswered(&self, _method: u16) -> Status {
         api::error::TOO_MANY_REQUESTS
     }
 
-    /// Answers a streaming call of either kind; the call ends with the future.
+    /// Answers a streaming call of either kind; the call ends when the future resolves.
     fn stream(
         self: Rc<Self>,
         head: Head,
@@ -115,19 +116,19 @@ pub trait Service: 'static {
         outbound: Outbound,
     ) -> LocalBoxFuture<Result<(), Status>>;
 
-    /// The method that a request which is no gRPC call makes of its path, if it is known by that alone: such requests wait
-    /// where calls of the method do, see [`Service::may_wait`].
+    /// Returns the method of a request that is not a gRPC call, if its path alone determines the method. Such
+    /// requests wait like calls of the method, see [`Service::may_wait`].
     fn page_method(&self, _path: &str) -> Option<u16> {
         None
     }
 
-    /// Answers a request that is no gRPC call, over HTTP/1 or HTTP/2. Without a method of its own, a service gets it whole, as
-    /// [`Service::http`].
+    /// Answers a request that is not a gRPC call, over HTTP/1 or HTTP/2. The default implementation reads the
+    /// whole body and calls [`Service::http`].
     fn exchange(self: Rc<Self>, exchange: Exchange) -> LocalBoxFuture<http::Response<ResponseBody>> {
         exchange::answer_whole(self, exchange)
     }
 
-    /// Answers a request that is no gRPC call, whose body has arrived whole. The peer's address is in its extensions as
-    /// a [`std::net::SocketAddr`], and an [`Origin`] with the rest.
+    /// Answers a request that is not a gRPC call, with its whole body. The request's extensions hold the peer
+    /// address as a [`std::net::SocketAddr`], and an [`Origin`].
     fn http(self: Rc<Self>, request: http::Request<Bytes>) -> LocalBoxFuture<http::Response<Bytes>>;
 }

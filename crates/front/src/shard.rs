@@ -1,6 +1,6 @@
-//! A shard: one thread with a runtime of its own, the connections that live on it, and their service. [`run`] is the body
-//! of the thread; [`Closing`] tells services of a shutdown. It accepts no connections (`acceptor` does), and no call ever
-//! leaves its thread.
+//! A shard: one thread with its own runtime, the connections that live on it, and their service. [`run`] is
+//! the body of the thread; [`Closing`] signals a shutdown to services. The `acceptor` accepts connections,
+//! and no call ever leaves the thread of its shard.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -25,20 +25,20 @@ use crate::{Options, Origin, Service, connection, http1};
 use accounting::ShardCounters;
 use accounting::{Account, Held};
 
-/// The number of a shard, from 0.
+/// Index of a shard, starting at 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ShardId(pub usize);
 
-/// Tells services that the front is shutting down, so that endless streams can end with their own status.
+/// Signals services that the front is shutting down, so that endless streams can end with their own status.
 #[derive(Clone, Debug)]
 pub struct Closing(pub(crate) watch::Receiver<bool>);
 
-/// Begins the shutdown that a [`Closing`] tells of; a drop does the same.
+/// Sender of the shutdown signal; dropping it also begins the shutdown.
 #[derive(Debug)]
 pub struct Close(watch::Sender<bool>);
 
 impl Close {
-    /// Shutdown begins.
+    /// Begins the shutdown.
     pub fn begin(&self) {
         self.0.send_replace(true);
     }
@@ -58,12 +58,12 @@ impl Closing {
 
     /// Resolves when shutdown begins.
     pub async fn begun(&mut self) {
-        // An error means that the front is gone, which means the same as closing.
+        // An error means that the front was dropped, which counts as closing.
         let _ = self.0.wait_for(|begun| *begun).await;
     }
 }
 
-/// Facts about the shard that a service is made for.
+/// Data about a shard, passed to [`crate::MakeService`].
 #[derive(Clone, Debug)]
 pub struct Shard {
     /// Number of the shard.
@@ -77,27 +77,27 @@ pub struct Shard {
 /// State that the connections of one shard share.
 pub(crate) struct ShardState {
     pub(crate) options: Arc<Options>,
-    /// What HTTP/2 allows clients.
+    /// HTTP/2 limits for clients.
     pub(crate) http2: Arc<http2::Options>,
     pub(crate) counters: Arc<ShardCounters>,
     pub(crate) pool: Rc<BufferPool>,
     pub(crate) closing: Cell<bool>,
-    /// Wakers of all connections, woken when closing begins, and by the clock.
+    /// Wakers of all connections, for the clock and for the beginning of the shutdown.
     pub(crate) connections: RefCell<Slab<Waker>>,
-    /// When connections want to be woken.
+    /// Alarms of the connections.
     pub(crate) clock: Clock,
-    /// Connections that were let in by TLS.
+    /// Connections that TLS has admitted.
     pub(crate) admitted: RefCell<Slab<Rc<Standing>>>,
     pub(crate) rejections: Arc<Rejections>,
-    /// Where work waits that may.
+    /// Throttle for work that may wait.
     pub(crate) turnstile: Turnstile,
-    /// Where connections wait that have much to do.
+    /// Queue of connections whose next turn is long.
     pub(crate) long_turns: LongTurns,
 }
 
-/// What a shard hears of certificates, and tells.
+/// Inputs and outputs of the shard's certificate checks.
 pub(crate) struct Certificates {
-    /// Counts how often TLS was loaded anew.
+    /// Number of TLS reloads.
     pub(crate) reloads: watch::Receiver<u64>,
     pub(crate) rejections: Arc<Rejections>,
 }
@@ -110,8 +110,8 @@ impl ShardState {
     }
 }
 
-/// The body of a shard's thread: serves what is handed over until closing is done or it is killed. `counters` are those of all
-/// shards.
+/// Runs a shard's thread: serves the connections from `handed` until closing is complete or the shard is
+/// killed. `counters` are those of all shards.
 pub(crate) async fn run(
     shard: Shard,
     options: Arc<Options>,
@@ -138,7 +138,7 @@ pub(crate) async fn run(
         turnstile: Turnstile::new(may_wait, counters),
         long_turns: LongTurns::default(),
     });
-    // Detached: it ends with the shard.
+    // Detached: the task ends with the shard.
     drop(tokio::task::spawn_local(standing::watch(state.clone(), certificates.reloads)));
     let keeper = state.clone();
     drop(tokio::task::spawn_local(async move { keeper.turnstile.keep().await }));
@@ -146,11 +146,12 @@ pub(crate) async fn run(
     drop(tokio::task::spawn_local(async move { keeper.long_turns.keep().await }));
     let keeper = state.clone();
     drop(tokio::task::spawn_local(async move { clock::keep(&keeper).await }));
-    // Connections hold a sender each: the channel ends with the last of them.
+    // Each connection holds a sender, so the channel closes with the last connection.
     let (open, mut all_closed) = mpsc::channel::<()>(1);
     let serving = async {
         while let First::Right(Some(handed)) = race(closing.begun(), handed.recv()).await {
-            // On the heap: a task has the size of its largest part, and thousands may wait for their turn.
+            // On the heap: a task is as large as its largest state, and thousands of tasks may wait for their
+            // turn.
             let handed = Box::new(handed);
             let (state, service, open) = (state.clone(), service.clone(), open.clone());
             let closing = shard.closing.clone();
@@ -158,7 +159,7 @@ pub(crate) async fn run(
             drop(tokio::task::spawn_local(async move {
                 Box::pin(Pass::default().through(&state.turnstile, handed.origin.peer.ip())).await;
                 let Handed { stream, origin, met, slot } = *handed;
-                // How a connection ended is the client's affair.
+                // Errors of a connection concern its client only and are not reported.
                 if let Ok(stream) = stream.attach() {
                     let (wire, admission) = match met.map(|met| *met) {
                         None => (Wire::Plain(stream), None),
@@ -171,7 +172,8 @@ pub(crate) async fn run(
                         Box::pin(begin(wire, origin, admission, state.clone(), closing.clone())).await;
                     match begun {
                         Ok(Some(begun)) if begun.speaks_h2 => {
-                            // A task of its own, which holds nothing of the beginning.
+                            // Spawned as a separate task, so that the memory used while waiting for the first
+                            // bytes is freed.
                             let serving = connection::serve(begun, state, service, (slot, open));
                             drop(tokio::task::spawn_local(serving));
                         }
@@ -188,16 +190,16 @@ pub(crate) async fn run(
         state.turnstile.release();
         state.wake_all();
         drop(open);
-        // Handed over but not begun: their clients see the connection close.
+        // Connections that were handed over and have not begun are dropped, which closes them.
         handed.close();
         while handed.try_recv().is_ok() {}
-        // Nothing is ever sent: this waits for the senders to go.
+        // No value is ever sent; this waits until all senders are dropped.
         let _ = all_closed.recv().await;
     };
     race(serving, killed.wait_for(|killed| *killed)).await;
 }
 
-/// Serves a connection, whichever protocol it speaks, until it ends.
+/// Serves a connection of either protocol until it ends.
 pub(crate) async fn serve<S: Transport + 'static>(
     wire: Wire<S>,
     origin: Origin,
@@ -213,7 +215,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
     }
 }
 
-/// A connection whose first bytes have come.
+/// Connection whose first bytes have arrived.
 pub(crate) struct Begun<S> {
     pub(crate) socket: Socket<S>,
     speaks_h2: bool,
@@ -222,21 +224,21 @@ pub(crate) struct Begun<S> {
     pub(crate) secured: Option<Box<Secured>>,
 }
 
-/// What a connection with TLS has besides, until it is gone.
+/// Additional state of a TLS connection.
 pub(crate) struct Secured {
     admitted: Admitted,
     _held: Held,
 }
 
 impl Secured {
-    /// Whether its client may stay.
+    /// Returns the handle that shows whether the client is still admitted.
     pub(crate) fn standing(&self) -> &Rc<Standing> {
         &self.admitted.standing
     }
 }
 
-/// Waits for the first bytes of a connection; `None` if it is over before, or speaks what its listener does not take, or not what
-/// it has agreed on.
+/// Waits for the first bytes of a connection. Returns `None` if the front closes first, or if the client
+/// speaks a protocol that its listener does not serve or that differs from the one negotiated by ALPN.
 async fn begin<S: Transport + 'static>(
     wire: Wire<S>,
     origin: Origin,
@@ -252,7 +254,7 @@ async fn begin<S: Transport + 'static>(
     let standing = secured.as_ref().map(|secured| secured.standing().clone());
     let mut socket = Socket::new(wire, state.pool.clone());
     let mut pass = Pass::default();
-    // The turn that brought the connection here is its first look.
+    // The first check needs no turn: the connection was admitted through the turnstile just before.
     let mut has_turn = true;
     let first = poll_fn(|cx| {
         let waits =

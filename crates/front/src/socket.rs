@@ -1,6 +1,6 @@
-//! The byte stream under a connection: [`Socket`] reads in large steps into buffers that the shard's connections share. It
-//! writes what HTTP/2 has gathered in a turn, and gathers what HTTP/1 writes until that is flushed. Below it is a [`Wire`]: any
-//! [`Transport`], with TLS or without.
+//! The byte stream under a connection: [`Socket`] reads large blocks into buffers that the shard's
+//! connections share. It writes the output that HTTP/2 has gathered in a turn, and gathers HTTP/1 writes
+//! until they are flushed. Below it is a [`Wire`]: any [`Transport`], with TLS or without.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
@@ -13,19 +13,20 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::wire::Wire;
 
-/// Bytes of one buffer. A turn reads and writes up to this much at once.
+/// Size of one buffer in bytes. A turn reads and writes at most this much at once.
 pub(crate) const BUFFER_BYTES: usize = 64 * 1024;
 
-/// Bytes that one round of a connection takes from the client.
+/// Bytes that one round of a connection may take from the client.
 pub(crate) const ALLOWANCE_BYTES: usize = BUFFER_BYTES;
 
-/// Pieces written at once.
+/// Maximum number of pieces in one vectored write.
 const PIECES_MAX: usize = 64;
 
-/// Buffers that a shard keeps for its connections' next turns.
+/// Maximum number of free buffers that a shard keeps.
 const POOLED_MAX: usize = 64;
 
-/// Buffers of one shard: a connection borrows them while it has bytes in them, so an idle one holds none.
+/// Buffer pool of one shard. A connection borrows a buffer while it has bytes in it, so an idle connection
+/// holds none.
 #[derive(Debug, Default)]
 pub(crate) struct BufferPool {
     free: RefCell<Vec<Box<[u8]>>>,
@@ -44,7 +45,7 @@ impl BufferPool {
     }
 }
 
-/// A borrowed buffer whose bytes `at..end` are still to be used.
+/// Borrowed buffer whose bytes `at..end` are not used yet.
 #[derive(Debug)]
 pub(crate) struct Filled {
     buffer: Box<[u8]>,
@@ -53,23 +54,23 @@ pub(crate) struct Filled {
 }
 
 impl Filled {
-    /// The first `end` bytes of a buffer.
+    /// Wraps a buffer whose first `end` bytes are filled.
     pub(crate) fn new(buffer: Box<[u8]>, end: usize) -> Filled {
         Filled { buffer, at: 0, end }
     }
 
-    /// What is still to be used.
+    /// Returns the unused bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.buffer[self.at..self.end]
     }
 
-    /// So many bytes were used; returns how many are left.
+    /// Marks `n` bytes as used. Returns the number of unused bytes left.
     pub(crate) fn advance(&mut self, n: usize) -> usize {
         self.at += n;
         self.end - self.at
     }
 
-    /// Bytes of the buffer, used or not.
+    /// Returns the size of the whole buffer in bytes.
     pub(crate) fn capacity(&self) -> usize {
         self.buffer.len()
     }
@@ -79,33 +80,33 @@ impl Filled {
     }
 }
 
-/// Any byte stream under a connection. It must not wake within its own poll: a connection
-/// that was told there is nothing to read does not ask again in the same turn (see `Socket::drained`).
+/// Any byte stream under a connection. Its poll functions must not wake the task themselves: after a pending
+/// read, a connection does not read again in the same turn (see `Socket::drained`).
 pub(crate) trait Transport: AsyncRead + AsyncWrite + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Unpin> Transport for T {}
 
-/// A byte stream whose reads, and the writes of HTTP/1, are done in big steps.
+/// Byte stream that reads, and writes for HTTP/1, in large blocks.
 #[derive(Debug)]
 pub(crate) struct Socket<S> {
     stream: Wire<S>,
     pool: Rc<BufferPool>,
     input: Option<Filled>,
-    /// Of a connection that speaks HTTP/1.
+    /// State for HTTP/1; `None` until the connection speaks HTTP/1.
     http1: Option<Box<Http1>>,
-    /// True if nothing more can be read in this turn: the stream said so and will wake the connection.
+    /// True if the last read in this turn was pending: the stream wakes the connection when more arrives.
     drained: bool,
-    /// They wrap: what is asked of them is whether any came lately.
+    /// Received bytes, wrapping: only a change of the value matters.
     received_bytes: u32,
 }
 
-/// What HTTP/1 needs of a socket besides.
+/// Additional socket state for HTTP/1.
 #[derive(Debug)]
 struct Http1 {
-    /// What was written and not sent.
+    /// Bytes that were written by hyper and not sent yet.
     output: Option<Filled>,
-    /// Bytes ever handed to the kernel.
+    /// Total bytes handed to the kernel.
     sent_bytes: u64,
-    /// Bytes that may still be taken or sent before others get their turn.
+    /// Bytes that may be read or sent before other connections have their turn.
     allowance: usize,
 }
 
@@ -120,48 +121,48 @@ impl<S: Transport> Socket<S> {
         Socket { stream, pool, input: None, http1: None, drained: false, received_bytes: 0 }
     }
 
-    /// A turn of HTTP/2 begins: the stream may have more to read.
+    /// Begins a turn of HTTP/2: the stream may be read again.
     pub(crate) fn begin_turn(&mut self) {
         self.drained = false;
     }
 
-    /// Returns true if HTTP/1 has read and written as much as it may before others get their turn.
+    /// Returns true if HTTP/1 has read and written its allowance and other connections must have their turn.
     pub(crate) fn is_allowance_spent(&self) -> bool {
         self.http1.as_ref().is_some_and(|http1| http1.allowance == 0)
     }
 
-    /// HTTP/1 may go on.
+    /// Renews the allowance of HTTP/1 after other connections had their turn.
     pub(crate) fn renew_allowance(&mut self) {
         self.http1.get_or_insert_default().allowance = ALLOWANCE_BYTES;
     }
 
-    /// Returns true if the client has begun something that is read and not used, or a record of TLS, and not ended it.
+    /// Returns true if input was read and not used, or a TLS record has arrived in part.
     pub(crate) fn is_amid(&self) -> bool {
         self.input.is_some() || self.stream.is_amid_record()
     }
 
-    /// Returns true if the client has agreed to speak HTTP/2.
+    /// Returns true if the client negotiated HTTP/2 by ALPN.
     pub(crate) fn has_agreed_on_h2(&self) -> bool {
         self.stream.has_agreed_on_h2()
     }
 
-    /// A number that changes when bytes come from the client, with TLS when some of a record do.
+    /// Returns a number that changes when bytes arrive from the client, with TLS also for a part of a record.
     pub(crate) fn received_bytes(&self) -> u64 {
         u64::from(self.received_bytes) + self.stream.record_bytes()
     }
 
-    /// Bytes of the buffers held now.
+    /// Returns the bytes of the buffers held now.
     pub(crate) fn buffer_bytes(&self) -> usize {
         BUFFER_BYTES * (usize::from(self.input.is_some()) + usize::from(self.has_unsent()))
             + self.stream.held_bytes()
     }
 
-    /// What was read and is not used.
+    /// Returns the bytes that were read and not used.
     pub(crate) fn unread(&self) -> &[u8] {
         self.input.as_ref().map_or(&[], Filled::bytes)
     }
 
-    /// So many bytes of [`Socket::unread`] were used.
+    /// Marks `n` bytes of [`Socket::unread`] as used.
     pub(crate) fn consume(&mut self, n: usize) {
         if let Some(input) = &mut self.input
             && input.advance(n) == 0
@@ -171,8 +172,8 @@ impl<S: Transport> Socket<S> {
         }
     }
 
-    /// Reads what is there, behind what is not used yet, which is less than a frame. Returns what that takes of a round's share,
-    /// in bytes; 0 at the end of the stream.
+    /// Reads available bytes behind the unused ones, which must be less than a frame. Returns the cost in
+    /// bytes of the round's allowance; 0 at the end of the stream.
     pub(crate) fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if self.drained {
             return Poll::Pending;
@@ -195,15 +196,15 @@ impl<S: Transport> Socket<S> {
         self.drained = polled.is_pending();
         ready!(polled)?;
         self.received_bytes = self.received_bytes.wrapping_add(n as u32);
-        // Decrypting takes time that the bytes do not show.
+        // Decryption costs time that the number of bytes does not show.
         Poll::Ready(Ok(if n == 0 { 0 } else { n + self.stream.take_surplus() }))
     }
 
-    /// Writes what HTTP/2 has gathered; ready when all of it went to the kernel.
+    /// Writes the gathered output of HTTP/2; becomes ready when the kernel has taken all of it.
     pub(crate) fn poll_write(&mut self, cx: &mut Context<'_>, output: &mut Output) -> Poll<io::Result<()>> {
         while !output.is_empty() {
             let stream = Pin::new(&mut self.stream);
-            // The kernel does less for one piece, and most writes are one.
+            // A plain write is cheaper in the kernel than a vectored write, and most outputs have one piece.
             let n = if let Some(only) = output.only() {
                 ready!(stream.poll_write(cx, only))?
             } else {
@@ -219,7 +220,7 @@ impl<S: Transport> Socket<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Waits until the first bytes decide what the client speaks: true for HTTP/2. The bytes stay unread.
+    /// Waits until the first bytes show the protocol: true for HTTP/2. The bytes stay unread.
     pub(crate) fn poll_speaks_h2(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         loop {
             if let Some(input) = &self.input {
@@ -250,7 +251,7 @@ impl<S: Transport> Socket<S> {
         }
     }
 
-    /// Returns true if bytes of HTTP/1 wait for the client to take some.
+    /// Returns true if bytes of HTTP/1 wait to be sent.
     pub(crate) fn has_unsent(&self) -> bool {
         self.output().is_some()
     }
@@ -263,12 +264,12 @@ impl<S: Transport> Socket<S> {
         self.output().is_some_and(|output| output.end == output.buffer.len())
     }
 
-    /// Bytes of HTTP/1 ever handed to the kernel.
+    /// Returns the total bytes of HTTP/1 handed to the kernel.
     pub(crate) fn sent_bytes(&self) -> u64 {
         self.http1.as_ref().map_or(0, |http1| http1.sent_bytes)
     }
 
-    /// Writes what HTTP/1 has written; ready when all of it went to the kernel.
+    /// Sends the gathered bytes of HTTP/1; becomes ready when the kernel has taken all of them.
     pub(crate) fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while let Some(http1) = &mut self.http1
             && let Some(output) = &mut http1.output
@@ -312,7 +313,7 @@ impl<S: Transport> Socket<S> {
         Poll::Ready(Ok(gathered))
     }
 
-    /// Takes bytes for HTTP/1.
+    /// Reads bytes for HTTP/1.
     fn poll_take(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.input.is_none() {
             let mut buffer = self.pool.take();
@@ -323,7 +324,7 @@ impl<S: Transport> Socket<S> {
                 self.pool.give(buffer);
                 return polled;
             }
-            // Decrypting takes time that the bytes do not show.
+            // Decryption costs time that the number of bytes does not show.
             let http1 = self.http1.get_or_insert_default();
             http1.allowance = http1.allowance.saturating_sub(self.stream.take_surplus());
             self.input = Some(Filled::new(buffer, end));
@@ -337,8 +338,8 @@ impl<S: Transport> Socket<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Reads and forgets; ready at the end of the stream. After a last frame was sent this keeps the kernel from
-    /// answering late bytes with a reset, which could destroy that frame on its way.
+    /// Reads and discards; becomes ready at the end of the stream. Used after the last frame was sent: unread
+    /// bytes would make the kernel send a reset, which could destroy that frame in flight.
     pub(crate) fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut buffer = self.pool.take();
         let result = loop {
@@ -352,7 +353,7 @@ impl<S: Transport> Socket<S> {
         result
     }
 
-    /// Sends what waits and closes the writing half.
+    /// Sends the gathered bytes and closes the writing half.
     pub(crate) fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_send(cx))?;
         Pin::new(&mut self.stream).poll_shutdown(cx)
@@ -368,7 +369,7 @@ impl<S> Drop for Socket<S> {
     }
 }
 
-/// The socket as hyper holds it; the connection keeps another handle.
+/// Handle to the socket for hyper; the connection keeps another handle.
 pub(crate) struct SharedSocket<S>(pub(crate) Rc<RefCell<Socket<S>>>);
 
 impl<S> Clone for SharedSocket<S> {

@@ -1,5 +1,5 @@
-//! Whether clients that TLS has let in may stay: certificates end, and files change. Every shard looks at its own connections,
-//! some at a time.
+//! Revalidation of clients that TLS has admitted: certificates expire, and files change. Every shard checks
+//! its own connections, some at a time.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -14,10 +14,10 @@ use tokio::sync::watch;
 use crate::Rejected;
 use crate::shard::ShardState;
 
-/// Connections looked at before others get their turn.
+/// Maximum number of connections checked before other tasks run.
 const LOOKED_AT_ONCE: usize = 64;
 
-/// How a connection was let in.
+/// TLS settings and session with which a connection was admitted.
 pub(crate) struct Admission {
     pub(crate) tls: tls::ServerTls,
     pub(crate) session: tls::Session,
@@ -29,7 +29,7 @@ impl fmt::Debug for Admission {
     }
 }
 
-/// A connection that was let in, among its shard's.
+/// Validity of an admitted connection, registered with its shard.
 pub(crate) struct Standing {
     admission: Admission,
     remote: SocketAddr,
@@ -43,7 +43,7 @@ impl Standing {
         self.is_over.get()
     }
 
-    /// Wakes this task when the connection must close.
+    /// Wakes the task of `waker` when the connection must close.
     pub(crate) fn wake_when_over(&self, waker: &Waker) {
         let mut slot = self.waker.borrow_mut();
         if !slot.as_ref().is_some_and(|old| old.will_wake(waker)) {
@@ -60,7 +60,7 @@ impl Standing {
         Poll::Pending
     }
 
-    /// Closes it if it would not be let in now.
+    /// Closes the connection if its client would not be admitted now.
     fn look(&self, shard: &ShardState) {
         if self.is_over() {
             return;
@@ -76,7 +76,7 @@ impl Standing {
     }
 }
 
-/// A connection's place among those that were let in; leaves it when dropped.
+/// Registration of a connection among the admitted ones of its shard; removed when dropped.
 pub(crate) struct Admitted {
     shard: Rc<ShardState>,
     key: usize,
@@ -88,7 +88,8 @@ impl Admitted {
         let standing =
             Rc::new(Standing { admission, remote, is_over: Cell::new(false), waker: RefCell::new(None) });
         let key = shard.admitted.borrow_mut().insert(standing.clone());
-        // What it was let in by may have been replaced since, and those that are here already looked at.
+        // The files may have been reloaded after the handshake, and the shard may have checked its
+        // connections before this one was added.
         standing.look(shard);
         Admitted { shard: shard.clone(), key, standing }
     }
@@ -100,11 +101,12 @@ impl Drop for Admitted {
     }
 }
 
-/// Looks at all connections now and then, and after each reload, until the front is gone.
+/// Checks all connections periodically and after each reload, until the front is dropped.
 pub(crate) async fn watch(shard: Rc<ShardState>, mut reloads: watch::Receiver<u64>) {
     let every = shard.options.certificates_checked_every;
     loop {
-        // A time-out is the other reason to look.
+        // On a timeout the periodic check is due; on a change, the reload check. An inner error means that
+        // the front is gone.
         if let Ok(Err(_)) = tokio::time::timeout(every, reloads.changed()).await {
             return;
         }
@@ -116,7 +118,7 @@ pub(crate) async fn watch(shard: Rc<ShardState>, mut reloads: watch::Receiver<u6
     }
 }
 
-/// Looks at some connections from this place on. Returns where to go on; `None` if those were the last.
+/// Checks some connections, from slot `from` on. Returns the slot to continue at; `None` after the last slot.
 fn look_at_some(shard: &ShardState, from: usize) -> Option<usize> {
     let (to, some) = {
         let admitted = shard.admitted.borrow();

@@ -1,4 +1,4 @@
-//! A stream of bytes from a TCP or a Unix socket, inside an event loop ([`Stream`]) and on its way to one ([`Detached`]).
+//! Byte streams over TCP and Unix sockets: [`Stream`] is registered in an event loop, [`Detached`] is not.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,14 +9,14 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
-/// A connected socket that belongs to no event loop.
+/// Connected socket that is registered in no event loop.
 #[derive(Debug)]
 pub(crate) enum Detached {
     Tcp(std::net::TcpStream),
     Unix(std::os::unix::net::UnixStream),
 }
 
-/// A connected socket in the event loop of this thread.
+/// Connected socket that is registered in this thread's event loop.
 #[derive(Debug)]
 pub(crate) enum Stream {
     Tcp(TcpStream),
@@ -24,7 +24,7 @@ pub(crate) enum Stream {
 }
 
 impl Detached {
-    /// Moves it into this thread's event loop.
+    /// Registers the socket in this thread's event loop.
     pub(crate) fn attach(self) -> io::Result<Stream> {
         Ok(match self {
             Detached::Tcp(stream) => Stream::Tcp(TcpStream::from_std(stream)?),
@@ -34,7 +34,7 @@ impl Detached {
 }
 
 impl Stream {
-    /// This end's address, if it has one.
+    /// Returns the local address of the socket; `None` for a Unix socket.
     pub(crate) fn local_address(&self) -> Option<SocketAddr> {
         match self {
             Stream::Tcp(stream) => stream.local_addr().ok(),
@@ -42,7 +42,7 @@ impl Stream {
         }
     }
 
-    /// The first byte that is there to be read, and stays so; `None` at the end of the stream.
+    /// Peeks at the first byte without consuming it; `None` at the end of the stream.
     pub(crate) fn poll_first_byte(&self, cx: &mut Context<'_>) -> Poll<io::Result<Option<u8>>> {
         let mut byte = [0];
         let read = loop {
@@ -52,7 +52,8 @@ impl Stream {
                 }
                 Stream::Unix(stream) => {
                     ready!(stream.poll_read_ready(cx))?;
-                    // The standard library peeks by a call that takes any socket, and offers it for TCP's.
+                    // `recv` with `MSG_PEEK` works on any socket, but the standard library offers it for TCP
+                    // only.
                     let socket = std::net::TcpStream::from(stream.as_fd().try_clone_to_owned()?);
                     match stream.try_io(Interest::READABLE, || socket.peek(&mut byte)) {
                         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -64,7 +65,7 @@ impl Stream {
         Poll::Ready(Ok((read > 0).then_some(byte[0])))
     }
 
-    /// Takes it out of this thread's event loop.
+    /// Removes the socket from this thread's event loop.
     pub(crate) fn detach(self) -> io::Result<Detached> {
         Ok(match self {
             Stream::Tcp(stream) => Detached::Tcp(stream.into_std()?),

@@ -2,23 +2,23 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 
-/// The calls that must be polled in a connection's next turn.
+/// Set of calls that must be polled in the next turn of a connection.
 ///
-/// The task is woken once however many calls became ready, and not at all for what happens inside its own turn: the turn
-/// looks again before it ends.
+/// The connection's task is woken once, however many calls became ready, and not at all for wakes during its
+/// own turn: the turn checks for new wakes before it ends.
 #[derive(Debug)]
 pub(crate) struct Turn {
-    /// The transport has something to do.
+    /// True if the transport must be polled.
     transport: AtomicBool,
-    /// The task runs or was woken already.
+    /// True if the task is running or was already woken.
     awake: AtomicBool,
     queue: Mutex<Queue>,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// Slots of calls to poll; a slot may stand here twice or belong to a newer call by now. In a box, which a connection that
-    /// rests does without.
+    /// Slots of calls to poll. A slot may occur twice, and may belong to a newer call by now. Boxed so that
+    /// an idle connection can drop it.
     #[expect(clippy::box_collection, reason = "an idle connection has two words less")]
     ready: Option<Box<Vec<u32>>>,
     task: Option<Waker>,
@@ -34,11 +34,11 @@ impl Turn {
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        // Nothing inside the lock can panic half-way, so what it guards is whole even when poisoned.
+        // No code under this lock can panic halfway, so the queue is consistent even if the lock is poisoned.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The turn begins: wakes from now on need no wake of the task.
+    /// Begins a turn of the task: from now on, wakes of calls and of the transport do not wake the task.
     pub(crate) fn begin(&self, task: &Waker) {
         self.awake.store(true, SeqCst);
         let mut queue = self.queue();
@@ -54,19 +54,20 @@ impl Turn {
         }
     }
 
-    /// Forgets the transport's wakes so far, because it is about to be polled.
+    /// Clears the transport's wake flag; called right before the transport is polled.
     pub(crate) fn transport_seen(&self) {
         self.transport.store(false, SeqCst);
     }
 
-    /// Ends the turn if nothing became ready meanwhile; otherwise returns false and the turn goes on.
+    /// Ends the turn if nothing became ready during it. Otherwise returns false, and the turn continues.
     pub(crate) fn end(&self) -> bool {
         let queue = self.queue();
         if queue.ready.as_ref().is_some_and(|ready| !ready.is_empty()) || self.transport.load(SeqCst) {
             return false;
         }
-        // A transport wake from another thread stores its flag first and looks at `awake` second; this stores
-        // and looks in the opposite order, so one of the two sees the other.
+        // A transport wake from another thread stores `transport` first and reads `awake` second. This code
+        // stores `awake` and reads `transport`, the opposite order, so at least one side sees the other's
+        // store.
         self.awake.store(false, SeqCst);
         if self.transport.load(SeqCst) {
             self.awake.store(true, SeqCst);
@@ -75,18 +76,19 @@ impl Turn {
         true
     }
 
-    /// Wakes of calls and the transport need no wake of the task, whose next turn comes anyway although this one may have ended.
+    /// Suppresses wakes of the task by calls and the transport, because the task is certain to run another
+    /// turn, even if the current turn has ended.
     pub(crate) fn go_on(&self) {
         self.awake.store(true, SeqCst);
     }
 
-    /// Lets the task run again after this turn although the turn was not ended.
+    /// Schedules another run of the task although its turn did not end.
     pub(crate) fn yield_now(&self, task: &Waker) {
         self.awake.store(true, SeqCst);
         task.wake_by_ref();
     }
 
-    /// Gives back memory that only makes the next turn cheaper.
+    /// Frees memory that only makes the next turn cheaper.
     pub(crate) fn rest(&self) {
         let ready = &mut self.queue().ready;
         if ready.as_ref().is_some_and(|slots| slots.is_empty()) {
@@ -128,7 +130,7 @@ impl Wake for Turn {
     }
 }
 
-/// Wakes one call of a connection. It is kept and reused by the calls that follow in the same slot.
+/// Waker for one call of a connection. Later calls in the same slot reuse it.
 pub(crate) struct SlotWake {
     pub(crate) turn: Arc<Turn>,
     pub(crate) slot: u32,

@@ -1,13 +1,13 @@
-//! The turnstile of a shard: work that may wait a little while other calls are answered goes through it. That is the begin and
-//! the end of connections, of which thousands can come at once, and turns of connections whose clients do nothing but what
-//! [`crate::Service::may_wait`] names (they log in).
+//! Throttle of a shard for work that may wait a little while other calls are answered: the begin and end of
+//! connections, of which thousands may occur at once, and turns of connections whose clients only make calls
+//! for which [`crate::Service::may_wait`] is true (they log in).
 //!
-//! A step lets [`TURNS`] of them through, the addresses in turn. Between two steps the shard asks the network what else has
-//! come, so that an other call waits for the turns of one step and not for all. While other calls come, on any shard, a step
-//! takes [`STEP`] besides: what may wait then takes a part of the processor, not all that is left of it, and the threads
-//! that other calls need find one.
+//! A step admits [`TURNS`] turns, in rotation over the client addresses. Between two steps the shard polls
+//! the network, so other calls wait for the turns of one step and not for all. While other calls arrive, on
+//! any shard, a step also takes at least [`STEP`]: throttled work then uses a part of the processor only, and
+//! threads that serve other calls find a free one.
 //!
-//! It keeps nobody out: who waits has its turn in bounded time, and a shard that closes lets all through.
+//! Every waiting turn is admitted in bounded time, and a closing shard admits all of them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -22,45 +22,45 @@ use std::time::{Duration, Instant};
 use accounting::ShardCounters;
 use accounting::party;
 
-/// Turns of a step.
+/// Number of turns per step.
 pub(crate) const TURNS: usize = 16;
-/// Time of a step while other calls come.
+/// Duration of a step while other calls arrive.
 const STEP: Duration = Duration::from_millis(1);
-/// Interval between two looks for other calls.
+/// Interval between two checks for other calls.
 const LOOK: Duration = Duration::from_millis(10);
-/// Time for which other calls are taken to go on after one was seen.
+/// Time for which other calls are assumed to continue to arrive after one has arrived.
 const GOING_ON: Duration = Duration::from_millis(100);
 
-/// Counts what goes through, and knows who waits.
+/// Limits the number of turns per step, and queues the turns above the limit.
 pub(crate) struct Turnstile {
     queue: RefCell<Queue>,
     /// Methods that may wait, by id.
     may_wait: Vec<bool>,
-    /// Of all shards.
+    /// Counters of all shards.
     counters: Vec<Arc<ShardCounters>>,
 }
 
 struct Queue {
-    /// Turns left in this step.
+    /// Turns left in the current step.
     left: usize,
-    /// All go through, for good.
+    /// True once all turns are admitted without waiting; never reset.
     is_open: bool,
-    /// Who waits, by address; none is empty.
+    /// Waiting turns by address; no queue in the map is empty.
     waiting: HashMap<IpAddr, VecDeque<Rc<Place>>>,
-    /// Addresses that wait, the next one first.
+    /// Addresses with waiting turns, the next one first.
     order: VecDeque<IpAddr>,
-    /// Of the task that begins the next step, while there is no need for one.
+    /// Waker of the task that begins steps, while no step is needed.
     stepper: Option<Waker>,
 }
 
-/// One who waits.
+/// Entry of one waiting turn.
 struct Place {
     is_through: Cell<bool>,
     waker: RefCell<Waker>,
 }
 
 impl Queue {
-    /// The next one who waits and was not dropped meanwhile.
+    /// Removes and returns the next waiting turn whose connection still exists.
     fn pop(&mut self) -> Option<Rc<Place>> {
         loop {
             let address = self.order.pop_front()?;
@@ -71,7 +71,7 @@ impl Queue {
             } else {
                 self.order.push_back(address);
             }
-            // Held here only: its connection is gone.
+            // Only the queue still references the entry: its connection was dropped.
             if let Some(place) = place.filter(|place| Rc::strong_count(place) > 1) {
                 return Some(place);
             }
@@ -80,7 +80,8 @@ impl Queue {
 }
 
 impl Turnstile {
-    /// Of a shard whose service lets these methods wait; `counters` are those of all shards. [`Turnstile::keep`] makes its steps.
+    /// Creates the turnstile of a shard. `may_wait` is indexed by method id; `counters` are those of all
+    /// shards. [`Turnstile::keep`] performs its steps.
     pub(crate) fn new(may_wait: Vec<bool>, counters: Vec<Arc<ShardCounters>>) -> Turnstile {
         let queue = Queue {
             left: TURNS,
@@ -92,7 +93,7 @@ impl Turnstile {
         Turnstile { queue: RefCell::new(queue), may_wait, counters }
     }
 
-    /// One that lets all through.
+    /// Creates a turnstile that admits everything immediately.
     pub(crate) fn open() -> Turnstile {
         let turnstile = Turnstile::new(Vec::new(), Vec::new());
         turnstile.queue.borrow_mut().is_open = true;
@@ -104,13 +105,13 @@ impl Turnstile {
         self.may_wait.get(usize::from(method)).is_some_and(|may_wait| *may_wait)
     }
 
-    /// Lets all through from now on.
+    /// Admits all waiting and future turns.
     pub(crate) fn release(&self) {
         self.queue.borrow_mut().is_open = true;
         self.let_through(usize::MAX);
     }
 
-    /// Makes steps for ever.
+    /// Performs steps forever.
     pub(crate) async fn keep(&self) {
         let mut others = Others { seen: self.others_received(), looked: None, until: None };
         loop {
@@ -119,14 +120,14 @@ impl Turnstile {
             if others.go_on(now, || self.others_received()) {
                 tokio::time::sleep(STEP).await;
             } else {
-                // The network is asked before the next step.
+                // Yielding makes the runtime poll the network before the next step.
                 tokio::task::yield_now().await;
             }
             self.step();
         }
     }
 
-    /// Ready when a turn of this step was taken.
+    /// Becomes ready when a turn of the current step was used.
     fn poll_used(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut queue = self.queue.borrow_mut();
         if queue.left < TURNS {
@@ -136,7 +137,7 @@ impl Turnstile {
         Poll::Pending
     }
 
-    /// The next step begins: lets through those who have waited longest, of each address in turn.
+    /// Begins the next step and admits waiting turns, oldest first, in rotation over the addresses.
     fn step(&self) {
         self.queue.borrow_mut().left = TURNS;
         self.let_through(TURNS);
@@ -153,7 +154,7 @@ impl Turnstile {
         }
     }
 
-    /// Takes a turn, or a place among those who wait for one.
+    /// Admits the caller now (`None`), or queues it and returns its entry.
     fn enter(&self, party: IpAddr, waker: &Waker) -> Option<Rc<Place>> {
         let queue = &mut *self.queue.borrow_mut();
         if queue.is_open {
@@ -175,7 +176,7 @@ impl Turnstile {
         Some(place)
     }
 
-    /// Messages that came to all shards, but for those of calls that may wait.
+    /// Returns the number of messages received on all shards, except for calls that may wait.
     fn others_received(&self) -> u64 {
         let methods = self.counters.iter().flat_map(|shard| shard.methods.iter().enumerate());
         let others = methods.filter(|(id, _)| !self.may_wait.get(*id).is_some_and(|may_wait| *may_wait));
@@ -183,12 +184,12 @@ impl Turnstile {
     }
 }
 
-/// Sees whether other calls come.
+/// Detects whether other calls arrive.
 struct Others {
-    /// Received at the last look.
+    /// Number of messages at the last check.
     seen: u64,
     looked: Option<Instant>,
-    /// They are taken to go on until then.
+    /// Time until which other calls are assumed to continue to arrive.
     until: Option<Instant>,
 }
 
@@ -206,12 +207,13 @@ impl Others {
     }
 }
 
-/// One that goes through a turnstile again and again.
+/// Repeated admissions of one connection through a turnstile.
 #[derive(Default)]
 pub(crate) struct Pass(Option<Rc<Place>>);
 
 impl Pass {
-    /// For a client at this address. Ready when it is through; the next call is about the next turn.
+    /// Becomes ready when the turn is admitted, for a client at address `peer`. The call after that requests
+    /// another turn.
     pub(crate) fn poll(&mut self, turnstile: &Turnstile, peer: IpAddr, cx: &Context<'_>) -> Poll<()> {
         match &self.0 {
             None => self.0 = turnstile.enter(party(peer), cx.waker()),
@@ -221,7 +223,7 @@ impl Pass {
         if self.0.is_none() { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Waits until it is through.
+    /// Waits until the turn is admitted.
     pub(crate) async fn through(mut self, turnstile: &Turnstile, peer: IpAddr) {
         poll_fn(|cx| self.poll(turnstile, peer, cx)).await;
     }
@@ -237,7 +239,7 @@ mod tests {
     const ONE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
     const OTHER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 
-    /// Those of the passes that get through now.
+    /// Returns the names of the passes that are admitted now.
     fn through(turnstile: &Turnstile, passes: &mut [(usize, IpAddr, Pass)]) -> Vec<usize> {
         let cx = Context::from_waker(Waker::noop());
         let pass = |(name, peer, pass): &mut (usize, IpAddr, Pass)| {
@@ -251,7 +253,7 @@ mod tests {
         let turnstile = Turnstile::new(vec![], vec![]);
         let mut passes: Vec<_> = (0..100).map(|name| (name, ONE, Pass::default())).collect();
         assert_eq!(through(&turnstile, &mut passes), (0..TURNS).collect::<Vec<_>>());
-        // Those that are through may come again, and wait behind the others.
+        // Admitted passes may queue again, behind the others.
         passes.drain(..TURNS);
         passes.extend((100..104).map(|name| (name, OTHER, Pass::default())));
         assert_eq!(through(&turnstile, &mut passes), []);
@@ -259,7 +261,7 @@ mod tests {
         let next = through(&turnstile, &mut passes);
         let of_other = next.iter().filter(|name| **name >= 100).count();
         assert_eq!((next.len(), of_other), (TURNS, 4), "{next:?}");
-        // Who has gone takes no turn.
+        // A dropped pass uses no turn.
         passes.retain(|(name, ..)| !next.contains(name));
         passes.drain(..50);
         turnstile.step();

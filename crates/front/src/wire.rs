@@ -1,5 +1,5 @@
-//! The stream under a connection ([`Wire`]): plain, or with TLS whose handshake is done ([`TlsStream`]). It knows bytes and
-//! records, and nothing of certificates; those are looked at before (`handshakes`) and now and then (`standing`).
+//! The stream under a connection ([`Wire`]): plain, or TLS after the handshake ([`TlsStream`]). This module
+//! knows bytes and records, but not certificates; `handshakes` and `standing` check those.
 
 use std::io::{self, IoSlice, Read as _, Write as _};
 use std::pin::Pin;
@@ -12,17 +12,17 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::socket::{BufferPool, Filled, Transport};
 
-/// What a connection with TLS holds besides buffers, in bytes, while it is idle: keys and state, and the library's buffer for
-/// a record that has come in part, which is never below 4 KiB (measured: 7.9 KB of resident memory).
+/// Memory of an idle TLS connection besides pooled buffers, in bytes: keys, state, and rustls's buffer for an
+/// incomplete record, which is never below 4 KiB (measured: 7.9 KB of resident memory).
 pub(crate) const TLS_BYTES: usize = 8 * 1024;
 
-/// So much is done in one read at most, once there is something to give.
+/// Limit on the work of one read, in bytes, once it has produced data.
 const WORK_AT_ONCE: usize = 64 * 1024;
 
-/// Below so many bytes the library's buffer for incoming records is not worth shrinking.
+/// Record size in bytes up to which rustls's buffer for incoming records is not shrunk.
 const SMALL_RECORD_BYTES: usize = 4 * 1024;
 
-/// The stream of a connection.
+/// Byte stream of a connection.
 #[derive(Debug)]
 pub(crate) enum Wire<S> {
     Plain(S),
@@ -30,7 +30,7 @@ pub(crate) enum Wire<S> {
 }
 
 impl<S: Transport> Wire<S> {
-    /// Bytes of the buffers held now.
+    /// Returns the bytes of the buffers held now.
     pub(crate) fn held_bytes(&self) -> usize {
         match self {
             Wire::Plain(_) => 0,
@@ -38,7 +38,8 @@ impl<S: Transport> Wire<S> {
         }
     }
 
-    /// What reading has cost since the last call beyond the bytes given, in bytes that could be moved meanwhile.
+    /// Returns the cost of reading since the last call beyond the bytes read, as a number of bytes of equal
+    /// cost.
     pub(crate) fn take_surplus(&mut self) -> usize {
         match self {
             Wire::Plain(_) => 0,
@@ -46,17 +47,17 @@ impl<S: Transport> Wire<S> {
         }
     }
 
-    /// Returns true if the client has begun a record and not ended it.
+    /// Returns true if a TLS record has arrived in part.
     pub(crate) fn is_amid_record(&self) -> bool {
         matches!(self, Wire::Tls(stream) if stream.records.unfinished() > 0)
     }
 
-    /// Returns true if the client has agreed to speak HTTP/2 (ALPN).
+    /// Returns true if the client negotiated HTTP/2 by ALPN.
     pub(crate) fn has_agreed_on_h2(&self) -> bool {
         matches!(self, Wire::Tls(stream) if stream.tls.alpn_protocol() == Some(b"h2"))
     }
 
-    /// Bytes of records that ever came in.
+    /// Returns the total bytes of TLS records received.
     pub(crate) fn record_bytes(&self) -> u64 {
         match self {
             Wire::Plain(_) => 0,
@@ -64,7 +65,7 @@ impl<S: Transport> Wire<S> {
         }
     }
 
-    /// Reads what nobody will look at, as it is.
+    /// Reads bytes that will be discarded, without decrypting them.
     pub(crate) fn poll_discard(
         &mut self,
         cx: &mut Context<'_>,
@@ -123,37 +124,37 @@ impl<S: Transport> AsyncWrite for Wire<S> {
 
 /// TLS over a stream, after the handshake.
 ///
-/// Reading takes a large step of ciphertext into a pooled buffer, from which the library takes what it needs, and copies
-/// what is in it straight to the reader. Writing encrypts all that is offered, in few records, for one write. A connection
-/// that has nothing on its way holds no buffer but the library's own, of 4 KiB.
+/// A read fills a pooled buffer with ciphertext, from which rustls takes what it needs, and copies the
+/// plaintext straight to the reader. A write encrypts all offered bytes in few records for one system call.
+/// An idle connection holds no buffer except rustls's own, of 4 KiB.
 #[derive(Debug)]
 pub(crate) struct TlsStream<S> {
     stream: S,
     tls: ServerConnection,
     pool: Rc<BufferPool>,
-    /// Ciphertext that was read and not yet given to the library.
+    /// Ciphertext that was read and not yet passed to rustls.
     input: Option<Filled>,
     records: Records,
-    /// Bytes offered to [`TlsStream::poll_write`] that were encrypted, and not all of which have gone to the kernel. Who writes
-    /// offers them again, as they were, until they are reported as written.
+    /// Bytes offered to [`TlsStream::poll_write`] that are encrypted and not yet completely sent to the
+    /// kernel. The writer offers the same bytes again until they are reported as written.
     encrypted: usize,
-    /// Of those, bytes that were reported as written.
+    /// Part of `encrypted` that was reported as written.
     reported: usize,
-    /// Bytes of ciphertext that went to the kernel since they were encrypted.
+    /// Ciphertext bytes sent to the kernel since `encrypted` was set.
     sent: usize,
     arrived: u64,
     surplus: usize,
     barren: BarrenRecords,
     allowance: WriteAllowance,
-    /// The client has said that nothing follows, or has gone.
+    /// True once the client has closed the stream, with or without `close_notify`.
     has_ended: bool,
-    /// What the client sent is not TLS as agreed.
+    /// Error after which the client's input cannot be decrypted any more.
     failure: Option<rustls::Error>,
     has_closed: bool,
 }
 
 impl<S: Transport> TlsStream<S> {
-    /// `records` has seen all that `tls` was given.
+    /// Creates the stream. `records` must have scanned all bytes that `tls` was given.
     pub(crate) fn new(
         stream: S,
         tls: ServerConnection,
@@ -194,12 +195,12 @@ impl<S: Transport> TlsStream<S> {
                 break Poll::Ready(Ok(()));
             }
             if let Some(failure) = &self.failure {
-                // What came before the failure is given first.
+                // Data from before the failure is returned first.
                 break Poll::Ready(if has_given { Ok(()) } else { Err(invalid(failure)) });
             }
             if self.input.is_some() {
-                // Records that bring nothing end the connection, so this goes on to something to give, to a failure or to the
-                // end of the input.
+                // `BarrenRecords` ends a connection whose records carry no data, so this loop ends with data,
+                // a failure or the end of the input.
                 work += self.decrypt_some(cx)?;
                 continue;
             }
@@ -212,7 +213,8 @@ impl<S: Transport> TlsStream<S> {
             let end = space.filled().len();
             if end == 0 {
                 self.pool.give(buffer);
-                // Without a farewell it is an end, too: what matters says itself how long it is.
+                // End of file without `close_notify` counts as a normal end, because HTTP messages carry
+                // their own length.
                 self.has_ended = polled.is_ready();
                 break polled;
             }
@@ -224,7 +226,7 @@ impl<S: Transport> TlsStream<S> {
         polled
     }
 
-    /// Moves decrypted bytes to the reader, as far as there is room.
+    /// Copies decrypted bytes to the reader, as far as it has room.
     fn take_plaintext(&mut self, into: &mut ReadBuf<'_>) -> io::Result<()> {
         while into.remaining() > 0 {
             match self.tls.reader().read(into.initialize_unfilled()) {
@@ -240,7 +242,7 @@ impl<S: Transport> TlsStream<S> {
         Ok(())
     }
 
-    /// Gives the library as much ciphertext as it takes at once; returns what that has cost.
+    /// Passes ciphertext to rustls, as much as it takes at once. Returns the cost in bytes.
     fn decrypt_some(&mut self, cx: &mut Context<'_>) -> io::Result<usize> {
         let Some(mut input) = self.input.take() else { return Ok(0) };
         let bytes = input.bytes();
@@ -253,7 +255,7 @@ impl<S: Transport> TlsStream<S> {
         }
         let processed = self.tls.process_new_packets();
         if let Err(error) = processed.and_then(|state| self.barren.count(records, &state)) {
-            // The client is told why, if it takes it at once.
+            // Sends the TLS alert if the kernel takes it immediately; best effort.
             let _ = self.poll_flush_records(cx);
             self.failure = Some(error);
         }
@@ -266,16 +268,16 @@ impl<S: Transport> TlsStream<S> {
         Ok(cost)
     }
 
-    /// Lets the library give back the room of a long record, which it does before it reads.
+    /// Lets rustls free the buffer of a long record, which rustls does at the beginning of a read.
     fn shrink(&mut self) {
         if self.records.unfinished() == 0 && self.records.longest() > SMALL_RECORD_BYTES {
             self.records.forget_longest();
-            // It fails, because nothing is there to read: nothing else could.
+            // The read always fails, because `Nothing` has no bytes; only the shrinking matters.
             let _ = self.tls.read_tls(&mut Nothing);
         }
     }
 
-    /// Writes the parts, one behind the other.
+    /// Encrypts and writes the parts in order.
     fn poll_write(&mut self, cx: &mut Context<'_>, parts: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         while self.encrypted == 0 {
@@ -286,7 +288,7 @@ impl<S: Transport> TlsStream<S> {
             self.encrypted = self.tls.writer().write_vectored(parts)?;
             self.allowance.count(self.encrypted);
             if self.encrypted == 0 {
-                // What the library itself has to say fills its buffer.
+                // rustls's own records, such as alerts, may be in its buffer and must be sent first.
                 ready!(self.poll_flush_records(cx))?;
             }
         }
@@ -297,7 +299,8 @@ impl<S: Transport> TlsStream<S> {
                 (self.encrypted, self.reported, self.sent) = (0, 0, 0);
                 return Poll::Ready(Ok(rest));
             }
-            // A little less has gone than this says, since records have headers: the last byte is reported with the last.
+            // Record headers count in `sent`, so this reports slightly more than was really sent; the last
+            // byte is reported last.
             Poll::Pending => self.sent.min(self.encrypted - 1),
         };
         let more = written - self.reported;
@@ -305,7 +308,7 @@ impl<S: Transport> TlsStream<S> {
         if more == 0 { Poll::Pending } else { Poll::Ready(Ok(more)) }
     }
 
-    /// Sends encrypted records; ready when all went to the kernel.
+    /// Sends encrypted records; becomes ready when the kernel has taken all of them.
     fn poll_flush_records(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.tls.wants_write() {
             match self.tls.write_tls(&mut Kernel { stream: &mut self.stream, cx }) {
@@ -340,7 +343,7 @@ fn invalid(error: &rustls::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error.clone())
 }
 
-/// A stream as the library writes to it: what the kernel does not take at once would block.
+/// Adapter through which rustls writes to the stream; a pending write becomes `WouldBlock`.
 pub(crate) struct Kernel<'a, 'b, S> {
     pub(crate) stream: &'a mut S,
     pub(crate) cx: &'a mut Context<'b>,
@@ -367,7 +370,7 @@ fn at_once(polled: Poll<io::Result<usize>>) -> io::Result<usize> {
     }
 }
 
-/// A reader that has nothing yet.
+/// Reader without data: every read returns `WouldBlock`.
 struct Nothing;
 
 impl io::Read for Nothing {
@@ -394,7 +397,7 @@ mod tests {
     use super::*;
     use crate::socket::{ALLOWANCE_BYTES, BUFFER_BYTES, Socket};
 
-    /// What came from the client, and whatever is written goes nowhere.
+    /// Stream with fixed input; writes are discarded.
     #[derive(Debug)]
     struct Tape {
         bytes: Vec<u8>,
@@ -431,12 +434,12 @@ mod tests {
         }
     }
 
-    /// Both ends after a handshake.
+    /// Returns both ends of a connection after the handshake.
     fn pair() -> (ServerConnection, ClientConnection) {
         pair_by(rustls::crypto::ring::default_provider(), rustls::crypto::ring::default_provider())
     }
 
-    /// The same, with this cryptography at the server and at the client.
+    /// Returns both ends of a connection after the handshake, with the given crypto providers.
     fn pair_by(at_server: CryptoProvider, at_client: CryptoProvider) -> (ServerConnection, ClientConnection) {
         let certified = testkit::certificates::rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
         let certificate = certified.cert.der().clone();
@@ -481,7 +484,7 @@ mod tests {
         sent
     }
 
-    /// What a client understands of these bytes.
+    /// Decrypts bytes from the server.
     fn receive(client: &mut ClientConnection, bytes: &[u8]) -> Vec<u8> {
         let (mut rest, mut plain) = (bytes, Vec::new());
         while !rest.is_empty() {
@@ -498,7 +501,7 @@ mod tests {
         Wire::Tls(Box::new(TlsStream::new(stream, server, Records::default(), Rc::default())))
     }
 
-    /// Reads what there is; how much, and how it ended.
+    /// Reads until the stream gives no more. Returns the data and the final result.
     fn read_all(wire: &mut Wire<Tape>) -> (Vec<u8>, Poll<io::Result<()>>) {
         let cx = &mut Context::from_waker(std::task::Waker::noop());
         let (mut all, mut buffer) = (Vec::new(), vec![0; BUFFER_BYTES]);
@@ -521,7 +524,7 @@ mod tests {
         let mut wire = tls(Tape { bytes: some.to_vec(), at: 0 }, server);
         let (first, end) = read_all(&mut wire);
         assert!(end.is_pending() && first == text[..first.len()]);
-        // A part of the second record has come.
+        // A part of the second record has arrived.
         assert!(wire.is_amid_record());
         assert!(wire.held_bytes() > 3000 && wire.held_bytes() < 4000, "{}", wire.held_bytes());
         let Wire::Tls(stream) = &mut wire else { unreachable!() };
@@ -548,7 +551,7 @@ mod tests {
                     assert!(wire.held_bytes() > 0 && wire.held_bytes() <= BUFFER_BYTES);
                 }
             }
-            // Never more than has gone, but for the headers of records.
+            // Only bytes that were sent may be reported as written, up to the size of record headers.
             let mut buffer = [0; 4096];
             let mut into = ReadBuf::new(&mut buffer);
             if Pin::new(&mut far).poll_read(cx, &mut into).is_ready() {
@@ -620,7 +623,7 @@ mod tests {
         }
     }
 
-    /// A cipher whose records of one byte are empty: the library does not make such records itself.
+    /// Cipher that empties records of one byte, because rustls cannot be made to send empty records.
     struct Emptying(&'static dyn Tls13AeadAlgorithm);
 
     struct EmptyingEncrypter(Box<dyn MessageEncrypter>);
@@ -664,7 +667,7 @@ mod tests {
         }
     }
 
-    /// A provider with one cipher suite, whose records of one byte are empty.
+    /// Returns a provider with one cipher suite, which empties records of one byte.
     fn emptying() -> CryptoProvider {
         let SupportedCipherSuite::Tls13(suite) = rustls::crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256
         else {
@@ -694,7 +697,8 @@ mod tests {
         );
     }
 
-    /// Key updates are cheap to send and dear to take. In a row 16 are borne.
+    /// Returns a number of key updates, which are cheap to send and expensive to process. 16 in a row are
+    /// tolerated.
     fn flood(client: &mut ClientConnection, updates: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
         for _ in 0..updates {
@@ -744,7 +748,7 @@ mod tests {
         assert!(rounds >= 4, "{rounds}");
     }
 
-    /// A provider of TLS 1.2 only, whose keys may encrypt so many records.
+    /// Returns a provider of TLS 1.2 only, whose keys may encrypt at most `records` records.
     fn short_lived(records: u64) -> CryptoProvider {
         let suite = rustls::crypto::ring::cipher_suite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256;
         let SupportedCipherSuite::Tls12(suite) = suite else { panic!("it is a suite of TLS 1.2") };

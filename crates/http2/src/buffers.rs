@@ -1,9 +1,9 @@
-//! Buffers for bytes on their way: [`Input`] for what was read and not looked at yet, [`Output`] for what is to be written.
-//! A connection that has neither holds no buffer.
+//! Buffers for bytes in transit: [`Input`] for received bytes that are not processed yet, [`Output`] for
+//! bytes to write. A connection without such bytes holds no buffer.
 //!
-//! Spare buffers belong to the thread, not to a connection: a few of them, in the processor's cache, serve all connections of
-//! a shard in turn. The alternative, a pool that every connection refers to, would keep connections from moving to other
-//! threads.
+//! Spare buffers belong to the thread, not to a connection: a few of them, in the processor's cache, serve
+//! all connections of a shard in turn. The rejected alternative, a pool that every connection references,
+//! would keep connections from moving to other threads.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -13,13 +13,14 @@ use bytes::{Buf, Bytes};
 
 use crate::frame::{self, HEAD_BYTES};
 
-/// Bytes of a buffer for input: two frames of the largest size that is taken.
+/// Size of an input buffer in bytes: two frames of the largest size accepted.
 const INPUT_BYTES: usize = 2 * (frame::PAYLOAD_BYTES_MAX + HEAD_BYTES);
-/// Bytes of a buffer for output, and so the most that is written into one piece.
+/// Size of an output buffer in bytes, which also limits a single write into it.
 pub(crate) const OUTPUT_BYTES: usize = 16 * 1024;
-/// Spare buffers of each kind that a thread keeps.
+/// Maximum number of spare buffers of each kind per thread.
 const SPARE_MAX: usize = 64;
-/// Bodies that are shorter are copied behind the head of their frame: it costs less than a piece of their own in the write.
+/// Bodies up to this size in bytes are copied behind their frame header, which costs less than a separate
+/// slice in the vectored write.
 pub(crate) const COPIED_BYTES_MAX: usize = 2 * 1024;
 
 thread_local! {
@@ -32,7 +33,7 @@ struct Spare {
 }
 
 fn with_spare<T>(take: impl FnOnce(&mut Spare) -> T) -> Option<T> {
-    // Absent while the thread ends.
+    // Thread-local storage is not accessible while the thread ends.
     SPARE.try_with(|spare| take(&mut spare.borrow_mut())).ok()
 }
 
@@ -63,17 +64,17 @@ fn give_output(mut buffer: Vec<u8>) {
     });
 }
 
-/// Bytes that were read from the other end and not taken by [`crate::Connection::next`] yet. It has a buffer only while it
-/// holds any.
+/// Bytes received from the peer that [`crate::Connection::next`] has not taken yet. Holds a buffer only while
+/// it holds bytes.
 ///
 /// ```text
-/// if !connection.is_blocked() {             // if it was, whole frames may be left: they come before what is read
+/// if !connection.is_blocked() {             // if it was blocked, complete frames may be left: process them first
 ///     let n = stream.read(input.space())?;
 ///     input.filled(n);
 /// }
 /// let mut at = 0;
 /// while let Some(event) = connection.next(input.unread(), &mut at)? { ... }
-/// input.consume(at);                        // an empty one gives its buffer back
+/// input.consume(at);                        // an empty input returns its buffer
 /// ```
 #[derive(Debug, Default)]
 pub struct Input {
@@ -83,13 +84,14 @@ pub struct Input {
 }
 
 impl Input {
-    /// Returns the space behind the bytes that are held. It is never empty if everything was consumed that
-    /// [`crate::Connection::next`] takes: what is left then is less than a frame. While the connection is blocked
-    /// ([`crate::Connection::is_blocked`]) it may be empty. Call [`Input::consume`] when nothing was read.
+    /// Returns the free space behind the held bytes. It is never empty if all bytes taken by
+    /// [`crate::Connection::next`] were consumed, because less than a frame is left then. While the
+    /// connection is blocked ([`crate::Connection::is_blocked`]) it may be empty. Call [`Input::consume`] if
+    /// nothing was read.
     pub fn space(&mut self) -> &mut [u8] {
         let buffer = self.buffer.get_or_insert_with(take_input);
         let (at, end) = (self.at as usize, self.end as usize);
-        // A frame that has begun is moved to the front once it would not fit.
+        // A partial frame is moved to the front once the rest of it might not fit.
         if at > 0 && buffer.len() - at < frame::PAYLOAD_BYTES_MAX + HEAD_BYTES {
             buffer.copy_within(at..end, 0);
             (self.at, self.end) = (0, (end - at) as u32);
@@ -97,11 +99,11 @@ impl Input {
         &mut buffer[self.end as usize..]
     }
 
-    /// Notes that so many bytes were written to the beginning of the space.
+    /// Marks the first `bytes` bytes of the space as filled.
     ///
     /// # Panics
     ///
-    /// If the space is not that large.
+    /// If the space is smaller.
     pub fn filled(&mut self, bytes: usize) {
         let len = self.buffer.as_ref().map_or(0, |buffer| buffer.len());
         let end = self.end as usize + bytes;
@@ -109,16 +111,16 @@ impl Input {
         self.end = end as u32;
     }
 
-    /// Returns the bytes that are held.
+    /// Returns the held bytes.
     pub fn unread(&self) -> &[u8] {
         self.buffer.as_ref().map_or(&[], |buffer| &buffer[self.at as usize..self.end as usize])
     }
 
-    /// Drops so many of the oldest bytes. If none are left, the buffer is given back.
+    /// Drops the oldest `bytes` bytes. If none are left, the buffer returns to the thread's spare buffers.
     ///
     /// # Panics
     ///
-    /// If fewer are held.
+    /// If fewer bytes are held.
     pub fn consume(&mut self, bytes: usize) {
         let held = (self.end - self.at) as usize;
         assert!(bytes <= held, "{bytes} of {held} bytes are consumed");
@@ -129,12 +131,12 @@ impl Input {
         }
     }
 
-    /// Returns true if no byte is held: the other end has not begun a frame.
+    /// Returns true if no byte is held, which means that no partial frame was received.
     pub fn is_empty(&self) -> bool {
         self.at == self.end
     }
 
-    /// Bytes of the buffer that is held.
+    /// Returns the size of the held buffer in bytes.
     pub fn heap_bytes(&self) -> usize {
         self.buffer.as_ref().map_or(0, |buffer| buffer.len())
     }
@@ -146,17 +148,17 @@ impl Drop for Input {
     }
 }
 
-/// A piece of the output.
+/// Piece of the output.
 #[derive(Debug)]
 enum Segment {
-    /// Bytes of a buffer, which is named by its number. They lie in the buffers in the order in which they are sent.
+    /// Range of a buffer, identified by its number. Ranges lie in the buffers in sending order.
     Own { buffer: u32, start: u16, end: u16 },
-    /// A body that belongs to others, too.
+    /// Body that is referenced and not copied.
     Shared(Bytes),
 }
 
-/// Bytes to be written to the other end, in pieces: frames lie in pooled buffers, long bodies are referred to and not
-/// copied. One vectored write takes many pieces.
+/// Bytes to write to the peer, in pieces: frames lie in pooled buffers, long bodies are referenced and not
+/// copied. One vectored write sends many pieces.
 ///
 /// ```text
 /// let mut slices = [IoSlice::new(&[]); 64];
@@ -166,24 +168,24 @@ enum Segment {
 /// ```
 #[derive(Debug, Default)]
 pub struct Output {
-    /// What waits. An idle connection has none: [`Output::rest`] gives it back.
+    /// Pending pieces; `None` in an idle connection, after [`Output::rest`].
     queue: Option<Box<Queue>>,
-    /// Bytes that wait; a few bodies at most.
+    /// Number of pending bytes; a few bodies at most.
     len: u32,
     written: u64,
-    /// Bytes ever appended up to the end of the last frame of a call.
+    /// Value of the counter of appended bytes at the end of the last frame of a call.
     calls_end: u64,
-    /// Bytes of answers to PING that were appended since nothing waited, or what waited was offered or taken in part.
+    /// Bytes of PING acknowledgements appended since the output was last empty, refused or partly written.
     pongs: u32,
 }
 
-/// Pieces that wait, and the buffers that they lie in.
+/// Pending pieces and the buffers that contain them.
 #[derive(Debug, Default)]
 struct Queue {
     segments: VecDeque<Segment>,
-    /// Frames that were written here. Many pieces lie in one buffer: bodies of others come between them.
+    /// Buffers with frames written here. Many pieces lie in one buffer, with referenced bodies between them.
     buffers: VecDeque<Vec<u8>>,
-    /// Number of the first buffer; they wrap.
+    /// Number of the first buffer; numbers wrap.
     first_buffer: u32,
 }
 
@@ -198,7 +200,7 @@ impl Queue {
         }
     }
 
-    /// Drops so many of the first bytes. Buffers that are empty are given back.
+    /// Drops the first `bytes` bytes. Buffers without pending pieces return to the thread's spare buffers.
     fn advance(&mut self, bytes: usize) {
         let mut rest = bytes;
         while let Some(first) = self.segments.front_mut() {
@@ -215,7 +217,7 @@ impl Queue {
             }
             rest -= left;
             if let Some(Segment::Own { buffer, end, .. }) = self.segments.pop_front() {
-                // All of those before were given back.
+                // The buffers before this one were already returned.
                 let is_done =
                     self.buffers.len() > 1 || self.buffers.front().is_some_and(|own| own.len() == end.into());
                 if is_done && !self.is_used(buffer) {
@@ -226,9 +228,10 @@ impl Queue {
         }
     }
 
-    /// Returns true if a piece that waits lies in this buffer.
+    /// Returns true if a pending piece lies in this buffer.
     fn is_used(&self, buffer: u32) -> bool {
-        // Before each body of others lies the head of its frame, so the next piece of a buffer is near.
+        // Each referenced body follows the header of its frame, so the next range of a buffer is near the
+        // front.
         let next = self.segments.iter().find_map(|segment| match segment {
             Segment::Own { buffer, .. } => Some(*buffer),
             Segment::Shared(_) => None,
@@ -236,7 +239,7 @@ impl Queue {
         next == Some(buffer)
     }
 
-    /// Appends what `write` writes. Returns the number of bytes, and what `write` does.
+    /// Appends the bytes that `write` writes. Returns their number and the result of `write`.
     fn write<T>(&mut self, bytes_max: usize, write: impl FnOnce(&mut Vec<u8>) -> T) -> (usize, T) {
         if self.buffers.back().is_none_or(|own| own.capacity() - own.len() < bytes_max) {
             self.buffers.push_back(take_output());
@@ -248,7 +251,7 @@ impl Queue {
         let before = bytes.len();
         let result = write(bytes);
         let written = bytes.len() - before;
-        // A buffer never grows beyond what was asked for.
+        // A buffer never grows beyond its capacity, so its length fits 16 bits.
         let after = bytes.len() as u16;
         match self.segments.back_mut() {
             Some(Segment::Own { buffer, end, .. }) if *buffer == last => *end = after,
@@ -265,49 +268,54 @@ impl Drop for Queue {
 }
 
 impl Output {
-    /// Bytes that wait.
+    /// Returns the number of pending bytes.
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Returns true if nothing waits.
+    /// Returns true if no bytes are pending.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Bytes ever taken by [`Output::advance`].
+    /// Returns the total bytes taken by [`Output::advance`].
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// Bytes ever taken by [`Output::advance`], up to the last frame of a call (HEADERS, CONTINUATION, DATA): it moves only
-    /// while the other end takes those. Acknowledgements and window updates behind it do not count.
+    /// Returns the total bytes taken by [`Output::advance`], up to the end of the last frame of a call
+    /// (HEADERS, CONTINUATION, DATA). It increases only while the peer takes such frames; acknowledgements
+    /// and window updates after them do not count.
     pub fn written_of_calls(&self) -> u64 {
         self.written.min(self.calls_end)
     }
 
-    /// Bytes ever appended, up to the last frame of a call: it moves when HEADERS, CONTINUATION or DATA are sent.
+    /// Returns the total bytes appended, up to the end of the last frame of a call (HEADERS, CONTINUATION,
+    /// DATA).
     pub fn appended_of_calls(&self) -> u64 {
         self.calls_end
     }
 
-    /// Notes that the other end takes nothing of what waits: it waits for that now, whatever it is.
+    /// Notes that the peer did not accept the pending bytes. PING acknowledgements among them are then no
+    /// longer delayed.
     pub fn note_refused(&mut self) {
         self.pongs = 0;
     }
 
-    /// Returns true if something waits that was not refused, and it is nothing but answers to PING: they may wait for what is sent next.
+    /// Returns true if the pending bytes are only PING acknowledgements and were not refused, so they may
+    /// wait for the next frame.
     pub fn is_pongs_only(&self) -> bool {
         self.len > 0 && self.len == self.pongs
     }
 
-    /// Returns all that waits, if it is in one piece.
+    /// Returns the pending bytes if they are in one piece.
     pub fn only(&self) -> Option<&[u8]> {
         let queue = self.queue.as_ref().filter(|queue| queue.segments.len() == 1)?;
         queue.segments.front().map(|segment| queue.bytes_of(segment))
     }
 
-    /// Fills in the first pieces, and returns their number. Fewer than there are places means that these are all.
+    /// Fills `into` with the first pieces and returns their number. A number below the length of `into` means
+    /// that these are all pieces.
     pub fn slices<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
         let mut count = 0;
         let Some(queue) = &self.queue else { return count };
@@ -318,11 +326,12 @@ impl Output {
         count
     }
 
-    /// Drops so many of the first bytes, which were written. Buffers that are empty are given back.
+    /// Drops the first `bytes` bytes after they were written. Empty buffers return to the thread's spare
+    /// buffers.
     ///
     /// # Panics
     ///
-    /// If fewer wait.
+    /// If fewer bytes are pending.
     pub fn advance(&mut self, bytes: usize) {
         assert!(bytes <= self.len(), "{bytes} of {} bytes were written", self.len);
         self.len -= bytes as u32;
@@ -333,7 +342,7 @@ impl Output {
         }
     }
 
-    /// Bytes of buffers that are held; bodies of others do not count.
+    /// Returns the size of the held buffers in bytes; referenced bodies do not count.
     pub fn heap_bytes(&self) -> usize {
         let Some(queue) = &self.queue else { return 0 };
         size_of::<Queue>()
@@ -342,7 +351,7 @@ impl Output {
             + queue.segments.capacity() * size_of::<Segment>()
     }
 
-    /// Gives back memory that only makes the next write cheaper.
+    /// Frees memory that only makes the next write cheaper.
     pub(crate) fn rest(&mut self) {
         if self.len == 0 {
             self.queue = None;
@@ -352,7 +361,8 @@ impl Output {
         }
     }
 
-    /// Appends what `write` writes: `bytes_max` bytes at most, which is [`OUTPUT_BYTES`] at most. Returns what `write` does.
+    /// Appends the bytes that `write` writes: at most `bytes_max`, which must not exceed [`OUTPUT_BYTES`].
+    /// Returns the result of `write`.
     pub(crate) fn write<T>(&mut self, bytes_max: usize, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         debug_assert!(bytes_max <= OUTPUT_BYTES, "{bytes_max} bytes are more than a buffer has");
         let (written, result) = self.queue.get_or_insert_default().write(bytes_max, write);
@@ -360,12 +370,12 @@ impl Output {
         result
     }
 
-    /// Notes that what was appended last is a frame of a call.
+    /// Notes that the last appended bytes are a frame of a call.
     pub(crate) fn note_call(&mut self) {
         self.calls_end = self.written + u64::from(self.len);
     }
 
-    /// Appends a frame's head and body.
+    /// Appends a frame with its header and payload.
     pub(crate) fn frame(&mut self, kind: u8, flags: u8, stream: u32, body: &[u8]) {
         self.write(HEAD_BYTES + body.len(), |out| {
             frame::put_head(out, body.len(), kind, flags, stream);
@@ -373,19 +383,19 @@ impl Output {
         });
     }
 
-    /// Appends the answer to a PING.
+    /// Appends a PING acknowledgement.
     pub(crate) fn pong(&mut self, body: [u8; 8]) {
         self.frame(frame::kind::PING, frame::flag::ACK, 0, &body);
         self.pongs += (HEAD_BYTES + body.len()) as u32;
     }
 
-    /// Appends bytes that belong to others, too, and are not copied.
+    /// Appends bytes by reference, without copying them.
     pub(crate) fn share(&mut self, body: Bytes) {
         self.len += body.len() as u32;
         self.queue.get_or_insert_default().segments.push_back(Segment::Shared(body));
     }
 
-    /// Appends a DATA frame whose payload is `head` and then `body`.
+    /// Appends a DATA frame whose payload is `head` followed by `body`.
     pub(crate) fn data(&mut self, flags: u8, stream: u32, head: &[u8], body: Bytes) {
         let len = head.len() + body.len();
         let copied = if body.len() <= COPIED_BYTES_MAX { body.len() } else { 0 };
@@ -421,7 +431,7 @@ mod tests {
         }
         let mut whole = all(&output);
         assert_eq!(whole.len(), output.len());
-        // Long bodies are not copied.
+        // Long bodies are referenced, not copied.
         assert!(output.heap_bytes() < OUTPUT_BYTES + 4_000, "{}", output.heap_bytes());
         let mut step = 1;
         while !output.is_empty() {
@@ -444,7 +454,7 @@ mod tests {
         output.pong([1; 8]);
         output.pong([2; 8]);
         assert!(output.is_pongs_only());
-        // Something of another kind, of whose end as much is left as two answers have.
+        // A frame of another kind, of which as many bytes are left as two acknowledgements have.
         output.data(0, 1, b"", Bytes::from(vec![7; 100]));
         assert!(!output.is_pongs_only());
         output.advance(output.len() - 34);
@@ -477,7 +487,7 @@ mod tests {
             }
             input.filled(n);
             assert!(input.unread().iter().eq(&expected));
-            // Less than a frame may stay.
+            // Less than a frame may be left.
             let stays = (round * 13 % frame::PAYLOAD_BYTES_MAX).min(expected.len());
             let consumed = expected.len() - stays;
             input.consume(consumed);

@@ -1,4 +1,4 @@
-//! [`Connection`]: what both directions share, and how a connection begins and ends.
+//! [`Connection`]: state shared by both directions, and the beginning and end of a connection.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,43 +13,44 @@ use crate::reason::{ConnectionError, Limit, Reason};
 use crate::receive::Assembly;
 use crate::stream::{Key, Stream, Streams};
 
-/// Which end of a connection this is.
+/// Role of one end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Takes requests.
+    /// Receives requests and sends responses.
     Server,
-    /// Makes requests.
+    /// Sends requests and receives responses.
     Client,
 }
 
-/// What pings of the connection's own are recognised by when they are answered.
+/// Payloads of this end's own PINGs, by which it recognizes their acknowledgements.
 pub(crate) const SHUTDOWN_PING: u64 = 0x4d53_5348_5554_444f;
 pub(crate) const GROWTH_PING: u64 = 0x4d53_4752_4f57_5448;
 
-/// Windows of streams for which the connection's has room once they have grown: a consumer that stops holds one of them, and
-/// the other streams go on with the rest.
+/// Number of grown stream windows that the connection's window has room for. A stream whose consumer stops
+/// occupies one of them, and the other streams continue with the rest.
 const GROWN_STREAMS: u32 = 4;
 
-/// Streams that were reset here and are remembered, since frames that were on their way may still come for them.
+/// Maximum number of remembered streams that this end reset; frames in flight may still arrive for them.
 const RESETS_MAX: usize = 64;
-/// Streams that ended otherwise and are remembered, to tell a frame that comes too late from one that never may.
+/// Maximum number of remembered streams that ended otherwise, to tell late frames from frames that are never
+/// allowed.
 const ENDED_MAX: usize = 4;
 
-/// How a stream that is gone came to its end.
+/// End state of a stream that no longer exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gone {
-    /// This end reset it: frames that were on their way are no mistake.
+    /// This end reset the stream: frames that were in flight are no error.
     ResetHere,
-    /// Both ends were done, or the other end reset it: nothing may follow.
+    /// Both ends finished, or the peer reset the stream: no frame may follow.
     Ended,
-    /// It is so long ago that it is not known, or it was never used.
+    /// The stream is no longer remembered, or was never used.
     Unknown,
 }
 
-/// Time after which what was under way for a stream, when it was reset here, has come.
+/// Time in milliseconds after which all frames that were in flight at a reset have arrived.
 const UNDER_WAY_MS: u32 = 10_000;
 
-/// Streams that are gone, as far as they are remembered.
+/// Remembered streams that have ended.
 #[derive(Default)]
 struct Closed {
     ended: [u32; ENDED_MAX],
@@ -57,13 +58,13 @@ struct Closed {
     resets: Option<Box<Resets>>,
 }
 
-/// Streams that this end reset.
+/// Remembered streams that this end reset.
 #[derive(Default)]
 struct Resets {
     list: Vec<u32>,
-    /// Place of the next one, once there are as many as may be.
+    /// Index to overwrite next, once the list is full.
     next: u8,
-    /// Time at which the last one was reset, in milliseconds as [`Connection::now`].
+    /// Time of the last reset, in milliseconds as in [`Connection::now`].
     last: u32,
 }
 
@@ -100,29 +101,29 @@ impl Closed {
     }
 }
 
-/// How far a connection is.
+/// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// The client's preface has to come.
+    /// Waiting for the client's preface.
     Preface,
-    /// The other end's first SETTINGS have to come.
+    /// Waiting for the peer's first SETTINGS.
     FirstSettings,
     Open,
-    /// GOAWAY was sent that ends everything.
+    /// GOAWAY was sent and everything has ended.
     Over,
 }
 
-/// How far a graceful shutdown of this end is.
+/// Progress of a graceful shutdown by this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaving {
     No,
-    /// The other end was told, and a ping tells when it must have heard.
+    /// GOAWAY was sent, and a PING whose acknowledgement shows that the peer has received it.
     Announced,
-    /// The last stream that is taken was told.
+    /// The last accepted stream was announced.
     Final,
 }
 
-/// Rates that are counted. A connection has them only while one of them was used and is not regained.
+/// Counters of the rate limits. Allocated only while at least one limit does not allow its full burst.
 #[derive(Default)]
 pub(crate) struct Buckets {
     pub(crate) early_resets: Bucket,
@@ -131,12 +132,12 @@ pub(crate) struct Buckets {
     pub(crate) pings: Bucket,
     pub(crate) empty_data: Bucket,
     pub(crate) goaways: Bucket,
-    /// Bytes of calls that had been sent when the last PING came.
+    /// Bytes of calls that had been sent when the last PING arrived.
     pub(crate) sent_before_ping: u64,
 }
 
 impl Buckets {
-    /// Returns true if as much is allowed as at the beginning.
+    /// Returns true if every limit allows its full burst again.
     fn are_full(&self, limits: &Limits, now: u32) -> bool {
         self.early_resets.is_full(limits.early_resets, now)
             && self.provoked_resets.is_full(limits.provoked_resets, now)
@@ -147,92 +148,95 @@ impl Buckets {
     }
 }
 
-/// Lists of streams. A connection has them once a stream was in one, until it rests.
+/// Lists of streams. Allocated when a stream enters one of them, freed when the connection is idle.
 #[derive(Default)]
 pub(crate) struct Lists {
-    /// Those that have something to send, in the order of their turns. Some may be over.
+    /// Streams with data to send, in the order of their turns. Some may have ended.
     pub(crate) ready: VecDeque<Key>,
-    /// Those of which the caller wants to know that there is room, and there is.
+    /// Streams that have room to send and whose caller asked to be notified.
     pub(crate) writable: Vec<Key>,
-    /// Those that GOAWAY ended.
+    /// Streams that a GOAWAY of the peer ended.
     pub(crate) cut_off: Vec<Key>,
     pub(crate) queued: Queued,
 }
 
-/// Sums over all streams of what waits to be sent.
+/// Totals over all streams of data queued for sending.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Queued {
     /// Bytes of bodies.
     pub(crate) bytes: usize,
-    /// Of these, bytes that others send too.
+    /// Part of `bytes` whose payloads are shared with other streams.
     pub(crate) shared_bytes: usize,
-    /// Pieces of bodies, and trailers.
+    /// Number of pieces of bodies, and of trailers.
     pub(crate) pieces: usize,
 }
 
-/// One HTTP/2 connection as seen from one end.
+/// One HTTP/2 connection, seen from one end.
 ///
-/// What it is: the state of the protocol (RFC 9113) with its streams, header tables and windows. What drives it: its owner,
-/// in turns. A turn tells the time ([`Connection::begin_turn`]), hands over what was read ([`Connection::next`]), answers
-/// events by commands, lets streams that wait send ([`Connection::gather`]), and writes [`Connection::output`].
+/// Holds the protocol state (RFC 9113) with its streams, header tables and windows. The owner drives it in
+/// turns. A turn passes the time ([`Connection::begin_turn`]) and received bytes ([`Connection::next`]),
+/// handles events by calling commands, lets queued streams send ([`Connection::gather`]), and writes
+/// [`Connection::output`].
 ///
-/// What it trades: bodies are handed over where they were read, so the owner copies what it keeps, once and into memory of
-/// the right size; a buffer for input is free again at the end of the turn. The alternative, slices that share the buffer,
-/// saves that copy but lets five bytes keep 32 KiB alive, and needs a counter for each slice.
+/// Trade-off: bodies are returned as slices of the input, so the owner copies what it keeps, once, into
+/// memory of the right size, and the input buffer is free again at the end of the turn. The rejected
+/// alternative, reference-counted slices of the buffer, saves that copy, but lets five bytes keep 32 KiB
+/// alive and needs a counter per slice.
 pub struct Connection {
     pub(crate) role: Role,
     pub(crate) phase: Phase,
     pub(crate) leaving: Leaving,
     pub(crate) options: Arc<Options>,
-    /// Time at which the clock of milliseconds began.
+    /// Instant that `now` counts from.
     epoch: Instant,
-    /// Milliseconds since then; they wrap.
+    /// Milliseconds since `epoch`, wrapping.
     pub(crate) now: u32,
     pub(crate) turn: u32,
-    /// Why the connection is over, if the other end caused it.
+    /// Error of the peer that ended the connection.
     pub(crate) error: Option<Box<ConnectionError>>,
     pub(crate) output: Output,
     pub(crate) decoder: Decoder,
     pub(crate) encoder: Encoder,
     pub(crate) streams: Streams,
     closed: Closed,
-    /// A header block whose frames have not all come.
+    /// Header block whose frames have not all arrived.
     pub(crate) assembly: Option<Box<Assembly>>,
     pub(crate) lists: Option<Box<Lists>>,
-    /// Highest stream that the other end opened.
+    /// Highest stream that the peer opened.
     pub(crate) last_peer_stream: u32,
-    /// Highest stream of the other end that is taken, as it was told.
+    /// Highest stream of the peer that is accepted, as announced in GOAWAY.
     last_taken: u32,
-    /// Next stream that this end opens; above [`STREAM_MAX`] if there are none left.
+    /// Next stream that this end opens; above [`STREAM_MAX`] if none are left.
     pub(crate) next_stream: u32,
-    /// Streams that the other end allows at once.
+    /// Number of concurrent streams that the peer allows.
     pub(crate) peer_streams_max: u32,
-    /// Largest payload that is sent.
+    /// Largest payload that this end sends, in bytes.
     pub(crate) payload_bytes_max: u32,
-    /// Initial send window of streams.
+    /// Initial send window of streams, in bytes.
     pub(crate) initial_window: u32,
-    /// Highest value that a stream's `window_change` may have by now.
+    /// Upper bound on the `window_change` of all streams.
     pub(crate) window_change_max: i64,
-    /// Bytes that this end may still send on all streams.
+    /// Send window of the connection, in bytes.
     pub(crate) may_send: i32,
-    /// Bytes that the other end may still send on all streams.
+    /// Receive window of the connection, in bytes.
     pub(crate) may_receive: i32,
-    /// Bytes that were handed to the consumer and not released yet.
+    /// Bytes passed to the consumer and not released yet.
     pub(crate) unreleased: u64,
     pub(crate) growth: Growth,
-    /// Receive window of new streams.
+    /// Initial receive window of new streams, in bytes.
     pub(crate) receive_initial: u32,
-    /// When the settings were sent that are not acknowledged yet.
+    /// Time at which the unacknowledged settings were sent.
     pub(crate) settings_sent: Option<u32>,
-    /// The other end said that it takes no more streams.
+    /// True once the peer has announced that it accepts no more streams.
     pub(crate) peer_is_leaving: bool,
-    /// Highest stream of this end that the other end takes, as it told last.
+    /// Highest stream of this end that the peer accepts, from its last GOAWAY.
     pub(crate) peer_last_taken: u32,
     pub(crate) buckets: Option<Box<Buckets>>,
 }
 
 impl Connection {
-    /// Begins a connection at this end. Its first bytes are in the output: the settings, and before them a client's preface.
+    /// Creates one end of a connection. The output then contains its first bytes: the settings, preceded by
+    /// the preface at a client.
     pub fn new(role: Role, options: &Arc<Options>, now: Instant) -> Connection {
         let window = options.stream_window();
         let mut connection = Connection {
@@ -262,7 +266,7 @@ impl Connection {
             may_receive: WINDOW_BYTES as i32,
             unreleased: 0,
             growth: Growth::new(window, options.stream_window_bytes_max),
-            // Until the other end has seen the settings, it may go by the usual window (section 6.9.3).
+            // Before the peer has received the settings, it may use the default window (section 6.9.3).
             receive_initial: window.max(WINDOW_BYTES),
             settings_sent: Some(0),
             peer_is_leaving: false,
@@ -306,41 +310,42 @@ impl Connection {
         }
     }
 
-    /// Which end this is.
+    /// Returns the role of this end.
     pub fn role(&self) -> Role {
         self.role
     }
 
-    /// Begins a turn: time passes, for limits that are rates and for what is measured.
+    /// Begins a turn at the time `now`, which rate limits and measurements use.
     pub fn begin_turn(&mut self, now: Instant) {
-        // It wraps after 49 days, which all that compare it bear.
+        // Wraps after 49 days; all comparisons of these times tolerate that.
         self.now = now.saturating_duration_since(self.epoch).as_millis() as u32;
         self.turn = self.turn.wrapping_add(1);
     }
 
-    /// Bytes to write. Bodies that wait in their streams come into it by [`Connection::gather`].
+    /// Returns the bytes to write. [`Connection::gather`] moves bodies from their streams into it.
     pub fn output(&mut self) -> &mut Output {
         &mut self.output
     }
 
-    /// Returns true if nothing is taken from the other end until it takes some of the output: it would cause answers that
-    /// nobody reads. The owner should not read from the network either, and once it is not blocked any more, whole frames
-    /// may be left of what was read before.
+    /// Returns true if no input is processed until the peer takes some of the output, because its frames
+    /// would cause responses that the peer does not read. The owner should then not read from the network
+    /// either. When the connection is no longer blocked, complete frames may be left in the input that was
+    /// read before.
     pub fn is_blocked(&self) -> bool {
         self.output.len() >= self.options.output_bytes_max.saturating_mul(2)
     }
 
-    /// Returns true if the connection has ended: what is in the output is the last.
+    /// Returns true if the connection has ended; the output then contains its last bytes.
     pub fn is_over(&self) -> bool {
         self.phase == Phase::Over
     }
 
-    /// Number of open streams.
+    /// Returns the number of open streams.
     pub fn open_streams(&self) -> usize {
         self.streams.len()
     }
 
-    /// Keys of all open streams, in no order.
+    /// Returns the keys of all open streams, in no particular order.
     pub fn keys(&self) -> impl Iterator<Item = Key> {
         self.streams.iter().map(|(key, _)| key)
     }
@@ -349,32 +354,34 @@ impl Connection {
         self.lists.as_ref().map_or(Queued::default(), |lists| lists.queued)
     }
 
-    /// Bytes of bodies that wait in streams for windows or their turn.
+    /// Returns the bytes of bodies that are queued in streams.
     pub fn queued_bytes(&self) -> usize {
         self.queued().bytes
     }
 
-    /// Of [`Connection::queued_bytes`], those of payloads that others send too ([`crate::Payload::shared`]).
+    /// Returns the part of [`Connection::queued_bytes`] that belongs to shared payloads
+    /// ([`crate::Payload::shared`]).
     pub fn queued_shared_bytes(&self) -> usize {
         self.queued().shared_bytes
     }
 
-    /// Pieces of bodies, and trailers, that wait in streams. Each takes some 60 bytes of memory besides its own.
+    /// Returns the number of pieces of bodies and of trailers that are queued in streams. Each takes about 60
+    /// bytes of memory besides its content.
     pub fn queued_pieces(&self) -> usize {
         self.queued().pieces
     }
 
-    /// Returns true if the other end has begun a header block and not ended it.
+    /// Returns true if a header block has arrived in part.
     pub fn is_amid_header_block(&self) -> bool {
         self.assembly.is_some()
     }
 
-    /// Bytes that were handed over as data, of all open streams, and not released yet.
+    /// Returns the data bytes of all open streams that were passed to the consumer and not released yet.
     pub fn unreleased_bytes(&self) -> u64 {
         self.unreleased
     }
 
-    /// Bytes of memory that the connection holds on the heap, besides bodies and buffers of its input.
+    /// Returns the heap memory of the connection in bytes, without bodies and input buffers.
     pub fn heap_bytes(&self) -> usize {
         let lists = |lists: &Lists| {
             let keys = lists.ready.capacity() + lists.writable.capacity() + lists.cut_off.capacity();
@@ -390,7 +397,8 @@ impl Connection {
             + self.assembly.as_ref().map_or(0, |assembly| size_of::<Assembly>() + assembly.heap_bytes())
     }
 
-    /// Gives back memory that only makes what follows cheaper. To be called when a connection was idle for a while.
+    /// Frees memory that only makes further work cheaper. To be called when the connection has been idle for
+    /// a while.
     pub fn rest(&mut self) {
         self.output.rest();
         self.decoder.rest();
@@ -414,17 +422,17 @@ impl Connection {
         }
     }
 
-    /// Says when [`Connection::tick`] is to be called, if it is.
+    /// Returns the time at which [`Connection::tick`] must be called; `None` if it need not be called.
     pub fn deadline(&self) -> Option<Instant> {
         let sent = self.settings_sent?;
         Some(self.epoch + Duration::from_millis(u64::from(sent)) + self.options.settings_timeout)
     }
 
-    /// Does what is due at the time of this turn.
+    /// Performs the work that is due at the time of this turn.
     ///
     /// # Errors
     ///
-    /// SETTINGS_TIMEOUT if the other end has not acknowledged the settings in time.
+    /// Returns SETTINGS_TIMEOUT if the peer has not acknowledged the settings in time.
     pub fn tick(&mut self) -> Result<(), ConnectionError> {
         if let Some(error) = &self.error {
             return Err(**error);
@@ -438,16 +446,17 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends a PING; its answer comes as [`crate::Event::Pong`] with the same number.
+    /// Sends a PING. Its acknowledgement arrives as [`crate::Event::Pong`] with the same number.
     pub fn ping(&mut self, number: u64) {
         if self.phase != Phase::Over {
             self.output.frame(kind::PING, 0, 0, &number.to_be_bytes());
         }
     }
 
-    /// Begins a graceful shutdown in two steps (RFC 9113, section 6.8): the other end is told that it should open no more
-    /// streams; those that it opened before it heard that are still taken. When it must have heard, as the answer to a ping
-    /// shows, it is told the last stream that is taken. [`Connection::open_streams`] falls to 0 at the end.
+    /// Begins a graceful shutdown in two steps (RFC 9113, section 6.8). The first GOAWAY asks the peer to
+    /// open no more streams; streams opened before the peer receives it are still accepted. When the
+    /// acknowledgement of a PING shows that the peer has received it, a second GOAWAY announces the last
+    /// accepted stream. [`Connection::open_streams`] falls to 0 at the end.
     pub fn shut_down(&mut self) {
         if self.phase == Phase::Over || self.leaving != Leaving::No {
             return;
@@ -457,22 +466,23 @@ impl Connection {
         self.ping(SHUTDOWN_PING);
     }
 
-    /// Returns true if a shutdown was begun and the other end knows which streams are the last.
+    /// Returns true if a shutdown has begun and the last accepted stream was announced.
     pub fn has_said_last_stream(&self) -> bool {
         self.leaving == Leaving::Final
     }
 
-    /// The second step of a shutdown.
+    /// Performs the second step of a shutdown.
     pub(crate) fn say_last_stream(&mut self) {
         self.leaving = Leaving::Final;
         self.last_taken = self.last_peer_stream;
         self.put_goaway(self.last_taken, Reason::NO_ERROR, b"");
     }
 
-    /// Ends the connection at once: all streams are over, and the other end is told why by GOAWAY.
+    /// Ends the connection immediately: all streams end, and a GOAWAY with `reason` and `debug` is appended
+    /// to the output.
     pub fn close(&mut self, reason: Reason, debug: &[u8]) {
         if self.phase != Phase::Over {
-            // What was told once does not grow again (section 6.8).
+            // The announced last stream must not increase (section 6.8).
             self.put_goaway(
                 self.last_peer_stream.min(self.last_taken),
                 reason,
@@ -482,7 +492,7 @@ impl Connection {
         }
     }
 
-    /// Ends the connection for a mistake of the other end.
+    /// Ends the connection because of an error of the peer.
     #[cold]
     pub(crate) fn fail(&mut self, error: ConnectionError) -> ConnectionError {
         self.put_goaway(self.last_peer_stream.min(self.last_taken), error.reason, error.text().as_bytes());
@@ -509,7 +519,7 @@ impl Connection {
         });
     }
 
-    /// Counts one against a limit.
+    /// Counts one occurrence against a limit. Fails if the limit is exceeded.
     pub(crate) fn count(&mut self, limit: Limit) -> Result<(), ConnectionError> {
         let (limits, buckets) = (&self.options.limits, self.buckets.get_or_insert_default());
         let (bucket, rate) = match limit {
@@ -526,13 +536,13 @@ impl Connection {
         if bucket.take(rate, self.now) { Ok(()) } else { Err(ConnectionError::limit(limit)) }
     }
 
-    /// Adds a stream.
+    /// Adds a stream and returns its key.
     pub(crate) fn add_stream(&mut self, id: u32) -> Key {
-        // At most 2^31-1.
+        // The initial window is at most 2^31-1.
         self.streams.insert(Stream::new(id, self.turn, self.receive_initial as i32))
     }
 
-    /// Forgets a stream, and gives what it held back to the connection's window.
+    /// Removes a stream, and returns its unreleased bytes to the connection's window.
     pub(crate) fn remove_stream(&mut self, key: Key, how: Gone) {
         let Some(stream) = self.streams.remove(key) else { return };
         match how {
@@ -568,25 +578,25 @@ impl Connection {
         self.closed.find(id)
     }
 
-    /// Returns true if a stream of this number was never opened.
+    /// Returns true if a stream with this identifier was never opened.
     pub(crate) fn is_idle(&self, id: u32) -> bool {
         let is_peers = id.is_multiple_of(2) == (self.role == Role::Client);
         if is_peers { id > self.last_peer_stream } else { id >= self.next_stream }
     }
 
-    /// Sends RST_STREAM.
+    /// Appends RST_STREAM.
     pub(crate) fn put_reset(&mut self, id: u32, reason: Reason) {
         self.output.frame(kind::RST_STREAM, 0, id, &reason.0.to_be_bytes());
     }
 
-    /// What the connection's receive window should be.
+    /// Returns the size that the connection's receive window should have.
     fn connection_target(&self) -> u32 {
         let stream = self.growth.target;
         let streams = if stream > self.options.stream_window() { GROWN_STREAMS } else { 1 };
         stream.saturating_mul(streams).min(WINDOW_BYTES_MAX).max(self.options.connection_window())
     }
 
-    /// Gives the other end more of the connection's window, if it is worth a frame.
+    /// Enlarges the connection's receive window if the increase is worth a frame.
     pub(crate) fn update_window(&mut self) {
         let target = self.connection_target();
         let more = flow::update(target, self.may_receive.into(), self.unreleased);
@@ -601,8 +611,9 @@ impl Connection {
         self.output.frame(kind::WINDOW_UPDATE, 0, stream, &more.to_be_bytes());
     }
 
-    /// Gives back so many bytes of a stream's data that the consumer is done with: the other end may send as many more, in
-    /// time. Nothing happens for a stream that is over, whose bytes were given back when it ended.
+    /// Returns `bytes` bytes of a stream's data to the flow-control windows, because the consumer is done
+    /// with them; the peer may then send as many more. Does nothing for a stream that has ended, whose bytes
+    /// were returned at its end.
     pub fn release(&mut self, stream: Key, bytes: usize) {
         let target = self.growth.target;
         let Some(state) = self.streams.get_mut(stream) else { return };
@@ -613,7 +624,7 @@ impl Connection {
             let more = flow::update(target, state.may_receive.into(), state.unreleased.into());
             if more > 0 {
                 let more = more.min(WINDOW_BYTES_MAX - state.may_receive.max(0) as u32);
-                // Negative windows are small, positive ones were just bounded.
+                // Negative windows are small, and positive ones were just bounded.
                 state.may_receive = (i64::from(state.may_receive) + i64::from(more)) as i32;
                 self.put_window_update(stream.id, more);
             }
@@ -621,7 +632,7 @@ impl Connection {
         self.update_window();
     }
 
-    /// Bytes of a stream's data that were handed over and not released.
+    /// Returns the data bytes of a stream that were passed to the consumer and not released.
     pub fn stream_unreleased_bytes(&self, stream: Key) -> usize {
         self.streams.get(stream).map_or(0, |stream| stream.unreleased as usize)
     }

@@ -4,64 +4,65 @@ use crate::fields::Fields;
 use crate::reason::Reason;
 use crate::stream::Key;
 
-/// What the other end said, as [`crate::Connection::next`] returns it.
+/// Input from the peer, as returned by [`crate::Connection::next`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event<'a> {
-    /// A request began (server), or the response to one (client).
+    /// A request began (at a server), or its response began (at a client).
     Head {
-        /// The stream. At a server it is new.
+        /// Stream of the request; new at a server.
         stream: Key,
-        /// The header list. Requests that are alike share one.
+        /// Header list. Requests with equal lists share one.
         fields: Arc<Fields>,
         /// True if no body follows.
         end: bool,
     },
-    /// A response with a status from 100 to 199 came; the actual one follows. Only clients see it.
+    /// A response with a status from 100 to 199 arrived; the final response follows. Only at a client.
     Informational {
-        /// The stream.
+        /// Stream of the request.
         stream: Key,
-        /// The header list.
+        /// Header list of the informational response.
         fields: Arc<Fields>,
     },
-    /// A part of the body came, as long as its frame. The consumer gives it back to the window with
-    /// [`crate::Connection::release`]; what is not given back stops the sender.
+    /// A part of a body arrived: the payload of one frame. The consumer must return its bytes to the window
+    /// with [`crate::Connection::release`]; bytes that are not returned stop the sender.
     Data {
-        /// The stream.
+        /// Stream of the body.
         stream: Key,
-        /// The bytes, where they were read. Empty only with `end`.
+        /// Data, borrowed from the input. Empty only if `end` is true.
         bytes: &'a [u8],
-        /// True if the body ends, without trailers.
+        /// True if the body ends here, without trailers.
         end: bool,
     },
-    /// The body ended with trailers.
+    /// A body ended with trailers.
     Trailers {
-        /// The stream.
+        /// Stream of the body.
         stream: Key,
-        /// The header list, without pseudo-header fields.
+        /// Trailers, without pseudo-header fields.
         fields: Arc<Fields>,
     },
-    /// The stream is over before its time. Its key is of no use any more.
+    /// A stream ended before it was complete. Its key is invalid from now on.
     Reset {
-        /// The stream. It was seen before.
+        /// Stream that ended; an earlier event or command introduced it.
         stream: Key,
-        /// Why. [`Reason::REFUSED_STREAM`] by the peer means that nothing was done for it, also after GOAWAY.
+        /// Error code. [`Reason::REFUSED_STREAM`] from the peer means that the request was not processed; it
+        /// is also reported for streams that a GOAWAY refuses.
         reason: Reason,
-        /// True if the other end ended it, false if this end did because of a mistake of the other.
+        /// True if the peer ended the stream, false if this end did because of an error of the peer.
         by_peer: bool,
     },
-    /// A PING came. It is answered already; the caller may judge how often they come.
+    /// A PING arrived. Its acknowledgement is already in the output; the caller may limit the rate of PINGs.
     Pinged,
-    /// The answer to [`crate::Connection::ping`] with this number.
+    /// The acknowledgement of [`crate::Connection::ping`] with this number arrived.
     Pong(u64),
-    /// SETTINGS came, and are in force and acknowledged.
+    /// SETTINGS arrived; they are applied and acknowledged.
     Settings,
-    /// The other end takes no more streams: those above `last` that are open end as [`Event::Reset`].
+    /// The peer accepts no more streams: open streams above `last` end with [`Event::Reset`].
     GoAway {
-        /// The last stream of this end that it took or will take.
+        /// Highest stream of this end that the peer has processed or will process.
         last: u32,
-        /// Why.
+        /// Error code.
         reason: Reason,
-        /// What it adds, for logs.
+        /// Additional debug data, for logs.
         debug: &'a [u8],
     },
 }

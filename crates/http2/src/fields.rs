@@ -1,25 +1,25 @@
-//! Header lists: [`Fields`] is one that was received, checked as RFC 9113, section 8 demands.
+//! Header lists: [`Fields`] is a received list, validated as RFC 9113, section 8 requires.
 
 use std::fmt;
 
-/// What a field's name means to HTTP/2. It is kept beside each entry of the header tables, so that a name is looked at
-/// once and not with each request.
+/// Meaning of a field name in HTTP/2. It is stored with each table entry, so that a name is classified once
+/// and not per request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// A field without a meaning here.
+    /// Field without a special meaning.
     Regular,
-    /// A pseudo-header field; the number is its place in [`Fields`].
+    /// Pseudo-header field; its number is the index into `Fields::pseudo`.
     Pseudo(Pseudo),
-    /// `te`, which may only say `trailers`.
+    /// `te`, whose only allowed value is `trailers`.
     Te,
     /// `content-length`
     ContentLength,
-    /// A name that must not occur in HTTP/2: it is malformed, it concerns one connection of HTTP/1, or it is a pseudo-header
-    /// field that is not known.
+    /// Name that must not occur in HTTP/2: malformed, specific to an HTTP/1 connection, or an unknown
+    /// pseudo-header field.
     Forbidden,
 }
 
-/// The pseudo-header fields (RFC 9113, sections 8.3.1 and 8.3.2).
+/// Pseudo-header fields (RFC 9113, sections 8.3.1 and 8.3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pseudo {
     Method = 0,
@@ -50,7 +50,7 @@ impl Class {
     }
 }
 
-/// Characters of field names: those of a token (RFC 9110, section 5.6.2) without capital letters.
+/// Allowed characters of field names: those of a token (RFC 9110, section 5.6.2) without capital letters.
 const NAME: [bool; 256] = {
     let allowed = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz";
     let mut table = [false; 256];
@@ -62,8 +62,8 @@ const NAME: [bool; 256] = {
     table
 };
 
-/// Returns true for a name that a field may have in HTTP/2 (RFC 9113, section 8.2.1). Names of pseudo-header fields are not
-/// among them.
+/// Returns true if HTTP/2 allows the name for a regular field (RFC 9113, section 8.2.1); false for
+/// pseudo-header fields.
 pub(crate) const fn is_name(name: &[u8]) -> bool {
     let mut at = 0;
     while at < name.len() {
@@ -75,21 +75,21 @@ pub(crate) const fn is_name(name: &[u8]) -> bool {
     !name.is_empty()
 }
 
-/// Returns true for a value that a field may have: no control characters but tabs, and no white space at either end (RFC
-/// 9113, section 8.2.1; RFC 9110, section 5.5).
+/// Returns true if a field may have this value when sending: no control characters except tabs, and no white
+/// space at either end (RFC 9113, section 8.2.1; RFC 9110, section 5.5).
 pub(crate) fn is_value(value: &[u8]) -> bool {
     let is_blank = |byte: &u8| matches!(byte, b' ' | b'\t');
     is_taken_value(value) && !value.first().is_some_and(is_blank) && !value.last().is_some_and(is_blank)
 }
 
-/// Returns true for a value that is taken from the other end: one without control characters but tabs. White space at an end
-/// stays as it is, as with grpc-go and `h2`: grpc-go sends values with it, and to refuse them would lose calls and the
-/// texts of errors.
+/// Returns true if a received value is accepted: no control characters except tabs. White space at either end
+/// is accepted and kept, like in grpc-go and `h2`: grpc-go sends such values, and refusing them would lose
+/// calls and error texts.
 pub(crate) fn is_taken_value(value: &[u8]) -> bool {
     value.iter().all(|byte| *byte >= b' ' && *byte != 0x7f || *byte == b'\t')
 }
 
-/// What a header list is for, which decides the fields that it must have.
+/// Purpose of a header list, which determines its mandatory fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Request,
@@ -97,40 +97,40 @@ pub(crate) enum Use {
     Trailers,
 }
 
-/// Ends of a field's name and value in the text. The name begins where the value before ends.
+/// End offsets of a field's name and value in the text. The name begins where the previous value ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Span {
     name_end: u32,
     value_end: u32,
 }
 
-/// A header list that was received: pseudo-header fields first, the others in the order in which they came. It is well
-/// formed: names are lower case, values have no control characters, and the pseudo-header fields are complete. Values may
-/// begin or end with white space.
+/// Received header list: pseudo-header fields first, then the others in order of arrival. It is well formed:
+/// names are lower case, values have no control characters, and the pseudo-header fields are complete. Values
+/// may begin or end with white space.
 ///
-/// One text holds all names and values, so a list takes two pieces of memory however long it is.
+/// One buffer holds all names and values, so a list takes two allocations, however long it is.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Fields {
     text: Vec<u8>,
     spans: Vec<Span>,
-    /// Places of the pseudo-header fields among the spans, from 1; 0 for none.
+    /// One-based indices of the pseudo-header fields in `spans`; 0 if absent.
     pseudo: [u8; PSEUDOS],
     content_length: Option<u64>,
 }
 
 impl Fields {
-    /// All fields in order, as name and value.
+    /// Returns all fields in order, as name and value.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         (0..self.spans.len()).map(|at| self.at(at))
     }
 
-    /// All fields but the pseudo-header fields.
+    /// Returns all fields except pseudo-header fields, as name and value.
     pub fn regular(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         let pseudos = self.pseudo.iter().filter(|place| **place > 0).count();
         (pseudos..self.spans.len()).map(|at| self.at(at))
     }
 
-    /// Number of fields, with pseudo-header fields.
+    /// Returns the number of fields, including pseudo-header fields.
     pub fn len(&self) -> usize {
         self.spans.len()
     }
@@ -140,43 +140,43 @@ impl Fields {
         self.spans.is_empty()
     }
 
-    /// Bytes of memory that the list takes on the heap.
+    /// Returns the heap memory of the list in bytes.
     pub fn heap_bytes(&self) -> usize {
         self.text.capacity() + self.spans.capacity() * size_of::<Span>()
     }
 
-    /// The first value under this (lower case) name.
+    /// Returns the first value of a regular field; the name must be in lower case.
     pub fn get(&self, name: &[u8]) -> Option<&[u8]> {
         self.regular().find(|(its, _)| *its == name).map(|(_, value)| value)
     }
 
-    /// `:method`; empty in responses and trailers.
+    /// Returns `:method`; empty in responses and trailers.
     pub fn method(&self) -> &[u8] {
         self.pseudo(Pseudo::Method).unwrap_or_default()
     }
 
-    /// `:path`; empty in responses and trailers, and for CONNECT.
+    /// Returns `:path`; empty in responses, in trailers and for CONNECT.
     pub fn path(&self) -> &[u8] {
         self.pseudo(Pseudo::Path).unwrap_or_default()
     }
 
-    /// `:scheme`
+    /// Returns `:scheme`, if present.
     pub fn scheme(&self) -> Option<&[u8]> {
         self.pseudo(Pseudo::Scheme)
     }
 
-    /// `:authority`
+    /// Returns `:authority`, if present.
     pub fn authority(&self) -> Option<&[u8]> {
         self.pseudo(Pseudo::Authority)
     }
 
-    /// `:status`: a number of three digits; `None` in requests and trailers.
+    /// Returns `:status`, a number of three digits; `None` in requests and trailers.
     pub fn status(&self) -> Option<u16> {
         let digits = self.pseudo(Pseudo::Status)?;
         Some(digits.iter().fold(0, |number, digit| number * 10 + u16::from(digit - b'0')))
     }
 
-    /// `content-length`, in bytes.
+    /// Returns `content-length` in bytes, if present.
     pub fn content_length(&self) -> Option<u64> {
         self.content_length
     }
@@ -201,20 +201,20 @@ impl fmt::Debug for Fields {
     }
 }
 
-/// Why a header list was not taken; the connection goes on, its stream does not.
+/// Reason why a header list was refused. The connection continues, the stream does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// It is malformed (RFC 9113, section 8.1.1).
+    /// The list is malformed (RFC 9113, section 8.1.1).
     Malformed(&'static str),
-    /// It is larger than [`crate::Options::header_list_bytes_max`].
+    /// The list is larger than [`crate::Options::header_list_bytes_max`].
     TooLarge,
 }
 
-/// Gathers a header list while its block is decoded. A list that is refused takes no more memory, but its block is decoded
-/// to its end, since the tables of both ends must stay the same.
+/// Collects a header list while its block is decoded. A refused list uses no more memory, but its block is
+/// decoded to the end, since the tables of both ends must stay equal.
 pub(crate) struct Gathering {
     fields: Fields,
-    /// Size as RFC 9113, section 6.5.2 counts it: names, values, and 32 bytes for each field.
+    /// Size as RFC 9113, section 6.5.2 counts it: names, values, and 32 bytes per field.
     bytes: usize,
     bytes_max: usize,
     seen_regular: bool,
@@ -226,24 +226,24 @@ impl Gathering {
         Gathering { fields: Fields::default(), bytes: 0, bytes_max, seen_regular: false, refused: None }
     }
 
-    /// Refuses whatever comes: the block of a stream that is over.
+    /// Creates a collector that refuses every list, for the block of a stream that has ended.
     pub(crate) fn of_nothing(bytes_max: usize) -> Gathering {
         Gathering { refused: Some(Refused::Malformed("the stream is over")), ..Gathering::new(bytes_max) }
     }
 
-    /// Returns true if the list is larger than so many of the largest that are taken.
+    /// Returns true if the list is larger than `times` times the largest list accepted.
     pub(crate) fn exceeds(&self, times: usize) -> bool {
         self.bytes > self.bytes_max.saturating_mul(times)
     }
 
-    /// Makes room for a list of this many bytes and fields, as far as they are likely.
+    /// Reserves memory for a list of `bytes` bytes and `fields` fields, up to the largest list accepted.
     pub(crate) fn reserve(&mut self, bytes: usize, fields: usize) {
         self.fields.text.reserve(bytes.min(self.bytes_max));
         self.fields.spans.reserve(fields);
     }
 
     pub(crate) fn add(&mut self, name: &[u8], value: &[u8], class: Class, value_is_good: bool) {
-        // Each field counts at least 32 bytes, so what comes of a short block cannot overflow.
+        // A short block can reference long fields many times, so the sum saturates.
         self.bytes = self.bytes.saturating_add(name.len() + value.len() + 32);
         if self.refused.is_some() {
             return;
@@ -264,7 +264,8 @@ impl Gathering {
                 if *place != 0 {
                     return self.refuse(Refused::Malformed("a pseudo-header field occurs twice"));
                 }
-                // There are five of them, each occurs once, and nothing comes before them.
+                // At most five pseudo-header fields occur, each once and before all other fields, so the
+                // index fits.
                 *place = self.fields.spans.len() as u8 + 1;
             }
             Class::Te => {
@@ -298,7 +299,7 @@ impl Gathering {
         self.fields = Fields::default();
     }
 
-    /// Returns the list if it is well formed for its use.
+    /// Returns the list if it is well formed for its purpose.
     pub(crate) fn finish(self, what_for: Use) -> Result<Fields, Refused> {
         if let Some(refused) = self.refused {
             return Err(refused);
@@ -313,7 +314,8 @@ impl Gathering {
                 of_request.into_iter().any(has) || status.len() != 3 || !status.iter().all(u8::is_ascii_digit)
             }
             Use::Request if has(Pseudo::Status) => true,
-            // RFC 9113, section 8.5: the target is the authority, and there is neither scheme nor path.
+            // CONNECT has `:authority` as its target, and neither `:scheme` nor `:path` (RFC 9113, section
+            // 8.5).
             Use::Request if fields.method() == b"CONNECT" => {
                 has(Pseudo::Scheme) || has(Pseudo::Path) || fields.authority().is_none_or(<[u8]>::is_empty)
             }
@@ -404,7 +406,7 @@ mod tests {
             list.insert(at, (name, ""));
             assert!(gathered(&list, Use::Request).is_err());
         }
-        // What grpc-go sends of a text that ends with a blank.
+        // grpc-go sends such values for texts that begin or end with a space.
         let blanks = get_with(&[("grpc-message", " a text "), ("x", "\t")]).unwrap();
         assert_eq!(
             (blanks.get(b"grpc-message"), blanks.get(b"x")),

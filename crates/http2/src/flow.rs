@@ -1,17 +1,19 @@
-//! Windows (RFC 9113, section 5.2): how much more may be received, and how far receive windows grow.
+//! Flow-control windows (RFC 9113, section 5.2): updates of receive windows, and their growth.
 
 use crate::frame::WINDOW_BYTES_MAX;
 
-/// Milliseconds until the next measurement after one that did not let the window grow.
+/// Pause in milliseconds after a measurement that did not enlarge the window.
 const PAUSE_MS: u32 = 1000;
 
-/// How many bytes to add to a receive window, given what it should be, what the other end may still send, and what the
-/// consumer holds; 0 if it is not worth a frame yet.
+/// Returns the number of bytes to add to a receive window; 0 if an update is not worth a frame yet. `target`
+/// is the size that the window should have, `may_receive` the bytes that the peer may still send,
+/// `unreleased` the bytes that the consumer holds.
 ///
-/// Updates are sent when half of what the consumer does not hold is used up, so they cost little and come before the sender
-/// has to stop. What the consumer holds does not count for that half: otherwise nothing would be given back once it holds
-/// more than half of the window, and a sender that has used up the rest would wait for ever. An example with a window of 1,000 bytes,
-/// of which 600 are held by one call, and another call whose bytes are released at once:
+/// An update is sent when half of the window that the consumer does not hold is used up: updates are then
+/// rare, and arrive before the sender has to stop. Bytes held by the consumer do not count for that half;
+/// otherwise no update would be sent once the consumer holds more than half of the window, and a sender that
+/// has used up the rest would wait forever. Example with a window of 1,000 bytes, of which one call holds
+/// 600, and another call whose bytes are released immediately:
 ///
 /// ```text
 /// may send 400, nothing is missing      no update
@@ -21,17 +23,18 @@ const PAUSE_MS: u32 = 1000;
 pub(crate) fn update(target: u32, may_receive: i64, unreleased: u64) -> u32 {
     let free = i64::from(target) - unreleased as i64;
     if free > 0 && may_receive <= free / 2 {
-        // It exceeds the target by no more than what was allowed too much before.
+        // The result exceeds the target only by bytes that the peer was allowed to send in excess before.
         u32::try_from(free - may_receive).unwrap_or(WINDOW_BYTES_MAX).min(WINDOW_BYTES_MAX)
     } else {
         0
     }
 }
 
-/// Lets receive windows grow to what the network's delay times its throughput demands.
+/// Enlarges receive windows to the product of the network's delay and throughput.
 ///
-/// What comes between a ping and its answer is what fits into a round trip. If that is nearly the window, the window is the
-/// bound, and is doubled. An example with a window of 64 KiB, a delay of 50 ms and a sender that could send 10 MiB/s:
+/// The bytes that arrive between a PING and its acknowledgement are the bytes of one round trip. If they
+/// nearly fill the window, the window is the bottleneck and is doubled. Example with a window of 64 KiB, a
+/// delay of 50 ms and a sender that can send 10 MiB/s:
 ///
 /// ```text
 /// ping; 64 KiB come; answer    64 KiB in a round trip, as many as the window: 128 KiB
@@ -40,10 +43,10 @@ pub(crate) fn update(target: u32, may_receive: i64, unreleased: u64) -> u32 {
 /// ping; 512 KiB come; answer   half of the window: it stays, and is measured again after a second
 /// ```
 ///
-/// Measurements begin only when a window was used by half, so short requests cause none.
+/// A measurement begins only when half of a window is used, so short requests cause none.
 #[derive(Debug)]
 pub(crate) struct Growth {
-    /// Receive window of each stream that sends, in bytes.
+    /// Receive window for each stream that sends, in bytes.
     pub(crate) target: u32,
     max: u32,
     measuring: Measuring,
@@ -52,11 +55,11 @@ pub(crate) struct Growth {
 /// State of the measurement that decides whether the windows grow.
 #[derive(Clone, Copy, Debug)]
 enum Measuring {
-    /// The next one may begin.
+    /// A measurement may begin.
     No,
-    /// So many bytes came since the ping that is not answered yet.
+    /// Bytes received since the PING that is not acknowledged yet.
     Came(u32),
-    /// There is a pause since this time, after a measurement.
+    /// Pause after a measurement, since this time in milliseconds.
     Paused(u32),
 }
 
@@ -65,8 +68,8 @@ impl Growth {
         Growth { target, max: max.min(WINDOW_BYTES_MAX), measuring: Measuring::No }
     }
 
-    /// Notes that a DATA frame of so many bytes came, after which the stream may send `may_receive` more, while the consumer
-    /// holds `unreleased`. Returns true if a ping is to be sent now.
+    /// Notes a received DATA frame of `bytes` bytes. `may_receive` is the stream's window after it,
+    /// `unreleased` the bytes that the consumer holds. Returns true if a PING must be sent now.
     pub(crate) fn received(&mut self, bytes: u32, may_receive: i64, unreleased: u32, now: u32) -> bool {
         let is_due = match &mut self.measuring {
             Measuring::Came(came) => {
@@ -79,14 +82,14 @@ impl Growth {
         if self.target >= self.max || may_receive > i64::from(self.target / 2) || !is_due {
             return false;
         }
-        // What came before belongs to the same burst, unless it waits for the consumer.
+        // Earlier bytes belong to the same burst, except those that wait for the consumer.
         let before = i64::from(self.target) - may_receive - i64::from(unreleased);
         let before = u32::try_from(before.max(0)).unwrap_or(u32::MAX);
         self.measuring = Measuring::Came(before.saturating_add(bytes));
         true
     }
 
-    /// The ping is answered.
+    /// Notes that the PING was acknowledged, and enlarges the window if it was the bottleneck.
     pub(crate) fn measured(&mut self, now: u32) {
         let Measuring::Came(came) = self.measuring else { return };
         self.measuring = Measuring::No;
@@ -113,7 +116,7 @@ mod tests {
         assert_eq!(update(1000, 0, 999), 1);
         assert_eq!(update(1000, 250, 600), 0);
         assert_eq!(update(1000, 190, 600), 210);
-        // The consumer holds more than the window should be: the sender could not go on anyway.
+        // The consumer holds more than the target, so the sender must wait anyway.
         assert_eq!(update(1000, -500, 1200), 0);
         // The window has grown, or was too large before.
         assert_eq!(update(2000, 0, 0), 2000);
@@ -131,14 +134,15 @@ mod tests {
         let mut now = 0;
         while growth.target < 512 << 10 {
             let before = growth.target;
-            // A consumer that is done at once: half of the window came, the last of it in this frame, and then the rest.
+            // The consumer releases immediately: half of the window has arrived, the last part in this frame,
+            // then the rest.
             assert!(growth.received(1000, i64::from(before / 2), 1000, now));
             assert!(!growth.received(before / 2, 0, 0, now));
             now += 50;
             growth.measured(now);
             assert_eq!(growth.target, 2 * before);
         }
-        // A consumer that holds all that came.
+        // The consumer holds everything that arrived.
         assert!(growth.received(1000, 0, 512 << 10, now));
         growth.received(100_000, 0, 512 << 10, now);
         growth.measured(now);

@@ -1,6 +1,6 @@
-//! Frames (RFC 9113, section 4): their numbers, and the nine bytes before each.
+//! Frames (RFC 9113, section 4): type and flag numbers, and the nine-byte frame header.
 
-/// Types of frames (section 6).
+/// Frame types (section 6).
 pub(crate) mod kind {
     pub(crate) const DATA: u8 = 0;
     pub(crate) const HEADERS: u8 = 1;
@@ -14,7 +14,7 @@ pub(crate) mod kind {
     pub(crate) const CONTINUATION: u8 = 9;
 }
 
-/// Flags of frames (section 6).
+/// Frame flags (section 6).
 pub(crate) mod flag {
     pub(crate) const END_STREAM: u8 = 0x1;
     pub(crate) const ACK: u8 = 0x1;
@@ -23,7 +23,7 @@ pub(crate) mod flag {
     pub(crate) const PRIORITY: u8 = 0x20;
 }
 
-/// Settings (section 6.5.2). That of the header table is not sent: both directions use its usual size.
+/// SETTINGS identifiers (section 6.5.2).
 pub(crate) mod setting {
     pub(crate) const HEADER_TABLE_SIZE: u16 = 1;
     pub(crate) const ENABLE_PUSH: u16 = 2;
@@ -33,34 +33,34 @@ pub(crate) mod setting {
     pub(crate) const MAX_HEADER_LIST_SIZE: u16 = 6;
 }
 
-/// The bytes that a client sends first (section 3.4).
+/// First bytes that a client sends (section 3.4).
 pub const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Bytes before each frame's payload.
+/// Size of the frame header before each payload, in bytes.
 pub(crate) const HEAD_BYTES: usize = 9;
-/// The largest payload that everyone takes (section 4.2), and that is taken here.
+/// Largest payload that every implementation accepts (section 4.2); this one accepts no larger payloads.
 pub(crate) const PAYLOAD_BYTES_MAX: usize = 16_384;
-/// A flow-control window where nothing else was agreed, in bytes (section 6.9.2).
+/// Default flow-control window in bytes (section 6.9.2).
 pub(crate) const WINDOW_BYTES: u32 = 65_535;
-/// The largest flow-control window, in bytes (section 6.9.1).
+/// Largest flow-control window in bytes (section 6.9.1).
 pub(crate) const WINDOW_BYTES_MAX: u32 = 0x7fff_ffff;
-/// The largest stream identifier (section 5.1.1).
+/// Largest stream identifier (section 5.1.1).
 pub(crate) const STREAM_MAX: u32 = 0x7fff_ffff;
 
-/// The head of a frame.
+/// Header of a frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Head {
-    /// Bytes of payload that follow.
+    /// Length of the payload in bytes.
     pub(crate) length: usize,
-    /// One of [`kind`], or a type that is not known.
+    /// Frame type: one of [`kind`], or an unknown type.
     pub(crate) kind: u8,
     /// Bits of [`flag`].
     pub(crate) flags: u8,
-    /// 0 for the whole connection.
+    /// Stream identifier; 0 for the connection.
     pub(crate) stream: u32,
 }
 
 impl Head {
-    /// Reads a head, if there are enough bytes.
+    /// Parses a frame header; `None` if there are fewer than nine bytes.
     #[inline]
     pub(crate) fn read(bytes: &[u8]) -> Option<Head> {
         let head: &[u8; HEAD_BYTES] = bytes.first_chunk()?;
@@ -72,14 +72,14 @@ impl Head {
         })
     }
 
-    /// Returns true if the frame has this flag.
+    /// Returns true if the flag is set.
     #[inline]
     pub(crate) fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
     }
 }
 
-/// The nine bytes of a head.
+/// Encodes a frame header.
 #[inline]
 pub(crate) fn head(length: usize, kind: u8, flags: u8, stream: u32) -> [u8; HEAD_BYTES] {
     debug_assert!(length < 1 << 24, "a frame's length has 24 bits");
@@ -88,18 +88,18 @@ pub(crate) fn head(length: usize, kind: u8, flags: u8, stream: u32) -> [u8; HEAD
     [a, b, c, kind, flags, d, e, f, g]
 }
 
-/// Appends a head.
+/// Appends a frame header.
 #[inline]
 pub(crate) fn put_head(out: &mut Vec<u8>, length: usize, kind: u8, flags: u8, stream: u32) {
     out.extend_from_slice(&head(length, kind, flags, stream));
 }
 
-/// Returns the first four bytes of a payload as a number.
+/// Returns the first four bytes of a payload as a big-endian number; `None` if there are fewer.
 pub(crate) fn read_u32(payload: &[u8]) -> Option<u32> {
     payload.first_chunk().map(|four| u32::from_be_bytes(*four))
 }
 
-/// Takes the padding off a payload (section 6.1); `None` if it is not shorter than the payload.
+/// Removes the padding from a payload (section 6.1); `None` if the padding is not shorter than the payload.
 #[inline]
 pub(crate) fn unpadded(head: Head, payload: &[u8]) -> Option<&[u8]> {
     if !head.has(flag::PADDED) {

@@ -1,26 +1,27 @@
 //! HTTP/2 as a state machine, for both roles: bytes in, events out; commands in, bytes out.
 //!
-//! What it is: [`Connection`] takes what was read ([`Input`], [`Connection::next`]) and says what it means ([`Event`]); it
-//! takes what is to be sent ([`Connection::send_head`], [`Connection::send_data`] and the others) and gathers it as frames
-//! ([`Connection::gather`], [`Output`]). Its parts: `frame` (nine bytes before each payload), `hpack` (header compression,
-//! [`Template`]), `fields` (header lists, checked), `stream` and `flow` (states and windows), `receive` and `send` (the
-//! two directions).
+//! Purpose: [`Connection`] takes received bytes ([`Input`], [`Connection::next`]) and returns their meaning
+//! ([`Event`]). It takes data to send ([`Connection::send_head`], [`Connection::send_data`] and others) and
+//! turns it into frames ([`Connection::gather`], [`Output`]). Its parts: `frame` (the nine-byte frame
+//! header), `hpack` (header compression, [`Template`]), `fields` (header lists and their validation),
+//! `stream` and `flow` (stream states and flow-control windows), `receive` and `send` (the two directions).
 //!
-//! What it does not know: sockets, TLS, threads, clocks (the time is told by [`Connection::begin_turn`]), wakers, calls and
-//! their deadlines, when a message of gRPC is whole.
+//! Out of scope: sockets, TLS, threads, clocks ([`Connection::begin_turn`] passes the time in), wakers, calls
+//! and their deadlines, and the boundaries of received gRPC messages.
 //!
 //! Invariants:
-//! * The events are the same however the bytes are cut (`tests/it/cuts.rs`).
-//! * Whatever the other end sends, memory is bounded: by windows for bodies, by [`Options::header_list_bytes_max`] and
-//!   [`Limits`] for headers, by [`Options::output_bytes_max`] for answers to frames (`tests/it/floods.rs`). A stream that is
-//!   over gives all that it held back to the connection's window: what its consumer keeps is for the owner to count.
-//! * A consumer that does not release what it was given stops the sender (`tests/it/windows.rs`).
-//! * Streams that have something to send take turns, a frame each (`tests/it/windows.rs`).
-//! * A connection without streams holds no buffers, and after [`Connection::rest`] only what its header tables hold
+//! * The events do not depend on how the input bytes are split (`tests/it/cuts.rs`).
+//! * Memory is bounded whatever the peer sends: by windows for bodies, by [`Options::header_list_bytes_max`]
+//!   and [`Limits`] for headers, by [`Options::output_bytes_max`] for responses to frames
+//!   (`tests/it/floods.rs`). When a stream ends, all its bytes are returned to the connection's window; the
+//!   owner must account for data that it keeps.
+//! * A consumer that does not release received data stops the sender (`tests/it/windows.rs`).
+//! * Streams with data to send take turns, one frame each (`tests/it/windows.rs`).
+//! * A connection without streams holds no buffers, and after [`Connection::rest`] only its header tables
 //!   (`tests/it/memory.rs`).
-//! * It understands `h2`, and `h2` understands it, in both roles (`tests/it/against_h2.rs`).
+//! * It interoperates with `h2` in both roles (`tests/it/against_h2.rs`).
 //!
-//! A server that answers every request with a few bytes, for tools that judge HTTP/2 servers: `examples/hello.rs`.
+//! A server that answers every request with a few bytes, for HTTP/2 conformance tools: `examples/hello.rs`.
 
 #![forbid(unsafe_code)]
 

@@ -1,52 +1,55 @@
-//! What a connection allows the other end: [`Options`], and [`Limits`] against those who mean harm.
+//! Limits for the peer of a connection: [`Options`], and [`Limits`] against abuse.
 
 use std::time::Duration;
 
 use crate::frame::{WINDOW_BYTES, WINDOW_BYTES_MAX};
 use crate::hpack::TABLE_BYTES;
 
-/// How often something may happen: so many times at once, and so many more each second.
+/// Rate limit with a burst: `burst` times at once, then `per_second` more times each second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// Times at once.
+    /// Number of times allowed at once.
     pub burst: u32,
-    /// Times a second after that.
+    /// Number of times per second allowed after the burst.
     pub per_second: u32,
 }
 
 impl Rate {
-    /// So many times at once, and so many more each second.
+    /// Creates a rate limit from its burst and its rate per second.
     pub const fn new(burst: u32, per_second: u32) -> Rate {
         Rate { burst, per_second }
     }
 }
 
-/// Bounds for what the protocol allows and no well-behaved end does often. Exceeding one ends the connection with
-/// ENHANCE_YOUR_CALM and the name of the limit ([`crate::Limit::name`]).
+/// Limits for behavior that the protocol allows and that no well-behaved peer shows often. Exceeding one ends
+/// the connection with ENHANCE_YOUR_CALM and the name of the limit ([`crate::Limit::name`]).
 ///
-/// What is bounded in other ways needs no limit here: frames that are answered, such as PING, are not read while the other
-/// end does not take the answers ([`Options::output_bytes_max`]); a SETTINGS frame looks at the open streams at most twice,
-/// however often it changes the initial window; header blocks that unpack to megabytes are not unpacked, and end the connection ([`Options::header_list_bytes_max`]); PRIORITY
-/// and unknown frames leave nothing behind.
+/// Some input needs no limit here because it is bounded otherwise: frames that need a response, such as PING,
+/// are not processed while the peer does not read ([`Options::output_bytes_max`]); a SETTINGS frame visits
+/// the open streams at most twice, however often it changes the initial window; decoding a header block stops
+/// and ends the connection at four times [`Options::header_list_bytes_max`]; PRIORITY and unknown frames
+/// store nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Streams that the other end resets in the turn ([`crate::Connection::begin_turn`]) in which it opened them ("rapid
-    /// reset", CVE-2023-44487). A stream that is answered completely makes up for one.
+    /// Streams that the peer resets in the turn ([`crate::Connection::begin_turn`]) in which it opened them
+    /// ("rapid reset", CVE-2023-44487). Each completely answered stream offsets one.
     pub early_resets: Rate,
-    /// Streams that this end has to reset or refuse because of what the other end sent ("made you reset", CVE-2025-8671).
+    /// Streams that this end must reset or refuse because of the peer's input ("made you reset",
+    /// CVE-2025-8671).
     pub provoked_resets: Rate,
-    /// SETTINGS frames, the first and acknowledgements not counted (CVE-2019-9515).
+    /// SETTINGS frames, not counting the first one and acknowledgements (CVE-2019-9515).
     pub settings: Rate,
-    /// PING frames, acknowledgements not counted (CVE-2019-9512). What is sent of calls makes up for all before it: clients of
-    /// gRPC measure the network with a ping for each answer.
+    /// PING frames, not counting acknowledgements (CVE-2019-9512). Sending data of a call resets the count,
+    /// because gRPC clients measure bandwidth with one PING per answer.
     pub pings: Rate,
-    /// DATA frames without data that do not end their stream (CVE-2019-9518).
+    /// Empty DATA frames that do not end their stream (CVE-2019-9518).
     pub empty_data: Rate,
-    /// GOAWAY frames. An end that leaves sends two, and one more if it then finds an error.
+    /// GOAWAY frames. A graceful shutdown sends two, and a later error one more.
     pub goaways: Rate,
-    /// CONTINUATION frames of one header block (CVE-2024-27316).
+    /// Maximum number of CONTINUATION frames in one header block (CVE-2024-27316).
     pub continuations_max: u32,
-    /// Bytes of one header block as it is sent, over all its frames. A block of one frame is always taken.
+    /// Maximum encoded size of a header block in bytes, over all its frames. A block in a single frame is
+    /// always accepted.
     pub block_bytes_max: u32,
 }
 
@@ -65,38 +68,41 @@ impl Default for Limits {
     }
 }
 
-/// What a connection allows the other end. Connections share one in an `Arc`.
+/// Limits and windows that a connection grants the peer. Connections share one value in an `Arc`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Receive window of a stream in bytes, at most 2^31-1: what the other end may send before the consumer has released
-    /// anything.
+    /// Receive window of a stream in bytes, at most 2^31-1: data that the peer may send before the consumer
+    /// has released any.
     pub stream_window_bytes: u32,
-    /// Bytes up to which receive windows of streams grow when the network's delay makes the window the bound (as measured
-    /// by pings). A value that is not larger than [`Options::stream_window_bytes`] switches this off.
+    /// Size in bytes up to which receive windows of streams grow when the network delay makes the window the
+    /// bottleneck, as measured by pings. A value not larger than [`Options::stream_window_bytes`] disables
+    /// growth.
     pub stream_window_bytes_max: u32,
-    /// Receive window of the connection in bytes, from 65,535 to 2^31-1. It is never smaller than that of one stream, and
-    /// once those have grown, never smaller than four of them.
+    /// Receive window of the connection in bytes, from 65,535 to 2^31-1. The effective window is at least
+    /// that of one stream, and at least four stream windows once those have grown.
     ///
-    /// A stream whose consumer stops keeps its own window of this one, and what is left is for all others: it should be
-    /// several times [`Options::stream_window_bytes`].
+    /// A stream whose consumer stops occupies one stream window of it, and the rest is for the other streams;
+    /// so the value should be several times [`Options::stream_window_bytes`].
     pub connection_window_bytes: u32,
-    /// Streams that the other end may have open at once; `u32::MAX` for no bound. A client allows none in any case.
+    /// Maximum number of streams that the peer may have open; `u32::MAX` for no limit. A client never accepts
+    /// streams.
     pub streams_max: u32,
-    /// Largest header list that is taken, in bytes as RFC 9113, section 6.5.2 counts them: 32 for each field besides its
-    /// texts. A request with a larger one is answered with status 431, a response with a larger one is reset; one that is more
-    /// than four times as large ends the connection ([`crate::Limit::HeaderList`]), and so does one whose block exceeds
-    /// [`Limits::block_bytes_max`].
+    /// Largest header list accepted, in bytes as RFC 9113, section 6.5.2 counts them: 32 per field plus its
+    /// name and value. A larger request is answered with status 431, a larger response is reset. A list more
+    /// than four times as large ends the connection ([`crate::Limit::HeaderList`]), and so does a block
+    /// larger than [`Limits::block_bytes_max`].
     pub header_list_bytes_max: u32,
-    /// Size of the table for header blocks that the other end is asked to keep to, in bytes as RFC 7541, section 4.1 counts
-    /// them. At most 4,096 are ever used: those are what holds until the other end has heard of this.
+    /// Size of the header compression table that the peer is asked to use, in bytes as RFC 7541, section 4.1
+    /// counts them. At most 4,096 bytes are used, the default that holds until the peer has received this
+    /// setting.
     pub header_table_bytes: u32,
-    /// Output in bytes beyond which bodies wait in their streams, and beyond twice of which nothing is taken from the other
-    /// end ([`crate::Connection::is_blocked`]). Answers to PING wait behind it: with much more, a client on a slow network that
-    /// takes a large answer would think that nobody is there.
+    /// Output in bytes above which bodies wait in their streams. Above twice this value, no input is taken
+    /// from the peer ([`crate::Connection::is_blocked`]). PING acknowledgements wait behind this output: with
+    /// a much larger value, a client on a slow network that receives a large answer would time out.
     pub output_bytes_max: usize,
-    /// Time for the other end to acknowledge the settings.
+    /// Time limit for the peer to acknowledge the settings.
     pub settings_timeout: Duration,
-    /// Bounds for what nobody should do often.
+    /// Limits against abuse.
     pub limits: Limits,
 }
 
@@ -117,18 +123,18 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The receive window of new streams, within what the protocol allows.
+    /// Returns the receive window of new streams, limited to the protocol's maximum.
     pub(crate) fn stream_window(&self) -> u32 {
         self.stream_window_bytes.min(WINDOW_BYTES_MAX)
     }
 
-    /// The receive window of the connection, within what the protocol allows.
+    /// Returns the receive window of the connection, limited to the protocol's range.
     pub(crate) fn connection_window(&self) -> u32 {
         self.connection_window_bytes.clamp(WINDOW_BYTES, WINDOW_BYTES_MAX)
     }
 }
 
-/// Counts what a [`Rate`] allows. Times are milliseconds of the connection's clock, which wraps.
+/// Counter for a [`Rate`]. Times are in milliseconds of the connection's clock, which wraps.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Bucket {
     used: u32,
@@ -136,7 +142,7 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    /// Counts one; false if it is one too many.
+    /// Counts one occurrence. Returns false if it exceeds the rate.
     pub(crate) fn take(&mut self, rate: Rate, now: u32) -> bool {
         if self.used == 0 {
             self.since = now;
@@ -145,7 +151,7 @@ impl Bucket {
         let regained = passed * u64::from(rate.per_second) / 1000;
         if regained > 0 {
             self.used = u32::try_from(regained).map_or(0, |regained| self.used.saturating_sub(regained));
-            // What is left of a second counts on.
+            // The remaining fraction of a regained unit counts towards the next one.
             let spent = regained * 1000 / u64::from(rate.per_second);
             self.since = self.since.wrapping_add(spent as u32);
         }
@@ -153,7 +159,7 @@ impl Bucket {
         self.used <= rate.burst
     }
 
-    /// Returns true if as much is allowed as if nothing had ever been counted.
+    /// Returns true if the full burst is available again.
     pub(crate) fn is_full(&self, rate: Rate, now: u32) -> bool {
         let passed = u64::from(now.wrapping_sub(self.since));
         self.used == 0
@@ -161,7 +167,7 @@ impl Bucket {
             || passed * u64::from(rate.per_second) / 1000 >= u64::from(self.used)
     }
 
-    /// Takes one back.
+    /// Reverses one counted occurrence.
     pub(crate) fn give_back(&mut self) {
         self.used = self.used.saturating_sub(1);
     }

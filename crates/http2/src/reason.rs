@@ -1,8 +1,9 @@
-//! Why a stream or a connection ended: [`Reason`] is the code on the wire, [`ConnectionError`] what this end found.
+//! Reasons for the end of a stream or connection: [`Reason`] is the error code on the wire,
+//! [`ConnectionError`] an error that this end detected.
 
 use std::fmt;
 
-/// An error code (RFC 9113, section 7). Codes that are not known are kept as they came.
+/// Error code (RFC 9113, section 7). Unknown codes keep their value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Reason(pub u32);
 
@@ -11,7 +12,7 @@ macro_rules! reasons {
         impl Reason {
             $($(#[$doc])* pub const $name: Reason = Reason($code);)*
 
-            /// Returns the name that the standard gives to the code, if it has one.
+            /// Returns the name of the code in the standard; `None` for an unknown code.
             pub fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($code => Some(stringify!($name)),)*
@@ -25,27 +26,27 @@ macro_rules! reasons {
 reasons! {
     /// Graceful shutdown, or a request whose rest is not needed.
     NO_ERROR = 0x0;
-    /// The other end did what the protocol does not allow, and no other code says what.
+    /// The peer violated the protocol in a way that no other code describes.
     PROTOCOL_ERROR = 0x1;
-    /// The end that says so has failed.
+    /// The sender of this code has an internal error.
     INTERNAL_ERROR = 0x2;
     /// More was sent than the flow-control window allowed, or a window exceeds 2^31-1.
     FLOW_CONTROL_ERROR = 0x3;
     /// SETTINGS were not acknowledged in time.
     SETTINGS_TIMEOUT = 0x4;
-    /// A frame came for a stream that was half-closed or closed.
+    /// A frame arrived for a stream that was half-closed or closed.
     STREAM_CLOSED = 0x5;
     /// A frame has a size that its type does not allow.
     FRAME_SIZE_ERROR = 0x6;
-    /// The stream was refused before anything was done for it: the request may be repeated.
+    /// The stream was refused before any processing, so the request may be retried.
     REFUSED_STREAM = 0x7;
     /// The stream is not needed any more.
     CANCEL = 0x8;
-    /// A header block cannot be decoded, so the tables of both ends differ.
+    /// A header block cannot be decoded, so the compression tables of both ends differ.
     COMPRESSION_ERROR = 0x9;
     /// The connection of a CONNECT request was reset.
     CONNECT_ERROR = 0xa;
-    /// The other end causes too much load.
+    /// The peer causes too much load.
     ENHANCE_YOUR_CALM = 0xb;
     /// The transport is not secure enough.
     INADEQUATE_SECURITY = 0xc;
@@ -68,7 +69,7 @@ impl fmt::Debug for Reason {
     }
 }
 
-/// A bound that the other end exceeded so often that its connection was ended.
+/// Limit whose violation by the peer ended the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// [`crate::Limits::early_resets`]
@@ -92,8 +93,8 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// Returns the limit's name as GOAWAY tells it to the other end. `too_many_pings` is a word of gRPC: clients that read
-    /// it ping less often from then on.
+    /// Returns the limit's name as sent in GOAWAY. gRPC defines `too_many_pings`: clients that receive it
+    /// ping less often.
     pub const fn name(self) -> &'static str {
         match self {
             Limit::EarlyResets => "too_many_early_resets",
@@ -109,22 +110,23 @@ impl Limit {
     }
 }
 
-/// What the other end did that ended the connection.
+/// Behavior of the peer that ended the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The protocol does not allow it; the text says what, in English.
+    /// A protocol violation, described by an English phrase.
     Violation(&'static str),
-    /// The protocol allows it, but not so often or so much.
+    /// A limit was exceeded by behavior that the protocol allows.
     Limit(Limit),
 }
 
-/// An error that ends a connection (RFC 9113, section 5.4.1). When it is returned, GOAWAY with [`ConnectionError::reason`]
-/// is in the output already, with the cause as its debug data: what is left to do is to write the output and to close.
+/// Error that ends a connection (RFC 9113, section 5.4.1). When it is returned, the output already contains a
+/// GOAWAY with [`ConnectionError::reason`] and the cause as debug data; the caller only has to write the
+/// output and close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionError {
-    /// The code that was sent with GOAWAY.
+    /// Error code that was sent with GOAWAY.
     pub reason: Reason,
-    /// What the other end did.
+    /// Behavior of the peer that caused the error.
     pub cause: Cause,
 }
 

@@ -1,4 +1,4 @@
-//! The receiving direction: [`Connection::next`] takes frames and returns what they mean.
+//! Receiving direction: [`Connection::next`] takes frames and returns events.
 
 use std::sync::{Arc, LazyLock};
 
@@ -14,11 +14,11 @@ use crate::options::Bucket;
 use crate::reason::{ConnectionError, Limit, Reason};
 use crate::stream::{ContentLeft, Key};
 
-/// A header block whose frames have not all come (RFC 9113, section 4.3).
+/// Header block whose frames have not all arrived (RFC 9113, section 4.3).
 pub(crate) struct Assembly {
     stream: u32,
     ends_stream: bool,
-    /// The frame says that the stream depends on itself.
+    /// True if the HEADERS frame declares that the stream depends on itself.
     depends_on_itself: bool,
     continuations: u32,
     block: Vec<u8>,
@@ -60,18 +60,19 @@ fn undecoded(why: Undecoded) -> ConnectionError {
 const WINDOW_TOO_LARGE: ConnectionError = flow_control("SETTINGS_INITIAL_WINDOW_SIZE is too large");
 
 impl Connection {
-    /// Takes the next event out of bytes that were read. `at` is how far they were taken, and moves on. `None` means that
-    /// what is left is less than a frame and has to be given again in front of what is read next, or that the connection
-    /// [is blocked](Connection::is_blocked) or [over](Connection::is_over).
+    /// Takes the next event from received bytes. `at` is the position up to which the bytes were taken, and
+    /// advances. `None` means that the rest is less than a frame and must be passed again, followed by newly
+    /// read bytes, or that the connection [is blocked](Connection::is_blocked) or
+    /// [over](Connection::is_over).
     ///
     /// # Errors
     ///
-    /// When the other end violates the protocol or exceeds a limit. GOAWAY is in the output then, all streams are over, and
-    /// further calls return the same error.
+    /// Returns an error if the peer violates the protocol or exceeds a limit. The output then contains a
+    /// GOAWAY, all streams have ended, and further calls return the same error.
     ///
     /// # Panics
     ///
-    /// If `at` is not within the bytes.
+    /// If `at` is beyond the end of the bytes.
     pub fn next<'a>(&mut self, input: &'a [u8], at: &mut usize) -> Taken<'a> {
         if let Some(error) = &self.error {
             return Err(**error);
@@ -140,7 +141,7 @@ impl Connection {
             kind::GOAWAY => self.goaway(head, payload),
             kind::WINDOW_UPDATE => self.window_update(head, payload),
             kind::CONTINUATION => self.continuation(head, payload),
-            // Section 4.1: what is not known is passed over.
+            // Unknown frame types are ignored (section 4.1).
             _ => Ok(None),
         }
     }
@@ -152,7 +153,7 @@ impl Connection {
         let Some(bytes) = frame::unpadded(head, payload) else {
             return Err(protocol("padding is not shorter than its frame"));
         };
-        // Padding counts (section 6.1).
+        // Padding counts towards flow control (section 6.1).
         let length = head.length as i32;
         if length > self.may_receive {
             return Err(flow_control("more data than the connection's window allows"));
@@ -164,7 +165,8 @@ impl Connection {
             self.may_receive -= length;
             self.update_window();
             return match self.how_gone(head.stream) {
-                // Data may have been on its way when the stream was reset, or was reset so long ago that it is forgotten.
+                // The data may have been in flight when the stream was reset, even if the reset is too old to
+                // be remembered.
                 Gone::ResetHere | Gone::Unknown => Ok(None),
                 Gone::Ended => {
                     self.count(Limit::ProvokedResets)?;
@@ -198,8 +200,8 @@ impl Connection {
         stream.unreleased += bytes.len() as u32;
         let (may_receive, unreleased) = (i64::from(stream.may_receive), stream.unreleased);
         if !end {
-            // Padding, which nobody else gives back, and what was released before and was not worth a frame: the consumer may
-            // wait for the rest of a message before it releases more.
+            // Returns padding, which the consumer never releases, and released bytes that were not worth a
+            // frame before. The consumer may be waiting for the rest of a message before it releases more.
             let more = flow::update(self.growth.target, may_receive, unreleased.into());
             if more > 0 {
                 stream.may_receive = (may_receive + i64::from(more)).min(WINDOW_BYTES_MAX.into()) as i32;
@@ -220,7 +222,7 @@ impl Connection {
         Ok(Some(Event::Data { stream: key, bytes, end }))
     }
 
-    /// The other end is done with a stream, which is over if this end is, too.
+    /// Notes that the peer has ended its side of a stream. The stream ends if this side has ended too.
     fn receive_end(&mut self, key: Key) {
         if let Some(stream) = self.streams.get_mut(key) {
             stream.received_end = true;
@@ -292,7 +294,8 @@ impl Connection {
         self.decoder.decode(block, what_for).map_err(undecoded)
     }
 
-    /// A whole header block. It is decoded whatever becomes of its stream, since both ends' tables have to stay the same.
+    /// Handles a complete header block. It is decoded even if its stream has ended, because the tables of
+    /// both ends must stay equal.
     fn header_block<'a>(&mut self, id: u32, end: bool, depends_on_itself: bool, block: &[u8]) -> Taken<'a> {
         if self.role == Role::Server && self.is_idle(id) {
             return self.request(id, end, depends_on_itself, block);
@@ -310,18 +313,18 @@ impl Connection {
                 self.response(key, end, decoded)
             };
         }
-        // Whatever it says, it has no meaning any more.
+        // The block has no meaning any more; it is decoded only to keep the table up to date.
         let is_small = self.decoder.pass_over(block).map_err(undecoded)?;
         if self.is_idle(id) || id.is_multiple_of(2) {
             return Err(protocol("HEADERS for a stream that was not opened"));
         }
         if !is_small {
-            // One of an open stream would have ended it.
+            // On an open stream, a list of this size would have caused a reset.
             self.count(Limit::ProvokedResets)?;
         }
         match self.how_gone(id) {
             Gone::ResetHere => Ok(None),
-            // Answers to calls that were cancelled a while ago may still come.
+            // Responses to calls that were cancelled earlier may still arrive.
             Gone::Unknown if self.role == Role::Client => Ok(None),
             Gone::Ended => Err(stream_closed("HEADERS for a stream that is closed")),
             Gone::Unknown => Err(protocol("a stream has a lower number than one before")),
@@ -334,7 +337,7 @@ impl Connection {
         let refusal = if depends_on_itself {
             Some(Reason::PROTOCOL_ERROR)
         } else if self.leaving == Leaving::Final {
-            // It comes after the last stream that was told (section 6.8).
+            // The request came after the last stream announced in GOAWAY (section 6.8).
             Some(Reason::REFUSED_STREAM)
         } else if self.streams.len() >= self.options.streams_max as usize {
             Some(Reason::REFUSED_STREAM)
@@ -360,7 +363,7 @@ impl Connection {
         Ok(Some(Event::Head { stream: key, fields, end }))
     }
 
-    /// Resets a stream of the other end that the caller never saw.
+    /// Resets a stream of the peer that the caller never saw.
     fn refuse<'a>(&mut self, id: u32, reason: Reason) -> Taken<'a> {
         self.count(Limit::ProvokedResets)?;
         self.put_reset(id, reason);
@@ -368,7 +371,7 @@ impl Connection {
         Ok(None)
     }
 
-    /// Answers a request whose header list is too large (RFC 9113, section 10.5.1).
+    /// Answers a request whose header list is too large with status 431 (RFC 9113, section 10.5.1).
     fn refuse_large<'a>(&mut self, id: u32, end: bool) -> Taken<'a> {
         static NOTHING: LazyLock<Option<Template>> =
             LazyLock::new(|| Template::new(std::iter::empty::<(&str, &str)>()).ok());
@@ -391,7 +394,8 @@ impl Connection {
         };
         let status = fields.status().unwrap_or(0);
         if (100..200).contains(&status) {
-            // Section 8.1; and there is nothing to switch to (section 8.6).
+            // An informational response cannot end a stream (section 8.1), and HTTP/2 has no protocol upgrade
+            // (section 8.6).
             if end || status == 101 {
                 return self.stream_error(key, Reason::PROTOCOL_ERROR);
             }
@@ -427,7 +431,7 @@ impl Connection {
         Ok(Some(Event::Trailers { stream: key, fields }))
     }
 
-    /// Ends a stream for a mistake of the other end (RFC 9113, section 5.4.2).
+    /// Ends a stream because of an error of the peer (RFC 9113, section 5.4.2).
     #[cold]
     fn stream_error<'a>(&mut self, stream: Key, reason: Reason) -> Taken<'a> {
         self.count(Limit::ProvokedResets)?;
@@ -449,7 +453,7 @@ impl Connection {
         };
         match self.streams.find(head.stream) {
             Some(key) => self.stream_error(key, reason),
-            // A stream that is not there cannot be reset (section 6.4).
+            // RST_STREAM is not allowed for an idle stream (section 6.4), so the connection ends.
             None if self.is_idle(head.stream) => {
                 Err(ConnectionError::violation(reason, "PRIORITY is malformed"))
             }
@@ -490,15 +494,16 @@ impl Connection {
             self.settings_acknowledged();
             return Ok(None);
         }
-        // All connections begin with one, which is no reason to keep count of what most never send again.
+        // Every connection begins with SETTINGS. Counting the first one would allocate counters that most
+        // connections never use.
         if !is_first {
             self.count(Limit::Settings)?;
         }
         let (pairs, []) = payload.as_chunks::<6>() else {
             return Err(frame_size("SETTINGS has not six bytes for each"));
         };
-        // A frame may name a setting a thousand times, and to change the initial window is to look at all streams: of each
-        // setting, only the last value is applied.
+        // A frame may repeat a setting a thousand times, and each change of the initial window visits all
+        // streams; so only the last value of each setting is applied.
         let (mut smallest_table, mut last_table, mut window) = (u32::MAX, None, None);
         for pair in pairs {
             let [a, b, c, d, e, f] = *pair;
@@ -513,7 +518,7 @@ impl Connection {
             }
         }
         if let Some(last) = last_table {
-            // The next block has to announce the smallest, too (RFC 7541, section 4.2).
+            // The next block must also announce the smallest size (RFC 7541, section 4.2).
             self.encoder.set_limit(smallest_table);
             self.encoder.set_limit(last);
         }
@@ -536,7 +541,7 @@ impl Connection {
                 }
                 self.payload_bytes_max = value.min(crate::send::PAYLOAD_BYTES_MAX);
             }
-            // A bound that the other end recommends, and what is not known (section 6.5.2).
+            // MAX_HEADER_LIST_SIZE is advisory, and unknown settings are ignored (section 6.5.2).
             _ => {}
         }
         Ok(())
@@ -545,7 +550,8 @@ impl Connection {
     fn set_initial_window(&mut self, value: u32) -> Result<(), ConnectionError> {
         let max = i64::from(WINDOW_BYTES_MAX);
         if i64::from(value) + self.window_change_max > max {
-            // It is the highest that there ever was: what counts are the streams that are open.
+            // `window_change_max` may still count streams that have ended, so it is computed again from the
+            // open streams.
             let changes = self.streams.iter().map(|(_, stream)| i64::from(stream.window_change));
             self.window_change_max = changes.max().unwrap_or(0).max(0);
             if i64::from(value) + self.window_change_max > max {
@@ -560,7 +566,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The settings of this end are in force.
+    /// Applies this end's settings once the peer has acknowledged them.
     fn settings_acknowledged(&mut self) {
         if self.settings_sent.take().is_none() {
             return;
@@ -571,7 +577,8 @@ impl Connection {
         if less <= 0 {
             return;
         }
-        // A stream whose window is shut by this and whose consumer has released everything would hear of no other occasion.
+        // If the window of a stream is now closed and its consumer has released everything, no later event
+        // would reopen the window.
         let (target, output) = (self.growth.target, &mut self.output);
         for (key, stream) in self.streams.iter_mut() {
             stream.may_receive -= less;
@@ -580,7 +587,7 @@ impl Connection {
             }
             let more = flow::update(target, stream.may_receive.into(), stream.unreleased.into());
             if more > 0 {
-                // With it, the window is what the consumer does not hold of `target`.
+                // After the update, the window is `target` minus the bytes that the consumer holds.
                 stream.may_receive = (i64::from(stream.may_receive) + i64::from(more)) as i32;
                 output.frame(kind::WINDOW_UPDATE, 0, key.id, &more.to_be_bytes());
             }
@@ -624,7 +631,7 @@ impl Connection {
         self.count(Limit::GoAways)?;
         let last = last & STREAM_MAX;
         self.peer_is_leaving = true;
-        // A server opens no streams, so there is none that a client could have passed over.
+        // A server opens no streams, so a client's GOAWAY cannot cut any off.
         if self.role == Role::Client {
             if last > self.peer_last_taken {
                 return Err(protocol("GOAWAY names a higher stream than one before"));
@@ -647,7 +654,7 @@ impl Connection {
             if more == 0 {
                 return Err(protocol("WINDOW_UPDATE of nothing"));
             }
-            // Both are at most 2^31-1, and the sum is a window again.
+            // Both values are at most 2^31-1; the sum is checked to be a valid window.
             self.may_send = i32::try_from(i64::from(self.may_send) + i64::from(more))
                 .map_err(|_| flow_control("the connection's window is larger than 2^31-1"))?;
             return Ok(None);
@@ -669,7 +676,7 @@ impl Connection {
         if initial + change > i64::from(WINDOW_BYTES_MAX) {
             return self.stream_error(key, Reason::FLOW_CONTROL_ERROR);
         }
-        // At most 2^31-1, as was just seen, and it has become larger.
+        // `initial + change` was just checked, and `change` has only increased, so it fits 32 bits.
         stream.window_change = change as i32;
         self.window_change_max = self.window_change_max.max(change);
         self.wake(key);
@@ -684,7 +691,7 @@ mod tests {
     use super::*;
     use crate::options::{Options, Rate};
 
-    /// A server with so many open streams, without a limit for frames.
+    /// Returns a server with `streams` open streams and without limits on SETTINGS and GOAWAY frames.
     fn server(streams: u32) -> Connection {
         let mut options = Options::default();
         (options.limits.settings, options.limits.goaways) = (Rate::new(u32::MAX, 0), Rate::new(u32::MAX, 0));

@@ -1,4 +1,4 @@
-//! The sending direction: heads, bodies and trailers, and whose turn it is.
+//! Sending direction: heads, bodies and trailers, and the turns of streams.
 
 use std::fmt;
 
@@ -11,18 +11,19 @@ use crate::hpack::{Encoder, InvalidField, OwnedBlock, Template, check_all};
 use crate::reason::Reason;
 use crate::stream::{Key, PREFIX_BYTES, Payload, Piece, Stream, prefix};
 
-/// Largest payload that is sent, if the other end takes it. Larger ones would let one stream keep the others waiting.
+/// Largest payload that is sent, in bytes, if the peer allows it. Larger frames would let one stream delay
+/// the others.
 pub(crate) const PAYLOAD_BYTES_MAX: u32 = 64 * 1024;
 
-/// Places of a stream's queue that are kept, however few of them are used.
+/// Capacity up to which a stream's queue is not shrunk, in pieces.
 const PLACES_KEPT: usize = 64;
 
-/// Why nothing was sent on a stream.
+/// Reason why nothing was sent on a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SendError {
-    /// The stream is over: it was reset, the connection has ended, or this end has sent its end.
+    /// The stream has ended: it was reset, the connection has ended, or this end has finished the stream.
     Closed,
-    /// A field beside the template cannot be sent.
+    /// A field in addition to the template is not allowed.
     Invalid(InvalidField),
     /// The response has no head yet. The stream was reset with INTERNAL_ERROR.
     NoHead,
@@ -40,15 +41,15 @@ impl fmt::Display for SendError {
 
 impl std::error::Error for SendError {}
 
-/// Why a client cannot open a stream.
+/// Reason why a client cannot open a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpenError {
-    /// As many are open as the server allows: one may be opened when another ends.
+    /// The server's limit of concurrent streams is reached; a stream can be opened when another ends.
     TooMany,
-    /// The server takes no more on this connection, the connection has ended, or its stream identifiers are used up:
-    /// another connection is needed.
+    /// The server accepts no more streams on this connection, the connection has ended, or its stream
+    /// identifiers are used up. Another connection is needed.
     Leaving,
-    /// A field beside the template cannot be sent.
+    /// A field in addition to the template is not allowed.
     Invalid(InvalidField),
 }
 
@@ -65,17 +66,18 @@ impl fmt::Display for OpenError {
 impl std::error::Error for OpenError {}
 
 impl Connection {
-    /// Opens a stream with a request: the template's fields, then `more`, whose names are lower case. `end` says that no
-    /// body follows. Before the first [`crate::Event::Settings`] the server has not said how many streams it takes, and may
-    /// refuse those that are too many.
+    /// Opens a stream with a request: the fields of the template, then `more`, whose names must be lower
+    /// case. `end` means that no body follows. Before the first [`crate::Event::Settings`] the server's limit
+    /// of streams is unknown, and the server may refuse streams above it.
     ///
     /// # Errors
     ///
-    /// If the server takes no more streams, or none at present; if a field of `more` cannot be sent.
+    /// Returns an error if the server accepts no more streams, at all or at present, or if a field of `more`
+    /// is not allowed.
     ///
     /// # Panics
     ///
-    /// At a server.
+    /// If this end is a server.
     pub fn open(&mut self, head: &Template, more: &[(&[u8], &[u8])], end: bool) -> Result<Key, OpenError> {
         assert_eq!(self.role, Role::Client, "only clients open streams");
         check_all(head, more).map_err(OpenError::Invalid)?;
@@ -107,12 +109,13 @@ impl Connection {
             && self.streams.len() < self.peer_streams_max as usize
     }
 
-    /// Sends the head of a response: the template's fields, then `more`, whose names are lower case. `end` says that neither
-    /// a body nor trailers follow. Heads with a status from 100 to 199 may come before.
+    /// Sends the head of a response: the fields of the template, then `more`, whose names must be lower case.
+    /// `end` means that neither a body nor trailers follow. Heads with a status from 100 to 199 may precede
+    /// it.
     ///
     /// # Errors
     ///
-    /// If the stream is over, or a field of `more` cannot be sent.
+    /// Returns an error if the stream has ended or a field of `more` is not allowed.
     pub fn send_head(
         &mut self,
         stream: Key,
@@ -130,12 +133,13 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends a part of a body, as far as the windows and others' turns allow; what is left waits. `end` says that it is the
-    /// last, and that no trailers follow. It may be empty.
+    /// Sends a part of a body, which may be empty. Bytes for which the windows or the turns of other streams
+    /// leave no room are queued. `end` means that this is the last part and no trailers follow.
     ///
     /// # Errors
     ///
-    /// If the stream is over, or a server has not sent its head: the stream is reset then.
+    /// Returns an error if the stream has ended, or if a server has not sent its head; the stream is reset in
+    /// that case.
     pub fn send_data(&mut self, stream: Key, payload: Payload, end: bool) -> Result<(), SendError> {
         if !self.is_free(stream, payload.len())? {
             self.push(stream, Piece::Data { payload, end });
@@ -150,12 +154,13 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends a short part of a body at once, in one frame, without an owner for its bytes. Returns false if nothing was sent,
-    /// because it would have to wait, or is not short: [`Connection::send_data`] takes it.
+    /// Sends a short part of a body immediately in one frame, by copying the bytes. Returns false if nothing
+    /// was sent, because the part would have to be queued or is too long; use [`Connection::send_data`] then.
     ///
     /// # Errors
     ///
-    /// If the stream is over, or a server has not sent its head: the stream is reset then.
+    /// Returns an error if the stream has ended, or if a server has not sent its head; the stream is reset in
+    /// that case.
     pub fn try_send_short(&mut self, stream: Key, bytes: &[u8]) -> Result<bool, SendError> {
         let is_short = (1..=COPIED_BYTES_MAX).contains(&bytes.len());
         if !self.is_free(stream, bytes.len())? || !is_short {
@@ -167,16 +172,18 @@ impl Connection {
         Ok(true)
     }
 
-    /// Sends a gRPC message of `len` bytes that `write` appends to the buffer that it is given, in most cases the one that is
-    /// written to the network: the message is encoded where it is sent from. `end` as in [`Connection::send_data`].
+    /// Sends a gRPC message of `len` bytes. `write` appends the message to the given buffer, which usually is
+    /// the output buffer, so the message is encoded without a copy. `end` has the same meaning as in
+    /// [`Connection::send_data`].
     ///
     /// # Errors
     ///
-    /// If the stream is over, or a server has not sent its head: the stream is reset then. `write` is not called.
+    /// Returns an error if the stream has ended, or if a server has not sent its head; the stream is reset in
+    /// that case. `write` is then not called.
     ///
     /// # Panics
     ///
-    /// If `write` does not append `len` bytes, or if these are 4 GiB or more.
+    /// If `write` does not append exactly `len` bytes, or if `len` is 4 GiB or more.
     pub fn send_message(
         &mut self,
         stream: Key,
@@ -208,12 +215,13 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends a body with trailers, behind what waits of it: the template's fields, then `more`, whose names are lower case.
+    /// Ends a body with trailers, behind its queued parts: the fields of the template, then `more`, whose
+    /// names must be lower case.
     ///
     /// # Errors
     ///
-    /// If the stream is over, if a server has not sent its head (the stream is reset then), or if a field of `more` cannot be
-    /// sent.
+    /// Returns an error if the stream has ended, if a server has not sent its head (the stream is reset
+    /// then), or if a field of `more` is not allowed.
     pub fn send_trailers(
         &mut self,
         stream: Key,
@@ -221,7 +229,7 @@ impl Connection {
         more: &[(&[u8], &[u8])],
     ) -> Result<(), SendError> {
         check_all(trailers, more).map_err(SendError::Invalid)?;
-        // No data: the windows do not matter, only what waits.
+        // Trailers are not flow controlled, so only queued parts can delay them.
         if !self.is_free(stream, 0)? {
             let owned = |(name, value): &(&[u8], &[u8])| ((*name).into(), (*value).into());
             let block = OwnedBlock { template: trailers.clone(), more: more.iter().map(owned).collect() };
@@ -233,17 +241,18 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends a whole response: its head, one part of a body, and trailers. What leaves is what [`Connection::send_head`],
-    /// [`Connection::send_data`] and [`Connection::send_trailers`] would send; but if nothing holds the body up, the stream is
-    /// looked up once, and all is appended to the output in one piece.
+    /// Sends a whole response: head, one part of a body, and trailers. The result equals
+    /// [`Connection::send_head`], [`Connection::send_data`] and [`Connection::send_trailers`], but if the
+    /// body need not be queued, the stream is looked up once and everything is appended to the output in one
+    /// piece.
     ///
     /// # Errors
     ///
-    /// If the stream is over.
+    /// Returns an error if the stream has ended.
     ///
     /// # Panics
     ///
-    /// At a client.
+    /// If this end is a client.
     pub fn send_response(
         &mut self,
         stream: Key,
@@ -280,13 +289,14 @@ impl Connection {
                 .write(of_trailers, |out| put_block(out, encoder, id, flag::END_STREAM, trailers, &[]));
         }
         self.output.note_call();
-        // A frame's payload has 24 bits, and was allowed by the window.
+        // A frame's payload has 24 bits, and the window allowed it.
         self.may_send -= len as i32;
         self.end_response(stream, received_end);
         Ok(())
     }
 
-    /// Ends a stream at once, in both directions, and drops what waits of it. Nothing happens if it is over.
+    /// Ends a stream immediately in both directions and drops its queued parts. Does nothing if it has
+    /// already ended.
     pub fn reset(&mut self, stream: Key, reason: Reason) {
         if self.streams.get(stream).is_some() {
             self.put_reset(stream.id, reason);
@@ -294,27 +304,28 @@ impl Connection {
         }
     }
 
-    /// Returns true if the stream is not over, and this end has sent its head.
+    /// Returns true if the stream is open and this end has sent its head.
     pub fn has_begun(&self, stream: Key) -> bool {
         self.streams.get(stream).is_some_and(|state| state.sent_head)
     }
 
-    /// Returns true if the stream is not over.
+    /// Returns true if the stream is open.
     pub fn is_open(&self, stream: Key) -> bool {
         self.streams.get(stream).is_some()
     }
 
-    /// Bytes of a stream's body that wait for windows or their turn.
+    /// Returns the queued body bytes of a stream.
     pub fn stream_queued_bytes(&self, stream: Key) -> usize {
         self.streams.get(stream).map_or(0, Stream::queued)
     }
 
-    /// Bytes of a stream's body that were sent, as far as this end knows: they left for the output.
+    /// Returns the body bytes of a stream that were moved to the output.
     pub fn stream_sent_bytes(&self, stream: Key) -> u64 {
         self.streams.get(stream).map_or(0, |stream| stream.sent)
     }
 
-    /// Bytes that could be sent on a stream now: what both windows and the output have room for, without what waits.
+    /// Returns the number of bytes that could be sent on a stream now: the room in both windows and the
+    /// output, minus the stream's queued bytes.
     pub fn room(&self, stream: Key) -> usize {
         let Some(state) = self.streams.get(stream) else { return 0 };
         let window = self.window(state.window_change).min(self.may_send.into()).max(0) as usize;
@@ -322,13 +333,13 @@ impl Connection {
         window.min(output).saturating_sub(state.queued())
     }
 
-    /// Returns true if so many bytes of a stream would go to the output at once, and none of them would wait.
+    /// Returns true if `bytes` bytes of a stream would go to the output immediately, without queueing.
     pub fn sends_at_once(&self, stream: Key, bytes: usize) -> bool {
         self.streams.get(stream).is_some_and(|state| self.has_turn(state, bytes))
     }
 
-    /// Asks for the stream to be returned by [`Connection::next_writable`], once, when nothing of it waits and its turn to
-    /// send comes with a window that is open.
+    /// Requests that [`Connection::next_writable`] return the stream once, when nothing of it is queued and
+    /// its turn comes with an open window.
     pub fn want_room(&mut self, stream: Key) {
         if let Some(state) = self.streams.get_mut(stream)
             && !state.sent_end
@@ -338,13 +349,14 @@ impl Connection {
         }
     }
 
-    /// Returns the next stream for which there is room, as [`Connection::gather`] found. It may be over meanwhile.
+    /// Returns the next stream that [`Connection::gather`] found to have room. It may have ended since.
     pub fn next_writable(&mut self) -> Option<Key> {
         self.lists.as_mut()?.writable.pop()
     }
 
-    /// Lets streams that wait send, a frame each in turn, until windows or [`crate::Options::output_bytes_max`] bound it. To be
-    /// called before the output is written, and again as it is.
+    /// Lets queued streams send, one frame each in turn, up to the windows and
+    /// [`crate::Options::output_bytes_max`]. To be called before the output is written, and again as it
+    /// drains.
     pub fn gather(&mut self) {
         while self.output.len() < self.options.output_bytes_max
             && let Some(key) = self.lists.as_mut().and_then(|lists| lists.ready.pop_front())
@@ -356,10 +368,11 @@ impl Connection {
         }
     }
 
-    /// One stream sends a frame; false if nobody can, because the connection's window is shut.
+    /// Lets one stream send a frame. Returns false if no stream can send because the connection's window is
+    /// closed.
     fn take_turn(&mut self, key: Key) -> bool {
         let initial = i64::from(self.initial_window);
-        // It may be over.
+        // The stream may have ended.
         let Some(stream) = self.streams.get_mut(key) else { return true };
         let window = initial + i64::from(stream.window_change);
         let allowed = window.min(self.may_send.into()).min(self.payload_bytes_max.into()).max(0) as usize;
@@ -370,7 +383,7 @@ impl Connection {
                 if window > 0 {
                     return false;
                 }
-                // It comes back when its window opens.
+                // The stream enters the list again when its window opens.
                 stream.is_ready = false;
             }
             None if allowed == 0 => {
@@ -401,7 +414,7 @@ impl Connection {
                         backlog.queue.pop_front();
                         queued.pieces -= 1;
                     }
-                    // What was long once and is short now gives its memory back.
+                    // A queue that was long and is now short frees memory.
                     let (len, places) = (backlog.queue.len(), backlog.queue.capacity());
                     if len == 0 {
                         stream.backlog = None;
@@ -426,7 +439,7 @@ impl Connection {
     }
 
     fn pop_trailers(&mut self, key: Key) {
-        // Nothing comes behind them.
+        // Trailers are the last piece of a queue.
         let backlog = self.streams.get_mut(key).and_then(|stream| stream.backlog.take());
         if let Some(Piece::Trailers(block)) = backlog.and_then(|mut backlog| backlog.queue.pop_front()) {
             self.lists.get_or_insert_default().queued.pieces -= 1;
@@ -437,11 +450,11 @@ impl Connection {
         }
     }
 
-    /// Returns true if so many bytes of a stream can be sent at once, without overtaking any that wait.
+    /// Returns true if `bytes` bytes of a stream can be sent immediately, without overtaking queued parts.
     fn is_free(&mut self, key: Key, bytes: usize) -> Result<bool, SendError> {
         let stream = self.streams.get(key).filter(|stream| !stream.sent_end).ok_or(SendError::Closed)?;
         if !stream.sent_head {
-            // A mistake of this end costs the call, and not the other connections of the process.
+            // A bug of the caller costs this call, but not the other connections of the process.
             self.reset(key, Reason::INTERNAL_ERROR);
             return Err(SendError::NoHead);
         }
@@ -461,7 +474,7 @@ impl Connection {
                     && self.output.len() < self.options.output_bytes_max)
     }
 
-    /// The send window of a stream.
+    /// Returns the send window of a stream in bytes.
     fn window(&self, change: i32) -> i64 {
         i64::from(self.initial_window) + i64::from(change)
     }
@@ -471,7 +484,8 @@ impl Connection {
         if let Piece::Data { payload, end } = &piece
             && payload.is_empty()
         {
-            // An end without data needs no window (RFC 9113, section 6.9.1): it goes along with the last data.
+            // An end without data needs no window (RFC 9113, section 6.9.1), so it is attached to the last
+            // queued data.
             let last = stream.backlog.as_mut().and_then(|backlog| backlog.queue.back_mut());
             if let (true, Some(Piece::Data { end: last, .. })) = (*end, last) {
                 *last = true;
@@ -494,7 +508,7 @@ impl Connection {
         self.wake(key);
     }
 
-    /// Gives a stream its turn, if it has anything to do with it.
+    /// Adds a stream to the list of turns, if it has anything to send.
     pub(crate) fn wake(&mut self, key: Key) {
         let initial = i64::from(self.initial_window);
         let Some(stream) = self.streams.get_mut(key) else { return };
@@ -507,14 +521,15 @@ impl Connection {
         stream.is_ready = true;
         let ready = &mut self.lists.get_or_insert_default().ready;
         ready.push_back(key);
-        // Those that are over leave it when their turn comes, which may be never.
+        // Ended streams leave the list at their turn, which may never come, so they are removed when the list
+        // grows.
         if ready.len() > 2 * self.streams.len() + 64 {
             let streams = &self.streams;
             ready.retain(|key| streams.get(*key).is_some());
         }
     }
 
-    /// Gives all streams their turn that waited for the initial window.
+    /// Adds all streams to the list of turns that waited for a larger initial window.
     pub(crate) fn wake_all(&mut self) {
         let waits = |(key, stream): (Key, &crate::stream::Stream)| {
             (!stream.is_ready && (!stream.is_empty() || stream.wants_room)).then_some(key)
@@ -532,7 +547,7 @@ impl Connection {
     }
 
     fn use_windows(&mut self, key: Key, bytes: usize) {
-        // A frame's payload has 24 bits, and was allowed by both windows.
+        // A frame's payload has 24 bits, and both windows allowed it.
         self.may_send -= bytes as i32;
         if let Some(stream) = self.streams.get_mut(key) {
             stream.window_change -= bytes as i32;
@@ -540,7 +555,7 @@ impl Connection {
         }
     }
 
-    /// This end is done with a stream, which is over if the other end is, too.
+    /// Notes that this end has finished a stream. The stream ends if the peer has finished too.
     fn send_end(&mut self, key: Key) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.sent_end = true;
@@ -553,7 +568,7 @@ impl Connection {
         }
     }
 
-    /// The end of a response has left, and with it the stream is over.
+    /// Ends a stream after the end of its response was sent.
     fn end_response(&mut self, key: Key, received_end: bool) {
         if let Some(buckets) = &mut self.buckets {
             buckets.early_resets.give_back();
@@ -561,13 +576,13 @@ impl Connection {
         if received_end {
             self.remove_stream(key, Gone::Ended);
         } else {
-            // Section 8.1: the rest of the request is not needed.
+            // The rest of the request is not needed (section 8.1).
             self.put_reset(key.id, Reason::NO_ERROR);
             self.remove_stream(key, Gone::ResetHere);
         }
     }
 
-    /// Sends a header block in as many frames as it takes.
+    /// Appends a header block in as many frames as needed.
     pub(crate) fn put_headers(&mut self, id: u32, end: bool, template: &Template, more: &[(&[u8], &[u8])]) {
         let flags = if end { flag::END_STREAM } else { 0 };
         let fields = || more.iter().copied();
@@ -580,7 +595,7 @@ impl Connection {
         }
         let mut block = Vec::with_capacity(bytes_max);
         encoder.encode(template, fields(), &mut block);
-        // Every end takes payloads that fit into a buffer.
+        // Every peer accepts payloads that fit into one output buffer.
         let mut parts = block.chunks(OUTPUT_BYTES - HEAD_BYTES).peekable();
         let (mut of_frame, mut flags) = (kind::HEADERS, flags);
         while let Some(part) = parts.next() {
@@ -594,7 +609,7 @@ impl Connection {
     }
 }
 
-/// Appends a header block that is one frame.
+/// Appends a header block that fits one frame.
 fn put_block(
     out: &mut Vec<u8>,
     encoder: &mut Encoder,

@@ -1,4 +1,4 @@
-//! The streams of one connection: [`Streams`] finds them, [`Stream`] is what is known of one.
+//! The streams of one connection: [`Streams`] finds them, [`Stream`] is the state of one.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
@@ -9,8 +9,8 @@ use slab::Slab;
 
 use crate::hpack::OwnedBlock;
 
-/// Names a stream of one connection. It stays unique when the stream is over: commands with the key of such a stream fail
-/// or do nothing.
+/// Identifies a stream of one connection. It stays unique after the stream has ended: commands with the key
+/// of an ended stream fail or do nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     pub(crate) slot: u32,
@@ -18,33 +18,33 @@ pub struct Key {
 }
 
 impl Key {
-    /// A small number that no other open stream of the connection has; numbers are used again. A caller can keep what it
-    /// knows of a stream in a table with these numbers, beside [`Key::id`] to tell streams apart that used the same one.
+    /// Returns a small number that no other open stream of the connection has; numbers are reused. A caller
+    /// can index its own table by it, and compare [`Key::id`] to detect a reused slot.
     pub fn slot(self) -> usize {
         self.slot as usize
     }
 
-    /// The stream's identifier on the wire.
+    /// Returns the stream identifier on the wire.
     pub fn id(self) -> u32 {
         self.id
     }
 }
 
-/// Bytes of gRPC's prefix: one byte that says whether the message is compressed, and its length.
+/// Size of gRPC's message prefix in bytes: a compression flag, and the length in four bytes.
 pub(crate) const PREFIX_BYTES: usize = 5;
 
-/// A part of a body that is to be sent: bytes, or a gRPC message whose prefix is not in one piece with it.
+/// Part of a body to send: plain bytes, or a gRPC message whose prefix is stored separately.
 #[derive(Clone, Debug)]
 pub struct Payload {
     prefix: [u8; PREFIX_BYTES],
-    /// Bytes of the prefix that are gone, or were never there.
+    /// Number of prefix bytes that are already sent or were never present.
     at: u8,
     is_shared: bool,
     body: Bytes,
 }
 
 impl Payload {
-    /// A gRPC message: the five bytes of its prefix, then the message.
+    /// Creates a gRPC message: its prefix of five bytes, then `body`.
     ///
     /// # Panics
     ///
@@ -53,7 +53,7 @@ impl Payload {
         Payload::message_start(body.len(), body, compressed)
     }
 
-    /// The first bytes of a gRPC message of `len` bytes; the others follow as plain bytes.
+    /// Creates the beginning of a gRPC message of `len` bytes; the rest follows as plain bytes.
     ///
     /// # Panics
     ///
@@ -62,19 +62,19 @@ impl Payload {
         Payload { prefix: prefix(len, compressed), at: 0, is_shared: false, body }
     }
 
-    /// The same bytes, which others send too: while they wait they are counted apart
+    /// Marks the payload as shared with other streams: while queued, its bytes are counted separately
     /// ([`crate::Connection::queued_shared_bytes`]).
     #[must_use]
     pub fn shared(self) -> Payload {
         Payload { is_shared: true, ..self }
     }
 
-    /// Returns the number of bytes if others send them too, else 0.
+    /// Returns the length in bytes if the payload is shared, else 0.
     pub(crate) fn shared_len(&self) -> usize {
         if self.is_shared { self.len() } else { 0 }
     }
 
-    /// Returns the number of bytes, with the prefix.
+    /// Returns the length in bytes, including the prefix.
     pub fn len(&self) -> usize {
         PREFIX_BYTES - usize::from(self.at) + self.body.len()
     }
@@ -84,16 +84,16 @@ impl Payload {
         self.len() == 0
     }
 
-    /// What is left of the prefix, and the body.
+    /// Returns the unsent rest of the prefix, and the body.
     pub(crate) fn parts(&self) -> (&[u8], &Bytes) {
         (&self.prefix[usize::from(self.at)..], &self.body)
     }
 
-    /// Takes so many bytes off the front. Both parts share their memory with the whole.
+    /// Splits off the first `bytes` bytes. Both parts share the memory of the body.
     pub(crate) fn split_to(&mut self, bytes: usize) -> Payload {
         let of_prefix = bytes.min(PREFIX_BYTES - usize::from(self.at));
         let end = self.at + of_prefix as u8;
-        // The front has its bytes of the prefix at the end of its own array.
+        // The first part stores its prefix bytes at the end of its own array.
         let mut first = Payload {
             prefix: [0; PREFIX_BYTES],
             at: (PREFIX_BYTES - of_prefix) as u8,
@@ -108,16 +108,16 @@ impl Payload {
     }
 }
 
-/// Returns the prefix of a gRPC message of so many bytes that is not compressed.
+/// Returns the prefix of an uncompressed gRPC message of `len` bytes.
 ///
 /// # Panics
 ///
-/// If these are 4 GiB or more.
+/// If `len` is 4 GiB or more.
 pub fn message_prefix(len: usize) -> [u8; 5] {
     prefix(len, false)
 }
 
-/// Returns the prefix of a gRPC message of so many bytes.
+/// Returns the prefix of a gRPC message of `len` bytes.
 pub(crate) fn prefix(len: usize, compressed: bool) -> [u8; PREFIX_BYTES] {
     let len = u32::try_from(len).unwrap_or_else(|_| panic!("a message of {len} bytes has no prefix"));
     let [a, b, c, d] = len.to_be_bytes();
@@ -125,7 +125,7 @@ pub(crate) fn prefix(len: usize, compressed: bool) -> [u8; PREFIX_BYTES] {
 }
 
 impl From<Bytes> for Payload {
-    /// Bytes without a prefix.
+    /// Creates a payload of plain bytes without a prefix.
     fn from(body: Bytes) -> Payload {
         Payload { prefix: [0; PREFIX_BYTES], at: PREFIX_BYTES as u8, is_shared: false, body }
     }
@@ -145,27 +145,27 @@ impl Buf for Payload {
     }
 }
 
-/// What waits to be sent on a stream.
+/// Queued part of a stream.
 #[derive(Debug)]
 pub(crate) enum Piece {
     Data { payload: Payload, end: bool },
     Trailers(Box<OwnedBlock>),
 }
 
-/// What waits to be sent on a stream. Most streams have nothing that waits, and no memory for it.
+/// Queue of a stream. Most streams have nothing queued and no allocation for it.
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
-    /// Bytes in `queue`.
+    /// Number of bytes in `queue`.
     pub(crate) bytes: usize,
-    /// Of these, bytes that others send too.
+    /// Part of `bytes` whose payloads are shared with other streams.
     pub(crate) shared_bytes: usize,
-    /// It is empty only while something is put in or taken out.
+    /// Queued pieces; empty only during an operation on the queue.
     pub(crate) queue: VecDeque<Piece>,
 }
 
-/// Bytes that have to come on a stream according to `content-length`, if that is known. Open streams have it, so it is half as long
-/// as an `Option`: the greatest number says that nothing is known. Where that is what was announced it is one less, which does not
-/// come either, and so is missed.
+/// Bytes that a stream must still receive according to `content-length`, if known. Half the size of an
+/// `Option<u64>`, since every open stream has it: `u64::MAX` means unknown. An announced length of `u64::MAX`
+/// is stored as one less, which makes no difference, because neither length can be reached.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContentLeft(u64);
 
@@ -176,12 +176,12 @@ impl ContentLeft {
         ContentLeft(length.map_or(ContentLeft::UNKNOWN, |length| length.min(ContentLeft::UNKNOWN - 1)))
     }
 
-    /// Returns true if it is known that more has to come.
+    /// Returns true if more bytes are known to be missing.
     pub(crate) fn is_short(self) -> bool {
         self.0 > 0 && self.0 != ContentLeft::UNKNOWN
     }
 
-    /// So many bytes came; false if they are more than had to come.
+    /// Subtracts received bytes. Returns false if there are more than were announced.
     pub(crate) fn came(&mut self, bytes: u64) -> bool {
         if self.0 == ContentLeft::UNKNOWN {
             return true;
@@ -192,42 +192,44 @@ impl ContentLeft {
     }
 }
 
-/// What is known of a stream that is not closed (RFC 9113, section 5.1).
+/// State of a stream that is not closed (RFC 9113, section 5.1).
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub(crate) id: u32,
-    /// Turn in which it was opened.
+    /// Turn in which the stream was opened.
     pub(crate) turn: u32,
-    /// Bytes that the other end may still send. Negative after it was allowed more than the settings say.
+    /// Receive window in bytes. Negative if the settings reduced it below the bytes that the peer has already
+    /// sent.
     pub(crate) may_receive: i32,
-    /// Bytes that were handed to the consumer and not released yet.
+    /// Bytes passed to the consumer and not released yet.
     pub(crate) unreleased: u32,
-    /// What the send window differs from the initial one of the other end's settings: so a change of those settings
-    /// touches no stream.
+    /// Difference between the send window and the initial window of the peer's settings, so that a change of
+    /// the settings touches no stream.
     pub(crate) window_change: i32,
-    /// Bytes of bodies that were put into frames.
+    /// Body bytes that were put into frames.
     pub(crate) sent: u64,
-    /// What waits to be sent, if anything does.
+    /// Queued parts, if there are any.
     pub(crate) backlog: Option<Box<Backlog>>,
     pub(crate) content_left: ContentLeft,
-    /// The other end sends nothing more.
+    /// True once the peer has finished the stream.
     pub(crate) received_end: bool,
-    /// This end sends nothing more.
+    /// True once this end has finished the stream.
     pub(crate) sent_end: bool,
-    /// The message that comes has begun: its head was handed over.
+    /// True once the head of the received message was passed to the caller.
     pub(crate) received_head: bool,
-    /// The message that goes has begun: its head was sent.
+    /// True once the head of the sent message was sent.
     pub(crate) sent_head: bool,
-    /// It is among those whose turn to send comes.
+    /// True if the stream is in the list of turns.
     pub(crate) is_ready: bool,
-    /// The caller wants to know when there is room.
+    /// True if the caller asked to be notified when there is room.
     pub(crate) wants_room: bool,
-    /// A response without content whatever `content-length` says (RFC 9110, section 8.6).
+    /// True for a HEAD request, whose response has no content, whatever `content-length` says (RFC 9110,
+    /// section 8.6).
     pub(crate) is_head: bool,
 }
 
 impl Stream {
-    /// Returns a stream that was opened in this turn, of which nothing has come or gone.
+    /// Creates a stream that was opened in the given turn and has neither sent nor received data.
     pub(crate) fn new(id: u32, turn: u32, may_receive: i32) -> Stream {
         Stream {
             id,
@@ -248,7 +250,7 @@ impl Stream {
         }
     }
 
-    /// Bytes of bodies that wait.
+    /// Returns the queued body bytes.
     pub(crate) fn queued(&self) -> usize {
         self.backlog.as_ref().map_or(0, |backlog| backlog.bytes)
     }
@@ -263,18 +265,18 @@ impl Stream {
         self.backlog.as_ref()?.queue.back()
     }
 
-    /// Returns true if nothing waits.
+    /// Returns true if nothing is queued.
     pub(crate) fn is_empty(&self) -> bool {
         self.backlog.is_none()
     }
 }
 
-/// Stream identifiers are odd numbers that rise, but the other end chooses which it leaves out. So they are multiplied with a
-/// number that it does not know: of identifiers that were chosen without it, few meet in one place.
+/// Hasher for stream identifiers. They are increasing odd numbers, but the peer chooses which ones it skips;
+/// so they are multiplied with a secret number, and the peer cannot choose identifiers that collide.
 #[derive(Default)]
 pub(crate) struct Mixer(u64);
 
-/// What identifiers are multiplied with, in all connections of the process.
+/// Multiplier for stream identifiers in all connections of the process.
 static SECRET: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one("stream identifiers") | 1);
 
 impl Hasher for Mixer {
@@ -287,21 +289,22 @@ impl Hasher for Mixer {
         }
     }
     fn write_u32(&mut self, number: u32) {
-        // The upper bits of the product depend on all bits of the number; the map looks at the lowest and at the highest.
+        // The upper bits of the product depend on all bits of the number; the map uses the lowest and the
+        // highest bits.
         self.0 = (self.0 ^ u64::from(number)).wrapping_mul(*SECRET).rotate_left(20);
     }
 }
 
-/// No stream's: identifiers begin at 1.
+/// Key that belongs to no stream, since identifiers begin at 1.
 const NO_KEY: Key = Key { slot: 0, id: 0 };
 
-/// The open streams of a connection.
+/// Open streams of a connection.
 pub(crate) struct Streams {
-    /// A connection has them once a stream was opened, until it rests without one.
+    /// Allocated when a stream is opened, freed when the connection is idle without streams.
     tables: Option<Box<Tables>>,
-    /// The stream that was found last: frames of one stream follow each other. [`NO_KEY`] if there is none.
+    /// Stream that was found last, since frames of one stream often follow each other; [`NO_KEY`] if none.
     last: Key,
-    /// Places that were looked at by those who look at all streams.
+    /// Number of slots visited by iterations over all streams.
     #[cfg(test)]
     looks: std::cell::Cell<usize>,
 }
@@ -317,19 +320,20 @@ impl Default for Streams {
     }
 }
 
-/// Places for streams up to which they are looked through for an identifier: that costs less than a map, and no memory.
+/// Number of slots up to which a linear search replaces the map: it is faster and needs no memory.
 const FEW: usize = 16;
 
 struct Tables {
     slots: Slab<Stream>,
-    /// Places by identifier, if there are more than [`FEW`] places, used or not.
+    /// Slots by stream identifier, if the slab has more than [`FEW`] slots, used or not.
     #[expect(clippy::box_collection, reason = "most connections have few places, and three words less")]
     by_id: Option<Box<HashMap<u32, u32, BuildHasherDefault<Mixer>>>>,
 }
 
 impl Default for Tables {
     fn default() -> Tables {
-        // Many connections have one stream and then rest: what they need meanwhile is not left among what stays.
+        // Many connections have one stream and then go idle. A capacity of one keeps memory in use only
+        // briefly from fragmenting long-lived memory.
         Tables { slots: Slab::with_capacity(1), by_id: None }
     }
 }
@@ -415,7 +419,7 @@ impl Streams {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Key, &Stream)> {
-        // It passes over places that are free, too.
+        // The iteration also visits free slots.
         #[cfg(test)]
         self.looks.set(self.looks.get() + self.tables.as_ref().map_or(0, |tables| tables.slots.capacity()));
         let slots = self.tables.iter().flat_map(|tables| tables.slots.iter());
@@ -427,7 +431,7 @@ impl Streams {
         self.looks.get()
     }
 
-    /// Gives back memory that streams had which are gone.
+    /// Frees memory of streams that have ended.
     pub(crate) fn rest(&mut self) {
         if self.len() == 0 {
             self.tables = None;
@@ -436,10 +440,10 @@ impl Streams {
         }
     }
 
-    /// Bytes held on the heap, without what streams have to send.
+    /// Returns the heap memory in bytes, without the queued parts of streams.
     pub(crate) fn heap_bytes(&self) -> usize {
         let Some(tables) = &self.tables else { return 0 };
-        // A slot of the slab has a word beside the stream, one of the map a byte.
+        // A slab slot has one word besides the stream, a map slot one byte besides its entry.
         size_of::<Tables>()
             + tables.slots.capacity() * (size_of::<Stream>() + size_of::<usize>())
             + tables.by_id.as_ref().map_or(0, |by_id| by_id.capacity() * (size_of::<(u32, u32)>() + 1))
@@ -471,7 +475,7 @@ mod tests {
                 assert_eq!(streams.remove(key).map(|stream| stream.id), Some(key.id));
                 assert_eq!((streams.find(key.id), streams.remove(key).is_none()), (None, true));
                 assert!(keys.iter().all(|key| streams.find(key.id) == Some(*key)));
-                // However few are left, so long as their places are many.
+                // The map stays while there are many slots, however few streams are left.
                 assert!(has_map(&streams));
                 if round > 0 && keys.len() == 5 {
                     break;

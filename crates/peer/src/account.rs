@@ -1,5 +1,5 @@
-//! The facts about a peer that every thread may use: [`Account`] bounds the messages that wait for it by number and
-//! bytes, and says if it is active. It queues nothing itself.
+//! State of a peer that all threads use: [`Account`] bounds the messages queued for the peer by number and
+//! bytes, and records whether the peer is active. It has no queue itself.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -11,11 +11,11 @@ use crate::figures::{Counters, PeerFigures};
 use crate::identity;
 use crate::options::{QUEUED_APP_BYTES_MAX, QUEUED_MESSAGES_MAX, QUEUED_OTHER_BYTES_MAX};
 
-/// Memory of a message besides its bytes.
+/// Memory of a message besides its content, in bytes.
 const MESSAGE_OVERHEAD_BYTES: usize = size_of::<Message>();
 const ENTRY_OVERHEAD_BYTES: usize = size_of::<api::raftpb::Entry>();
 
-/// The space for waiting messages.
+/// Limit on queued messages, with its current use.
 #[derive(Debug)]
 pub(crate) struct Allowance {
     messages: AtomicUsize,
@@ -28,9 +28,10 @@ impl Allowance {
         Allowance { messages: AtomicUsize::new(0), bytes: AtomicUsize::new(0), bytes_max }
     }
 
-    /// Only who holds the inbox's lock takes, so that the bound holds.
+    /// Reserves room for a message. Only callers that hold the inbox's lock reserve, so the limit is exact.
     fn take(&self, bytes: usize) -> bool {
-        // A message larger than the bound passes when nothing else waits: otherwise it never would.
+        // A message larger than the limit is accepted if no other message is queued; otherwise it could never
+        // be sent.
         let waiting = self.messages.load(Ordering::Acquire);
         if waiting >= QUEUED_MESSAGES_MAX
             || (waiting > 0 && self.bytes.load(Ordering::Relaxed) + bytes > self.bytes_max)
@@ -48,17 +49,18 @@ impl Allowance {
     }
 }
 
-/// Facts about one peer that every thread may read: the space in its queues, if it is active, its counters.
+/// State of one peer that every thread may read: use of its queues, activity, counters.
 #[derive(Debug)]
 pub(crate) struct Account {
     pub(crate) id: u64,
     pub(crate) counters: Counters,
-    /// A member, or an unknown sender that can be answered: messages to it are taken.
+    /// True if messages to the peer are accepted: it is a member, or an unknown sender that can be answered.
     pub(crate) reachable: AtomicBool,
-    /// A member.
+    /// True if the peer is a member.
     pub(crate) known: AtomicBool,
     active_since: Mutex<Option<Instant>>,
-    /// The release that the peer told last: its major number above 32 bits of its minor number; 0 if it told none.
+    /// Last release that the peer announced: the major number in the upper 32 bits, the minor number in the
+    /// lower; 0 if none.
     release: AtomicU64,
     apps: Allowance,
     others: Allowance,
@@ -78,13 +80,13 @@ impl Account {
         }
     }
 
-    /// The release that the peer told last, if it told one.
+    /// Returns the last release that the peer announced; `None` if it announced none.
     pub(crate) fn release(&self) -> Option<(u32, u32)> {
         let release = self.release.load(Ordering::Relaxed);
         (release != 0).then_some(((release >> 32) as u32, release as u32))
     }
 
-    /// Notes the release in the headers of the peer's request or answer.
+    /// Records the release from the headers of a request or answer of the peer.
     pub(crate) fn told(&self, headers: &http::HeaderMap) {
         if let Some((major, minor)) = identity::release(headers) {
             self.release.store(u64::from(major) << 32 | u64::from(minor), Ordering::Relaxed);
@@ -95,12 +97,12 @@ impl Account {
         if is_app { &self.apps } else { &self.others }
     }
 
-    /// Room for a message, if there is some.
+    /// Reserves room for a message. Returns false if there is none.
     pub(crate) fn take(&self, message: &Message) -> bool {
         self.allowance(is_app(message)).take(weight(message))
     }
 
-    /// A message left its queue.
+    /// Releases the room of a message that left its queue.
     pub(crate) fn give_back(&self, message: &Message) {
         self.allowance(is_app(message)).give_back(1, weight(message));
     }
@@ -109,7 +111,7 @@ impl Account {
         *self.active_since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True when it was not active before.
+    /// Marks the peer as active. Returns true if it was not active before.
     pub(crate) fn activate(&self) -> bool {
         let mut since = self.active_since.lock().unwrap_or_else(PoisonError::into_inner);
         let begins = since.is_none();
@@ -117,7 +119,7 @@ impl Account {
         begins
     }
 
-    /// True when it was active before.
+    /// Marks the peer as inactive. Returns true if it was active before.
     pub(crate) fn deactivate(&self) -> bool {
         let ends = self.active_since.lock().unwrap_or_else(PoisonError::into_inner).take().is_some();
         if ends {
@@ -141,12 +143,12 @@ impl Account {
     }
 }
 
-/// Returns true if a message belongs to the stream of its own that MsgApp has.
+/// Returns true if a message belongs on the separate stream for MsgApp.
 pub(crate) fn is_app(message: &Message) -> bool {
     message.r#type == Some(MessageType::MsgApp as i32)
 }
 
-/// Returns the memory that a message takes, in bytes.
+/// Returns the memory of a message in bytes.
 pub fn weight(message: &Message) -> usize {
     let entry = |entry: &api::raftpb::Entry| entry.data.as_ref().map_or(0, |data| data.len());
     let context = message.context.as_ref().map_or(0, |context| context.len());

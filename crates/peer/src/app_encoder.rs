@@ -2,16 +2,16 @@ use api::raftpb::Message;
 
 use crate::frame_buffer::FrameBuffer;
 
-/// A link heartbeat.
+/// Frame type of a link heartbeat.
 pub(crate) const LINK_HEARTBEAT: u8 = 0;
-/// Entries that follow those sent before, in the term that is known.
+/// Frame type of entries that directly follow those sent before, in the known term.
 pub(crate) const APP_ENTRIES: u8 = 1;
-/// A whole message.
+/// Frame type of a whole message.
 pub(crate) const APP: u8 = 2;
 
-/// Writes MsgApp as `msgappv2` does: what the reader can know from the frames before is left out.
+/// Encodes MsgApp as `msgappv2` does: fields that the reader can derive from earlier frames are left out.
 ///
-/// Both ends hold the same state for one connection: the term, and the index of the last entry sent.
+/// Both ends track the same state per connection: the raft term, and the log index of the last entry sent.
 #[derive(Debug, Default)]
 pub(crate) struct AppEncoder {
     term: u64,
@@ -26,7 +26,8 @@ impl AppEncoder {
     pub(crate) fn encode(&mut self, message: Message, into: &mut FrameBuffer) {
         let (term, index) = (message.term.unwrap_or(0), message.index.unwrap_or(0));
         let follows = self.index == index && self.term == message.log_term.unwrap_or(0) && self.term == term;
-        // The short form has no place for other fields. A MsgApp has none; nothing may be lost if one ever does.
+        // The short form has no room for other fields. A MsgApp does not use them, but none may be lost if
+        // one ever does.
         let is_plain =
             message.context.is_none() && message.responses.is_empty() && message.snapshot.is_none();
         if follows && is_plain {

@@ -13,18 +13,18 @@ use crate::frame_buffer::Segments;
 use crate::piece::{Piece, broken_off};
 use crate::stream_writer::StreamWriter;
 
-/// The body of a request or an answer.
+/// Body of a request or an answer.
 pub(crate) enum Body {
-    /// Known from the start.
+    /// Body that is complete from the start.
     Whole(Option<Segments>),
     /// A raft stream.
     Stream(StreamWriter),
-    /// A snapshot: its envelope, then pieces from the thread that makes them.
+    /// Snapshot: its message, then pieces from the thread that produces them.
     Snapshot {
         envelope: Option<Segments>,
         pieces: mpsc::Receiver<Piece>,
         account: Arc<Account>,
-        /// Told when the last piece was handed over.
+        /// Notified when the last piece was handed to hyper.
         handed_over: Rc<Notify>,
     },
 }

@@ -16,7 +16,7 @@ use crate::endpoint::Endpoint;
 use crate::error::ExchangeError;
 use crate::options::{ANSWER_BYTES_MAX, DIAL_TIMEOUT, IDLE_CONNECTIONS_MAX, IDLE_MAX};
 
-/// Sends single requests, over connections that are kept for a while. Needs a `LocalSet`.
+/// Sends single requests over connections that are kept for a while. Must be used within a `LocalSet`.
 pub(crate) struct Client {
     pub(crate) dialer: Dialer,
     idle: RefCell<HashMap<Endpoint, Vec<Idle>>>,
@@ -32,7 +32,7 @@ impl Client {
         Client { dialer, idle: RefCell::default() }
     }
 
-    /// Sends a request whose URI is a path, and waits for the whole answer, whatever its status.
+    /// Sends a request whose URI is a path, and returns the whole answer, whatever its status.
     pub(crate) async fn exchange(
         &self,
         endpoint: &Endpoint,
@@ -55,7 +55,7 @@ impl Client {
         while let Some(mut sender) = self.take_idle(endpoint) {
             match sender.try_send_request(request).await {
                 Ok(answer) => return self.collect(endpoint, sender, answer).await,
-                // The other end closed the connection before it took anything: the request comes back.
+                // The server closed the connection before it took the request, so hyper returns the request.
                 Err(mut error) => match error.take_message() {
                     Some(unsent) => request = unsent,
                     None => return Err(error.into_error().into()),
@@ -101,7 +101,7 @@ impl Client {
         None
     }
 
-    /// Closes what was kept too long.
+    /// Closes connections that were idle for too long.
     pub(crate) fn sweep(&self) {
         let mut idle = self.idle.borrow_mut();
         idle.retain(|_, kept| {
@@ -111,14 +111,14 @@ impl Client {
     }
 }
 
-/// Sets what HTTP/1.1 asks of every request.
+/// Sets the `Host` header, which HTTP/1.1 requires.
 pub(crate) fn name_host<B>(request: &mut Request<B>, endpoint: &Endpoint) -> Result<(), InvalidHeaderValue> {
     let host = HeaderValue::from_str(&endpoint.authority)?;
     request.headers_mut().insert(http::header::HOST, host);
     Ok(())
 }
 
-/// Opens a connection; it is driven until its last handle is gone, or it is aborted.
+/// Opens a connection and runs it in a task, until its last handle is dropped or it is aborted.
 pub(crate) async fn dial(
     dialer: &Dialer,
     endpoint: &Endpoint,
@@ -130,7 +130,7 @@ pub(crate) async fn dial(
     Ok((sender, tokio::task::spawn_local(connection).abort_handle()))
 }
 
-/// An error of hyper with its cause, which alone says what happened.
+/// Formats an error of hyper with its cause, which contains the actual reason.
 pub(crate) fn text(error: &hyper::Error) -> String {
     match std::error::Error::source(error) {
         Some(cause) => format!("{error}: {cause}"),

@@ -1,5 +1,6 @@
-//! Reading the frames of a stream from pieces of bytes that may end anywhere: [`Decoder`], for streams of whole messages
-//! and for `msgappv2`. Memory is taken as bytes arrive, whatever a length field says. It judges no message.
+//! Decodes the frames of a stream from pieces that may end anywhere: [`Decoder`], for streams of whole
+//! messages and for `msgappv2`. Memory is taken as bytes arrive, whatever a length field says. It validates
+//! no message.
 
 use std::fmt;
 
@@ -10,17 +11,18 @@ use prost::Message as _;
 use crate::app_encoder::{APP, APP_ENTRIES, LINK_HEARTBEAT};
 use crate::options::FRAME_BYTES_MAX;
 
-/// Maximum bytes allocated for data that have not arrived yet.
+/// Maximum number of bytes allocated for data that has not arrived yet.
 const AHEAD_BYTES_MAX: usize = 1 << 20;
-/// Bytes that an entry counts beside its own against the bound of a frame: it takes memory even when it is empty.
+/// Bytes that an entry counts besides its content against the size limit of a frame, since even an empty
+/// entry takes memory.
 const ENTRY_BYTES_MIN: u64 = 64;
 
-/// Why a stream cannot be read on.
+/// Reason why a stream cannot be decoded further.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DecodeError {
-    /// A length above the bound.
+    /// A length exceeds the limit.
     TooLong,
-    /// There is no such kind of frame.
+    /// Unknown type of frame.
     UnknownType(u8),
     /// A message or entry that cannot be decoded.
     Malformed(prost::DecodeError),
@@ -38,22 +40,23 @@ impl fmt::Display for DecodeError {
 
 impl std::error::Error for DecodeError {}
 
-/// Gives out units of bytes from pieces that end anywhere; a unit within one piece is not copied.
+/// Splits pieces that end anywhere into units of a known length; a unit within one piece is not copied.
 #[derive(Debug, Default)]
 pub(crate) struct Intake {
     piece: Bytes,
-    /// The beginning of a unit that the pieces so far did not hold whole.
+    /// Beginning of a unit that spans pieces.
     begun: BytesMut,
 }
 
 impl Intake {
-    /// The next piece; the one before must be used up.
+    /// Sets the next piece; the previous one must be used up.
     pub(crate) fn feed(&mut self, piece: Bytes) {
         debug_assert!(self.piece.is_empty());
         self.piece = piece;
     }
 
-    /// The next `len` bytes, if they are there. Asked again with the same `len` until they are.
+    /// Takes the next `len` bytes. Returns `None` until they have arrived; repeat the call with the same
+    /// `len` then.
     pub(crate) fn take(&mut self, len: usize) -> Option<Bytes> {
         if self.begun.is_empty() && self.piece.len() >= len {
             return Some(self.piece.split_to(len));
@@ -79,13 +82,13 @@ impl Intake {
         self.take(8).map(|mut bytes| bytes.get_u64())
     }
 
-    /// Returns the bytes that belong to no unit.
+    /// Returns the bytes after the last unit.
     pub(crate) fn rest(self) -> Bytes {
         self.piece
     }
 }
 
-/// The reader's position in a frame.
+/// Position in a frame.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// At the type of a `msgappv2` frame.
@@ -99,21 +102,21 @@ enum Step {
     Commit,
 }
 
-/// Reads the frames of one stream.
+/// Decoder for the frames of one stream.
 #[derive(Debug)]
 pub(crate) struct Decoder {
-    /// Position at which every frame begins.
+    /// Position at the beginning of every frame.
     first: Step,
     step: Step,
     intake: Intake,
     local: u64,
     remote: u64,
-    /// Term and index as the encoder has them.
+    /// Raft term that the encoder also tracks; `index` is the log index of the last entry sent.
     term: u64,
     index: u64,
     entries_left: u64,
     entries: Vec<Entry>,
-    /// Bytes that the entries of this frame may still have.
+    /// Bytes that the remaining entries of this frame may have.
     room: u64,
     frame_bytes_max: u64,
 }
@@ -145,7 +148,8 @@ impl Decoder {
         }
     }
 
-    /// Reads a piece of the stream and gives the messages that it completes; link heartbeats are left out.
+    /// Decodes a piece of the stream and appends the messages that it completes; link heartbeats are left
+    /// out.
     pub(crate) fn decode(&mut self, piece: Bytes, into: &mut Vec<Message>) -> Result<(), DecodeError> {
         self.intake.feed(piece);
         while let Some(next) = self.advance(into)? {
@@ -154,7 +158,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// One step, if its bytes are there.
+    /// Performs one step; `None` if more bytes are needed for it.
     fn advance(&mut self, into: &mut Vec<Message>) -> Result<Option<Step>, DecodeError> {
         let next = match self.step {
             Step::Type => match self.intake.take_u8() {
@@ -232,7 +236,7 @@ pub(crate) fn length_within(len: u64, max: u64) -> Result<usize, DecodeError> {
     usize::try_from(len).ok().filter(|_| len <= max).ok_or(DecodeError::TooLong)
 }
 
-/// A heartbeat between nobody keeps a stream of messages alive.
+/// Returns true for a heartbeat without sender and recipient, which only keeps a stream of messages alive.
 fn is_link_heartbeat(message: &Message) -> bool {
     message.r#type == Some(MessageType::MsgHeartbeat as i32)
         && message.from.unwrap_or(0) == 0
@@ -290,7 +294,7 @@ mod tests {
         messages.iter().map(&mut frame).collect()
     }
 
-    /// Feeds pieces of a size; what was decoded.
+    /// Feeds the bytes in pieces of `piece` bytes; returns the decoded messages.
     fn decoded(mut decoder: Decoder, bytes: &[u8], piece: usize) -> Result<Vec<Message>, DecodeError> {
         let mut messages = Vec::new();
         for piece in bytes.chunks(piece) {
@@ -306,12 +310,13 @@ mod tests {
             // The state is now term 5, index 9.
             app(5, 5, 9, vec![entry(5, 10, "d")], 8),
             app(5, 5, 10, vec![], 10),
-            // A repeated index does not follow: whole, and the state goes back to 10.
+            // A repeated index does not continue the state: the message is sent whole, and the state returns
+            // to index 10.
             app(5, 5, 9, vec![entry(5, 10, "d")], 10),
             app(5, 5, 10, vec![entry(5, 11, "")], 10),
-            // Another term: whole, and its own state (term 6, index 11) from then on.
+            // Another term: the message is sent whole, and the state is term 6, index 11 from then on.
             app(6, 5, 11, vec![], 11),
-            // logTerm 5 is not the state's 6.
+            // The log term 5 differs from the state's term 6.
             app(6, 5, 11, vec![entry(6, 12, "e")], 11),
             app(6, 6, 12, vec![], 12),
         ];
@@ -319,7 +324,7 @@ mod tests {
         let kinds: Vec<u8> = frames.iter().map(|frame| frame[0]).collect();
         assert_eq!(kinds, [2, 1, 1, 2, 1, 2, 2, 1]);
 
-        // By hand from the format: type, number of entries, each behind its length, commit.
+        // Encoded by hand: type, number of entries, each entry preceded by its length, commit index.
         let entry_d = b"\x08\x00\x10\x05\x18\x0a\x22\x01d";
         let mut expected = vec![1];
         expected.extend([be(1), be(9), entry_d.to_vec(), be(8)].concat());
@@ -357,7 +362,7 @@ mod tests {
         for piece in [1, 5, 8, 100] {
             assert_eq!(decoded(Decoder::of_messages(), &bytes, piece).unwrap(), std::slice::from_ref(&vote));
         }
-        // As a decoder that leaves zeros out would write it.
+        // Encoding of a heartbeat that omits zero fields.
         assert_eq!(decoded(Decoder::of_messages(), &[be(2), b"\x08\x08".to_vec()].concat(), 3), Ok(vec![]));
     }
 
@@ -395,7 +400,7 @@ mod tests {
         let mut next = || random.number();
         for _ in 0..2000 {
             let mut bytes: Vec<u8> = (0..next() % 200).map(|_| (next() >> 33) as u8).collect();
-            // Lengths that are possible get further.
+            // Plausible lengths and types, so that the decoder gets further.
             for at in (1..bytes.len().saturating_sub(8)).step_by(9) {
                 bytes[at..at + 8].copy_from_slice(&(next() % 40).to_be_bytes());
                 bytes[at - 1] %= 3;

@@ -1,4 +1,4 @@
-//! Opening connections to members, with TLS where their URLs say so: [`Dialer`].
+//! Opens connections to members, with TLS if their URLs require it: [`Dialer`].
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -16,12 +16,12 @@ use crate::wire::Wire;
 
 /// Opens connections to members.
 pub(crate) struct Dialer {
-    /// For `https` URLs.
+    /// TLS settings for `https` URLs.
     tls: Option<ClientTls>,
     pub(crate) sessions: Sessions,
-    /// The thread that shakes hands; `None`: on this thread.
+    /// Handshake thread; `None` if handshakes run on the current thread.
     pub(crate) handshakes: Option<Handshakes>,
-    /// The address that connections come from; `None`: the system chooses.
+    /// Local address for connections; `None` if the operating system chooses it.
     local: Option<IpAddr>,
 }
 
@@ -30,7 +30,7 @@ impl Dialer {
         Dialer { tls, sessions: Sessions::default(), handshakes, local: None }
     }
 
-    /// Binds its connections to an address of this machine.
+    /// Sets the local address for connections.
     pub(crate) fn bound_to(self, local: Option<IpAddr>) -> Dialer {
         Dialer { local, ..self }
     }
@@ -40,7 +40,8 @@ impl Dialer {
         self.tls.is_some()
     }
 
-    /// Opens a connection. `dial_timeout` is for the connection of the socket; a handshake has its own time.
+    /// Opens a connection. `dial_timeout` limits the connection of the socket; the handshake has a separate
+    /// limit.
     pub(crate) async fn connect(
         &self,
         endpoint: &Endpoint,
@@ -80,7 +81,7 @@ impl Dialer {
             let socket = match address {
                 SocketAddr::V4(_) if local.is_ipv4() => TcpSocket::new_v4()?,
                 SocketAddr::V6(_) if local.is_ipv6() => TcpSocket::new_v6()?,
-                // One kind of address cannot reach the other.
+                // An IPv4 address cannot reach an IPv6 address, and vice versa.
                 _ => continue,
             };
             socket.bind((local, 0).into())?;

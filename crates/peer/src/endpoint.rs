@@ -5,36 +5,36 @@ use http::Uri;
 
 use crate::error::{UrlError, UrlFault};
 
-/// The address of a member, from a peer URL.
+/// Address of a member, parsed from a peer URL.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Endpoint {
     pub(crate) place: Place,
-    /// The URL says `https`.
+    /// True for an `https` URL.
     pub(crate) is_tls: bool,
     /// Value of the `Host` header.
     pub(crate) authority: String,
 }
 
-/// Where a member listens.
+/// Address at which a member listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Place {
     Tcp {
-        /// Name or address, without the brackets of IPv6.
+        /// Host name or address, without the brackets of IPv6.
         host: String,
         port: u16,
     },
     /// A Unix socket.
     Unix {
-        /// Its file; relative to the working directory of this process.
+        /// Path of the socket file, relative to the working directory of this process.
         path: PathBuf,
     },
 }
 
-/// What requests through a Unix socket have as the name of the server; nobody looks at it.
+/// `Host` header for requests through a Unix socket; its value is not used.
 const UNIX_AUTHORITY: &str = "localhost";
 
 impl Endpoint {
-    /// Reads a peer URL: scheme, host and port, nothing else; or `unix` and the path of a socket.
+    /// Parses a peer URL: scheme, host and port only; or `unix` and the path of a socket.
     pub(crate) fn parse(url: &str) -> Result<Endpoint, UrlError> {
         let refused = |fault| UrlError { url: url.to_owned(), fault };
         if let Ok(socket) = Url::parse(url)
@@ -60,7 +60,8 @@ impl Endpoint {
             return Err(refused(UrlFault::Form("it must not have a path")));
         }
         let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
-        // A port that is none (empty, or above 65535) reads as if there was none.
+        // An invalid port (empty, or above 65535) is parsed as no port, so its presence is checked
+        // separately.
         let says_port = authority.as_str().len() > authority.host().len();
         let default = if is_tls { 443 } else { 80 };
         let port = authority.port_u16().filter(|port| *port > 0).or((!says_port).then_some(default));
@@ -73,7 +74,7 @@ impl Endpoint {
         Ok(Endpoint { place: Place::Tcp { host, port }, is_tls, authority: authority.as_str().to_owned() })
     }
 
-    /// Reads a peer URL that is to be dialed; `has_tls` says whether this member can dial `https`.
+    /// Parses a peer URL that is to be dialed; `has_tls` is true if this member can dial `https`.
     pub(crate) fn dialable(url: &str, has_tls: bool) -> Result<Endpoint, UrlError> {
         let endpoint = Endpoint::parse(url)?;
         if endpoint.is_tls && !has_tls {
@@ -83,16 +84,17 @@ impl Endpoint {
     }
 }
 
-/// Checks that a URL is a peer URL: `http` or `https`, a host and a port, nothing else; or `unix` and the path of a socket.
+/// Checks that a URL is a peer URL: `http` or `https`, a host and a port only; or `unix` and the path of a
+/// socket.
 ///
 /// # Errors
 ///
-/// An error that names the URL.
+/// Returns an error that names the URL if it is not a peer URL.
 pub fn check_url(url: &str) -> Result<(), UrlError> {
     Endpoint::parse(url).map(|_| ())
 }
 
-/// The URLs of one peer, and which of them answered last.
+/// URLs of one peer, and the one currently in use.
 #[derive(Debug, Default)]
 pub(crate) struct Endpoints {
     all: Vec<Endpoint>,
@@ -100,7 +102,7 @@ pub(crate) struct Endpoints {
 }
 
 impl Endpoints {
-    /// Takes the URLs that can be used, and gives the complaints about the others.
+    /// Parses the URLs. Returns the usable ones, and errors for the others.
     pub(crate) fn parse(urls: &[String], has_tls: bool) -> (Endpoints, Vec<UrlError>) {
         let mut complaints = Vec::new();
         let mut all = Vec::new();
@@ -117,7 +119,7 @@ impl Endpoints {
         self.all.get(self.picked).cloned()
     }
 
-    /// One that did not answer: the next is tried next time.
+    /// Notes that an endpoint did not answer, so that the next one is used next time.
     pub(crate) fn unreachable(&mut self, endpoint: &Endpoint) {
         if self.all.get(self.picked) == Some(endpoint) {
             self.picked = (self.picked + 1) % self.all.len();

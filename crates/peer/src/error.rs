@@ -1,4 +1,4 @@
-//! What can go wrong between members, in words for the operator.
+//! Errors of communication between members, with texts for the operator.
 
 use std::error::Error;
 use std::fmt;
@@ -9,26 +9,26 @@ use http::StatusCode;
 use http::header::InvalidHeaderValue;
 use http::uri::InvalidUri;
 
-/// An error of the code behind [`crate::Handler`] and [`crate::SnapshotSource`], of which only the text is used here.
+/// Error of an implementation of [`crate::Handler`] or [`crate::SnapshotSource`]; only its text is used here.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// Why a peer URL cannot be used.
+/// Error for a peer URL that cannot be used.
 #[derive(Debug)]
 pub struct UrlError {
-    /// The URL.
+    /// URL that is refused.
     pub url: String,
-    /// Reason for which the URL is refused.
+    /// Reason for the refusal.
     pub fault: UrlFault,
 }
 
 /// Reason for which a peer URL is refused.
 #[derive(Debug)]
 pub enum UrlFault {
-    /// The text is no URI.
+    /// The text is not a URI.
     Syntax(InvalidUri),
-    /// The URL asks for TLS, and this member has no settings for it.
+    /// The URL requires TLS, and this member has no settings for it.
     Tls,
-    /// The URI is no peer URL; the text says what a peer URL has to be, or what this one lacks.
+    /// The URI is not a peer URL; the text states the violated rule.
     Form(&'static str),
 }
 
@@ -52,7 +52,7 @@ impl Error for UrlError {
     }
 }
 
-/// None of the peer URLs of a member can be used.
+/// Error: none of the peer URLs of a member can be used.
 #[derive(Debug)]
 pub(crate) struct NoUrl {
     pub(crate) member_id: u64,
@@ -66,7 +66,7 @@ impl fmt::Display for NoUrl {
 
 impl Error for NoUrl {}
 
-/// Why a request to a member or URL has no answer.
+/// Reason why a request to a member or URL has no answer.
 #[derive(Debug)]
 pub enum RequestError {
     /// The URL cannot be used.
@@ -75,16 +75,16 @@ pub enum RequestError {
     UnknownMember(u64),
     /// None of the peer URLs of the member with this id can be used.
     NoUrl(u64),
-    /// The request cannot be written as HTTP.
+    /// The request cannot be encoded as HTTP.
     Request(http::Error),
-    /// There was no connection, or no whole answer in time.
+    /// The connection failed, or no complete answer arrived in time.
     Failed {
-        /// The URL, or the member and its address.
+        /// URL, or member id and address.
         to: String,
-        /// The error of the exchange.
+        /// Error of the exchange.
         error: ExchangeError,
     },
-    /// Too many requests are under way.
+    /// Too many requests are in flight.
     TooMany,
     /// This member is stopping.
     Stopping,
@@ -133,18 +133,18 @@ impl Error for RequestError {
     }
 }
 
-/// Why a request has no answer from the server that it went to.
+/// Reason why a server did not answer a request.
 #[derive(Debug)]
 pub enum ExchangeError {
-    /// The address of the server cannot be named in a header.
+    /// The address of the server is not a valid header value.
     Host(InvalidHeaderValue),
-    /// There is no connection to the server.
+    /// The connection to the server cannot be opened.
     Connect(io::Error),
-    /// The connection broke, or what came is not HTTP.
+    /// The connection broke, or the received data is not HTTP.
     Http(hyper::Error),
-    /// The answer broke off, or is too long.
+    /// The answer was cut off or is too long.
     BrokenOff(BoxError),
-    /// There was no answer in this time.
+    /// No answer arrived within this time.
     TimedOut(Duration),
 }
 
@@ -184,28 +184,29 @@ impl Error for ExchangeError {
     }
 }
 
-/// Why a member did not take what was posted to it: a message, or a snapshot.
+/// Reason why a member did not accept a posted message or snapshot.
 #[derive(Debug)]
 pub(crate) enum PostError {
-    /// None of its URLs can be used.
+    /// None of the member's URLs can be used.
     NoUrl(NoUrl),
-    /// There is no answer.
+    /// The exchange failed.
     Exchange(ExchangeError),
-    /// The peer refused a message, with this status and text.
+    /// The peer refused a message; contains status and text.
     Message(StatusCode, String),
-    /// The peer refused a snapshot, with this status and text.
+    /// The peer refused a snapshot; contains status and text.
     Snapshot(StatusCode, String),
-    /// The peer left, or was replaced, before the snapshot could be sent.
+    /// The peer was removed or replaced before the snapshot could be sent.
     Left { member_id: u64 },
-    /// The receiver of a snapshot did not answer what it has of the state.
+    /// The receiver did not answer the question which data it already has.
     Asking(RequestError),
-    /// No member had its id when the snapshot should be sent.
+    /// No member had the receiver's id when the snapshot was to be sent.
     Unknown,
     /// This member is stopping.
     Stopping,
     /// The snapshot could not be opened.
     Source(BoxError),
-    /// The snapshot broke off at its source; this text. The error itself went to the connection.
+    /// Reading the snapshot failed at its source; contains the error's text. The error itself went to the
+    /// connection.
     BrokenOff(String),
 }
 

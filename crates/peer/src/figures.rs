@@ -1,81 +1,81 @@
-//! Counters for etcd's network metrics: [`Figures`] is a copy of all of them, [`Counters`] is one peer's, which any
-//! thread may count. It names no metric; `telemetry` does.
+//! Counters for etcd's network metrics: [`Figures`] is a copy of all of them, [`Counters`] the live counters
+//! of one peer, which all threads update. The names of the metrics are in `telemetry`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Buckets of round trips: from 0.1 ms, doubling.
+/// Number of buckets for round trips: from 0.1 ms, doubling.
 const ROUND_TRIP_BUCKETS: usize = 16;
-/// Buckets of snapshots' durations: from 0.1 s, doubling.
+/// Number of buckets for durations of snapshots: from 0.1 s, doubling.
 const SNAPSHOT_BUCKETS: usize = 10;
 
 /// Counters for etcd's network metrics.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figures {
-    /// Counters by peer id; members that left stay, as their series do.
+    /// Counters by peer id. Removed members stay, because their time series do.
     pub peers: BTreeMap<u64, PeerFigures>,
-    /// Snapshots refused before their sender was known.
+    /// Number of snapshots refused before their sender was known.
     pub unknown_snapshot_failures: u64,
 }
 
 /// Counters of one peer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PeerFigures {
-    /// True if it is a member now (`etcd_network_known_peers`).
+    /// True if the peer is a member now (`etcd_network_known_peers`).
     pub known: bool,
-    /// True if a connection to it works now (`etcd_network_active_peers`).
+    /// True if a connection to the peer works now (`etcd_network_active_peers`).
     pub active: bool,
-    /// Number of times that it became inactive (`etcd_network_disconnected_peers_total`).
+    /// Number of times that the peer became inactive (`etcd_network_disconnected_peers_total`).
     pub disconnected: u64,
-    /// Bytes of messages and snapshots sent to it.
+    /// Bytes of messages and snapshots sent to the peer.
     pub sent_bytes: u64,
-    /// Bytes of messages and snapshots received from it.
+    /// Bytes of messages and snapshots received from the peer.
     pub received_bytes: u64,
-    /// Messages that were dropped or could not be sent.
+    /// Number of messages that were dropped or could not be sent.
     pub send_failures: u64,
-    /// Messages that could not be read.
+    /// Number of received messages that were dropped or could not be read.
     pub receive_failures: u64,
-    /// Messages that wait to be sent.
+    /// Number of messages queued for sending.
     pub queued_messages: u64,
-    /// Bytes of messages that wait to be sent.
+    /// Bytes of messages queued for sending.
     pub queued_bytes: u64,
-    /// Round trips of probes, seconds.
+    /// Round trip times of probes, in seconds.
     pub round_trips: Histogram,
-    /// Snapshots sent to it.
+    /// Snapshots sent to the peer.
     pub snapshots_sent: SnapshotFigures,
-    /// Snapshots received from it.
+    /// Snapshots received from the peer.
     pub snapshots_received: SnapshotFigures,
 }
 
-/// Snapshots of one direction.
+/// Counters for snapshots of one direction.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SnapshotFigures {
-    /// Delivered whole.
+    /// Number of snapshots delivered completely.
     pub successes: u64,
-    /// Broken off or refused.
+    /// Number of snapshots that were cut off or refused.
     pub failures: u64,
     /// Number of snapshots in flight.
     pub in_flight: u64,
-    /// Bytes, also of those broken off.
+    /// Bytes of all snapshots, including those cut off.
     pub bytes: u64,
-    /// Durations of the delivered ones, in seconds.
+    /// Durations of delivered snapshots, in seconds.
     pub seconds: Histogram,
 }
 
-/// A histogram of seconds with etcd's bounds.
+/// Histogram of durations with etcd's bucket bounds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Histogram {
-    /// Upper bounds and how many samples fell at or under each but above the one before; the samples above all
-    /// bounds are in `count` only.
+    /// Upper bound in seconds and number of samples for each bucket; a sample counts in the first bucket
+    /// whose bound it does not exceed. Samples above all bounds are in `count` only.
     pub buckets: Vec<(f64, u64)>,
-    /// Sum of all samples, seconds.
+    /// Sum of all samples, in seconds.
     pub sum: f64,
     /// Number of all samples.
     pub count: u64,
 }
 
-/// A histogram while it is counted.
+/// Live histogram.
 #[derive(Debug)]
 pub(crate) struct Samples<const N: usize> {
     first: f64,
@@ -124,7 +124,7 @@ impl<const N: usize> Samples<N> {
     }
 }
 
-/// A number that several threads count.
+/// Counter that several threads update.
 #[derive(Debug, Default)]
 pub(crate) struct Count(AtomicU64);
 
@@ -142,7 +142,7 @@ impl Count {
     }
 }
 
-/// Snapshots of one direction while they are counted.
+/// Live counters for snapshots of one direction.
 #[derive(Debug)]
 pub(crate) struct SnapshotCounters {
     successes: Count,
@@ -167,7 +167,7 @@ impl SnapshotCounters {
         self.in_flight.add(1);
     }
 
-    /// A snapshot that began ends; with how long it took if it was delivered.
+    /// Counts the end of a snapshot; `took` is its duration if it was delivered.
     pub(crate) fn end(&self, took: Option<Duration>) {
         self.in_flight.sub(1);
         match took {
@@ -190,7 +190,7 @@ impl SnapshotCounters {
     }
 }
 
-/// Counters of one peer.
+/// Live counters of one peer.
 #[derive(Debug)]
 pub(crate) struct Counters {
     pub(crate) disconnected: Count,
@@ -217,7 +217,7 @@ impl Counters {
         }
     }
 
-    /// Everything but what only the owner of the counters knows.
+    /// Returns the counters; fields that only the owner of the counters knows have default values.
     pub(crate) fn figures(&self) -> PeerFigures {
         PeerFigures {
             disconnected: self.disconnected.get(),

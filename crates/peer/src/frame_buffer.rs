@@ -1,5 +1,6 @@
-//! Writing frames without copying large entries: [`FrameBuffer`] gathers small parts and takes over large data as it is;
-//! [`Segments`] is what one vectored write sends. It knows the framing of a message, not when it is sent.
+//! Writes frames without copying large entries: [`FrameBuffer`] gathers small parts and references large
+//! data; [`Segments`] is the result, sent with one vectored write. This module knows the framing of messages,
+//! but not when they are sent.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -9,15 +10,15 @@ use api::wire::{bytes_tag, put_varint};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message as _;
 
-/// Data of an entry from this size on is not copied into the frame, but written from where it is.
+/// Size in bytes from which the data of an entry is referenced instead of copied into the frame.
 const SHARED_BYTES_MIN: usize = 4096;
-/// Bytes by which the buffer of small parts grows.
+/// Step in bytes by which the buffer for small parts grows.
 const GROWTH_BYTES: usize = 16 * 1024;
 
 const ENTRY_DATA_TAG: u8 = bytes_tag(4);
 const MESSAGE_ENTRIES_TAG: u8 = bytes_tag(7);
 
-/// Bytes in several pieces, written with one vectored write.
+/// Bytes in several pieces, sent with one vectored write.
 #[derive(Debug, Default)]
 pub(crate) struct Segments {
     pieces: VecDeque<Bytes>,
@@ -73,7 +74,7 @@ impl Buf for Segments {
     }
 }
 
-/// Gathers frames: small parts are copied together, large data is taken over as it is.
+/// Gathers frames: small parts are copied together, large data is referenced.
 #[derive(Debug, Default)]
 pub(crate) struct FrameBuffer {
     small: BytesMut,
@@ -81,12 +82,12 @@ pub(crate) struct FrameBuffer {
 }
 
 impl FrameBuffer {
-    /// Bytes gathered.
+    /// Returns the number of gathered bytes.
     pub(crate) fn len(&self) -> usize {
         self.segments.bytes + self.small.len()
     }
 
-    /// Everything gathered; the buffer is empty again.
+    /// Returns everything gathered, and leaves the buffer empty.
     pub(crate) fn take(&mut self) -> Segments {
         self.close();
         std::mem::take(&mut self.segments)
@@ -100,7 +101,8 @@ impl FrameBuffer {
 
     fn room(&mut self, bytes: usize) {
         if self.small.capacity() - self.small.len() < bytes {
-            // In steps: the allocation is shared with pieces under way and comes back when they are gone.
+            // Reserved in large steps: pieces in flight share the allocation, which can be reused when they
+            // are dropped.
             self.small.reserve(bytes.max(GROWTH_BYTES));
         }
     }
@@ -110,19 +112,19 @@ impl FrameBuffer {
         self.small.put_u8(value);
     }
 
-    /// Appends a number as the framing has all of them: 8 bytes, big-endian.
+    /// Appends a number in the encoding of the framing: 8 bytes, big-endian.
     pub(crate) fn put_u64(&mut self, value: u64) {
         self.room(8);
         self.small.put_u64(value);
     }
 
-    /// An entry behind its length.
+    /// Appends an entry, preceded by its length.
     pub(crate) fn put_sized_entry(&mut self, entry: Entry) {
         self.put_u64(entry.encoded_len() as u64);
         self.put_entry(entry);
     }
 
-    /// A message behind its length.
+    /// Appends a message, preceded by its length.
     pub(crate) fn put_sized_message(&mut self, mut message: Message) {
         let len = message.encoded_len();
         self.put_u64(len as u64);
@@ -131,8 +133,8 @@ impl FrameBuffer {
             message.encode_raw(&mut self.small);
             return;
         }
-        // Fields go out in the order of their numbers, as all encoders do it: those before the entries, the
-        // entries, those behind them.
+        // Fields are encoded in the order of their numbers, as by every encoder: the fields before the
+        // entries, the entries, then the fields after them.
         let entries = std::mem::take(&mut message.entries);
         let before = Message {
             r#type: message.r#type.take(),

@@ -1,4 +1,4 @@
-//! The decoders without threads, listeners and sockets: what fuzzing feeds.
+//! The decoders without threads, listeners and sockets, for fuzzing.
 
 use std::collections::VecDeque;
 use std::io;
@@ -23,12 +23,13 @@ use crate::inbox::Inbox;
 use crate::places::Places;
 use crate::{Handler, Options};
 
-/// The messages of a stream of whole messages, and how it ends if it cannot be read on.
+/// Decodes a stream of whole messages. Returns the messages, and the error if the stream cannot be decoded
+/// further.
 pub fn read_messages<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> (Vec<Message>, Option<String>) {
     read(Decoder::of_messages(), pieces)
 }
 
-/// Reads the frames of a `msgappv2` stream.
+/// Decodes a `msgappv2` stream. Returns the messages, and the error if the stream cannot be decoded further.
 pub fn read_apps<'a>(
     local: u64,
     remote: u64,
@@ -47,7 +48,7 @@ fn read<'a>(mut decoder: Decoder, pieces: impl Iterator<Item = &'a [u8]>) -> (Ve
     (messages, None)
 }
 
-/// The bytes of a stream of whole messages.
+/// Encodes a stream of whole messages.
 pub fn write_messages(messages: &[Message]) -> Vec<u8> {
     let mut buffer = FrameBuffer::default();
     messages.iter().for_each(|message| buffer.put_sized_message(message.clone()));
@@ -55,7 +56,7 @@ pub fn write_messages(messages: &[Message]) -> Vec<u8> {
     segments.copy_to_bytes(segments.remaining()).to_vec()
 }
 
-/// The bytes of a `msgappv2` stream.
+/// Encodes a `msgappv2` stream.
 pub fn write_apps(messages: &[Message]) -> Vec<u8> {
     let (mut encoder, mut buffer) = (AppEncoder::default(), FrameBuffer::default());
     messages.iter().for_each(|message| encoder.encode(message.clone(), &mut buffer));
@@ -63,21 +64,21 @@ pub fn write_apps(messages: &[Message]) -> Vec<u8> {
     segments.copy_to_bytes(segments.remaining()).to_vec()
 }
 
-/// A time read, and as it is written again.
+/// Parses an RFC 3339 time and formats it again; `None` if it is invalid.
 pub fn rewrite_time(text: &str) -> Option<String> {
     calendar::parse_rfc3339(text).map(calendar::format_rfc3339)
 }
 
-/// Writes that the other end of a connection takes before it goes.
+/// Number of writes that the connection accepts before it breaks.
 const WRITES_MAX: usize = 40;
 
-/// A connection that is a list of pieces one way and a hole the other.
+/// Connection with fixed input pieces; writes are discarded.
 struct Wire {
     pieces: VecDeque<Bytes>,
-    /// The end was read.
+    /// True once the end of the input was read.
     ended: bool,
     writes: usize,
-    /// True if the next piece may be read at once: every other look finds nothing yet.
+    /// True if the next read returns a piece; every other read is pending.
     ready: bool,
 }
 
@@ -107,7 +108,7 @@ impl hyper::rt::Read for Wire {
 impl hyper::rt::Write for Wire {
     fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.writes += 1;
-        // An end that has sent its last bytes reads no more, and no end reads for ever.
+        // A client that has sent its last bytes reads no more, and no client reads forever.
         if self.ended || self.writes > WRITES_MAX {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
@@ -123,12 +124,12 @@ impl hyper::rt::Write for Wire {
     }
 }
 
-/// Serves one connection to a peer listener, given as the pieces that arrive. The other members are `members`, which
-/// cannot be reached. Returns when the connection has ended, or after `patience`: then false.
+/// Serves one connection to a peer listener, with `pieces` as its input. `members` are other members, which
+/// are unreachable. Returns true when the connection has ended, false if it is still open after `patience`.
 ///
 /// # Errors
 ///
-/// When the options are none.
+/// Returns an error if the options are invalid.
 pub fn serve(
     runtime: &tokio::runtime::Runtime,
     options: &Options,

@@ -7,38 +7,39 @@ use bytes::Bytes;
 
 use crate::error::BoxError;
 
-/// The receiver of messages and events. Called on the peer thread unless a method says otherwise; no method may block
-/// that thread.
+/// Receiver of messages and events. Methods are called on the peer thread unless stated otherwise, and must
+/// not block it.
 pub trait Handler: Send + Sync + 'static {
-    /// Takes the messages that one read of a connection brought, in order, by draining them. They are for this member,
-    /// and none is a link heartbeat or a MsgSnap; raft judges if they make sense. Messages that are left in `messages`
-    /// found no space: they are lost, and counted as failures.
+    /// Takes the messages of one read of a connection, in order, by draining them. They are addressed to this
+    /// member, and none is a link heartbeat or a MsgSnap; raft must validate them further. Messages left in
+    /// `messages` are dropped and counted as failures.
     fn received(&self, messages: &mut Vec<Message>);
 
-    /// Returns true if this id was a member once and must not come back.
+    /// Returns true if this id belonged to a member that was removed and must not return.
     fn is_removed(&self, id: u64) -> bool;
 
-    /// Messages to this member were lost; once per batch of failures.
+    /// Called when messages to a member were lost; once per batch of failures.
     fn unreachable(&self, id: u64);
 
-    /// A dial was refused: the member's host answers, its process does not. Called for every such dial.
+    /// Called for every dial that was refused, which means that the host is up and the member's process is
+    /// not.
     fn refused(&self, _id: u64) {}
 
-    /// TLS did not let a connection in. Called for every one.
+    /// Called for every connection that TLS rejected.
     fn rejected(&self) {}
 
-    /// Sending a snapshot has ended. Called on the snapshot's own thread, or on the peer thread.
+    /// Called when sending a snapshot has ended, on the snapshot's own thread or on the peer thread.
     fn snapshot_sent(&self, to: u64, delivered: bool);
 
-    /// A peer says that this member is no longer part of the cluster. Called once.
+    /// Called once, when a peer reports that this member was removed from the cluster.
     fn removed(&self);
 
-    /// A snapshot comes in: its MsgSnap, and the bytes behind it, which have this form. Called on a thread of its own, may
-    /// block. A connection that breaks gives an error as the last item.
+    /// Receives a snapshot: its MsgSnap, and the bytes that follow it in the given form. Called on a separate
+    /// thread and may block. If the connection breaks, the last item of `body` is an error.
     ///
     /// # Errors
     ///
-    /// The text goes to the sender.
+    /// Returns an error if the snapshot is refused. Its text is sent to the sender.
     fn receive_snapshot(
         &self,
         message: Message,
@@ -46,47 +47,50 @@ pub trait Handler: Send + Sync + 'static {
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
     ) -> Result<(), BoxError>;
 
-    /// The bytes that the body of a request to a path that is not raft's may have. With 0 none is read.
+    /// Returns the size limit in bytes for the body of a request to a path outside of raft. With 0 no body is
+    /// read.
     fn body_bytes_max(&self, _head: &http::request::Parts) -> usize {
         1 << 20
     }
 
-    /// Answers every path that is not raft's (`/members`, `/version`, ...).
+    /// Answers requests to all paths outside of raft (`/members`, `/version`, ...).
     fn http(
         &self,
         request: http::Request<Bytes>,
     ) -> Pin<Box<dyn Future<Output = http::Response<Bytes>> + Send>>;
 }
 
-/// The form of a snapshot's bytes.
+/// Format of a snapshot's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SnapshotForm {
-    /// What this program's members send each other.
+    /// Mainstay's own format.
     Own,
-    /// A database file of etcd's. The snapshot in the message has data, too.
+    /// An etcd database file. The snapshot in the message then has data too.
     Etcd,
 }
 
-/// A snapshot that can be sent.
+/// Snapshot that is ready to be sent.
 pub struct OpenedSnapshot<'a> {
-    /// The form of the bytes.
+    /// Format of the bytes.
     pub form: SnapshotForm,
-    /// Data of the snapshot in the message; empty for none.
+    /// Data for the snapshot in the message; empty for none.
     pub data: Bytes,
-    /// The bytes.
+    /// Bytes of the snapshot.
     pub pieces: Pieces<'a>,
 }
 
-/// The bytes of a snapshot as pieces in order; the sender chooses their size (tens of KiB are good).
+/// Bytes of a snapshot as consecutive pieces; the source chooses their size (tens of KiB work well).
 pub type Pieces<'a> = Box<dyn Iterator<Item = io::Result<Bytes>> + Send + 'a>;
 
-/// The source of a snapshot's bytes.
+/// Source of a snapshot's bytes.
 pub trait SnapshotSource: Send {
-    /// Opens the snapshot for a receiver that answered `GET /mainstay/snapshot` with these bytes; None when it answered that
-    /// it knows no such page, as a member does that runs etcd. Called on a thread of its own, may block.
+    /// Opens the snapshot for a receiver. `receiver` is the body of its answer to `GET /mainstay/snapshot`,
+    /// or `None` if it answered 404, as a member that runs etcd does. Called on a separate thread and may
+    /// block.
     ///
     /// # Errors
     ///
-    /// Nothing is sent then, and the snapshot counts as not delivered.
+    /// Returns an error if the snapshot cannot be opened. Nothing is sent then, and the snapshot counts as
+    /// not delivered.
     fn open(&mut self, receiver: Option<Bytes>) -> Result<OpenedSnapshot<'_>, BoxError>;
 }

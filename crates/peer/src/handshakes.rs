@@ -1,5 +1,5 @@
-//! TLS handshakes on a thread of their own: [`Handshakes`]. A handshake costs milliseconds of a processor, a hostile one tens
-//! of them, and the peer thread carries raft's heartbeats.
+//! TLS handshakes on a separate thread: [`Handshakes`]. A handshake costs milliseconds of processor time, a
+//! hostile one tens of milliseconds, and the peer thread must send raft's heartbeats.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -25,29 +25,29 @@ use crate::stream::Stream;
 use crate::turn::end_turn;
 use crate::wire::Wire;
 
-/// Threads that wait for answers to look-ups of names.
+/// Maximum number of threads that wait for name look-ups.
 pub(crate) const LOOK_UPS_MAX: usize = 8;
 
-/// Looks up names of certificates; threads share it.
+/// Resolver for the names of certificates, shared by threads.
 pub(crate) type SharedResolver = Arc<dyn Resolver + Send + Sync>;
 
-/// Why a connection is not opened, or not taken.
+/// Reason why a connection is not opened or not accepted.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The connection broke.
     Io(io::Error),
-    /// One of the two ends refuses the other in the handshake.
+    /// One end refused the other in the handshake.
     Handshake(rustls::Error),
-    /// The other end is not let in.
+    /// The other end is not admitted.
     Refused(Refusal),
-    /// It took too long.
+    /// The handshake took too long.
     TimedOut,
-    /// There is no thread for it.
+    /// The handshake thread cannot be started.
     NoThread(io::Error),
 }
 
 impl Failure {
-    /// Returns true if the other end closed the connection in the middle of its handshake, or before it.
+    /// Returns true if the other end closed the connection before or during the handshake.
     pub(crate) fn is_end_of_file(&self) -> bool {
         matches!(self, Failure::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof)
     }
@@ -71,7 +71,7 @@ impl From<io::Error> for Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // Go's word for a connection that the other end closes.
+            // Go's text for a connection that the other end closed.
             failure if failure.is_end_of_file() => f.write_str("EOF"),
             Failure::Io(error) => error.fmt(f),
             Failure::Handshake(error) => f.write_str(&tls::explain(error)),
@@ -92,20 +92,20 @@ impl From<Failure> for io::Error {
     }
 }
 
-/// A connection whose handshake is done and whose other end was let in.
+/// Connection after its handshake, whose other end was admitted.
 pub(crate) struct Met {
     pub(crate) stream: TcpStream,
     pub(crate) secured: Secured,
     pub(crate) session: Session,
 }
 
-/// A connection that was not taken, for the log.
+/// Connection that was rejected, for the log.
 #[derive(Debug)]
 pub(crate) struct Rejected {
     pub(crate) failure: Failure,
-    /// The name that the client asked for.
+    /// Server name that the client asked for (SNI).
     pub(crate) server_name: String,
-    /// Names in the certificate that it has shown.
+    /// Names in the certificate that the client presented.
     pub(crate) names: Option<PeerNames>,
 }
 
@@ -116,10 +116,11 @@ struct Job {
     begin: Box<dyn FnOnce() -> Work + Send>,
 }
 
-/// The thread that shakes hands, which runs from the first handshake on, as long as this is there.
+/// Handle of the handshake thread, which starts with the first handshake and ends when this handle is
+/// dropped.
 ///
-/// What waits is bounded by those who ask: a connection that is accepted has a place already, and a member is dialed by few
-/// at once. Each address gets its turn ([`Turns`]).
+/// The callers bound the number of queued handshakes: an accepted connection already holds a slot, and few
+/// dials to one member run at a time. Addresses take turns ([`Turns`]).
 #[derive(Default)]
 pub(crate) struct Handshakes {
     jobs: RefCell<Option<mpsc::UnboundedSender<Job>>>,
@@ -138,14 +139,14 @@ impl Handshakes {
             .build()?;
         std::thread::Builder::new().name("peer-tls".to_owned()).spawn(move || {
             runtime.block_on(run(receiver));
-            // A look-up that is still under way holds up nothing.
+            // A pending look-up does not delay the end of the thread.
             runtime.shutdown_background();
         })?;
         *jobs = Some(sender.clone());
         Ok(sender)
     }
 
-    /// Runs something on the thread. It is dropped when nobody waits for it any more.
+    /// Runs a future on the thread. It is dropped if the caller stops waiting for it.
     async fn run<T: Send + 'static, F: Future<Output = T> + 'static>(
         &self,
         origin: Origin,
@@ -166,7 +167,7 @@ impl Handshakes {
         result.await.map_err(|_| ended())
     }
 
-    /// Shakes hands with a client at `from`, and checks who it is.
+    /// Performs the handshake with a client at `from`, and checks its identity.
     pub(crate) async fn accept(
         &self,
         stream: TcpStream,
@@ -193,7 +194,7 @@ impl Handshakes {
         }
     }
 
-    /// Shakes hands with a member at `host`, and checks who it is.
+    /// Performs the handshake with a member at `host`, and checks its identity.
     pub(crate) async fn connect(
         &self,
         stream: TcpStream,
@@ -209,7 +210,7 @@ impl Handshakes {
     }
 }
 
-/// Polls handshakes by turns until nobody can ask for more.
+/// Polls handshakes in turns until no more can be queued.
 async fn run(mut jobs: mpsc::UnboundedReceiver<Job>) {
     let mut turns = Turns::new();
     poll_fn(|cx| {
@@ -221,7 +222,7 @@ async fn run(mut jobs: mpsc::UnboundedReceiver<Job>) {
             }
         }
         if turns.poll_one(cx).is_ready() {
-            // What has arrived meanwhile gets its turn as well.
+            // Polls the network before the next turn.
             end_turn(cx);
         }
         Poll::Pending
@@ -229,7 +230,7 @@ async fn run(mut jobs: mpsc::UnboundedReceiver<Job>) {
     .await;
 }
 
-/// What a client has shown before it was rejected: the name that it asked for, and the names in its certificate.
+/// Server name (SNI) and certificate names that a client presented before it was rejected.
 type Shown = (String, Option<PeerNames>);
 
 async fn accept(
@@ -271,7 +272,8 @@ async fn let_in(
     }
 }
 
-/// Asks what a check has to know, one question after the other: none is asked any more once nobody waits.
+/// Resolves the questions of a check one after the other; if the caller stops waiting, no further question is
+/// asked.
 async fn resolve(
     mut look_up: LookUp,
     resolver: &SharedResolver,
@@ -283,8 +285,8 @@ async fn resolve(
     look_up.outcome()
 }
 
-/// Asks one question on a thread that may wait. It has its place until there is an answer, also when nobody waits for that any
-/// more: otherwise questions would pile up behind servers that do not answer.
+/// Asks one question on a blocking thread. It holds its permit until the answer arrives, even if the caller
+/// stops waiting; otherwise questions would pile up while name servers do not answer.
 async fn ask(
     question: Question,
     resolver: &SharedResolver,
@@ -305,7 +307,7 @@ async fn ask(
     answer.await.unwrap_or_else(|error| Err(error.to_string()))
 }
 
-/// Shakes hands with a server, on this thread.
+/// Performs the handshake with a server, on the current thread.
 pub(crate) async fn connect(
     stream: TcpStream,
     host: &str,
@@ -330,7 +332,8 @@ pub(crate) async fn connect(
     in_time(attempt).await
 }
 
-/// Goes on with a handshake until its time is over, and not one step longer: a step costs a signature.
+/// Runs a handshake until its deadline. The deadline is checked before each step, because a step may compute
+/// an expensive signature.
 async fn in_time<T>(handshake: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
     let over = tokio::time::sleep_until(deadline.into());
@@ -345,7 +348,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers when it is told to, and says when it is asked.
+    /// Resolver that reports each question and answers it when allowed.
     struct Slow {
         asked: Mutex<Sender<()>>,
         answers: Mutex<Receiver<()>>,
@@ -386,7 +389,7 @@ mod tests {
         drop(answer);
         let last = runtime.block_on(ask(question(), &resolver, &look_ups));
         assert_eq!(last, Ok(Vec::new()));
-        // Ends when all look-ups have.
+        // The channel ends when all look-ups have ended.
         drop(resolver);
         assert_eq!(was_asked.iter().count(), 3, "the others were never asked");
     }

@@ -1,5 +1,5 @@
-//! The peer thread: [`Hub`] owns the peers, the listeners and their connections, takes what other threads put into its
-//! inbox, and wakes what has to be sent. Requests are answered in `routes`.
+//! Peer thread: [`Hub`] owns the peers, the listeners and their connections, takes the contents of the inbox
+//! that other threads fill, and wakes streams that have data to send. `routes` answers the requests.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -48,14 +48,14 @@ use crate::stream::{Accepted, Acceptor, Stream};
 use crate::turn::end_turn;
 use crate::wire::Wire;
 
-/// Batches taken from the inbox before the network gets a turn.
+/// Maximum number of batches taken from the inbox before the network has its turn.
 const BATCHES_PER_TURN: usize = 8;
-/// Pause after a failed accept (out of descriptors, for example).
+/// Pause after a failed accept, for example when no file descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Maximum bytes read of a refused snapshot's answer.
+/// Maximum number of bytes read from the answer to a refused snapshot.
 const REFUSAL_BYTES_MAX: usize = 64 * 1024;
 
-/// How often it was said that a connection was rejected.
+/// Rate limit for log lines about rejected connections.
 #[derive(Clone, Copy, Default)]
 struct Rejections {
     second: Option<Instant>,
@@ -64,7 +64,8 @@ struct Rejections {
 }
 
 impl Rejections {
-    /// Notes one. `None` if it is not to be said, else how many were not since the last one.
+    /// Counts a rejection. Returns `None` if it must not be logged, else the number of rejections not logged
+    /// since the last one.
     fn note(&mut self, now: Instant) -> Option<u64> {
         if self.second.is_none_or(|second| now.duration_since(second) >= Duration::from_secs(1)) {
             self.second = Some(now);
@@ -79,7 +80,7 @@ impl Rejections {
     }
 }
 
-/// Everything of the peer thread.
+/// State of the peer thread.
 pub(crate) struct Hub {
     pub(crate) identity: Identity,
     pub(crate) handler: Arc<dyn Handler>,
@@ -87,29 +88,29 @@ pub(crate) struct Hub {
     pub(crate) client: Client,
     pub(crate) read_timeout: Duration,
     pub(crate) write_timeout: Duration,
-    /// Snapshots that come in now.
+    /// Slots for snapshots that are being received.
     pub(crate) receiving: SnapshotPlaces,
-    /// Bytes of messages that are being read, of those who say that they are members.
+    /// Bytes of message bodies being read from senders that claim to be members.
     pub(crate) members_bodies: Cell<usize>,
-    /// Bytes of the bodies of all others.
+    /// Bytes of message bodies being read from all other senders.
     pub(crate) strangers_bodies: Cell<usize>,
     log: Log,
     peers: RefCell<BTreeMap<u64, Rc<Peer>>>,
-    /// Unknown senders that can be answered, the one that was not heard of for longest first.
+    /// Ids of unknown senders that can be answered, least recently heard first.
     remotes: RefCell<VecDeque<u64>>,
     places: Places,
-    /// Looks up the names of clients' certificates.
+    /// Resolver for the names in clients' certificates.
     resolver: SharedResolver,
     look_ups: Arc<Semaphore>,
     rejections: Cell<Rejections>,
-    /// Time when the log last said that there are too many connections.
+    /// Time of the last log line about too many connections.
     crowded: Cell<Option<Instant>>,
     told_removed: Cell<bool>,
     stopping: Cell<bool>,
 }
 
 impl Hub {
-    /// Times are those of [`Options::read_timeout`] and [`Options::write_timeout`].
+    /// The pair of durations is [`Options::read_timeout`] and [`Options::write_timeout`].
     pub(crate) fn new(
         identity: Identity,
         handler: Arc<dyn Handler>,
@@ -163,33 +164,34 @@ impl Hub {
             let local = tokio::task::LocalSet::new();
             local.block_on(&runtime, run(Rc::clone(&hub), listeners));
             hub.stopping.set(true);
-            // Tasks hold the hub and their peers; with them gone everything closes.
+            // Tasks hold references to the hub and the peers; dropping the tasks closes everything.
             drop(local);
-            // A name that is still being looked up holds up nothing.
+            // A pending name look-up does not delay the shutdown.
             runtime.shutdown_background();
         })
     }
 
-    /// Says something about a peer.
+    /// Writes a log line about a peer.
     pub(crate) fn log(&self, level: Level, message: &str, peer: u64, detail: &str) {
         let id = format!("{peer:x}");
         let fields = [("remote-peer-id", Field::Text(&id)), ("detail", Field::Text(detail))];
         (self.log)(level, message, if detail.is_empty() { &fields[..1] } else { &fields });
     }
 
-    /// A member; not a remote.
+    /// Returns the peer with this id if it is a member, and not only a known sender.
     pub(crate) fn member(&self, id: u64) -> Option<Rc<Peer>> {
         self.peers.borrow().get(&id).filter(|peer| !peer.is_remote).cloned()
     }
 
-    /// The member that a request says to come from; 0 if it says nothing, or nothing that can be.
+    /// Returns the member that a request claims to come from; 0 if the request names none, or none that is
+    /// valid.
     pub(crate) fn known_sender(&self, headers: &http::HeaderMap) -> u64 {
         let from = headers.get(identity::SERVER_FROM).and_then(|id| identity::parse_id(id.to_str().ok()?));
         let known = from.filter(|id| self.member(*id).is_some() && self.identity.check(headers).is_ok());
         known.unwrap_or(0)
     }
 
-    /// Says that connections are closed, once a second at most.
+    /// Logs that connections are closed, at most once a second.
     fn crowded(&self, text: &str) {
         let now = Instant::now();
         if self.crowded.get().is_none_or(|at| now.duration_since(at) >= Duration::from_secs(1)) {
@@ -198,7 +200,7 @@ impl Hub {
         }
     }
 
-    /// Closes the TLS connections whose other ends are not trusted any more.
+    /// Closes the TLS connections whose peers are no longer trusted.
     fn check_sessions(&self) {
         self.client.dialer.sessions.end_untrusted(|finding, remote, refusal| {
             let error = refusal.to_string();
@@ -215,10 +217,10 @@ impl Hub {
         });
     }
 
-    /// Says that a connection was rejected, in etcd's words; some a second, the rest is counted.
+    /// Logs a rejected connection in etcd's words; at most a few per second, others are only counted.
     fn rejected(&self, from: SocketAddr, rejected: &Rejected) {
         self.handler.rejected();
-        // As in etcd: whoever connects only to see whether the port is open does not fill the log.
+        // As in etcd, port probes, which connect and send nothing, do not fill the log.
         let is_probe = rejected.failure.is_end_of_file();
         let left_out = if is_probe {
             0
@@ -261,12 +263,13 @@ impl Hub {
         }
     }
 
-    /// An unknown sender said where it listens: it may know more than we do, so that it can be answered.
+    /// Remembers an unknown sender and its URLs, so that it can be answered; it may know more about the
+    /// cluster than this member.
     pub(crate) fn add_remote(self: &Rc<Self>, id: u64, urls: &[String]) {
         let mut peers = self.peers.borrow_mut();
         let mut remotes = self.remotes.borrow_mut();
         if let Some(at) = remotes.iter().position(|known| *known == id) {
-            // Heard of again.
+            // The sender is known already and becomes the most recently heard one.
             remotes.remove(at);
             remotes.push_back(id);
             return;
@@ -324,7 +327,7 @@ impl Hub {
                         unreachable.insert(to);
                     }
                 }
-                // It left meanwhile.
+                // The peer was removed since the message was queued.
                 None => {
                     if let Some(account) = self.inbox.account(to) {
                         account.give_back(&message);
@@ -378,7 +381,7 @@ impl Hub {
         timeout: Duration,
     ) -> Result<Response<Bytes>, RequestError> {
         if let Target::Member(_) = target {
-            // So that it is known for a member's.
+            // The identity headers let the member recognize the request as one from a member.
             self.identity.stamp(request.headers_mut());
         }
         match target {
@@ -388,7 +391,7 @@ impl Hub {
                 answered.map_err(|error| RequestError::Failed { to: url.clone(), error })
             }
             Target::Member(id) => {
-                // A remote's URL is what somebody said: a client's token is not for it.
+                // The URL of an unknown sender is not verified, so a client's token must not be sent to it.
                 let has_token = request.headers().contains_key(AUTHORIZATION);
                 let peer = self.peers.borrow().get(id).filter(|peer| !(peer.is_remote && has_token)).cloned();
                 let peer = peer.ok_or(RequestError::UnknownMember(*id))?;
@@ -468,13 +471,13 @@ async fn serve(hub: &Rc<Hub>, guest: &Rc<Guest>, accepted: Accepted) {
         Accepted::Plain(stream, _) => Wire::new(stream, hub.write_timeout).map(Socket::plain),
         Accepted::Secured(stream, from, tls) => shake_hands(hub, guest, stream, from, tls).await,
     };
-    // One that breaks so early has nothing to say.
+    // A connection that already broke is dropped without a log line.
     if let Ok(socket) = socket {
         answer_requests(hub, guest, socket).await;
     }
 }
 
-/// Makes a TLS connection of one that was accepted. Who is not let in is closed.
+/// Performs the TLS handshake of an accepted connection. A client that is not admitted is disconnected.
 async fn shake_hands(
     hub: &Rc<Hub>,
     guest: &Rc<Guest>,
@@ -518,11 +521,12 @@ pub(crate) async fn answer_requests(
         .header_read_timeout(hub.read_timeout)
         .title_case_headers(true)
         .serve_connection(socket, answer);
-    // A broken connection is noticed by what it carried: a stream's writer, a snapshot's body.
+    // The error is not needed: a broken connection also fails its stream writer or snapshot body.
     let _ = connection.await;
 }
 
-/// Sends one snapshot; tells how it ended. When this ends first, the pieces' sender notices.
+/// Sends one snapshot and reports the result to `done`. If this ends early, the thread that provides the
+/// pieces notices.
 async fn post_snapshot(
     hub: Rc<Hub>,
     message: Message,
@@ -536,7 +540,7 @@ async fn post_snapshot(
         Some(peer) => deliver_snapshot(&hub, &peer, message, form, pieces).await,
         None => Err(PostError::Left { member_id: to }),
     };
-    // Only the snapshot's thread waits for it; it cannot be gone.
+    // Only the snapshot's thread receives the result, and it waits until then.
     let _ = done.send(sent);
 }
 
@@ -579,8 +583,8 @@ async fn deliver_snapshot(
         let body = body.map(|body| body.to_bytes()).unwrap_or_default();
         Err(PostError::Snapshot(status, String::from_utf8_lossy(&body).trim_end().to_owned()))
     };
-    // The time of the answer runs from the last piece on: how long the pieces take depends on how many there are,
-    // and the connection watches that they move.
+    // The time limit for the answer starts after the last piece. The duration of the pieces depends on their
+    // number, and the connection's write timeout checks that they make progress.
     let patience = async {
         handed_over.notified().await;
         tokio::time::sleep(SNAPSHOT_ANSWER_TIMEOUT).await;
@@ -589,7 +593,7 @@ async fn deliver_snapshot(
         First::Left(outcome) => outcome,
         First::Right(()) => Err(ExchangeError::TimedOut(SNAPSHOT_ANSWER_TIMEOUT).into()),
     };
-    // A refusal comes before the body is through: without this the rest would go out for nothing.
+    // A refusal arrives before the whole body is sent; aborting stops the rest of the body.
     connection.abort();
     outcome
 }

@@ -1,5 +1,5 @@
-//! The headers by which members recognize each other: [`Identity`] writes them, and checks cluster, sender and version of
-//! others with etcd's texts. It knows no membership beyond what it is asked to check.
+//! Headers by which members recognize each other: [`Identity`] writes this member's, and checks the cluster
+//! and the version of others with etcd's texts. It does not know the membership.
 
 use std::io;
 
@@ -13,17 +13,17 @@ pub(crate) const MIN_CLUSTER_VERSION: HeaderName = HeaderName::from_static("x-mi
 pub(crate) const CLUSTER_ID: HeaderName = HeaderName::from_static("x-etcd-cluster-id");
 pub(crate) const RAFT_TO: HeaderName = HeaderName::from_static("x-raft-to");
 pub(crate) const PEER_URLS: HeaderName = HeaderName::from_static("x-peerurls");
-/// Our own: what follows the envelope of a snapshot is ours, not a bbolt file.
+/// Mainstay's own header: the snapshot behind the message is in Mainstay's format, not a bbolt file.
 pub(crate) const MAINSTAY_SNAPSHOT: HeaderName = HeaderName::from_static("x-mainstay-snapshot");
 
-/// etcd's texts for a peer that does not fit, at both ends.
+/// etcd's texts for an incompatible peer, at both ends.
 pub(crate) const INCOMPATIBLE_VERSION: &str = "incompatible version";
 pub(crate) const CLUSTER_ID_MISMATCH: &str = "cluster ID mismatch";
 
-/// Version of a peer that names none.
+/// Version assumed for a peer that announces none.
 const VERSION_UNSAID: Version = Version { major: 2, minor: 0 };
 
-/// The parts of a version that are compared.
+/// Parts of a version that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Version {
     major: u64,
@@ -31,7 +31,7 @@ struct Version {
 }
 
 impl Version {
-    /// Reads `major.minor.patch`, maybe with `-pre` or `+build` behind.
+    /// Parses `major.minor.patch`, optionally followed by `-pre` or `+build`.
     fn parse(text: &str) -> Option<Version> {
         let numbers = text.split(['-', '+']).next()?;
         let mut parts = numbers.split('.').map(|part| {
@@ -43,7 +43,7 @@ impl Version {
     }
 }
 
-/// The identity that this member sends in headers, and by which it checks those of others.
+/// Identity that this member sends in headers, and that it compares with the headers of others.
 #[derive(Debug)]
 pub(crate) struct Identity {
     pub(crate) local_id: u64,
@@ -75,7 +75,7 @@ impl Identity {
         })
     }
 
-    /// Says who sends a request.
+    /// Adds the headers that identify this member as the sender of a request.
     pub(crate) fn stamp(&self, headers: &mut HeaderMap) {
         headers.insert(SERVER_FROM, self.local_hex.clone());
         headers.insert(SERVER_VERSION, self.server_version.clone());
@@ -86,11 +86,11 @@ impl Identity {
         }
     }
 
-    /// Checks if the sender of a request can be talked to.
+    /// Checks whether the sender of a request is compatible with this member.
     ///
     /// # Errors
     ///
-    /// The text to refuse it with.
+    /// Returns the text of the refusal if the version or the cluster id does not match.
     pub(crate) fn check(&self, headers: &HeaderMap) -> Result<(), &'static str> {
         let version = |name| match headers.get(name) {
             None => Ok(VERSION_UNSAID),
@@ -107,31 +107,31 @@ impl Identity {
     }
 }
 
-/// Returns the major and minor number of the release that the sender of a request or an answer tells, if it tells one.
+/// Returns the major and minor number of the sender's release; `None` if the headers name none.
 pub(crate) fn release(headers: &HeaderMap) -> Option<(u32, u32)> {
     let Version { major, minor } = Version::parse(headers.get(SERVER_VERSION)?.to_str().ok()?)?;
     Some((u32::try_from(major).ok()?, u32::try_from(minor).ok()?))
 }
 
-/// An id as headers and paths carry it: lowercase hex without leading zeros.
+/// Formats an id for headers and paths: lowercase hex without leading zeros.
 pub(crate) fn hex(id: u64) -> HeaderValue {
-    // Digits are always a value.
+    // Hex digits always form a valid header value.
     HeaderValue::from_str(&format!("{id:x}")).unwrap_or(HeaderValue::from_static("0"))
 }
 
-/// Reads an id out of a header or path.
+/// Parses an id from a header or path.
 pub(crate) fn parse_id(text: &str) -> Option<u64> {
     let digits = text.bytes().all(|byte| byte.is_ascii_hexdigit());
     u64::from_str_radix(text, 16).ok().filter(|_| digits)
 }
 
-/// Returns the id and the URLs of the sender of a request, if it names them.
+/// Returns the id and the URLs of the sender of a request, if it names both.
 pub(crate) fn sender(headers: &HeaderMap) -> Option<(u64, Vec<String>)> {
     let id = parse_id(headers.get(SERVER_FROM)?.to_str().ok()?)?;
     Some((id, urls(headers)?))
 }
 
-/// Returns the URLs at which the sender of a request listens.
+/// Returns the peer URLs of the sender of a request, if it names any.
 pub(crate) fn urls(headers: &HeaderMap) -> Option<Vec<String>> {
     let urls = headers.get(PEER_URLS)?.to_str().ok()?;
     (!urls.is_empty()).then(|| urls.split(',').map(str::to_owned).collect())

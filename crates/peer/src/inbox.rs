@@ -1,5 +1,5 @@
-//! The queue into the peer thread: [`Inbox`] bounds what waits per peer, and wakes the thread at most once per call. It
-//! sends nothing.
+//! Queue to the peer thread: [`Inbox`] bounds the queued messages per peer and wakes the thread at most once
+//! per call. It sends nothing itself.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use crate::handler::SnapshotForm;
 use crate::peers::Target;
 use crate::piece::Piece;
 
-/// The queue of other threads' messages and commands to the peer thread.
+/// Queue of messages and commands from other threads to the peer thread.
 pub(crate) struct Inbox {
     state: Mutex<State>,
 }
@@ -32,25 +32,25 @@ struct State {
     stopped: bool,
 }
 
-/// Everything that arrived since the last look.
+/// Everything that arrived since the last poll.
 #[derive(Default)]
 pub(crate) struct Arrivals {
-    /// Messages with room taken in their peer's account.
+    /// Messages, already counted against the limits of their peers.
     pub(crate) messages: Vec<Message>,
     pub(crate) commands: Vec<Command>,
-    /// Peers that messages were dropped for, each once.
+    /// Peers whose messages were dropped, each listed once.
     pub(crate) unreachable: Vec<u64>,
-    /// Peers whose snapshot was not even begun.
+    /// Peers whose snapshot was refused before it began.
     pub(crate) snapshots_refused: Vec<u64>,
 }
 
-/// A command to the peer thread, besides sending.
+/// Command to the peer thread other than sending messages.
 pub(crate) enum Command {
-    /// The other members and their URLs from now on.
+    /// Sets the other members and their URLs.
     Members(Vec<(u64, Vec<String>)>),
-    /// Files of TLS were loaded again.
+    /// TLS files were reloaded.
     TlsReloaded,
-    /// A request outside of raft.
+    /// Sends a request outside of raft.
     Request {
         target: Target,
         request: http::Request<Bytes>,
@@ -58,7 +58,7 @@ pub(crate) enum Command {
         answer: oneshot::Sender<Result<http::Response<Bytes>, RequestError>>,
         permit: Option<OwnedSemaphorePermit>,
     },
-    /// A snapshot whose pieces come from a thread of its own.
+    /// Sends a snapshot whose pieces another thread provides.
     Snapshot {
         message: Message,
         form: SnapshotForm,
@@ -76,7 +76,7 @@ impl Inbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes messages as far as there is room for them.
+    /// Queues messages as far as the limits allow.
     pub(crate) fn send(&self, messages: Vec<Message>) {
         let mut state = self.lock();
         if state.stopped {
@@ -103,7 +103,7 @@ impl Inbox {
         wake(state);
     }
 
-    /// Hands a command over; gives it back (to be dropped) when the peer thread is gone.
+    /// Queues a command. It is dropped if the peer thread has stopped.
     pub(crate) fn push(&self, command: Command) {
         let mut state = self.lock();
         if !state.stopped {
@@ -112,7 +112,7 @@ impl Inbox {
         }
     }
 
-    /// A snapshot that will not be begun.
+    /// Reports a snapshot that will not be sent.
     pub(crate) fn refuse_snapshot(&self, to: u64) {
         let mut state = self.lock();
         state.arrivals.snapshots_refused.push(to);
@@ -127,7 +127,7 @@ impl Inbox {
         wake(state);
     }
 
-    /// Returns everything that arrived since the last look; `None` after the stop.
+    /// Returns everything that arrived since the last poll; `None` after the stop.
     pub(crate) fn poll_arrivals(&self, cx: &mut Context<'_>) -> Poll<Option<Arrivals>> {
         let mut state = self.lock();
         if state.stopped {
@@ -140,7 +140,7 @@ impl Inbox {
         Poll::Ready(Some(std::mem::take(&mut state.arrivals)))
     }
 
-    /// Sets the members; takes effect for messages at once.
+    /// Sets the members; takes effect immediately for messages.
     pub(crate) fn set_members(&self, members: Vec<(u64, Vec<String>)>) {
         let mut state = self.lock();
         if state.stopped {
@@ -161,7 +161,7 @@ impl Inbox {
         wake(state);
     }
 
-    /// Messages to an unknown sender are taken from now on.
+    /// Accepts messages to an unknown sender from now on.
     pub(crate) fn add_remote(&self, id: u64) -> Arc<Account> {
         let mut state = self.lock();
         let account = state.accounts.entry(id).or_insert_with(|| Arc::new(Account::new(id)));
@@ -169,7 +169,7 @@ impl Inbox {
         Arc::clone(account)
     }
 
-    /// Messages to an unknown sender are taken no more, and nothing is kept of it.
+    /// Stops accepting messages to an unknown sender, and removes its account.
     pub(crate) fn forget_remote(&self, id: u64) {
         let mut state = self.lock();
         if state.accounts.get(&id).is_some_and(|account| !account.known.load(Ordering::Relaxed)) {
@@ -203,7 +203,8 @@ impl Arrivals {
     }
 }
 
-/// Wakes the peer thread if it waits for something that is there now; after the lock, so that it does not meet it.
+/// Wakes the peer thread if it waits and something has arrived. The lock is released first, so that the
+/// thread does not block on it.
 fn wake(mut state: MutexGuard<'_, State>) {
     let due = state.stopped || !state.arrivals.is_empty();
     let waker = if due { state.waker.take() } else { None };

@@ -1,35 +1,40 @@
-//! Raft over HTTP: etcd's protocol between members, so that etcd's members and ours can talk to one another.
+//! Raft over HTTP: etcd's protocol between members, so that members that run etcd and Mainstay can form one
+//! cluster.
 //!
-//! What it is: [`Peers`] runs one thread. It serves the peer listeners, dials two streams to every other member
-//! (the *receiver* dials: `GET /raft/stream/{msgapp,message}/<own id>`), writes the streams others dialed, falls
-//! back to `POST /raft` (the pipeline) while a stream is not up, probes every 4 s, and sends and receives snapshots
-//! (`POST /raft/snapshot`), each on a thread of its own.
+//! Purpose: [`Peers`] runs one thread. It serves the peer listeners, dials two streams to every other member
+//! (the *receiver* dials: `GET /raft/stream/{msgapp,message}/<own id>`), writes the streams that others
+//! dialed, falls back to `POST /raft` (the pipeline) while a stream is not up, probes every 4 s, and sends
+//! and receives snapshots (`POST /raft/snapshot`), each on a separate thread.
 //!
-//! What it does not know: what a message means, what an entry or a snapshot holds, who is a member (it is told),
-//! which certificates are good (`tls` does).
+//! Out of scope: the meaning of messages, the content of entries and snapshots, cluster membership (the
+//! caller provides it), and the validity of certificates (`tls` checks it).
 //!
 //! Invariants:
-//! - A message goes out at most once, and those of one kind (MsgApp; all others) in the order in which they were
-//!   given, as long as one stream stays up. What is lost is reported as unreachable, once per batch.
-//! - Other messages never wait behind MsgApp: they have a connection of their own; where MsgApp has to share it,
-//!   they overtake it.
-//! - [`Peers::send`] takes one lock and wakes the thread at most once; what waits for a stream goes out in one
-//!   write per turn; an entry of 4 KiB or more is never copied on its way out.
-//! - After 512 KiB of one connection and direction the others and the network get their turn (`turn`).
-//! - Everything that waits is bounded by number and bytes ([`Peers::send`]), and a frame takes memory only as its
-//!   bytes arrive, whatever its length field says.
-//! - TLS handshakes, in which strangers make this end compute, run on a thread of their own (`peer-tls`); who is let in then is
-//!   looked at again when files were reloaded, and once a minute.
-//! - What comes in closes at most its own connection and never panics. Headers are checked before a body is read, a body
-//!   that trickles ends its connection, and when all connections are in use, those of strangers are closed for new ones.
+//! - A message is sent at most once. Messages of one kind (MsgApp; all others) are sent in the order in which
+//!   they were passed in, while one stream stays up. Lost messages are reported as unreachable, once per
+//!   batch.
+//! - Other messages never wait behind MsgApp: they have a separate connection, and overtake MsgApp where both
+//!   share one.
+//! - [`Peers::send`] takes one lock and wakes the thread at most once; messages queued for a stream are sent
+//!   in one write per turn; an entry of 4 KiB or more is never copied on its way out.
+//! - After 512 KiB in one direction of one connection, other connections and the network have their turn
+//!   (`turn`).
+//! - All queues are bounded by number and bytes ([`Peers::send`]), and a frame takes memory only as its bytes
+//!   arrive, whatever its length field says.
+//! - TLS handshakes, which let unauthenticated clients cause expensive computation, run on a separate thread
+//!   (`peer-tls`). Admitted connections are checked again when files were reloaded, and once a minute.
+//! - Input closes at most its own connection and never panics. Headers are checked before a body is read, a
+//!   body that arrives too slowly ends its connection, and when all connections are in use, those of clients
+//!   that are not members are closed for new ones.
 //!
-//! Own extensions: a snapshot of ours carries `X-Mainstay-Snapshot: 1`, and its sender asks the receiver
-//! `GET /mainstay/snapshot` first. A snapshot without that header is a database file of etcd's, and who answers that question
-//! with 404 gets one.
+//! Extensions of the protocol: a snapshot in Mainstay's own format carries `X-Mainstay-Snapshot: 1`, and its
+//! sender first asks the receiver with `GET /mainstay/snapshot`. A snapshot without that header is an etcd
+//! database file, and a receiver that answers the request with 404 is sent one.
 //!
-//! Tests: beside the code for the framing and the headers; `tests/it` runs members over loopback and speaks to
-//! them with raw sockets. With `MAINSTAY_TEST_ETCD=<etcd binary>` two tests are the other member of that etcd's
-//! cluster: once its follower, once its leader. `examples/exchange.rs` measures what a message costs.
+//! Tests: unit tests beside the code for framing and headers; `tests/it` runs members over loopback and
+//! speaks to them with raw sockets. With `MAINSTAY_TEST_ETCD=<etcd binary>` two tests act as the other member
+//! of that etcd's cluster: once as its follower, once as its leader. `examples/exchange.rs` measures the cost
+//! of a message.
 
 #![forbid(unsafe_code)]
 

@@ -1,11 +1,11 @@
 use std::net::IpAddr;
 
-/// Who asks.
+/// Origin of a handshake, for taking turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Origin {
     /// This member.
     Own,
-    /// An address; all of a network of IPv6 are one.
+    /// Client address; an IPv6 network counts as one address.
     Address(IpAddr),
 }
 

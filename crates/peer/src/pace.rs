@@ -5,12 +5,12 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
-/// The slowest rate at which a body may come on average, bytes a second. Who sends less holds a place for nothing.
+/// Minimum average rate of a body in bytes per second. A slower sender would occupy a slot for nothing.
 const BODY_RATE_MIN: u64 = 16 << 10;
 
-/// The time that the rest of a body is waited for: at most `silence_max` for its next byte, and in all `silence_max` plus
-/// the time that a sender at the slowest rate would have needed for what has arrived. Time in which the body is not read
-/// does not count.
+/// Time limit for the rest of a body: at most `silence_max` for the next byte, and in total `silence_max`
+/// plus the time that a sender at the minimum rate needs for the bytes received so far. Time during which the
+/// body is not read does not count.
 pub(crate) struct Pace {
     silence_max: Duration,
     waited: Duration,
@@ -32,7 +32,7 @@ impl Pace {
         self.bytes += bytes as u64;
     }
 
-    /// The next bytes of a body, `None` at its end; an error when they do not come, or too slowly.
+    /// Returns the next bytes of a body, `None` at its end. Fails if they do not arrive in time.
     pub(crate) async fn next(&mut self, body: &mut Incoming) -> Option<io::Result<Bytes>> {
         loop {
             let began = Instant::now();

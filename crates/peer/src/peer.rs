@@ -1,5 +1,6 @@
-//! One other member as the peer thread sees it: [`Peer`] has its queues, its streams in both directions, its pipeline,
-//! and its activity. It opens no connection; `stream_reader`, `stream_writer` and `pipeline` do.
+//! One other member as seen by the peer thread: [`Peer`] has its queues, its streams in both directions, its
+//! pipeline, and its activity state. Connections are opened by `stream_reader` and `pipeline`;
+//! `stream_writer` writes the accepted streams.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -20,12 +21,12 @@ use crate::hub::Hub;
 use crate::options::{Level, PIPELINE_CONNECTIONS, PIPELINED_MAX};
 use crate::{pipeline, prober, stream_reader};
 
-/// The two streams of each direction.
+/// Kind of a stream; there is one of each kind per direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// `msgappv2`: MsgApp only.
+    /// Stream `msgappv2`, for MsgApp only.
     App,
-    /// Everything else; MsgApp too while its own stream is not up.
+    /// Stream for all other messages; also for MsgApp while its own stream is not up.
     Message,
 }
 
@@ -39,21 +40,21 @@ impl Kind {
     }
 }
 
-/// A stream this peer dialed, as far as the rest of us sees it.
+/// State of a stream that the peer dialed, shared with its writer.
 #[derive(Debug, Default)]
 struct Slot {
-    /// Raised with every stream: an older one sees that it was replaced.
+    /// Incremented with every new stream, so that the writer of an older one sees that it was replaced.
     generation: u64,
     attached: bool,
     waker: Option<Waker>,
 }
 
-/// Messages that wait to be sent.
+/// Queues of messages to send.
 #[derive(Debug, Default)]
 struct Queues {
     apps: VecDeque<Message>,
     others: VecDeque<Message>,
-    /// Messages of both kinds, while no stream takes them.
+    /// Messages of both kinds for the pipeline, while no stream is up.
     piped: VecDeque<Message>,
 }
 
@@ -66,23 +67,23 @@ pub(crate) struct Peer {
     queues: RefCell<Queues>,
     app: RefCell<Slot>,
     message: RefCell<Slot>,
-    /// Streams that are up, of both directions.
+    /// Number of streams that are up, in both directions.
     links: Cell<u32>,
     pipelines: Cell<usize>,
-    /// The pipeline failed since it last worked or rested, and that was reported.
+    /// True if the pipeline failed since it last worked or was idle, and the failure was reported.
     pipeline_failed: Cell<bool>,
-    /// Time when the pipeline last worked, unless it failed since.
+    /// Time at which the pipeline last worked, unless it failed since.
     pipeline_worked: Cell<Option<Instant>>,
-    /// The peer is there: who waits before the next dial need not wait longer.
+    /// Notified when the peer is known to be up, to dial again without waiting longer.
     pub(crate) is_there: Notify,
-    /// Addresses at which it took the streams that are up.
+    /// Addresses at which the peer accepted the streams that are up, one per stream kind.
     reached_at: [Cell<Option<IpAddr>>; 2],
     tasks: RefCell<Vec<AbortHandle>>,
     closed: Cell<bool>,
 }
 
 impl Peer {
-    /// A member: both streams are dialed until it is closed.
+    /// Creates a member, and starts tasks that dial both streams until the member is closed.
     pub(crate) fn member(hub: &Rc<Hub>, account: Arc<Account>, urls: &[String]) -> Rc<Peer> {
         let peer = Rc::new(Peer::new(hub, account, urls, false));
         for kind in [Kind::Message, Kind::App] {
@@ -120,7 +121,7 @@ impl Peer {
         peer
     }
 
-    /// Sets its URLs, from the next dial on.
+    /// Sets the peer's URLs, which are used from the next dial on.
     pub(crate) fn set_urls(&self, hub: &Hub, urls: &[String]) {
         let (endpoints, complaints) = Endpoints::parse(urls, hub.client.dialer.has_tls());
         for complaint in complaints {
@@ -130,12 +131,13 @@ impl Peer {
         self.is_there.notify_waiters();
     }
 
-    /// Returns true if it has taken a stream at this address that is still up; names are resolved.
+    /// Returns true if the peer has accepted a stream at this address that is still up; host names count by
+    /// their address.
     pub(crate) fn is_reached_at(&self, address: IpAddr) -> bool {
         self.reached_at.iter().any(|reached| reached.get() == Some(address))
     }
 
-    /// Notes the address at which it took a stream; `None` when the stream is lost.
+    /// Notes the address at which the peer accepted a stream; `None` when the stream is lost.
     pub(crate) fn was_reached_at(&self, kind: Kind, address: Option<IpAddr>) {
         let [app, message] = &self.reached_at;
         match kind {
@@ -148,12 +150,12 @@ impl Peer {
         self.endpoints.borrow().pick().ok_or(NoUrl { member_id: self.id })
     }
 
-    /// The next URL is tried next time.
+    /// Notes that an endpoint failed, so that the next URL is tried next time.
     pub(crate) fn endpoint_failed(&self, endpoint: &Endpoint) {
         self.endpoints.borrow_mut().unreachable(endpoint);
     }
 
-    /// Ends all connections of a member that left or was replaced.
+    /// Ends all connections of a member that was removed or replaced.
     pub(crate) fn close(&self) {
         self.closed.set(true);
         for task in self.tasks.borrow_mut().drain(..) {
@@ -176,7 +178,7 @@ impl Peer {
         self.closed.get()
     }
 
-    /// Queues a message where it can leave soonest; false when it had to be dropped.
+    /// Queues a message where it can be sent soonest. Returns false if it had to be dropped.
     pub(crate) fn enqueue(self: &Rc<Self>, hub: &Rc<Hub>, message: Message) -> bool {
         let app_up = self.app.borrow().attached;
         let message_up = self.message.borrow().attached;
@@ -199,7 +201,7 @@ impl Peer {
                 return false;
             }
         };
-        // With something in the queue the stream was woken already, or waits for its connection to take bytes.
+        // If the queue is not empty, the stream was already woken or waits for its connection to take bytes.
         let wakes = queue.is_empty();
         queue.push_back(message);
         if wakes && let Some(waker) = stream.borrow_mut().waker.take() {
@@ -215,7 +217,7 @@ impl Peer {
         }
     }
 
-    /// The peer dialed a stream, which replaces the one before. Gives its generation.
+    /// Registers a stream that the peer dialed, replacing the previous one. Returns its generation.
     pub(crate) fn attach(&self, hub: &Hub, kind: Kind) -> u64 {
         let (generation, replaced) = {
             let mut slot = self.slot(kind).borrow_mut();
@@ -237,7 +239,7 @@ impl Peer {
         generation
     }
 
-    /// A stream of this peer ended.
+    /// Notes that a stream that the peer dialed has ended.
     pub(crate) fn detach(&self, hub: &Hub, kind: Kind, generation: u64) {
         {
             let mut slot = self.slot(kind).borrow_mut();
@@ -252,7 +254,8 @@ impl Peer {
         self.link_down(hub, "the stream to the peer ended");
     }
 
-    /// Notes that the queued messages of a stream, and those in its connection, may be lost.
+    /// Handles the loss of a stream: its queued messages are dropped, and those in its connection may be
+    /// lost.
     fn writer_lost(&self, hub: &Hub, kind: Kind) {
         let app_up = self.app.borrow().attached;
         self.drop_queued(kind == Kind::App || !app_up, kind == Kind::Message);
@@ -270,7 +273,8 @@ impl Peer {
         }
     }
 
-    /// Keeps the waker to wake when this stream has more to write. Returns true if the stream is still the attached one.
+    /// Registers the waker for a stream that has nothing to write. Returns true if the stream is still the
+    /// attached one.
     pub(crate) fn watch(&self, kind: Kind, generation: u64, waker: &Waker) -> bool {
         let mut slot = self.slot(kind).borrow_mut();
         let is_current = slot.generation == generation && slot.attached;
@@ -280,7 +284,7 @@ impl Peer {
         is_current
     }
 
-    /// The next message for a stream.
+    /// Takes the next message for a stream.
     pub(crate) fn next(&self, kind: Kind) -> Option<Message> {
         let mut queues = self.queues.borrow_mut();
         let message = match kind {
@@ -294,14 +298,14 @@ impl Peer {
         Some(message)
     }
 
-    /// The next message for the pipeline.
+    /// Takes the next message for the pipeline.
     pub(crate) fn next_piped(&self) -> Option<Message> {
         let message = self.queues.borrow_mut().piped.pop_front()?;
         self.account.give_back(&message);
         Some(message)
     }
 
-    /// The pipeline's message was taken.
+    /// Notes that the peer accepted a message from the pipeline.
     pub(crate) fn pipeline_worked(&self, hub: &Hub) {
         self.pipeline_failed.set(false);
         self.pipeline_worked.set(Some(Instant::now()));
@@ -310,7 +314,7 @@ impl Peer {
         }
     }
 
-    /// The pipeline's message was not: what waits behind it would not be either.
+    /// Notes that the pipeline failed. Its queued messages are dropped, because they would fail as well.
     pub(crate) fn pipeline_broke(&self, hub: &Hub, error: &str) {
         self.account.counters.send_failures.add(1);
         self.drop_piped();
@@ -321,7 +325,7 @@ impl Peer {
         }
     }
 
-    /// One of the pipeline's connections has nothing to do.
+    /// Notes that one of the pipeline's tasks has no more messages.
     pub(crate) fn pipeline_rests(&self) {
         self.pipelines.set(self.pipelines.get() - 1);
         if self.pipelines.get() == 0 {
@@ -337,13 +341,13 @@ impl Peer {
         }
     }
 
-    /// A stream of either direction came up.
+    /// Notes that a stream of either direction came up.
     pub(crate) fn link_up(&self, hub: &Hub) {
         self.links.set(self.links.get() + 1);
         self.activate(hub);
     }
 
-    /// A stream of either direction ended.
+    /// Notes that a stream of either direction ended.
     pub(crate) fn link_down(&self, hub: &Hub, error: &str) {
         self.links.set(self.links.get() - 1);
         self.failed(hub, error);
@@ -355,7 +359,8 @@ impl Peer {
         }
     }
 
-    /// Notes a failure with this peer. While a stream is up, or the pipeline works, the peer still counts as active.
+    /// Notes a failure of communication. The peer still counts as active while a stream is up or the pipeline
+    /// works.
     pub(crate) fn failed(&self, hub: &Hub, error: &str) {
         let is_piped = self.pipeline_worked.get().is_some_and(|at| at.elapsed() < hub.read_timeout);
         if self.links.get() == 0 && !is_piped && self.account.deactivate() {

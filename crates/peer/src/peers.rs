@@ -15,18 +15,18 @@ use crate::inbox::{Command, Inbox};
 use crate::options::{Log, Options, REQUESTS_MAX};
 use crate::snapshot_sender::SnapshotSender;
 
-/// The recipient of a request outside of raft.
+/// Recipient of a request outside of raft.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A member, at whichever of its URLs answers.
+    /// Member, reached at any of its URLs that answers.
     Member(u64),
-    /// The server at this URL, such as `http://10.0.0.1:2380`.
+    /// Server at this URL, such as `http://10.0.0.1:2380`.
     Url(String),
 }
 
-/// The other members, and the thread that talks to them.
+/// Communication with the other members, on a separate thread.
 ///
-/// Dropping it stops it. Nothing of it blocks but [`Peers::stop`] and the drop.
+/// Dropping it stops the thread. Only [`Peers::stop`] and the drop block.
 pub struct Peers {
     inbox: Arc<Inbox>,
     requests: Arc<Semaphore>,
@@ -35,12 +35,12 @@ pub struct Peers {
 }
 
 impl Peers {
-    /// Starts serving and waits for [`Peers::set_members`].
+    /// Starts serving. Other members are contacted after [`Peers::set_members`].
     ///
     /// # Errors
     ///
-    /// When the thread cannot be started, a listener cannot be set up, or a header value of the options (versions,
-    /// peer URLs) is none.
+    /// Returns an error if the thread cannot be started, a listener cannot be set up, or an option (versions,
+    /// peer URLs) is not a valid header value.
     pub fn start(options: Options, handler: Arc<dyn Handler>, log: Log) -> io::Result<Peers> {
         let inbox = Arc::new(Inbox::new());
         let snapshots = SnapshotSender::new(Arc::clone(&inbox), Arc::clone(&handler), Arc::clone(&log));
@@ -49,51 +49,54 @@ impl Peers {
         Ok(Peers { inbox, requests, snapshots, thread: Some(thread) })
     }
 
-    /// Sends messages to the peers they name, those of one kind in order. Never blocks: at most 4096 messages or 64 MiB
-    /// of MsgApp wait for one peer, and 4096 or 16 MiB of all others; the rest is dropped and [`Handler::unreachable`]
-    /// reports it. Messages to ids that are neither members nor known senders are dropped. A MsgSnap goes through
-    /// [`Peers::send_snapshot`]; here it is reported as not delivered.
+    /// Sends messages to the peers in their `to` fields, messages of one kind in order. Never blocks: at most
+    /// 4096 messages or 64 MiB of MsgApp are queued for one peer, and 4096 messages or 16 MiB of all others;
+    /// further messages are dropped and [`Handler::unreachable`] reports it. Messages to ids that are neither
+    /// members nor known senders are dropped. A MsgSnap must be sent with [`Peers::send_snapshot`]; here it
+    /// is reported as not delivered.
     pub fn send(&self, messages: Vec<Message>) {
         self.inbox.send(messages);
     }
 
-    /// The other members (never this one) with their peer URLs from now on. Connections of those that stay are
-    /// kept; a changed URL counts from the next dial on. A URL that cannot be used is logged and left out.
+    /// Sets the other members (without this one) and their peer URLs. Connections of members that stay are
+    /// kept; a changed URL is used from the next dial on. A URL that cannot be used is logged and left out.
     pub fn set_members(&self, members: Vec<(u64, Vec<String>)>) {
         self.inbox.set_members(members);
     }
 
-    /// Looks again at who is at the other end of each TLS connection, after files were reloaded: those that would not be
-    /// let in now are closed.
+    /// Checks the peers of all TLS connections again after files were reloaded, and closes connections whose
+    /// peers would not be admitted now.
     pub fn tls_reloaded(&self) {
         self.inbox.push(Command::TlsReloaded);
     }
 
-    /// Sends a snapshot: `message` (a MsgSnap with metadata, `to` and `from`), and what the source gives for this
-    /// receiver. [`Handler::snapshot_sent`] tells the outcome; a failure is also reported as unreachable. At most
-    /// 16 at once, and one per peer: more are refused at once.
+    /// Sends a snapshot: `message` (a MsgSnap with metadata, `to` and `from`), followed by the data that
+    /// `source` provides for this receiver. [`Handler::snapshot_sent`] reports the outcome; a failure is also
+    /// reported as unreachable. At most 16 snapshots are sent concurrently, and one per peer; further ones
+    /// are refused immediately.
     pub fn send_snapshot(&self, message: Message, source: Box<dyn SnapshotSource>) {
         self.snapshots.send(message, source);
     }
 
-    /// Returns the time since when a peer has been heard of without a break: a stream from or to it is up, or its
-    /// pipeline takes messages. `None` while it is not.
+    /// Returns the time since which a peer has been active without interruption: a stream from or to the peer
+    /// is up, or its pipeline accepts messages. `None` while it is inactive.
     pub fn active_since(&self, id: u64) -> Option<Instant> {
         self.inbox.account(id)?.active_since()
     }
 
-    /// Returns the major and minor number of the release that a peer told last, in the headers of its requests and streams;
-    /// `None` if it has told none.
+    /// Returns the major and minor number of the release that a peer announced last, in the headers of its
+    /// requests and streams; `None` if it announced none.
     pub fn release(&self, id: u64) -> Option<(u32, u32)> {
         self.inbox.account(id)?.release()
     }
 
-    /// Sends a request outside of raft to a member or URL; `request`'s URI is a path and query. Any status is an
-    /// answer. Works on any executor; at most 1024 at once, bodies of answers up to 16 MiB.
+    /// Sends a request outside of raft to a member or URL. The URI of `request` is a path and query. Any
+    /// status is a successful answer. Works on any executor; at most 1024 requests are in flight, and bodies
+    /// of answers have at most 16 MiB.
     ///
     /// # Errors
     ///
-    /// When there is no answer in time, or a member or URL cannot be used.
+    /// Returns an error if no answer arrives in time, or if the member or URL cannot be used.
     pub fn request(
         &self,
         target: Target,
@@ -122,12 +125,13 @@ impl Peers {
         self.inbox.figures()
     }
 
-    /// Closes all connections and ends the thread. Threads of snapshots end as they notice.
+    /// Closes all connections and ends the thread. Threads of snapshots end when they notice.
     pub fn stop(self) {
         drop(self);
     }
 
-    /// Stops as [`Peers::stop`] does, for one of several owners: nothing is sent or received any more. Does not wait.
+    /// Stops like [`Peers::stop`], for one of several owners: messages are neither sent nor received any
+    /// more. Does not wait.
     pub fn close(&self) {
         self.inbox.stop();
     }
@@ -139,7 +143,7 @@ impl Drop for Peers {
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
         {
-            // A thread that panicked was reported where it did.
+            // The thread itself has reported its panic.
             let _ = thread.join();
         }
     }

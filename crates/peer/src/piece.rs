@@ -3,15 +3,15 @@ use std::io;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-/// A part of a snapshot on its way between a thread and the network. A channel that closes before [`Piece::End`]
-/// means that the snapshot is not whole, whatever made it close.
+/// Part of a snapshot in transit between a thread and the network. If the channel closes before
+/// [`Piece::End`], the snapshot is incomplete, for whatever reason.
 pub(crate) enum Piece {
     Bytes(Bytes),
     Failed(io::Error),
     End,
 }
 
-/// A reader of a snapshot that is being received, for a thread.
+/// Iterator over the pieces of a snapshot that is being received, for a blocking thread.
 pub(crate) struct Incoming {
     pieces: mpsc::Receiver<Piece>,
     ended: bool,

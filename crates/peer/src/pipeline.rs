@@ -8,10 +8,10 @@ use crate::error::PostError;
 use crate::hub::Hub;
 use crate::peer::Peer;
 
-/// etcd's text for a sender that was removed, in the body of a 403.
+/// etcd's text for a removed sender, in the body of a 403.
 pub(crate) const REMOVED: &str = "cannot process message from removed member";
 
-/// Posts what waits for the pipeline of a peer, message by message, until nothing does.
+/// Posts the messages queued for a peer's pipeline one by one, until the queue is empty.
 pub(crate) async fn run(hub: Rc<Hub>, peer: Rc<Peer>) {
     while let Some(message) = peer.next_piped() {
         let body = Bytes::from(message.encode_to_vec());

@@ -1,5 +1,5 @@
-//! Bounds of the connections and snapshots that other members, or strangers, may have open: [`Places`] and
-//! [`SnapshotPlaces`] decide which one makes way for a new one. They serve nothing themselves.
+//! Limits on the connections and snapshots that other members or other clients may have open: [`Places`] and
+//! [`SnapshotPlaces`] select the one that is closed for a new one. They serve no connection themselves.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -10,28 +10,30 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
-/// Connections that one member may hold before it counts as a stranger: two streams, the pipeline, requests, a snapshot.
+/// Number of connections above which a member loses its preference: two streams, the pipeline, requests, a
+/// snapshot.
 const MEMBER_PLACES: usize = 32;
 
-/// The connections that are served, and those that are shaking hands. When all places are taken, a stranger makes way for who
-/// comes: members always find a place. It is the one that has been there longest of the address that has the most, so that
-/// an address that opens many does not drive out the others; those whose certificates were verified come last.
+/// Slots for connections that are served or perform a handshake. When all slots are in use, a connection that
+/// belongs to no member is closed for the new one, so members always find a slot. It is the oldest connection
+/// of the address with the most, so that an address with many connections does not displace others;
+/// connections with a verified certificate come last.
 pub(crate) struct Places {
     max: usize,
     taken: RefCell<BTreeMap<u64, Rc<Guest>>>,
     next: Cell<u64>,
 }
 
-/// One connection.
+/// Slot of one connection.
 pub(crate) struct Guest {
     number: u64,
-    /// The member that has made itself known on it; 0 for a stranger.
+    /// Id of the member that identified itself on the connection; 0 if none did.
     pub(crate) member: Cell<u64>,
-    /// Address of the other end, if it is a socket.
+    /// Address of the other end; `None` for a Unix socket.
     pub(crate) address: Option<IpAddr>,
-    /// True if the client has shown a certificate that was verified.
+    /// True if the client presented a certificate that was verified.
     pub(crate) is_verified: Cell<bool>,
-    /// Notified when the connection has to make way.
+    /// Notified when the connection must end.
     pub(crate) cut: Notify,
 }
 
@@ -40,14 +42,15 @@ impl Places {
         Places { max, taken: RefCell::default(), next: Cell::new(0) }
     }
 
-    /// A place for a connection; whether another one had to make way for it. `None` when there is none to be had.
+    /// Takes a slot for a connection. The bool is true if another connection was closed for it. `None` if no
+    /// slot can be freed.
     pub(crate) fn take(&self, address: Option<IpAddr>) -> Option<(Rc<Guest>, bool)> {
         let mut taken = self.taken.borrow_mut();
         let full = taken.len() >= self.max;
         if full {
             let (address, is_verified, count) = Places::most_strangers(&taken);
             if count > 0 {
-                // Several at once, so that not everybody who comes has to look at all.
+                // Several are closed at once, so that the search does not run for every new connection.
                 let batch = (self.max / 128).min(count / 2).max(1);
                 let same = |guest: &Guest| {
                     guest.member.get() == 0
@@ -81,8 +84,8 @@ impl Places {
         Some((guest, full))
     }
 
-    /// Returns the address that has the most connections of strangers, of those whose certificates were not verified if there
-    /// are some; whether they were; and how many there are, which may be none.
+    /// Finds the address with the most connections that belong to no member, among unverified ones if there
+    /// are any. Returns the address, whether the connections are verified, and their number, which may be 0.
     fn most_strangers(taken: &BTreeMap<u64, Rc<Guest>>) -> (Option<IpAddr>, bool, usize) {
         let mut strangers = [HashMap::new(), HashMap::new()];
         for guest in taken.values().filter(|guest| guest.member.get() == 0) {
@@ -91,7 +94,7 @@ impl Places {
             *count += 1;
         }
         for (strangers, is_verified) in strangers.into_iter().zip([false, true]) {
-            // Of those that have the most, the one that was there first.
+            // Among addresses with equal counts, the one with the oldest connection.
             let most = strangers.into_iter().max_by_key(|(_, (number, count))| (*count, Reverse(*number)));
             if let Some((address, (_, count))) = most {
                 return (address, is_verified, count);
@@ -100,7 +103,7 @@ impl Places {
         (None, false, 0)
     }
 
-    /// Returns the oldest connection of a member that has too many.
+    /// Returns the oldest connection of the member with the most, if that member has too many.
     fn least(taken: &BTreeMap<u64, Rc<Guest>>) -> Option<u64> {
         let mut of = BTreeMap::new();
         for guest in taken.values() {
@@ -111,20 +114,21 @@ impl Places {
         most.filter(|(_, count)| *count > MEMBER_PLACES).map(|(number, _)| number)
     }
 
-    /// The connection has ended.
+    /// Frees the slot of a connection that has ended.
     pub(crate) fn leave(&self, guest: &Guest) {
         self.taken.borrow_mut().remove(&guest.number);
     }
 }
 
-/// The snapshots that come in now.
+/// Slots for snapshots that are being received.
 ///
-/// Without TLS anybody can name a member. Two rules keep a stranger from holding up the one that a member sends. One that
-/// comes from where this member reaches the sender that it names finds a place, as long as another does not. And a sender
-/// has one under way at a time: when another begins in its name, those before it make way, unless they come fast.
+/// Without TLS anyone can claim to be a member. Two rules keep such a client from blocking a real snapshot. A
+/// snapshot from an address at which this member reaches the claimed sender gets a slot unless other such
+/// snapshots hold all slots. And a sender has one snapshot in flight: when another begins in its name, the
+/// earlier ones are ended, unless they make good progress.
 pub(crate) struct SnapshotPlaces {
     max: usize,
-    /// Time that a snapshot may arrive slowly before it makes way for another.
+    /// Time that a snapshot may arrive slowly before it can be ended for another one.
     chance: Duration,
     taken: RefCell<Vec<SnapshotPlace>>,
     next: Cell<u64>,
@@ -136,31 +140,31 @@ struct SnapshotPlace {
     at_home: bool,
     guest: Rc<Guest>,
     progress: Rc<Progress>,
-    /// Ends with the task that takes what comes.
+    /// Resolves when the task that receives the snapshot has ended.
     ended: oneshot::Receiver<()>,
 }
 
-/// The place that a snapshot got, and the snapshots that made way for it.
+/// Slot of a snapshot, with the snapshots that were ended for it.
 pub(crate) struct SnapshotAdmission {
     pub(crate) number: u64,
     pub(crate) progress: Rc<Progress>,
-    /// Dropped when the task that takes the snapshot has ended.
+    /// Dropped when the task that receives the snapshot has ended.
     pub(crate) taker: oneshot::Sender<()>,
-    /// Snapshots that have made way; each receiver resolves when the task that took it has ended.
+    /// Snapshots that were ended; each receiver resolves when the task of that snapshot has ended.
     pub(crate) before: Vec<oneshot::Receiver<()>>,
 }
 
 /// Progress of a snapshot that is being received.
 pub(crate) struct Progress {
-    /// Bytes that bring another chance.
+    /// Bytes received since the deadline was last extended.
     bytes: Cell<usize>,
-    /// True if more is waited for, and until when its chance lasts.
+    /// True while a read waits for more bytes. `until` is the deadline for progress.
     waits: Cell<bool>,
     until: Cell<Instant>,
     chance: Duration,
 }
 
-/// Bytes that have to come within each chance.
+/// Bytes that must arrive before each deadline.
 const CHANCE_BYTES: usize = 16 << 20;
 
 impl Progress {
@@ -168,7 +172,7 @@ impl Progress {
         Progress { bytes: Cell::new(0), waits: Cell::new(true), until: Cell::new(now + chance), chance }
     }
 
-    /// Notes that this many bytes have arrived, and that no read waits for more now.
+    /// Notes that `bytes` bytes have arrived and that no read waits now.
     pub(crate) fn came(&self, bytes: usize, now: Instant) {
         self.waits.set(false);
         let bytes = self.bytes.get() + bytes;
@@ -178,13 +182,14 @@ impl Progress {
         }
     }
 
-    /// More is waited for, after so long.
+    /// Notes that a read waits again. `paused` is the time for which no read waited, and extends the
+    /// deadline.
     pub(crate) fn waits(&self, paused: Duration) {
         self.waits.set(true);
         self.until.set(self.until.get() + paused);
     }
 
-    /// All has arrived: what takes time from now on is this member's own work.
+    /// Notes that the whole snapshot has arrived; further time is this member's own work.
     pub(crate) fn arrived(&self) {
         self.waits.set(false);
     }
@@ -199,10 +204,11 @@ impl SnapshotPlaces {
         SnapshotPlaces { max, chance, taken: RefCell::default(), next: Cell::new(0) }
     }
 
-    /// A place for a snapshot that comes on this connection in the name of `from`. Those that do not come from their senders
-    /// make way for one that does, and so do those that have come slowly for a while: of this name, and of any if there is no
-    /// place left. Their connections end, whether there are places left or not: only one is received at a time, and it would
-    /// have to wait. `None` when there is none to be had.
+    /// Takes a slot for a snapshot that arrives on the connection `guest` in the name of `from`. `at_home`
+    /// means that the snapshot comes from the sender's address; it then ends all snapshots that come from
+    /// other addresses. Slow snapshots are also ended: those of the same sender, and those of any sender if
+    /// no slot is free. Snapshots are ended even if slots are free, because only one snapshot is received at
+    /// a time and the new one would have to wait. Returns `None` if no slot can be freed.
     pub(crate) fn take(
         &self,
         guest: &Rc<Guest>,
@@ -224,7 +230,8 @@ impl SnapshotPlaces {
         }
         let is_well =
             |place: &SnapshotPlace| place.from == from && place.at_home && !place.progress.is_slow(now);
-        // One that is not would come before one that is, which may be waiting yet for those that made way for it.
+        // A snapshot from another address must not start before one from the sender's address, which may
+        // still wait for ended snapshots.
         if taken.len() >= self.max || !at_home && taken.iter().any(is_well) {
             return None;
         }
@@ -244,7 +251,7 @@ impl SnapshotPlaces {
         Some(SnapshotAdmission { number, progress, taker, before })
     }
 
-    /// The snapshot has come to its end.
+    /// Frees the slot of a snapshot that has ended.
     pub(crate) fn leave(&self, number: u64) {
         self.taken.borrow_mut().retain(|place| place.number != number);
     }
@@ -274,10 +281,10 @@ mod tests {
         let strangers: Vec<_> = (0..200).map(|_| take(0)).collect();
         assert_eq!(places.taken.borrow().len(), 80);
         assert_eq!(strangers.iter().filter(|guest| is_cut(guest)).count(), 200 - 72);
-        // A member that comes back finds a place, whichever others are there.
+        // A member that reconnects finds a slot, whatever connections exist.
         let back: Vec<_> = (0..20).map(|_| take(1)).collect();
         assert!(!members.iter().chain(&back).any(|guest| is_cut(guest)));
-        // One that says that it is a member does not drive the others out.
+        // A client that claims to be a member with too many connections does not displace others.
         let many: Vec<_> = (0..200).map(|_| take(2)).collect();
         assert!(!back.iter().any(|guest| is_cut(guest)));
         assert_eq!(places.taken.borrow().len(), 80);
@@ -295,7 +302,7 @@ mod tests {
         let flood: Vec<_> = (0..200).map(|_| take("10.0.0.66")).collect();
         assert!(!is_cut(&member), "it shakes hands");
         assert_eq!(flood.iter().filter(|guest| is_cut(guest)).count(), 200 - 19);
-        // Of strangers from as many addresses, the one that shows a certificate stays.
+        // Among unknown clients from as many addresses, the one with a verified certificate stays.
         let places = Places::new(20);
         let all: Vec<_> =
             (0..20).map(|n| places.take(Some([10, 0, 0, n].into())).expect("there is a place").0).collect();
@@ -329,14 +336,14 @@ mod tests {
         assert_eq!(take(&guest(), false), None, "strangers drive nobody out");
         let (first, before) = take(&member, true).expect("the strangers make way");
         assert!(strangers.iter().all(|guest| is_cut(guest)) && !is_cut(&member) && before == 3);
-        // Until they have, no other comes first.
+        // While their tasks still run, no other snapshot gets a slot.
         assert_eq!(take(&guest(), false), None);
         let more = [take(&member, true), take(&member, true)];
         assert!(more.iter().all(Option::is_some), "there is a place");
         assert_eq!(take(&member, true), None, "no member drives out a member");
         snapshots.leave(first);
         more.into_iter().flatten().for_each(|(number, _)| snapshots.leave(number));
-        // A place that was lost is left as well.
+        // A slot that was already lost can be left again.
         snapshots.leave(77);
         assert!(take(&guest(), false).is_some_and(|(number, _)| number > first));
     }
@@ -355,14 +362,14 @@ mod tests {
             })
             .collect();
         let cut = || all.iter().map(|(guest, _)| is_cut(guest)).collect::<Vec<_>>();
-        // The first comes fast, the second does not.
+        // The first snapshot arrives fast, the second does not.
         let late = now + CHANCE;
         all[0].1.progress.came(CHANCE_BYTES, late);
         all[0].1.progress.waits(Duration::ZERO);
         all[1].1.progress.came(CHANCE_BYTES - 1, late);
         assert!(snapshots.take(&guest(), 1, true, late - CHANCE / 2).is_none(), "they have their chance");
         assert!(snapshots.take(&guest(), 3, true, late - CHANCE / 2).is_none());
-        // What comes is being taken for a while: that is nobody's fault.
+        // The received bytes are being processed for a while, which does not count as slow.
         let later = late + CHANCE / 2;
         assert!(
             snapshots.take(&guest(), 2, false, later).is_none(),
@@ -375,7 +382,7 @@ mod tests {
         assert!(snapshots.take(&guest(), 1, true, later - Duration::from_nanos(1)).is_none());
         let admission = snapshots.take(&guest(), 1, true, later).expect("the slow one makes way");
         assert_eq!((cut(), admission.before.len()), (vec![false, true, false], 1));
-        // Of another name only where there is no place left.
+        // Snapshots of other senders are ended only if no slot is free.
         snapshots.leave(admission.number);
         let latest = later + 2 * CHANCE;
         let admission = snapshots.take(&guest(), 3, true, latest).expect("there is a place");

@@ -12,10 +12,10 @@ use crate::peer::Peer;
 
 /// Path of probes, at both ends.
 pub(crate) const PATH: &str = "/raft/probing";
-/// A drift is not said more often.
+/// Minimum time between two warnings about clock drift.
 const DRIFT_WARNING_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Probes a peer every 4 s: how long a round trip takes, and whether its clock agrees with ours. Until it is
+/// Probes a peer every 4 s, to measure the round trip time and the difference of the clocks. Runs until it is
 /// aborted.
 pub(crate) async fn run(hub: Rc<Hub>, peer: Rc<Peer>) {
     let mut ticks = tokio::time::interval(PROBE_INTERVAL);
@@ -39,7 +39,7 @@ pub(crate) async fn run(hub: Rc<Hub>, peer: Rc<Peer>) {
     }
 }
 
-/// The peer's clock, if the answer is a healthy one.
+/// Returns the peer's clock if the answer reports a healthy peer.
 fn read(body: &[u8]) -> Option<SystemTime> {
     let answer: serde_json::Value = serde_json::from_slice(body).ok()?;
     (answer.get("OK")?.as_bool()?).then(|| calendar::parse_rfc3339(answer.get("Now")?.as_str()?))?

@@ -1,5 +1,5 @@
-//! Requests to a peer listener: [`answer`] dispatches by path and answers with etcd's statuses and texts. Paths that are
-//! not raft's go to the [`crate::Handler`].
+//! Requests to a peer listener: [`answer`] dispatches by path and answers with etcd's statuses and texts.
+//! Paths outside of raft go to the [`crate::Handler`].
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -29,7 +29,7 @@ use crate::{pipeline, prober, snapshot_receiver};
 const MESSAGE_PATH: &str = "/raft";
 const STREAM_PREFIX: &str = "/raft/stream/";
 
-/// Answers a request to a peer listener, with etcd's statuses and texts.
+/// Answers a request to a peer listener with etcd's statuses and texts.
 pub(crate) async fn answer(hub: Rc<Hub>, guest: &Rc<Guest>, request: Request<Incoming>) -> Response<Body> {
     if guest.member.get() == 0 {
         guest.member.set(hub.known_sender(request.headers()));
@@ -47,7 +47,7 @@ pub(crate) async fn answer(hub: Rc<Hub>, guest: &Rc<Guest>, request: Request<Inc
     }
 }
 
-/// Every path that is not raft's.
+/// Answers a request to a path outside of raft through the handler.
 async fn delegate(hub: &Hub, request: Request<Incoming>) -> Response<Body> {
     let (head, body) = request.into_parts();
     let bytes_max = hub.handler.body_bytes_max(&head).min(REQUEST_BYTES_MAX);
@@ -63,7 +63,7 @@ async fn delegate(hub: &Hub, request: Request<Incoming>) -> Response<Body> {
     hub.handler.http(Request::from_parts(head, body)).await.map(Body::from)
 }
 
-/// A peer dials a stream, `msgapp/<its id>` or `message/<its id>`.
+/// Accepts a stream that a peer dials, `msgapp/<peer id>` or `message/<peer id>`.
 fn open_stream(hub: &Rc<Hub>, request: &Request<Incoming>, stream: &str) -> Response<Body> {
     if request.method() != Method::GET {
         return wrong_method("GET");
@@ -107,7 +107,7 @@ fn accept_stream(
     Ok(StreamWriter::attach(Rc::clone(hub), peer, kind))
 }
 
-/// One message through the pipeline.
+/// Takes one message of a peer's pipeline.
 async fn take_message(hub: &Rc<Hub>, request: Request<Incoming>) -> Response<Body> {
     if request.method() != Method::POST {
         return wrong_method("POST");
@@ -174,7 +174,7 @@ async fn accept_message(
     Ok(())
 }
 
-/// Refuses what comes from a removed member, or is meant for another one.
+/// Refuses a message from a removed member, or one that is addressed to another member.
 pub(crate) fn check_sender(
     hub: &Hub,
     message: &Message,
@@ -192,27 +192,27 @@ pub(crate) fn check_sender(
     Ok(())
 }
 
-/// Why a body was not read.
+/// Reason why a body was not read.
 enum Unread {
     TooLong,
     Broken,
-    /// Other bodies take all the memory that they share.
+    /// Other bodies use all of the shared memory.
     Crowded,
 }
 
-/// One body's part of memory that several bodies share.
+/// Part of a shared memory limit that one body uses.
 pub(crate) struct Share<'a> {
     taken: &'a Cell<usize>,
     bytes: usize,
 }
 
 impl<'a> Share<'a> {
-    /// Returns a share of nothing yet, of memory of which this is what is taken.
+    /// Creates an empty share; `taken` is the counter of the shared limit.
     pub(crate) fn new(taken: &'a Cell<usize>) -> Share<'a> {
         Share { taken, bytes: 0 }
     }
 
-    /// Takes so many bytes more. Returns false if there are not so many of `bytes_max` left.
+    /// Adds bytes to the share. Returns false if the total would exceed `bytes_max`.
     pub(crate) fn grow(&mut self, bytes: usize, bytes_max: usize) -> bool {
         if self.taken.get() + bytes > bytes_max {
             return false;
@@ -229,8 +229,8 @@ impl Drop for Share<'_> {
     }
 }
 
-/// Reads a body that keeps coming, up to a bound, as [`Pace`] has it. Memory is taken as bytes arrive, as far as there is
-/// some of the `room` that it shares with others: what is taken of it, and how much there is.
+/// Reads a body of at most `bytes_max` bytes, at the pace that [`Pace`] requires. Memory is taken as bytes
+/// arrive, within the shared limit `room`: its counter and its maximum in bytes.
 async fn read(
     mut body: Incoming,
     bytes_max: usize,
@@ -249,7 +249,7 @@ async fn read(
         if !share.grow(piece.len(), room.1) {
             return Err(Unread::Crowded);
         }
-        // Most bodies come in one piece, which need not be copied.
+        // Most bodies arrive in one piece, which need not be copied.
         if first.is_empty() && all.is_empty() {
             first = piece;
         } else {
@@ -260,7 +260,7 @@ async fn read(
     Ok(if all.is_empty() { first } else { all.freeze() })
 }
 
-/// Says which cluster answers.
+/// Adds the header with this member's cluster id.
 pub(crate) fn stamp(hub: &Hub, mut response: Response<Body>) -> Response<Body> {
     response.headers_mut().insert(CLUSTER_ID, hub.identity.cluster_hex.clone());
     response
@@ -272,7 +272,7 @@ pub(crate) fn wrong_method(allowed: &'static str) -> Response<Body> {
     refusal
 }
 
-/// A refusal in the form Go's `http.Error` gives it.
+/// Creates a refusal in the format of Go's `http.Error`.
 pub(crate) fn refuse(status: StatusCode, text: &str) -> Response<Body> {
     let mut refusal = plain(status, format!("{text}\n"));
     let nosniff = HeaderName::from_static("x-content-type-options");

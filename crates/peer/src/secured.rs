@@ -1,4 +1,4 @@
-//! [`Secured`]: TLS over a [`Wire`], from the first byte of the handshake on. It does not know whom to trust.
+//! [`Secured`]: TLS over a [`Wire`], including the handshake. It does not decide whom to trust.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -11,34 +11,34 @@ use tls::{BarrenRecords, Records, WriteAllowance};
 
 use crate::wire::Wire;
 
-/// Bytes read at once.
+/// Maximum number of bytes per read.
 pub(crate) const READ_BYTES: usize = 128 * 1024;
-/// Bytes that are encrypted ahead of the kernel.
+/// Limit in bytes on encrypted data that the kernel has not taken yet.
 const WRITE_BYTES: usize = 128 * 1024;
 
 thread_local! {
-    /// Buffer that a read goes through on its way.
+    /// Temporary buffer for reads.
     pub(crate) static SPACE: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into_boxed_slice());
 }
 
-/// Why a handshake failed.
+/// Reason why a handshake failed.
 #[derive(Debug)]
 pub(crate) enum HandshakeError {
     /// The connection broke.
     Io(io::Error),
-    /// One of the two ends refuses the other.
+    /// One end refused the other.
     Tls(rustls::Error),
 }
 
-/// The state of one TLS connection, without its socket: it can be handed from one thread to another.
+/// State of one TLS connection without its socket, so that it can move between threads.
 pub(crate) struct Secured {
     connection: Connection,
-    /// Bytes that came and that the connection has not taken yet: from `taken` on.
+    /// Received bytes that rustls has not taken yet, from offset `taken` on.
     ahead: Vec<u8>,
     taken: usize,
     records: Records,
     barren: BarrenRecords,
-    /// From the end of the handshake on.
+    /// Set when the handshake is complete.
     allowance: WriteAllowance,
     says_goodbye: bool,
 }
@@ -65,12 +65,12 @@ impl Secured {
         }
     }
 
-    /// Certificates that the other end has shown.
+    /// Returns the certificates that the other end has presented.
     pub(crate) fn peer_certificates(&self) -> Option<&[CertificateDer<'static>]> {
         self.connection.peer_certificates()
     }
 
-    /// The name that a client asked for.
+    /// Returns the server name that a client asked for (SNI).
     pub(crate) fn server_name(&self) -> Option<&str> {
         match &self.connection {
             Connection::Server(connection) => connection.server_name(),
@@ -78,7 +78,7 @@ impl Secured {
         }
     }
 
-    /// Shakes hands. What is sent to the other end when it fails is sent as far as the kernel takes it at once.
+    /// Performs the handshake. If it fails, the TLS alert is sent only if the kernel takes it immediately.
     pub(crate) async fn handshake(&mut self, wire: &mut Wire) -> Result<(), HandshakeError> {
         poll_fn(|cx| self.poll_handshake(wire, cx)).await
     }
@@ -95,7 +95,7 @@ impl Secured {
                 Ok(0) => return Poll::Ready(Err(HandshakeError::Io(io::ErrorKind::UnexpectedEof.into()))),
                 Ok(_) => {}
                 Err(error) => {
-                    // An alert that says why.
+                    // Sends the TLS alert with the reason; best effort.
                     let _ = self.poll_send(wire, cx);
                     return Poll::Ready(Err(tls_error(error)));
                 }
@@ -103,7 +103,7 @@ impl Secured {
         }
     }
 
-    /// Says goodbye as far as the kernel takes it at once.
+    /// Sends `close_notify` if the kernel takes it immediately.
     pub(crate) async fn close(&mut self, wire: &mut Wire) {
         self.goodbye();
         poll_fn(|cx| {
@@ -119,7 +119,7 @@ impl Secured {
         }
     }
 
-    /// Writes everything that is encrypted to the socket.
+    /// Writes all encrypted data to the socket.
     pub(crate) fn poll_send(&mut self, wire: &mut Wire, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.connection.wants_write() {
             let mut out = Out { wire: &mut *wire, cx: &mut *cx };
@@ -133,7 +133,8 @@ impl Secured {
         Poll::Ready(Ok(()))
     }
 
-    /// Reads from the socket, unless there are bytes yet that the connection has not taken; nothing is the end.
+    /// Reads from the socket, unless received bytes are left that rustls has not taken. Returns 0 at the end
+    /// of the stream.
     fn poll_receive(&mut self, wire: &mut Wire, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if self.taken < self.ahead.len() {
             return Poll::Ready(self.take_ahead(wire));
@@ -162,13 +163,13 @@ impl Secured {
         Ok(taken)
     }
 
-    /// Gives the connection bytes that came, until it has something to be read. Returns how many it took. Many small records
-    /// count as more bytes than they have, since they cost more.
+    /// Passes received bytes to rustls until plaintext is available. Returns the number of bytes taken. Each
+    /// record also counts as [`tls::RECORD_COST`] bytes read, because many small records are expensive.
     fn feed(&mut self, wire: &mut Wire, bytes: &[u8]) -> io::Result<usize> {
         let mut left = bytes;
         loop {
             let before = left;
-            // Nothing is the end of the stream, which the connection has to know of as well.
+            // A read of 0 bytes tells rustls about the end of the stream.
             let took = self.connection.read_tls(&mut left as &mut dyn Read)?;
             let records = self.records.scan(&before[..took]);
             wire.count_as_read(tls::RECORD_COST * records);
@@ -186,8 +187,8 @@ impl Secured {
         }
     }
 
-    /// Reads up to `room` bytes and hands them to `put`, a piece at a time. Nothing is the end, which the other end has said;
-    /// a connection that just breaks off is an error.
+    /// Reads up to `room` bytes and passes them to `put` piece by piece. Nothing is passed at the end
+    /// announced by the other end; a connection that ends without the announcement is an error.
     pub(crate) fn poll_read(
         &mut self,
         wire: &mut Wire,
@@ -217,11 +218,11 @@ impl Secured {
                     }
                     let before = self.connection.wants_write();
                     if let Err(error) = ready!(self.poll_receive(wire, cx)) {
-                        // An alert that says why.
+                        // Sends the TLS alert with the reason; best effort.
                         let _ = self.poll_send(wire, cx);
                         return Poll::Ready(Err(error));
                     }
-                    // An answer to what came, such as to an update of the keys.
+                    // Sends the response to received records, such as a key update.
                     if !before && self.connection.wants_write() {
                         let _ = self.poll_send(wire, cx)?;
                     }
@@ -239,7 +240,7 @@ impl Secured {
         self.connection.reader().fill_buf().is_ok_and(|bytes| !bytes.is_empty())
     }
 
-    /// Encrypts what there is room for, and sends as much of it as the kernel takes.
+    /// Encrypts as much as there is room for, and sends as much of it as the kernel takes.
     pub(crate) fn poll_write(
         &mut self,
         wire: &mut Wire,
@@ -250,7 +251,7 @@ impl Secured {
         self.allowance.check(parts.iter().map(|part| part.len()).sum())?;
         let written = self.connection.writer().write_vectored(parts)?;
         self.allowance.count(written);
-        // What the kernel does not take now goes with the next write or flush.
+        // The rest is sent with the next write or flush.
         let _ = self.poll_send(wire, cx)?;
         Poll::Ready(Ok(written))
     }
@@ -262,7 +263,7 @@ impl Secured {
     }
 }
 
-/// The error of the library inside an error of a connection.
+/// Extracts the rustls error from an I/O error.
 fn tls_error(error: io::Error) -> HandshakeError {
     match error.downcast::<rustls::Error>() {
         Ok(error) => HandshakeError::Tls(error),
@@ -270,7 +271,7 @@ fn tls_error(error: io::Error) -> HandshakeError {
     }
 }
 
-/// The socket as the library writes to it.
+/// Adapter through which rustls writes to the socket.
 struct Out<'a, 'b> {
     wire: &'a mut Wire,
     cx: &'a mut Context<'b>,
@@ -307,7 +308,8 @@ mod tests {
     use super::*;
     use crate::stream::Stream;
 
-    /// Both ends after a handshake in TLS 1.2, with a server whose keys may encrypt so many records.
+    /// Returns both ends after a TLS 1.2 handshake, with a server whose keys may encrypt at most `records`
+    /// records.
     fn pair(records: u64) -> (ServerConnection, ClientConnection) {
         let SupportedCipherSuite::Tls12(suite) = cipher_suite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256 else {
             panic!("it is a suite of TLS 1.2");

@@ -1,4 +1,4 @@
-//! [`Sessions`]: the TLS connections that are open, and whether their other ends would still be let in.
+//! [`Sessions`]: the open TLS connections, with checks whether their peers are still trusted.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -15,9 +15,9 @@ pub(crate) struct Sessions {
     open: RefCell<Vec<Weak<Watched>>>,
 }
 
-/// Which end this member is, and what says who may be at the other.
+/// Side of a connection that this member is on, with the trust settings for the other end.
 pub(crate) enum Side {
-    /// A connection that was accepted, and its place.
+    /// A connection that was accepted, and its slot.
     Accepted(ServerTls, Rc<Guest>),
     /// A connection that this member has opened.
     Dialed(ClientTls),
@@ -30,18 +30,18 @@ pub(crate) struct Watched {
     /// Address or name of the other end, for the log.
     remote: String,
     ended: Cell<bool>,
-    /// It was said that its certificates have ended.
+    /// True once the expiry of the certificate was reported.
     told_expired: Cell<bool>,
-    /// The task that reads and writes the connection.
+    /// Waker of the task that reads and writes the connection.
     waker: RefCell<Option<Waker>>,
 }
 
 impl Watched {
-    /// Keeps the task that is to be woken when the connection must end.
+    /// Checks that the connection may continue, and registers the task to wake when it must end.
     ///
     /// # Errors
     ///
-    /// It must end now.
+    /// Returns an error if the connection must end now.
     pub(crate) fn check(&self, cx: &Context<'_>) -> io::Result<()> {
         if self.ended.get() {
             let text = "the certificate of the other end is not good any more";
@@ -79,21 +79,22 @@ impl Watched {
     }
 }
 
-/// What was found out about a connection.
+/// Result of a check of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Finding {
-    /// The connection is closed, because the other end's certificate was revoked or its authority is no longer trusted.
+    /// The connection was closed, because the peer's certificate was revoked or its authority is no longer
+    /// trusted.
     Closed,
-    /// The other end's certificates are not valid at this time, and were not taken back: it stays. Said once.
+    /// The peer's certificates have expired but were not revoked: the connection stays open. Reported once.
     Expired,
 }
 
 impl Sessions {
-    /// Watches a connection whose other end was let in.
+    /// Starts to watch a connection whose peer was admitted.
     ///
     /// # Errors
     ///
-    /// Files were replaced since then, and the other end would not be let in now.
+    /// Returns a refusal if files were replaced since then and the peer would not be admitted now.
     pub(crate) fn watch(&self, side: Side, session: Session, remote: String) -> Result<Rc<Watched>, Refusal> {
         let watched = Watched {
             side,
@@ -106,7 +107,8 @@ impl Sessions {
         watched.still_trusted()?;
         let watched = Rc::new(watched);
         let mut open = self.open.borrow_mut();
-        // Those that are closed are forgotten now and then, so that the list is at most twice as long as it has to be.
+        // Closed connections are removed whenever the list would grow, so it is at most twice as long as
+        // needed.
         if open.len() == open.capacity() {
             open.retain(|one| one.strong_count() > 0);
         }
@@ -114,10 +116,11 @@ impl Sessions {
         Ok(watched)
     }
 
-    /// Ends those whose other ends are not trusted any more; `say` hears what was found, of which other end, and why.
+    /// Ends the connections whose peers are no longer trusted. Calls `say` with each finding, the peer and
+    /// the reason.
     ///
-    /// The end of a certificate closes nothing: if those of a cluster ended, or one member's clock jumped, sound members would
-    /// lose each other.
+    /// An expired certificate closes no connection: if all certificates of a cluster expired, or one member's
+    /// clock jumped, healthy members would lose each other.
     pub(crate) fn end_untrusted(&self, mut say: impl FnMut(Finding, &str, &Refusal)) {
         self.open.borrow_mut().retain(|one| match one.upgrade() {
             Some(one) if !one.ended.get() => {
@@ -155,7 +158,7 @@ mod tests {
 
     use super::*;
 
-    /// 2026-06-01.
+    /// 2026-06-01, in seconds since the Unix epoch.
     const NOW: u64 = 1_780_272_000;
 
     #[derive(Debug)]
@@ -224,7 +227,7 @@ mod tests {
         while tls.generation() == 1 {
             reloader.poll(later);
         }
-        // Whoever was let in just before the files were replaced is not watched as one that may stay.
+        // A peer that was admitted just before the files were replaced must not be watched as trusted.
         assert_eq!(watch().map(drop), Err(Refusal::Revoked { serial: "07".to_owned() }));
         assert_eq!(findings(), [(Finding::Closed, "m".to_owned())]);
         assert!(watched.ended.get());

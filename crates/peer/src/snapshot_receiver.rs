@@ -1,5 +1,6 @@
-//! The receiving end of `POST /raft/snapshot`: [`receive`] reads the message in front, then hands the bytes to the
-//! handler on a thread of its own, piece by piece. It knows nothing of their content but whose form they have.
+//! Receiving end of `POST /raft/snapshot`: [`receive`] reads the message at the front, then passes the bytes
+//! to the handler piece by piece, on a separate thread. It knows the format of the snapshot but not its
+//! content.
 
 use std::fmt;
 use std::io;
@@ -31,12 +32,12 @@ use crate::piece::{self, Piece};
 use crate::places::{Guest, Progress, SnapshotAdmission};
 use crate::routes::{Share, check_sender, refuse, stamp, wrong_method};
 
-/// Path of snapshots, at both ends.
+/// Path for snapshots, at both ends.
 pub(crate) const PATH: &str = "/raft/snapshot";
 
 type Refusal = Box<Response<Body>>;
 
-/// Takes a snapshot: 204 when the handler took it, 500 with its text when it did not.
+/// Receives a snapshot. Answers 204 if the handler accepted it, 500 with the handler's text if not.
 pub(crate) async fn receive(hub: &Rc<Hub>, guest: &Rc<Guest>, request: Request<Incoming>) -> Response<Body> {
     if request.method() != Method::POST {
         return wrong_method("POST");
@@ -44,7 +45,7 @@ pub(crate) async fn receive(hub: &Rc<Hub>, guest: &Rc<Guest>, request: Request<I
     let (head, mut body) = request.into_parts();
     let taken = take(hub, guest, &head.headers, &mut body).await;
     if taken.is_err() {
-        // The answer goes out while the sender still writes. Closing now could destroy it on its way.
+        // The answer is sent while the sender still writes. Closing now could destroy the answer in flight.
         tokio::task::spawn_local(drain(body, hub.read_timeout));
     }
     stamp(
@@ -74,7 +75,8 @@ async fn take(
     if let Some((id, urls)) = identity::sender(headers) {
         hub.add_remote(id, &urls);
     }
-    // Nothing is read of what comes from nobody. A member that has just been added may know of this one first.
+    // Nothing is read from unknown senders. A member that was just added may know this member before it is
+    // known here.
     let known = headers.get(identity::SERVER_FROM).and_then(|id| identity::parse_id(id.to_str().ok()?));
     if known.is_none_or(|id| hub.inbox.account(id).is_none()) {
         hub.inbox.count_unknown_snapshot_failure();
@@ -115,10 +117,10 @@ async fn take(
     };
     let SnapshotAdmission { number, progress, taker, before } = admission;
     let mut receiving = Receiving::begin(hub, number, &account);
-    // The handler takes one snapshot at a time: those that have made way come to their end first.
+    // The handler takes one snapshot at a time, so the ended snapshots must finish first.
     let ends = async {
         for one in before {
-            // It is dropped, never used.
+            // The sender is dropped and never used.
             let _ = one.await;
         }
     };
@@ -140,7 +142,7 @@ async fn take(
     }
 }
 
-/// The message in front of a snapshot, and what came with it.
+/// Reads the message at the front of a snapshot. Returns it with the bytes that followed it.
 async fn read_envelope(
     body: &mut Incoming,
     pace: &mut Pace,
@@ -174,18 +176,18 @@ async fn read_envelope(
     }
 }
 
-/// Why the message in front of a snapshot cannot be read.
+/// Reason why the message at the front of a snapshot cannot be read.
 #[derive(Debug)]
 enum EnvelopeError {
-    /// The length of the message is above the bound.
+    /// The length of the message exceeds the limit.
     Length(DecodeError),
-    /// The bytes are no message.
+    /// The bytes are not a valid message.
     Message(prost::DecodeError),
     /// The connection broke, or was too slow.
     Broken(io::Error),
-    /// The request ended before the message did.
+    /// The request ended before the message was complete.
     Ended,
-    /// Other messages take all the memory that there is for those of members.
+    /// Other messages use all the memory for messages of members.
     Crowded,
 }
 
@@ -203,14 +205,14 @@ impl fmt::Display for EnvelopeError {
 
 impl std::error::Error for EnvelopeError {}
 
-/// Why a snapshot was not taken.
+/// Reason why a snapshot was not accepted.
 #[derive(Debug)]
 enum ReceiveError {
-    /// No thread can be started for it.
+    /// No thread can be started for the snapshot.
     NoThread(io::Error),
-    /// The handler refuses it; the sender gets the text.
+    /// The handler refused the snapshot; its text is sent to the sender.
     Handler(BoxError),
-    /// The thread of the handler has ended without a result, which is a bug.
+    /// The thread of the handler ended without a result, which is a bug.
     NoResult,
 }
 
@@ -226,7 +228,7 @@ impl fmt::Display for ReceiveError {
 
 impl std::error::Error for ReceiveError {}
 
-/// Gives the handler, on a thread of its own, piece after piece, as fast as it takes them.
+/// Passes the pieces to the handler on a separate thread, as fast as the handler takes them.
 async fn hand_over(
     hub: &Hub,
     (account, progress): (&Arc<Account>, &Progress),
@@ -242,7 +244,7 @@ async fn hand_over(
         let mut pieces = piece::Incoming::new(pieces);
         let result = handler.receive_snapshot(message, form, &mut pieces);
         drop(taker);
-        // The request may be gone.
+        // The request may have been dropped.
         let _ = done.send(result);
     };
     let thread = std::thread::Builder::new().name("snapshot-receive".to_owned()).spawn(work);
@@ -270,7 +272,7 @@ async fn hand_over(
             };
             let is_last = !matches!(piece, Piece::Bytes(_));
             let given = Instant::now();
-            // A handler that takes no more has made up its mind.
+            // A handler that takes no more pieces has already decided.
             if give.send(piece).await.is_err() || is_last {
                 break;
             }
@@ -285,14 +287,14 @@ async fn hand_over(
     }
 }
 
-/// Reads what nobody wants, for a while.
+/// Reads and discards the rest of a body for a limited time.
 async fn drain(mut body: Incoming, at_most: Duration) {
     let all = async { while let Some(Ok(_)) = body.frame().await {} };
-    // A sender that has not stopped by then is cut off.
+    // A sender that still sends after that is disconnected.
     let _ = tokio::time::timeout(at_most, all).await;
 }
 
-/// One snapshot that comes in, with its place, also when its request is dropped.
+/// Snapshot being received. Its slot is freed when this is dropped, even if the request is cancelled.
 struct Receiving<'a> {
     hub: &'a Hub,
     place: u64,

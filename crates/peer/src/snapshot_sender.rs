@@ -12,12 +12,13 @@ use crate::options::{Field, Level, Log, SNAPSHOT_PIECES_MAX, SNAPSHOTS_SENT_MAX}
 use crate::peers::Target;
 use crate::piece::Piece;
 
-/// Path at which a member of Mainstay says what it has of the state, so that the sender leaves it out.
+/// Path at which a Mainstay member reports which data of the snapshot it already has, so that the sender can
+/// omit it.
 const RECEIVER_PATH: &str = "/mainstay/snapshot?format=2";
-/// Time to wait for that answer.
+/// Time limit for the answer from [`RECEIVER_PATH`].
 const RECEIVER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Sends snapshots, each on a thread of its own.
+/// Sends snapshots, each on a separate thread.
 pub(crate) struct SnapshotSender {
     inbox: Arc<Inbox>,
     handler: Arc<dyn Handler>,
@@ -45,7 +46,7 @@ impl SnapshotSender {
         let sending = Arc::clone(&self.sending);
         let work = move || {
             let sent = send(&inbox, message, source);
-            // Before the report: the core may answer it with the next snapshot.
+            // Removed before the report, because the handler may react to the report with the next snapshot.
             sending.lock().unwrap_or_else(PoisonError::into_inner).remove(&to);
             let id = format!("{to:x}");
             match &sent {
@@ -87,7 +88,8 @@ fn send(inbox: &Inbox, mut message: Message, mut source: Box<dyn SnapshotSource>
         let receiver = match answered {
             Ok(answer) if answer.status() == http::StatusCode::OK => Some(answer.into_body()),
             Ok(answer) if answer.status() == http::StatusCode::NOT_FOUND => None,
-            // One that is only busy is not taken for a member that runs etcd.
+            // Only a 404 indicates a member that runs etcd; any other status is a failure, for example of a
+            // busy member.
             Ok(answer) => {
                 let text = String::from_utf8_lossy(answer.body()).trim_end().to_owned();
                 return Err(PostError::Snapshot(answer.status(), text));
@@ -115,7 +117,8 @@ fn send(inbox: &Inbox, mut message: Message, mut source: Box<dyn SnapshotSource>
                 }
                 None => Piece::End,
             };
-            // The other end is gone when the connection broke; the outcome says why.
+            // The receiver of the pieces is dropped when the connection broke; the result below contains the
+            // reason.
             if give.blocking_send(piece).is_err() || failure.is_some() {
                 break;
             }

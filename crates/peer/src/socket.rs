@@ -1,4 +1,4 @@
-//! A connection in the form that hyper needs, with TLS or without: [`Socket`].
+//! A connection with hyper's I/O traits, with or without TLS: [`Socket`].
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -14,7 +14,7 @@ use crate::secured::{SPACE, Secured};
 use crate::sessions::Watched;
 use crate::wire::Wire;
 
-/// A connection in the form that hyper needs; it is given up when the other end takes no bytes for too long.
+/// Connection with hyper's I/O traits. Writes fail if the other end takes no bytes for too long.
 pub(crate) struct Socket {
     wire: Wire,
     tls: Option<Box<Tls>>,
@@ -22,7 +22,7 @@ pub(crate) struct Socket {
 
 struct Tls {
     secured: Secured,
-    /// Says when the other end may not stay.
+    /// Handle that shows when the other end is no longer trusted.
     watched: Rc<Watched>,
 }
 
@@ -31,12 +31,12 @@ impl Socket {
         Socket { wire, tls: None }
     }
 
-    /// A connection whose handshake is done.
+    /// Creates the socket of a TLS connection after its handshake.
     pub(crate) fn secured(wire: Wire, secured: Secured, watched: Rc<Watched>) -> Socket {
         Socket { wire, tls: Some(Box::new(Tls { secured, watched })) }
     }
 
-    /// The address at the other end.
+    /// Returns the address of the other end; `None` for a Unix socket.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         self.wire.address()
     }
@@ -60,7 +60,7 @@ impl hyper::rt::Read for Socket {
             let room = into.remaining();
             return tls.secured.poll_read(wire, cx, room, |bytes| into.put_slice(bytes));
         }
-        // It cannot be read into hyper's buffer without `unsafe`.
+        // Reading directly into hyper's buffer would need `unsafe`.
         SPACE.with_borrow_mut(|space| {
             let room = into.remaining().min(space.len());
             let bytes = std::task::ready!(wire.poll_read(cx, &mut space[..room]))?;
@@ -111,7 +111,7 @@ impl hyper::rt::Write for Socket {
     }
 }
 
-/// hyper's view of tokio's clock.
+/// Adapts tokio's clock to hyper's timer trait.
 #[derive(Clone, Copy)]
 pub(crate) struct Clock;
 

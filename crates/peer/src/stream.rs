@@ -1,4 +1,4 @@
-//! A stream of bytes from a TCP or a Unix socket ([`Stream`]), and what accepts them ([`Acceptor`]).
+//! Byte streams over TCP and Unix sockets ([`Stream`]), and their listeners ([`Acceptor`]).
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 use crate::options::{Listener, ListenerSocket};
 
-/// A connected socket.
+/// Connected socket.
 #[derive(Debug)]
 pub(crate) enum Stream {
     Tcp(TcpStream),
@@ -45,27 +45,27 @@ impl Stream {
     }
 }
 
-/// A listener in the event loop of the peer thread.
+/// Listener that is registered in the event loop of the peer thread.
 #[derive(Debug)]
 pub(crate) enum Acceptor {
     Tcp(TcpListener, Option<ServerTls>),
-    /// Without TLS.
+    /// Unix socket, without TLS.
     Unix(UnixListener),
 }
 
-/// A connection that was accepted.
+/// Accepted connection.
 pub(crate) enum Accepted {
     Plain(Stream, Option<SocketAddr>),
-    /// Hands are to be shaken.
+    /// Connection whose TLS handshake must be performed.
     Secured(TcpStream, SocketAddr, ServerTls),
 }
 
 impl Acceptor {
-    /// Moves a listener into this thread's event loop.
+    /// Registers a listener in this thread's event loop.
     ///
     /// # Errors
     ///
-    /// What the operating system refuses, and a Unix socket with TLS.
+    /// Returns an error if the operating system refuses the socket, or for a Unix socket with TLS.
     pub(crate) fn new(listener: Listener) -> io::Result<Acceptor> {
         match (listener.socket, listener.tls) {
             (ListenerSocket::Tcp(socket), tls) => {
@@ -97,7 +97,7 @@ impl Acceptor {
 }
 
 impl Accepted {
-    /// The address at the other end; a Unix socket has none.
+    /// Returns the address of the other end; `None` for a Unix socket.
     pub(crate) fn from(&self) -> Option<SocketAddr> {
         match self {
             Accepted::Plain(_, from) => *from,

@@ -1,5 +1,5 @@
-//! The dialing side of a stream: [`run`] dials one stream of a peer again and again, reads its messages, and hands them
-//! to the handler. It judges no message.
+//! Dialing side of a stream: [`run`] dials one stream of a peer repeatedly, reads its messages, and passes
+//! them to the handler. It validates no message.
 
 use std::error::Error;
 use std::fmt;
@@ -28,14 +28,14 @@ use crate::peer::{Kind, Peer};
 use crate::socket::Socket;
 use crate::turn::{TURN_BYTES, end_turn};
 
-/// Dials that fail before the pace slows down.
+/// Number of failed dials before the interval between dials grows.
 const QUICK_DIALS: u32 = 10;
-/// Maximum bytes read of a refusal.
+/// Maximum number of bytes read from a refusal.
 const REFUSAL_BYTES_MAX: usize = 4096;
 
 type Connection = hyper::client::conn::http1::Connection<Socket, Body>;
 
-/// Dials one stream of a peer, again and again, and reads it; until it is aborted.
+/// Dials one stream of a peer repeatedly and reads it, until the task is aborted.
 pub(crate) async fn run(hub: Rc<Hub>, peer: Rc<Peer>, kind: Kind) {
     let mut failures = 0_u32;
     let mut said = String::new();
@@ -61,7 +61,7 @@ pub(crate) async fn run(hub: Rc<Hub>, peer: Rc<Peer>, kind: Kind) {
                 failures = failures.saturating_add(1);
                 let text = error.to_string();
                 peer.failed(&hub, &text);
-                // The same again and again is said once.
+                // Repeated errors with the same text are logged once.
                 if said != text {
                     hub.log(Level::Warn, "cannot dial a stream of a peer", peer.id, &text);
                     said = text;
@@ -76,24 +76,24 @@ pub(crate) async fn run(hub: Rc<Hub>, peer: Rc<Peer>, kind: Kind) {
     }
 }
 
-/// Why a stream cannot be dialed.
+/// Reason why a stream cannot be dialed.
 #[derive(Debug)]
 enum DialError {
-    /// None of the peer's URLs can be used.
+    /// None of the peer's URLs is usable.
     NoUrl(NoUrl),
     /// The peer did not answer in time.
     TimedOut,
-    /// There is no connection, or it broke before the answer.
+    /// The connection failed, or broke before the answer.
     Exchange(ExchangeError),
-    /// The path of the stream is no URI, which is a bug.
+    /// The path of the stream is not a valid URI, which is a bug.
     Path(InvalidUri),
-    /// The peer has not heard of this member; its text.
+    /// The peer does not know this member yet; contains the peer's text.
     NotKnownYet(String),
-    /// The peer says that this member was removed.
+    /// The peer reports that this member was removed.
     Removed,
-    /// The peer is of another cluster or version; its text.
+    /// The peer belongs to another cluster or has an incompatible version; contains its text.
     Refused(String),
-    /// The peer answered with another status, and this text.
+    /// The peer answered with another status; contains status and text.
     Status(StatusCode, String),
 }
 
@@ -134,9 +134,9 @@ impl Error for DialError {
     }
 }
 
-/// A stream that is up.
+/// Established stream.
 struct Stream {
-    /// The connection; `None` once it has ended.
+    /// HTTP connection; `None` once it has ended.
     connection: Option<Pin<Box<Connection>>>,
     body: Incoming,
 }
@@ -213,7 +213,7 @@ async fn attempt(hub: &Rc<Hub>, peer: &Peer, kind: Kind, endpoint: &Endpoint) ->
 }
 
 impl Stream {
-    /// Reads until the stream ends; why it did.
+    /// Reads until the stream ends. Returns the reason.
     async fn read(mut self, hub: &Hub, peer: &Peer, kind: Kind) -> String {
         let mut decoder = match kind {
             Kind::App => Decoder::of_apps(hub.identity.local_id, peer.id),
@@ -224,7 +224,8 @@ impl Stream {
         let mut alarm = pin!(tokio::time::sleep_until(heard + hub.read_timeout));
         poll_fn(|cx| {
             let (mut bytes, mut ended) = (0, None);
-            // hyper hands over one piece at a time, so both sides take turns until nothing moves.
+            // hyper delivers one piece at a time, so connection and body are polled alternately until neither
+            // makes progress.
             loop {
                 let before = bytes;
                 if let Some(connection) = &mut self.connection
@@ -276,7 +277,7 @@ impl Stream {
     }
 }
 
-/// Hands over what is for this member. A MsgSnap without its snapshot is worth nothing.
+/// Passes on the messages for this member. A MsgSnap on a stream is dropped, because its snapshot is missing.
 fn deliver(hub: &Hub, peer: &Peer, messages: &mut Vec<Message>) {
     let came = messages.len();
     messages.retain(|message| {

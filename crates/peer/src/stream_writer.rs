@@ -12,9 +12,9 @@ use crate::frame_buffer::{FrameBuffer, Segments};
 use crate::hub::Hub;
 use crate::peer::{Kind, Peer};
 
-/// Bytes that go to the connection at once, give or take a message.
+/// Bytes handed to the connection at once, exceeded by at most one message.
 const WRITE_BYTES: usize = 256 * 1024;
-/// Link heartbeats within one read timeout.
+/// Number of link heartbeats within one read timeout.
 const HEARTBEATS: u32 = 3;
 
 /// Writes a stream that a peer dialed, as the body of the answer to its GET.
@@ -30,7 +30,7 @@ pub(crate) struct StreamWriter {
 }
 
 impl StreamWriter {
-    /// Takes the place of the stream before.
+    /// Creates the writer, which replaces the previous stream of this kind.
     pub(crate) fn attach(hub: Rc<Hub>, peer: Rc<Peer>, kind: Kind) -> StreamWriter {
         let generation = peer.attach(&hub, kind);
         let heartbeat = Box::pin(tokio::time::sleep(heartbeat_interval(&hub)));
@@ -46,7 +46,7 @@ impl StreamWriter {
         }
     }
 
-    /// Returns the waiting bytes, in one piece; `None` when another stream took over.
+    /// Returns the queued messages, encoded; `None` if another stream has replaced this one.
     pub(crate) fn poll_segments(&mut self, cx: &mut Context<'_>) -> Poll<Option<Segments>> {
         if !self.peer.watch(self.kind, self.generation, cx.waker()) {
             return Poll::Ready(None);
@@ -66,7 +66,8 @@ impl StreamWriter {
         Poll::Ready(Some(self.buffer.take()))
     }
 
-    /// Ready, with a heartbeat of the link in the buffer, when nothing was written for long enough.
+    /// Becomes ready when nothing was written for the heartbeat interval, with a link heartbeat in the
+    /// buffer.
     fn poll_heartbeat(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let interval = heartbeat_interval(&self.hub);
         loop {

@@ -1,4 +1,5 @@
-//! [`Wire`]: a connection that gives others their turn, and that is given up when the other end takes no bytes in time.
+//! [`Wire`]: a connection that yields to other connections, and fails when the other end takes no bytes in
+//! time.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -12,15 +13,15 @@ use tokio::io::ReadBuf;
 use crate::stream::Stream;
 use crate::turn::{TURN_BYTES, end_turn};
 
-/// Interval of TCP keepalive, as in etcd.
+/// Interval of TCP keepalive probes, as in etcd.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// A connection. Reads and writes are pending after [`TURN_BYTES`], so that others get their turn, and a write fails when
-/// the kernel has taken nothing for the time that it is given.
+/// A connection. Reads and writes are pending after [`TURN_BYTES`], so that other connections have their
+/// turn. A write fails if the kernel takes no bytes for the write timeout.
 pub(crate) struct Wire {
     stream: Stream,
     write_timeout: Duration,
-    /// While a write waits for the kernel.
+    /// Write timeout; set while a write waits for the kernel.
     stalled: Option<Pin<Box<tokio::time::Sleep>>>,
     /// Bytes read and written since the connection last had to wait.
     read_bytes: usize,
@@ -33,14 +34,14 @@ impl Wire {
             stream.set_nodelay(true)?;
             let socket = socket2::SockRef::from(stream);
             socket.set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(KEEPALIVE))?;
-            // Bytes that a vanished host does not acknowledge would otherwise look sent for many minutes.
+            // Without this, bytes to a vanished host would count as sent for many minutes.
             #[cfg(target_os = "linux")]
             socket.set_tcp_user_timeout(Some(write_timeout))?;
         }
         Ok(Wire { stream, write_timeout, stalled: None, read_bytes: 0, written_bytes: 0 })
     }
 
-    /// Takes a TCP connection out of its runtime, so that another one can take it over.
+    /// Removes a TCP connection from its runtime, so that another runtime can register it.
     pub(crate) fn into_std(self) -> io::Result<std::net::TcpStream> {
         match self.stream {
             Stream::Tcp(stream) => stream.into_std(),
@@ -48,7 +49,7 @@ impl Wire {
         }
     }
 
-    /// The address at the other end; a Unix socket has none.
+    /// Returns the address of the other end; `None` for a Unix socket.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         match &self.stream {
             Stream::Tcp(stream) => stream.peer_addr().ok().map(|address| address.ip().to_canonical()),
@@ -56,7 +57,7 @@ impl Wire {
         }
     }
 
-    /// Reads; nothing is the end.
+    /// Reads bytes. Returns 0 at the end of the stream.
     pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
         if self.read_bytes >= TURN_BYTES {
             self.read_bytes = 0;
@@ -70,12 +71,12 @@ impl Wire {
         polled.map_ok(|()| bytes)
     }
 
-    /// What was read has cost as much as so many bytes more.
+    /// Counts additional cost of the last read, as if `bytes` more bytes had been read.
     pub(crate) fn count_as_read(&mut self, bytes: usize) {
         self.read_bytes += bytes;
     }
 
-    /// Writes the parts one after the other, as far as the kernel takes them; returns how many bytes it took.
+    /// Writes the parts in order, as far as the kernel takes them. Returns the number of bytes taken.
     pub(crate) fn poll_write(
         &mut self,
         cx: &mut Context<'_>,

@@ -1,4 +1,5 @@
-//! Whether a client's certificate is for the address that the client comes from, by etcd's rules for peers.
+//! Checks a client's certificate against the address that the client connects from, by etcd's rules for
+//! peers.
 
 use std::net::IpAddr;
 
@@ -7,23 +8,24 @@ use crate::host_name;
 use crate::refusal::Refusal;
 use crate::settings::quoted;
 
-/// Most names of a certificate that are looked up. etcd has no bound.
+/// Maximum number of names of a certificate that are looked up. etcd has no limit.
 const MAX_LOOK_UPS: usize = 16;
-/// Most answers to one question that are looked at.
+/// Maximum number of results of one question that are examined.
 const MAX_ANSWERS: usize = 64;
 
-/// The answer, or what has to be looked up for it.
+/// Result of an address check, or the look-ups that it needs.
 ///
-/// The rules: a certificate without names and addresses is for any address. With addresses one of them must be the client's.
-/// Failing that, one of its names must be among those that the client's address has (`*.` stands for any beginning), or
-/// the client's address among those of one of its names.
+/// A certificate without names and addresses passes for every address. If it has addresses, the client's
+/// address may be one of them. Otherwise one of its names must be among the names of the client's address
+/// (`*.` matches any prefix), or the client's address among the addresses of one of its names.
 #[derive(Debug)]
 pub enum AddressCheck {
-    /// The certificate is for the address.
+    /// The certificate matches the address.
     Passed,
-    /// The certificate is not for the address; the connection is to be closed.
+    /// The certificate does not match the address; the connection must be closed.
     Refused(Refusal),
-    /// Names have to be looked up, which takes time: not on a thread that serves others.
+    /// Names must be looked up, which may take long and must not block a thread that serves other
+    /// connections.
     Ask(LookUp),
 }
 
@@ -63,33 +65,34 @@ impl AddressCheck {
     }
 }
 
-/// What is to be looked up in the names of a network.
+/// Question for a name look-up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// The names of an address.
+    /// Asks for the names of an address.
     Names(IpAddr),
-    /// The addresses of a name.
+    /// Asks for the addresses of a name.
     Addresses(String),
 }
 
-/// A check that waits for look-ups. The caller asks [`LookUp::question`] and gives the answer until there is none any more
-/// (by a thread of its own: [`LookUp::resolve`]), then takes the outcome. At most 17 questions are asked.
+/// Check that needs look-ups. The caller takes each [`LookUp::question`] and passes its answer to
+/// [`LookUp::answer`] until there is no question left ([`LookUp::resolve`] does this for a blocking thread),
+/// then takes the outcome. At most 17 questions are asked.
 #[derive(Debug)]
 pub struct LookUp {
     remote: IpAddr,
     shown: Vec<String>,
     names: Vec<String>,
-    /// Wildcards without their `*`.
+    /// Suffixes of wildcard names, without their `*`.
     endings: Vec<String>,
     reverse_is_open: bool,
-    /// Names whose addresses are not asked for yet, the next one last.
+    /// Names whose addresses are still to be asked for, the next one last.
     to_ask: Vec<String>,
     has_matched: bool,
     error: Option<String>,
 }
 
 impl LookUp {
-    /// The next question; `None` if the outcome is known.
+    /// Returns the next question; `None` if the outcome is known.
     pub fn question(&self) -> Option<Question> {
         if self.has_matched {
             None
@@ -100,7 +103,7 @@ impl LookUp {
         }
     }
 
-    /// Takes the answer to [`Self::question`]: names, or addresses as texts, or why there is none.
+    /// Takes the answer to [`Self::question`]: names, or addresses as texts, or the error of the look-up.
     pub fn answer(&mut self, answer: Result<Vec<String>, String>) {
         let answer = answer.unwrap_or_else(|error| {
             self.error = Some(error);
@@ -121,10 +124,10 @@ impl LookUp {
         }
     }
 
-    /// The outcome, once there is no question any more.
+    /// Returns the outcome; to be called when no question is left.
     ///
     /// # Errors
-    /// The certificate is not for the address, or the questions were not all answered.
+    /// Returns a refusal if the certificate does not match the address, or if look-ups failed.
     pub fn outcome(self) -> Result<(), Refusal> {
         if self.has_matched {
             return Ok(());
@@ -137,10 +140,10 @@ impl LookUp {
         )))
     }
 
-    /// Asks all questions and takes the outcome. It waits for the resolver: call it on a thread for such work.
+    /// Asks all questions and returns the outcome. Blocks while the resolver does.
     ///
     /// # Errors
-    /// As [`Self::outcome`].
+    /// Returns the errors of [`Self::outcome`].
     pub fn resolve(mut self, resolver: &dyn Resolver) -> Result<(), Refusal> {
         while let Some(question) = self.question() {
             let answer = match &question {
@@ -155,17 +158,17 @@ impl LookUp {
     }
 }
 
-/// Looks up names. Its methods may wait.
+/// Resolver for names and addresses. Its methods may block.
 pub trait Resolver {
-    /// The names of an address.
+    /// Returns the names of an address.
     ///
     /// # Errors
-    /// Why there are none, for the log.
+    /// Returns a text for the log if no name is found.
     fn names(&self, address: IpAddr) -> Result<Vec<String>, String>;
 
-    /// The addresses of a name.
+    /// Returns the addresses of a name.
     ///
     /// # Errors
-    /// Why there are none, for the log.
+    /// Returns a text for the log if no address is found.
     fn addresses(&self, name: &str) -> Result<Vec<IpAddr>, String>;
 }

@@ -1,22 +1,22 @@
-//! What this crate needs to know of a certificate, by RFC 5280 section 4.1.
+//! Fields of a certificate that this crate needs (RFC 5280 section 4.1).
 //!
-//! Chains are verified by `webpki`; this adds what it does not tell: the common name, the serial number, names for the
-//! rules of Go, times, and certificates of version 1, which etcd takes and `webpki` does not.
+//! `webpki` verifies chains. This module provides what `webpki` does not: the common name, the serial number,
+//! names for Go's rules, times, and certificates of version 1, which etcd accepts and `webpki` does not.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::der::{self, Element, Reader};
 
-/// What a certificate may be used for. One without the extension may be used for everything.
+/// Purpose of a certificate. A certificate without the extended key usage extension has every purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// It proves who a server is.
+    /// Authentication of a server.
     Server,
-    /// It proves who a client is.
+    /// Authentication of a client.
     Client,
 }
 
-/// The purposes that a certificate's extension lists.
+/// Purposes listed in a certificate's extended key usage extension.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Purposes {
     server: bool,
@@ -59,56 +59,56 @@ const NAME_CONSTRAINTS: &[u8] = &[0x55, 0x1d, 30];
 const POLICIES: &[u8] = &[0x55, 0x1d, 32];
 const EXTENDED_KEY_USAGE: &[u8] = &[0x55, 0x1d, 37];
 
-/// Longest serial number in bytes; RFC 5280 allows 20.
+/// Maximum length of a serial number in bytes; RFC 5280 allows 20.
 const MAX_SERIAL_BYTES: usize = 64;
 
-/// A parsed certificate. Slices borrow from its DER.
+/// Parsed certificate. Slices borrow from its DER.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Certificate<'a> {
-    /// 1, 2 or 3.
+    /// Version: 1, 2 or 3.
     pub(crate) version: u8,
-    /// The serial number's magnitude, most significant byte first, without leading zeros.
+    /// Magnitude of the serial number, most significant byte first, without leading zeros.
     pub(crate) serial: &'a [u8],
-    /// The part that is signed.
+    /// Signed part of the certificate (TBSCertificate).
     pub(crate) signed: &'a [u8],
     /// Contents of the AlgorithmIdentifier of the signature.
     pub(crate) signature_algorithm: &'a [u8],
     pub(crate) signature: &'a [u8],
-    /// Contents of the issuer's Name.
+    /// Contents of the issuer name.
     pub(crate) issuer: &'a [u8],
-    /// Contents of the subject's Name.
+    /// Contents of the subject name.
     pub(crate) subject: &'a [u8],
-    /// SubjectPublicKeyInfo with its tag.
+    /// SubjectPublicKeyInfo, including its tag.
     pub(crate) public_key: &'a [u8],
-    /// First second in which it is valid, since 1970.
+    /// First second of validity, since 1970.
     pub(crate) not_before: u64,
-    /// Last second in which it is valid, since 1970.
+    /// Last second of validity, since 1970.
     pub(crate) not_after: u64,
-    /// Subject's common name as Go has it: the last one if there are several.
+    /// Common name of the subject; like in Go, the last one if there are several.
     pub(crate) common_name: Option<String>,
     pub(crate) dns_names: Vec<&'a str>,
     pub(crate) ip_addresses: Vec<IpAddr>,
-    /// Has the extension for alternative names at all.
+    /// True if the certificate has the subject alternative name extension.
     pub(crate) has_alternative_names: bool,
-    /// `None`: for everything.
+    /// Listed purposes; `None` if the certificate is for every purpose.
     pub(crate) purposes: Option<Purposes>,
-    /// Whether it says that it may sign other certificates; `None` without the extension.
+    /// CA flag of the basic constraints extension; `None` without the extension.
     pub(crate) authority: Option<bool>,
-    /// Most authorities that may stand between this one and the last certificate.
+    /// Path length constraint: the maximum number of intermediate authorities below this one.
     pub(crate) path_length: Option<u32>,
     pub(crate) has_name_constraints: bool,
-    /// Has a critical extension that is not understood here.
+    /// True if the certificate has a critical extension that this parser does not know.
     pub(crate) has_unknown_critical: bool,
 }
 
 impl<'a> Certificate<'a> {
-    /// The kind of its key: the contents of the AlgorithmIdentifier in [`Self::public_key`].
+    /// Returns the algorithm of the key: the contents of the AlgorithmIdentifier in [`Self::public_key`].
     pub(crate) fn key_algorithm(&self) -> Option<&'a [u8]> {
         let mut key = Reader::new(self.public_key).enter(der::SEQUENCE)?;
         key.element(der::SEQUENCE).map(|algorithm| algorithm.contents)
     }
 
-    /// Parses DER; `None` if it is no certificate.
+    /// Parses DER; `None` if it is not a certificate.
     pub(crate) fn parse(der: &'a [u8]) -> Option<Certificate<'a>> {
         let mut outer = Reader::new(der);
         let mut certificate = outer.enter(der::SEQUENCE)?;
@@ -141,7 +141,7 @@ impl<'a> Certificate<'a> {
         let (not_before, not_after) = (validity.time()?, validity.time()?);
         let subject = body.element(der::SEQUENCE)?.contents;
         let public_key = body.element(der::SEQUENCE)?.whole;
-        // Unique identifiers, which nobody uses.
+        // Unique identifiers, which are obsolete.
         body.optional(der::context(1, false));
         body.optional(der::context(2, false));
         let extensions = body.optional(der::context(3, true));
@@ -188,7 +188,7 @@ impl<'a> Certificate<'a> {
             let id = extension.element(der::OBJECT_IDENTIFIER)?.contents;
             let critical = extension.flag()?;
             let value = extension.element(der::OCTET_STRING)?.contents;
-            // Some thirty are defined; the bound keeps the search for duplicates cheap.
+            // About thirty extensions are defined; the limit keeps the search for duplicates cheap.
             if !extension.is_empty() || seen.contains(&id) || seen.len() == 64 {
                 return None;
             }
@@ -234,12 +234,13 @@ impl<'a> Certificate<'a> {
         Some(())
     }
 
-    /// Whether it may be used so, as far as it says itself.
+    /// Returns true if the certificate's own extensions allow this purpose.
     pub(crate) fn allows(&self, purpose: Purpose) -> bool {
         self.purposes.is_none_or(|purposes| purposes.contain(purpose))
     }
 
-    /// Whether it may sign other certificates: an authority, or of version 1, which has no way to say.
+    /// Returns true if the certificate may sign others: it is an authority, or of version 1, which cannot
+    /// express this.
     pub(crate) fn can_sign(&self) -> bool {
         self.authority.unwrap_or(self.version < 3)
     }
@@ -249,11 +250,11 @@ fn ip_address(bytes: &[u8]) -> Option<IpAddr> {
     if let Ok(bytes) = <[u8; 4]>::try_from(bytes) {
         return Some(IpAddr::V4(Ipv4Addr::from(bytes)));
     }
-    // Go holds both forms of an IPv4 address for the same.
+    // Go treats both forms of an IPv4 address as equal.
     <[u8; 16]>::try_from(bytes).ok().map(|bytes| IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical())
 }
 
-/// The last common name of a Name's contents; the outer `None` is a Name that cannot be read.
+/// Returns the last common name in the contents of a name. The outer `None` means that the name is malformed.
 #[allow(clippy::option_option)]
 fn common_name(name: &[u8]) -> Option<Option<String>> {
     let mut sets = Reader::new(name);
@@ -273,7 +274,7 @@ fn common_name(name: &[u8]) -> Option<Option<String>> {
     Some(found.filter(|name| !name.is_empty()))
 }
 
-/// A string as Go reads it (`crypto/x509`): `None` for what it refuses.
+/// Reads a string like Go's `crypto/x509`; `None` for strings that Go rejects.
 fn text(value: Element<'_>) -> Option<String> {
     const UTF8: u8 = 0x0c;
     const NUMERIC: u8 = 0x12;

@@ -1,4 +1,4 @@
-//! The common name in a file with a certificate, for those who must not have one.
+//! Reads the common name in a certificate file, for callers that must reject certificates with one.
 
 use std::path::Path;
 
@@ -9,19 +9,19 @@ use crate::certificate::Certificate;
 use crate::error::LoadError;
 use crate::pem;
 
-/// Returns the common name in the first certificate of a PEM file; `None` if it has none or an empty one.
+/// Returns the common name in the first certificate of a PEM file; `None` if it is missing or empty.
 ///
 /// # Errors
-/// The file cannot be read, or does not begin with a certificate.
+/// Returns an error if the file cannot be read or does not begin with a certificate.
 pub fn common_name_of(file: &Path) -> Result<Option<String>, LoadError> {
     let contents = std::fs::read(file).map_err(|error| LoadError::of_file(file, error.to_string()))?;
     common_name_in(&contents).map_err(|why| LoadError::of_file(file, why))
 }
 
-/// Returns the common name in the first certificate of the contents of a PEM file; `None` if it has none or an empty one.
+/// Returns the common name in the first certificate of PEM data; `None` if it is missing or empty.
 ///
 /// # Errors
-/// They do not begin with a certificate; the text says what is wrong.
+/// Returns a text that describes the problem if the data does not begin with a certificate.
 pub fn common_name_in(contents: &[u8]) -> Result<Option<String>, String> {
     let first = CertificateDer::from_pem_slice(contents).map_err(|error| pem::malformed(&error))?;
     let certificate = Certificate::parse(&first).ok_or("not a certificate")?;

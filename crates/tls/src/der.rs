@@ -1,4 +1,4 @@
-//! A reader of DER (X.690): one level at a time, without recursion and without allocation.
+//! Parser for DER (X.690) that reads one level at a time, without recursion and without allocation.
 
 pub(crate) const BOOLEAN: u8 = 0x01;
 pub(crate) const INTEGER: u8 = 0x02;
@@ -10,22 +10,22 @@ pub(crate) const GENERALIZED_TIME: u8 = 0x18;
 pub(crate) const SEQUENCE: u8 = 0x30;
 pub(crate) const SET: u8 = 0x31;
 
-/// The tag of a context-specific element, `constructed` or primitive.
+/// Returns the tag of a context-specific element, constructed or primitive.
 pub(crate) const fn context(number: u8, constructed: bool) -> u8 {
     0x80 | number | if constructed { 0x20 } else { 0 }
 }
 
-/// One element.
+/// DER element.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Element<'a> {
     pub(crate) tag: u8,
-    /// Tag, length and contents.
+    /// Encoding of the whole element: tag, length and contents.
     pub(crate) whole: &'a [u8],
     pub(crate) contents: &'a [u8],
 }
 
-/// Reads elements that follow each other. Everything returns `None` for what is not strict DER: lengths are of the shortest
-/// form and within the input, tags are of one byte.
+/// Reader of consecutive elements. All methods return `None` for input that is not strict DER: lengths must
+/// have the shortest form and stay within the input, tags must have one byte.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
@@ -40,7 +40,7 @@ impl<'a> Reader<'a> {
         self.rest.is_empty()
     }
 
-    /// The next element, whatever it is.
+    /// Reads the next element of any type.
     pub(crate) fn any(&mut self) -> Option<Element<'a>> {
         let start = self.rest;
         let (&tag, rest) = start.split_first()?;
@@ -67,22 +67,22 @@ impl<'a> Reader<'a> {
         Some(Element { tag, whole: start.get(..start.len() - after.len())?, contents })
     }
 
-    /// The next element if it has this tag; otherwise nothing is read.
+    /// Reads the next element if it has this tag; otherwise reads nothing.
     pub(crate) fn optional(&mut self, tag: u8) -> Option<Element<'a>> {
         (self.rest.first() == Some(&tag)).then(|| self.any()).flatten()
     }
 
-    /// The next element, which must have this tag.
+    /// Reads the next element, which must have this tag.
     pub(crate) fn element(&mut self, tag: u8) -> Option<Element<'a>> {
         self.any().filter(|element| element.tag == tag)
     }
 
-    /// The elements inside of the next one, which must have this tag.
+    /// Reads the next element, which must have this tag, and returns a reader of its contents.
     pub(crate) fn enter(&mut self, tag: u8) -> Option<Reader<'a>> {
         self.element(tag).map(|element| Reader::new(element.contents))
     }
 
-    /// A BOOLEAN that may be left out, which means false.
+    /// Reads a BOOLEAN that is false if omitted.
     pub(crate) fn flag(&mut self) -> Option<bool> {
         match self.optional(BOOLEAN) {
             None => (self.rest.first() != Some(&BOOLEAN)).then_some(false),
@@ -94,13 +94,14 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The bytes of a BIT STRING of whole bytes.
+    /// Returns the bytes of a BIT STRING, which must consist of whole bytes.
     pub(crate) fn bit_string(&mut self) -> Option<&'a [u8]> {
         let (&unused_bits, bytes) = self.element(BIT_STRING)?.contents.split_first()?;
         (unused_bits == 0).then_some(bytes)
     }
 
-    /// The bytes of an INTEGER that is not negative, most significant first, without leading zeros (none for 0).
+    /// Returns the bytes of a nonnegative INTEGER, most significant first, without leading zeros (empty for
+    /// 0).
     pub(crate) fn unsigned(&mut self) -> Option<&'a [u8]> {
         let bytes = self.element(INTEGER)?.contents;
         match bytes {
@@ -113,7 +114,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A time as certificates have it, in seconds since 1970. A time before 1970 counts as 1970.
+    /// Reads a time of a certificate in seconds since 1970. Times before 1970 return 0.
     pub(crate) fn time(&mut self) -> Option<u64> {
         let element = self.any()?;
         let text = std::str::from_utf8(element.contents).ok().filter(|text| text.is_ascii())?;
@@ -133,7 +134,7 @@ fn digits(text: &str, from: usize, count: usize) -> Option<u64> {
     part.bytes().all(|byte| byte.is_ascii_digit()).then(|| part.parse().ok())?
 }
 
-/// From a year and `MMDDhhmmssZ`, the only form that RFC 5280 allows.
+/// Converts a year and `MMDDhhmmssZ`, the only form that RFC 5280 allows, to seconds since 1970.
 fn instant(year: u64, rest: &str) -> Option<u64> {
     if rest.len() != 11 || !rest.ends_with('Z') {
         return None;

@@ -1,7 +1,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Why material for TLS cannot be used. It displays as etcd's text, with the file behind it when the text does not name it.
+/// Reason why TLS files or settings cannot be used. Displayed as etcd's text, followed by the file if the
+/// text does not name it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadError {
     file: Option<PathBuf>,
@@ -17,12 +18,12 @@ impl LoadError {
         LoadError { file: Some(file.to_owned()), problem: problem.into() }
     }
 
-    /// The file that is at fault; `None` if it is the settings.
+    /// Returns the file that is at fault; `None` if the settings are.
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }
 
-    /// What is wrong, in etcd's words where etcd has a text for it.
+    /// Returns the problem, in etcd's words where etcd has a text for it.
     pub fn problem(&self) -> &str {
         &self.problem
     }

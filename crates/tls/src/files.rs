@@ -1,4 +1,4 @@
-//! The files that TLS is configured with: which there are, and their contents at one moment.
+//! Files that the TLS settings name, and their contents at one moment.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read as _};
@@ -11,12 +11,12 @@ use crate::error::LoadError;
 use crate::settings::Settings;
 use crate::trust::Fingerprint;
 
-/// Largest file of certificates or keys. The systems' bundles of authorities have some 250 KiB.
+/// Size limit in bytes for files with certificates or keys. System bundles of authorities have about 250 KiB.
 const MAX_PEM_BYTES: u64 = 4 * 1024 * 1024;
-/// Largest list of revocations: about a million entries.
+/// Size limit in bytes for revocation lists: about a million entries.
 const MAX_REVOCATIONS_BYTES: u64 = 64 * 1024 * 1024;
 
-/// What a file is for.
+/// Role of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Certificate,
@@ -27,7 +27,7 @@ pub(crate) enum Part {
     Revocations,
 }
 
-/// The files that the settings name.
+/// Returns the files that the settings name.
 pub(crate) fn named(settings: &Settings) -> Vec<(Part, PathBuf)> {
     let all = [
         (Part::Certificate, &settings.cert_file),
@@ -40,7 +40,7 @@ pub(crate) fn named(settings: &Settings) -> Vec<(Part, PathBuf)> {
     all.into_iter().filter_map(|(part, path)| Some((part, path.clone()?))).collect()
 }
 
-/// What tells a changed file from an unchanged one without reading it.
+/// File metadata that shows whether a file has changed, without reading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     device: u64,
@@ -50,7 +50,7 @@ pub(crate) struct Stamp {
     changed: (i64, i64),
 }
 
-/// `None` for a file that is not there.
+/// Returns the stamp of a file; `None` if the file does not exist.
 pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
     let metadata = fs::metadata(path).ok()?;
     Some(Stamp {
@@ -63,19 +63,20 @@ pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
 }
 
 impl Stamp {
-    /// Seconds since 1970 of the last changes: of the file, and of its contents, as whoever wrote it says.
+    /// Returns the times of the last changes in seconds since 1970: `ctime`, and `mtime`, which the writer of
+    /// the file can set.
     pub(crate) fn changed_seconds(&self) -> [i64; 2] {
         [self.changed.0, self.modified.0]
     }
 }
 
-/// The files' contents at one moment.
+/// Contents of the files at one moment.
 pub(crate) struct Contents {
     read: Vec<(Part, PathBuf, Result<Vec<u8>, LoadError>)>,
 }
 
 impl Contents {
-    /// Files that were read, or why they could not be.
+    /// Creates contents from data that was read, or from the errors of reading it.
     pub(crate) fn of(read: Vec<(Part, PathBuf, Result<Vec<u8>, LoadError>)>) -> Contents {
         Contents { read }
     }
@@ -85,7 +86,7 @@ impl Contents {
         Contents { read }
     }
 
-    /// The file for this part, with its bytes; `None` if the settings name none.
+    /// Returns path and bytes of the file for this role; `None` if the settings name none.
     pub(crate) fn get(&self, part: Part) -> Result<Option<(&Path, &[u8])>, LoadError> {
         match self.read.iter().find(|(candidate, ..)| *candidate == part) {
             None => Ok(None),
@@ -94,7 +95,7 @@ impl Contents {
         }
     }
 
-    /// A hash of each file's contents, or of why it could not be read.
+    /// Returns a hash of each file's contents, or of the error of reading it.
     pub(crate) fn hashes(&self) -> Vec<Fingerprint> {
         let hash = |result: &Result<Vec<u8>, LoadError>| match result {
             Ok(bytes) => Sha256::new_with_prefix([1]).chain_update(bytes).finalize().into(),
@@ -113,7 +114,7 @@ fn read(part: Part, path: &Path) -> Result<Vec<u8>, LoadError> {
         };
         LoadError::of_file(path, format!("{operation} {}: {why}", path.display()))
     };
-    // Without waiting for the writer, should it be a pipe.
+    // `O_NONBLOCK` avoids waiting for a writer if the path is a named pipe.
     let mut file = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)

@@ -1,4 +1,4 @@
-//! Material from bytes instead of files: what fuzzing feeds.
+//! Loads material from bytes instead of files, for fuzzing.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -12,24 +12,24 @@ use crate::material::Material;
 use crate::settings::Settings;
 use crate::tls::{Shared, Tls};
 
-/// The contents of the files that settings may name; `None` for a file that they do not name.
+/// Contents of the files that settings may name; `None` for a file that they do not name.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Files<'a> {
-    /// Of [`Settings::cert_file`].
+    /// Content of [`Settings::cert_file`].
     pub certificate: Option<&'a [u8]>,
-    /// Of [`Settings::key_file`].
+    /// Content of [`Settings::key_file`].
     pub key: Option<&'a [u8]>,
-    /// Of [`Settings::trusted_ca_file`].
+    /// Content of [`Settings::trusted_ca_file`].
     pub authorities: Option<&'a [u8]>,
-    /// Of [`Settings::crl_file`].
+    /// Content of [`Settings::crl_file`].
     pub revocations: Option<&'a [u8]>,
 }
 
-/// Loads what [`Tls::load`] would load from such files. `settings` get names for them; `previous` is what was loaded before,
-/// of which is kept what did not change.
+/// Loads the material that [`Tls::load`] would load from such files. `settings` are given names for them.
+/// Unchanged parts are taken over from `previous`.
 ///
 /// # Errors
-/// Those of [`Tls::load`].
+/// Returns the errors of [`Tls::load`].
 pub fn load(
     mut settings: Settings,
     files: Files<'_>,

@@ -1,20 +1,20 @@
-//! Whether a certificate is for a host, by the rules of Go's `VerifyHostname`, which etcd uses.
+//! Matches certificates with host names by the rules of Go's `VerifyHostname`, which etcd uses.
 
 use std::net::IpAddr;
 
 use crate::certificate::Certificate;
 
-/// Most names that an error lists.
+/// Number of names from which an error shows only their count.
 const MAX_NAMES_SHOWN: usize = 100;
 
-/// Checks that the certificate is for `host`, a name or an address (which may stand in brackets).
+/// Checks that the certificate is for `host`: a name, or an address, optionally in brackets.
 ///
 /// * An address must be among the certificate's addresses.
-/// * A name must be among its names, without regard to upper and lower case. `*` stands for one whole first label.
-/// * The common name counts for nothing.
+/// * A name must be among its names, ignoring case. `*` matches exactly one whole first label.
+/// * The common name is ignored.
 ///
 /// # Errors
-/// Go's text.
+/// Returns Go's text if the certificate is not for `host`.
 pub(crate) fn verify(certificate: &Certificate<'_>, host: &str) -> Result<(), String> {
     let unbracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     if let Ok(ip) = unbracketed.parse::<IpAddr>() {
@@ -53,7 +53,7 @@ fn mismatch(certificate: &Certificate<'_>, host: &str, ip: Option<IpAddr>) -> St
     format!("x509: certificate is valid for {names}, not {host}")
 }
 
-/// `host` is in lower case.
+/// Returns true if the host, given in lower case, matches the pattern.
 fn matches(pattern: &str, host: &str) -> bool {
     let host = host.strip_suffix('.').unwrap_or(host);
     if pattern.is_empty() || host.is_empty() {
@@ -70,7 +70,7 @@ fn matches_exactly(name: &str, host: &str) -> bool {
     !host.is_empty() && host != "." && !name.is_empty() && name != "." && name.eq_ignore_ascii_case(host)
 }
 
-/// Whether it is the name of a host, or a pattern of a certificate for such names.
+/// Returns true if the text is a valid host name, or a valid pattern of a certificate.
 fn is_valid(host: &str, is_pattern: bool) -> bool {
     let host = if is_pattern { host } else { host.strip_suffix('.').unwrap_or(host) };
     host != "*"
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn names_match_as_in_go() {
-        // (pattern of the certificate, host, does it match), as in the tests of Go's `crypto/x509`.
+        // Pattern of the certificate, host, and expected result, from the tests of Go's `crypto/x509`.
         let cases = [
             ("", "b.b.c", false),
             ("a.b.c", "", false),

@@ -1,25 +1,30 @@
-//! TLS of a member, for clients, for other members and for metrics, without sockets: what is loaded from files, who is let
-//! in, and what happens when the files change.
+//! TLS for clients, for other members and for metrics, without sockets: loading of files, admission of peers,
+//! and reloading when files change.
 //!
-//! * [`Settings`] are what the flags say. [`Tls::load`] reads the files and gives a [`Tls`] and its [`Reloader`].
-//! * [`ServerTls`] serves a listener: [`ServerTls::config`] for each connection, [`ServerTls::admit`] after its handshake,
-//!   [`ServerTls::check_address`] on listeners for peers and metrics, [`ServerTls::still_valid`] after a reload and now
-//!   and then (certificates end).
+//! * [`Settings`] hold the flags. [`Tls::load`] reads the files and returns a [`Tls`] and its [`Reloader`].
+//! * [`ServerTls`] serves a listener: [`ServerTls::config`] for each connection, [`ServerTls::admit`] after
+//!   its handshake, [`ServerTls::check_address`] on listeners for peers and metrics,
+//!   [`ServerTls::still_valid`] after a reload and periodically (certificates expire).
 //! * [`ClientTls`] does the same for connections to other members.
-//! * [`Reloader::poll`] notices changed files. It replaces everything or keeps what was loaded before, and says so.
-//! * [`SelfSigned`] makes the certificates of `--auto-tls`.
-//! * [`Refusal`] is why somebody is not let in, [`LoadError`] why files cannot be used, [`explain`] why a handshake failed:
-//!   in etcd's words.
+//! * [`Reloader::poll`] detects changed files. It replaces everything or keeps what was loaded before, and
+//!   reports it.
+//! * [`SelfSigned`] generates the certificates for `--auto-tls`.
+//! * [`Refusal`] is the reason why a peer is not admitted, [`LoadError`] why files cannot be used,
+//!   [`explain`] describes a failed handshake. All use etcd's texts.
 //!
-//! What always holds:
+//! Invariants:
 //!
-//! * Who is let in is decided when a connection is made, also when it resumes an older session, by what is loaded then.
-//! * A file that is cut, garbled or half written never replaces one that works, and never panics (`tests/it/garbage.rs`).
-//! * A chain costs bounded work: [`MAX_CHAIN_CERTIFICATES`], [`MAX_CHAIN_BYTES`], and `webpki`'s bounds on signatures.
-//! * Private keys are in no log line, error or `Debug` text.
+//! * Admission is decided when a connection is made, also when it resumes an earlier session, by the material
+//!   loaded then.
+//! * A truncated, damaged or half written file never replaces one that works, and never causes a panic
+//!   (`tests/it/garbage.rs`).
+//! * Verification of a chain costs bounded work: [`MAX_CHAIN_CERTIFICATES`], [`MAX_CHAIN_BYTES`], and
+//!   `webpki`'s limits on signatures.
+//! * No log line, error or `Debug` text contains a private key.
 //!
-//! It knows no sockets, threads or runtimes, looks up no names by itself ([`SystemResolver`] does so for a caller that may
-//! wait), and does not know which listener it serves. Tests: `tests/it` (whole handshakes in memory).
+//! Out of scope: sockets, threads, runtimes, and name look-ups ([`SystemResolver`] does these for callers
+//! that may block). The crate does not know which listener it serves. Tests: `tests/it` (whole handshakes in
+//! memory).
 
 #![forbid(unsafe_code)]
 
@@ -59,14 +64,14 @@ pub use settings::{Settings, Version, check_versions};
 pub use system_resolver::SystemResolver;
 pub use tls::{ClientTls, PeerNames, ServerTls, Session, Tls};
 
-/// The machine's clock, for [`Tls::load`].
+/// System clock, for [`Tls::load`].
 pub use rustls::time_provider::DefaultTimeProvider as SystemClock;
 
-/// Most certificates that a peer may send.
+/// Maximum number of certificates that a peer may send.
 pub const MAX_CHAIN_CERTIFICATES: usize = 10;
 
-/// Most bytes that a peer's certificates may have together. The TLS library takes handshake messages of at most 64 KiB.
+/// Maximum total size of a peer's certificates in bytes. rustls accepts handshake messages of at most 64 KiB.
 pub const MAX_CHAIN_BYTES: usize = 48 * 1024;
 
-/// How long a handshake may take, as in etcd. It is for the callers, who have the sockets.
+/// Time limit for a handshake, as in etcd. The callers, which own the sockets, must enforce it.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);

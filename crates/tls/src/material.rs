@@ -1,4 +1,4 @@
-//! What was loaded from the files at one moment, ready for handshakes. It is replaced as a whole.
+//! Data loaded from the files at one moment, ready for handshakes. It is replaced as a whole.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -22,30 +22,30 @@ use crate::revocation::Revocations;
 use crate::settings::{Settings, Version, suites};
 use crate::trust::{Fingerprint, Trust};
 
-/// A certificate of this member or of an authority that it trusts, and when it ends.
+/// Expiry of a certificate of this member or of an authority that it trusts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expiry {
-    /// Whose certificate it is.
+    /// Role of the certificate.
     pub of: Owner,
-    /// The file. If it has several certificates, the one that ends first counts.
+    /// File of the certificate. If it contains several, the one that expires first counts.
     pub file: PathBuf,
     /// Last second in which the certificate is valid.
     pub not_after: SystemTime,
 }
 
-/// Whose certificate an [`Expiry`] is about.
+/// Role of the certificate that an [`Expiry`] describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Owner {
-    /// Shown by the listeners.
+    /// Certificate that the listeners present.
     Listener,
-    /// Shown to servers that this member connects to.
+    /// Certificate that this member presents to servers.
     Client,
-    /// Trusted authorities.
+    /// Certificate of a trusted authority.
     Authority,
 }
 
 impl Owner {
-    /// A word for metrics and logs.
+    /// Returns a word for metrics and logs.
     pub fn name(self) -> &'static str {
         match self {
             Owner::Listener => "listener",
@@ -56,12 +56,12 @@ impl Owner {
 }
 
 impl Expiry {
-    /// How long the certificate is still valid; `None` if it has ended.
+    /// Returns the remaining validity; `None` if the certificate has expired.
     pub fn expires_in(&self, now: SystemTime) -> Option<Duration> {
         self.not_after.duration_since(now).ok()
     }
 
-    /// Whole days left, rounded down; below 0 if the certificate has ended.
+    /// Returns the remaining validity in whole days, rounded down; negative if the certificate has expired.
     pub fn days_left(&self, now: SystemTime) -> i64 {
         let seconds = |time: SystemTime| {
             let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -71,12 +71,12 @@ impl Expiry {
     }
 }
 
-/// Something that an operator should know about material that is used all the same.
+/// Warning for the operator about material that is used nevertheless.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
-    /// The file it is about.
+    /// File that the warning is about.
     pub file: PathBuf,
-    /// What is strange about it, and what follows.
+    /// Problem and its consequence.
     pub text: String,
 }
 
@@ -87,27 +87,27 @@ impl fmt::Display for Warning {
 }
 
 pub(crate) struct Material {
-    /// 1 for what was loaded first, one more for each replacement.
+    /// Generation number: 1 for the first load, incremented with each replacement.
     pub(crate) generation: u64,
-    /// `None` if listeners have no certificate.
+    /// Configuration for listeners; `None` if they have no certificate.
     pub(crate) server: Option<Arc<ServerConfig>>,
     pub(crate) client: Arc<ClientConfig>,
-    /// The certificate of the listeners, if they have one.
+    /// Certificate of the listeners, if they have one.
     pub(crate) listener: Option<CertificateDer<'static>>,
-    /// Checks of clients; `None` if they are not asked for certificates.
+    /// Checks for clients; `None` if they are not asked for certificates.
     pub(crate) clients: Option<PeerChecks>,
-    /// Checks of servers.
+    /// Checks for servers.
     pub(crate) servers: PeerChecks,
     pub(crate) expiries: Vec<Expiry>,
     pub(crate) warnings: Vec<Warning>,
-    /// One line about each certificate of this member, without secrets.
+    /// One line about each certificate of this member and each revocation list, without secrets.
     pub(crate) summary: Vec<String>,
     authorities_hash: Option<Fingerprint>,
     revocations_hash: Option<Fingerprint>,
 }
 
 impl Material {
-    /// Parses the files' contents. What did not change is taken over from `previous`.
+    /// Parses the files' contents. Unchanged parts are taken over from `previous`.
     pub(crate) fn build(
         settings: &Settings,
         contents: &Contents,
@@ -253,9 +253,10 @@ impl Builder<'_> {
         };
         let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(own)));
         config.alpn_protocols.clone_from(&self.settings.alpn);
-        // Sessions are resumed by tickets alone: the member keeps nothing of a client that has gone.
+        // Sessions are resumed only by tickets, so the member stores nothing for disconnected clients.
         config.session_storage = Arc::new(NoServerSessionStorage {});
-        // Its keys are new with each generation, so that nobody resumes what began before a reload. They rotate by themselves.
+        // Each generation has new ticket keys, so sessions from before a reload cannot be resumed. The
+        // ticketer also rotates its keys.
         config.ticketer = ring::Ticketer::new().map_err(unusable)?;
         config.send_tls13_tickets = 1;
         Ok(Arc::new(config))
@@ -284,7 +285,7 @@ fn unusable(error: rustls::Error) -> LoadError {
     LoadError::new(format!("tls: {error}"))
 }
 
-/// What is noticed while files are loaded.
+/// Collects expiries, warnings and a summary while files are loaded.
 struct Notes {
     now: u64,
     expiries: Vec<Expiry>,

@@ -1,4 +1,4 @@
-//! What is checked of a peer's certificates, in handshakes and of connections that exist.
+//! Checks of a peer's certificates, in handshakes and for existing connections.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -19,25 +19,26 @@ use crate::refusal::Refusal;
 use crate::revocation::{Revocations, Serial};
 use crate::trust::{Trust, Verified, check_size};
 
-/// Longest common name in bytes; RFC 5280 allows 64 characters. Every connection holds its peer's.
+/// Maximum length of a common name in bytes; RFC 5280 allows 64 characters. Every connection stores its
+/// peer's name.
 const MAX_COMMON_NAME_BYTES: usize = 1024;
 
-/// Longest list of authorities in bytes that a server sends to its clients as a hint.
+/// Maximum size in bytes of the list of authorities that a server sends to its clients as a hint.
 const MAX_HINT_BYTES: usize = 16 * 1024;
 
-/// Who vouches for a peer.
+/// Authorities that may sign a peer's certificate.
 #[derive(Clone, Debug)]
 pub(crate) enum Authorities {
-    /// Those of a file.
+    /// Authorities of a file.
     Of(Arc<Trust>),
-    /// Those of the system. They are read once in a process, when first needed.
+    /// Authorities of the system. They are read once per process, when first needed.
     System,
-    /// Any certificate is taken.
+    /// Any certificate is accepted.
     Anybody,
 }
 
 impl Authorities {
-    /// `None`: any certificate is taken.
+    /// Returns the trusted authorities; `None` if any certificate is accepted.
     pub(crate) fn trust(&self) -> Option<&Arc<Trust>> {
         static SYSTEM: OnceLock<Arc<Trust>> = OnceLock::new();
         match self {
@@ -48,7 +49,7 @@ impl Authorities {
     }
 }
 
-/// The names that a peer's certificate must bear.
+/// Names of which a peer's certificate must have one.
 #[derive(Clone, Debug)]
 pub(crate) enum Allowed {
     Any,
@@ -71,7 +72,7 @@ impl Allowed {
     }
 }
 
-/// All that a peer's certificates are checked for.
+/// All checks of a peer's certificates.
 #[derive(Clone, Debug)]
 pub(crate) struct PeerChecks {
     pub(crate) authorities: Authorities,
@@ -79,18 +80,18 @@ pub(crate) struct PeerChecks {
     pub(crate) revocations: Option<Arc<Revocations>>,
 }
 
-/// What the checks found out about a peer.
+/// Result of the checks of a peer.
 #[derive(Debug)]
 pub(crate) struct Checked {
-    /// `None` if any certificate is taken.
+    /// Verified chain; `None` if any certificate is accepted.
     pub(crate) verified: Option<Verified>,
     pub(crate) serials: Box<[Serial]>,
     pub(crate) common_name: Option<String>,
 }
 
 impl PeerChecks {
-    /// Checks a chain: the peer's certificate, and what else it sent. As in etcd every certificate that was sent is looked
-    /// for in the list of revocations, whether the chain needs it or not.
+    /// Checks a chain: the peer's certificate, and the other certificates that it sent. As in etcd, the
+    /// revocation list is checked for every certificate sent, whether or not the chain needs it.
     pub(crate) fn check(
         &self,
         leaf: &CertificateDer<'_>,
@@ -108,7 +109,7 @@ impl PeerChecks {
         if common_name.as_ref().is_some_and(|name| name.len() > MAX_COMMON_NAME_BYTES) {
             return Err(Refusal::Invalid("common name is too long".to_owned()));
         }
-        // etcd asks this of chains that were verified; without any, nobody is allowed.
+        // etcd checks allowed names in verified chains only; without a verified chain no peer is allowed.
         let may_be_allowed = verified.is_some() || matches!(self.allowed, Allowed::Any);
         if !may_be_allowed || !self.allowed.contain(&certificate) {
             return Err(Refusal::NotAllowed);
@@ -131,7 +132,7 @@ impl PeerChecks {
     }
 }
 
-/// Verifies clients in handshakes. A certificate is required.
+/// Verifier of clients in handshakes. A certificate is required.
 pub(crate) struct Clients {
     checks: PeerChecks,
     hints: Vec<DistinguishedName>,
@@ -144,7 +145,7 @@ impl Clients {
         if let Authorities::Of(trust) = &checks.authorities {
             hints.extend(trust.subjects().map(DistinguishedName::in_sequence));
         }
-        // The hint is optional: without it clients show what they have.
+        // The hint is optional; without it, clients choose their certificate themselves.
         if hints.iter().map(|name| name.as_ref().len()).sum::<usize>() > MAX_HINT_BYTES {
             hints.clear();
         }
@@ -199,10 +200,10 @@ impl ClientCertVerifier for Clients {
     }
 }
 
-/// Verifies servers in handshakes.
+/// Verifier of servers in handshakes.
 pub(crate) struct Servers {
     checks: PeerChecks,
-    /// The only certificate that is taken, whoever vouches for it and whatever hosts it is for.
+    /// The only certificate that is accepted, whatever authority signed it and whatever hosts it is for.
     only: Option<CertificateDer<'static>>,
     algorithms: WebPkiSupportedAlgorithms,
 }
@@ -213,7 +214,7 @@ impl Servers {
         Servers { checks, only: None, algorithms }
     }
 
-    /// Takes this certificate and no other.
+    /// Creates a verifier that accepts only this certificate.
     pub(crate) fn only(certificate: CertificateDer<'static>, checks: PeerChecks) -> Servers {
         Servers { only: Some(certificate), ..Servers::new(checks) }
     }
@@ -276,8 +277,8 @@ impl ServerCertVerifier for Servers {
     }
 }
 
-/// Verifies that the peer holds its certificate's key. A certificate of version 1, which the library does not parse, counts
-/// as its bare key.
+/// Verifies that the peer holds its certificate's private key. For a certificate of version 1, which rustls
+/// does not parse, the public key alone is used.
 fn verify_signature(
     message: &[u8],
     certificate: &CertificateDer<'_>,

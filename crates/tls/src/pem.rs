@@ -1,4 +1,4 @@
-//! Certificates and keys out of PEM, with Go's texts for what is wrong with them (`tls.X509KeyPair`).
+//! Parses certificates and keys in PEM. Errors have the texts of Go's `tls.X509KeyPair`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use crate::certificate::Certificate;
 use crate::error::LoadError;
 
-/// The types of the file's sections: what stands behind `-----BEGIN `. They are shown in errors, so nothing else counts as one: a
-/// key whose line breaks were lost is a single line that begins and ends like such a line.
+/// Returns the labels of the file's sections, which follow `-----BEGIN `. Errors show them, so only plain
+/// labels count: a key that lost its line breaks is a single line that starts and ends like a section line.
 fn labels(pem: &[u8]) -> Vec<String> {
     let lines = pem.split(|byte| *byte == b'\n');
     let label = |line: &[u8]| {
@@ -25,7 +25,7 @@ fn labels(pem: &[u8]) -> Vec<String> {
     lines.filter_map(label).collect()
 }
 
-/// What is wrong with PEM, without any of its bytes: they may be a key's.
+/// Describes an error in PEM data without showing any of its bytes, which may belong to a key.
 pub(crate) fn malformed(error: &pem::Error) -> &'static str {
     match error {
         pem::Error::MissingSectionEnd { .. } => "malformed PEM: a section has no end; the file may be cut",
@@ -33,20 +33,22 @@ pub(crate) fn malformed(error: &pem::Error) -> &'static str {
     }
 }
 
-/// All certificates of a file, in their order.
+/// Returns all certificates of a file in order.
 ///
 /// # Errors
-/// The PEM is cut or garbled somewhere. Go passes over such a section; here the file counts as half written.
+/// Returns an error if any PEM section is truncated or damaged. Go skips such a section; here the file counts
+/// as half written.
 fn certificates(file: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, LoadError> {
     CertificateDer::pem_slice_iter(pem)
         .collect::<Result<_, _>>()
         .map_err(|error| LoadError::of_file(file, malformed(&error)))
 }
 
-/// The certificates of a file of trusted authorities.
+/// Returns the certificates of a file of trusted authorities.
 ///
 /// # Errors
-/// There are none, the PEM is malformed, or the file has other sections too, which Go takes for malformed certificates.
+/// Returns an error if there are none, the PEM is malformed, or the file has other sections, which Go treats
+/// as malformed certificates.
 pub(crate) fn authorities(file: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, LoadError> {
     if labels(pem).iter().any(|label| label != "CERTIFICATE") {
         return Err(LoadError::of_file(file, "x509: malformed certificate"));
@@ -58,10 +60,11 @@ pub(crate) fn authorities(file: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<
     Ok(certificates)
 }
 
-/// A certificate file and the key that belongs to it.
+/// Returns the certificate chain of a file with its key.
 ///
 /// # Errors
-/// Go's texts: nothing found, files switched, key cannot be read or belongs to another certificate.
+/// Returns an error with Go's text if no certificate or key is found, the files are switched, or the key
+/// cannot be read or belongs to another certificate.
 pub(crate) fn key_pair(
     cert_file: &Path,
     cert_pem: &[u8],
@@ -96,7 +99,7 @@ pub(crate) fn key_pair(
     Ok(Arc::new(CertifiedKey::new(chain, key)))
 }
 
-/// The object identifier of a public key's algorithm.
+/// Returns the object identifier of a public key's algorithm.
 fn algorithm(public_key: &[u8]) -> Option<&[u8]> {
     use crate::der::{OBJECT_IDENTIFIER, Reader, SEQUENCE};
     let mut outer = Reader::new(public_key);
@@ -150,7 +153,7 @@ fn private_key(file: &Path, pem: &[u8]) -> Result<Arc<dyn SigningKey>, LoadError
         if !is_key(&kind) {
             continue;
         }
-        // Like Go, take what is inside for what it is, whatever the label says.
+        // Like Go, tries every key format, whatever the label says.
         let forms: [PrivateKeyDer<'_>; 3] = [
             PrivateKeyDer::Pkcs1(der.clone().into()),
             PrivateKeyDer::Pkcs8(der.clone().into()),
@@ -168,8 +171,8 @@ fn private_key(file: &Path, pem: &[u8]) -> Result<Arc<dyn SigningKey>, LoadError
     ))
 }
 
-/// Returns true if the key signs. The library reads RSA keys with numbers in them that do not belong together, and then fails
-/// in each handshake.
+/// Returns true if the key can sign. rustls accepts RSA keys with inconsistent numbers, which then fail in
+/// every handshake.
 fn works(key: &Arc<dyn SigningKey>) -> bool {
     const SCHEMES: [SignatureScheme; 4] = [
         SignatureScheme::RSA_PSS_SHA256,

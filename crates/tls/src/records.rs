@@ -2,23 +2,23 @@ use std::io;
 
 use rustls::{Error, IoState, SupportedCipherSuite};
 
-/// What looking at one record costs at least, in bytes that could be moved meanwhile. A record that holds nothing, or an update
-/// of the keys, has some 25 bytes and costs microseconds.
+/// Cost of processing one record, as a number of bytes of equal cost. A record without data, or a key update,
+/// has about 25 bytes and costs microseconds.
 pub const RECORD_COST: usize = 256;
 
-/// Records in a row that may bring nothing, as in Go.
+/// Number of consecutive records without data that are tolerated, as in Go.
 const BARREN_MAX: usize = 16;
 
-/// Counts records that bring nothing: the library ends a connection after 32 updates of the keys, or 32 empty records, in a
-/// row, but not one that sends both by turns.
+/// Counter of consecutive records without data. rustls ends a connection after 32 consecutive key updates or
+/// 32 consecutive empty records, but not if both kinds alternate.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BarrenRecords(usize);
 
 impl BarrenRecords {
-    /// So many records have ended, and this is the state of the connection since.
+    /// Counts `records` completed records; `state` is the state of the connection after them.
     ///
     /// # Errors
-    /// There were too many that brought nothing; the text is Go's.
+    /// Returns Go's error if too many consecutive records carried no data.
     pub fn count(&mut self, records: usize, state: &IoState) -> Result<(), Error> {
         self.0 = if state.plaintext_bytes_to_read() > 0 { 0 } else { self.0 + records };
         if self.0 > BARREN_MAX {
@@ -28,19 +28,20 @@ impl BarrenRecords {
     }
 }
 
-/// Bytes that one record holds at most.
+/// Maximum number of data bytes in one record.
 const RECORD_BYTES_MAX: usize = 16 * 1024;
 
-/// Records of a connection that hold no data: the end of the handshake, and alerts.
+/// Number of records without data that a connection may send: the end of the handshake, and alerts.
 const OTHER_RECORDS_MAX: u64 = 16;
 
-/// Records that a connection may still write. In TLS 1.2 its keys may encrypt so many and cannot be replaced: the library then
-/// says goodbye, and drops what it is given from there on without an error. In TLS 1.3 it replaces them by itself.
+/// Number of records that a connection may still write. The keys of TLS 1.2 may encrypt a limited number of
+/// records and cannot be replaced: at the limit, rustls sends `close_notify` and silently drops further data.
+/// In TLS 1.3 rustls replaces the keys.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteAllowance(u64);
 
 impl WriteAllowance {
-    /// Of a new connection; `suite` is what both ends have agreed on.
+    /// Creates the allowance of a new connection with the negotiated cipher suite.
     pub fn of(suite: Option<SupportedCipherSuite>) -> WriteAllowance {
         WriteAllowance(match suite {
             Some(SupportedCipherSuite::Tls12(suite)) => {
@@ -50,10 +51,10 @@ impl WriteAllowance {
         })
     }
 
-    /// So many bytes are to be encrypted at once.
+    /// Checks that `bytes` bytes may be encrypted at once.
     ///
     /// # Errors
-    /// The keys may not encrypt that many: the connection has to end.
+    /// Returns an error if the keys may not encrypt that many bytes; the connection must then end.
     pub fn check(&self, bytes: usize) -> io::Result<()> {
         if records_of(bytes) > self.0 {
             return Err(io::Error::other("tls: the keys have encrypted as many records as they may"));
@@ -61,7 +62,7 @@ impl WriteAllowance {
         Ok(())
     }
 
-    /// So many bytes were encrypted at once.
+    /// Counts `bytes` bytes that were encrypted at once.
     pub fn count(&mut self, bytes: usize) {
         self.0 = self.0.saturating_sub(records_of(bytes));
     }
@@ -71,21 +72,21 @@ fn records_of(bytes: usize) -> u64 {
     bytes.div_ceil(RECORD_BYTES_MAX) as u64
 }
 
-/// Follows records by their headers, from the first byte of a connection on.
+/// Tracks records by their headers, from the first byte of a connection on.
 #[derive(Debug, Default)]
 pub struct Records {
     header: [u8; 5],
     header_len: usize,
-    /// Bytes that the current record's body still has.
+    /// Bytes missing from the body of the current record.
     left: usize,
-    /// Bytes of the current record so far.
+    /// Bytes received of the current record.
     begun: usize,
-    /// The longest record since it was last asked for.
+    /// Size of the longest record since [`Records::forget_longest`].
     longest: usize,
 }
 
 impl Records {
-    /// Looks at the next bytes; returns how many records end in them.
+    /// Processes the next bytes. Returns the number of records that end in them.
     pub fn scan(&mut self, mut bytes: &[u8]) -> usize {
         let mut ended = 0;
         while !bytes.is_empty() {
@@ -113,17 +114,17 @@ impl Records {
         ended
     }
 
-    /// Bytes of the longest record since [`Records::forget_longest`].
+    /// Returns the size in bytes of the longest record since [`Records::forget_longest`].
     pub fn longest(&self) -> usize {
         self.longest
     }
 
-    /// Begins anew to look for the longest record.
+    /// Resets the size of the longest record.
     pub fn forget_longest(&mut self) {
         self.longest = 0;
     }
 
-    /// Bytes of a record that has begun and not ended.
+    /// Returns the bytes received of an incomplete record; 0 if there is none.
     pub fn unfinished(&self) -> usize {
         self.begun
     }

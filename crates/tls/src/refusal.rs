@@ -6,50 +6,50 @@ use rustls::{CertificateError, OtherError};
 use rustls_pki_types::UnixTime;
 use stdx::calendar::format_rfc3339;
 
-/// Why a peer's certificate is refused. Displays as etcd writes it to its log.
+/// Reason why a peer's certificate is refused. Displayed as in etcd's log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// A client showed no certificate where one is required.
+    /// A client presented no certificate where one is required.
     NoCertificate,
-    /// There are more certificates, or more bytes of them, than are looked at.
+    /// The chain has too many certificates, or too many bytes.
     TooLarge {
-        /// Certificates that the peer sent.
+        /// Number of certificates that the peer sent.
         certificates: usize,
-        /// Their sizes together.
+        /// Total size of the certificates in bytes.
         bytes: usize,
     },
     /// The certificate cannot be parsed.
     Malformed,
-    /// The certificate, or one that it depends on, is not valid yet. Seconds since 1970.
+    /// A certificate of the chain is not valid yet. Times in seconds since 1970.
     NotYetValid {
         /// Time of the check.
         now: u64,
         /// First second in which it is valid.
         not_before: u64,
     },
-    /// The certificate, or one that it depends on, is not valid any more. Seconds since 1970.
+    /// A certificate of the chain has expired. Times in seconds since 1970.
     Expired {
         /// Time of the check.
         now: u64,
         /// Last second in which it was valid.
         not_after: u64,
     },
-    /// No trusted authority stands behind the certificate.
+    /// No trusted authority has signed the certificate.
     UnknownAuthority,
-    /// The certificate is not for what it was used for: a server's certificate shown by a client, or the other way round.
+    /// The certificate has the wrong purpose: a server's certificate presented by a client, or the reverse.
     WrongPurpose,
-    /// Another rule for certificates is broken; the text says which.
+    /// Another rule for certificates is violated; the text describes it.
     Invalid(String),
-    /// Neither the common name nor the host names are among those that are allowed.
+    /// Neither the common name nor the host names are allowed.
     NotAllowed,
-    /// The serial number is on the list of revocations.
+    /// The serial number is on the revocation list.
     Revoked {
-        /// The serial number in hexadecimal digits.
+        /// Serial number in hexadecimal digits.
         serial: String,
     },
-    /// A server's certificate is not for the host that was dialed.
+    /// A server's certificate does not match the dialed host.
     WrongHost(String),
-    /// A client's certificate is not for the address that it comes from.
+    /// A client's certificate does not match the address that the client connects from.
     WrongAddress(String),
 }
 
@@ -93,7 +93,8 @@ impl fmt::Display for Refusal {
 impl std::error::Error for Refusal {}
 
 impl Refusal {
-    /// As `rustls` wants it from a verifier. It chooses the alert that the peer gets: Go's, where Go has one of its own.
+    /// Converts into the error that `rustls` expects from a verifier. The error selects the alert for the
+    /// peer: the same as Go's, where Go has a specific one.
     pub(crate) fn to_rustls(&self) -> rustls::Error {
         let time = |seconds: u64| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         let error = match *self {
@@ -111,7 +112,8 @@ impl Refusal {
         rustls::Error::InvalidCertificate(error)
     }
 
-    /// The refusal behind an error of a handshake; `None` if the handshake failed for another reason.
+    /// Returns the refusal that caused an error of a handshake; `None` if the handshake failed for another
+    /// reason.
     pub fn behind(error: &rustls::Error) -> Option<Refusal> {
         let error = match error {
             rustls::Error::NoCertificatesPresented => return Some(Refusal::NoCertificate),
@@ -137,7 +139,8 @@ impl Refusal {
     }
 }
 
-/// Why a handshake failed, in etcd's words where it has them: the `error` of `rejected connection on client endpoint`.
+/// Describes why a handshake failed, in etcd's words where it has them: the `error` field of `rejected
+/// connection on client endpoint`.
 pub fn explain(error: &rustls::Error) -> String {
     if let Some(refusal) = Refusal::behind(error) {
         return refusal.to_string();
@@ -161,7 +164,7 @@ pub fn explain(error: &rustls::Error) -> String {
     }
 }
 
-/// Go's names of the alerts that clients of a server send.
+/// Returns Go's name for an alert.
 fn alert_text(alert: rustls::AlertDescription) -> String {
     use rustls::AlertDescription as Alert;
     let text = match alert {

@@ -9,31 +9,31 @@ use crate::material::{Material, Warning};
 use crate::tls::Tls;
 use crate::trust::Fingerprint;
 
-/// How often a failure that lasts is reported again.
+/// Interval at which a lasting failure is reported again.
 const REMINDER: Duration = Duration::from_secs(3600);
 
-/// A file that changed less than so many seconds before it was read may change again without another time stamp.
+/// Time in seconds for which a recently changed file may change again without a new time stamp.
 const STAMP_SECONDS: i64 = 2;
 
-/// What happened to the files. All of it belongs into the log.
+/// Change of the files. Every event should be logged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The files changed and are in use from now on. Connections that exist are to be checked (`still_valid`).
+    /// The files changed and are in use from now on. Existing connections should be checked (`still_valid`).
     Reloaded {
         /// The new [`Tls::generation`].
         generation: u64,
-        /// Files whose contents are new.
+        /// Files with new contents.
         changed: Vec<PathBuf>,
-        /// What is strange about the new material.
+        /// Warnings about the new material.
         warnings: Vec<Warning>,
     },
-    /// The files changed and cannot be used. What was loaded before stays in use. It is reported once for each change, and
-    /// again every hour.
+    /// The files changed and cannot be used. The material loaded before stays in use. Reported once per
+    /// change, and again every hour.
     Kept {
-        /// Which file is at fault, and why.
+        /// File at fault, and the reason.
         error: LoadError,
     },
-    /// After a failure the files are again as they were when they were loaded.
+    /// After a failure, the files again have the contents that are in use.
     Restored,
 }
 
@@ -52,21 +52,21 @@ impl fmt::Display for Event {
     }
 }
 
-/// Watches the files of one [`Tls`] and replaces what it has loaded. The caller owns a thread and polls about once a second.
+/// Watches the files of one [`Tls`] and replaces its material. The caller provides a thread that polls about
+/// once a second.
 ///
-/// A change is taken over at the second poll that sees the same contents, so that a file that is being written is not
-/// mistaken for a whole one that happens to parse. Everything is replaced together or nothing: a new certificate waits for
-/// its key.
+/// New contents are used at the second poll that sees them, so that a partly written file that happens to
+/// parse is not used. Everything is replaced together or not at all: a new certificate waits for its key.
 pub struct Reloader {
     tls: Tls,
     files: Vec<(Part, PathBuf)>,
-    /// Of the contents that were read last.
+    /// Stamps of the files at the last read.
     stamps: Vec<Option<Stamp>>,
-    /// The contents were read so soon after the last change that the stamps cannot be trusted.
+    /// True if the files were read so soon after a change that the stamps may not show a further change.
     read_again: bool,
-    /// Contents in use.
+    /// Hashes of the contents in use.
     loaded: Vec<Fingerprint>,
-    /// Contents that were seen at the last poll and are not in use.
+    /// Hashes of contents that were seen at the last poll and are not in use.
     candidate: Option<Vec<Fingerprint>>,
     failed: Option<Failed>,
 }
@@ -94,7 +94,7 @@ impl Reloader {
             tls,
             files,
             stamps,
-            // The caller has no clock at hand: one more reading costs little.
+            // The time is not known here; one more read costs little.
             read_again: true,
             loaded: contents.hashes(),
             candidate: None,
@@ -106,7 +106,7 @@ impl Reloader {
         files.iter().map(|(_, path)| files::stamp(path)).collect()
     }
 
-    /// Looks at the files. As long as they do not change that costs one `stat` for each, at most six.
+    /// Checks the files. While they do not change, this costs one `stat` per file, at most six.
     pub fn poll(&mut self, now: SystemTime) -> Option<Event> {
         let stamps = Reloader::stamps(&self.files);
         if stamps == self.stamps && !self.read_again && self.candidate.is_none() {
@@ -183,7 +183,8 @@ impl Reloader {
 fn changed_lately(stamps: &[Option<Stamp>], now: SystemTime) -> bool {
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let now = i64::try_from(now).unwrap_or(i64::MAX);
-    // Files whose stamps are in the future, by more than clocks of file servers differ, are not read for ever.
+    // The upper bound keeps files with time stamps far in the future from being read forever; file server
+    // clocks may differ a little.
     let lately = now - STAMP_SECONDS..=now + STAMP_SECONDS;
     stamps.iter().flatten().flat_map(Stamp::changed_seconds).any(|seconds| lately.contains(&seconds))
 }

@@ -1,7 +1,7 @@
-//! The names of an address: those in the file of hosts, else those that name servers know.
+//! Names of an address, from the hosts file or else from name servers.
 //!
-//! The system's own look-up (`getnameinfo`) gives one name of each address, whichever comes first; an address may have several,
-//! and a certificate be for any of them.
+//! The system function `getnameinfo` returns only one name per address. An address may have several, and a
+//! certificate may be for any of them.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, Read as _, Write as _};
@@ -9,26 +9,27 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Names of one address at most.
+/// Maximum number of names per address.
 const NAMES_MAX: usize = 64;
-/// The longest file of hosts that is read, in bytes, and the longest list of servers.
+/// Maximum number of bytes read from the hosts file and from the list of name servers.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Servers that are asked, as many as the system's library asks.
+/// Maximum number of name servers that are asked, the same as in the system library.
 const SERVERS_MAX: usize = 3;
-/// How often each is asked, and how long it is waited for altogether.
+/// Number of attempts per server, and time limit of each attempt.
 const ATTEMPTS: usize = 2;
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest answer over UDP; a longer one is fetched over TCP.
+/// Maximum size of an answer over UDP in bytes; a longer one is fetched over TCP.
 const UDP_BYTES_MAX: usize = 4096;
-/// The longest name, in bytes.
+/// Maximum length of a name in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
 const PTR: u16 = 12;
 const INTERNET: u16 = 1;
-/// What stands before the question: an id, flags, and how many questions, answers and others follow.
+/// Size of the header before the question: id, flags, and the numbers of questions, answers and other
+/// records.
 const HEAD_BYTES: usize = 12;
 
-/// Where names are looked for.
+/// Sources for names.
 #[derive(Debug)]
 pub(crate) struct Sources {
     hosts: PathBuf,
@@ -37,13 +38,14 @@ pub(crate) struct Sources {
 }
 
 impl Sources {
-    /// The system's.
+    /// Returns the sources that the system is configured with.
     pub(crate) fn of_system() -> Sources {
         let servers = read(Path::new("/etc/resolv.conf")).map_or_else(|_| Vec::new(), |text| servers(&text));
         Sources { hosts: "/etc/hosts".into(), servers, timeout: TIMEOUT }
     }
 
-    /// All names of an address, up to a bound; none if nobody knows any, or no server answers.
+    /// Returns the names of an address, up to [`NAMES_MAX`]; none if no source knows any or no server
+    /// answers.
     pub(crate) fn names(&self, address: IpAddr) -> Vec<String> {
         let address = address.to_canonical();
         let listed = read(&self.hosts).map_or_else(|_| Vec::new(), |text| hosts(&text, address));
@@ -51,7 +53,7 @@ impl Sources {
             return listed;
         }
         for server in self.servers.iter().cycle().take(ATTEMPTS * self.servers.len()) {
-            // Another one may know it if this one fails; if it knows that there is no name, that is the answer.
+            // After a failure the next server is asked. A server's answer that there is no name is final.
             if let Ok(Some(names)) = ask(*server, address, self.timeout) {
                 return names;
             }
@@ -66,7 +68,7 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The words of each line that has any, without comments.
+/// Returns the words of each line, without comments.
 fn lines(text: &str) -> impl Iterator<Item = std::str::SplitWhitespace<'_>> {
     text.lines().map(|line| line.split(['#', ';']).next().unwrap_or_default().split_whitespace())
 }
@@ -95,14 +97,14 @@ fn hosts(text: &str, address: IpAddr) -> Vec<String> {
     lines(text).flat_map(names).take(NAMES_MAX).collect()
 }
 
-/// Returns true for what can be the name of a host.
+/// Returns true if the text can be a host name.
 fn is_name(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= NAME_BYTES_MAX
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
 }
 
-/// The name under which the names of an address are found.
+/// Returns the domain name for a reverse look-up of the address.
 fn reverse_name(address: IpAddr) -> String {
     match address {
         IpAddr::V4(address) => {
@@ -121,10 +123,10 @@ fn reverse_name(address: IpAddr) -> String {
 
 fn question(id: u16, address: IpAddr) -> Vec<u8> {
     let mut bytes = id.to_be_bytes().to_vec();
-    // Recursion is desired; one question.
+    // Flags: recursion desired. One question.
     bytes.extend_from_slice(&[1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
     for label in reverse_name(address).split('.') {
-        // Labels are short: they are made above.
+        // Labels of reverse names are short, so their length fits one byte.
         bytes.push(label.len() as u8);
         bytes.extend_from_slice(label.as_bytes());
     }
@@ -134,9 +136,9 @@ fn question(id: u16, address: IpAddr) -> Vec<u8> {
     bytes
 }
 
-/// Asks a server. `None` if it cannot tell.
+/// Asks a server for the names of an address. Returns `None` if the server cannot answer.
 fn ask(server: SocketAddr, address: IpAddr, timeout: Duration) -> io::Result<Option<Vec<String>>> {
-    // A number that nobody can guess, so that nobody else answers.
+    // A random id, so that only the server can answer.
     let id = RandomState::new().hash_one(address) as u16;
     let question = question(id, address);
     let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { [0; 16].into() };
@@ -145,7 +147,7 @@ fn ask(server: SocketAddr, address: IpAddr, timeout: Duration) -> io::Result<Opt
     let deadline = Instant::now() + timeout;
     socket.send(&question)?;
     let mut bytes = vec![0; UDP_BYTES_MAX];
-    // What is no answer to this question may come before the answer; not without end.
+    // A few unrelated datagrams may arrive before the answer.
     for _ in 0..8 {
         socket.set_read_timeout(Some(left(deadline)?))?;
         let len = socket.recv(&mut bytes)?;
@@ -158,17 +160,17 @@ fn ask(server: SocketAddr, address: IpAddr, timeout: Duration) -> io::Result<Opt
     Ok(None)
 }
 
-/// The time until then.
+/// Returns the time left until the deadline.
 ///
 /// # Errors
 ///
-/// When it is over.
+/// Returns `TimedOut` if the deadline has passed.
 fn left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// The same over TCP.
+/// Asks a server for the names of an address over TCP.
 fn ask_at_length(server: SocketAddr, question: &[u8], deadline: Instant) -> io::Result<Option<Vec<String>>> {
     let mut stream = TcpStream::connect_timeout(&server, left(deadline)?)?;
     stream.set_write_timeout(Some(left(deadline)?))?;
@@ -183,7 +185,7 @@ fn ask_at_length(server: SocketAddr, question: &[u8], deadline: Instant) -> io::
     }
 }
 
-/// Fills the buffer until the deadline, however few bytes come at once.
+/// Fills the buffer until the deadline, even if bytes arrive one at a time.
 fn read_by(deadline: Instant, stream: &mut TcpStream, mut bytes: &mut [u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         stream.set_read_timeout(Some(left(deadline)?))?;
@@ -199,18 +201,18 @@ fn read_by(deadline: Instant, stream: &mut TcpStream, mut bytes: &mut [u8]) -> i
 
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
-    /// It is none to this question.
+    /// The datagram is not an answer to this question.
     Foreign,
-    /// It is too long for a datagram.
+    /// The answer was truncated because it does not fit a datagram.
     CutOff,
-    /// The names; `None` if the server has failed.
+    /// Names in the answer; `None` if the server failed.
     Names(Option<Vec<String>>),
 }
 
 fn answer(bytes: &[u8], question: &[u8]) -> Answer {
     let is_ours = bytes.len() >= question.len()
         && bytes[..2] == question[..2]
-        // An answer to a plain query.
+        // Response bit set, opcode for a standard query.
         && bytes[2] & 0xf8 == 0x80
         && bytes[4..6] == [0, 1]
         && bytes[HEAD_BYTES..question.len()].eq_ignore_ascii_case(&question[HEAD_BYTES..]);
@@ -222,7 +224,7 @@ fn answer(bytes: &[u8], question: &[u8]) -> Answer {
     }
     match bytes[3] & 15 {
         0 => {}
-        // There is no such name.
+        // No such name (NXDOMAIN).
         3 => return Answer::Names(Some(Vec::new())),
         _ => return Answer::Names(None),
     }
@@ -238,8 +240,8 @@ fn answer(bytes: &[u8], question: &[u8]) -> Answer {
     Answer::Names(Some(names))
 }
 
-/// Reads the record at `at` and goes behind it. `None` if it is malformed; nothing inside if it is not about a name, or that is
-/// none of a host.
+/// Reads the record at `at` and moves `at` behind it. Returns `None` if it is malformed, `Some(None)` if it
+/// is not a PTR record with a valid host name.
 fn record(bytes: &[u8], at: &mut usize) -> Option<Option<String>> {
     let (_, behind) = name(bytes, *at)?;
     let fixed = bytes.get(behind..behind + 10)?;
@@ -255,10 +257,10 @@ fn record(bytes: &[u8], at: &mut usize) -> Option<Option<String>> {
     Some(Some(found).filter(|name| is_name(name)))
 }
 
-/// Reads a name; returns it with what is behind it.
+/// Reads a name. Returns it with the offset behind it.
 fn name(bytes: &[u8], mut at: usize) -> Option<(String, usize)> {
     let (mut name, mut behind) = (String::new(), None);
-    // A name may go on at an earlier place; each is earlier than the one before, so this ends.
+    // Compression pointers must refer to ever earlier offsets, so the loop ends.
     let mut earliest = at;
     loop {
         let len = usize::from(*bytes.get(at)?);
@@ -269,7 +271,8 @@ fn name(bytes: &[u8], mut at: usize) -> Option<(String, usize)> {
                 if !name.is_empty() {
                     name.push('.');
                 }
-                // Whatever is no part of a host's name is refused by `is_name`; a dot inside of a label would not be.
+                // `is_name` later rejects invalid characters; a dot within a label is replaced here, because
+                // it would look valid.
                 name.extend(label.iter().map(|byte| if *byte == b'.' { '?' } else { char::from(*byte) }));
                 if name.len() > NAME_BYTES_MAX {
                     return None;
@@ -297,7 +300,7 @@ mod tests {
 
     const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 1, 2, 3));
 
-    /// An answer with these names, the last part of each given by reference.
+    /// Returns an answer with these names; the last part of each is a compression pointer.
     fn told(question: &[u8], names: &[&str]) -> Vec<u8> {
         let mut bytes = question.to_vec();
         bytes[2] = 0x81;
@@ -309,7 +312,7 @@ mod tests {
                 data.push(label.len() as u8);
                 data.extend_from_slice(label.as_bytes());
             }
-            // in-addr.arpa, in the question.
+            // Pointer to `in-addr.arpa` in the question.
             data.extend_from_slice(&[0xc0, HEAD_BYTES as u8 + 9]);
             bytes.extend_from_slice(&(data.len() as u16).to_be_bytes());
             bytes.extend(data);
@@ -317,7 +320,7 @@ mod tests {
         bytes
     }
 
-    /// A server on loopback for this many questions over UDP.
+    /// Starts a name server on loopback that answers over UDP with `answers`.
     fn server(answers: impl Fn(&[u8]) -> Vec<u8> + Send + 'static) -> SocketAddr {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let address = socket.local_addr().unwrap();
@@ -376,7 +379,7 @@ mod tests {
             let (len, from) = socket.recv_from(&mut bytes).unwrap();
             let mut cut = bytes[..len].to_vec();
             cut[2] = 0x83;
-            // Somebody else's answer before.
+            // An unrelated datagram arrives first.
             socket.send_to(b"nothing", from).unwrap();
             socket.send_to(&cut, from).unwrap();
             let mut stream = listener.accept().unwrap().0;
@@ -404,7 +407,7 @@ mod tests {
             let mut asked = vec![0; len + 2];
             stream.read_exact(&mut asked).unwrap();
             let told = told(&asked[2..], &["slow"; 8]);
-            // The client says nothing more: each wait for that is a pause.
+            // The client sends nothing more, so each read waits for its timeout, as a pause.
             stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
             for byte in [&(told.len() as u16).to_be_bytes()[..], &told].concat() {
                 if stream.write_all(&[byte]).is_err() || matches!(stream.read(&mut [0]), Ok(0)) {

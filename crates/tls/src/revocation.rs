@@ -1,4 +1,4 @@
-//! Serial numbers that were revoked, as etcd reads them from a list of revocations (RFC 5280 section 5).
+//! Revoked serial numbers, read from a certificate revocation list (RFC 5280 section 5) like in etcd.
 
 use rustls_pki_types::CertificateRevocationListDer;
 use rustls_pki_types::pem::PemObject as _;
@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 use crate::der::{self, Reader};
 use crate::pem;
 
-/// A serial number of at most 20 bytes, or a hash of a longer one. Its size is fixed, so that a list of them is one
+/// Serial number of at most 20 bytes, or a hash of a longer one. The fixed size makes a list a single
 /// allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Serial {
@@ -16,7 +16,7 @@ pub(crate) struct Serial {
 }
 
 impl Serial {
-    /// From a magnitude without leading zeros.
+    /// Creates a serial number from its magnitude without leading zeros.
     pub(crate) fn new(magnitude: &[u8]) -> Serial {
         let mut bytes = [0; 20];
         match bytes.get_mut(..magnitude.len()) {
@@ -32,20 +32,20 @@ impl Serial {
         }
     }
 
-    /// As etcd prints it, in hexadecimal digits.
+    /// Formats the serial number in hexadecimal digits, like etcd.
     pub(crate) fn text(&self) -> String {
         let shown = self.bytes.get(..usize::from(self.length)).unwrap_or(&self.bytes);
         shown.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
-/// What a list of revocations says. As in etcd only the serial numbers count: neither the list's issuer nor its signature
-/// nor its next update are looked at, since the operator gives the file.
+/// Content of revocation lists. As in etcd only the serial numbers count: issuer, signature and next update
+/// are not checked, since the operator provides the file.
 #[derive(Debug, Default)]
 pub(crate) struct Revocations {
-    /// Sorted.
+    /// Serial numbers, sorted.
     serials: Vec<Serial>,
-    /// When the next list is due, in seconds since 1970.
+    /// Time at which the next list is due, in seconds since 1970.
     pub(crate) next_update: Option<u64>,
 }
 
@@ -53,7 +53,7 @@ impl Revocations {
     /// Parses one list in DER, or any number of lists in PEM.
     ///
     /// # Errors
-    /// Go's text for what is not a list, or what is wrong with the PEM.
+    /// Returns Go's text if the data is not a revocation list or the PEM is malformed.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Revocations, String> {
         let mut all = Revocations::default();
         if bytes.first() == Some(&der::SEQUENCE) {
@@ -89,7 +89,7 @@ impl Revocations {
         self.serials.binary_search(serial).is_ok()
     }
 
-    /// How many serial numbers it has.
+    /// Returns the number of serial numbers.
     pub(crate) fn len(&self) -> usize {
         self.serials.len()
     }
@@ -97,7 +97,7 @@ impl Revocations {
 
 const MALFORMED: &str = "x509: malformed crl";
 
-/// The list's entries, and when the next list is due.
+/// Returns the entries of a list, and the time at which the next list is due.
 fn head(der: &[u8]) -> Option<(Reader<'_>, Option<u64>)> {
     let mut outer = Reader::new(der);
     let mut list = outer.enter(der::SEQUENCE)?;

@@ -15,33 +15,34 @@ use crate::error::LoadError;
 use crate::pem;
 use crate::settings::Settings;
 
-/// Longest validity in years. etcd's arithmetic overflows beyond it.
+/// Maximum validity in years; etcd's arithmetic overflows beyond it.
 const MAX_YEARS: u64 = 292;
 
-/// A certificate that this member has made for itself, and its key.
+/// Self-signed certificate of this member, with its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SelfSigned {
-    /// `cert.pem` in the directory.
+    /// Path of `cert.pem` in the directory.
     pub cert_file: PathBuf,
-    /// `key.pem` in the directory.
+    /// Path of `key.pem` in the directory.
     pub key_file: PathBuf,
     /// Last second in which the certificate is valid.
     pub not_after: SystemTime,
-    /// Why it was made just now; `None` if the one that was there is used. For the log.
+    /// Reason why the certificate was generated now, for the log; `None` if an existing one is used.
     pub made: Option<String>,
 }
 
 impl SelfSigned {
-    /// Uses the certificate in `dir`, or makes one that is valid for `years` of 365 days from `now`.
+    /// Uses the certificate in `dir`, or generates one that is valid for `years` years of 365 days from
+    /// `now`.
     ///
-    /// `hosts` are what the listeners are bound to, each `host:port`. A certificate that is there is used for whatever hosts
-    /// it is, as in etcd. One that has expired or that cannot be used (etcd's own have keys on the curve P-521, which is
-    /// not supported) is replaced; its files are kept with `.old` behind their names.
+    /// `hosts` are the addresses of the listeners, each `host:port`. An existing certificate is used whatever
+    /// hosts it is for, as in etcd. One that has expired or cannot be used (etcd's own have P-521 keys, which
+    /// are not supported) is replaced; the old files are kept with `.old` appended to their names.
     ///
-    /// The directory is made with mode 0700, the files with 0600.
+    /// The directory is created with mode 0700, the files with 0600.
     ///
     /// # Errors
-    /// `years` is 0 or beyond 292, or files cannot be written.
+    /// Returns an error if `years` is 0 or above 292, or if files cannot be written.
     pub fn prepare(
         dir: &Path,
         hosts: &[String],
@@ -77,7 +78,7 @@ impl SelfSigned {
             .ok_or_else(|| LoadError::new("selfSignedCertValidity is invalid,it is beyond the calendar"))?;
         let (cert, key) = generate(hosts, now, not_after)
             .map_err(|error| LoadError::of_file(&cert_file, error.to_string()))?;
-        // A member that dies between the two finds no pair at its next start, and makes another.
+        // If the member crashes between the two writes, its next start finds no pair and generates another.
         write(&key_file, &key).map_err(failed(&key_file))?;
         write(&cert_file, &cert).map_err(failed(&cert_file))?;
         File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed(dir))?;
@@ -85,8 +86,8 @@ impl SelfSigned {
         Ok(SelfSigned { cert_file, key_file, not_after, made: Some(made) })
     }
 
-    /// Settings that serve with the certificate. As in etcd they replace what the flags say: clients are not asked for
-    /// certificates, and any certificate of another member is taken.
+    /// Returns settings that use the certificate. As in etcd they replace the flags: clients are not asked
+    /// for certificates, and any certificate of another member is accepted.
     pub fn settings(&self) -> Settings {
         Settings {
             cert_file: Some(self.cert_file.clone()),
@@ -104,7 +105,7 @@ fn whole_seconds(time: SystemTime) -> SystemTime {
     crate::material::system_time(seconds)
 }
 
-/// When the pair that is there ends, or why another one must be made.
+/// Returns the expiry of the existing pair, or the reason why another one must be generated.
 fn usable(cert_file: &Path, key_file: &Path, now: SystemTime) -> Result<SystemTime, String> {
     if !cert_file.exists() && !key_file.exists() {
         return Err("there was none".to_owned());
@@ -134,7 +135,7 @@ fn generate(
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     for host in hosts {
-        // Without the port, and an address without its brackets.
+        // Removes the port, and the brackets of an IPv6 address.
         let name = host.rsplit_once(':').map_or(host.as_str(), |(name, _)| name);
         let name = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
         let name = match name.parse() {
@@ -151,7 +152,7 @@ fn generate(
     Ok((certificate.pem(), key.serialize_pem()))
 }
 
-/// The file is there whole or not at all, also after a power failure.
+/// Writes a file atomically: after a crash or power failure the file is either complete or absent.
 fn write(file: &Path, text: &str) -> io::Result<()> {
     let unfinished = file.with_extension("pem.tmp");
     let _ = fs::remove_file(&unfinished);

@@ -5,7 +5,7 @@ use rustls::{CipherSuite, SupportedCipherSuite};
 
 use crate::error::LoadError;
 
-/// A version of TLS.
+/// Version of TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
     /// TLS 1.2.
@@ -15,10 +15,10 @@ pub enum Version {
 }
 
 impl Version {
-    /// Reads the value of `--tls-min-version` and `--tls-max-version`; nothing is `None`.
+    /// Parses the value of `--tls-min-version` or `--tls-max-version`; an empty value returns `None`.
     ///
     /// # Errors
-    /// etcd's text for a value that is not one.
+    /// Returns etcd's text for an invalid value.
     pub fn parse(text: &str) -> Result<Option<Version>, LoadError> {
         match text {
             "" => Ok(None),
@@ -40,65 +40,69 @@ impl fmt::Display for Version {
     }
 }
 
-/// What the flags of one kind of listener say about TLS: those for clients (`--cert-file`, …) or for peers
-/// (`--peer-cert-file`, …). Displays as etcd writes it to its log; it holds names of files and no secrets.
+/// TLS flags of one kind of listener: for clients (`--cert-file`, …) or for peers (`--peer-cert-file`, …).
+/// Displayed as in etcd's log; contains file names and no secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Certificate of the listeners, followed by what leads to its authority (PEM). Also shown to servers that this member
-    /// connects to, unless [`Settings::client_cert_file`] is set.
+    /// Certificate of the listeners, followed by the intermediate certificates (PEM). Also presented to
+    /// servers that this member connects to, unless [`Settings::client_cert_file`] is set.
     pub cert_file: Option<PathBuf>,
-    /// Key of [`Settings::cert_file`] (PEM): RSA, ECDSA on P-256 or P-384, or Ed25519, in PKCS#1, SEC 1 or PKCS#8.
+    /// Key of [`Settings::cert_file`] (PEM): RSA, ECDSA on P-256 or P-384, or Ed25519, in PKCS#1, SEC 1 or
+    /// PKCS#8 format.
     pub key_file: Option<PathBuf>,
     /// Certificate for connections that this member opens.
     pub client_cert_file: Option<PathBuf>,
     /// Key of [`Settings::client_cert_file`].
     pub client_key_file: Option<PathBuf>,
-    /// Authorities that clients and servers are verified with (PEM). Without it the system's are taken. With it clients
-    /// must show a certificate, whatever [`Settings::client_cert_auth`] says, as in etcd.
+    /// Authorities for verifying clients and servers (PEM); without it the system's authorities are used. If
+    /// set, clients must present a certificate, whatever [`Settings::client_cert_auth`] says, as in etcd.
     pub trusted_ca_file: Option<PathBuf>,
-    /// Clients must show a certificate.
+    /// True if clients must present a certificate.
     pub client_cert_auth: bool,
-    /// Serial numbers that are refused: one list in DER, or lists in PEM.
+    /// File with revoked serial numbers: one list in DER, or lists in PEM.
     pub crl_file: Option<PathBuf>,
-    /// Common names of which a peer's certificate must have one; empty: any.
+    /// Allowed common names: a peer's certificate must have one of them. Empty allows any.
     pub allowed_cns: Vec<String>,
-    /// Host names or addresses of which a peer's certificate must be for one; empty: any.
+    /// Allowed host names or addresses: a peer's certificate must be for one of them. Empty allows any.
     pub allowed_hostnames: Vec<String>,
-    /// Do not compare names and addresses of clients' certificates with where they come from. Only peer listeners do so.
+    /// True if names and addresses in clients' certificates are not compared with the clients' addresses.
+    /// Only peer listeners compare them.
     pub skip_client_san_verify: bool,
-    /// Lowest version; `None` is TLS 1.2.
+    /// Minimum version; `None` means TLS 1.2.
     pub min_version: Option<Version>,
-    /// Highest version; `None` is TLS 1.3.
+    /// Maximum version; `None` means TLS 1.3.
     pub max_version: Option<Version>,
-    /// Cipher suites of TLS 1.2 by Go's names; empty: all that are supported. Those of TLS 1.3 are always on.
+    /// Cipher suites for TLS 1.2, by Go's names; empty enables all supported ones. Those of TLS 1.3 are
+    /// always enabled.
     pub cipher_suites: Vec<String>,
-    /// Name that servers' certificates must be for, instead of the host that was dialed.
+    /// Name that servers' certificates must match, instead of the dialed host.
     pub server_name: Option<String>,
-    /// Take any certificate of a server.
+    /// True if any server certificate is accepted.
     pub insecure_skip_verify: bool,
-    /// This member also connects to other members with these settings. It only matters for warnings.
+    /// True if this member also connects to other members with these settings. Affects warnings only.
     pub dials: bool,
-    /// Application protocols that a listener takes, in order of preference (`h2`, `http/1.1`); empty: not negotiated.
+    /// Application protocols that a listener accepts, in order of preference (`h2`, `http/1.1`); empty
+    /// disables negotiation.
     pub alpn: Vec<Vec<u8>>,
-    /// Application protocols that are offered to servers; empty: none.
+    /// Application protocols offered to servers; empty offers none.
     pub client_alpn: Vec<Vec<u8>>,
 }
 
 impl Settings {
-    /// True if listeners have no certificate: they cannot serve `https`.
+    /// Returns true if listeners have no certificate and therefore cannot serve `https`.
     pub fn is_empty(&self) -> bool {
         self.cert_file.is_none() && self.key_file.is_none()
     }
 
-    /// True if clients must show a certificate.
+    /// Returns true if clients must present a certificate.
     pub fn wants_client_certificates(&self) -> bool {
         self.client_cert_auth || self.trusted_ca_file.is_some()
     }
 
-    /// Checks what can be checked without reading files.
+    /// Checks the settings without reading files.
     ///
     /// # Errors
-    /// Settings that contradict each other, in etcd's words.
+    /// Returns etcd's text if settings contradict each other.
     pub fn check(&self) -> Result<(), LoadError> {
         check_versions(self.min_version, self.max_version, &self.cipher_suites)?;
         suites(&self.cipher_suites, &self.alpn)?;
@@ -149,16 +153,16 @@ fn show(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// Texts as Go's `%q` prints a list.
+/// Formats a list of texts like Go's `%q`.
 pub(crate) fn quoted(texts: &[impl AsRef<str>]) -> String {
     let texts: Vec<String> = texts.iter().map(|text| format!("{:?}", text.as_ref())).collect();
     format!("[{}]", texts.join(" "))
 }
 
-/// Checks the versions against each other and against the cipher suites, as etcd does when it reads its flags.
+/// Checks the versions against each other and against the cipher suites, like etcd when it parses its flags.
 ///
 /// # Errors
-/// etcd's texts.
+/// Returns etcd's text if they contradict each other.
 pub fn check_versions(
     min: Option<Version>,
     max: Option<Version>,
@@ -178,11 +182,11 @@ pub fn check_versions(
     Ok(())
 }
 
-/// Go's names of cipher suites that are always on (TLS 1.3).
+/// Go's names of the TLS 1.3 cipher suites, which are always enabled.
 const ALWAYS_ON: [&str; 3] =
     ["TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256"];
 
-/// Go's names of cipher suites for TLS 1.2 that are supported. The last two are etcd's own.
+/// Go's names of the supported TLS 1.2 cipher suites. The last two are etcd's own names.
 const SUPPORTED: [(&str, CipherSuite); 8] = [
     ("TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256),
     ("TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384", CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384),
@@ -197,7 +201,7 @@ const SUPPORTED: [(&str, CipherSuite); 8] = [
     ("TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305", CipherSuite::TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256),
 ];
 
-/// Go's names of cipher suites that are not supported: CBC, RC4, 3DES, and keys exchanged by RSA.
+/// Go's names of unsupported cipher suites: CBC, RC4, 3DES, and RSA key exchange.
 const UNSUPPORTED: [&str; 16] = [
     "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
     "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
@@ -217,11 +221,13 @@ const UNSUPPORTED: [&str; 16] = [
     "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256",
 ];
 
-/// The cipher suites for these names. Their order is that of the library, as in Go.
+/// Returns the cipher suites for these names. Their order is that of rustls; the order of `names` is ignored,
+/// as in Go.
 ///
 /// # Errors
-/// A name that etcd does not know (etcd's text), names that etcd knows and that are not supported here, or (for a listener
-/// of HTTP/2) a list without the suite that HTTP/2 requires (etcd's text).
+/// Returns an error for a name that etcd does not know (etcd's text), for names that etcd knows and that are
+/// not supported here, or, for a listener with HTTP/2, for a list without a suite that HTTP/2 requires
+/// (etcd's text).
 pub(crate) fn suites(names: &[String], alpn: &[Vec<u8>]) -> Result<Vec<SupportedCipherSuite>, LoadError> {
     let all = rustls::crypto::ring::ALL_CIPHER_SUITES;
     if names.is_empty() {

@@ -3,11 +3,12 @@ use std::net::{IpAddr, ToSocketAddrs};
 use crate::address::Resolver;
 use crate::reverse::Sources;
 
-/// Looks up names as the system does: files, then servers. It waits for them, tens of seconds if they do not answer: call it on
-/// a thread for such work.
+/// Resolver that looks up names like the operating system: in files, then at name servers. It blocks, for
+/// tens of seconds if the servers do not answer, so it must be called on a thread that may block.
 ///
-/// All names of an address are found, up to 64, in the file of hosts or else at the name servers (`reverse.rs`). If these know
-/// none, the system is asked, which may know others (`getnameinfo`), and gives the first.
+/// The names of an address, up to 64, come from the hosts file, or else from the name servers (`reverse.rs`).
+/// If these know none, the system function `getnameinfo` is called, which may have other sources and returns
+/// one name.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemResolver;
 
@@ -18,7 +19,7 @@ impl Resolver for SystemResolver {
             return Ok(names);
         }
         let name = dns_lookup::lookup_addr(&address).map_err(|error| format!("lookup {address}: {error}"))?;
-        // The system answers with the address itself when it knows no name.
+        // `getnameinfo` returns the address itself if it knows no name.
         if name.parse::<IpAddr>().is_ok() {
             return Err(format!("lookup {address}: no such host"));
         }

@@ -20,10 +20,11 @@ use crate::revocation::Serial;
 use crate::settings::Settings;
 use crate::trust::{Fingerprint, check_time};
 
-/// All that TLS means for one kind of listener and for the connections that a member opens with the same settings. Clones
-/// share it.
+/// TLS for one kind of listener, and for the connections that a member opens with the same settings. Clones
+/// share the state.
 ///
-/// It is loaded once and replaced by its [`Reloader`] when the files change. Readers take what is current without a lock.
+/// Loaded once, and replaced by its [`Reloader`] when the files change. Readers access the current material
+/// without a lock.
 #[derive(Clone)]
 pub struct Tls {
     pub(crate) shared: Arc<Shared>,
@@ -33,7 +34,7 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) time: Arc<dyn TimeProvider>,
     pub(crate) current: ArcSwap<Material>,
-    /// Why the files on disk are not in use; `None` if they are.
+    /// Error of the files on disk; `None` if their contents are in use.
     pub(crate) failure: Mutex<Option<LoadError>>,
 }
 
@@ -44,10 +45,10 @@ impl fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Reads the files and checks that they fit together. `time` decides about validity.
+    /// Loads the files and checks that they fit together. `time` is the clock for validity checks.
     ///
     /// # Errors
-    /// The settings contradict each other, or a file cannot be used.
+    /// Returns an error if the settings contradict each other or a file cannot be used.
     pub fn load(settings: Settings, time: Arc<dyn TimeProvider>) -> Result<(Tls, Reloader), LoadError> {
         settings.check()?;
         let files = files::named(&settings);
@@ -60,42 +61,43 @@ impl Tls {
         Ok((tls, reloader))
     }
 
-    /// The side of the listeners; `None` if the settings have no certificate for them.
+    /// Returns the TLS of the listeners; `None` if the settings name no certificate for them.
     pub fn server(&self) -> Option<ServerTls> {
         self.shared.current.load().server.is_some().then(|| ServerTls { shared: self.shared.clone() })
     }
 
-    /// The side of connections that this member opens.
+    /// Returns the TLS of connections that this member opens.
     pub fn client(&self) -> ClientTls {
         ClientTls { shared: self.shared.clone() }
     }
 
-    /// The settings that it was loaded with.
+    /// Returns the settings that were used for loading.
     pub fn settings(&self) -> &Settings {
         &self.shared.settings
     }
 
-    /// Counts what was loaded: 1 at first, one more for each replacement.
+    /// Returns the generation of the loaded material: 1 at first, incremented with each replacement.
     pub fn generation(&self) -> u64 {
         self.shared.current.load().generation
     }
 
-    /// When the certificates in use end, for metrics and reports.
+    /// Returns the expiry of the certificates in use, for metrics and reports.
     pub fn expiries(&self) -> Vec<Expiry> {
         self.shared.current.load().expiries.clone()
     }
 
-    /// What an operator should know about the material in use.
+    /// Returns the warnings for the operator about the material in use.
     pub fn warnings(&self) -> Vec<Warning> {
         self.shared.current.load().warnings.clone()
     }
 
-    /// Why the files that are on disk are not in use; `None` if they are.
+    /// Returns the error of the files on disk; `None` if their contents are in use.
     pub fn failure(&self) -> Option<LoadError> {
         self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What is in use, for logs, without secrets: one line about each certificate of this member and each list.
+    /// Describes the material in use for logs, without secrets: one line about each certificate of this
+    /// member and each list.
     pub fn describe(&self) -> Vec<String> {
         self.shared.current.load().summary.clone()
     }
@@ -156,39 +158,43 @@ impl Shared {
     }
 }
 
-/// TLS of listeners. Clones share it.
+/// TLS of listeners. Clones share the state.
 #[derive(Clone)]
 pub struct ServerTls {
     shared: Arc<Shared>,
 }
 
 impl ServerTls {
-    /// What the next connection is accepted with. Take it for each connection, so that reloaded files are used.
+    /// Returns the configuration for the next connection. Call this for each connection, so that reloaded
+    /// files are used.
     ///
-    /// A handshake is bounded in memory (a message has at most 64 KiB; certificates: [`crate::MAX_CHAIN_BYTES`]), but not in
-    /// time: the caller ends it after [`crate::HANDSHAKE_TIMEOUT`].
+    /// The memory of a handshake is bounded (a message has at most 64 KiB; certificates:
+    /// [`crate::MAX_CHAIN_BYTES`]), but its time is not: the caller must end it after
+    /// [`crate::HANDSHAKE_TIMEOUT`].
     pub fn config(&self) -> Arc<ServerConfig> {
         let material = self.shared.current.load();
-        // The settings decide whether there is one, and they do not change.
+        // The settings determine whether a configuration exists, and they do not change.
         material.server.clone().expect("material for listeners is only replaced by material for listeners")
     }
 
-    /// The settings that it was loaded with.
+    /// Returns the settings that were used for loading.
     pub fn settings(&self) -> &Settings {
         &self.shared.settings
     }
 
-    /// Checks a client whose handshake is done, with what it showed (`ServerConnection::peer_certificates`). To be called for
-    /// every connection: a resumed one shows what was verified when it was new, and files may have changed since.
+    /// Checks a client after its handshake; `chain` is the result of `ServerConnection::peer_certificates`.
+    /// Must be called for every connection: a resumed one has the chain verified in the original handshake,
+    /// and files may have changed since.
     ///
     /// # Errors
-    /// The connection is to be closed.
+    /// Returns a refusal if the connection must be closed.
     pub fn admit(&self, chain: Option<&[CertificateDer<'_>]>) -> Result<Session, Refusal> {
         self.shared.admit(chain, |material| material.clients.as_ref(), Purpose::Client)
     }
 
-    /// Compares names and addresses in a client's certificate with where the connection comes from, as etcd does on
-    /// listeners for peers and for metrics (not on those for clients). The answer may need a look-up of names.
+    /// Compares the names and addresses in a client's certificate with the address of the connection, as etcd
+    /// does on listeners for peers and for metrics (not on those for clients). The result may require a name
+    /// look-up.
     pub fn check_address(&self, chain: Option<&[CertificateDer<'_>]>, remote: IpAddr) -> AddressCheck {
         let leaf = chain.and_then(<[_]>::first).filter(|_| !self.shared.settings.skip_client_san_verify);
         let Some(leaf) = leaf else { return AddressCheck::Passed };
@@ -198,19 +204,19 @@ impl ServerTls {
         }
     }
 
-    /// Whether a client that was admitted would be admitted again: its certificates are valid now, its authority is still
-    /// trusted, and none of its serial numbers was revoked.
+    /// Checks that an admitted client would be admitted again: its certificates are valid now, its authority
+    /// is still trusted, and none of its serial numbers was revoked.
     ///
     /// # Errors
-    /// The connection is to be closed.
+    /// Returns a refusal if the connection must be closed.
     pub fn still_valid(&self, session: &Session) -> Result<(), Refusal> {
         self.shared.still_valid(session, |material| material.clients.as_ref())
     }
 
-    /// Like [`Self::still_valid`], but without regard to the time: a certificate that ends is not one that was taken back.
+    /// Checks like [`Self::still_valid`], but ignores the time: an expired certificate has not been revoked.
     ///
     /// # Errors
-    /// The connection is to be closed.
+    /// Returns a refusal if the connection must be closed.
     pub fn still_trusted(&self, session: &Session) -> Result<(), Refusal> {
         self.shared.still_trusted(session, |material| material.clients.as_ref())
     }
@@ -222,36 +228,38 @@ impl fmt::Debug for ServerTls {
     }
 }
 
-/// TLS of connections that this member opens. Clones share it.
+/// TLS of connections that this member opens. Clones share the state.
 #[derive(Clone)]
 pub struct ClientTls {
     shared: Arc<Shared>,
 }
 
 impl ClientTls {
-    /// What the next connection is opened with. Take it for each connection, so that reloaded files are used.
+    /// Returns the configuration for the next connection. Call this for each connection, so that reloaded
+    /// files are used.
     pub fn config(&self) -> Arc<ClientConfig> {
         self.shared.current.load().client.clone()
     }
 
-    /// The same for a connection to a listener of this process that has these settings: its certificate is known, so it is taken
-    /// whoever vouches for it and whatever hosts it is for, and no other is.
+    /// Returns the configuration for a connection to a listener of this process with these settings. Only
+    /// that listener's known certificate is accepted, whatever authority signed it and whatever hosts it is
+    /// for.
     pub fn config_for_own_listener(&self) -> Arc<ClientConfig> {
         let material = self.shared.current.load();
         let Some(listener) = &material.listener else { return material.client.clone() };
         let mut config = ClientConfig::clone(&material.client);
         let servers = Servers::only(listener.clone(), material.servers.clone());
         config.dangerous().set_certificate_verifier(Arc::new(servers));
-        // A resumed session would not be verified again.
+        // The certificate of a resumed session would not be verified again.
         config.resumption = Resumption::disabled();
         Arc::new(config)
     }
 
-    /// The name that the certificate of a server must be for, when it is dialed as `host`: a name or an address, without
-    /// brackets and port.
+    /// Returns the name that a server's certificate must match when it is dialed as `host`: a name or an
+    /// address, without brackets and port.
     ///
     /// # Errors
-    /// It is neither.
+    /// Returns a refusal if `host` is neither a name nor an address.
     pub fn server_name(&self, host: &str) -> Result<ServerName<'static>, Refusal> {
         let name =
             self.shared.settings.server_name.as_deref().filter(|name| !name.is_empty()).unwrap_or(host);
@@ -260,26 +268,27 @@ impl ClientTls {
             .map_err(|_| Refusal::WrongHost(format!("x509: {name:?} is not the name of a host")))
     }
 
-    /// Checks a server whose handshake is done, with what it showed (`ClientConnection::peer_certificates`).
+    /// Checks a server after its handshake; `chain` is the result of `ClientConnection::peer_certificates`.
     ///
     /// # Errors
-    /// The connection is to be closed.
+    /// Returns a refusal if the connection must be closed.
     pub fn admit(&self, chain: Option<&[CertificateDer<'_>]>) -> Result<Session, Refusal> {
         self.shared.admit(chain, |material| Some(&material.servers), Purpose::Server)
     }
 
-    /// Whether a server that was admitted would be admitted again, as [`ServerTls::still_valid`] says it of clients.
+    /// Checks that an admitted server would be admitted again, like [`ServerTls::still_valid`] for clients.
     ///
     /// # Errors
-    /// The connection is to be closed.
+    /// Returns a refusal if the connection must be closed.
     pub fn still_valid(&self, session: &Session) -> Result<(), Refusal> {
         self.shared.still_valid(session, |material| Some(&material.servers))
     }
 
-    /// Like [`Self::still_valid`], but without regard to the time, as [`ServerTls::still_trusted`] says it of clients.
+    /// Checks like [`Self::still_valid`], but ignores the time, like [`ServerTls::still_trusted`] for
+    /// clients.
     ///
     /// # Errors
-    /// The connection is to be closed.
+    /// Returns a refusal if the connection must be closed.
     pub fn still_trusted(&self, session: &Session) -> Result<(), Refusal> {
         self.shared.still_trusted(session, |material| Some(&material.servers))
     }
@@ -291,18 +300,18 @@ impl fmt::Debug for ClientTls {
     }
 }
 
-/// The names in a peer's certificate, which etcd logs when it rejects the peer after its handshake (`ip-addresses`,
-/// `dns-names`). At most 100 of each.
+/// Names in a peer's certificate, which etcd logs when it rejects the peer after its handshake
+/// (`ip-addresses`, `dns-names`). At most 100 of each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerNames {
     /// Addresses that the certificate is for.
     pub ip_addresses: Vec<IpAddr>,
-    /// Names that it is for.
+    /// Host names that the certificate is for.
     pub dns_names: Vec<String>,
 }
 
 impl PeerNames {
-    /// From what a peer showed; `None` if that is no certificate.
+    /// Returns the names in a peer's chain; `None` if there is no certificate or it is malformed.
     pub fn of(chain: Option<&[CertificateDer<'_>]>) -> Option<PeerNames> {
         const MAX_SHOWN: usize = 100;
         let certificate = Certificate::parse(chain?.first()?)?;
@@ -314,13 +323,13 @@ impl PeerNames {
     }
 }
 
-/// What is remembered of a connection's peer, to say later whether it may stay: serial numbers and the hash of its
-/// authority instead of its certificates. It takes some 100 bytes, and at most 21 for each certificate and 1 KiB for the
-/// common name.
+/// Data about a connection's peer, for checking later whether the peer is still admitted. It holds serial
+/// numbers and the hash of the authority instead of certificates: about 100 bytes, plus at most 21 bytes per
+/// certificate and 1 KiB for the common name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Session {
     generation: u64,
-    /// `None` if nobody had to vouch for the peer.
+    /// Identity of the authority; `None` if the peer's certificate was not verified.
     authority: Option<Fingerprint>,
     not_after: u64,
     serials: Box<[Serial]>,
@@ -338,19 +347,21 @@ impl Session {
         }
     }
 
-    /// The [`Tls::generation`] in which the peer was admitted.
+    /// Returns the [`Tls::generation`] in which the peer was admitted.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Common name in the peer's verified certificate: the user, when etcd authenticates by certificates. `None` if the peer
-    /// has shown no certificate, if nobody vouches for it, or if its name is empty.
+    /// Returns the common name in the peer's verified certificate, which is the user name if etcd
+    /// authenticates by certificates. `None` if the peer presented no certificate, if it was not verified, or
+    /// if the name is empty.
     pub fn common_name(&self) -> Option<&str> {
         self.authority?;
         self.common_name.as_deref()
     }
 
-    /// Last second in which the peer's certificates are all valid, since 1970; `None` if nothing was verified.
+    /// Returns the last second in which all of the peer's certificates are valid, since 1970; `None` if none
+    /// was verified.
     pub fn not_after(&self) -> Option<u64> {
         self.authority.map(|_| self.not_after)
     }

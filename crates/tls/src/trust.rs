@@ -1,4 +1,4 @@
-//! Trusted authorities, and what they vouch for.
+//! Trusted authorities, and verification of chains against them.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -16,17 +16,17 @@ use crate::pem;
 use crate::refusal::Refusal;
 use crate::{MAX_CHAIN_BYTES, MAX_CHAIN_CERTIFICATES};
 
-/// Verified chains that are remembered.
+/// Maximum number of cached verified chains.
 const MAX_REMEMBERED: usize = 1024;
 
-/// SHA-256.
+/// SHA-256 hash.
 pub(crate) type Fingerprint = [u8; 32];
 
-/// A trusted certificate.
+/// Trusted certificate.
 struct Authority {
-    /// Of its subject and its key. An authority that was renewed with the same key is still the same.
+    /// Hash of subject and key. An authority that was renewed with the same key keeps its identity.
     identity: Fingerprint,
-    /// Subject's Name, contents only.
+    /// Contents of the subject name.
     subject: Vec<u8>,
     public_key: SubjectPublicKeyInfoDer<'static>,
     not_before: u64,
@@ -55,32 +55,33 @@ impl Authority {
     }
 }
 
-/// What was found out about a chain that is trusted.
+/// Result of verifying a trusted chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Verified {
-    /// [`Authority::identity`] of the authority at its end.
+    /// Value of [`Authority::identity`] for the authority that signed the chain.
     pub(crate) authority: Fingerprint,
-    /// The span in which all certificates of the chain are valid, in seconds since 1970.
+    /// Time span in which all certificates of the chain are valid, in seconds since 1970.
     pub(crate) not_before: u64,
     pub(crate) not_after: u64,
 }
 
-/// The trusted authorities of one file (or of the system), and the chains they have vouched for.
+/// Trusted authorities of one file, or of the system, with a cache of the chains that they have signed.
 ///
-/// Chains are built and verified by `webpki`, with Go's rules where these ask for more (validity, purposes and path length of
-/// the authority itself, authorities that may not sign) or for less: `anyExtendedKeyUsage`, a certificate that is itself
-/// in the file of authorities, and certificates of version 1 or with the mark of an authority, as long as a trusted
-/// authority has signed them directly.
+/// `webpki` builds and verifies chains. Go's rules are added where they are stricter (validity, purposes and
+/// path length of the authority itself; authorities that may not sign) and where they are more permissive:
+/// `anyExtendedKeyUsage`, a certificate that is itself in the file of authorities, and certificates of
+/// version 1 or with the CA flag that a trusted authority has signed directly.
 pub(crate) struct Trust {
-    /// Those that may sign, as `webpki` wants them.
+    /// Authorities that may sign, in `webpki`'s form.
     anchors: Vec<TrustAnchor<'static>>,
-    /// What is known of each of [`Self::anchors`], in the same order.
+    /// Data about each entry of [`Self::anchors`], in the same order.
     signers: Vec<Authority>,
-    /// All trusted certificates by the hash of their DER.
+    /// All trusted certificates, by the hash of their DER.
     pinned: HashMap<Fingerprint, Authority>,
     identities: HashSet<Fingerprint>,
     algorithms: WebPkiSupportedAlgorithms,
-    /// Chains that were verified, by purpose and bytes. A peer that connects again costs no signatures.
+    /// Cache of verified chains, by purpose and bytes. A peer that connects again costs no signature
+    /// verification.
     remembered: Mutex<HashMap<Fingerprint, Verified>>,
 }
 
@@ -91,10 +92,10 @@ impl fmt::Debug for Trust {
 }
 
 impl Trust {
-    /// From a PEM file with one certificate or more.
+    /// Loads the authorities of a PEM file, which must contain at least one certificate.
     ///
     /// # Errors
-    /// A certificate is malformed, or there is none.
+    /// Returns an error if a certificate is malformed or there is none.
     pub(crate) fn from_pem(file: &Path, bytes: &[u8]) -> Result<Trust, LoadError> {
         let mut trust = Trust::nobody();
         for certificate in pem::authorities(file, bytes)? {
@@ -105,7 +106,7 @@ impl Trust {
         Ok(trust)
     }
 
-    /// The system's authorities. On a machine without any, nobody is trusted, as in Go.
+    /// Loads the system's authorities. If the system has none, no peer is trusted, as in Go.
     pub(crate) fn of_system() -> Trust {
         let mut trust = Trust::nobody();
         for certificate in rustls_native_certs::load_native_certs().certs {
@@ -125,7 +126,7 @@ impl Trust {
         }
     }
 
-    /// Returns false for what is no certificate.
+    /// Adds a certificate. Returns false if it is malformed.
     fn add(&mut self, der: CertificateDer<'static>) -> bool {
         let Some(certificate) = Certificate::parse(&der) else { return false };
         let authority = || Authority {
@@ -151,17 +152,19 @@ impl Trust {
         true
     }
 
-    /// Subjects of the authorities (contents of their Names), for the hint that a server gives its clients.
+    /// Returns the subjects of the authorities (contents of their names), for the hint that a server sends to
+    /// clients.
     pub(crate) fn subjects(&self) -> impl Iterator<Item = &[u8]> {
         self.signers.iter().map(|signer| signer.subject.as_slice())
     }
 
-    /// True if an authority with this identity is still trusted.
+    /// Returns true if an authority with this identity is still trusted.
     pub(crate) fn has(&self, authority: &Fingerprint) -> bool {
         self.identities.contains(authority)
     }
 
-    /// Verifies that an authority vouches for `leaf`, now and for this purpose. `intermediates` is what else the peer sent.
+    /// Verifies that a trusted authority signed `leaf`, at the time `now` and for this purpose.
+    /// `intermediates` are the other certificates that the peer sent.
     pub(crate) fn verify(
         &self,
         leaf: &CertificateDer<'_>,
@@ -280,7 +283,7 @@ impl Trust {
         self.signers.get(at)
     }
 
-    /// For a last certificate that `webpki` does not take: an authority must have signed it directly.
+    /// Verifies a peer certificate that `webpki` rejects: an authority must have signed it directly.
     fn verify_directly(
         &self,
         certificate: &Certificate<'_>,
@@ -295,7 +298,7 @@ impl Trust {
             if !self.is_signed_by(certificate, signer) {
                 continue;
             }
-            // Names would have to be compared with the constraints, which only `webpki` does here.
+            // Names would have to be checked against the constraints, which only `webpki` can do.
             if signer.has_name_constraints && certificate.has_alternative_names {
                 refusal = Refusal::Invalid("an authority with name constraints has signed it".to_owned());
                 continue;
@@ -351,7 +354,7 @@ fn refusal(error: webpki::Error, now: u64) -> Refusal {
     }
 }
 
-/// Go's rule for purposes: none listed means all, and there is one for any.
+/// Go's rule for purposes: an empty list allows all purposes, and `anyExtendedKeyUsage` allows any.
 struct For(Purpose);
 
 impl ExtendedKeyUsageValidator for For {
@@ -380,7 +383,7 @@ fn wrong_purpose() -> webpki::Error {
     })
 }
 
-/// Refuses what is too large before anything of it is parsed.
+/// Refuses a chain that is too large, before any of it is parsed.
 pub(crate) fn check_size(
     leaf: &CertificateDer<'_>,
     intermediates: &[CertificateDer<'_>],
@@ -393,7 +396,7 @@ pub(crate) fn check_size(
     Ok(())
 }
 
-/// Checks a span of validity, both ends of which belong to it.
+/// Checks the time against a validity span, inclusive at both ends.
 pub(crate) fn check_time(not_before: u64, not_after: u64, now: u64) -> Result<(), Refusal> {
     if now < not_before {
         return Err(Refusal::NotYetValid { now, not_before });
@@ -438,9 +441,9 @@ mod tests {
 
         let first = verify(&[], Purpose::Client).unwrap();
         assert_eq!((verify(&[], Purpose::Client), remembered()), (Ok(first), 1));
-        // For another purpose it is verified again.
+        // For another purpose the chain is verified again.
         assert_eq!((verify(&[], Purpose::Server), remembered()), (Ok(first), 2));
-        // Who is refused is not remembered.
+        // A refused chain is not cached.
         let stranger = CertificateParams::default().self_signed(&KeyPair::generate().unwrap()).unwrap();
         assert!(trust.verify(stranger.der(), &[], Purpose::Client, now).is_err());
         assert_eq!(remembered(), 2);

@@ -1,5 +1,5 @@
-//! Elections by keys under leases, laid out as in etcd's `clientv3/concurrency`: [`Election`] campaigns, proclaims and
-//! resigns, [`Observer`] follows the leaders. It asks the server nothing that KV and Watch do not offer.
+//! Elections with keys under leases, in the layout of etcd's `clientv3/concurrency`. [`Election`] campaigns,
+//! proclaims and resigns; [`Observer`] follows the leaders. Only the KV and Watch services are used.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -17,8 +17,8 @@ use super::{
 use crate::client::{Client, status_of_text};
 use crate::watcher::{WatchUpdate, Watcher};
 
-/// An election under a prefix. Each candidate has the key `<prefix>/<lease in hexadecimal>` with its value; the oldest
-/// key leads.
+/// Election under a prefix. Each candidate has the key `<prefix>/<lease ID in hexadecimal>` with the
+/// candidate's value; the candidate with the oldest key is the leader.
 pub struct Election {
     client: Client,
     lease: i64,
@@ -26,20 +26,20 @@ pub struct Election {
     candidacy: Option<Candidacy>,
 }
 
-/// Our key, waiting or leading.
+/// Own key, as a candidate or as the leader.
 struct Candidacy {
     key: Bytes,
     revision: i64,
 }
 
-/// Why an election does not do what was asked.
+/// Error of an election.
 #[derive(Debug)]
 pub enum ElectionError {
-    /// We do not lead.
+    /// This candidate is not the leader.
     NotLeader,
-    /// There is no leader.
+    /// The election has no leader.
     NoLeader,
-    /// The server's status.
+    /// Status that the server returned.
     Status(Status),
 }
 
@@ -64,24 +64,24 @@ impl From<Status> for ElectionError {
 /// The leader of an election.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Leadership {
-    /// Header of the answer or event that reported the leader.
+    /// Header of the response or event that reported the leader.
     pub header: ResponseHeader,
-    /// The leader's key and what it proclaims.
+    /// Key of the leader, with the value that the leader proclaims.
     pub kv: KeyValue,
 }
 
 impl Election {
-    /// An election in which we are no candidate yet.
+    /// Creates an election object that is not a candidate yet.
     pub fn new(session: &Session, prefix: impl AsRef<[u8]>) -> Election {
         let prefix = [prefix.as_ref(), b"/"].concat().into();
         Election { client: session.client().clone(), lease: session.lease(), prefix, candidacy: None }
     }
 
-    /// Waits until we lead, with this value. Dropped while it waits, it leaves our candidacy: [`Election::resign`]
-    /// withdraws it.
+    /// Becomes a candidate with this value and waits until the candidate is the leader. If the future is
+    /// dropped while it waits, the candidacy remains; [`Election::resign`] withdraws it.
     ///
     /// # Errors
-    /// The server's status; our candidacy is withdrawn then, as far as the server can be reached.
+    /// Returns the server's status. The candidacy is then withdrawn if the server can be reached.
     pub async fn campaign(&mut self, value: impl Into<Bytes>) -> Result<ResponseHeader, ElectionError> {
         let value = value.into();
         let key: Bytes = [&self.prefix[..], format!("{:x}", self.lease).as_bytes()].concat().into();
@@ -111,10 +111,10 @@ impl Election {
         Ok(answer.header.unwrap_or_default())
     }
 
-    /// Announces another value as the leader.
+    /// Changes the value that the leader announces.
     ///
     /// # Errors
-    /// We do not lead any more, or the server's status.
+    /// Returns `NotLeader` if the key of this candidate no longer exists, or the server's status.
     pub async fn proclaim(&mut self, value: impl Into<Bytes>) -> Result<ResponseHeader, ElectionError> {
         let ours = self.candidacy.as_ref().ok_or(ElectionError::NotLeader)?;
         let put = put_op(&ours.key, &value.into(), self.lease);
@@ -127,10 +127,10 @@ impl Election {
         Ok(answer.header.unwrap_or_default())
     }
 
-    /// Gives up leadership or candidacy; without one, nothing happens.
+    /// Gives up the leadership or candidacy. Does nothing if there is none.
     ///
     /// # Errors
-    /// The server's status; it may be tried again.
+    /// Returns the server's status; the call may be repeated.
     pub async fn resign(&mut self) -> Result<(), ElectionError> {
         if let Some(ours) = &self.candidacy {
             let held = vec![is_created_at(&ours.key, ours.revision)];
@@ -140,45 +140,45 @@ impl Election {
         Ok(())
     }
 
-    /// Returns the present leader.
+    /// Returns the current leader.
     ///
     /// # Errors
     ///
-    /// There is none, or the server's status.
+    /// Returns `NoLeader` if there is no leader, or the server's status.
     pub async fn leader(&self) -> Result<Leadership, ElectionError> {
         look(&self.client, &self.prefix).await?.0.ok_or(ElectionError::NoLeader)
     }
 
-    /// Follows who leads, from now on.
+    /// Returns an observer that reports the current leader and all later ones.
     pub fn observe(&self) -> Observer {
         Observer::new(&self.client, self.prefix.clone())
     }
 
-    /// Follows an election without taking part, and so without a session.
+    /// Returns an observer of an election for callers that are not candidates. It needs no session.
     pub fn observe_prefix(client: &Client, prefix: impl AsRef<[u8]>) -> Observer {
         Observer::new(client, [prefix.as_ref(), b"/"].concat().into())
     }
 
-    /// Our key while we are a candidate or lead.
+    /// Returns the own key, as a candidate or as the leader; otherwise `None`.
     pub fn key(&self) -> Option<&Bytes> {
         self.candidacy.as_ref().map(|ours| &ours.key)
     }
 
-    /// The revision our key was created at, while we are a candidate or lead.
+    /// Returns the create revision of the own key, as a candidate or as the leader; otherwise `None`.
     pub fn revision(&self) -> Option<i64> {
         self.candidacy.as_ref().map(|ours| ours.revision)
     }
 }
 
-/// The leader, if there is one, and the revision looked at.
+/// Returns the leader, if there is one, and the revision of the read.
 async fn look(client: &Client, prefix: &Bytes) -> Result<(Option<Leadership>, i64), Status> {
     let found: RangeResponse = client.call(Rpc::KvRange, &oldest(prefix)).await?;
     let header = found.header.unwrap_or_default();
     Ok((found.kvs.into_iter().next().map(|kv| Leadership { header, kv }), header.revision))
 }
 
-/// Follows the leaders and their proclaimed values: each value of a leader in order, and always the newest; leaders that
-/// came and went between two looks may be missed.
+/// Follows the leaders and the values that they proclaim: all values of a leader in order, and always the
+/// newest one. A leader that was elected and replaced between two reads may be missed.
 pub struct Observer {
     client: Client,
     prefix: Bytes,
@@ -187,9 +187,9 @@ pub struct Observer {
 }
 
 enum Watching {
-    /// Waits for the first candidate.
+    /// Watches the whole prefix, for the first candidate.
     Prefix(Watcher),
-    /// The leader's key.
+    /// Watches the key of the leader.
     Leader(Watcher),
 }
 
@@ -198,10 +198,11 @@ impl Observer {
         Observer { client: client.clone(), prefix, watching: None, untold: VecDeque::new() }
     }
 
-    /// The next leader or value. May be dropped and called again without loss.
+    /// Waits for the next leader or value and returns it. The future may be dropped and the method called
+    /// again without loss.
     ///
     /// # Errors
-    /// The server's status; it may be tried again.
+    /// Returns the server's status; the method may be called again.
     pub async fn next(&mut self) -> Result<Leadership, Status> {
         loop {
             if let Some(told) = self.untold.pop_front() {
@@ -250,7 +251,8 @@ impl Observer {
                 let Some(kv) = event.kv else { continue };
                 let deleted = event.r#type == EventType::Delete as i32;
                 if is_prefix {
-                    // A candidate that came and went is of no interest, and neither is who came behind it.
+                    // The first key that is put is the leader's. Deletions do not matter here, and later
+                    // candidates are not leaders.
                     if !deleted {
                         let seen = kv.mod_revision;
                         let header = ResponseHeader { revision: seen, ..header };
@@ -267,7 +269,7 @@ impl Observer {
         }
     }
 
-    /// Tells of a leader and watches its key from after this revision.
+    /// Queues a leader for the caller, and watches its key from the revision after `seen` on.
     fn follow(&mut self, found: Leadership, seen: i64) {
         let key = found.kv.key.clone();
         let request = WatchCreateRequest { key, start_revision: seen + 1, ..WatchCreateRequest::default() };

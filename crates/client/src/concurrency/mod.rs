@@ -1,6 +1,7 @@
-//! What clients build from leases, transactions and watches: sessions, locks, elections, and transactional memory.
+//! Sessions, locks, elections and software transactional memory, built from leases, transactions and watches.
 //!
-//! Keys are laid out as by etcd's `clientv3/concurrency`, so that its clients and ours take turns at the same locks.
+//! The keys have the layout of etcd's `clientv3/concurrency`, so that etcd's clients and this crate can share
+//! locks and elections.
 
 mod election;
 mod mutex;
@@ -23,7 +24,8 @@ pub use stm::{Isolation, Stm, StmError, run};
 use crate::client::{Client, status_of_text};
 use crate::watcher::{WatchUpdate, Watcher};
 
-/// The end of the range of all keys with this prefix; `\0`, to the end of all keys, if there is none.
+/// Returns the end of the key range that contains all keys with this prefix. Returns `\0` (the end of the key
+/// space) if no key follows the prefix.
 pub fn prefix_end(prefix: &[u8]) -> Bytes {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
@@ -49,7 +51,7 @@ fn get(key: &Bytes) -> RangeRequest {
     RangeRequest { key: key.clone(), ..RangeRequest::default() }
 }
 
-/// The oldest key of a prefix: who holds the lock, who leads.
+/// Returns a request for the oldest key with a prefix: the holder of the lock or the leader.
 fn oldest(prefix: &Bytes) -> RangeRequest {
     RangeRequest {
         key: prefix.clone(),
@@ -84,7 +86,7 @@ async fn txn(
     client.call(Rpc::KvTxn, &TxnRequest { compare, success, failure }).await
 }
 
-/// The range answered at this place of a transaction.
+/// Returns the range response at index `at` of a transaction.
 fn range_at(answer: &TxnResponse, at: usize) -> Option<&RangeResponse> {
     match answer.responses.get(at)?.response.as_ref()? {
         response_op::Response::ResponseRange(range) => Some(range),
@@ -96,8 +98,8 @@ fn revision(answer: &TxnResponse) -> i64 {
     answer.header.as_ref().map_or(0, |header| header.revision)
 }
 
-/// Waits until no key of the prefix is left that was created at or before this revision. Watches only the youngest of
-/// them at a time, so that a release wakes one waiter.
+/// Waits until no key with the prefix is left that was created at or before the given revision. Watches only
+/// the youngest of these keys at a time, so that a release wakes only one waiter.
 async fn wait_for_deletes(client: &Client, prefix: &Bytes, create_revision_max: i64) -> Result<(), Status> {
     loop {
         let before = RangeRequest {
@@ -121,7 +123,7 @@ async fn wait_for_deletes(client: &Client, prefix: &Bytes, create_revision_max: 
                         break;
                     }
                 }
-                // What was compacted away meanwhile, the next look at the keys tells.
+                // The watched revision is compacted. Reading the keys again shows if the key was deleted.
                 Some(WatchUpdate::Canceled(response)) if response.compact_revision != 0 => break,
                 Some(WatchUpdate::Canceled(response)) => return Err(status_of_text(&response.cancel_reason)),
                 Some(WatchUpdate::Created(_) | WatchUpdate::Progress(_)) => {}

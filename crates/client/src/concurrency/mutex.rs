@@ -1,5 +1,5 @@
-//! Locks by keys under leases, laid out as in etcd's `clientv3/concurrency`: [`Mutex`]. The lock service of the API is
-//! not used.
+//! Locks with keys under leases, in the layout of etcd's `clientv3/concurrency`: [`Mutex`]. Does not use the
+//! Lock service of the API.
 
 use std::fmt;
 
@@ -12,8 +12,8 @@ use bytes::Bytes;
 use super::{Session, get, is_created_at, oldest, op, put_op, range_at, revision, txn, wait_for_deletes};
 use crate::client::Client;
 
-/// A lock that one session at a time holds, under a prefix. Each session that wants it has the key `<prefix>/<lease in
-/// hexadecimal>`; the oldest key holds the lock.
+/// Lock under a prefix that one session at a time can hold. Each session that waits for the lock or holds it
+/// has the key `<prefix>/<lease ID in hexadecimal>`; the session with the oldest key holds the lock.
 pub struct Mutex {
     client: Client,
     lease: i64,
@@ -21,22 +21,22 @@ pub struct Mutex {
     mine: Option<Mine>,
 }
 
-/// Our key, waiting or holding.
+/// Own key, waiting for the lock or holding it.
 struct Mine {
     key: Bytes,
     revision: i64,
 }
 
-/// Why a lock is not held, or not released.
+/// Error of a lock operation.
 #[derive(Debug)]
 pub enum MutexError {
     /// Another session holds the lock.
     Locked,
-    /// Our key is gone: the session's lease expired.
+    /// The own key no longer exists: the session's lease expired.
     SessionExpired,
-    /// There is no lock to release.
+    /// This object neither holds the lock nor waits for it.
     Released,
-    /// The server's status.
+    /// Status that the server returned.
     Status(Status),
 }
 
@@ -60,17 +60,18 @@ impl From<Status> for MutexError {
 }
 
 impl Mutex {
-    /// A lock, not held yet.
+    /// Creates a lock object that does not hold the lock yet.
     pub fn new(session: &Session, prefix: impl AsRef<[u8]>) -> Mutex {
         let prefix = [prefix.as_ref(), b"/"].concat().into();
         Mutex { client: session.client().clone(), lease: session.lease(), prefix, mine: None }
     }
 
-    /// Waits until the lock is held. Dropped while it waits, it leaves our key in the queue: [`Mutex::unlock`]
-    /// withdraws it.
+    /// Waits until this session holds the lock. If the future is dropped while it waits, the own key stays in
+    /// the queue; [`Mutex::unlock`] removes it.
     ///
     /// # Errors
-    /// The session expired, or the server's status; our key is withdrawn then, as far as the server can be reached.
+    /// Returns `SessionExpired` if the session's lease expired, or the server's status. After the latter, the
+    /// own key is removed if the server can be reached.
     pub async fn lock(&mut self) -> Result<ResponseHeader, MutexError> {
         let answer = self.queue().await?;
         let mine = self.mine.as_ref().ok_or(MutexError::Released)?;
@@ -79,7 +80,7 @@ impl Mutex {
         }
         let waited = async {
             wait_for_deletes(&self.client, &self.prefix, mine.revision - 1).await?;
-            // The wait may have been longer than the lease lived.
+            // The lease may have expired during the wait.
             self.client.call::<_, RangeResponse>(Rpc::KvRange, &get(&mine.key)).await
         };
         match waited.await {
@@ -92,10 +93,10 @@ impl Mutex {
         }
     }
 
-    /// Takes the lock if nobody holds it.
+    /// Acquires the lock if it is free. Does not wait.
     ///
     /// # Errors
-    /// `Locked`, or the server's status.
+    /// Returns `Locked` if another session holds the lock, or the server's status.
     pub async fn try_lock(&mut self) -> Result<ResponseHeader, MutexError> {
         let answer = self.queue().await?;
         if self.mine.as_ref().is_some_and(|mine| is_first(&answer, mine.revision)) {
@@ -108,7 +109,8 @@ impl Mutex {
     /// Releases the lock, or leaves the queue.
     ///
     /// # Errors
-    /// There is nothing to release, or the server's status; with the latter it may be tried again.
+    /// Returns `Released` if there is nothing to release, or the server's status; after the latter, the call
+    /// may be repeated.
     pub async fn unlock(&mut self) -> Result<(), MutexError> {
         let mine = self.mine.as_ref().ok_or(MutexError::Released)?;
         let delete = DeleteRangeRequest { key: mine.key.clone(), ..DeleteRangeRequest::default() };
@@ -117,25 +119,27 @@ impl Mutex {
         Ok(())
     }
 
-    /// Our key while it is in the queue or holds the lock.
+    /// Returns the own key while it is in the queue or holds the lock; otherwise `None`.
     pub fn key(&self) -> Option<&Bytes> {
         self.mine.as_ref().map(|mine| &mine.key)
     }
 
-    /// A condition for a transaction that is only to happen while we hold the lock.
+    /// Returns a condition for transactions that must run only while this session holds the lock. `None` if
+    /// the lock was not requested.
     pub fn is_owner(&self) -> Option<Compare> {
-        // Revision 0 is that of a key that the server did not confirm.
+        // Revision 0 means that the server has not confirmed the key.
         let mine = self.mine.as_ref().filter(|mine| mine.revision > 0)?;
         Some(is_created_at(&mine.key, mine.revision))
     }
 
-    /// Puts our key, unless it is there already, and looks for the holder at the same time.
+    /// Puts the own key, unless it exists already, and reads the current holder in the same transaction.
     async fn queue(&mut self) -> Result<TxnResponse, Status> {
         let key: Bytes = [&self.prefix[..], format!("{:x}", self.lease).as_bytes()].concat().into();
         let holder = || op(request_op::Request::RequestRange(oldest(&self.prefix)));
         let ours = op(request_op::Request::RequestRange(get(&key)));
         let put = put_op(&key, &Bytes::new(), self.lease);
-        // Before it is known to be there, so that a call that is dropped or breaks leaves something to withdraw.
+        // Set before the request is sent: if the call is dropped or fails, the key may exist, and
+        // [`Mutex::unlock`] can still remove it.
         self.mine = Some(Mine { key: key.clone(), revision: 0 });
         let free = vec![is_created_at(&key, 0)];
         let answer = txn(&self.client, free, vec![put, holder()], vec![ours, holder()]).await?;
@@ -148,7 +152,7 @@ impl Mutex {
     }
 }
 
-/// Returns true if the oldest key of the prefix is ours.
+/// Returns true if the oldest key of the prefix has this create revision, which means that it is the own key.
 fn is_first(answer: &TxnResponse, revision: i64) -> bool {
     let holder = range_at(answer, 1).and_then(|range| range.kvs.first());
     holder.is_none_or(|holder| holder.create_revision == revision)

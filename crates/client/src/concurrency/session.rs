@@ -8,11 +8,11 @@ use tokio::time::timeout;
 use crate::client::Client;
 use crate::lease::{self, KeepAlive};
 
-/// The TTL of a session that names none, in seconds.
+/// TTL in seconds of a session for which the caller gives none.
 const TTL_SECONDS: i64 = 60;
 
-/// A lease that lives as long as the session: what locks and leadership hang on. Dropping it lets the lease run out;
-/// [`Session::close`] revokes it.
+/// Lease that is kept alive as long as the session exists. Locks and leaderships depend on it. If the session
+/// is dropped, the lease expires after its TTL; [`Session::close`] revokes it.
 pub struct Session {
     client: Client,
     lease: i64,
@@ -25,15 +25,15 @@ impl Session {
     /// Grants a lease and keeps it alive. A TTL of 0 or less means 60 seconds.
     ///
     /// # Errors
-    /// The lease is not granted.
+    /// Returns the server's status if the lease was not granted.
     pub async fn open(client: &Client, ttl_seconds: i64) -> Result<Session, Status> {
         let ttl_seconds = if ttl_seconds > 0 { ttl_seconds } else { TTL_SECONDS };
         let granted = lease::grant(client, ttl_seconds, 0).await?;
         Ok(Session::resume(client, granted.id, ttl_seconds))
     }
 
-    /// Keeps a lease alive that is there already, such as that of an earlier run; its TTL bounds how long
-    /// [`Session::close`] may take and a first renewal has.
+    /// Keeps an existing lease alive, for example one of an earlier process. The TTL is the time limit for
+    /// the first renewal and for [`Session::close`].
     pub fn resume(client: &Client, lease: i64, ttl_seconds: i64) -> Session {
         let ttl_seconds = if ttl_seconds > 0 { ttl_seconds } else { TTL_SECONDS };
         let ttl = Duration::from_secs(ttl_seconds.unsigned_abs());
@@ -46,12 +46,12 @@ impl Session {
         Session { client: client.clone(), lease, ttl, done, keeper }
     }
 
-    /// The client it was made with.
+    /// Returns the client with which the session was created.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// The lease's number.
+    /// Returns the ID of the lease.
     pub fn lease(&self) -> i64 {
         self.lease
     }
@@ -61,21 +61,22 @@ impl Session {
         *self.done.borrow() || self.done.has_changed().is_err()
     }
 
-    /// Returns when the lease is no longer kept alive: it expired, was revoked, or the session was given up.
+    /// Waits until the lease is no longer kept alive: the lease expired or was revoked, or the session was
+    /// dropped.
     pub fn done(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut done = self.done.clone();
-        // An error means that the keeper is gone without a word.
+        // An error means that the task that keeps the lease alive was aborted.
         async move { _ = done.wait_for(|done| *done).await }
     }
 
-    /// Stops keeping the lease alive and leaves it to run out.
+    /// Stops keeping the lease alive, without revoking it. The lease expires after its TTL.
     pub fn orphan(self) {}
 
-    /// Stops keeping the lease alive and revokes it, and with it goes what it holds. Takes no longer than the TTL, for
-    /// then the lease is gone anyway.
+    /// Stops keeping the lease alive and revokes it, which deletes its keys. The time limit is the TTL,
+    /// because the lease expires then anyway.
     ///
     /// # Errors
-    /// The lease could not be revoked.
+    /// Returns the server's status or `DeadlineExceeded` if the lease could not be revoked.
     pub async fn close(self) -> Result<(), Status> {
         self.keeper.abort();
         match timeout(self.ttl, lease::revoke(&self.client, self.lease)).await {

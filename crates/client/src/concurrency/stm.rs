@@ -1,5 +1,6 @@
-//! Software transactional memory as in etcd's `clientv3/concurrency`: [`run`] calls a closure with an [`Stm`] and commits
-//! its writes if its reads still hold, or calls it again.
+//! Software transactional memory as in etcd's `clientv3/concurrency`. [`run`] calls a closure with an [`Stm`]
+//! and then commits the closure's writes if the values it read are unchanged. Otherwise, [`run`] calls the
+//! closure again.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,35 +16,40 @@ use bytes::Bytes;
 use super::{delete_op, get, op, revision, txn};
 use crate::client::Client;
 
-/// The isolation between transactions. Source: etcd's `clientv3/concurrency/stm.go`.
+/// Isolation level of a transaction. Source: `clientv3/concurrency/stm.go` of etcd.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Isolation {
-    /// As `Serializable`, and no other client has written the keys that are written since the first read.
+    /// Like `Serializable`. In addition, no other client may have written the keys of this transaction's
+    /// writes since its first read.
     #[default]
     SerializableSnapshot,
-    /// All reads of an attempt are of the revision of its first read, and still hold at the commit.
+    /// All reads of an attempt are at the revision of its first read. The commit fails if one of these keys
+    /// was changed.
     Serializable,
-    /// Reads of one key are equal throughout an attempt, and still hold at the commit.
+    /// Repeated reads of a key return the same value within an attempt. The commit fails if one of these keys
+    /// was changed.
     RepeatableReads,
-    /// Reads are of any committed revision; nothing is checked at the commit.
+    /// A read may return any committed revision. The commit checks nothing.
     ReadCommitted,
 }
 
-/// One transaction of reads that are remembered and writes that are kept back until the commit.
+/// One transaction. Reads are recorded and writes are buffered until the commit.
 pub struct Stm {
     client: Client,
     isolation: Isolation,
     reads: BTreeMap<Bytes, Read>,
     writes: BTreeMap<Bytes, Write>,
-    /// Values that the failed commit before this attempt read, newer than those it had.
+    /// Values that the failed commit of the previous attempt returned. They are newer than the values that
+    /// attempt had read.
     prefetched: BTreeMap<Bytes, Read>,
-    /// The revision of the attempt's first read, where it binds the later ones.
+    /// Revision of the first read of the attempt. Later reads use it too if the isolation level requires
+    /// that.
     base: Option<i64>,
 }
 
 struct Read {
     kv: Option<KeyValue>,
-    /// The store's when it was read.
+    /// Revision of the store at the time of the read.
     revision: i64,
 }
 
@@ -53,8 +59,8 @@ struct Write {
 }
 
 impl Stm {
-    /// A transaction that has done nothing yet. Most callers want [`run`]; with this one they repeat by themselves
-    /// what stands before a [`Stm::commit`] that says `None`.
+    /// Creates an empty transaction. Most callers should use [`run`]. With this function, the caller must
+    /// repeat all reads and writes when [`Stm::commit`] returns `None`.
     pub fn new(client: &Client, isolation: Isolation) -> Stm {
         Stm {
             client: client.clone(),
@@ -66,12 +72,12 @@ impl Stm {
         }
     }
 
-    /// Returns the value of a key: the one written by this transaction, or the one in the store; `None` if there is no
-    /// such key.
+    /// Returns the value of a key: the value written by this transaction, or else the value in the store.
+    /// `None` if the key does not exist.
     ///
     /// # Errors
     ///
-    /// The server's status.
+    /// Returns the server's status.
     pub async fn get(&mut self, key: impl Into<Bytes>) -> Result<Option<Bytes>, Status> {
         let key = key.into();
         if let Some(write) = self.writes.get(&key) {
@@ -80,18 +86,19 @@ impl Stm {
         Ok(self.read(key).await?.kv.as_ref().map(|kv| kv.value.clone()))
     }
 
-    /// The revision at which a key was last written, by what this transaction read; 0 without the key.
+    /// Returns the revision of the last write to a key, as read by this transaction; 0 if the key does not
+    /// exist.
     ///
     /// # Errors
-    /// The server's status.
+    /// Returns the server's status.
     pub async fn revision(&mut self, key: impl Into<Bytes>) -> Result<i64, Status> {
         Ok(self.read(key.into()).await?.kv.as_ref().map_or(0, |kv| kv.mod_revision))
     }
 
-    /// Reads several keys in one call, for later [`Stm::get`]s.
+    /// Reads several keys with one request. Later calls of [`Stm::get`] use the result.
     ///
     /// # Errors
-    /// The server's status.
+    /// Returns the server's status.
     pub async fn prefetch<K: Into<Bytes>>(
         &mut self,
         keys: impl IntoIterator<Item = K>,
@@ -113,29 +120,29 @@ impl Stm {
         Ok(())
     }
 
-    /// Writes a key at the commit.
+    /// Writes a value to a key at the commit.
     pub fn put(&mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) {
         self.put_with(PutRequest { key: key.into(), value: value.into(), ..PutRequest::default() });
     }
 
-    /// Writes as [`Stm::put`] does, with a lease or other options.
+    /// Writes to a key at the commit, as [`Stm::put`] does, with a lease or other options.
     pub fn put_with(&mut self, put: PutRequest) {
         let (key, value) = (put.key.clone(), Some(put.value.clone()));
         self.writes.insert(key, Write { value, op: op(request_op::Request::RequestPut(put)) });
     }
 
-    /// Removes a key at the commit.
+    /// Deletes a key at the commit.
     pub fn delete(&mut self, key: impl Into<Bytes>) {
         let key = key.into();
         let op = delete_op(&key);
         self.writes.insert(key, Write { value: None, op });
     }
 
-    /// Writes, if nothing that the isolation forbids happened since; `None` if it did, and then the transaction is
-    /// empty again and has to be repeated.
+    /// Commits the writes. Returns `None` if the isolation level forbids the commit because of concurrent
+    /// writes; the transaction is then empty, and the caller must repeat it.
     ///
     /// # Errors
-    /// The server's status.
+    /// Returns the server's status.
     pub async fn commit(&mut self) -> Result<Option<TxnResponse>, Status> {
         let (reads, writes) = (std::mem::take(&mut self.reads), std::mem::take(&mut self.writes));
         self.prefetched.clear();
@@ -154,7 +161,8 @@ impl Stm {
             conditions.extend(writes.keys().map(|key| modified(key, less, first + 1)));
         }
         let keys: Vec<Bytes> = if self.binds() { reads.into_keys().collect() } else { Vec::new() };
-        // In case of a conflict the answer has the keys again, which saves the next attempt a round trip.
+        // If the commit fails, the response contains the keys' new values, which saves the next attempt a
+        // round trip.
         let again = keys.iter().map(|key| op(request_op::Request::RequestRange(get(key)))).collect();
         let writes = writes.into_values().map(|write| write.op).collect();
         let answer = txn(&self.client, conditions, writes, again).await?;
@@ -165,7 +173,7 @@ impl Stm {
         Ok(None)
     }
 
-    /// Returns true if the first read's revision binds the later ones.
+    /// Returns true if later reads must use the revision of the first read.
     fn binds(&self) -> bool {
         matches!(self.isolation, Isolation::SerializableSnapshot | Isolation::Serializable)
     }
@@ -177,7 +185,7 @@ impl Stm {
         }
     }
 
-    /// Returns true if the key was read, now or by the commit that failed.
+    /// Returns true if the key was read in this attempt or by the failed commit before it.
     fn recall(&mut self, key: &Bytes) -> bool {
         if self.reads.contains_key(key) {
             return true;
@@ -192,7 +200,8 @@ impl Stm {
         if !self.recall(&key) {
             let answer: RangeResponse = self.client.call(Rpc::KvRange, &self.range(&key)).await?;
             let revision = answer.header.map_or(0, |header| header.revision);
-            // A read at an older revision answers with the store's own.
+            // The response header contains the current revision of the store, even if the read was at an
+            // older revision.
             let revision = self.base.filter(|_| self.binds()).unwrap_or(revision);
             self.base = self.base.or(Some(revision));
             self.reads.insert(key.clone(), Read { kv: answer.kvs.into_iter().next(), revision });
@@ -201,7 +210,7 @@ impl Stm {
     }
 }
 
-/// Pairs keys with what a transaction read of them.
+/// Pairs each key with the value that a transaction read for it.
 fn reads_of(keys: Vec<Bytes>, answer: TxnResponse) -> Result<Vec<(Bytes, Read)>, Status> {
     let revision = revision(&answer);
     let mut read = Vec::with_capacity(keys.len());
@@ -226,12 +235,12 @@ fn modified(key: &Bytes, result: compare::CompareResult, revision: i64) -> Compa
     }
 }
 
-/// Why a transaction did not happen.
+/// Error of a transaction that was not committed.
 #[derive(Debug)]
 pub enum StmError<E> {
-    /// The transaction's own code gave up.
+    /// The closure returned this error.
     Aborted(E),
-    /// The server's status.
+    /// Status that the server returned.
     Status(Status),
 }
 
@@ -246,11 +255,11 @@ impl<E: fmt::Display> fmt::Display for StmError<E> {
 
 impl<E: fmt::Debug + fmt::Display> std::error::Error for StmError<E> {}
 
-/// Runs a transaction until it commits. The closure may run several times; what it does beside the transaction happens
-/// each time.
+/// Runs a transaction until it commits. The closure may run several times; its side effects outside the
+/// transaction are repeated each time.
 ///
 /// # Errors
-/// The closure's own error, which ends it, or the server's status at the commit.
+/// Returns the closure's error, which ends the transaction, or the server's status at the commit.
 pub async fn run<T, E>(
     client: &Client,
     isolation: Isolation,

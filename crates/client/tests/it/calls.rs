@@ -1,4 +1,4 @@
-//! Failover, what is repeated and what is not, limits, and what callers are told.
+//! Failover, retries, size limits, and the errors that callers get.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -30,7 +30,7 @@ async fn count(client: &Client) -> Result<i64, Status> {
     Ok(answer.count)
 }
 
-/// A client whose connections all stand.
+/// Returns a client that is connected to all servers.
 async fn connected(servers: &[&Server]) -> Client {
     let client = Client::new(Settings::of(servers.iter().map(|server| server.endpoint()))).unwrap();
     for server in servers {
@@ -243,7 +243,7 @@ fn metadata_goes_along() {
             async { call.reply(Ok(RangeResponse::default())) }
         })
         .await;
-        // What is around a value is no part of it.
+        // White space around the token is removed.
         let settings = Settings { token: Some(" by.hand ".to_owned()), ..Settings::of([server.endpoint()]) };
         let client = Client::new(settings).unwrap().with_require_leader();
         count(&client).await.unwrap();
@@ -259,7 +259,7 @@ fn metadata_goes_along() {
 #[test]
 fn a_connection_that_falls_silent_is_given_up() {
     run(async {
-        // It takes connections, but no one ever reads or writes there.
+        // The kernel accepts connections on this socket, but no server reads or writes.
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let endpoint = Endpoint::new(silent.local_addr().unwrap().to_string());
         let brief = Duration::from_millis(50);
@@ -271,7 +271,7 @@ fn a_connection_that_falls_silent_is_given_up() {
         channel.closed().await;
         assert!(channel.is_closed());
 
-        // One that answers pings stands, however long a call takes.
+        // A connection whose server answers pings stays open, however long a call takes.
         let server = Server::start(|mut call: Call| async move {
             call.cancelled().await;
         })
@@ -332,8 +332,8 @@ fn endpoints_come_from_the_member_list() {
     });
 }
 
-/// What they say is more than what the client writes before it reads again, and with some numbers the socket takes all of it
-/// at once.
+/// The calls need more output than the client writes before it reads again. With some call counts, the socket
+/// accepts all of the output at once.
 #[test]
 fn thousands_of_calls_at_once_are_all_answered() {
     run(async {
@@ -347,7 +347,7 @@ fn thousands_of_calls_at_once_are_all_answered() {
         for count in [400, 425, 450, 500, 600, 2000] {
             let channel =
                 Channel::open(&Endpoint::new(server.endpoint()), &Transport::default()).await.unwrap();
-            // The settings of the server have come.
+            // After this response, the client has received the server's settings.
             channel.unary(RANGE, bytes::Bytes::new()).await.unwrap();
             let mut calls = tokio::task::JoinSet::new();
             for _ in 0..count {
@@ -364,7 +364,8 @@ fn thousands_of_calls_at_once_are_all_answered() {
     });
 }
 
-/// A client that gives many calls up at once has more to say than it writes before it reads again. Others go on.
+/// If a client cancels many calls at once, it has more output than it writes before it reads again. Other
+/// calls must still finish.
 #[test]
 fn calls_that_are_given_up_at_once_silence_no_other() {
     run(async {
@@ -392,9 +393,9 @@ fn calls_that_are_given_up_at_once_silence_no_other() {
         while server.calls().len() <= others.len() {
             tokio::task::yield_now().await;
         }
-        // What the connection has to write for it exceeds what it holds while it reads.
+        // The resets for the cancelled calls exceed the output that a connection may hold while it reads.
         drop(others);
-        // Everything that is to be written is, before the server answers.
+        // Lets the client write all of its output before the server responds.
         for _ in 0..1000 {
             tokio::task::yield_now().await;
         }
@@ -404,7 +405,8 @@ fn calls_that_are_given_up_at_once_silence_no_other() {
     });
 }
 
-/// A stream that nobody reads keeps its own window, and not those of all others.
+/// A stream whose receiver does not read may occupy only its own flow-control window, not the window of other
+/// streams.
 #[test]
 fn a_receiver_that_takes_nothing_keeps_no_other_call_waiting() {
     run(async {

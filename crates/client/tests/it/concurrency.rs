@@ -1,4 +1,4 @@
-//! Sessions, locks, elections and transactions against a small store.
+//! Sessions, locks, elections and transactions against a small in-memory store.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -24,7 +24,7 @@ async fn get(client: &Client, key: &'static str) -> Option<String> {
     found.kvs.first().map(|kv| String::from_utf8_lossy(&kv.value).into_owned())
 }
 
-/// Whether a future is still waiting after all that can happen has happened.
+/// Returns true if the future is still pending after 100 ms.
 async fn waits<T>(future: impl Future<Output = T>) -> bool {
     tokio::time::timeout(Duration::from_millis(100), future).await.is_err()
 }
@@ -65,14 +65,14 @@ fn a_lock_goes_to_who_waited_longest() {
         locks[0].lock().await.unwrap();
         assert_eq!(locks[0].key().map(|key| &key[..]), Some(&b"l/1001"[..]));
         assert!(locks[0].is_owner().is_some());
-        // Who holds it may take it again.
+        // The session that holds the lock may acquire it again.
         locks[0].lock().await.unwrap();
         let refused = locks[1].try_lock().await.unwrap_err();
         assert_eq!(refused.to_string(), "mutex: Locked by another session");
         assert_eq!(get(&client, "l/1002").await, None);
 
         for (at, key) in [(1, "l/1002"), (2, "l/1003")] {
-            // In its place behind the others, for as long as it is asked for.
+            // Puts the key of the session into the queue, and drops the future when the key exists.
             let mut waiting = std::pin::pin!(locks[at].lock());
             while get(&client, key).await.is_none() {
                 assert!(waits(&mut waiting).await);
@@ -81,7 +81,7 @@ fn a_lock_goes_to_who_waited_longest() {
         locks[0].unlock().await.unwrap();
         assert!(waits(locks[2].lock()).await);
         locks[1].lock().await.unwrap();
-        // A lock that was given up while waiting is withdrawn.
+        // `unlock` removes the key of a session that no longer waits for the lock.
         locks[2].unlock().await.unwrap();
         locks[1].unlock().await.unwrap();
         locks[2].try_lock().await.unwrap();
@@ -125,7 +125,7 @@ fn an_election_has_one_leader_and_observers_hear_of_each() {
         assert_eq!((&heard.kv.key[..], &heard.kv.value[..]), (&b"e/1001"[..], &b"a"[..]));
         first.proclaim("b").await.unwrap();
         assert_eq!(&observer.next().await.unwrap().kv.value[..], b"b");
-        // Campaigning again only changes the value.
+        // A second campaign of the leader only changes its value.
         first.campaign("c").await.unwrap();
         assert_eq!(&observer.next().await.unwrap().kv.value[..], b"c");
         assert_eq!(&second.leader().await.unwrap().kv.value[..], b"c");
@@ -139,14 +139,15 @@ fn an_election_has_one_leader_and_observers_hear_of_each() {
         let second = next.await.unwrap().unwrap();
         assert_eq!(&observer.next().await.unwrap().kv.value[..], b"d");
         assert_eq!(second.key().map(|key| &key[..]), Some(&b"e/1002"[..]));
-        // A leader whose key is gone learns it.
+        // A leader whose key was deleted gets an error.
         let mut gone = second;
         mainstay_client::lease::revoke(&client, two.lease()).await.unwrap();
         assert!(matches!(gone.proclaim("z").await, Err(ElectionError::NotLeader)));
     });
 }
 
-/// Reads `a`, lets somebody else write a key, reads `b`, writes `c`; how often it ran, and what it read last.
+/// Runs a transaction that reads `a` and `b` and writes `c`. In the first run, another write changes `key`
+/// between the two reads. Returns the number of runs and the values that the last run read.
 async fn disturbed(isolation: Isolation, key: &'static str) -> (usize, String) {
     let server = Store::serve().await;
     let client = Client::new(Settings::of([server.endpoint()])).unwrap();

@@ -1,4 +1,4 @@
-//! SRV records from a name server on loopback.
+//! SRV records from a name server on the loopback interface.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, UdpSocket};
 
 use crate::run;
 
-/// What the server knows: name, target, port.
+/// SRV records of the name server: name, target, port.
 const RECORDS: &[(&str, &str, u16)] = &[
     ("_etcd-client-ssl._tcp.a.example.", "one.a.example.", 2379),
     ("_etcd-client._tcp.a.example.", "two.a.example.", 2479),
@@ -41,7 +41,7 @@ fn answer_to(query: &[u8], truncated: bool) -> Vec<u8> {
     answer.build_bytes_vec().unwrap()
 }
 
-/// A server that answers by UDP, or only by TCP.
+/// Starts a name server. With `only_tcp`, its UDP responses are truncated, so that the client has to use TCP.
 async fn name_server(only_tcp: bool) -> SocketAddr {
     let (udp, tcp) = loop {
         let udp = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -54,7 +54,7 @@ async fn name_server(only_tcp: bool) -> SocketAddr {
         let mut buffer = [0; 512];
         loop {
             let (len, from) = udp.recv_from(&mut buffer).await.unwrap();
-            // A forged answer first: it bears another number and must be skipped.
+            // First sends a forged response with another query ID, which the client must skip.
             let mut forged = answer_to(&buffer[..len], false);
             forged[0] ^= 0xff;
             udp.send_to(&forged, from).await.unwrap();
@@ -112,7 +112,7 @@ fn what_is_not_there_is_told_as_go_tells_it() {
 fn search_domains_and_further_servers_are_tried() {
     run(async {
         let server = name_server(false).await;
-        // Nobody answers at the first one: it is bound, but never read.
+        // The first server never responds: its socket is bound but never read.
         let deaf = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let mut resolver = resolver(vec![deaf.local_addr().unwrap(), server]);
         resolver.timeout = Duration::from_millis(100);

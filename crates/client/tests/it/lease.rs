@@ -1,4 +1,4 @@
-//! Leases that are kept alive.
+//! Leases that are kept alive by the client.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,7 +12,8 @@ use mainstay_client::{Client, Settings};
 use crate::run;
 use crate::server::{Call, Server};
 
-/// Answers with these TTLs, each by a connection of its own if told so, and then says nothing.
+/// Starts a server that answers renewals with these TTLs and then no longer responds. With `hang_up`, it ends
+/// the stream after each response.
 async fn answering(ttls: &'static [i64], hang_up: bool) -> Server {
     let at = Arc::new(AtomicUsize::new(0));
     Server::start(move |mut call: Call| {

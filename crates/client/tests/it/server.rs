@@ -1,4 +1,4 @@
-//! A gRPC server that does what a test tells it to.
+//! gRPC server for tests. Each test supplies the function that handles its calls.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
-/// One call, as the server sees it.
+/// One call, on the server's side.
 pub struct Call {
     pub path: String,
     pub headers: HeaderMap,
@@ -27,7 +27,7 @@ pub struct Call {
     go_away: Arc<Notify>,
 }
 
-/// The requests of a call.
+/// Requests that the client sends in a call.
 pub struct Requests {
     body: RecvStream,
     buffer: BytesMut,
@@ -55,7 +55,7 @@ impl Call {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
-    /// Sends one answer; the call stays open.
+    /// Sends one response. The call stays open.
     pub fn send(&mut self, message: &impl Message) {
         let mut frame = BytesMut::new();
         frame.put_u8(0);
@@ -65,11 +65,11 @@ impl Call {
             let head = Response::builder().header("content-type", "application/grpc").body(()).unwrap();
             self.answer.send_response(head, false).unwrap()
         });
-        // A client that went away is no fault of the test.
+        // An error means that the client is gone, which is not an error of the test.
         let _ = stream.send_data(frame.freeze(), false);
     }
 
-    /// Ends the call.
+    /// Ends the call with OK or with a status.
     pub fn end(mut self, result: Result<(), Status>) {
         let mut trailers = HeaderMap::new();
         let status = result.err();
@@ -93,17 +93,17 @@ impl Call {
         self.end(result);
     }
 
-    /// Refuses the call as one that was not looked at.
+    /// Resets the stream with REFUSED_STREAM: the server did not process the call.
     pub fn refuse(mut self) {
         self.answer.send_reset(Reason::REFUSED_STREAM);
     }
 
-    /// Breaks the connection that the call came by.
+    /// Closes the connection of this call immediately.
     pub fn hang_up(self) {
         self.hang_up.notify_one();
     }
 
-    /// Makes the server go away: what was begun on this connection may end, nothing new is taken.
+    /// Sends GOAWAY: calls that have started on this connection may finish, and no new calls are accepted.
     pub fn go_away(&self) {
         self.go_away.notify_one();
     }
@@ -117,7 +117,7 @@ impl Call {
     }
 }
 
-/// A server that hands each call to the same function.
+/// gRPC server that passes every call to the same function.
 pub struct Server {
     pub address: SocketAddr,
     task: JoinHandle<()>,

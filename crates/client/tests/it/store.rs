@@ -1,4 +1,4 @@
-//! A store small enough to be seen through: what locks, elections and transactions need of a server, and no more.
+//! Minimal in-memory store with the requests that locks, elections and transactions need.
 
 use std::sync::{Arc, Mutex};
 
@@ -111,7 +111,7 @@ impl Store {
             if !events.is_empty() {
                 call.send(&WatchResponse { header: Some(header), events, ..WatchResponse::default() });
             }
-            // Fails only when the whole store is gone.
+            // Fails only after the whole store was dropped.
             if changed.changed().await.is_err() {
                 return;
             }
@@ -128,7 +128,7 @@ impl Data {
         ResponseHeader { revision: self.revision, ..ResponseHeader::default() }
     }
 
-    /// Knows ranges by creation and single keys, now and in the past.
+    /// Supports single keys and ranges sorted by create revision, at the current and at older revisions.
     fn range(&self, request: &RangeRequest) -> RangeResponse {
         let then = if request.revision == 0 { self.revision } else { request.revision };
         let mut past: Vec<KeyValue> = Vec::new();
@@ -178,7 +178,7 @@ impl Data {
         for op in ops {
             let response = match op.request.unwrap() {
                 request_op::Request::RequestRange(range) => {
-                    // Writes before it in the same transaction are seen.
+                    // Reads in a transaction see the writes before them in the same transaction.
                     let now = std::mem::replace(&mut self.revision, revision);
                     let answer = self.range(&range);
                     self.revision = now;

@@ -1,4 +1,4 @@
-//! TLS: who is trusted, what is shown, and what is wrong with files.
+//! TLS: trust in servers, client certificates, and faulty files.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::run;
 use crate::server::{Call, Server};
 
-/// An authority, and files of what it signed; removed when it is dropped.
+/// Certificate authority, and a folder with the files that it signed. The folder is removed on drop.
 struct Authority {
     issuer: certificates::Authority,
     folder: TempDir,
@@ -45,7 +45,8 @@ impl Authority {
         self.issuer.issue(params)
     }
 
-    /// A server with a certificate for this name, that asks for one of ours if told to.
+    /// Starts a server whose certificate contains this name. With `ask`, the server requires a client
+    /// certificate.
     async fn server(&self, name: &str, ask: bool, alpn: &str) -> Server {
         let own = self.sign(name, DAYS);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -69,7 +70,7 @@ impl Authority {
     }
 }
 
-/// Far enough in the future, in days since 1970.
+/// Expiry date far in the future, in days since 1970-01-01.
 const DAYS: u64 = 36_500;
 
 fn end(days: u64) -> Duration {
@@ -138,7 +139,8 @@ fn our_certificate_is_shown_to_who_asks() {
         let channel = open(&server, &files).await.unwrap();
         assert!(channel.unary(Rpc::KvRange.path(), bytes::Bytes::new()).await.is_ok());
         let without = TlsFiles { cert: None, key: None, ..files };
-        // With TLS 1.3 the server's refusal may come after the handshake, at the first call.
+        // With TLS 1.3, the server may reject the client after the handshake, so that only the first call
+        // fails.
         if let Ok(channel) = open(&server, &without).await {
             assert!(channel.unary(Rpc::KvRange.path(), bytes::Bytes::new()).await.is_err());
         }
@@ -175,7 +177,7 @@ fn a_certificate_that_changes_is_shown_at_the_next_connection() {
         assert!(!is_let_in().await);
         install(&good);
         assert!(is_let_in().await);
-        // What cannot be used leaves what was read before.
+        // If the new files are not usable, the pair that was read before stays in use.
         authority.file("client.pem", "");
         assert!(is_let_in().await);
         authority.file("client.pem", &bad.cert);

@@ -1,4 +1,4 @@
-//! Passwords and the tokens they give.
+//! Users with passwords, and the tokens that the server returns.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +15,8 @@ use crate::server::{Call, Server};
 const PUT: &str = "/etcdserverpb.KV/Put";
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
 
-/// Gives the tokens 1, 2, ... and takes the newest, once it is above the number of those that expire unused.
+/// Starts a server that issues the tokens 1, 2, ... and accepts only the newest. The first `expire` tokens
+/// are never accepted, as if they had expired.
 async fn server(expire: usize) -> Server {
     let given = Arc::new(AtomicUsize::new(0));
     Server::start(move |mut call: Call| {

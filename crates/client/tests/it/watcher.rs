@@ -1,4 +1,4 @@
-//! Watches over broken connections.
+//! Watches that survive broken connections.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,8 +12,8 @@ use mainstay_client::{Client, Settings, WatchUpdate, Watcher};
 use crate::run;
 use crate::server::{Call, Server};
 
-/// Each entry is what one connection answers to a create request; after it the server hangs up. The start revisions
-/// asked for are noted.
+/// Starts a server with a script. Each entry of the script contains the responses to one create request,
+/// after which the server ends the stream. Also returns the start revisions of the create requests.
 async fn scripted(script: Vec<Vec<WatchResponse>>) -> (Server, Arc<Mutex<Vec<i64>>>) {
     let starts = Arc::new(Mutex::new(Vec::new()));
     let (noted, at) = (starts.clone(), Arc::new(AtomicUsize::new(0)));
@@ -31,7 +31,7 @@ async fn scripted(script: Vec<Vec<WatchResponse>>) -> (Server, Arc<Mutex<Vec<i64
                     for response in responses {
                         call.send(response);
                     }
-                    // As a server that lost its leader: what was sent before arrives in any case.
+                    // As if the server had lost its leader. Responses sent before this status still arrive.
                     call.end(Err(api::Status::new(Code::Unavailable, "going down")));
                 }
                 None => call.cancelled().await,
@@ -64,7 +64,7 @@ fn watcher(server: &Server, start_revision: i64) -> Watcher {
     Watcher::new(&client, WatchCreateRequest { start_revision, ..WatchCreateRequest::default() })
 }
 
-/// What is heard, in short, up to so many updates.
+/// Returns a short text for each of the next `count` updates, or fewer if the watch ends before.
 async fn heard(watcher: &mut Watcher, count: usize) -> Vec<String> {
     let mut heard = Vec::new();
     while heard.len() < count {

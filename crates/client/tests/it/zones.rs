@@ -1,4 +1,4 @@
-//! Endpoints of the client's own zone come first.
+//! Endpoints in the client's own zone are used first.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,5 @@
-//! The work that a connection does by the clock: it ends calls that are too late, finds streams that stand still, pings a silent client,
-//! holds answers to pings back for a moment, and gives memory back once it rests.
+//! Timed work of a connection: expires calls, detects stalled streams, pings a silent client, delays PING
+//! acknowledgements for a moment, and frees memory once the connection is idle.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -16,31 +16,32 @@ use crate::keepalive::Pulse;
 use crate::responder::moves;
 use crate::socket::{Socket, Transport};
 
-/// Time without calls after which a connection gives back memory that only makes the next call cheaper.
+/// Time without activity after which a connection frees memory that only makes the next call cheaper.
 ///
-/// To get it again costs a call some microseconds. The time is short because thousands of clients may come at once: what each has
-/// until its connection rests lies among what stays, where it leaves gaps.
+/// Allocating the memory again costs a call a few microseconds. The time is short because thousands of
+/// clients may connect at once: memory that each of them keeps until it goes idle is interleaved with
+/// long-lived allocations and leaves gaps.
 const REST_AFTER: Duration = Duration::from_millis(250);
 
-/// Time for which, about, an answer to a PING waits for the answer of a call that came no longer ago, with which it shares a write.
-/// A client of gRPC pings for each answer that it gets, to measure the network, and sends its next request with that: a write for
-/// the ping alone, and one for the request's answer, would be twice as many.
+/// Approximate time for which a PING acknowledgement waits for the answer of a recent call, to share one
+/// write with it. gRPC clients send a PING for each answer, to measure bandwidth, together with the next
+/// request; separate writes for the acknowledgement and the answer would double the number of writes.
 const PONG_PATIENCE: Duration = Duration::from_millis(10);
 
-/// What is known of things that wait, while there are any.
+/// Progress of all data that waits for the client; allocated only while such data exists.
 #[derive(Default)]
 pub(super) struct Stalls {
-    /// Progress of all answers.
+    /// Progress of all answers together.
     progress: Progress,
-    /// Progress of a frame or header block that the client has begun.
+    /// Progress of a frame or header block that has arrived in part.
     incoming: Progress,
-    /// Progress of streams whose calls are over, and whose answers wait for the client.
+    /// Progress of streams whose calls have ended and whose answers wait for the client.
     undelivered: BTreeMap<Key, StreamProgress>,
     next_check: Option<Instant>,
 }
 
 impl Connection {
-    /// Does what is due and sets the one timer to what is due next.
+    /// Runs the timers that are due, and sets the connection's alarm to the next due time.
     pub(super) fn tend_timers<S: Transport>(
         &mut self,
         socket: &Socket<S>,
@@ -48,7 +49,7 @@ impl Connection {
         cx: &mut Context<'_>,
     ) -> io::Result<()> {
         if self.around.http2.borrow().is_blocked() {
-            // What the client may have sent is not read, so it cannot be called silent.
+            // Input is not read while the client is blocked, so the client must not be considered silent.
             self.heartbeat.received(now);
             self.was_deaf = true;
         }
@@ -60,27 +61,29 @@ impl Connection {
                 Pulse::Ping(at) => {
                     next = next.min(at);
                     self.around.http2.borrow_mut().ping(0);
-                    // Another turn sends it.
+                    // The PING is sent in another turn.
                     self.around.turn.yield_now(cx.waker());
                 }
             }
             next = next.min(self.check_stalls(socket, now)?.unwrap_or(next));
             next = next.min(self.rest_when_idle(now).unwrap_or(next));
             next = next.min(self.pongs_due().unwrap_or(next));
-            // An alarm that is set too early is only looked at again; moving it later each turn would cost more.
+            // An early alarm only causes one extra check; moving it to a later time in every turn would cost
+            // more.
             if next < self.alarm || self.alarm <= now {
                 self.around.shard.clock.set(self.place, Some(self.alarm), next);
                 self.alarm = next;
             }
             if next > now {
-                // The clock wakes the transport, so that a turn follows.
+                // The clock wakes the transport at `next`, which starts a turn.
                 return Ok(());
             }
         }
     }
 
-    /// Returns true if nothing is to be sent but answers to PING, and an answer of a call is awaited with which they can go: not one
-    /// that takes long, nor while another is under way, whose network the client measures.
+    /// Returns true if the output is only PING acknowledgements and an answer of a call is expected soon that
+    /// can carry them. False for calls that take long, and while another answer is being sent, because the
+    /// client then measures bandwidth.
     pub(super) fn holds_pongs_back(&mut self, now: Instant) -> bool {
         let is_pongs = {
             let mut http2 = self.around.http2.borrow_mut();
@@ -98,15 +101,16 @@ impl Connection {
         waits
     }
 
-    /// Returns the time at which answers to PING that are held back go out; `None` if there are none.
+    /// Returns the time at which delayed PING acknowledgements are sent; `None` if there are none.
     pub(super) fn pongs_due(&self) -> Option<Instant> {
         self.work.as_ref().and_then(|work| work.pongs_due)
     }
 
-    /// Gives back memory once nothing was open for a while. Returns when that will be.
+    /// Frees memory once the connection was idle for [`REST_AFTER`]. Returns the time at which that happens,
+    /// if it is in the future.
     fn rest_when_idle(&mut self, now: Instant) -> Option<Instant> {
         if self.is_resting {
-            // A turn in which nothing happened.
+            // Nothing happened in this turn.
             self.release_work();
             return None;
         }
@@ -128,14 +132,14 @@ impl Connection {
         None
     }
 
-    /// Returns true if nothing waits: neither for the client, nor for anything here. Calls may be open.
+    /// Returns true if nothing waits for the client and no work is pending. Calls may be open.
     fn is_quiet(&self) -> bool {
         self.around.stallable.get() == 0
             && self.work.as_ref().is_none_or(|work| work.is_quiet())
             && !self.holds_unsent()
     }
 
-    /// Gives back what is only of use while something happens, but for what open calls need.
+    /// Frees the state that only an active connection needs, except what open calls need.
     fn release_work(&mut self) {
         let Some(work) = &mut self.work else { return };
         if !work.is_quiet() {
@@ -144,7 +148,7 @@ impl Connection {
         let calls = &self.calls;
         work.deadlines.retain(|Reverse((_, key))| calls.contains(*key));
         let deadlines = std::mem::take(&mut work.deadlines);
-        // As many as there are entries for: a rest leaves those in front of the last call.
+        // `Calls::rest` keeps all slots up to the last open call, so the charge for these slots remains.
         let kept = calls.places();
         let places = work.places.take().filter(|_| kept > PLACES_FREE);
         self.work = None;
@@ -159,7 +163,8 @@ impl Connection {
         }
     }
 
-    /// Ends calls that are too late; returns when the next one will be, or a time far off.
+    /// Ends calls whose deadline has passed. Returns the next deadline, or a far future time if there is
+    /// none.
     fn expire_deadlines(&mut self, now: Instant) -> Instant {
         while let Some(work) = &mut self.work
             && let Some(Reverse((deadline, key))) = work.deadlines.peek().copied()
@@ -171,15 +176,16 @@ impl Connection {
             if let Some(call) = self.calls.take(key) {
                 call.expire(&self.around);
                 self.note_use();
-                // What it said goes out with the next turn.
+                // The status is sent in the next turn.
                 self.transport_waker.wake_by_ref();
             }
         }
         now + self.around.shard.options.keepalive_interval
     }
 
-    /// Resets streams that hold data without progress, and fails for a connection that holds all it may without any. Looks
-    /// a few times per time-out, and only while anything is held; returns the time of the next look.
+    /// Resets streams that hold data without progress. Fails if the whole connection is stalled: a partial
+    /// frame or all its answers made no progress for the timeout. Checks a few times per timeout, and only
+    /// while data is held; returns the time of the next check.
     fn check_stalls<S: Transport>(
         &mut self,
         socket: &Socket<S>,
@@ -211,7 +217,8 @@ impl Connection {
         } else if stalls.incoming.is_stalled(socket.received_bytes(), now, options.request_timeout) {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        // Acknowledgements are no progress: a client that pings would have them go on for ever.
+        // Acknowledgements do not count as progress; a client that keeps pinging could otherwise stall
+        // forever.
         let (written, sent) = {
             let mut http2 = self.around.http2.borrow_mut();
             let output = http2.output();
@@ -239,7 +246,7 @@ impl Connection {
             self.transport_waker.wake_by_ref();
         }
         self.around.charge_waiting();
-        // A stream that was reset just now leaves the others their own chance.
+        // After a stream was reset, the other streams get a new timeout.
         if !self.holds_unsent() || stalled.load(Relaxed) != stalled_before {
             self.stalls().progress = Progress::default();
         } else if stands_still {
@@ -252,7 +259,7 @@ impl Connection {
         self.work.get_or_insert_default().stalls.get_or_insert_default()
     }
 
-    /// Streams whose calls are over, and whose answers stand still.
+    /// Returns the streams whose calls have ended and whose answers are stalled.
     fn stalled_answers(&mut self, look: &Look<'_>) -> Vec<Key> {
         let http2 = self.around.http2.borrow();
         let stalls = self.work.get_or_insert_default().stalls.get_or_insert_default();

@@ -1,5 +1,6 @@
-//! HTTP/2 that is sound frame by frame and meant to cost: what it can make the server do and hold is bounded, and other
-//! connections are served. `docs/attacks.md` lists all such attacks, those whose tests are elsewhere too.
+//! HTTP/2 input whose single frames are valid and that is meant to be expensive: the work and memory it
+//! causes are bounded, and other connections are served. `docs/attacks.md` lists all such attacks, including
+//! those tested in other files.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -16,12 +17,12 @@ use crate::turns::{Client, calls, run as in_turns, turn};
 
 const MIB: usize = 1 << 20;
 const KIB: usize = 1 << 10;
-/// Kind of a frame that orders streams; it means nothing any more (RFC 9113, section 5.3).
+/// PRIORITY frame type, which is deprecated and ignored (RFC 9113, section 5.3).
 const PRIORITY: u8 = 2;
 const PROTOCOL_ERROR: u8 = 1;
 const ENHANCE_YOUR_CALM: u8 = 11;
 
-/// Another connection is served.
+/// Checks that another connection is served.
 fn serves_others(running: &Running) {
     block_on(async {
         let channel = Channel::connect(running.address).await.expect("a connection");
@@ -29,7 +30,7 @@ fn serves_others(running: &Running) {
     });
 }
 
-/// Reads to the end; gives all frames.
+/// Reads until the server closes; returns all frames.
 fn frames_to_close(raw: &mut Connection) -> Vec<Frame> {
     std::iter::from_fn(|| raw.next()).collect()
 }
@@ -43,7 +44,7 @@ fn settings(id: u8, value: u32) -> Vec<u8> {
     frame(SETTINGS, 0, 0, &[0, id, a, b, c, d])
 }
 
-/// Each change of the initial window costs a look at each stream.
+/// Each change of the initial window costs a visit to every stream.
 #[test]
 fn settings_are_taken_one_a_round_and_a_hundred_in_all() {
     in_turns(async {
@@ -70,7 +71,7 @@ fn settings_are_taken_one_a_round_and_a_hundred_in_all() {
     });
 }
 
-/// Some clients measure the network and raise their window as they go.
+/// Some clients measure the network and raise their window in steps.
 #[test]
 fn settings_that_follow_what_a_client_measures_are_taken() {
     let running = run();
@@ -82,7 +83,8 @@ fn settings_that_follow_what_a_client_measures_are_taken() {
     }
 }
 
-/// A PING is answered: who reads no answers is not read from. What has no answer is forgotten.
+/// A PING needs an acknowledgement, so a client that does not read is no longer read from. Frames without a
+/// response are discarded.
 #[test]
 fn floods_of_frames_that_are_answered_or_ignored_hold_nothing() {
     let floods: [(&str, Vec<u8>, bool); 3] = [
@@ -107,8 +109,8 @@ fn floods_of_frames_that_are_answered_or_ignored_hold_nothing() {
     }
 }
 
-/// CVE-2025-8671, "MadeYouReset": the client makes the server reset its streams, so that they do not count as open while their
-/// calls go on.
+/// CVE-2025-8671, "MadeYouReset": the client provokes resets by the server, so that streams do not count as
+/// open while their calls continue.
 #[test]
 fn resets_that_a_client_provokes_are_counted() {
     let running = run();
@@ -138,7 +140,7 @@ fn resets_that_a_client_provokes_are_counted() {
     serves_others(&running);
 }
 
-/// A client's own resets, of calls that were begun: their calls end, and nothing of them is kept.
+/// A client resets its own calls right after they have begun: the calls end and leave no memory behind.
 #[test]
 fn calls_that_are_reset_as_soon_as_they_run_leave_nothing_behind() {
     in_turns(async {
@@ -177,7 +179,8 @@ fn a_flood_of_priorities_and_of_unknown_frames_holds_nothing() {
         for number in 0..1_000 {
             let stream = 2 * (1_000 * part + number) + 100_001;
             bytes.extend(frame(PRIORITY, 0, stream, &[0, 0, 0, 0, 15]));
-            // Kinds that extensions of HTTP/2 have, and those that nobody has; also too short for what they would hold.
+            // Frame types of HTTP/2 extensions and unknown types, some with a payload that is too short for
+            // the type.
             bytes.extend(frame(0x0a + (number % 6) as u8, 0xff, stream, b""));
             bytes.extend(frame(0xfa, 0xff, stream, b"what is this"));
         }
@@ -189,12 +192,12 @@ fn a_flood_of_priorities_and_of_unknown_frames_holds_nothing() {
     serves_others(&running);
 }
 
-/// Frames without a byte take nothing of the window, so nothing but their number bounds them.
+/// Empty frames do not consume the flow-control window, so only a limit on their number bounds them.
 #[test]
 fn a_flood_of_empty_data_ends_the_connection() {
     let budget = Budget::new(64 * MIB);
     let running = run_with(Options { shards: 1, budget: budget.clone(), ..Options::default() });
-    // Nothing, and nothing but padding.
+    // An empty payload, and a payload of padding only.
     for (flags, payload) in [(0, &b""[..]), (8, &b"\0"[..])] {
         let mut raw = Connection::h2(running.address, &[]);
         raw.send(&frame(HEADERS, END_HEADERS, 1, &call_block("/test.Echo/Bidi", &[])));
@@ -211,7 +214,7 @@ fn a_flood_of_empty_data_ends_the_connection() {
     serves_others(&running);
 }
 
-/// What nobody takes out is held as bytes, however many frames brought it, and the windows bound it.
+/// Unread data is stored as bytes, however many frames it arrived in, and the flow-control windows bound it.
 #[test]
 fn data_in_single_bytes_that_nobody_takes_costs_no_more_than_its_bytes() {
     let budget = Budget::new(64 * MIB);
@@ -223,22 +226,22 @@ fn data_in_single_bytes_that_nobody_takes_costs_no_more_than_its_bytes() {
         opened.extend(frame(HEADERS, END_HEADERS, 2 * number + 1, &block));
     }
     raw.send(&opened);
-    // All that the windows of the streams, and thus all but a little of that of the connection, let in.
+    // Fills the windows of all streams, and nearly the whole window of the connection.
     for number in 0..16 {
         assert!(raw.send(&frame(DATA, 0, 2 * number + 1, b"x").repeat(65_535)));
     }
     raw.call(33, "/test.Echo/Unary", &[], &message(0, b"a"));
     assert_eq!(raw.next_of(DATA).payload, message(0, b"a"));
-    // It is charged.
+    // The data is charged to the budget.
     assert!((MIB - 16..2 * MIB).contains(&budget.held_bytes()), "{budget:?}");
-    // A byte more breaks the protocol.
+    // One more byte exceeds the window, which is a protocol error.
     raw.send(&frame(DATA, 0, 1, b"x"));
     raw.finish();
     assert_eq!(reason_of_goaway(&frames_to_close(&mut raw)), None);
     serves_others(&running);
 }
 
-/// Nothing looks at the name that a request is for before it is known whether there is one.
+/// The host of a request is not examined before it is known to be present.
 #[test]
 fn a_request_without_a_host_is_answered_like_others() {
     let running = run();
@@ -251,13 +254,13 @@ fn a_request_without_a_host_is_answered_like_others() {
         raw.send(&frame(DATA, END_STREAM, 1, &message(0, b"a")));
         let answer = raw.next().into_iter().chain(std::iter::from_fn(|| raw.next()));
         let first = answer.into_iter().find(|frame| [DATA, RST_STREAM, GOAWAY].contains(&frame.kind));
-        // What HTTP/2 takes for a mistake is reset.
+        // A request that HTTP/2 considers malformed is reset; the connection stays open.
         assert!(first.is_some_and(|frame| frame.kind != GOAWAY), "{named:?}");
         serves_others(&running);
     }
 }
 
-/// A peer that allows frames of no byte at all would have to be sent its headers in frames without end.
+/// With a maximum frame size of 0, headers could never be sent.
 #[test]
 fn a_largest_frame_of_no_byte_is_refused() {
     let running = run();
@@ -271,19 +274,19 @@ fn a_largest_frame_of_no_byte_is_refused() {
     serves_others(&running);
 }
 
-/// An HPACK bomb: a field of 4,000 bytes is put into the table, and then named in a byte each.
+/// HPACK bomb: a field of 4,000 bytes is added to the dynamic table and then referenced with one byte each.
 #[test]
 fn a_header_block_that_unpacks_to_megabytes_is_not_unpacked() {
     let budget = Budget::new(64 * MIB);
     let running = run_with(Options { shards: 1, budget: budget.clone(), ..Options::default() });
     let started = running.front.counters()[0].clone();
     let mut block = call_block("/test.Echo/Unary", &[]);
-    // Literal with indexing: a name of one byte, and a value of 4,000.
+    // Literal field with indexing: a name of one byte and a value of 4,000 bytes.
     block.extend([0x40, 1, b'x', 0x7f]);
     let rest = 4_000_u32 - 127;
     block.extend([(rest % 128) as u8 | 0x80, (rest / 128) as u8]);
     block.extend(vec![b'v'; 4_000]);
-    // The entry added last, 12,000 times: 48 MB.
+    // References to the newest entry, 12,000 times: 48 MB when decoded.
     block.extend([0xbe; 12_000]);
     let mut raw = Connection::h2(running.address, &[]);
     raw.send(&frame(HEADERS, END_STREAM, 1, &block[..10_000]));
@@ -296,14 +299,15 @@ fn a_header_block_that_unpacks_to_megabytes_is_not_unpacked() {
     serves_others(&running);
 }
 
-/// What a client would let the server remember of headers is the server's to decide.
+/// The server limits its own HPACK table, whatever size the client allows.
 #[test]
 fn a_huge_header_table_is_not_used() {
     let running = run();
     let mut raw = Connection::h2(running.address, &[0, 1, 0xff, 0xff, 0xff, 0xff]);
     raw.call(1, "/test.Echo/Unary", &[], &message(0, b"a"));
     let head = raw.next_of(HEADERS).payload;
-    // A block begins with the table's new size, if it changes: three bits 001 and a number with a prefix of 5 bits.
+    // A block begins with a table size update if the size changes: bits 001, then an integer with a prefix of
+    // 5 bits.
     if head[0] & 0xe0 == 0x20 {
         let mut size = usize::from(head[0] & 0x1f);
         if size == 0x1f {
@@ -319,7 +323,7 @@ fn a_huge_header_table_is_not_used() {
     assert_eq!(raw.next_of(DATA).payload, message(0, b"a"));
 }
 
-/// One byte of window at a time is the client's right; it costs a frame for each of its own.
+/// A client may open its window one byte at a time; each step costs the server one DATA frame.
 #[test]
 fn a_window_opened_byte_by_byte_costs_a_frame_each() {
     let running = run();
@@ -339,13 +343,14 @@ fn a_window_opened_byte_by_byte_costs_a_frame_each() {
     serves_others(&running);
 }
 
-/// Streams that were begun and never go on are given up; meanwhile they are charged.
+/// Requests that never become complete end after a timeout; until then their memory is charged.
 #[test]
 fn trailers_and_bodies_without_end_open_no_second_call() {
     let running = run();
     let mut raw = Connection::h2(running.address, &[]);
     let block = call_block("/test.Echo/Unary", &[]);
-    // Headers in the middle of a body that do not end it, and a second head on the same stream.
+    // HEADERS in the middle of a body without END_STREAM, which is also a second request head on the same
+    // stream.
     raw.send(&frame(HEADERS, END_HEADERS, 1, &block));
     raw.send(&frame(HEADERS, END_HEADERS, 1, &block));
     let reset = raw.next_of(RST_STREAM);
@@ -373,7 +378,7 @@ fn one_address_does_not_take_the_places_of_all() {
         .collect();
     Connection::silent(running.address).closed();
     assert_eq!((running.front.connections_refused().load(Relaxed), budget.connections_refused()), (1, 1));
-    // One that has gone makes room.
+    // A closed connection makes room for another.
     drop(open.pop());
     let counters = running.front.counters()[0].clone();
     block_on(until("a place is free", || counters.connections.load(Relaxed) == 3));

@@ -21,7 +21,7 @@ use testkit::TIMEOUT;
 use tokio::io::DuplexStream;
 use tokio::task::JoinHandle;
 
-/// Methods by name; their place is their id.
+/// Method names and kinds; the index of a method is its id.
 const METHODS: [(&str, Kind); 25] = [
     ("/test.Echo/Holds", Kind::Unary),
     ("/test.Echo/Unary", Kind::Unary),
@@ -50,7 +50,7 @@ const METHODS: [(&str, Kind); 25] = [
     ("/test.Echo/Pieced", Kind::Unary),
 ];
 
-/// Looks at a few megabytes, in slices that are as large as what is left of the turn. All bytes are counted as pieces.
+/// Examines two megabytes in slices, each as large as the work left in the turn. Counts bytes as pieces.
 async fn look_in_slices(seen: Arc<Seen>) {
     let mut left: usize = 2 << 20;
     while left > 0 {
@@ -62,7 +62,7 @@ async fn look_in_slices(seen: Arc<Seen>) {
     }
 }
 
-/// Sends numbers with spaces behind them, some at a time.
+/// Sends numbers padded with spaces, several per call of `try_send_messages`.
 async fn send_together(
     outbound: &mut Outbound,
     count: usize,
@@ -87,33 +87,33 @@ async fn send_together(
     Ok(())
 }
 
-/// What the service says of a write whose answer there is no room for.
+/// Status of a write whose answer has no room.
 pub const WRITTEN: Status = Status::new(Code::Unavailable, "it was written");
 
 pub fn id_of(path: &str) -> usize {
     METHODS.iter().position(|(name, _)| *name == path).expect("a method of the test service")
 }
 
-/// What the test sees of calls inside the service.
+/// Observations by the service, for the tests.
 #[derive(Default)]
 pub struct Seen {
-    /// Futures of calls alive now.
+    /// Number of call futures that are alive.
     pub alive: AtomicUsize,
-    /// Most bytes any stream held unsent.
+    /// Largest number of unsent bytes held by any stream.
     pub queued_max: AtomicUsize,
-    /// Messages that a stream which listens has taken.
+    /// Number of messages taken by streams with `x-listens`.
     pub taken: AtomicUsize,
-    /// Pieces that were made.
+    /// Number of pieces made.
     pub pieces: AtomicUsize,
-    /// Most bytes that all clients held when a piece was asked for.
+    /// Largest number of bytes in the budget when a piece was requested.
     pub held_max: AtomicUsize,
-    /// Names of the unary calls that came, and of ended connections, in order.
+    /// Names of unary calls that arrived, and of connections that ended, in order.
     pub told: Mutex<Vec<&'static str>>,
-    /// What a call to `Block` waits for, and its shard with it.
+    /// Lock on which a call to `Block` waits, blocking its shard's thread.
     pub block: Mutex<()>,
-    /// Connections that speak HTTP/2 now.
+    /// Number of open HTTP/2 connections.
     pub connected: AtomicUsize,
-    /// Whether those who wait at the gate may go on, and who waits.
+    /// True once the gate is open, and the wakers of the calls that wait at it.
     pub gate: Mutex<(bool, Vec<Waker>)>,
 }
 
@@ -122,7 +122,7 @@ impl Seen {
         !self.gate.lock().unwrap().1.is_empty()
     }
 
-    /// Lets all go on, in the order in which they came.
+    /// Opens the gate and wakes the waiting calls in order of arrival.
     pub fn open_gate(&self) {
         let mut gate = self.gate.lock().unwrap();
         gate.0 = true;
@@ -140,7 +140,7 @@ impl Seen {
     }
 }
 
-/// A connection, until it ends.
+/// Counts an open connection until dropped.
 struct Present(Arc<Seen>);
 
 impl Drop for Present {
@@ -170,7 +170,7 @@ struct Echo {
     seen: Arc<Seen>,
 }
 
-/// The number in a message's text.
+/// Parses a message as a decimal number; 0 if it is none.
 fn number(message: &[u8]) -> usize {
     std::str::from_utf8(message).ok().and_then(|text| text.parse().ok()).unwrap_or(0)
 }
@@ -218,7 +218,7 @@ impl Service for Echo {
                 let _alive = alive;
                 std::future::pending().await
             })),
-            // Holds so many bytes for the call, which it learns of only once it has waited.
+            // Holds this many bytes for the call. The account is looked up only after the first wait.
             "/test.Echo/Holds" => Unary::Later(Box::pin(async move {
                 let _alive = alive;
                 tokio::task::yield_now().await;
@@ -230,7 +230,8 @@ impl Service for Echo {
                 String::from_utf8_lossy(&message).into_owned(),
             ))),
             "/test.Echo/Pieces" => {
-                // The length, what the source claims to hold, and behind how many pieces it waits at the gate.
+                // Length of the answer, bytes that the source claims to hold, and number of pieces after
+                // which it waits at the gate.
                 let mut numbers = message.split(|byte| *byte == b'/').map(number);
                 let (len, held) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
                 let mut gate = numbers.next();
@@ -252,7 +253,7 @@ impl Service for Echo {
                         }
                         asked += 1;
                         if asked % 3 == 0 {
-                            // As one does that has to wait.
+                            // Pending once, like a source that has to wait for data.
                             context.waker().wake_by_ref();
                             return Poll::Pending;
                         }
@@ -264,7 +265,7 @@ impl Service for Echo {
                     }),
                 }))
             }
-            // Looks at so many bytes for the one that it gives.
+            // Examines this many bytes for an answer of one byte.
             "/test.Echo/Looks" => {
                 let seen = self.seen.clone();
                 Unary::Done(Ok(Answer::Pieces {
@@ -280,13 +281,13 @@ impl Service for Echo {
                     }),
                 }))
             }
-            // Looks at so many bytes before it answers.
+            // Examines this many bytes before it answers.
             "/test.Echo/LooksAtOnce" => {
                 note_work(0, number(&message) as u64);
                 self.seen.pieces.fetch_add(1, SeqCst);
                 Unary::Done(Ok(Answer::Whole(Bytes::from_static(b"x"))))
             }
-            // The same ten times, one after the other.
+            // Examines this many bytes ten times in sequence.
             "/test.Echo/LooksLater" => {
                 let seen = self.seen.clone();
                 Unary::Later(Box::pin(async move {
@@ -317,7 +318,7 @@ impl Service for Echo {
                 );
                 Unary::Done(Ok(Answer::Whole(text.into())))
             }
-            // How many pieces of answers were made by now.
+            // Answers with the number of answer pieces made so far.
             "/test.Echo/Pieced" => {
                 Unary::Done(Ok(Answer::Whole(self.seen.pieces.load(SeqCst).to_string().into())))
             }
@@ -329,7 +330,7 @@ impl Service for Echo {
                 tokio::task::yield_now().await;
                 Ok(Answer::Whole(vec![1; number(&message)].into()))
             })),
-            // An answer of so many bytes, which is made when the gate opens.
+            // Answers with this many bytes, once the gate opens.
             "/test.Echo/Gate" | "/test.Echo/GateWrite" => {
                 let seen = self.seen.clone();
                 Unary::Later(Box::pin(async move {
@@ -362,7 +363,8 @@ impl Service for Echo {
             let _alive = alive;
             match METHODS[usize::from(head.method)].0 {
                 "/test.Echo/Repeat" => {
-                    // How many messages, how many spaces end each, and how many are sent together, if any.
+                    // Number of messages, number of spaces at the end of each, and number of messages sent
+                    // together, if any.
                     let request = inbound.next().await?.unwrap_or_default();
                     let mut numbers = request.split(|byte| *byte == b'/').map(number);
                     let (count, len) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
@@ -463,7 +465,7 @@ impl Service for Echo {
                 tokio::time::sleep(Duration::from_millis(3)).await;
                 ResponseBody::Whole(Bytes::from_static(b"woken"))
             } else if path.starts_with("/holds/") {
-                // Its body is held beside the answer, of which one piece comes.
+                // The request body stays held beside the answer, which consists of one piece.
                 exchange.body.hold(size);
                 let (body, mut first) = (exchange.body, Some(Bytes::from_static(&[1; 200])));
                 ResponseBody::Chunks(Box::new(move |_| {
@@ -504,7 +506,7 @@ impl Service for Echo {
     }
 }
 
-/// A front with the service, on a port of its own.
+/// Front that runs the service on its own port.
 pub struct Running {
     pub front: Front,
     pub address: SocketAddr,
@@ -520,7 +522,7 @@ pub fn run_with(options: Options) -> Running {
     run_on(options, address, vec![listener.into()])
 }
 
-/// The same on these listeners; the address is that of one of them.
+/// Starts a front with the service on `listeners`; `address` is the address of one of them.
 pub fn run_on(options: Options, address: SocketAddr, listeners: Vec<Listener>) -> Running {
     let seen = Arc::new(Seen::default());
     let for_shards = seen.clone();
@@ -530,13 +532,13 @@ pub fn run_on(options: Options, address: SocketAddr, listeners: Vec<Listener>) -
     Running { front, address, seen }
 }
 
-/// One connection without threads and sockets, of which the client has this end: so many bytes that it has not read are
-/// taken from the server. To be called within a `LocalSet`.
+/// Serves one connection without threads and sockets, and returns the client's end. The server may write
+/// `unread_bytes` bytes beyond what the client has read. Must be called within a `LocalSet`.
 pub fn serve_in_memory(options: Options, unread_bytes: usize) -> (DuplexStream, Arc<Seen>, JoinHandle<()>) {
     serve_in_memory_by(options, unread_bytes, fuzzing::serve)
 }
 
-/// The same, served by this function.
+/// Serves one connection like [`serve_in_memory`], by the function `serve`.
 pub fn serve_in_memory_by(
     options: Options,
     unread_bytes: usize,
@@ -552,7 +554,7 @@ pub fn serve_in_memory_by(
     let options = Options { methods: METHODS.len(), ..options };
     let served = tokio::task::spawn_local(async move {
         let _close = close;
-        // An error is an end like any other.
+        // The result is ignored: a connection may also end with an error.
         let _ = serve(server, options, service).await;
     });
     (client, seen, served)

@@ -9,7 +9,7 @@ use testkit::http2::{
 
 use crate::echo::{Running, block_on, run, run_with};
 
-/// The front still serves another client.
+/// Checks that the front still serves another client.
 fn still_serves(running: &Running) {
     block_on(async {
         let channel = Channel::connect(running.address).await.expect("a connection");
@@ -82,7 +82,7 @@ fn silence_and_a_lone_half_preface_are_closed_in_time() {
     half.send(&PREFACE[..7]);
     let mut slow_http = Connection::silent(running.address);
     slow_http.send(b"GET / HTTP/1.1\r\nhost: a\r\n");
-    // A connection that has said what it is may stay.
+    // A connection that has sent its preface may stay open.
     let mut idle = Connection::h2(running.address, &[]);
     for raw in silent {
         raw.closed();
@@ -109,8 +109,8 @@ fn headers_over_the_limit_are_refused() {
     }
     raw.finish();
     let answer = raw.read_to_close();
-    // "431" stands in the header block as plain or Huffman-coded digits; a reset or GOAWAY is as good. What must not
-    // happen is an echo.
+    // The status 431 may be encoded as plain or Huffman-coded digits; a reset or GOAWAY is accepted too. Only
+    // an echo is a failure.
     assert!(!answer.is_empty());
     still_serves(&running);
 }
@@ -176,7 +176,7 @@ fn broken_rules_end_the_connection_with_goaway() {
 #[test]
 fn bodies_that_break_grpcs_rules_get_a_status() {
     let running = run();
-    // A status stands in the block after its length, as plain digits or in Huffman's code.
+    // In the header block a status code follows its length, as plain digits or Huffman coded.
     let (unknown, internal) = ([&b"\x012"[..], b"\x81\x17"], [&b"\x0213"[..], b"\x82\x0b\x3f"]);
     let cut = &message(0, b"message")[..8];
     for (body, code) in
@@ -202,7 +202,7 @@ fn the_first_message_of_a_unary_call_counts() {
     raw.call(3, "/test.Echo/Unary", &[("grpc-timeout", "0n")], &message(0, b"late"));
     let head = raw.next_of(HEADERS);
     let head = if head.flags & END_STREAM == 0 || head.stream != 3 { raw.next_of(HEADERS) } else { head };
-    // DeadlineExceeded.
+    // Status code 4 is DeadlineExceeded.
     assert!([&b"\x014"[..], b"\x81\x6b"].iter().any(|code| contains(&head.payload, code)), "{head:?}");
 }
 
@@ -223,7 +223,7 @@ fn heads_that_break_grpcs_rules_get_an_http_status() {
             ("grpc-timeout", timeout),
         ])
     };
-    // The :status is an index of the static table, plain digits, or Huffman's code.
+    // The `:status` value is an index into the static table, plain digits, or Huffman coded.
     let (unsupported, not_allowed) = ([&b"415"[..], &[0x68, 0x2d, 0xff]], [&b"405"[..], &[0x68, 0x0d, 0xff]]);
     let (bad, fine) = ([&[0x8c][..]; 2], [&[0x88][..]; 2]);
     for (head, status) in [

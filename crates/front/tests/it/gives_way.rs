@@ -1,4 +1,4 @@
-//! Work that may wait gives way to other calls: what is counted is how much of it comes first.
+//! Work that may wait yields to other calls. The tests count how much of that work runs before another call.
 
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
@@ -10,14 +10,15 @@ use testkit::http2::{Connection, DATA, message};
 use crate::echo::{Running, block_on, run, until};
 
 const CLIENTS: usize = 200;
-/// Turns of the shard that may come before a call that is there, and some for what was under way.
+/// Number of turns that may run before a pending call: some of the shard's steps, and work that was already
+/// under way.
 const FIRST_MAX: usize = 40;
 
 fn call(client: &mut Connection, stream: u32, path: &str) {
     client.call(stream, path, &[], &message(0, b"a"));
 }
 
-/// Clients whose last and only call may wait; it is answered.
+/// Opens connections whose newest and only call may wait and has been answered.
 fn patient(running: &Running) -> Vec<Connection> {
     let mut clients: Vec<_> = (0..CLIENTS).map(|_| Connection::h2(running.address, &[])).collect();
     for client in &mut clients {
@@ -27,12 +28,13 @@ fn patient(running: &Running) -> Vec<Connection> {
     clients
 }
 
-/// What the service was told of, since the last time.
+/// Returns the names that the service recorded since the last call of this function.
 fn told(running: &Running) -> Vec<&'static str> {
     std::mem::take(&mut running.seen.told.lock().unwrap())
 }
 
-/// Lets everything of `arrive` come in, and behind it a call of another client, before the shard looks at any of it.
+/// Blocks the shard until the input caused by `arrive` and, after it, a call of another client have arrived.
+/// Returns what the service recorded from then on.
 fn behind(running: &Running, arrive: impl FnOnce()) -> Vec<&'static str> {
     let (mut blocker, mut other) =
         (Connection::h2(running.address, &[]), Connection::h2(running.address, &[]));
@@ -65,7 +67,7 @@ fn a_call_waits_for_a_few_logins_and_not_for_all() {
         clients.iter_mut().for_each(|client| call(client, 3, "/test.Echo/Patient"));
     });
     assert!(before_the_call(&told) <= FIRST_MAX, "{} came first", before_the_call(&told));
-    // Nobody is kept out.
+    // All clients are served in the end.
     for client in &mut clients {
         assert_eq!(client.next_of(DATA).payload, message(0, b"a"));
     }
@@ -103,7 +105,7 @@ fn requests_of_http1_that_may_wait_do() {
 fn a_client_that_does_anything_else_does_not_wait() {
     let running = run();
     let mut clients = patient(&running);
-    // It has a call that may not wait, and logs in beside it.
+    // This client has a call that may not wait, and logs in beside it.
     let mut mixed = Connection::h2(running.address, &[]);
     call(&mut mixed, 1, "/test.Echo/Never");
     call(&mut mixed, 3, "/test.Echo/Patient");
@@ -116,7 +118,7 @@ fn a_client_that_does_anything_else_does_not_wait() {
     assert!(came.is_some_and(|came| came <= FIRST_MAX), "{came:?}");
 }
 
-/// Clients of answers that are as good as endless, each in a thread that takes what comes until the server ends.
+/// Starts clients with practically endless answers, each in a thread that reads until the server ends.
 fn endless(running: &Running, begin: impl Fn(SocketAddr) -> std::net::TcpStream) {
     for _ in 0..8 {
         let mut stream = begin(running.address);
@@ -127,7 +129,7 @@ fn endless(running: &Running, begin: impl Fn(SocketAddr) -> std::net::TcpStream)
     }
 }
 
-/// Pieces of answers made before a call that was there when the shard went on.
+/// Returns the number of answer pieces made before a call that was pending when the shard continued.
 fn pieces_before_a_call(running: &Running) -> usize {
     let mut other = Connection::h2(running.address, &[]);
     call(&mut other, 1, "/test.Echo/Pieced");
@@ -142,8 +144,9 @@ fn pieces_before_a_call(running: &Running) -> usize {
     made - before
 }
 
-/// A call mostly waits for so many pieces at most. On a busy machine the network may tell of one a turn late; where all turns come
-/// before a call, they do so each time.
+/// Checks that a call usually waits for at most `most` pieces. On a busy machine the network may report a
+/// call one turn late, so some exceptions are allowed; if all turns ran before the call, every measurement
+/// would be too high.
 fn mostly_wait_for(running: &Running, most: usize, of: &str) {
     let waits: Vec<usize> = (0..20).map(|_| pieces_before_a_call(running)).collect();
     let late = waits.iter().filter(|pieces| **pieces > most).count();
@@ -158,13 +161,13 @@ fn a_call_waits_for_a_turn_or_two_of_long_answers_and_not_for_all() {
         client.call(1, "/test.Echo/Pieces", &[], &message(0, b"2000000000"));
         client.into_stream()
     });
-    // Of 10,000 bytes each.
+    // Pieces of 10,000 bytes each.
     mostly_wait_for(&running, 80, "answers");
 }
 
 #[test]
 fn a_call_waits_for_a_turn_or_two_of_long_pages_and_not_for_all() {
-    // What is read of the client while a stream is written is no way around it.
+    // Reading from the client while a stream is written must not bypass the limit.
     for path in ["endless", "streamed"] {
         let running = run();
         endless(&running, |address| {
@@ -176,7 +179,7 @@ fn a_call_waits_for_a_turn_or_two_of_long_pages_and_not_for_all() {
     }
 }
 
-/// Bytes looked at for a crowd that begins at the same time before a call that comes behind.
+/// Returns the bytes examined for a crowd of simultaneous requests before a call that arrived after them.
 fn looked_at_before_a_call(running: &Running, begin: impl FnOnce()) -> usize {
     let mut other = Connection::h2(running.address, &[]);
     call(&mut other, 1, "/test.Echo/Pieced");
@@ -189,9 +192,9 @@ fn looked_at_before_a_call(running: &Running, begin: impl FnOnce()) -> usize {
     String::from_utf8_lossy(&answer[5..]).parse().expect("a number")
 }
 
-/// Connections that begin something long at the same time.
+/// Number of connections that begin long work at the same time.
 const CROWD: usize = 60;
-/// An eighth of a long turn for each of them, and some long turns.
+/// Limit in bytes: an eighth of a long turn for each connection, plus several long turns.
 const LOOKED_AT_MAX: usize = CROWD * (8 << 10) + (512 << 10);
 
 #[test]

@@ -23,7 +23,7 @@ fn http1_is_served_on_the_same_port() {
 
 #[test]
 fn a_body_over_the_limit_is_refused() {
-    // Twice as many bytes as a message may have, whatever that is.
+    // The limit is twice the largest message, for any size of message.
     for (message_bytes_max, length, status) in [(2, 4, "200"), (2, 5, "413"), (3 << 20, 6 << 20, "200")] {
         let running = run_with(Options { shards: 1, message_bytes_max, ..Options::default() });
         let mut raw = Connection::silent(running.address);
@@ -53,7 +53,7 @@ fn a_call_that_lasts_ends_with_its_client_whatever_it_sent_besides() {
         drop(begin(behind));
         block_on(until("it has ended", || alive() == 0));
     }
-    // Nobody sends so much behind a request that is not answered.
+    // No ordinary client sends this many bytes behind an unanswered request.
     let mut raw = begin(b"");
     raw.flood(&[b'x'; 200_000]);
     block_on(until("it has ended", || alive() == 0));
@@ -72,7 +72,7 @@ fn a_call_that_waits_ends_with_its_client_whatever_it_sent_besides() {
         drop(raw);
         block_on(until("it has ended", || alive() == 0));
     }
-    // Many requests may be sent ahead, but not for ever.
+    // Many requests may be sent ahead, but they must be processed within the stall timeout.
     let running = run_with(Options { shards: 1, stall_timeout: STALLED, ..Options::default() });
     let alive = || running.seen.alive.load(SeqCst);
     let mut raw = Connection::silent(running.address);
@@ -86,7 +86,7 @@ fn a_call_that_waits_ends_with_its_client_whatever_it_sent_besides() {
 fn many_requests_are_sent_ahead_of_their_answers() {
     let running = run();
     let mut raw = Connection::silent(running.address);
-    // Far more than is read behind a request that waits.
+    // Far more bytes than are read ahead of a waiting request.
     let request =
         [&b"POST /naps HTTP/1.1\r\nhost: a\r\ncontent-length: 4000\r\n\r\n"[..], &[b'x'; 4000]].concat();
     raw.send(&request.repeat(40));

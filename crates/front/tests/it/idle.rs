@@ -1,4 +1,4 @@
-//! What a connection holds that is open and does nothing, as the allocator of its shard's thread counts it.
+//! Memory of an open, idle connection, as counted by the allocator of its shard's thread.
 
 #![allow(unsafe_code, reason = "an allocator that counts")]
 
@@ -17,19 +17,19 @@ use testkit::{TIMEOUT, eventually};
 
 use crate::echo::{block_on, run, run_with};
 
-/// Sizes from which on pieces of memory are not told apart.
+/// Allocations of this size and above are counted together.
 const SIZES: usize = 4096;
 
 struct Counting;
 
 thread_local! {
     static HELD: Cell<isize> = const { Cell::new(0) };
-    /// Pieces of memory of each size that this thread has taken and not given back.
+    /// Number of live allocations of this thread, by size.
     static PIECES: [Cell<isize>; SIZES] = const { [const { Cell::new(0) }; SIZES] };
 }
 
 fn add(layout: Layout, pieces: isize) {
-    // Absent while a thread ends.
+    // Thread-local values are not accessible while a thread ends.
     let _ = HELD.try_with(|held| held.set(held.get() + pieces * layout.size() as isize));
     let _ = PIECES.try_with(|all| {
         let of_size = &all[layout.size().min(SIZES - 1)];
@@ -37,17 +37,17 @@ fn add(layout: Layout, pieces: isize) {
     });
 }
 
-// SAFETY: all is handed to the system's allocator as it came.
+// SAFETY: all calls are forwarded unchanged to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout, 1);
-        // SAFETY: the caller keeps what `GlobalAlloc` demands.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         add(layout, -1);
-        // SAFETY: the caller keeps what `GlobalAlloc` demands.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -55,7 +55,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes of memory that this thread holds, then for each size of which it holds pieces the size and their number.
+/// Returns the bytes that this thread holds, followed by size and number for each size with live allocations.
 pub fn held() -> String {
     let mut text = HELD.with(Cell::get).to_string();
     let pieces: Vec<isize> = PIECES.with(|all| all.iter().map(Cell::get).collect());
@@ -65,7 +65,7 @@ pub fn held() -> String {
     text
 }
 
-/// What a member says of its shard's memory: bytes, and pieces by size.
+/// Asks a server for the memory of its shard: bytes, and the listing of allocations by size.
 fn asked(asking: &mut Connection, stream: &mut u32) -> (isize, String) {
     asking.call(*stream, "/test.Echo/Memory", &[], &message(0, b""));
     *stream += 2;
@@ -78,7 +78,7 @@ fn asked(asking: &mut Connection, stream: &mut u32) -> (isize, String) {
 
 const BIDI: &str = "/test.Echo/Bidi";
 
-/// The head of a call, as a client sends it the first time.
+/// Encodes the head of a call like a client that sends it for the first time.
 fn head(path: &str) -> Vec<u8> {
     indexed_block(&[
         (":method", "POST"),
@@ -105,8 +105,8 @@ fn connect(address: SocketAddr) -> Connection {
     connection
 }
 
-/// Sees that each of many connections holds so many bytes at most once it has been idle for a while, after a call on each of
-/// these streams, which stay open if they are streams of messages.
+/// Checks that each of many connections holds at most `bytes_max` bytes once it is idle, after a call on each
+/// of `streams`. The streams of a bidirectional call stay open.
 fn holds(what: &str, bytes_max: isize, path: &str, streams: &[u32]) {
     let is_open = path == BIDI;
     let begin = |connection: &mut Connection| {
@@ -117,7 +117,7 @@ fn holds(what: &str, bytes_max: isize, path: &str, streams: &[u32]) {
     let mut asking = connect(running.address);
     let mut stream = 1;
     let mut ask = || asked(&mut asking, &mut stream);
-    // Buffers and tables of the shard are there.
+    // Makes the shard allocate its buffers and tables.
     let mut first = connect(running.address);
     begin(&mut first);
     let (before, _) = ask();
@@ -152,7 +152,7 @@ fn holds(what: &str, bytes_max: isize, path: &str, streams: &[u32]) {
         .collect();
     println!("{what}: {} bytes each; pieces by size: {}", last.get(), many.join(" "));
     assert!(last.get() <= bytes_max, "{what} holds {} bytes", last.get());
-    // They still work.
+    // The connections still work.
     let last = open.last_mut().expect("many are open");
     last.call(101, "/test.Echo/Unary", &[], &message(0, b"b"));
     assert_eq!(last.next_of(DATA).payload, message(0, b"b"));
@@ -190,7 +190,7 @@ fn what_a_rest_leaves_of_many_calls_is_charged() {
     for number in 1..STREAMS {
         call(&mut connection, 2 * number + 1, BIDI, 0);
     }
-    // All but one in their middle: a rest gives back the places behind it.
+    // Only a call in the middle stays open: going idle frees the slots behind it.
     for number in (0..STREAMS).filter(|number| *number != STREAMS / 2) {
         connection.send(&frame(RST_STREAM, 0, 2 * number + 1, &8u32.to_be_bytes()));
     }
@@ -199,7 +199,7 @@ fn what_a_rest_leaves_of_many_calls_is_charged() {
         let (bytes, _) = asked(&mut asking, &mut stream);
         let (held, charged) = (bytes - before, budget.held_bytes() as isize - charged_before);
         assert!(held <= charged + (64 << 10), "{held} bytes are held, and {charged} charged");
-        // A kilobyte for each place.
+        // At least one kilobyte per slot.
         (budget.held_bytes() + (512 << 10) < charged_open).then_some(())
     }));
 }

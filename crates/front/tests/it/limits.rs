@@ -29,7 +29,7 @@ fn unread_answers_stop_the_connection_from_asking_for_more() {
     let counters = running.front.counters()[0].clone();
     let started = || counters.methods[crate::echo::id_of("/test.Echo/Big")].started.load(Relaxed);
     assert_eq!(started(), 4, "4 answers of 30,000 bytes reach a limit of 100,000");
-    // The client may cancel what it does not want: then the next ones are taken.
+    // Cancelled calls make room for the next ones.
     for call in 0..4_u32 {
         raw.send(&frame(RST_STREAM, 0, 2 * call + 1, &[0, 0, 0, 8]));
     }
@@ -48,7 +48,7 @@ fn pieces_are_made_only_as_the_window_opens() {
     while received < 0x4000 {
         received += raw.next_of(DATA).payload.len();
     }
-    // Another call runs while this one waits.
+    // Another call runs while this one waits for its client.
     raw.call(3, "/test.Echo/Unary", &[], &message(0, b"a"));
     assert_eq!(raw.next_of(DATA).payload, message(0, b"a"));
     assert_eq!(received, 0x4000);
@@ -62,14 +62,14 @@ fn what_a_source_waited_for_is_taken_though_the_window_was_shut_meanwhile() {
     let mut raw = Connection::h2(running.address, &[0, 4, 0, 0, 0x40, 0]);
     raw.call(1, "/test.Echo/Pieces", &[], &message(0, b"1000000/0/1"));
     block_on(until("the second piece is waited for", || running.seen.waits_at_gate()));
-    // Its first settings are acknowledged before that.
+    // The first DATA frame proves that the first settings were applied.
     raw.next_of(DATA);
     raw.send(&frame(SETTINGS, 0, 0, &SHUT));
     while raw.next_of(SETTINGS).flags & 1 == 0 {}
     let pieces = running.seen.pieces.load(SeqCst);
     running.seen.open_gate();
     block_on(until("the source gives what it has", || running.seen.pieces.load(SeqCst) == pieces + 1));
-    // From here on it waits for the client.
+    // From here on the answer waits for the client.
     assert_eq!(raw.next_of(RST_STREAM).stream, 1);
     assert_eq!(running.seen.pieces.load(SeqCst), pieces + 1);
 }
@@ -91,7 +91,7 @@ fn a_stream_that_stands_still_is_reset() {
 fn requests_over_their_bytes_are_refused() {
     let running = run_with(Options { shards: 1, request_bytes_max: 1_000_000, ..Options::default() });
     let mut raw = Connection::h2(running.address, &[]);
-    // Each announces 600,000 bytes and sends few: the one looked at second is one too many.
+    // Each call announces 600,000 bytes and sends a few; the call that is checked second exceeds the limit.
     let begun = &message(0, &vec![0; 600_000])[..1000];
     for stream in [1, 3] {
         raw.send(&frame(HEADERS, END_HEADERS, stream, &call_block("/test.Echo/Unary", &[])));
@@ -101,7 +101,8 @@ fn requests_over_their_bytes_are_refused() {
     assert_eq!(refused.flags & END_STREAM, END_STREAM);
     let other = 4 - refused.stream;
     raw.send(&frame(DATA, END_STREAM, other, &[0; 15_000]));
-    // It was not whole, so it ends with a status too, and gives its bytes back: the next call has room.
+    // The refused call releases its bytes, so the next call has room. Its message was incomplete, and it
+    // still ends with a status.
     assert_eq!(raw.next_of(HEADERS).stream, other);
     raw.send(&frame(HEADERS, END_HEADERS, 5, &call_block("/test.Echo/Unary", &[])));
     raw.send(&frame(DATA, 0, 5, begun));
@@ -155,6 +156,6 @@ fn calls_in_flight_are_bounded_even_without_bytes() {
     while refused < 35 {
         refused += usize::from(raw.next_of(HEADERS).flags & END_STREAM != 0);
     }
-    // 25 calls of 4 KiB exceed the limit; which ones they are depends on how the bytes arrive.
+    // 25 calls of 4 KiB exceed the limit; which of the calls are refused depends on the arrival of the bytes.
     assert_eq!(running.seen.alive.load(SeqCst), 25);
 }

@@ -1,4 +1,5 @@
-//! What clients make the server hold is bounded for all of them together, and nobody else pays for one who holds much.
+//! Memory held for all clients together is bounded, and clients that hold little are not closed for one that
+//! holds much.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Duration;
@@ -17,14 +18,14 @@ use crate::echo::{Running, block_on, run_with, until};
 const MIB: usize = 1 << 20;
 /// Settings with an initial window of 0: no answer's body can be sent.
 const SHUT: [u8; 6] = [0, 4, 0, 0, 0, 0];
-/// The code of a connection that is closed for what it holds.
+/// Error code of a connection that is closed for its memory.
 const ENHANCE_YOUR_CALM: [u8; 4] = [0, 0, 0, 11];
 
 fn run(budget: &Budget, options: Options) -> Running {
     run_with(Options { shards: 1, budget: budget.clone(), ..options })
 }
 
-/// Another client is served while the one at hand holds what it may.
+/// Checks that another client is served.
 fn serves_others(running: &Running) {
     block_on(async {
         let channel = Channel::connect(running.address).await.expect("a connection");
@@ -32,7 +33,7 @@ fn serves_others(running: &Running) {
     });
 }
 
-/// Waits for the GOAWAY of a connection that is closed for memory.
+/// Waits for the GOAWAY of a connection that is closed for its memory.
 fn sent_off(raw: &mut Connection) {
     let goaway = raw.next_of(GOAWAY);
     assert_eq!(goaway.payload[4..8], ENHANCE_YOUR_CALM);
@@ -43,14 +44,14 @@ fn unfinished_messages_of_all_streams_are_bounded() {
     let budget = Budget::new(16 * MIB);
     let running = run(&budget, Options::default());
     let mut raw = Connection::h2(running.address, &[]);
-    // The window of the connection is opened.
+    // The server enlarges the window of the connection first.
     raw.next_of(WINDOW_UPDATE);
     let begun = &message(0, &vec![0; 1_900_000])[..15_000];
     for stream in 0..20_u32 {
         raw.send(&frame(HEADERS, END_HEADERS, 2 * stream + 1, &call_block("/test.Echo/Bidi", &[])));
         raw.send(&frame(DATA, 0, 2 * stream + 1, begun));
     }
-    // Memory is short from the seventh on: first further messages are refused.
+    // Memory is short from the seventh connection on; further messages are refused first.
     let refused = loop {
         let frame = raw.next_of(HEADERS);
         if frame.flags & END_STREAM != 0 {
@@ -68,12 +69,12 @@ fn who_holds_most_of_all_connections_is_closed() {
     let budget = Budget::new(16 * MIB);
     let running = run(&budget, Options::default());
     let begun = &message(0, &[0; EACH])[..15_000];
-    // All connect first: near the bound new connections are refused.
+    // All connections are opened first, because near the limit new connections are refused.
     let mut all: Vec<Connection> = (0..24).map(|_| Connection::h2(running.address, &[])).collect();
     let counters = running.front.counters()[0].clone();
     block_on(until("all are open", || counters.connections.load(Relaxed) == 24));
     for (connection, raw) in all.iter_mut().enumerate() {
-        // The fourth holds twice what the others do.
+        // The fourth connection holds twice as much as the others.
         for stream in 0..if connection == 3 { 2 } else { 1_u32 } {
             raw.send(&frame(HEADERS, END_HEADERS, 2 * stream + 1, &call_block("/test.Echo/Unary", &[])));
             raw.send(&frame(DATA, 0, 2 * stream + 1, begun));
@@ -84,7 +85,7 @@ fn who_holds_most_of_all_connections_is_closed() {
     sent_off(&mut all[3]);
     block_on(until("memory is within its bound", || budget.held_bytes() <= budget.bytes_max()));
     serves_others(&running);
-    // Who stays can finish what it began: the last is smaller than those that had to go.
+    // A connection that stays can finish its calls: the last one holds less than those that were closed.
     drop(all.drain(..23));
     let last = &mut all[0];
     last.send(&frame(RST_STREAM, 0, 1, &[0, 0, 0, 8]));
@@ -108,7 +109,7 @@ fn calls_opened_without_end_are_bounded() {
             assert!(budget.held_bytes() <= budget.bytes_max() + MIB, "{budget:?}");
         }
     }
-    // Each counts with its header block; beyond three quarters of the budget they are refused.
+    // Each call counts with its header block; beyond three quarters of the budget, calls are refused.
     let refused = raw.next_of(HEADERS);
     assert_eq!(refused.flags & END_STREAM, END_STREAM);
     serves_others(&running);
@@ -135,7 +136,7 @@ fn answers_in_pieces_are_charged_while_they_wait() {
     raw.send(&call(2001, "100000/5000000"));
     raw.next_of(HEADERS);
     assert!(budget.held_bytes() > 1000 * 4 * 1024 + 5_000_000, "{budget:?}");
-    // Without end they are refused.
+    // Further calls are refused.
     let calls: Vec<u8> = (1001..4000).flat_map(|n| call(2 * n + 1, "100000")).collect();
     raw.send(&calls);
     while raw.next_of(HEADERS).flags & END_STREAM == 0 {}
@@ -157,7 +158,7 @@ fn what_a_service_holds_for_a_call_is_charged_to_its_client() {
     raws[0].send(&call(7 * MIB));
     block_on(until("it is charged", || budget.held_bytes() > 7 * MIB));
     raws[1].send(&call(10 * MIB));
-    // Who holds most pays.
+    // The connection that holds most is closed.
     sent_off(&mut raws[1]);
     block_on(until("it is given back", || budget.held_bytes() < 8 * MIB));
     assert!(budget.held_bytes() > 7 * MIB && budget.connections_shed() == 1);
@@ -182,7 +183,7 @@ fn what_calls_leave_behind_is_charged() {
     }
     block_on(until("all are over", || running.seen.alive.load(SeqCst) == 0));
     assert!(budget.held_bytes() > CALLS * 1000, "{budget:?}");
-    // Until the connection has had no call for a while.
+    // The connection goes idle after a while without calls.
     block_on(until("it rests", || budget.held_bytes() < MIB / 4));
     raw.call(2 * CALLS as u32 + 1, "/test.Echo/Unary", &[], &message(0, b"a"));
     assert_eq!(raw.next_of(DATA).payload, message(0, b"a"));
@@ -195,8 +196,8 @@ fn a_client_that_reads_nothing_is_not_read_from() {
     let budget = Budget::new(16 * MIB);
     let running = run(&budget, Options::default());
     let mut raw = Connection::h2(running.address, &[]);
-    // Refusals are answers without a body, which no window holds back. Each has another text, which header compression
-    // cannot refer to.
+    // A refusal has no body, so no window delays it. Each refusal has a different text, so that header
+    // compression cannot reuse it.
     let (mut stream, mut taken) = (1, 0);
     while taken < 64 * MIB {
         let mut calls = Vec::new();
@@ -220,17 +221,17 @@ fn a_client_that_reads_nothing_is_not_read_from() {
 fn requests_that_do_not_go_on_are_given_up() {
     let options = Options { request_timeout: Duration::from_millis(80), ..Options::default() };
     let running = run(&Budget::new(64 * MIB), options);
-    // A call without a message, and one with a part of it.
+    // A call without any message bytes, and a call with a partial message.
     let mut raw = Connection::h2(running.address, &[]);
     raw.send(&frame(HEADERS, END_HEADERS, 1, &call_block("/test.Echo/Unary", &[])));
     assert_eq!(raw.next_of(RST_STREAM).stream, 1);
     raw.send(&frame(HEADERS, END_HEADERS, 3, &call_block("/test.Echo/Unary", &[])));
     raw.send(&frame(DATA, 0, 3, &message(0, b"abc")[..6]));
     assert_eq!(raw.next_of(RST_STREAM).stream, 3);
-    // The connection lives.
+    // The connection stays open.
     raw.call(5, "/test.Echo/Unary", &[], &message(0, b"a"));
     assert_eq!(raw.next_of(DATA).payload, message(0, b"a"));
-    // A frame that is cut, and a header block that is not ended, close the connection.
+    // A partial frame, and a header block that is not ended, close the connection.
     raw.send(&frame(DATA, 0, 7, b"abc")[..5]);
     raw.closed();
     for kind in [HEADERS, CONTINUATION] {
@@ -254,7 +255,7 @@ fn an_answer_too_long_fails_its_call_only() {
         let refused = raw.next_of(HEADERS);
         assert_eq!((refused.stream, refused.flags & END_STREAM), (stream, END_STREAM), "{path}");
     }
-    // On a stream of answers too.
+    // The same limit holds for a stream of answers.
     raw.call(7, "/test.Echo/Flood", &[], &message(0, b""));
     assert_eq!(raw.next_of(HEADERS).flags & END_STREAM, 0, "the head");
     assert_eq!(raw.next_of(HEADERS).flags & END_STREAM, END_STREAM, "the status");
@@ -272,8 +273,8 @@ fn connections_are_refused_when_the_budget_is_full() {
     let budget = Budget::new(MIB);
     let running = run(&budget, Options::default());
     let mut open = Vec::new();
-    // Each takes at least what an idle connection takes. Several that are taken before their buffers are charged exceed the
-    // budget together: then some are closed.
+    // Each connection takes at least the memory of an idle one. Several connections that are accepted before
+    // their buffers are charged may exceed the budget together; then some are closed.
     while running.front.connections_refused().load(Relaxed) + budget.connections_shed() == 0 {
         assert!(open.len() < 100, "{budget:?}");
         let mut raw = Connection::silent(running.address);
@@ -299,7 +300,8 @@ fn bodies_of_http_1_are_charged() {
     let budget = Budget::new(8 * MIB);
     let running = run(&budget, Options::default());
     block_on(async {
-        // It comes first: what the others are left with may fill the budget but for a little, and all have one address.
+        // Opened first: later the budget may be nearly full, and connections from the same address are then
+        // refused.
         let other = Channel::connect(running.address).await.expect("a connection");
         let mut all = Vec::new();
         for _ in 0..10 {
@@ -345,7 +347,8 @@ fn a_bomb_is_unpacked_a_turn_at_a_time() {
         calls.extend(frame(DATA, END_STREAM, 2 * call + 1, &message(1, &packed)));
     }
     raw.send(&calls);
-    // 30 of them unpack to 60 MB: they are charged unpacked, and refused when memory is short.
+    // 30 calls decompress to 60 MB: the decompressed size is charged, and calls are refused while memory is
+    // short.
     assert_eq!(raw.next_of(HEADERS).flags & END_STREAM, END_STREAM);
     assert!(budget.held_bytes() <= budget.bytes_max(), "{budget:?}");
     serves_others(&running);

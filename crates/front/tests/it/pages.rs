@@ -1,4 +1,5 @@
-//! Requests that are no gRPC calls, over HTTP/2 with TLS: what they hold is charged, and made only as the client takes it.
+//! Requests that are not gRPC calls, over HTTP/2 with TLS: their memory is charged, and answers are produced
+//! only as fast as the client takes them.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -17,7 +18,7 @@ const MIB: usize = 1 << 20;
 /// Settings with an initial window of 0: no answer's body can be sent.
 const SHUT: [u8; 6] = [0, 4, 0, 0, 0, 0];
 
-/// A front with TLS, and a way to speak to it without.
+/// Front with TLS, and a tunnel through which tests speak plain HTTP/2 to it.
 struct Secured {
     running: Running,
     tunnel: Tunnel,
@@ -48,7 +49,7 @@ fn pages(running: &Running) -> usize {
     running.seen.told.lock().unwrap().iter().filter(|told| **told == "page").count()
 }
 
-/// The bytes of an answer's body, up to its end.
+/// Returns the body of an answer, read to its end.
 fn body(raw: &mut Connection, stream: u32) -> Vec<u8> {
     let mut body = Vec::new();
     loop {
@@ -77,7 +78,7 @@ fn answers_that_wait_for_a_window_are_charged() {
     block_on(until("all are answered", || pages(&secured.running) == 50));
     let held = budget.held_bytes();
     assert!(held >= 50 * EACH, "{held} bytes are charged");
-    // Further ones are refused before all clients together hold what they may.
+    // Further requests are refused before the budget is full.
     for call in 50..1000 {
         ask(&mut raw, "/whole/100000", 2 * call + 1);
     }
@@ -103,7 +104,7 @@ fn bodies_count_against_what_the_calls_of_a_connection_may_hold() {
         ask(raw, "/whole/1", stream);
         let answer = raw.next_of(HEADERS);
         assert_eq!(answer.stream, stream);
-        // Another answer has a body.
+        // An answer that is not a refusal has a body.
         answer.flags & END_STREAM != 0
     };
     for (parts, stream) in [(1, 3), (2, 5)] {
@@ -129,7 +130,7 @@ fn pieces_are_made_only_for_an_open_window() {
         ask(&mut raw, "/chunks/100000", 2 * call + 1);
         assert_ne!(raw.next_of(HEADERS).flags & END_HEADERS, 0);
     }
-    // The last one, refused for its headers, is seen after all before it were stepped.
+    // This request is refused for its headers. Its answer shows that all earlier requests were stepped.
     ask(&mut raw, "/whole/0", 2 * CALLS + 1);
     assert_eq!(raw.next_of(HEADERS).flags & END_STREAM, END_STREAM);
     assert_eq!(made(), 0);
@@ -168,7 +169,7 @@ fn a_listener_for_one_of_both_serves_no_other() {
     let mut raw = Connection::h2(apart.tunnel.address, &[]);
     ask(&mut raw, "/whole/5", 1);
     assert_eq!(body(&mut raw, 1).len(), 5);
-    // What says that it is gRPC is a page too.
+    // On a listener for pages, a request with a gRPC content type is a page too.
     raw.call(3, "/test.Echo/Unary", &[], &message(0, b"a"));
     assert!(body(&mut raw, 3).starts_with(b"POST"));
 

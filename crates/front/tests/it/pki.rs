@@ -1,4 +1,4 @@
-//! Authorities, certificates and files for the tests of TLS.
+//! Certificate authorities, certificates and files for the TLS tests.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use rustls::ClientConfig;
 use testkit::TempDir;
 use testkit::certificates::{Clock, END, Folder, NOW};
 
-/// An authority, a member's files with a certificate by it, and the clock that they are judged with.
+/// Certificate authority, the certificate files of a member, and the clock for validity checks.
 pub struct Pki {
     folder: Folder,
     dir: TempDir,
@@ -36,23 +36,23 @@ impl Pki {
         self.dir.path().join(name)
     }
 
-    /// Writes a certificate with this common name, for these hosts, and its key. Its serial number is the name.
+    /// Writes a certificate and its key for a common name and hosts. The serial number is the name.
     pub fn issue(&self, name: &str, hosts: &[&str]) {
         self.folder.issue(name, name.as_bytes(), hosts);
     }
 
-    /// Writes a list that revokes the certificates with these names.
+    /// Writes a revocation list with the certificates of these names.
     pub fn revoke(&self, names: &[&str]) {
         let serials: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
         self.folder.revoke(&serials);
     }
 
-    /// Has time pass until no certificate is valid any more.
+    /// Advances the clock beyond the validity of all certificates.
     pub fn let_certificates_end(&self) {
         self.clock.set(END + 1);
     }
 
-    /// Settings of a server that knows no clients.
+    /// Returns settings of a server that requires no client certificates.
     pub fn settings(&self) -> Settings {
         Settings {
             cert_file: Some(self.path("server.crt")),
@@ -62,7 +62,7 @@ impl Pki {
         }
     }
 
-    /// Settings of a server whose clients are users by their certificates, and may be revoked.
+    /// Returns settings of a server that identifies users by their certificates and checks a revocation list.
     pub fn mutual(&self) -> Settings {
         self.revoke(&[]);
         Settings {
@@ -78,7 +78,7 @@ impl Pki {
         (tls.server().unwrap(), reloader)
     }
 
-    /// What a client connects with: `name` is its certificate.
+    /// Returns the configuration of a client; `name` selects its certificate.
     pub fn client(&self, name: Option<&str>) -> Arc<ClientConfig> {
         self.client_with(Settings {
             client_cert_file: name.map(|name| self.path(&format!("{name}.crt"))),
@@ -97,7 +97,7 @@ impl Pki {
     }
 }
 
-/// Has changed files loaded.
+/// Reloads changed files.
 pub fn reload(reloader: &mut Reloader) {
     let later = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
     let mut loads = |at: SystemTime| reloader.poll(at).is_some();

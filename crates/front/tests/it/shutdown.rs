@@ -60,7 +60,7 @@ fn a_connection_that_makes_in_each_turn_what_one_may_is_told_to_go_away() {
     let open = [0, 4, 0x7f, 0xff, 0xff, 0xff];
     let mut raw = Connection::h2(address, &open);
     raw.send(&frame(WINDOW_UPDATE, 0, 0, &[0x7f, 0, 0, 0]));
-    // A stream without end whose messages are packed: as many as a turn may pack fit into what a stream may hold unsent.
+    // An endless stream of compressed messages; the messages of one turn fit into the stream's buffer.
     let head = call_block("/test.Echo/Flood", &[("grpc-encoding", "gzip")]);
     raw.send(&frame(HEADERS, END_HEADERS, 1, &head));
     raw.send(&frame(DATA, END_STREAM, 1, &message(0, b"")));
@@ -71,7 +71,7 @@ fn a_connection_that_makes_in_each_turn_what_one_may_is_told_to_go_away() {
     while raw.next().expect("the server did not close").kind != GOAWAY {
         assert!(Instant::now() < deadline, "it goes on without a word");
     }
-    // With its only connection the front has ended.
+    // The front ends when its only connection is closed.
     drop(raw);
     shutdown.join().expect("the front shuts down");
 }

@@ -24,7 +24,7 @@ fn a_server_stream_gives_all_its_messages_in_order() {
     });
 }
 
-/// However much the client takes at a time, and however long they are together.
+/// Holds for any read size of the client and any total length of the messages.
 #[test]
 fn messages_that_are_sent_together_arrive_one_by_one() {
     let running = run();
@@ -94,7 +94,7 @@ fn a_slow_reader_holds_up_only_its_own_stream() {
         let (channel, _driver) = Channel::connect_with(running.address, 1 << 20).await.expect("a connection");
         let (mut sender, mut receiver) = channel.stream("/test.Echo/Flood").await.expect("a call");
         sender.send_last(Bytes::new()).await.expect("a sent message");
-        // The first message proves that the stream runs; then nobody reads it.
+        // The first message proves that the stream runs; the client then stops reading.
         assert!(receiver.next().await.is_ok());
         let other = Channel::connect(running.address).await.expect("a connection");
         let limit = mainstay_front::Options::default().stream_buffer_bytes_max;
@@ -103,7 +103,7 @@ fn a_slow_reader_holds_up_only_its_own_stream() {
             assert_eq!(other.unary("/test.Echo/Later", "a".into()).await, Ok("a".into()));
         }
         assert!(running.seen.queued_max.load(SeqCst) < limit + 20_000);
-        // Reading sets it going again.
+        // The stream continues when the client reads again.
         for _ in 0..1000 {
             assert!(receiver.next().await.is_ok());
         }

@@ -1,4 +1,4 @@
-//! Listeners with TLS: what goes through, who is let in, who has to leave, and that nobody waits for those who are slow.
+//! Listeners with TLS: transfer of data, admission, expulsion, and that slow clients do not delay others.
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
@@ -24,7 +24,7 @@ use crate::tunnel::{Pieces, Tunnel, WHOLE};
 
 const MIB: usize = 1 << 20;
 
-/// What a front has told of those that it rejected.
+/// Records the rejections that a front reports.
 #[derive(Clone, Default)]
 struct Told(Arc<Mutex<Vec<Rejected>>>);
 
@@ -38,7 +38,7 @@ impl Told {
         }
     }
 
-    /// The next one.
+    /// Waits for the next rejection.
     fn next(&self) -> Rejected {
         testkit::wait_until("a rejection", TIMEOUT, || {
             let mut told = self.0.lock().unwrap();
@@ -71,7 +71,7 @@ fn one_shard() -> Options {
     Options { shards: 1, ..Options::default() }
 }
 
-/// A client is let in and served.
+/// Checks that a client is admitted and served.
 fn serves(address: SocketAddr, config: &Arc<ClientConfig>) {
     let tunnel = Tunnel::to(address, config.clone(), WHOLE);
     block_on(async {
@@ -80,7 +80,7 @@ fn serves(address: SocketAddr, config: &Arc<ClientConfig>) {
     });
 }
 
-/// The same for HTTP/1.
+/// Returns the configuration with HTTP/1 as the only ALPN protocol.
 fn http1_only(config: &Arc<ClientConfig>) -> Arc<ClientConfig> {
     let mut config = ClientConfig::clone(config);
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -93,13 +93,13 @@ fn without_alpn(config: &Arc<ClientConfig>) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// Begins a handshake and goes on until the server has ended it; returns what the client says of it.
+/// Performs a handshake until the server has ended it; returns the client's error.
 fn meet(address: SocketAddr, config: &Arc<ClientConfig>) -> Result<(), String> {
     let mut stream = testkit::http1::connect(address);
     let name = ServerName::try_from("127.0.0.1").unwrap();
     let mut client = ClientConnection::new(http1_only(config), name).unwrap();
     let mut stream = rustls::Stream::new(&mut client, &mut stream);
-    // Only what is read after the handshake shows whether the server is content with the client.
+    // Only a read after the handshake shows whether the server accepts the client.
     stream.write_all(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").map_err(|error| error.to_string())?;
     stream.read(&mut [0; 1]).map(drop).map_err(|error| error.to_string())
 }
@@ -133,7 +133,7 @@ fn calls_and_http1_go_through_in_both_versions() {
                 assert_eq!(answer.await.expect("the call's task"), Ok(Bytes::from(call.to_string())));
             }
         });
-        // Who has agreed on HTTP/2 has to speak it; for others the first bytes decide.
+        // A client that negotiated HTTP/2 must speak it; for others the first bytes decide.
         let mut breaks_its_word = testkit::http1::connect(tunnel.address);
         breaks_its_word.write_all(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n").unwrap();
         let mut told = Vec::new();
@@ -194,7 +194,7 @@ fn the_name_in_a_certificate_is_the_user_only_where_the_listener_says_so() {
         (pki.mutual(), "alice", "Some(\"alice\")"),
         (only_trusted(), "alice", "None"),
         (pki.settings(), "alice", "None"),
-        // A certificate without a name is not none.
+        // A certificate without a common name still identifies its user, by the empty name.
         (pki.mutual(), "", "Some(\"\")"),
         (only_trusted(), "", "None"),
     ] {
@@ -242,13 +242,13 @@ fn who_is_not_let_in_is_told_of_in_etcds_words() {
         assert!(client_says.contains(seen), "{client_says}");
         assert!(!rejected.was_admitted && !rejected.is_end_of_file);
     }
-    // Not TLS, and not all of it.
+    // Input that is not TLS, and an incomplete TLS record.
     let says = |bytes: &[u8]| {
         let mut stream = testkit::http1::connect(running.address);
         stream.write_all(bytes).unwrap();
         stream.shutdown(Shutdown::Write).unwrap();
         let mut answer = Vec::new();
-        // A reset is an end like any other.
+        // The connection may also end with a reset.
         let _ = stream.read_to_end(&mut answer);
         (answer, told.next())
     };
@@ -300,7 +300,7 @@ fn a_handshake_that_takes_too_long_is_given_up() {
     assert_eq!(told.next().error, format!("read tcp {local}->{remote}: i/o timeout"));
 }
 
-/// Both by one socket, as etcd does where `--listen-client-urls` names one address with http and with https.
+/// Plain and TLS on one socket, like etcd when `--listen-client-urls` names one address with http and https.
 #[test]
 fn the_first_byte_tells_tls_from_plain_where_a_listener_takes_both() {
     let pki = Pki::new();
@@ -320,7 +320,7 @@ fn the_first_byte_tells_tls_from_plain_where_a_listener_takes_both() {
     };
     let options = Options { handshake_timeout: Duration::from_secs(3600), ..told.options() };
     let running = run_on(options, address, sockets.map(both).into());
-    // A client that sends nothing does not hold up others.
+    // A client that sends nothing does not delay others.
     let silent = testkit::http1::connect(address);
     serves(address, &pki.client(Some("alice")));
     block_on(async {
@@ -334,7 +334,7 @@ fn the_first_byte_tells_tls_from_plain_where_a_listener_takes_both() {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     assert!(answer.ends_with("GET /health 0 true"), "{answer}");
-    // A client with TLS has to show its certificate as ever, and what is neither is a handshake that fails.
+    // A TLS client must still present its certificate, and input of neither kind is a failed handshake.
     assert!(meet(address, &pki.client(None)).is_err());
     assert!(told.next().error.contains("certificate"));
     let mut neither = testkit::http1::connect(address);
@@ -361,7 +361,7 @@ fn a_listener_that_takes_both_waits_for_a_first_byte_as_for_a_handshake() {
     assert_eq!(silent.read(&mut [0; 1]).unwrap(), 0);
 }
 
-/// A front with a listener that takes both, whose handshakes may take an hour.
+/// Starts a front with a listener for plain and TLS connections, and a handshake timeout of one hour.
 fn serve_both(tls: &ServerTls, options: Options) -> Running {
     let (listener, address) = testkit::ports::listen();
     let socket = ListenerSocket::Tcp(listener);
@@ -423,7 +423,7 @@ fn plain_clients_of_a_listener_that_takes_both_do_not_wait_for_handshakes() {
     stream.write_all(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
     let mut answer = String::new();
     let read = stream.read_to_string(&mut answer);
-    // Before anything fails: the front ends with its threads.
+    // Opened before the assertion may fail, because dropping the front waits for its threads.
     gate.may_answer();
     assert!(read.is_ok() && answer.ends_with("GET /health 0 true"), "{read:?}: {answer}");
 }
@@ -438,7 +438,7 @@ fn handshakes_that_are_begun_and_left_are_bounded() {
     let running = serve(options, &tls);
     let refused = running.front.connections_refused();
     let left: Vec<TcpStream> = (0..150).map(|_| testkit::http1::connect(running.address)).collect();
-    // Alone an address may have half of an eighth of the budget.
+    // One address alone may hold half of an eighth of the budget.
     let held = || budget.held_bytes() / 16_384;
     testkit::wait_until("those beyond are refused", TIMEOUT, || {
         (refused.load(Relaxed) == 150 - 64).then_some(())
@@ -462,14 +462,14 @@ fn a_connection_that_ends_leaves_nothing() {
     while bytes < 15_005 {
         bytes += raw.next_of(DATA).payload.len();
     }
-    // Idle, it holds no buffer.
+    // An idle connection holds no buffer.
     let idle = || budget.held_bytes();
     testkit::wait_until("it is idle", TIMEOUT, || (idle() <= 224 * 1024).then_some(()));
     drop(raw);
     testkit::wait_until("it is gone", TIMEOUT, || (idle() == 0).then_some(()));
 }
 
-/// A client that was let in and is revoked while it does nothing at all, has begun a call, or speaks HTTP/1.
+/// The revoked client has an idle connection, one with a running call, and one over HTTP/1.
 #[test]
 fn who_is_revoked_has_to_leave_and_others_stay() {
     let pki = Pki::new();
@@ -491,7 +491,7 @@ fn who_is_revoked_has_to_leave_and_others_stay() {
     assert_eq!(testkit::http1::read_answer(&mut http1).status, 200);
     let connections = &running.front.counters()[0].connections;
     testkit::wait_until("all are in", TIMEOUT, || (connections.load(Relaxed) == 5).then_some(()));
-    // That nothing has changed means nothing to anybody.
+    // A reload without a change closes no connection.
     running.front.tls_reloaded();
     pki.revoke(&["mallory"]);
     reload(&mut reloader);
@@ -530,7 +530,7 @@ fn who_has_a_certificate_that_ends_has_to_leave() {
     assert!(told.next().error.contains("expired"));
 }
 
-/// Knows one name, and waits with its answers until it may give them.
+/// Resolver that blocks until the gate opens and then finds no name. Other callbacks use its gate too.
 #[derive(Default)]
 struct Names {
     may_answer: Mutex<bool>,
@@ -631,7 +631,7 @@ fn unix_sockets_are_served_with_and_without_tls() {
             let mut client = ClientConnection::new(config, name).unwrap();
             let mut stream = rustls::Stream::new(&mut client, &mut stream);
             stream.write_all(request).unwrap();
-            // The server says that it ends.
+            // The server announces the end of the connection.
             stream.read_to_string(&mut answer).unwrap();
         } else {
             stream.write_all(request).unwrap();
@@ -642,8 +642,8 @@ fn unix_sockets_are_served_with_and_without_tls() {
     }
 }
 
-/// A front whose thread for handshakes stands still in the first rejection that it tells of, until `gate` opens. Returns with
-/// it what it tells, and the gate.
+/// Starts a front whose handshake thread blocks in its first report of a rejection until the returned gate
+/// opens. Returns the front, the recorded rejections and the gate.
 fn held_up(options: Options, tls: &ServerTls) -> (Running, Told, Arc<Names>) {
     let (told, gate) = (Told::default(), Arc::new(Names::default()));
     let (sink, waits) = (told.clone(), gate.clone());
@@ -655,7 +655,7 @@ fn held_up(options: Options, tls: &ServerTls) -> (Running, Told, Arc<Names>) {
     (running, told, gate)
 }
 
-/// A client at this address of its own that sends something that is no handshake.
+/// Connects from the address `from` and sends input that is not a handshake.
 fn not_a_handshake(from: [u8; 4], to: SocketAddr) -> TcpStream {
     let socket = block_on(async {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();

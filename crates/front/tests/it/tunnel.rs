@@ -1,4 +1,4 @@
-//! A client's half of TLS: whoever connects to it without TLS speaks to a server with TLS.
+//! Client side of TLS: a plain connection to the tunnel reaches a server over TLS.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,18 +15,18 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio_rustls::TlsConnector;
 
-/// How a tunnel cuts what it sends.
+/// Sizes into which a tunnel splits its output.
 #[derive(Clone, Copy)]
 pub struct Pieces {
-    /// Most bytes of a record's contents.
+    /// Maximum number of plaintext bytes per record.
     pub plain: usize,
-    /// Most bytes of one write.
+    /// Maximum number of bytes per write.
     pub wire: usize,
 }
 
 pub const WHOLE: Pieces = Pieces { plain: 16_384, wire: usize::MAX };
 
-/// Open until it is dropped.
+/// Tunnel that is open until dropped.
 pub struct Tunnel {
     pub address: SocketAddr,
     close: Option<oneshot::Sender<()>>,
@@ -34,7 +34,7 @@ pub struct Tunnel {
 }
 
 impl Tunnel {
-    /// To a server at 127.0.0.1.
+    /// Opens a tunnel to a server on this host.
     pub fn to(server: SocketAddr, config: Arc<ClientConfig>, pieces: Pieces) -> Tunnel {
         let (listener, address) = testkit::ports::listen();
         listener.set_nonblocking(true).unwrap();
@@ -48,7 +48,7 @@ impl Tunnel {
                     loop {
                         let (inner, _) = listener.accept().await.unwrap();
                         let config = config.clone();
-                        // An error closes both ends, which is what the test sees.
+                        // An error closes both ends, which the test observes.
                         tokio::task::spawn_local(async move { pump(inner, server, config, pieces).await });
                     }
                 });
@@ -93,7 +93,7 @@ async fn pump(
         }
     };
     let back = async {
-        // A server that goes without a farewell has gone all the same.
+        // A server that closes without `close_notify` also counts as closed.
         let _ = tokio::io::copy(&mut from_server, &mut to_client).await;
         to_client.shutdown().await
     };
@@ -105,7 +105,7 @@ async fn pump(
     }
 }
 
-/// A stream that takes few bytes at once.
+/// Stream that accepts few bytes per write.
 struct Cut {
     stream: TcpStream,
     most: usize,

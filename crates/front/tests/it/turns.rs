@@ -1,4 +1,4 @@
-//! What one connection does in a turn, without threads and sockets: server and client take turns.
+//! Work of one connection per turn, without threads and sockets: server and client run alternately.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -31,7 +31,7 @@ pub(crate) struct Client {
     pub(crate) stream: DuplexStream,
     pub(crate) seen: Arc<Seen>,
     pub(crate) served: JoinHandle<()>,
-    /// Bytes read that are no whole frame yet.
+    /// Received bytes that are not a complete frame yet.
     come: Vec<u8>,
 }
 
@@ -40,7 +40,7 @@ impl Client {
         Client::begin(serve_in_memory(options, unread_bytes), settings).await
     }
 
-    /// Of a server where it is never this connection's turn to have another long one.
+    /// Creates a client of a server that never grants this connection another long turn.
     async fn behind_others(options: Options, settings: &[u8]) -> Client {
         let served = serve_in_memory_by(options, 64 * MIB, fuzzing::serve_where_others_go_first);
         Client::begin(served, settings).await
@@ -56,7 +56,8 @@ impl Client {
         client
     }
 
-    /// Writes; stops when the server takes no more although it had many turns. Returns how many bytes it took.
+    /// Writes until all bytes are taken, or until the server takes none during many turns. Returns the number
+    /// of bytes taken.
     pub(crate) async fn send(&mut self, bytes: &[u8]) -> usize {
         let (mut taken, mut refused) = (0, 0);
         while taken < bytes.len() && refused < 1000 {
@@ -67,7 +68,7 @@ impl Client {
         taken
     }
 
-    /// Writes what the server takes at once.
+    /// Writes as much as the server takes immediately. Returns the number of bytes.
     fn offer(&mut self, bytes: &[u8]) -> usize {
         match Pin::new(&mut self.stream).poll_write(&mut Context::from_waker(Waker::noop()), bytes) {
             Poll::Ready(Ok(n)) => n,
@@ -75,7 +76,7 @@ impl Client {
         }
     }
 
-    /// The frames that have come by now.
+    /// Returns the frames that have arrived so far.
     pub(crate) fn frames(&mut self) -> Vec<Frame> {
         let mut context = Context::from_waker(Waker::noop());
         let mut buffer = vec![0; MIB];
@@ -95,7 +96,7 @@ impl Client {
     }
 }
 
-/// Lets the server have a turn.
+/// Lets the server run one turn.
 pub(crate) async fn turn() {
     let mut waited = false;
     poll_fn(|context| {
@@ -108,7 +109,7 @@ pub(crate) async fn turn() {
     .await;
 }
 
-/// Runs a test's client beside the server's connection, each as often as the other.
+/// Runs a test's client and the server's connection alternately.
 pub(crate) fn run(test: impl Future<Output = ()> + 'static) {
     block_on(async {
         let local = LocalSet::new();
@@ -129,7 +130,7 @@ pub(crate) fn calls(path: &str, first: u32, count: u32, more: &[(&str, &str)], t
 fn answers_that_are_ready_at_once_are_sent_as_fast_as_they_are_taken() {
     const CALLS: u32 = 100;
     run(async {
-        // Of a client that takes what it is sent no more than a few are ever kept.
+        // While the client reads, only a few answers are queued at a time.
         let options =
             Options { answer_bytes_max: 20 * EACH, request_bytes_max: 30 * EACH, ..Options::default() };
         let mut client = Client::new(options, 64 * MIB, &OPEN).await;
@@ -152,7 +153,7 @@ fn answers_that_are_ready_at_once_are_sent_as_fast_as_they_are_taken() {
     });
 }
 
-/// Clients of gRPC ping with the request that they send for an answer.
+/// gRPC clients send a PING together with the next request.
 #[test]
 fn the_answer_to_a_ping_goes_out_with_that_of_a_call() {
     run(async {
@@ -174,7 +175,8 @@ fn the_answer_to_a_ping_goes_out_with_that_of_a_call() {
             turn().await;
         }
         assert_eq!(kinds(client.frames()), [PING, HEADERS, DATA, HEADERS]);
-        // While an answer is under way the client measures the network by it.
+        // While another answer is being sent, the client measures bandwidth, so the PING is acknowledged
+        // immediately.
         client.send(&frame(SETTINGS, 0, 0, &SHUT)).await;
         let big = calls("/test.Echo/Big", 2, 1, &[], &EACH.to_string());
         client.send(&[calls("/test.Echo/Never", 1, 1, &[], "9"), big].concat()).await;
@@ -187,7 +189,7 @@ fn the_answer_to_a_ping_goes_out_with_that_of_a_call() {
             .send(&[frame(RST_STREAM, 0, 3, &[0, 0, 0, 8]), frame(RST_STREAM, 0, 5, &[0, 0, 0, 8])].concat())
             .await;
         until("both are over", || client.seen.alive.load(SeqCst) == 0).await;
-        // A stream says something when it has something to say.
+        // A stream may send its next message at any time, so the acknowledgement does not wait for it.
         client.send(&frame(HEADERS, END_HEADERS, 7, &call_block("/test.Echo/Bidi", &[]))).await;
         until("the stream is open", || client.seen.alive.load(SeqCst) == 1).await;
         client.frames();
@@ -210,7 +212,7 @@ fn a_turn_packs_so_many_answers_only() {
         client.seen.open_gate();
         until("all are made", || client.seen.alive.load(SeqCst) == 0).await;
         client.frames();
-        // Packed, all of them find room where one was that is not.
+        // All compressed answers fit into the room that one uncompressed answer occupied.
         client.send(&frame(RST_STREAM, 0, 1, &[0, 0, 0, 8])).await;
         let (mut sent, mut at_once) = (0, 0);
         while sent < CALLS as usize {
@@ -232,14 +234,14 @@ fn pieces_of_one_turn_stay_within_the_budget() {
         client.send(&calls("/test.Echo/Pieces", 0, CALLS, &[], "1000000")).await;
         let before = budget.held_bytes();
         assert!(before < 12 * MIB, "{budget:?}");
-        // All of them may go on at once.
+        // All calls can continue at the same time.
         client.send(&frame(WINDOW_UPDATE, 0, 0, &[0x7f, 0, 0, 0])).await;
         client.send(&frame(SETTINGS, 0, 0, &OPEN)).await;
         until("pieces are made", || client.seen.pieces.load(SeqCst) > 0).await;
         for _ in 0..1000 {
             turn().await;
         }
-        // As many are made as wait to be written, whatever the windows allow.
+        // Pieces are made only as far as they fit into the output buffer, whatever the windows allow.
         assert!(!client.served.is_finished());
         let (pieces, held_max) = (client.seen.pieces.load(SeqCst), client.seen.held_max.load(SeqCst));
         assert!(pieces < 50 && held_max < before + MIB, "{pieces} {before} {held_max} {budget:?}");
@@ -247,7 +249,8 @@ fn pieces_of_one_turn_stay_within_the_budget() {
     });
 }
 
-/// Less than the prefix of a message fits: what fits is sent, and the rest waits for the window, and not for its turn.
+/// The window is smaller than a message prefix: the part that fits is sent, and the rest waits for the window
+/// without polling.
 #[test]
 fn an_answer_in_pieces_begins_in_whatever_window_there_is() {
     for window in 1..=6 {
@@ -272,7 +275,7 @@ fn an_answer_in_pieces_begins_in_whatever_window_there_is() {
     }
 }
 
-/// Requests that wait for room begin as if they had just come: so many in a turn.
+/// Requests that waited for room begin in several turns, at the same rate as new requests.
 #[test]
 fn calls_that_have_waited_begin_in_several_turns() {
     const CALLS: u32 = 6000;
@@ -295,7 +298,7 @@ fn calls_that_have_waited_begin_in_several_turns() {
     });
 }
 
-/// What a call has taken from its client and not used keeps the window shut, and is charged.
+/// Data that a call has received and not consumed keeps the window closed, and is charged.
 #[test]
 fn what_follows_a_message_that_was_taken_is_charged() {
     // Less than the window of the connection.
@@ -328,14 +331,14 @@ fn what_follows_a_message_that_was_taken_is_charged() {
                     as usize
             })
             .sum();
-        // What the greeting gives makes the window 1 MiB.
+        // The first window update of the server enlarges the window to 1 MiB.
         assert!(given_back <= MIB, "{given_back}");
-        // Buffers that were held at first have been given back.
+        // The initial buffers have been freed, which explains the difference to the data sent.
         assert!(budget.held_bytes() >= before + 900_000, "{before} {budget:?}");
     });
 }
 
-/// What is looked at for a piece costs time, too, however short the piece.
+/// The data examined to make a piece counts as work, however short the piece is.
 #[test]
 fn few_pieces_for_which_much_is_looked_at_are_made_in_a_turn() {
     const CALLS: u32 = 100;
@@ -343,7 +346,7 @@ fn few_pieces_for_which_much_is_looked_at_are_made_in_a_turn() {
         let mut client = Client::new(Options::default(), 64 * MIB, &SHUT).await;
         client.send(&calls("/test.Echo/Looks", 0, CALLS, &[], &(MIB / 2).to_string())).await;
         assert_eq!(client.seen.pieces.load(SeqCst), 0, "the windows are shut");
-        // All of them may go on at once.
+        // All calls can continue at the same time.
         client.send(&frame(SETTINGS, 0, 0, &OPEN)).await;
         let (mut before, mut at_once) = (0, 0);
         while before < CALLS as usize {
@@ -351,12 +354,12 @@ fn few_pieces_for_which_much_is_looked_at_are_made_in_a_turn() {
             (before, at_once) = (made, at_once.max(made - before));
             turn().await;
         }
-        // A turn ends once more than a megabyte was looked at, in either of its two halves.
+        // A turn has two halves, and each ends once the examined data exceeds its limit.
         assert!(at_once <= 6, "{at_once} at once");
     });
 }
 
-/// Nor does it matter what kind of call looks at it: whoever waits for the turn's end waits as long.
+/// The limit on examined data per turn holds for every kind of call.
 #[test]
 fn calls_for_which_much_is_looked_at_have_so_many_slices_in_a_turn() {
     const CALLS: u32 = 100;
@@ -372,13 +375,13 @@ fn calls_for_which_much_is_looked_at_have_so_many_slices_in_a_turn() {
                 let made = client.seen.pieces.load(SeqCst);
                 (before, at_once) = (made, at_once.max(made - before));
             }
-            // One in each half of a turn.
+            // One call in each half of a turn.
             assert!(at_once <= 2, "{path}: {at_once} at once");
         });
     }
 }
 
-/// What the front itself has done in a turn is not left for slices.
+/// Work of the front itself reduces the work left for slices of a service.
 #[test]
 fn a_slice_is_as_large_as_what_packing_an_answer_has_left() {
     const TURN: usize = 64 << 10;
@@ -391,7 +394,7 @@ fn a_slice_is_as_large_as_what_packing_an_answer_has_left() {
         while client.seen.pieces.load(SeqCst) == 0 {
             turn().await;
         }
-        // In the other half of the turn there is no answer, so that a slice is a whole one there.
+        // The other half of the turn has no answer to compress, so its slice has full size.
         let looked_at = client.seen.pieces.load(SeqCst);
         assert!((1..=TURN - PACKED).contains(&(looked_at % TURN)), "{looked_at} bytes");
     });
@@ -417,7 +420,7 @@ fn a_stream_packs_so_much_in_a_turn_only() {
 #[test]
 fn a_stream_unpacks_so_much_in_a_turn_only() {
     const MESSAGES: usize = 60;
-    // Large ones, and so small ones that it is the decoders that take the time.
+    // Large messages, and messages so small that the fixed cost of a decoder dominates.
     for (each, at_once_max) in [(EACH, 3), (10, 40)] {
         run(async move {
             let mut client = Client::new(Options::default(), 64 * MIB, &OPEN).await;
@@ -426,7 +429,7 @@ fn a_stream_unpacks_so_much_in_a_turn_only() {
             let packed = message(1, &packed(&vec![0; each])).repeat(MESSAGES);
             assert!(packed.len() < 16_000);
             bytes.extend(frame(DATA, 0, 1, &packed));
-            // In one piece, as the server reads it.
+            // All bytes must arrive in one read of the server.
             assert_eq!(client.offer(&bytes), bytes.len());
             let (mut before, mut at_once) = (0, 0);
             while before < MESSAGES {
@@ -439,7 +442,8 @@ fn a_stream_unpacks_so_much_in_a_turn_only() {
     }
 }
 
-/// Together they go in one frame, and packed each in one of its own: what the client unpacks is a message.
+/// Uncompressed messages share a frame; compressed messages go in separate frames, each of which the client
+/// decompresses as one message.
 #[test]
 fn messages_that_are_sent_together_share_a_frame_unless_they_are_packed() {
     const MESSAGES: usize = 60;
@@ -462,7 +466,7 @@ fn messages_that_are_sent_together_share_a_frame_unless_they_are_packed() {
 
 #[test]
 fn a_client_that_is_not_read_from_is_not_taken_for_silent() {
-    // More than all that goes before takes on a busy machine.
+    // Longer than the preceding steps take on a busy machine.
     let timeout = Duration::from_secs(1);
     run(async move {
         let options = Options {
@@ -472,9 +476,9 @@ fn a_client_that_is_not_read_from_is_not_taken_for_silent() {
             ..Options::default()
         };
         let mut client = Client::new(options, 4096, &[]).await;
-        // One whose request is not whole.
+        // A call whose request is incomplete.
         client.send(&frame(HEADERS, END_HEADERS, 1, &call_block("/test.Echo/Unary", &[]))).await;
-        // It does not read what it is sent for the others, until the server reads no more of them.
+        // The client does not read the answers of the other calls, until the server stops reading.
         let mut left = Vec::new();
         for stream in 1..1000_u32 {
             let path = format!("/test.Echo/{stream}{}", "x".repeat(2000));
@@ -486,13 +490,13 @@ fn a_client_that_is_not_read_from_is_not_taken_for_silent() {
             }
         }
         assert!(!left.is_empty(), "the server never stopped reading");
-        // A silent client is pinged after one of these times, and given up after another.
+        // A silent client is pinged after one timeout and its connection is closed after another.
         let begun = Instant::now();
         while begun.elapsed() < 3 * timeout {
             assert!(!client.served.is_finished(), "the server has closed the connection");
             tokio::time::sleep(timeout / 20).await;
         }
-        // Nor was its call ended.
+        // The incomplete call is still open.
         left.extend(frame(DATA, END_STREAM, 1, &message(0, b"a")));
         loop {
             let mut of_call = client.frames().into_iter().filter(|frame| frame.stream == 1);

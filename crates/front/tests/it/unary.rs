@@ -89,7 +89,8 @@ fn a_deadline_and_a_cancelled_call_drop_the_future() {
             let counters = &running.front.counters()[0].methods[id_of("/test.Echo/Never")];
             counters.handled[code as usize].load(Relaxed)
         };
-        // The client's own clock would hide the server's: only the server is told here.
+        // The deadline is sent only to the server, because a deadline on the client's side would expire
+        // first.
         let options = CallOptions::default()
             .with(HeaderName::from_static("grpc-timeout"), HeaderValue::from_static("20m"));
         let status = channel.unary_with("/test.Echo/Never", &options, "a".into()).await;

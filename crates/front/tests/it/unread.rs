@@ -1,5 +1,5 @@
-//! A client that takes no answers: its calls go on, so that nothing that others need stays with them, and what it makes
-//! the server hold is bounded and ends.
+//! A client that takes no answers: its calls complete and release shared resources, and the memory and time
+//! that it costs the server are bounded.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
@@ -18,7 +18,7 @@ use crate::echo::{Running, WRITTEN, block_on, id_of, run_with, until};
 
 const MIB: usize = 1 << 20;
 const EACH: usize = 100_000;
-/// Answers of [`EACH`] bytes after which there is no room for more.
+/// Number of answers of [`EACH`] bytes after which there is no room for more.
 const SENT: u32 = 3;
 /// Settings with an initial window of 0: no answer's body can be sent.
 const SHUT: [u8; 6] = [0, 4, 0, 0, 0, 0];
@@ -27,7 +27,7 @@ fn run(options: Options) -> Running {
     run_with(Options { shards: 1, answer_bytes_max: SENT as usize * EACH, ..options })
 }
 
-/// So many calls that wait at the gate, for answers of so many bytes each.
+/// Begins calls that wait at the gate, for answers of `bytes` bytes each.
 fn wait_at_gate(running: &Running, raw: &mut Connection, calls: u32, bytes: usize, more: &[(&str, &str)]) {
     for call in 0..calls {
         raw.call(2 * call + 1, "/test.Echo/Gate", more, &message(0, bytes.to_string().as_bytes()));
@@ -39,10 +39,10 @@ fn cancel(raw: &mut Connection, stream: u32) {
     raw.send(&frame(RST_STREAM, 0, stream, &[0, 0, 0, 8]));
 }
 
-/// The streams of the HEADERS that have come once the server has looked at all that it was sent.
+/// Returns the streams of the HEADERS received so far, after the server has processed all input.
 fn heads(raw: &mut Connection) -> Vec<u32> {
     let mut heads = Vec::new();
-    // The first ping may be answered before the calls are looked at that came with it.
+    // The first PING may be acknowledged before calls that arrived with it are processed.
     for _ in 0..2 {
         raw.send(&frame(PING, 0, 0, b"12345678"));
         loop {
@@ -57,7 +57,7 @@ fn heads(raw: &mut Connection) -> Vec<u32> {
     heads
 }
 
-/// Pings as fast as they are answered, until the server closes.
+/// Sends PINGs as fast as they are acknowledged, until the server closes.
 fn ping_until_closed(raw: &mut Connection) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while raw.next().is_some() {
@@ -83,13 +83,14 @@ fn what_a_call_holds_is_let_go_though_its_client_takes_no_answers() {
     wait_at_gate(&running, &mut raw, CALLS, EACH, &[]);
     running.seen.open_gate();
     block_on(until("their futures are dropped", || running.seen.alive.load(SeqCst) == 0));
-    // Their answers are charged, and count when a new call comes.
+    // The waiting answers are charged and count when a new call arrives.
     assert!(budget.held_bytes() > CALLS as usize * EACH, "{budget:?}");
     raw.call(2 * CALLS + 1, "/test.Echo/Unary", &[], &message(0, b"a"));
     assert_eq!(heads(&mut raw), [1, 3, 5]);
     let started = &running.front.counters()[0].methods[id_of("/test.Echo/Unary")].started;
     assert_eq!(started.load(Relaxed), 0);
-    // One that is cancelled is gone at once; as room comes the others go out in the order in which they were ready.
+    // A cancelled call is removed immediately; as room becomes free, the others are answered in the order in
+    // which their answers were made.
     let gate = &running.front.counters()[0].methods[id_of("/test.Echo/Gate")];
     let canceled = || gate.handled[Code::Canceled as usize].load(Relaxed);
     cancel(&mut raw, 9);
@@ -119,7 +120,7 @@ fn kept_answers_go_out_when_the_client_takes_them() {
     wait_at_gate(&running, &mut raw, CALLS, EACH, &[]);
     running.seen.open_gate();
     block_on(until("their futures are dropped", || running.seen.alive.load(SeqCst) == 0));
-    // The windows of all streams and of the connection.
+    // Opens the windows of all streams and of the connection.
     raw.send(&frame(SETTINGS, 0, 0, &[0, 4, 0, 0x7f, 0xff, 0xff]));
     raw.send(&frame(WINDOW_UPDATE, 0, 0, &[0, 0x7f, 0, 0]));
     let (mut bytes, mut ended) = (0, 0);
@@ -142,7 +143,7 @@ fn an_answer_made_at_once_for_a_call_that_was_gathered_waits_for_room_too() {
     for (stream, path) in late {
         raw.send(&frame(HEADERS, END_HEADERS, stream, &call_block(path, &[])));
     }
-    // Streams may not go back: the calls that fill the room come behind.
+    // Stream ids must increase, so the calls that fill the room follow.
     for call in 0..SENT {
         raw.call(105 + 2 * call, "/test.Echo/Big", &[], &message(0, EACH.to_string().as_bytes()));
     }
@@ -173,7 +174,7 @@ fn a_call_whose_answer_waits_for_room_ends_at_its_deadline() {
 
 #[test]
 fn pings_do_not_keep_a_connection_that_takes_no_answers() {
-    // Small answers, and some that could be reset one by one.
+    // Small answers, and answers large enough to be reset one by one.
     for bytes in [10_000, EACH] {
         let running = run(Options { stall_timeout: Duration::from_millis(200), ..unheeded_pings() });
         let mut raw = Connection::h2(running.address, &SHUT);
@@ -183,7 +184,7 @@ fn pings_do_not_keep_a_connection_that_takes_no_answers() {
     }
 }
 
-/// Their answers may wait for that of a call, but not once the client has refused them.
+/// PING acknowledgements may wait for the answer of a call, but not once the client has stopped reading.
 #[test]
 fn nor_do_pings_beside_a_call_that_is_never_answered() {
     let running = run(Options { stall_timeout: Duration::from_millis(200), ..unheeded_pings() });
@@ -191,7 +192,7 @@ fn nor_do_pings_beside_a_call_that_is_never_answered() {
     raw.call(1, "/test.Echo/Never", &[], &message(0, b"a"));
     let ping = frame(PING, 0, 0, b"12345678");
     block_on(until("the call is there", || running.seen.alive.load(SeqCst) == 1));
-    // Until the server does not read any more.
+    // Sends until the server stops reading.
     raw.flood(&ping.repeat(1_000_000));
     block_on(until("the connection is over", || running.seen.alive.load(SeqCst) == 0));
 }
@@ -211,11 +212,11 @@ fn pings_keep_a_connection_that_has_nothing_to_take() {
 fn beyond_what_its_calls_may_hold_a_client_hears_that_there_was_an_answer() {
     const CALLS: usize = 24;
     let budget = Budget::new(64 * MIB);
-    // Nine answers fit beside all calls, and a tenth not even if it were the last.
+    // Room for nine answers beside all calls; a tenth does not fit even if it were the last.
     let request_bytes_max = 10 * EACH + EACH / 8;
     let running = run(Options { request_bytes_max, budget: budget.clone(), ..Options::default() });
     block_on(async {
-        // What it does not read keeps its windows shut.
+        // The client does not read, so its windows stay closed.
         let (channel, _driver) = Channel::connect_with(running.address, 1000).await.expect("a connection");
         let mut calls = Vec::new();
         for call in 0..CALLS {
@@ -226,8 +227,8 @@ fn beyond_what_its_calls_may_hold_a_client_hears_that_there_was_an_answer() {
         }
         until("all calls wait", || running.seen.alive.load(SeqCst) == CALLS).await;
         running.seen.open_gate();
-        // Twelve are sent or kept, of the first, though not quite in their order. The last are not, and what is said of them
-        // needs no window.
+        // Twelve of the first calls are sent or kept, not exactly in order. The last six are refused, and a
+        // refusal needs no window.
         let mut refused = calls.split_off(CALLS - 6);
         for pair in refused.chunks_mut(2) {
             assert_eq!(pair[0].1.next().await, Err(api::error::TOO_MANY_REQUESTS));
@@ -235,7 +236,7 @@ fn beyond_what_its_calls_may_hold_a_client_hears_that_there_was_an_answer() {
         }
         assert_eq!(running.seen.alive.load(SeqCst), 0);
         assert!(budget.held_bytes() < 20 * EACH, "{budget:?}");
-        // What was kept comes whole.
+        // The kept answers arrive complete.
         let calls = calls.into_iter().map(|(sender, mut receiver)| {
             tokio::spawn(async move {
                 let _sender = sender;
@@ -275,7 +276,7 @@ fn a_request_that_is_cancelled_while_it_waits_is_not_carried_out() {
     assert_eq!(heads(&mut raw), []);
     cancel(&mut raw, 7);
     cancel(&mut raw, 1);
-    // The one behind it is.
+    // The request queued behind the cancelled one runs.
     assert_eq!(heads(&mut raw), [9]);
     assert_eq!((started(&running, "/test.Echo/Unary"), started(&running, "/test.Echo/Fail")), (0, 1));
 }
@@ -308,7 +309,7 @@ fn the_time_of_a_request_runs_while_it_waits() {
 #[test]
 fn a_small_answer_is_kept_however_much_other_calls_hold() {
     const SMALL: u32 = 6;
-    // Met by the calls that wait at the gate, and exceeded by the request of the last one.
+    // The waiting calls reach this limit, and the request of the last call exceeds it.
     let running = run(Options { request_bytes_max: 42_000, ..unheeded_pings() });
     let mut raw = Connection::h2(running.address, &SHUT);
     wait_at_gate(&running, &mut raw, SENT, EACH, &[]);
@@ -337,7 +338,7 @@ fn a_call_whose_answer_waits_keeps_nothing_of_the_window_for_requests() {
     for call in 0..CALLS {
         raw.send(&frame(HEADERS, END_HEADERS, 2 * call + 1, &call_block("/test.Echo/Big", &[])));
     }
-    // Streams may not go back: the calls that fill the room come behind.
+    // Stream ids must increase, so the calls that fill the room follow.
     for call in CALLS..CALLS + SENT {
         raw.call(2 * call + 1, "/test.Echo/Big", &[], &message(0, EACH.to_string().as_bytes()));
     }
@@ -352,7 +353,8 @@ fn a_call_whose_answer_waits_keeps_nothing_of_the_window_for_requests() {
 #[test]
 fn a_call_that_is_answered_at_once_keeps_nothing_of_the_window_for_requests() {
     const CALLS: u32 = 3;
-    // Answers made in pieces, here one, and those that are sent as a whole and looked at until the client has them.
+    // Answers in pieces (here one piece), and complete answers, which are checked for stalls until they are
+    // delivered.
     for (path, answer_bytes) in [("/test.Echo/Pieces", 10_000), ("/test.Echo/Big", 17_000)] {
         let running = run(Options { connection_window_bytes: 65_535, ..unheeded_pings() });
         let mut raw = Connection::h2(running.address, &[]);

@@ -1,4 +1,4 @@
-//! The receiving side of header compression: blocks in, [`Fields`] out.
+//! Receiving side of header compression: decodes blocks into [`Fields`].
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -8,21 +8,23 @@ use super::shared::{Remembered, is_shared, share};
 use super::{Damaged, ENTRY_BYTES, TABLE_BYTES, Undecoded, huffman, number, static_table};
 use crate::fields::{Class, Fields, Gathering, Refused, Use, is_taken_value};
 
-/// Blocks that are remembered of a connection: a client uses one for each method that it calls.
+/// Maximum number of cached blocks per connection; a client uses one block per method that it calls.
 const MEMOS_MAX: usize = 4;
-/// The longest block that is remembered. Those of clients that put what repeats into the table have a dozen bytes.
+/// Size limit of a cached block in bytes. Blocks of clients that put repeated fields into the table have
+/// about a dozen bytes.
 const MEMO_BYTES_MAX: usize = 256;
-/// Memory of the largest list that is remembered. What a short block says can be as large as a list may be.
+/// Memory limit of a cached list in bytes. A short block can decode to a list of the maximum size.
 const MEMO_LIST_BYTES_MAX: usize = 2048;
 
-/// Times that a block may say more than the largest list that is taken, before it ends the connection: a byte of a block can
-/// name four kilobytes of the table, and to pass them over costs time, too.
+/// Factor by which a decoded list may exceed the largest list accepted before the connection ends. One byte
+/// of a block can reference four kilobytes of the table, and skipping them costs time too.
 const EXCESS_MAX: usize = 4;
 
-/// An entry of the dynamic table.
+/// Entry of the dynamic table.
 #[derive(Clone, PartialEq)]
 struct Entry {
-    /// Place of the name in the table's text; the value follows it. It counts all texts that ever were in the table.
+    /// Offset of the name in the table's text, counted over all texts ever inserted; the value follows the
+    /// name.
     at: u32,
     name_len: u16,
     value_len: u16,
@@ -40,23 +42,23 @@ impl Entry {
     }
 }
 
-/// The dynamic table (RFC 7541, section 2.3.2). Entries leave in the order in which they came, so their texts lie behind
-/// each other in one piece of memory, and no entry has memory of its own.
+/// Dynamic table (RFC 7541, section 2.3.2). Entries leave in order of insertion, so their texts lie one
+/// behind the other in one allocation, and no entry has its own.
 #[derive(Clone, Default, PartialEq)]
 struct Table {
-    /// Newest last.
+    /// Entries, newest last.
     entries: VecDeque<Entry>,
     text: Vec<u8>,
-    /// Place of the text's first byte, as [`Entry::at`] counts.
+    /// Offset of the first byte of `text`, in the numbering of [`Entry::at`].
     base: u32,
-    /// Bytes of the text that belong to entries which have left.
+    /// Bytes at the front of `text` that belong to evicted entries.
     dead: usize,
-    /// Size as RFC 7541, section 4.1 counts it, and its bound.
+    /// Size as RFC 7541, section 4.1 counts it, and its limit, in bytes.
     size: usize,
     limit: usize,
 }
 
-/// The table of a connection that begins.
+/// Table of a new connection.
 static EMPTY: LazyLock<Arc<Table>> =
     LazyLock::new(|| Arc::new(Table { limit: TABLE_BYTES, ..Table::default() }));
 
@@ -82,12 +84,12 @@ impl Table {
         }
     }
 
-    /// Inserts an entry with the name of the one at this place, which is there. That one may leave for it.
+    /// Inserts an entry with the name of the existing entry at index `named`, which the insertion may evict.
     fn insert_named(&mut self, named: usize, value: &[u8], value_is_good: bool) {
         let place = self.entries.len() - 1 - named;
         let Entry { at, name_len, class, .. } = self.entries[place];
         if self.make_room(usize::from(name_len) + value.len()) {
-            // The texts of entries that have left are there until the table is compacted.
+            // The texts of evicted entries stay until the table is compacted.
             let name = at.wrapping_sub(self.base) as usize;
             let at = self.text.len();
             self.text.extend_from_within(name..name + usize::from(name_len));
@@ -95,17 +97,17 @@ impl Table {
         }
     }
 
-    /// Lets entries leave for one with so much text; false if it is larger than the table, which is empty then (RFC 7541,
-    /// section 4.4).
+    /// Evicts entries for a new one with `text_len` bytes of text. Returns false if the entry is larger than
+    /// the table, which is then empty (RFC 7541, section 4.4).
     fn make_room(&mut self, text_len: usize) -> bool {
         let size = text_len + ENTRY_BYTES;
         self.shrink_to(self.limit.saturating_sub(size));
         size <= self.limit
     }
 
-    /// Adds the entry whose name lies at this place, at the end of the text.
+    /// Adds the entry whose name was appended at offset `at` of the text.
     fn push(&mut self, at: usize, value: &[u8], class: Class, value_is_good: bool) {
-        // The limit is below 2^16.
+        // The limit of the table is below 2^16.
         let (name_len, value_len) = ((self.text.len() - at) as u16, value.len() as u16);
         self.text.extend_from_slice(value);
         let at = self.base.wrapping_add(at as u32);
@@ -123,7 +125,7 @@ impl Table {
         self.dead = 0;
     }
 
-    /// Lets the oldest entries leave until the others take at most so much.
+    /// Evicts the oldest entries until the table has at most `size` bytes.
     fn shrink_to(&mut self, size: usize) {
         while self.size > size {
             let Some(oldest) = self.entries.pop_front() else { break };
@@ -133,20 +135,20 @@ impl Table {
     }
 }
 
-/// A block that was decoded without changing the table, and what it said.
+/// Cached block that was decoded without changing the table, with its fields.
 struct Memo {
     block: Box<[u8]>,
-    /// [`Decoder::changes`] when it was decoded: with another table the same bytes may say something else.
+    /// Value of [`Decoder::changes`] at decoding: with another table the same bytes may mean other fields.
     changes: u64,
     what_for: Use,
     fields: Arc<Fields>,
 }
 
-/// Blocks that are remembered.
+/// Cached blocks.
 #[derive(Default)]
 struct Memos {
     list: Vec<Memo>,
-    /// Place of the next one, once there are as many as may be.
+    /// Index to overwrite next, once the list is full.
     next: u8,
 }
 
@@ -154,9 +156,10 @@ struct Memos {
 ///
 /// # Blocks that repeat
 ///
-/// A client sends the same few blocks again and again. One that only refers to tables and leaves them as they are is kept
-/// with what it said, once it has come twice: many connections make one call and are silent. The same bytes then cost a
-/// comparison. An example of bytes in hexadecimal:
+/// A client sends the same few blocks repeatedly. A block that only references tables and does not change
+/// them is cached together with its fields once it has arrived twice; a single occurrence is not enough,
+/// because many connections make one call and are then silent. A cached block costs one comparison. Example
+/// with bytes in hexadecimal:
 ///
 /// ```text
 /// 83 86 44 04 2f 6b 65 79 ...   the first request: `:path: /key` goes into the table   changes = 1, not kept
@@ -167,15 +170,16 @@ struct Memos {
 /// 83 86 be ...                  entry 62 is `x: 1` now: not found, decoded again
 /// ```
 pub(crate) struct Decoder {
-    /// Connections that rest share it with others that have the same.
+    /// Dynamic table; idle connections share equal tables.
     table: Arc<Table>,
-    /// Counts changes of the table.
+    /// Number of changes of the table.
     changes: u64,
-    /// Blocks that are remembered, while the connection is used.
+    /// Cached blocks; `None` in an idle connection.
     memos: Option<Box<Memos>>,
-    /// Largest list that is taken, as [`Gathering::new`] has it.
+    /// Size limit of a decoded list in bytes, see [`Gathering::new`].
     list_bytes_max: u32,
-    /// Blocks that came once: a bit for each thirty-second of all hashes. Where two share a bit, the second one is kept at once.
+    /// Bit set of blocks that have arrived once, indexed by 5 bits of their hash. Of two blocks with the same
+    /// bit, the second is cached at its first occurrence.
     came_once: u32,
 }
 
@@ -184,7 +188,7 @@ impl Decoder {
         Decoder { table: EMPTY.clone(), changes: 0, memos: None, list_bytes_max, came_once: 0 }
     }
 
-    /// Gives back memory that only makes the next block cheaper.
+    /// Frees memory that only makes the next block cheaper.
     pub(crate) fn rest(&mut self) {
         (self.memos, self.came_once) = (None, 0);
         if let Some(table) = Arc::get_mut(&mut self.table) {
@@ -195,12 +199,12 @@ impl Decoder {
         share(&mut self.table, &REMEMBERED);
     }
 
-    /// Bytes held on the heap.
+    /// Returns the heap memory in bytes.
     pub(crate) fn heap_bytes(&self) -> usize {
         let memo = |memo: &Memo| memo.block.len() + memo.fields.heap_bytes() + size_of::<Fields>();
         let (text, entries) = (self.table.text.capacity(), self.table.entries.capacity());
         let table = size_of::<Table>() + text + entries * size_of::<Entry>();
-        // The empty table is the process's, whether or not other connections have it just now.
+        // The empty table belongs to the process, whether or not other connections use it at the moment.
         let is_others = is_shared(&self.table) || Arc::ptr_eq(&self.table, &EMPTY);
         let table = if is_others { 0 } else { table };
         table
@@ -211,15 +215,15 @@ impl Decoder {
             })
     }
 
-    /// Decodes a block that has no meaning any more, only for what it does to the table. Returns false if it says more than
-    /// the largest list that is taken.
+    /// Decodes a block whose fields are not needed, to keep the table up to date. Returns false if the list
+    /// is larger than the largest list accepted.
     pub(crate) fn pass_over(&mut self, block: &[u8]) -> Result<bool, Undecoded> {
         let mut gathering = Gathering::of_nothing(self.list_bytes_max as usize);
         self.decode_into(block, &mut gathering)?;
         Ok(!gathering.exceeds(1))
     }
 
-    /// Decodes a whole block. The outer error ends the connection, the inner one the stream.
+    /// Decodes a complete block. The outer error ends the connection, the inner one the stream.
     pub(crate) fn decode(
         &mut self,
         block: &[u8],
@@ -247,9 +251,9 @@ impl Decoder {
         Ok(Ok(fields))
     }
 
-    /// Returns true if a block has probably come before, and notes that it came.
+    /// Returns true if the block has probably arrived before, and records it.
     fn has_come_before(&mut self, block: &[u8]) -> bool {
-        // FNV-1a, of which the upper bits are the better ones.
+        // FNV-1a; its upper bits are better distributed.
         let step = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
         let bit = 1 << (block.iter().fold(0x811c_9dc5, step) >> 27);
         let came_once = self.came_once & bit != 0;
@@ -276,7 +280,7 @@ impl Decoder {
                 return Err(Undecoded::Excessive);
             }
             if first & 0x80 != 0 {
-                // Indexed (section 6.1).
+                // Indexed field (section 6.1).
                 let index = number(&mut block, 7)?;
                 if let Some((name, value, class)) = static_table::get(index) {
                     gathering.add(name, value, class, true);
@@ -288,7 +292,7 @@ impl Decoder {
                 continue;
             }
             if first & 0xe0 == 0x20 {
-                // A change of the table's size (section 6.3), which comes before all fields (section 4.2).
+                // Table size update (section 6.3), which must precede all fields (section 4.2).
                 let limit = number(&mut block, 5)?;
                 if limit > TABLE_BYTES || !is_start {
                     return Err(Undecoded::Damaged);
@@ -302,7 +306,8 @@ impl Decoder {
                 continue;
             }
             is_start = false;
-            // Literal with a name that is indexed or not; with indexing (section 6.2.1), without (6.2.2) or never (6.2.3).
+            // Literal field with an indexed or literal name; with indexing (section 6.2.1), without (6.2.2)
+            // or never indexed (6.2.3).
             let keeps = first & 0x40 != 0;
             let index = number(&mut block, if keeps { 6 } else { 4 })?;
             let name_literal = if index == 0 { Some(text(&mut block, &mut name_text)?) } else { None };
@@ -334,7 +339,7 @@ impl Decoder {
     }
 
     fn dynamic(&self, index: usize) -> Result<(&[u8], &[u8], &Entry), Damaged> {
-        // An index of 0 is none (section 6.1).
+        // Index 0 is not valid (section 6.1).
         let at = index.checked_sub(static_table::LEN + 1).ok_or(Damaged)?;
         self.table.get(at).ok_or(Damaged)
     }
@@ -344,7 +349,7 @@ impl Decoder {
         self.table.size
     }
 
-    /// Name and value of an entry of the dynamic table, counted from the newest.
+    /// Returns name and value of an entry of the dynamic table, counted from the newest.
     #[cfg(test)]
     pub(crate) fn entry(&self, at: usize) -> Option<(&[u8], &[u8])> {
         self.table.get(at).map(|(name, value, _)| (name, value))
@@ -357,7 +362,8 @@ impl Decoder {
     }
 }
 
-/// Reads a text (RFC 7541, section 5.2): in place if it is plain, decoded into `out` if it is Huffman-coded.
+/// Reads a string (RFC 7541, section 5.2): in place if it is plain, decoded into `out` if it is Huffman
+/// coded.
 fn text<'a, 'b: 'a>(block: &mut &'b [u8], out: &'a mut Vec<u8>) -> Result<&'a [u8], Damaged> {
     let is_huffman = block.first().ok_or(Damaged)? & 0x80 != 0;
     let length = number(block, 7)?;

@@ -1,4 +1,4 @@
-//! The sending side of header compression: [`Template`]s are header lists that are sent again and again.
+//! Sending side of header compression. A [`Template`] is a header list that is sent often.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -10,17 +10,18 @@ use super::shared::{Remembered, is_shared, share};
 use super::{ENTRY_BYTES, TABLE_BYTES, put_number, static_table};
 use crate::fields::{Class, is_value};
 
-/// Encoded templates that are remembered of a connection.
+/// Maximum number of cached encoded templates per connection.
 const MEMOS_MAX: usize = 8;
-/// Bytes of the longest encoded template that is remembered. A field that is in a table takes one or two.
+/// Size limit of a cached encoded template in bytes. A field in a table takes one or two bytes.
 const MEMO_BYTES: usize = 22;
 
-/// A field that cannot be sent: the name is not lower case or has characters that names do not have, the value has control
-/// characters or white space at an end (RFC 9113, section 8.2.1), the field concerns a connection of HTTP/1 (section 8.2.2), or
-/// it is a pseudo-header field that is not known or follows another field (section 8.3).
+/// Field that is not allowed: the name is not lower case or has forbidden characters, the value has control
+/// characters or white space at an end (RFC 9113, section 8.2.1), the field is specific to HTTP/1 connections
+/// (section 8.2.2), or it is an unknown pseudo-header field or one that follows a regular field (section
+/// 8.3).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidField {
-    /// The name, as text.
+    /// Name of the field, as text.
     pub name: String,
 }
 
@@ -36,9 +37,9 @@ struct Prepared {
     name: Box<[u8]>,
     value: Box<[u8]>,
     hash: u32,
-    /// Index of the static entry that is the field; 0 for none.
+    /// Index of the static table entry that equals the field; 0 if none.
     whole: u8,
-    /// Index of the first static entry with the name; 0 for none.
+    /// Index of the first static table entry with the same name; 0 if none.
     named: u8,
 }
 
@@ -51,25 +52,27 @@ impl Prepared {
 struct List {
     id: u64,
     fields: Vec<Prepared>,
-    /// Most bytes that it takes encoded.
+    /// Maximum encoded size in bytes.
     bytes_max: usize,
-    /// It has fields besides pseudo-header fields.
+    /// True if the list has fields other than pseudo-header fields.
     has_regular: bool,
 }
 
-/// A header list that is sent often, such as the head of every answer. Its fields go into the table of the connection the
-/// first time and take a byte each from then on, as far as the table has room. A clone is the same template.
+/// Header list that is sent often, such as the head of every answer. Its fields enter the connection's table
+/// when first sent and take one byte each from then on, as far as the table has room. A clone is the same
+/// template.
 ///
-/// Values that differ from message to message do not belong here: they would fill the table, which never forgets.
+/// Values that change from message to message do not belong in a template: they would fill the table, which
+/// is never cleared.
 #[derive(Clone)]
 pub struct Template(Arc<List>);
 
 impl Template {
-    /// Makes a template of fields in order, pseudo-header fields first.
+    /// Creates a template from fields in order, pseudo-header fields first.
     ///
     /// # Errors
     ///
-    /// For the first field that cannot be sent.
+    /// Returns an error for the first field that is not allowed.
     pub fn new<N: AsRef<[u8]>, V: AsRef<[u8]>>(
         fields: impl IntoIterator<Item = (N, V)>,
     ) -> Result<Template, InvalidField> {
@@ -97,7 +100,7 @@ impl Template {
         })))
     }
 
-    /// The value of a field.
+    /// Returns the value of a field.
     pub(crate) fn get(&self, name: &[u8]) -> Option<&[u8]> {
         self.0.fields.iter().find(|field| *field.name == *name).map(|field| &*field.value)
     }
@@ -111,7 +114,8 @@ impl fmt::Debug for Template {
     }
 }
 
-/// Checks the next field of a list; `has_regular` says whether a field came that is no pseudo-header field.
+/// Validates the next field of a list; `has_regular` is true once a field other than a pseudo-header field
+/// came.
 fn check(name: &[u8], value: &[u8], has_regular: &mut bool) -> Result<(), InvalidField> {
     let is_good = match Class::of(name) {
         Class::Pseudo(_) => !*has_regular,
@@ -126,19 +130,19 @@ fn check(name: &[u8], value: &[u8], has_regular: &mut bool) -> Result<(), Invali
     Ok(())
 }
 
-/// FNV-1a over name and value. Equal hashes are compared in full.
+/// Returns the FNV-1a hash of name and value. Fields with equal hashes are still compared completely.
 fn hash(name: &[u8], value: &[u8]) -> u32 {
     let bytes = name.iter().chain(&[0]).chain(value);
     bytes.fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
-/// Most bytes of a literal: its first byte, two lengths, two texts.
+/// Returns the maximum encoded size of a literal field in bytes: type byte, two lengths, two strings.
 fn literal_bytes_max(name: &[u8], value: &[u8]) -> usize {
     1 + 6 + name.len() + 6 + value.len()
 }
 
-/// A block that waits to be encoded. It is encoded when its turn comes, since blocks have to be sent in the order in which
-/// they were encoded.
+/// Queued header block. It is encoded only when it is sent, because blocks must be sent in the order of their
+/// encoding.
 #[derive(Debug)]
 pub(crate) struct OwnedBlock {
     pub(crate) template: Template,
@@ -148,7 +152,7 @@ pub(crate) struct OwnedBlock {
 /// Name and value.
 type OwnedField = (Box<[u8]>, Box<[u8]>);
 
-/// An entry of the other end's table: the field of a template.
+/// Entry of the peer's table: one field of a template.
 #[derive(Clone)]
 struct Entry {
     template: Template,
@@ -172,10 +176,10 @@ impl Entry {
     }
 }
 
-/// A template as it was encoded.
+/// Cached encoding of a template.
 struct Memo {
     template: u64,
-    /// [`Encoder::changes`] at that time.
+    /// Value of [`Encoder::changes`] at encoding.
     changes: u32,
     len: u8,
     bytes: [u8; MEMO_BYTES],
@@ -183,29 +187,29 @@ struct Memo {
 
 /// Encodes the header blocks of one direction of a connection, in order.
 ///
-/// Only fields of templates go into the table, and none leaves it for another: the table is filled once, with what is sent
-/// most, and then stays. Everything else is a literal.
+/// Only fields of templates enter the table, and they are not evicted for others: the table fills once with
+/// the fields sent most often and then stays as it is. All other fields are literals.
 #[derive(Default)]
 pub(crate) struct Encoder {
-    /// What the other end's table holds; newest last. Connections that rest share it with others that have the same.
+    /// Contents of the peer's table, newest last; idle connections share equal tables.
     known: Arc<VecDeque<Entry>>,
     size: u32,
-    /// Bound of the table: what the other end allows, at most [`TABLE_BYTES`].
+    /// Size limit of the table in bytes: the peer's limit, at most [`TABLE_BYTES`].
     limit: u32,
-    /// The smallest bound since the last block, if it changed: the next block announces it, and then the present one (RFC
-    /// 7541, section 4.2).
+    /// Smallest limit since the last block, if the limit changed: the next block announces it, followed by
+    /// the current limit (RFC 7541, section 4.2).
     announce: Option<u32>,
-    /// Counts changes of the table, after which an encoded template says something else.
+    /// Number of changes of the table; a change invalidates cached encodings.
     changes: u32,
-    /// Templates as they were encoded, while the connection is used.
+    /// Cached encodings; `None` in an idle connection.
     memos: Option<Box<Memos>>,
 }
 
-/// Templates that are remembered.
+/// Cached encodings of templates.
 #[derive(Default)]
 struct Memos {
     list: Vec<Memo>,
-    /// Place of the next one, once there are as many as may be.
+    /// Index to overwrite next, once the list is full.
     next: u8,
 }
 
@@ -214,7 +218,7 @@ impl Encoder {
         Encoder { limit: TABLE_BYTES as u32, ..Encoder::default() }
     }
 
-    /// The other end's `SETTINGS_HEADER_TABLE_SIZE` in bytes, from the next block on.
+    /// Sets the table limit to the peer's `SETTINGS_HEADER_TABLE_SIZE` in bytes, from the next block on.
     pub(crate) fn set_limit(&mut self, bytes: u32) {
         let limit = bytes.min(TABLE_BYTES as u32);
         if limit == self.limit {
@@ -231,7 +235,7 @@ impl Encoder {
         self.memos = None;
     }
 
-    /// Gives back memory that only makes the next block cheaper.
+    /// Frees memory that only makes the next block cheaper.
     pub(crate) fn rest(&mut self) {
         self.memos = None;
         if let Some(known) = Arc::get_mut(&mut self.known) {
@@ -240,7 +244,7 @@ impl Encoder {
         share(&mut self.known, &REMEMBERED);
     }
 
-    /// Bytes held on the heap.
+    /// Returns the heap memory in bytes.
     pub(crate) fn heap_bytes(&self) -> usize {
         let memos = |memos: &Memos| size_of::<Memos>() + memos.list.capacity() * size_of::<Memo>();
         let known = size_of::<VecDeque<Entry>>() + self.known.capacity() * size_of::<Entry>();
@@ -248,7 +252,7 @@ impl Encoder {
         known + self.memos.as_deref().map_or(0, memos)
     }
 
-    /// Most bytes that [`Encoder::encode`] appends.
+    /// Returns the maximum number of bytes that [`Encoder::encode`] appends.
     pub(crate) fn bytes_max<'a>(
         template: &Template,
         more: impl Iterator<Item = (&'a [u8], &'a [u8])>,
@@ -259,7 +263,7 @@ impl Encoder {
             + more.map(|(name, value)| literal_bytes_max(name, value)).sum::<usize>()
     }
 
-    /// Appends a block: the template's fields, then further ones.
+    /// Appends a block: the fields of the template, then the fields of `more`.
     pub(crate) fn encode<'a>(
         &mut self,
         template: &Template,
@@ -274,7 +278,7 @@ impl Encoder {
         }
         self.encode_template(template, out);
         for (name, value) in more {
-            // Without indexing: the value is unlikely to come again.
+            // Encoded without indexing, because the value is unlikely to repeat.
             match static_table::find(name, value) {
                 (0, 0) => put_literal(out, 0, 4, 0, name, value),
                 (0, named) => put_literal(out, 0, 4, named.into(), name, value),
@@ -350,7 +354,7 @@ fn put_literal(out: &mut Vec<u8>, pattern: u8, bits: u32, named: usize, name: &[
     out.extend_from_slice(value);
 }
 
-/// Checks fields that are to be sent behind those of a template.
+/// Validates fields that are sent behind those of a template.
 pub(crate) fn check_all(template: &Template, more: &[(&[u8], &[u8])]) -> Result<(), InvalidField> {
     let mut has_regular = template.0.has_regular;
     more.iter().try_for_each(|(name, value)| check(name, value, &mut has_regular))

@@ -1,15 +1,15 @@
-//! Huffman-coded texts (RFC 7541, section 5.2 and appendix B), decoded by tables that are computed from the lengths of
-//! the codes alone: the codes are canonical.
+//! Huffman-coded strings (RFC 7541, section 5.2 and appendix B). The code is canonical, so the decoding
+//! tables are computed from the code lengths alone.
 
 use super::Damaged;
 
-/// Bits of the first look-up. Letters, digits and most punctuation have codes of 5 to 8 bits.
+/// Number of bits of the first table look-up. Letters, digits and most punctuation have codes of 5 to 8 bits.
 const FAST_BITS: u32 = 9;
 
-/// The symbol that ends a text; it must not occur in one.
+/// End-of-string symbol, which must not occur in a string.
 const END: u16 = 256;
 
-/// Codes of one length: they are consecutive numbers and belong to consecutive places of [`Codes::symbols`].
+/// Codes of one length: consecutive numbers that map to consecutive entries of [`Codes::symbols`].
 #[derive(Clone, Copy)]
 struct Row {
     first: u32,
@@ -20,7 +20,7 @@ struct Row {
 struct Codes {
     rows: [Row; 31],
     symbols: [u16; 257],
-    /// Symbol and length of the code with which these bits begin; length 0 if the code is longer.
+    /// Symbol and code length, indexed by the first [`FAST_BITS`] bits; length 0 if the code is longer.
     fast: [(u8, u8); 1 << FAST_BITS],
 }
 
@@ -57,10 +57,10 @@ const fn codes() -> Codes {
     Codes { rows, symbols, fast }
 }
 
-/// Appends the decoded text. A text grows to at most 8/5 of its bytes.
+/// Decodes a string and appends it. The result has at most 8/5 of the input's length.
 pub(crate) fn decode(bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Damaged> {
     out.reserve(bytes.len() * 8 / 5);
-    // The next bits stand at the top of `window`; those below `held` of them are ones.
+    // The undecoded bits are at the top of `window`; all bits below the first `held` bits are ones.
     let (mut window, mut held) = (u64::MAX, 0_u32);
     let mut rest = bytes;
     loop {
@@ -78,7 +78,7 @@ pub(crate) fn decode(bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Damaged> {
         let (symbol, length) =
             if length == 0 { long(window)? } else { (u16::from(symbol), u32::from(length)) };
         if length > held {
-            // What is left is no whole code: it has to be padding, fewer than eight bits and all of them ones.
+            // The rest is not a complete code, so it must be padding: fewer than eight bits, all ones.
             return if held < 8 && window == u64::MAX { Ok(()) } else { Err(Damaged) };
         }
         if symbol == END {
@@ -90,7 +90,7 @@ pub(crate) fn decode(bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Damaged> {
     }
 }
 
-/// The code of more than [`FAST_BITS`] bits with which the window begins.
+/// Finds the code of more than [`FAST_BITS`] bits at the top of the window.
 #[cold]
 fn long(window: u64) -> Result<(u16, u32), Damaged> {
     for length in FAST_BITS + 1..=30 {
@@ -105,7 +105,7 @@ fn long(window: u64) -> Result<(u16, u32), Damaged> {
     Err(Damaged)
 }
 
-/// RFC 7541, appendix B: how many bits the code of each byte has, and that of the end of a string.
+/// Code length in bits of each byte value and of the end-of-string symbol (RFC 7541, appendix B).
 #[rustfmt::skip]
 const LENGTHS: [u8; 257] = [
     13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28, 28, 28, 28, 28,
@@ -129,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    /// The code of each symbol, as the canonical order gives it.
+    /// Returns code and length of each symbol, computed from the canonical order.
     fn table() -> Vec<(u32, u32)> {
         let mut codes = vec![(0, 0); 257];
         for length in 1..=30 {
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn codes_are_those_of_the_appendix() {
         let table = table();
-        // The first, the last, some of different lengths, and the end.
+        // The first and last symbol, symbols of different lengths, and the end of string.
         assert_eq!(table[0], (0x1ff8, 13));
         assert_eq!(table[usize::from(b' ')], (0x14, 6));
         assert_eq!(table[usize::from(b'0')], (0, 5));
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn padding_is_ones_and_less_than_a_byte_and_the_end_does_not_occur() {
         let mut out = Vec::new();
-        // "0" is five bits of zero; then padding.
+        // "0" is five zero bits, followed by padding.
         assert_eq!(decode(&[0b0000_0111], &mut out), Ok(()));
         assert_eq!(out, b"0");
         for wrong in

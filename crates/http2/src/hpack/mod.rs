@@ -1,4 +1,4 @@
-//! Header blocks (RFC 7541): [`Decoder`] for one direction of a connection, [`Encoder`] for the other.
+//! Header compression (RFC 7541): [`Decoder`] for one direction of a connection, [`Encoder`] for the other.
 
 mod decoder;
 mod encoder;
@@ -10,22 +10,23 @@ pub(crate) use decoder::Decoder;
 pub(crate) use encoder::{Encoder, OwnedBlock, check_all};
 pub use encoder::{InvalidField, Template};
 
-/// The size of a dynamic table where nothing else was agreed, in bytes as RFC 7541, section 4.1 counts them. Neither
-/// direction ever uses more here, whatever the other end offers.
+/// Default size of a dynamic table in bytes, as RFC 7541, section 4.1 counts them. Neither direction uses a
+/// larger table, whatever the peer allows.
 pub(crate) const TABLE_BYTES: usize = 4096;
 
-/// Bytes that an entry of a dynamic table counts besides its texts (RFC 7541, section 4.1).
+/// Bytes that a dynamic table entry counts besides its name and value (RFC 7541, section 4.1).
 pub(crate) const ENTRY_BYTES: usize = 32;
 
-/// A header block that cannot be decoded: the tables of both ends differ from here on, and the connection cannot go on.
+/// Error: a header block cannot be decoded. The tables of both ends differ from here on, so the connection
+/// must end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Damaged;
 
-/// Why a block was not decoded to its end. Either ends the connection.
+/// Reason why a block was not decoded completely. Each ends the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Undecoded {
     Damaged,
-    /// What it says is several times the largest list that is taken.
+    /// The decoded list is several times larger than the largest list accepted.
     Excessive,
 }
 
@@ -35,7 +36,7 @@ impl From<Damaged> for Undecoded {
     }
 }
 
-/// Reads a number with a prefix of so many bits (RFC 7541, section 5.1).
+/// Decodes an integer with a prefix of `bits` bits (RFC 7541, section 5.1).
 fn number(block: &mut &[u8], bits: u32) -> Result<usize, Damaged> {
     let (first, mut rest) = block.split_first().ok_or(Damaged)?;
     let mask = (1_usize << bits) - 1;
@@ -45,8 +46,8 @@ fn number(block: &mut &[u8], bits: u32) -> Result<usize, Damaged> {
         loop {
             let (byte, more) = rest.split_first().ok_or(Damaged)?;
             rest = more;
-            // No length and no index of a block that is taken comes near 2^28. Zeros behind a number are refused too: they
-            // could go on for ever.
+            // No length or index of an accepted block comes near 2^28. Trailing zero digits are refused too,
+            // because they could continue forever.
             if shift > 21 {
                 return Err(Damaged);
             }
@@ -61,7 +62,7 @@ fn number(block: &mut &[u8], bits: u32) -> Result<usize, Damaged> {
     Ok(value)
 }
 
-/// Appends a number; `pattern` has the bits above the prefix.
+/// Appends an integer; `pattern` holds the bits above the prefix.
 fn put_number(out: &mut Vec<u8>, pattern: u8, bits: u32, mut value: usize) {
     let mask = (1_usize << bits) - 1;
     if value < mask {

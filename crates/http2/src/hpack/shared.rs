@@ -1,19 +1,20 @@
-//! Header tables that connections share while they rest: clients of one kind send the same fields, and all are sent the same.
+//! Header tables shared by idle connections: clients of the same kind send equal fields, and servers send
+//! equal fields to all clients.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::thread::LocalKey;
 
-/// Tables that a thread remembers, each of some kilobytes at most.
+/// Maximum number of tables that a thread keeps for sharing, each of a few kilobytes at most.
 const REMEMBERED_MAX: usize = 8;
 
-/// Tables that connections of this thread had when they came to rest; the one that was met last is the last.
+/// Tables of connections of this thread that went idle, least recently used first.
 pub(crate) type Remembered<T> = RefCell<Vec<Arc<T>>>;
 
-/// Replaces a table by the same one of another connection, if there is one; otherwise remembers it for others. Whoever
-/// changes it later makes a copy first (`Arc::make_mut`).
+/// Replaces a table by an equal one of another connection, or stores it for others if there is none. A later
+/// change copies the table first (`Arc::make_mut`).
 pub(crate) fn share<T: PartialEq>(table: &mut Arc<T>, of_thread: &'static LocalKey<Remembered<T>>) {
-    // Absent while the thread ends.
+    // Thread-local storage is not accessible while the thread ends.
     let _ = of_thread.try_with(|remembered| {
         let mut remembered = remembered.borrow_mut();
         if let Some(at) = remembered.iter().position(|known| **known == **table) {
@@ -28,9 +29,9 @@ pub(crate) fn share<T: PartialEq>(table: &mut Arc<T>, of_thread: &'static LocalK
     });
 }
 
-/// Returns true if other connections have the table, too, so that its memory is not this one's.
+/// Returns true if other connections share the table, so that its memory must not be charged to this one.
 pub(crate) fn is_shared<T>(table: &Arc<T>) -> bool {
-    // One may be that of the thread.
+    // One reference may belong to the list of the thread.
     Arc::strong_count(table) > 2
 }
 
@@ -48,7 +49,7 @@ mod tests {
         tables.iter_mut().for_each(|table| share(table, &NUMBERS));
         assert!(tables.iter().all(|table| Arc::ptr_eq(table, &tables[**table])));
         assert!(is_shared(&tables[7]));
-        // One that changes leaves the others as they are.
+        // A change of one table leaves the others unchanged.
         *Arc::make_mut(&mut tables[0]) = 7;
         assert_eq!((*tables[0], *tables[2]), (7, 0));
         let mut others: Vec<Arc<usize>> = (2..100).map(Arc::new).collect();

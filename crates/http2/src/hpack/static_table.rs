@@ -2,17 +2,18 @@
 
 use crate::fields::Class;
 
-/// Entries of the static table; indices of the dynamic table begin behind it.
+/// Number of entries in the static table; indices of the dynamic table begin after it.
 pub(crate) const LEN: usize = STATIC.len();
 
-/// Returns name and value at an index from 1 to [`LEN`].
+/// Returns the name, value and class of the entry at an index from 1 to [`LEN`].
 pub(crate) fn get(index: usize) -> Option<(&'static [u8], &'static [u8], Class)> {
     let at = index.checked_sub(1)?;
     let (name, value) = STATIC.get(at)?;
     Some((name.as_bytes(), value.as_bytes(), CLASSES[at]))
 }
 
-/// Returns the index of an entry with this name and value, and that of the first entry with this name; 0 for none.
+/// Returns the index of the entry with this name and value, and of the first entry with this name; 0 if there
+/// is none.
 pub(crate) fn find(name: &[u8], value: &[u8]) -> (u8, u8) {
     let (mut whole, mut first) = (0, 0);
     for (at, (known, its)) in STATIC.iter().enumerate() {

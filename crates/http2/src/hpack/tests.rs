@@ -27,7 +27,7 @@ fn read(decoder: &mut Decoder, what_for: Use, block: &str) -> Vec<String> {
     shown(&decoder.decode(&hex(block), what_for).unwrap().unwrap())
 }
 
-/// RFC 7541, C.1: numbers.
+/// Integers of RFC 7541, C.1.
 #[test]
 fn numbers_of_the_rfc() {
     for (bytes, bits, value) in
@@ -40,13 +40,13 @@ fn numbers_of_the_rfc() {
         assert_eq!(out[1..], bytes[1..]);
         assert_eq!(out[0], bytes[0] & ((1 << bits) - 1) as u8);
     }
-    // Cut, and longer than any number that is taken.
+    // Truncated integers, and one longer than any integer accepted.
     for bytes in [&[0x1f][..], &[0x1f, 0x9a], &[0x1f, 0x80, 0x80, 0x80, 0x80, 0x01], &[]] {
         assert_eq!(number(&mut &*bytes, 5), Err(Damaged));
     }
 }
 
-/// RFC 7541, C.2: each kind of field, as trailers, since these lists are none of a message.
+/// Every kind of field, from RFC 7541, C.2. Decoded as trailers, since these lists are not complete messages.
 #[test]
 fn fields_of_the_rfc() {
     let mut decoder = decoder();
@@ -54,7 +54,7 @@ fn fields_of_the_rfc() {
         read(&mut decoder, Use::Trailers, "400a 6375 7374 6f6d 2d6b 6579 0d63 7573 746f 6d2d 6865 6164 6572");
     assert_eq!((custom, decoder.table_bytes()), (vec!["custom-key: custom-header".to_owned()], 55));
     let mut decoder = self::decoder();
-    // `:path` is no trailer, but the block is sound.
+    // `:path` is not allowed in trailers, but the block itself is valid.
     let path = decoder.decode(&hex("040c 2f73 616d 706c 652f 7061 7468"), Use::Trailers).unwrap();
     assert!(matches!(path, Err(Refused::Malformed(_))));
     assert_eq!(
@@ -64,7 +64,7 @@ fn fields_of_the_rfc() {
     assert_eq!(decoder.table_bytes(), 0);
 }
 
-/// RFC 7541, C.3 and C.4: requests without and with Huffman codes, and a table that fills.
+/// Requests of RFC 7541, C.3 and C.4, without and with Huffman codes; the table fills up.
 #[test]
 fn requests_of_the_rfc() {
     let plain = [
@@ -97,7 +97,7 @@ fn requests_of_the_rfc() {
     }
 }
 
-/// RFC 7541, C.5 and C.6: responses, with a table of 256 bytes, so that entries leave it.
+/// Responses of RFC 7541, C.5 and C.6, with a table of 256 bytes, so that entries are evicted.
 #[test]
 fn responses_of_the_rfc() {
     let plain = [
@@ -117,7 +117,7 @@ fn responses_of_the_rfc() {
     ];
     for blocks in [plain, coded] {
         let mut decoder = decoder();
-        // The size is announced by a block of its own here.
+        // The table size update precedes the first block.
         let small = [&[0x3f, 0xe1, 0x01][..], &hex(blocks[0])].concat();
         let first = shown(&decoder.decode(&small, Use::Response).unwrap().unwrap());
         let expected = [
@@ -140,20 +140,20 @@ fn responses_of_the_rfc() {
 fn damaged_blocks_are_refused() {
     let cases: &[&[u8]] = &[
         &[0x80],             // index 0
-        &[0xbe],             // an entry of a table that is empty
-        &[0xff, 0x80],       // an index that is cut
-        &[0x40, 3, 1],       // a name that is cut
-        &[0x44],             // a value that is missing
-        &[0x3f, 0xff, 0x7f], // a table larger than allowed
-        &[0x3f, 0xe2, 0x1f], // larger by one
-        &[0x82, 0x20],       // a change of size behind a field
-        &[0x40, 0x81, 0, 0], // padding of a Huffman code that is not of ones
-        &[0x7f, 0x00],       // the name of an entry of a table that is empty
+        &[0xbe],             // entry of an empty table
+        &[0xff, 0x80],       // truncated index
+        &[0x40, 3, 1],       // truncated name
+        &[0x44],             // missing value
+        &[0x3f, 0xff, 0x7f], // table larger than allowed
+        &[0x3f, 0xe2, 0x1f], // table larger than allowed by one byte
+        &[0x82, 0x20],       // table size update behind a field
+        &[0x40, 0x81, 0, 0], // Huffman padding that is not all ones
+        &[0x7f, 0x00],       // name from an entry of an empty table
     ];
     for block in cases {
         assert_eq!(decoder().decode(block, Use::Trailers), Err(Undecoded::Damaged), "{block:x?}");
     }
-    // As large as allowed, and twice.
+    // Two table size updates, the second to the maximum size.
     assert!(decoder().decode(&[0x20, 0x3f, 0xe1, 0x1f], Use::Trailers).unwrap().is_ok());
 }
 
@@ -162,23 +162,25 @@ fn a_block_that_repeats_is_the_same_list_while_the_table_allows_it() {
     let mut decoder = decoder();
     let decode =
         |decoder: &mut Decoder, text: &str| decoder.decode(&hex(text), Use::Request).unwrap().unwrap();
-    // `:path: /key` goes into the table: not remembered, since decoding it again would change the table again.
+    // `:path: /key` enters the table: not cached, since decoding the block again would change the table
+    // again.
     let first = decode(&mut decoder, "8386 4404 2f6b 6579");
     assert_eq!((first.path(), decoder.memos()), (&b"/key"[..], 0));
-    // Nor is what has come once: many connections make one call and are silent.
+    // A block that arrived once is not cached either, because many connections make one call and are then
+    // silent.
     let held = decoder.heap_bytes();
     let once = decode(&mut decoder, "8386 be");
     assert_eq!((*once == *first, decoder.memos(), decoder.heap_bytes()), (true, 0, held));
     let second = decode(&mut decoder, "8386 be");
     let third = decode(&mut decoder, "8386 be");
     assert!(Arc::ptr_eq(&second, &third) && *second == *first);
-    // Another entry comes before it: the same bytes say something else.
+    // A new entry shifts the indices: the same bytes mean another path.
     decode(&mut decoder, "8386 4406 2f6f 7468 6572");
     let fourth = decode(&mut decoder, "8386 be");
     assert_eq!((fourth.path(), second.path()), (&b"/other"[..], &b"/key"[..]));
-    // So does a table that was emptied.
+    // After the table was emptied, the same bytes reference a missing entry.
     assert_eq!(decoder.decode(&hex("20 8386 be"), Use::Request), Err(Undecoded::Damaged));
-    // A list that is refused is not remembered, nor is one for another use.
+    // A refused list is not cached, nor is a list for another purpose.
     let mut decoder = self::decoder();
     for _ in 0..3 {
         assert!(decoder.decode(&hex("8386"), Use::Request).unwrap().is_err());
@@ -198,7 +200,7 @@ fn memory_of_a_decoder_is_bounded() {
             let (name, value) = (random.index(60) + 1, random.index(600));
             block.push(0x40);
             put_number(&mut block, 0, 7, name);
-            // No name that means something has a digit.
+            // Names of digits have no special meaning.
             block.extend((0..name).map(|_| b'0' + random.below(10) as u8));
             put_number(&mut block, 0, 7, value);
             block.extend((0..value).map(|_| b'a' + random.below(26) as u8));
@@ -211,7 +213,7 @@ fn memory_of_a_decoder_is_bounded() {
     assert!(decoder.heap_bytes() < 2 * TABLE_BYTES, "{}", decoder.heap_bytes());
 }
 
-/// Short blocks that say much, and are the same again and again.
+/// Short blocks that decode to large lists, repeated many times.
 #[test]
 fn large_lists_are_not_remembered() {
     let mut decoder = decoder();
@@ -226,15 +228,15 @@ fn large_lists_are_not_remembered() {
 #[test]
 fn a_bomb_is_decoded_and_not_unpacked() {
     let mut decoder = decoder();
-    // An entry of nearly 4 KiB, and blocks that name it again and again.
+    // Inserts an entry of nearly 4 KiB; the following blocks reference it repeatedly.
     assert!(decoder.decode(&large_entry(), Use::Trailers).unwrap().is_ok());
     let held = decoder.heap_bytes();
     assert_eq!(decoder.decode(&[0xbe; 15], Use::Trailers).unwrap(), Err(Refused::TooLarge));
     assert_eq!((decoder.pass_over(&[0xbe; 4]), decoder.pass_over(&[0xbe; 5])), (Ok(true), Ok(false)));
     assert_eq!((decoder.heap_bytes(), decoder.memos()), (held, 0));
-    // The table is as before.
+    // The table is unchanged.
     assert_eq!(decoder.decode(&[0xbe], Use::Trailers).unwrap().unwrap().len(), 1);
-    // Four times the largest list that is taken, and more.
+    // More than four times the largest list accepted.
     for block in [&[0xbe; 18][..], &[0xbe; 16_000], &[0x7e, 0].repeat(8_000)] {
         let mut decoder = self::decoder();
         assert!(decoder.decode(&large_entry(), Use::Trailers).unwrap().is_ok());
@@ -243,7 +245,7 @@ fn a_bomb_is_decoded_and_not_unpacked() {
     }
 }
 
-/// A block that puts an entry of 4,000 bytes into the table.
+/// Returns a block that inserts an entry of 4,000 bytes into the table.
 fn large_entry() -> Vec<u8> {
     let mut block = vec![0x40, 1, b'x'];
     put_number(&mut block, 0, 7, 4_000);
@@ -251,7 +253,7 @@ fn large_entry() -> Vec<u8> {
     block
 }
 
-/// The name may be that of the entry which leaves for the new one, and the table may be compacted for it.
+/// The name may come from an entry that the insertion evicts, and the insertion may compact the table.
 #[test]
 fn an_entry_takes_its_name_from_one_that_leaves() {
     let mut random = Random::new(17);
@@ -292,7 +294,7 @@ fn an_entry_takes_its_name_from_one_that_leaves() {
     }
 }
 
-/// Any bytes at all: refused or read, never more than the table may hold, never a panic.
+/// Arbitrary bytes are refused or decoded, without exceeding the table's limit and without a panic.
 #[test]
 fn any_bytes_are_borne() {
     let mut random = Random::new(1);
@@ -355,7 +357,8 @@ fn changes_of_the_table_are_announced() {
     };
     assert_eq!(send(&mut encoder, &[0x40]), (15, 44));
     assert_eq!(send(&mut encoder, &[0xbe]), (1, 44));
-    // Too small for the entry, which leaves; then as large as before, in one go: both are announced.
+    // The limit falls below the size of the entry, which is evicted, and rises again before the next block:
+    // both changes are announced.
     encoder.set_limit(10);
     assert_eq!(send(&mut encoder, &[0x2a, 0x00]), (16, 0));
     assert_eq!(send(&mut encoder, &[0x00]), (15, 0));
@@ -365,14 +368,14 @@ fn changes_of_the_table_are_announced() {
     encoder.set_limit(100);
     assert_eq!(send(&mut encoder, &[0x20, 0x3f, 0x45, 0x40]), (18, 44));
     assert_eq!(send(&mut encoder, &[0xbe]), (1, 44));
-    // More than is ever used, twice.
+    // A limit above the maximum that is used, set twice.
     encoder.set_limit(u32::MAX);
     assert_eq!(send(&mut encoder, &[0x3f, 0xe1, 0x1f, 0xbe]), (4, 44));
     encoder.set_limit(1 << 20);
     assert_eq!(send(&mut encoder, &[0xbe]), (1, 44));
 }
 
-/// Whatever is sent in whatever order, with whatever table: the other end reads the same.
+/// The decoder reads the same fields that the encoder wrote, for random lists, orders and table limits.
 #[test]
 fn what_the_encoder_writes_the_decoder_reads() {
     let mut random = Random::new(11);
@@ -418,7 +421,7 @@ fn fields_that_cannot_be_sent_are_refused() {
     {
         assert_eq!(Template::new([(name, value)]).unwrap_err().name, name);
     }
-    // RFC 9113, sections 8.2.2 and 8.3.
+    // Forbidden fields (RFC 9113, sections 8.2.2 and 8.3).
     let head = Template::new([(":method", "GET"), ("te", "trailers"), ("content-length", "5")]).unwrap();
     let nothing = Template::new(std::iter::empty::<(&str, &str)>()).unwrap();
     for (name, value) in

@@ -1,4 +1,4 @@
-//! Against the crate `h2`, in both roles: each understands the other, whatever is sent.
+//! Interoperability with the crate `h2` in both roles.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -25,7 +25,7 @@ fn run(test: impl Future<Output = ()>) {
     });
 }
 
-/// Runs one end until the other is gone or nothing is left to do.
+/// Runs one end until the other has closed or no work is left.
 async fn drive(
     connection: &mut Connection,
     stream: &mut DuplexStream,
@@ -36,7 +36,7 @@ async fn drive(
     let mut was_blocked = false;
     loop {
         connection.begin_turn(Instant::now());
-        // Both at once: who only writes while the other only writes waits for ever.
+        // Reads and writes are polled together: two ends that only write would deadlock.
         let is_open = poll_fn(|cx| {
             let mut moved = false;
             loop {
@@ -58,7 +58,7 @@ async fn drive(
                 return Poll::Ready(false);
             }
             moved |= was_blocked && !connection.is_blocked();
-            // What was left when the connection was blocked comes before what is read.
+            // Input left over from when the connection was blocked must be processed before new input.
             if !connection.is_blocked() && !moved {
                 let mut space = ReadBuf::new(input.space());
                 if Pin::new(&mut *stream).poll_read(cx, &mut space).is_ready() {
@@ -105,7 +105,7 @@ fn options(seed: u64) -> Options {
     }
 }
 
-/// Sends a body as the windows of h2 open.
+/// Sends a body as the flow-control windows of h2 open.
 async fn send_all(mut send: h2::SendStream<Bytes>, mut body: Bytes, trailers: Option<http::HeaderMap>) {
     while !body.is_empty() {
         send.reserve_capacity(body.len());
@@ -255,7 +255,7 @@ fn a_server_of_h2() {
                     next += 1;
                 }
             };
-            // Nothing before the server has said how many streams it takes.
+            // Streams are opened only after the server has announced its limit.
             let finished = std::cell::Cell::new(0);
             let take = |client: &mut Connection, event: Event<'_>| {
                 match event {
@@ -289,13 +289,13 @@ fn a_server_of_h2() {
     }
 }
 
-/// What is wrong for one is wrong for the other: requests that `h2` refuses are refused.
+/// Requests that `h2` refuses are refused here too.
 #[test]
 fn both_refuse_the_same_requests() {
     use crate::ends::{End, Seen};
     use crate::frames::*;
     let mut random = Random::new(17);
-    // `h2` takes authorities and paths for URIs, which they need not be.
+    // `h2` requires authorities and paths to be valid URI parts, which HTTP/2 does not.
     let fields = [
         (":method", "PUT"),
         (":path", "/"),
@@ -332,7 +332,7 @@ fn both_refuse_the_same_requests() {
             let (mut client, server) = tokio::io::duplex(20_000);
             client.write_all(&[greeting(), frame(HEADERS, END_HEADERS, 1, &block)].concat()).await.unwrap();
             let mut server = h2::server::handshake(server).await.unwrap();
-            // All that comes is there already.
+            // All input is already available.
             for _ in 0..3 {
                 let polled = poll_fn(|cx| Poll::Ready(server.poll_accept(cx))).await;
                 seen.set(seen.get() || matches!(polled, Poll::Ready(Some(Ok(_)))));

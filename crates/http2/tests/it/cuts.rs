@@ -1,4 +1,4 @@
-//! The events and the answers are the same however the bytes are cut.
+//! Events and responses do not depend on how the input bytes are split.
 
 use bytes::Bytes;
 use http2::{Connection, ConnectionError, Options, Payload, Reason, Role};
@@ -19,7 +19,7 @@ fn replay(role: Role, bytes: &[u8], opened: usize, most: impl FnMut() -> usize) 
 }
 
 fn options() -> Options {
-    // Windows that are used up, and limits that are not.
+    // Windows small enough to be used up; the limits are not reached.
     Options { stream_window_bytes: 5_000, stream_window_bytes_max: 50_000, ..Options::default() }
 }
 
@@ -29,7 +29,7 @@ fn bodies(connection: &mut Connection, keys: &[http2::Key], random: &mut Random)
         let len = [0, 1, 100, 3_000, 20_000][random.index(5)];
         let body = Bytes::from(random.bytes(len));
         let payload = if random.percent(50) { Payload::from(body) } else { Payload::message(body, false) };
-        // It may be over.
+        // The stream may have ended, which is an error that does not matter here.
         let _ = connection.send_data(key, payload, random.one_in(8));
         if random.one_in(8) {
             let _ = connection.send_trailers(key, &TRAILERS, &[(b"grpc-message", b"a text")]);
@@ -40,8 +40,8 @@ fn bodies(connection: &mut Connection, keys: &[http2::Key], random: &mut Random)
     }
 }
 
-/// What two ends say to each other that do things at random: the bytes of the client, those of the server, and the number
-/// of calls.
+/// Runs a random exchange between two ends. Returns the bytes of the client, the bytes of the server, and the
+/// number of calls.
 fn conversation(seed: u64) -> (Vec<u8>, Vec<u8>, usize) {
     let random = &mut Random::new(seed);
     let mut client = End::new(Role::Client, &options());
@@ -62,7 +62,7 @@ fn conversation(seed: u64) -> (Vec<u8>, Vec<u8>, usize) {
         let (from_client, from_server) = (client.sent(), server.sent());
         for seen in server.take(&from_client).unwrap() {
             if let Seen::Head(key, ..) = seen {
-                // It may be over already.
+                // The stream may have ended already.
                 if server.connection.send_head(key, &RESPONSE, &[(b"x", b"y")], false).is_ok() {
                     taken.push(key);
                 }

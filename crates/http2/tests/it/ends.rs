@@ -1,4 +1,4 @@
-//! One end of a connection with what tests need around it.
+//! One end of a connection, with helpers for tests.
 
 use std::io::IoSlice;
 use std::sync::{Arc, LazyLock};
@@ -27,11 +27,11 @@ pub struct End {
     pub connection: Connection,
     input: Input,
     start: Instant,
-    /// Gives back what comes at once.
+    /// True if received data is released immediately.
     pub releases: bool,
 }
 
-/// What came, with data as its own bytes.
+/// Received event that owns its data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen {
     Head(Key, Vec<(String, String)>, bool),
@@ -84,7 +84,7 @@ impl End {
         End { connection, input: Input::default(), start, releases: true }
     }
 
-    /// A server that has taken a client's greeting; what it sent so far is gone.
+    /// Creates a server that has processed a client's first bytes; its output so far is discarded.
     pub fn greeted(options: &Options) -> End {
         let mut server = End::new(Role::Server, options);
         assert_eq!(server.take(&greeting()), Ok(vec![Seen::Settings]));
@@ -92,12 +92,12 @@ impl End {
         server
     }
 
-    /// A turn at this time since the beginning.
+    /// Begins a turn at `ms` milliseconds after the start.
     pub fn turn(&mut self, ms: u64) {
         self.connection.begin_turn(self.start + Duration::from_millis(ms));
     }
 
-    /// Hands over bytes, at most so many at a time.
+    /// Passes bytes to the connection, in portions of limited size.
     pub fn take_by(
         &mut self,
         bytes: &[u8],
@@ -139,7 +139,7 @@ impl End {
         Ok(seen)
     }
 
-    /// Everything that can be sent now.
+    /// Returns all bytes that can be sent now.
     pub fn sent(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
         loop {
@@ -161,7 +161,7 @@ impl End {
     }
 }
 
-/// Carries bytes between two ends until neither has any; returns what each saw.
+/// Carries bytes between two ends until neither has any; returns the events of each.
 pub fn exchange(one: &mut End, other: &mut End) -> (Vec<Seen>, Vec<Seen>) {
     let (mut of_one, mut of_other) = (Vec::new(), Vec::new());
     loop {
@@ -174,7 +174,7 @@ pub fn exchange(one: &mut End, other: &mut End) -> (Vec<Seen>, Vec<Seen>) {
     }
 }
 
-/// A client and a server that have greeted each other.
+/// Creates a client and a server that have exchanged their first bytes.
 pub fn pair(client: &Options, server: &Options) -> (End, End) {
     let (mut client, mut server) = (End::new(Role::Client, client), End::new(Role::Server, server));
     exchange(&mut client, &mut server);

@@ -1,4 +1,4 @@
-//! Those who mean harm: what they do costs them their connection, or nothing.
+//! Abusive peers: each attack ends its connection or costs nothing.
 
 use bytes::Bytes;
 use http2::{Cause, ConnectionError, Limit, Options, Payload, Rate, Reason};
@@ -6,7 +6,7 @@ use http2::{Cause, ConnectionError, Limit, Options, Payload, Rate, Reason};
 use crate::ends::{End, RESPONSE, Seen};
 use crate::frames::*;
 
-/// Sends a frame again and again until the connection ends; returns how many times it was sent, and why.
+/// Sends a frame repeatedly until the connection ends; returns the number of frames and the error.
 fn flood(
     server: &mut End,
     most: usize,
@@ -19,7 +19,7 @@ fn flood(
             assert_eq!((goaway.kind, goaway.number()), (GOAWAY, error.reason.0));
             assert_eq!(&goaway.payload[8..], error.text().as_bytes());
             assert_eq!(server.connection.open_streams(), 0);
-            // It stays over.
+            // The connection stays closed.
             assert_eq!(server.take(&next(count)), Err(error));
             assert!(server.sent().is_empty());
             return (count + 1, Some(error));
@@ -58,7 +58,7 @@ fn streams_that_are_reset_later_or_made_up_for_are_not() {
         server.take(&reset(id(count))).unwrap();
         assert_eq!(server.connection.open_streams(), 0);
     }
-    // A client that is answered as often as it resets, all in one turn.
+    // A client whose calls are answered as often as it resets calls, all in one turn.
     let mut server = End::greeted(&Options::default());
     for count in 0..10_000 {
         let answered = frame(HEADERS, END_HEADERS | END_STREAM, id(2 * count), GET);
@@ -73,7 +73,8 @@ fn streams_that_are_reset_later_or_made_up_for_are_not() {
 #[test]
 fn resets_that_are_provoked_are_counted() {
     let provocations: [fn(u32) -> Vec<u8>; 5] = [
-        // A window of more than 2^31-1, nothing more of a window, and data behind the end.
+        // Causes of stream errors: a window above 2^31-1, a window update of 0, data after the end of the
+        // request, and others.
         |id| frame(WINDOW_UPDATE, 0, id, &0x7fff_ffff_u32.to_be_bytes()),
         |id| frame(WINDOW_UPDATE, 0, id, &[0; 4]),
         |id| frame(DATA, 0, id, b"more"),
@@ -86,7 +87,7 @@ fn resets_that_are_provoked_are_counted() {
             |count| [frame(HEADERS, END_HEADERS | END_STREAM, id(count), GET), provoke(id(count))].concat();
         assert_eq!(flood(&mut server, 10_000, next), (1025, limited(Limit::ProvokedResets)));
     }
-    // Requests that are malformed or refused.
+    // Malformed or refused requests.
     for (options, block) in [
         (Options::default(), &GET[1..]),
         (Options { streams_max: 0, ..Options::default() }, GET),
@@ -118,7 +119,7 @@ fn header_blocks_without_end_are_ended() {
 fn settings_and_pings_and_empty_data_are_counted() {
     let mut server = End::greeted(&Options::default());
     let result = flood(&mut server, 10_000, |_| frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 1]));
-    // Besides the first, with which every connection begins.
+    // The first SETTINGS, with which every connection begins, is not counted.
     assert_eq!(result, (101, limited(Limit::Settings)));
     let mut server = End::greeted(&Options::default());
     assert_eq!(flood(&mut server, 10_000, |_| frame(PING, 0, 0, &[1; 8])), (1001, limited(Limit::Pings)));
@@ -140,7 +141,7 @@ fn goaways_are_counted() {
     assert_eq!(result, (13, limited(Limit::GoAways)));
 }
 
-/// As clients of gRPC do that measure the network while a large answer comes.
+/// gRPC clients measure the network in this way during a large answer.
 #[test]
 fn pings_between_answers_are_not_counted() {
     let mut server = End::greeted(&Options::default());
@@ -184,12 +185,12 @@ fn a_client_that_takes_no_answers_is_not_listened_to() {
     while !server.connection.is_blocked() {
         answered += server.take(&ping).unwrap().len();
     }
-    // 17 bytes each.
+    // Each acknowledgement has 17 bytes.
     assert_eq!(answered, 20_000_usize.div_ceil(17));
     let mut at = 0;
     assert_eq!(server.connection.next(&ping, &mut at), Ok(None));
     assert_eq!(at, 0);
-    // It goes on when answers are taken.
+    // The connection continues when acknowledgements are taken.
     server.connection.output().advance(1_000);
     assert!(!server.connection.is_blocked());
     assert!(matches!(server.connection.next(&ping, &mut at), Ok(Some(_))));
@@ -199,7 +200,7 @@ fn a_client_that_takes_no_answers_is_not_listened_to() {
 fn a_list_that_is_too_large_is_answered_and_the_tables_stay() {
     let options = Options { header_list_bytes_max: 8_000, ..Options::default() };
     let mut server = End::greeted(&options);
-    // An entry of 4,000 bytes, named seven times: 28 KB.
+    // An entry of 4,000 bytes, referenced seven times: 28 KB.
     let mut block = [GET, &[0x40, 1, b'x', 127, 0xa1, 0x1e][..], &[b'v'; 4_000]].concat();
     assert!(matches!(server.take(&frame(HEADERS, END_HEADERS, 1, &block)).unwrap()[..], [Seen::Head(..)]));
     let held = server.connection.heap_bytes();
@@ -209,7 +210,7 @@ fn a_list_that_is_too_large_is_answered_and_the_tables_stay() {
     assert_eq!(frames.len(), 1);
     assert_eq!((frames[0].kind, frames[0].flags, frames[0].stream), (HEADERS, END_HEADERS | END_STREAM, 3));
     assert!(frames[0].payload.ends_with(b"431"));
-    // One that has a body to come is asked to leave it.
+    // A request whose body is still to come is also asked to omit it.
     assert_eq!(server.take(&frame(HEADERS, END_HEADERS, 5, &block)).unwrap(), []);
     let frames = server.sent_frames();
     assert_eq!((frames[1].kind, frames[1].number()), (RST_STREAM, Reason::NO_ERROR.0));
@@ -217,13 +218,13 @@ fn a_list_that_is_too_large_is_answered_and_the_tables_stay() {
     assert!(server.connection.heap_bytes() <= held + 1_000);
     block.truncate(4);
     assert!(matches!(server.take(&frame(HEADERS, END_HEADERS, 7, &block)).unwrap()[..], [Seen::Head(..)]));
-    // 40 MB.
+    // 40 MB when decoded.
     block = [GET, &[0xbe; 10_000][..]].concat();
     let error = server.take(&frame(HEADERS, END_HEADERS, 9, &block)).unwrap_err();
     assert_eq!(Some(error), limited(Limit::HeaderList));
 }
 
-/// Blocks of streams that were reset here: what they say is not made, and who makes them large is counted.
+/// Blocks for streams that were reset here are decoded without building a list, and large ones are counted.
 #[test]
 fn large_blocks_of_streams_that_are_over_are_counted() {
     let mut server = End::greeted(&Options::default());
@@ -241,12 +242,12 @@ fn large_blocks_of_streams_that_are_over_are_counted() {
     assert_eq!(result, (1025, limited(Limit::ProvokedResets)));
 }
 
-/// Answers of streams that were reset, again and again, while the window stays shut.
+/// Streams with queued answers are reset repeatedly while the window stays closed.
 #[test]
 fn turns_of_streams_that_are_over_do_not_pile_up() {
     let limits = http2::Limits { early_resets: Rate::new(u32::MAX, 0), ..http2::Limits::default() };
     let mut server = End::greeted(&Options { limits, ..Options::default() });
-    // The connection's window is used up by the first.
+    // The first answer uses up the connection's window.
     server.take(&frame(SETTINGS, 0, 0, &[0, 4, 0x7f, 0xff, 0xff, 0xff])).unwrap();
     let mut answer = |count| {
         let seen = server.take(&frame(HEADERS, END_HEADERS | END_STREAM, id(count), GET)).unwrap();
@@ -275,7 +276,7 @@ fn so_many_small_frames_as_a_window_allows_hold_what_they_carry() {
     server.take(&frame(HEADERS, END_HEADERS, 1, GET)).unwrap();
     let held = server.connection.heap_bytes();
     let (count, error) = flood(&mut server, 1_000_000, |_| frame(DATA, 0, 1, b"x"));
-    // More than the stream's window: the stream is over.
+    // More data than the stream's window allows: the stream ends.
     assert_eq!((count, error), (1_000_000, None));
     assert_eq!(server.connection.open_streams(), 0);
     assert!(server.connection.heap_bytes() <= held + 1_000);

@@ -1,4 +1,4 @@
-//! Frames by hand, for what no well-behaved end sends.
+//! Hand-made frames, for input that no well-behaved peer sends.
 
 pub const DATA: u8 = 0;
 pub const HEADERS: u8 = 1;
@@ -17,7 +17,7 @@ pub const END_HEADERS: u8 = 4;
 pub const PADDED: u8 = 8;
 pub const WITH_PRIORITY: u8 = 0x20;
 
-/// A block for GET of `/` over http.
+/// Header block of a GET request for `/` over http.
 pub const GET: &[u8] = &[0x82, 0x84, 0x86];
 
 pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -28,7 +28,7 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     out
 }
 
-/// A field as a literal without indexing and without Huffman codes.
+/// Encodes a field as a literal without indexing and without Huffman codes.
 pub fn field(name: &str, value: &str) -> Vec<u8> {
     let mut out = vec![0];
     for text in [name, value] {
@@ -43,12 +43,12 @@ pub fn field(name: &str, value: &str) -> Vec<u8> {
     out
 }
 
-/// What a client sends first.
+/// Returns the first bytes of a client.
 pub fn greeting() -> Vec<u8> {
     [http2::PREFACE.as_slice(), &frame(SETTINGS, 0, 0, &[])].concat()
 }
 
-/// A frame that was sent, as a test reads it.
+/// Parsed frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     pub kind: u8,
@@ -58,14 +58,14 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// The code of RST_STREAM and GOAWAY, the increment of WINDOW_UPDATE.
+    /// Returns the error code of RST_STREAM and GOAWAY, or the increment of WINDOW_UPDATE.
     pub fn number(&self) -> u32 {
         let at = if self.kind == GOAWAY { 4 } else { 0 };
         u32::from_be_bytes(self.payload[at..at + 4].try_into().unwrap())
     }
 }
 
-/// Cuts bytes into frames, behind a preface if there is one.
+/// Splits bytes into frames, after a preface if there is one.
 pub fn frames(bytes: &[u8]) -> Vec<Frame> {
     let mut rest = bytes.strip_prefix(http2::PREFACE).unwrap_or(bytes);
     let mut frames = Vec::new();

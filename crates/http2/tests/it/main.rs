@@ -1,4 +1,4 @@
-//! Both roles against each other, against `h2`, and against those who mean harm.
+//! Tests of both roles against each other, against `h2`, and against abusive peers.
 
 mod against_h2;
 mod cuts;

@@ -1,4 +1,4 @@
-//! What an idle connection holds, as the allocator counts it.
+//! Memory of an idle connection, as counted by the allocator.
 
 #![allow(unsafe_code, reason = "an allocator that counts")]
 
@@ -17,21 +17,21 @@ thread_local! {
 }
 
 fn add(bytes: isize) {
-    // Absent while a thread ends.
+    // Thread-local storage is not accessible while a thread ends.
     let _ = HELD.try_with(|held| held.set(held.get() + bytes));
 }
 
-// SAFETY: all is handed to the system's allocator as it came.
+// SAFETY: all calls are forwarded unchanged to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         add(layout.size() as isize);
-        // SAFETY: the caller keeps what `GlobalAlloc` demands.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         add(-(layout.size() as isize));
-        // SAFETY: the caller keeps what `GlobalAlloc` demands.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -39,12 +39,12 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes of memory of this thread.
+/// Returns the bytes of memory that this thread holds.
 fn held() -> isize {
     HELD.with(Cell::get)
 }
 
-/// Makes a call that is answered, with a body in each direction.
+/// Makes an answered call with a body in each direction.
 fn whole_call(client: &mut End, server: &mut End) {
     let (at_client, key) = call(client, server, false);
     client.connection.send_message(at_client, 100, true, |out| out.extend([1; 100])).unwrap();
@@ -59,7 +59,7 @@ fn whole_call(client: &mut End, server: &mut End) {
 #[test]
 fn an_idle_connection_holds_half_a_kilobyte() {
     let options = Options::default();
-    // The thread's spare buffers are there.
+    // Makes the thread allocate its spare buffers.
     let (mut client, mut server) = pair(&options, &options);
     whole_call(&mut client, &mut server);
     let mut ends = Vec::with_capacity(100);
@@ -77,10 +77,10 @@ fn an_idle_connection_holds_half_a_kilobyte() {
     let whole = size_of::<Connection>() as isize + each - size_of::<Arc<Options>>() as isize;
     println!("an idle connection: {} bytes and {each} on the heap", size_of::<Connection>());
     assert!(each < 250 && whole < 600, "{each} bytes on the heap");
-    // What the connection says of itself is what the allocator says, but for the test's own options.
+    // `heap_bytes` must match the allocator's count, except for the options held by the test.
     let said: usize = ends.iter().map(|end| end.connection.heap_bytes()).sum::<usize>() / 100;
     assert!((each - said as isize).abs() < 250, "{said} bytes, {each} in truth");
-    // They still work.
+    // The connections still work.
     let server = ends.pop();
     let client = ends.pop();
     let (Some(mut client), Some(mut server)) = (client, server) else { panic!("there are a hundred") };
@@ -106,14 +106,14 @@ fn a_connection_that_was_busy_gives_its_memory_back() {
     assert!(client.connection.heap_bytes() < 700 && server.connection.heap_bytes() < 700);
 }
 
-/// The other end may be far away, and a connection rests soon.
+/// The peer may be far away, and a connection goes idle soon; frames in flight may arrive after that.
 #[test]
 fn a_rest_forgets_no_stream_that_was_just_reset() {
     let (mut client, mut server) = pair(&Options::default(), &Options::default());
     let (at_client, key) = call(&mut client, &mut server, false);
     server.connection.reset(key, Reason::NO_ERROR);
     server.connection.rest();
-    // Sent before the client heard of it.
+    // The client sends this before it receives the reset.
     client.connection.send_trailers(at_client, &TRAILERS, &[]).unwrap();
     let under_way = client.sent();
     assert!(server.connection.next(&under_way, &mut 0).unwrap().is_none());
@@ -137,6 +137,6 @@ fn a_call_that_repeats_takes_no_memory_at_the_server() {
     server.connection.send_message(*stream, 30, false, |out| out.extend([2; 30])).unwrap();
     server.connection.send_trailers(*stream, &TRAILERS, &[]).unwrap();
     drop(event);
-    // But for the buffer of the output, which was a spare one.
+    // The output buffer does not count, because it was a spare one.
     assert_eq!(held() - before, 0);
 }

@@ -1,4 +1,5 @@
-//! What RFC 9113 demands of a receiver, section by section: each mistake is answered with the error that the section names.
+//! Requirements of RFC 9113 for a receiver, section by section: each error is answered with the code that the
+//! section names.
 
 use http2::{Options, Reason, Role};
 
@@ -8,7 +9,7 @@ use crate::frames::*;
 const OPEN: u8 = END_HEADERS;
 const WHOLE: u8 = END_HEADERS | END_STREAM;
 
-/// Frames that are sent one after the other behind a greeting.
+/// Frames that are sent in order after the client's first bytes.
 struct Case {
     what: &'static str,
     frames: Vec<Vec<u8>>,
@@ -34,7 +35,7 @@ fn number(kind: u8, stream: u32, number: u32) -> Vec<u8> {
     frame(kind, 0, stream, &number.to_be_bytes())
 }
 
-/// Each case ends the connection with this code.
+/// Checks that each case ends the connection with this code.
 fn ends_connection(reason: Reason, cases: Vec<Case>) {
     for Case { what, frames } in cases {
         let mut server = End::greeted(&Options::default());
@@ -46,7 +47,7 @@ fn ends_connection(reason: Reason, cases: Vec<Case>) {
     }
 }
 
-/// Each case ends stream 1 with this code, and nothing else: another stream goes on.
+/// Checks that each case ends stream 1 with this code and that another stream continues.
 fn ends_stream(reason: Reason, cases: Vec<Case>) {
     for Case { what, frames } in cases {
         let mut server = End::greeted(&Options::default());
@@ -156,7 +157,7 @@ fn more_data_than_the_connection_allows() {
     let mut server = End::new(Role::Server, &options);
     server.releases = false;
     server.take(&[greeting(), headers(OPEN, 1, GET)].concat()).unwrap();
-    // The connection's window is at least as large as that of a stream.
+    // The connection's window is at least as large as a stream's.
     for _ in 0..64 {
         server.take(&frame(DATA, 0, 1, &[0; 16_384])).unwrap();
     }
@@ -260,7 +261,7 @@ fn what_is_allowed_is_taken() {
         number(WINDOW_UPDATE, 1, 100),
         frame(PING, 0xfe, 0, &[1, 2, 3, 4, 5, 6, 7, 8]),
         headers(WHOLE, 1, &field("trailer", "t")),
-        // Frames that may come late.
+        // Frames that may arrive late.
         number(RST_STREAM, 1, 8),
         number(RST_STREAM, 1, 8),
         number(WINDOW_UPDATE, 1, 100),
@@ -290,7 +291,7 @@ fn what_is_allowed_is_taken() {
     );
 }
 
-/// What a client takes of a server.
+/// Responses that a client accepts and refuses.
 #[test]
 fn responses() {
     let response = |status: &str, more: &[(&str, &str)]| {
@@ -326,7 +327,7 @@ fn responses() {
     let seen = client.take(&frames.concat()).unwrap();
     assert_eq!(seen[..2], [Seen::Informational(key, 103), Seen::Informational(key, 100)]);
     assert!(matches!(seen[2..], [Seen::Head(..), Seen::Data(..), Seen::Trailers(..)]), "{seen:?}");
-    // What a server must not do at all.
+    // Frames that a server must never send.
     for frames in [
         frame(PUSH_PROMISE, OPEN, 1, &[0, 0, 0, 2]),
         setting(2, 1),
@@ -340,7 +341,7 @@ fn responses() {
     }
 }
 
-/// RFC 9113, section 8.1.1: the length of what HEAD would have had is no promise.
+/// In a response to HEAD, `content-length` announces no body (RFC 9113, section 8.1.1).
 #[test]
 fn a_response_to_head_has_no_content() {
     let (mut client, _) = pair(&Options::default(), &Options::default());

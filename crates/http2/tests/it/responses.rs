@@ -1,4 +1,4 @@
-//! Whole responses by one command.
+//! Whole responses sent by one command.
 
 use bytes::Bytes;
 use http2::{Options, Payload, SendError};
@@ -7,7 +7,8 @@ use crate::ends::{RESPONSE, Seen, TRAILERS, call, exchange, pair};
 
 #[test]
 fn a_whole_response_is_what_its_parts_are() {
-    // Empty, copied, referred to, more than a window, and with and without the end of the request.
+    // Bodies that are empty, copied, referenced, or larger than a window; with and without the end of the
+    // request.
     let cases = [0, 1, 2_043, 2_048, 2_049, 16_300, 30_000, 100_000].map(|len| [(len, true), (len, false)]);
     let (mut client, mut whole) = pair(&Options::default(), &Options::default());
     let (mut other, mut parts) = pair(&Options::default(), &Options::default());
@@ -58,7 +59,7 @@ fn responses_do_not_overtake_those_that_wait() {
     let (_, first) = call(&mut client, &mut server, true);
     let (at_client, second) = call(&mut client, &mut server, true);
     let message = |len: usize| Payload::message(Bytes::from(vec![7; len]), false);
-    // The first uses up the connection's window.
+    // The first response uses up the connection's window.
     server.connection.send_response(first, &RESPONSE, message(100_000), &TRAILERS).unwrap();
     server.connection.send_response(second, &RESPONSE, message(10), &TRAILERS).unwrap();
     assert!(server.connection.stream_queued_bytes(second) == 15 && server.connection.is_open(second));

@@ -1,4 +1,4 @@
-//! Ends of connections: GOAWAY, pings, settings that nobody acknowledges.
+//! Ends of connections: GOAWAY, pings, and unacknowledged settings.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::frames::*;
 fn a_shutdown_takes_what_was_on_its_way_and_nothing_after() {
     let (mut client, mut server) = pair(&Options::default(), &Options::default());
     let (_, first) = call(&mut client, &mut server, false);
-    // One is on its way when the server begins to leave.
+    // One request is in flight when the server begins its shutdown.
     let second = client.connection.open(&REQUEST, &[], true).unwrap();
     let on_its_way = client.sent();
     server.connection.shut_down();
@@ -23,22 +23,22 @@ fn a_shutdown_takes_what_was_on_its_way_and_nothing_after() {
     assert!(
         matches!(server.take(&on_its_way).unwrap()[..], [Seen::Head(key, _, true)] if key.id() == second.id())
     );
-    // The answer to the ping: nothing else can be on its way.
+    // The acknowledgement of the PING shows that no further request can be in flight.
     server.take(&client.sent()).unwrap();
     assert!(server.connection.has_said_last_stream());
     assert_eq!(client.take(&server.sent()).unwrap(), [Seen::GoAway(second.id(), 0, vec![])]);
-    // A client that opens one nevertheless is refused, and what follows is passed over.
+    // A client that opens a stream anyway is refused, and further frames of the stream are ignored.
     let late = [frame(HEADERS, END_HEADERS, 5, GET), frame(DATA, END_STREAM, 5, b"x")].concat();
     assert_eq!(server.take(&late).unwrap(), []);
     let refused = server.sent_frames();
     assert_eq!((refused.len(), refused[0].stream, refused[0].number()), (1, 5, Reason::REFUSED_STREAM.0));
-    // The calls end as always.
+    // The open calls end normally.
     for key in server.connection.keys().collect::<Vec<_>>() {
         server.connection.send_head(key, &RESPONSE, &[], true).unwrap();
     }
     assert_eq!(server.connection.open_streams(), 0);
     assert!(!server.connection.is_open(first));
-    // An error later does not take back what was said.
+    // A later error does not change the announced last stream.
     server.connection.close(Reason::ENHANCE_YOUR_CALM, b"enough");
     let last = server.sent_frames().pop().unwrap();
     assert_eq!(last.payload, [&second.id().to_be_bytes()[..], &[0, 0, 0, 11], b"enough"].concat());
@@ -54,7 +54,7 @@ fn streams_above_the_last_one_were_never_looked_at() {
     seen.sort_by_key(Seen::stream);
     assert_eq!(seen, [Seen::Reset(keys[3], 7, true), Seen::Reset(keys[4], 7, true)]);
     assert_eq!(client.connection.open_streams(), 3);
-    // The others go on.
+    // The other streams continue.
     server.take(&client.sent()).unwrap();
     let first = server.connection.keys().find(|key| key.id() == 1).unwrap();
     server.connection.send_head(first, &RESPONSE, &[], false).unwrap();
@@ -63,7 +63,7 @@ fn streams_above_the_last_one_were_never_looked_at() {
     assert!(matches!(seen[1], Seen::Trailers(key, _) if key == keys[0]));
 }
 
-/// RFC 9113, section 6.8: what was told once does not grow again.
+/// The announced last stream must not increase (RFC 9113, section 6.8).
 #[test]
 fn a_last_stream_that_rises_is_an_error() {
     let (mut client, _) = pair(&Options::default(), &Options::default());
@@ -98,7 +98,7 @@ fn commands_for_what_is_over_fail() {
     assert_eq!(client.connection.open(&REQUEST, &[], true), Err(OpenError::Leaving));
 }
 
-/// A mistake of the caller costs the call, and nothing else.
+/// A bug of the caller costs the call and nothing else.
 #[test]
 fn a_body_before_its_head_resets_the_stream() {
     for how in 0..3 {

@@ -1,4 +1,4 @@
-//! Flow control: consumers that stop senders, windows that grow, and turns.
+//! Flow control: consumers that stop senders, windows that grow, and turns of streams.
 
 use bytes::Bytes;
 use http2::{Options, Payload, Reason, Role, SendError};
@@ -29,13 +29,13 @@ fn a_consumer_that_releases_nothing_stops_the_sender() {
         let (at_client, at_server) = call(&mut client, &mut server, false);
         client.connection.send_data(at_client, body(1 << 20), true).unwrap();
         let (_, seen) = exchange(&mut client, &mut server);
-        // The connection's is never smaller.
+        // The connection's window is never smaller than a stream's.
         let window = stream as usize;
         assert_eq!(data_bytes(&seen), window);
         assert_eq!(client.connection.queued_bytes(), (1 << 20) - window);
         assert_eq!(server.connection.unreleased_bytes(), window as u64);
         assert_eq!(server.connection.stream_unreleased_bytes(at_server), window);
-        // The sender can do nothing without it: a third is worth a frame.
+        // The sender cannot continue without an update, so a third of the window is worth a frame.
         server.connection.release(at_server, window / 3);
         assert_eq!(data_bytes(&exchange(&mut client, &mut server).1), window / 3);
         server.connection.release(at_server, window);
@@ -44,7 +44,8 @@ fn a_consumer_that_releases_nothing_stops_the_sender() {
     }
 }
 
-/// A few calls hold more than half of the connection's window; the others go on with the rest, whatever they send.
+/// Some calls hold more than half of the connection's window; the others continue with the rest, whatever
+/// they send.
 #[test]
 fn what_some_calls_hold_keeps_no_others_from_using_the_rest() {
     let options = Options { stream_window_bytes_max: 0, ..Options::default() };
@@ -66,7 +67,8 @@ fn what_some_calls_hold_keeps_no_others_from_using_the_rest() {
     assert_eq!(server.connection.unreleased_bytes(), 9 * 65_535);
 }
 
-/// Short parts that go at once come in order with those that wait, and go only where there is room for all of them.
+/// Short parts that can be sent immediately keep the order with queued parts, and are sent only if all of
+/// their bytes fit.
 #[test]
 fn short_parts_overtake_nothing_and_wait_for_nothing() {
     let options = Options { stream_window_bytes: 5_000, stream_window_bytes_max: 0, ..Options::default() };
@@ -107,7 +109,8 @@ fn short_parts_overtake_nothing_and_wait_for_nothing() {
     assert_eq!(client.connection.try_send_short(at_client, b"late"), Err(SendError::Closed));
 }
 
-/// A message that fits into the window comes whole, to a consumer that releases nothing of it before.
+/// A message that fits into the window arrives complete, although its consumer releases nothing of it before
+/// the end.
 #[test]
 fn a_message_of_nearly_a_window_comes_behind_another() {
     let options = Options { stream_window_bytes_max: 0, ..Options::default() };
@@ -137,7 +140,7 @@ fn what_a_stream_held_is_given_back_when_it_is_over() {
         exchange(&mut client, &mut server);
         assert_eq!((client.connection.open_streams(), server.connection.open_streams()), (0, 0));
         assert_eq!(server.connection.unreleased_bytes(), 0);
-        // Too late, and for nothing.
+        // Releasing bytes of an ended stream has no effect.
         server.connection.release(at_server, 60_000);
         assert_eq!(server.sent(), []);
     }
@@ -188,7 +191,7 @@ fn a_window_grows_while_the_delay_is_the_bound() {
     client.connection.send_data(at_client, body(20 << 20), true).unwrap();
     let (mut rounds, mut came, mut most) = (0, 0, 0);
     while client.connection.open_streams() > 0 && came < 20 << 20 {
-        // A round trip of 50 ms: what one says is heard when all of it is said.
+        // A round trip of 50 ms: each end reads everything that the other has sent.
         rounds += 1;
         client.turn(rounds * 50);
         server.turn(rounds * 50);
@@ -198,11 +201,12 @@ fn a_window_grows_while_the_delay_is_the_bound() {
         client.take(&server.sent()).unwrap();
     }
     assert_eq!(came, 20 << 20);
-    // 64 KiB each time would be 320 of them.
+    // A window of 64 KiB would need 320 round trips.
     assert!(most > 500_000 && rounds < 60, "{most} {rounds}");
 }
 
-/// A window that has grown, and a consumer that stops: it holds its own, and others go on.
+/// The consumer of a stream with a grown window stops: it occupies its own window, and other streams
+/// continue.
 #[test]
 fn a_stream_whose_window_has_grown_holds_not_all_of_the_connections() {
     let options =
@@ -217,7 +221,7 @@ fn a_stream_whose_window_has_grown_holds_not_all_of_the_connections() {
         server.take(&said).unwrap();
         client.take(&server.sent()).unwrap();
     }
-    // It has grown, and its consumer takes nothing more.
+    // The window has grown; from here on the consumer releases nothing.
     server.releases = false;
     exchange(&mut client, &mut server);
     assert_eq!(server.connection.stream_unreleased_bytes(at_server), 1 << 20);
@@ -237,7 +241,7 @@ fn a_window_does_not_grow_for_a_slow_consumer() {
         server.turn(round * 50);
         let (_, seen) = exchange(&mut client, &mut server);
         assert!(data_bytes(&seen) < 200_000);
-        // A tenth of a window in each round trip.
+        // A tenth of a window per round trip.
         server.connection.release(at_server, 6_000);
     }
     assert!(server.connection.unreleased_bytes() < 200_000, "{}", server.connection.unreleased_bytes());
@@ -260,7 +264,7 @@ fn streams_take_turns() {
         ended += client.take(&said).unwrap().iter().filter(|seen| matches!(seen, Seen::Trailers(..))).count();
         server.take(&client.sent()).unwrap();
     }
-    // At no time is one two frames ahead of another, as long as the windows let all go on.
+    // No stream gets two frames ahead of another while the windows let all of them send.
     let mut sent = vec![0; calls.len()];
     for frame in &order[..15] {
         sent[(frame.stream as usize - 1) / 2] += 1;
@@ -290,7 +294,7 @@ fn a_stream_whose_window_is_shut_keeps_nobody_waiting() {
     assert_eq!(server.connection.stream_queued_bytes(shut), 300_000 - 65_535);
 }
 
-/// RFC 9113, section 6.9.1: a frame without data needs no window.
+/// A frame without data needs no window (RFC 9113, section 6.9.1).
 #[test]
 fn an_end_behind_data_waits_for_no_window_of_its_own() {
     let mut server = End::greeted(&Options::default());
@@ -303,12 +307,12 @@ fn an_end_behind_data_waits_for_no_window_of_its_own() {
             key
         })
         .collect();
-    // The window of the connection is used up.
+    // Uses up the window of the connection.
     server.connection.send_data(keys[0], body(65_535 + 1_000), false).unwrap();
     server.sent();
     server.connection.send_data(keys[1], body(100), false).unwrap();
     server.connection.send_data(keys[1], body(0), true).unwrap();
-    // It opens for a frame of the first, and for what the second has.
+    // Opens the window for one frame of the first stream and for all data of the second.
     server.take(&frame(WINDOW_UPDATE, 0, 0, &1_100_u32.to_be_bytes())).unwrap();
     let sent: Vec<_> =
         server.sent_frames().iter().map(|frame| (frame.stream, frame.payload.len(), frame.flags)).collect();
@@ -328,7 +332,7 @@ fn a_change_of_the_initial_window_is_for_streams_that_are_open() {
     server.connection.send_head(key, &RESPONSE, &[], false).unwrap();
     server.connection.send_data(key, body(10_000), true).unwrap();
     assert_eq!(sent(&mut server), 100);
-    // Negative (RFC 9113, section 6.9.2): 40 less than nothing, and 30 more are not enough.
+    // The window is now -40 (RFC 9113, section 6.9.2), so 30 more bytes do not open it.
     server.take(&window(60)).unwrap();
     server.take(&frame(WINDOW_UPDATE, 0, 1, &30_u32.to_be_bytes())).unwrap();
     assert_eq!(sent(&mut server), 0);
@@ -360,7 +364,7 @@ fn a_window_beyond_the_largest_is_an_error() {
     let mut server = End::greeted(&Options::default());
     server.take(&frame(HEADERS, END_HEADERS, 1, GET)).unwrap();
     server.take(&frame(WINDOW_UPDATE, 0, 1, &(0x7fff_ffff_u32 - 65_535).to_be_bytes())).unwrap();
-    // A stream that was given as much and is over does not count.
+    // A stream with an enlarged window that has ended does not count.
     let more = |bytes: u32| frame(SETTINGS, 0, 0, &[&[0, 4], &bytes.to_be_bytes()[..]].concat());
     assert_eq!(server.take(&more(65_535)), Ok(vec![Seen::Settings]));
     assert_eq!(server.take(&more(65_536)).unwrap_err().reason, Reason::FLOW_CONTROL_ERROR);
@@ -374,7 +378,7 @@ fn a_window_beyond_the_largest_is_an_error() {
 
 #[test]
 fn who_wants_room_is_told_once_when_there_is_some() {
-    // What has room in the windows has room in the output.
+    // The output has room for everything that the windows allow.
     let options = Options { stream_window_bytes_max: 0, output_bytes_max: 1 << 20, ..Options::default() };
     let (mut client, mut server) = pair(&options, &options);
     client.releases = false;
@@ -388,20 +392,21 @@ fn who_wants_room_is_told_once_when_there_is_some() {
     server.connection.want_room(key);
     exchange(&mut client, &mut server);
     assert_eq!((server.connection.next_writable(), server.connection.room(key)), (None, 0));
-    // The window opens: first for what waits.
+    // The window opens, and queued data is sent first.
     client.connection.release(at_client, 40_000);
     let (seen, _) = exchange(&mut client, &mut server);
     assert_eq!(data_bytes(&seen), 100_000 - 65_535);
     assert_eq!(server.connection.next_writable(), Some(key));
     assert_eq!(server.connection.room(key), 40_000 - (100_000 - 65_535));
-    // Who is over is not told.
+    // A stream that has ended is not reported.
     server.connection.want_room(key);
     client.connection.reset(at_client, Reason::CANCEL);
     exchange(&mut client, &mut server);
     assert_eq!(server.connection.send_data(key, body(1), false), Err(SendError::Closed));
 }
 
-/// RFC 9113, section 6.9.3: the sender went by the usual window until it heard of a smaller one.
+/// The sender used the default window until it received the settings with a smaller one (RFC 9113, section
+/// 6.9.3).
 #[test]
 fn what_was_sent_before_the_settings_were_heard_does_not_stop_a_stream() {
     for sent in [16_000, 58_000, 65_535] {
@@ -420,7 +425,7 @@ fn what_was_sent_before_the_settings_were_heard_does_not_stop_a_stream() {
             .filter(|frame| frame.kind == WINDOW_UPDATE && frame.stream == 1)
             .map(|frame| i64::from(frame.number()))
             .sum();
-        // The client's window, once it has applied the settings.
+        // The client's window once it has applied the settings.
         assert_eq!(10_000 - sent as i64 + given, 10_000, "{sent}");
     }
 }
@@ -478,7 +483,7 @@ fn the_output_is_bounded_and_bodies_are_referred_to() {
     assert_eq!(frames(&server.sent()).iter().filter(|frame| frame.kind == DATA).count(), 640);
 }
 
-/// What a stalled client is known by: acknowledgements go out, and answers do not.
+/// A stalled client takes acknowledgements and no answers; the two are counted separately.
 #[test]
 fn what_is_taken_of_calls_is_told_apart() {
     let (mut client, mut server) = pair(&Options::default(), &Options::default());
@@ -499,7 +504,8 @@ fn what_is_taken_of_calls_is_told_apart() {
     assert_eq!(server.connection.stream_sent_bytes(key), 10);
 }
 
-/// A client that takes a large answer over a slow network asks whether anybody is there, and should hear it soon.
+/// A client that receives a large answer over a slow network sends a PING and must get the acknowledgement
+/// soon.
 #[test]
 fn the_answer_to_a_ping_is_not_far_behind_a_large_body() {
     let wide =
@@ -518,7 +524,8 @@ fn the_answer_to_a_ping_is_not_far_behind_a_large_body() {
     exchange(&mut client, &mut server);
 }
 
-/// What waits is counted in bytes and pieces until it is sent or its stream is over, and whether it would wait is known before.
+/// Queued bytes and pieces are counted until they are sent or their stream ends, and it is known in advance
+/// whether a part would be queued.
 #[test]
 fn what_waits_is_counted() {
     let (mut client, mut server) = pair(&Options::default(), &Options::default());
@@ -547,7 +554,7 @@ fn what_waits_is_counted() {
     assert_eq!((client.connection.queued_bytes(), client.connection.queued_pieces()), (0, 0));
 }
 
-/// Bytes that several streams send are counted apart while they wait, and only while they wait.
+/// Payloads shared by several streams are counted separately while they are queued.
 #[test]
 fn what_waits_of_shared_payloads_is_counted_apart() {
     let (mut client, mut server) = pair(&Options::default(), &Options::default());

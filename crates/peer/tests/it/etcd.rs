@@ -1,4 +1,4 @@
-//! A real etcd, of which the test is the other member.
+//! Tests against a real etcd, whose other member is the test.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -13,18 +13,18 @@ use tls::{Settings, Tls};
 use crate::kit::{self, DEADLINE, Member, TIMEOUTS, message};
 use crate::pki::{Authority, Files, load, params};
 
-/// The etcd under test; ends with the test.
+/// etcd process under test; killed when dropped.
 struct Etcd {
     child: Child,
-    /// Held for its removal.
+    /// Held until the test ends, then removed.
     _directory: TempDir,
     peer_url: String,
     client_url: String,
 }
 
-/// TLS between the two.
+/// TLS files and settings for the two members.
 struct Secured {
-    /// Held for its removal.
+    /// Held until the test ends, then removed.
     _files: Files,
     etcd: Settings,
     ours: Tls,
@@ -38,7 +38,7 @@ impl Secured {
         Secured { _files: files, etcd, ours }
     }
 
-    /// etcd's flags.
+    /// Returns the TLS flags for etcd.
     fn flags(&self) -> Vec<String> {
         let flag = |name: &str, file: &Option<PathBuf>| {
             format!("--peer-{name}={}", file.as_deref().unwrap().display())
@@ -99,7 +99,7 @@ fn fetch(
     mainstay_peer::fetch(url, request, Duration::from_secs(5), tls)
 }
 
-/// A follower that agrees to everything, and what it saw.
+/// Follower that accepts everything, and records what it receives.
 struct Follower<'a> {
     member: &'a Member,
     leader: u64,
@@ -111,7 +111,7 @@ struct Follower<'a> {
 }
 
 impl Follower<'_> {
-    /// Answers what comes until a condition holds.
+    /// Answers messages until a condition holds.
     fn follow(&mut self, what: &str, mut done: impl FnMut(&Follower<'_>) -> bool) {
         let deadline = Instant::now() + DEADLINE;
         while !done(self) {
@@ -156,7 +156,8 @@ impl Follower<'_> {
     }
 }
 
-/// The etcd that the environment names, with the other member of its cluster: ours. None: the test is skipped.
+/// Starts the etcd that the environment names, and the other member of its cluster. Returns `None` to skip
+/// the test.
 fn start(secured: Option<&Secured>) -> Option<(Etcd, Member, u64)> {
     let Ok(binary) = std::env::var("MAINSTAY_TEST_ETCD") else {
         println!("skipped: MAINSTAY_TEST_ETCD names no etcd binary");
@@ -211,7 +212,7 @@ fn is_elected_and_replicates(secured: Option<&Secured>) {
     assert!(member.peers.active_since(leader).is_some());
     assert!(member.peers.release(leader).is_some_and(|release| release >= (3, 4)));
 
-    // Writes of a client arrive: small ones, and one that spans many reads. etcd sends them in the short form.
+    // Client writes arrive: small ones, and one that spans many reads. etcd sends them in the short form.
     let large = "x".repeat(1_000_000);
     let puts: Vec<String> = (0..50).map(|n| format!("{{\"key\":\"{n:04}\",\"value\":\"eA==\"}}")).collect();
     std::thread::scope(|scope| {
@@ -227,7 +228,7 @@ fn is_elected_and_replicates(secured: Option<&Secured>) {
     assert!(follower.entries.iter().any(|entry| data(&entry) > 700_000), "the large value came");
     assert!(follower.entries.windows(2).all(|pair| pair[0].index.unwrap() < pair[1].index.unwrap()));
 
-    // What we ask is answered.
+    // Requests to etcd are answered.
     let asked = Entry { data: Some("12345678".into()), ..Entry::default() };
     let ask =
         Message { entries: vec![asked], term: None, ..message(MessageType::MsgReadIndex, ours, leader, 0) };
@@ -257,7 +258,7 @@ fn follows_our_streams(secured: Option<&Secured>) {
     const TERM: u64 = 50;
     let Some((_etcd, member, theirs)) = start(secured) else { return };
     let recorder = &member.recorder;
-    // It dials us, too: both its streams must be up, so that nothing goes through the pipeline.
+    // etcd dials this member too. Both of its streams must be up, so that no message uses the pipeline.
     for stream in ["msgapp", "message"] {
         kit::wait_log(&member, "established TCP streaming connection", theirs, stream);
         kit::wait_log(&member, "a remote peer reads a stream", theirs, stream);
@@ -268,7 +269,8 @@ fn follows_our_streams(secured: Option<&Secured>) {
             all.find(|(_, m)| m.r#type == Some(kind as i32) && m.term == Some(TERM) && holds(m)).map(|_| ())
         });
     };
-    // Of a cluster of two its log holds two entries of term 1. A transfer is voted for at once.
+    // etcd's log holds two entries of term 1 after creating a cluster of two. A leadership transfer gets its
+    // vote immediately.
     let vote = Message {
         index: Some(2),
         log_term: Some(1),
@@ -278,8 +280,8 @@ fn follows_our_streams(secured: Option<&Secured>) {
     member.peers.send(vec![vote]);
     wait_for(MessageType::MsgVoteResp, &|m| !m.reject.unwrap_or(false));
 
-    // A whole frame, then short ones: of one entry, of several, of large ones, of none. Nothing new is committed, so
-    // that what the entries hold does not matter.
+    // A whole frame, then short ones: with one entry, several, large ones, none. The commit index does not
+    // advance, so the content of the entries does not matter.
     let entry = |index: u64, bytes: usize| Entry {
         r#type: Some(0),
         term: Some(TERM),

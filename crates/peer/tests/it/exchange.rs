@@ -15,7 +15,7 @@ fn two_members_exchange_messages_in_order() {
     let (one, two) = pair(kit::TIMEOUTS);
     let mut sent: Vec<Message> =
         (1..=500).map(|index| app(1, 2, index, (index as usize * 37) % 9000)).collect();
-    // A repeated index breaks the short form of the stream.
+    // A repeated index interrupts the short form of the stream.
     sent.push(app(1, 2, 17, 3));
     sent.push(app(1, 2, 18, 70_000));
     for batch in sent.chunks(7) {
@@ -94,7 +94,7 @@ fn a_member_that_restarts_is_found_again() {
 #[test]
 fn the_pipeline_carries_messages_while_the_peer_dials_no_stream() {
     let (one, two) = (kit::member(1), kit::member(2));
-    // Two does not know one, so that it neither dials it nor lets it dial.
+    // The second member does not know the first, so it neither dials it nor accepts its streams.
     one.peers.set_members(vec![(2, vec![two.url.clone()])]);
     kit::wait_log(&one, "cannot dial a stream", 2, "error sender not found");
     let sent = [app(1, 2, 3, 5000), heartbeat(1, 2, 9), message(MessageType::MsgVote, 1, 2, 10)];
@@ -105,12 +105,12 @@ fn the_pipeline_carries_messages_while_the_peer_dials_no_stream() {
     }
     let since = kit::until("active", || one.peers.active_since(2));
 
-    // The requests named one's URL: it became a remote, which can be answered.
+    // The requests named the URL of the first member, which thus became a remote that can be answered.
     two.peers.send(vec![message(MessageType::MsgVoteResp, 2, 1, 10)]);
     assert_eq!(one.recorder.wait_messages(1), [message(MessageType::MsgVoteResp, 2, 1, 10)]);
     assert!(!two.peers.figures().peers[&1].known);
 
-    // What carries a client's token is for members only: a remote's URL is what somebody said.
+    // A request with a client's token is sent to members only, because the URL of a remote is not verified.
     let asks = |token: Option<&str>| {
         let request = Request::post("/echo");
         let request = token.into_iter().fold(request, |request, token| request.header(AUTHORIZATION, token));
@@ -121,10 +121,10 @@ fn the_pipeline_carries_messages_while_the_peer_dials_no_stream() {
     assert_eq!(asks(None).unwrap(), 200);
     assert!(matches!(asks(Some("root's")), Err(RequestError::UnknownMember(1))));
 
-    // Dials go on failing, but the pipeline works: it has been active all the time.
+    // Dials keep failing, but the pipeline works, so the peer has been active all the time.
     assert_eq!(one.peers.active_since(2), Some(since));
 
-    // And a member when it is told so.
+    // The second member adds the first as a member.
     two.peers.set_members(vec![(1, vec![one.url.clone()])]);
     kit::wait_streams(&one, &two);
     assert!(two.peers.figures().peers[&1].known);
@@ -134,7 +134,7 @@ fn the_pipeline_carries_messages_while_the_peer_dials_no_stream() {
 #[test]
 fn messages_of_all_kinds_share_the_message_stream_while_the_other_is_missing() {
     let one = kit::member_without_beats(1);
-    // The raw stream below is the only way.
+    // The raw stream below is the only way to send messages.
     one.peers.set_members(vec![(2, vec![kit::nowhere()])]);
     let mut stream = raw::connect(&one.url);
     let headers = raw::with(raw::headers("2"), "X-Raft-To", "1");
@@ -145,7 +145,7 @@ fn messages_of_all_kinds_share_the_message_stream_while_the_other_is_missing() {
     assert_eq!(answer.header("x-etcd-cluster-id"), Some("c1"));
     assert_eq!(answer.header("x-server-version"), Some("3.7.1"));
 
-    // Message frames, by hand: the heartbeat overtakes the MsgApp before it.
+    // Message frames, encoded by hand: the heartbeat overtakes the MsgApp before it.
     one.peers.send(vec![app(1, 2, 5, 3), heartbeat(1, 2, 9)]);
     let mut expected = b"\0\0\0\0\0\0\0\x08\x08\x08\x10\x02\x18\x01\x20\x09".to_vec();
     expected.extend(b"\0\0\0\0\0\0\0\x1b\x08\x03\x10\x02\x18\x01\x20\x07\x28\x07\x30\x04");
@@ -204,7 +204,7 @@ fn a_silent_peer_is_given_up_after_the_read_timeout() {
     let (listener, url) = kit::listen();
     let timeouts = Timeouts { read: Duration::from_millis(300), ..kit::TIMEOUTS };
     let one = kit::member_at(1, CLUSTER, listener, &url, timeouts);
-    // A peer that accepts the streams and then says nothing.
+    // A peer that accepts the streams and sends nothing.
     let (silent, silent_url) = kit::listen();
     one.peers.set_members(vec![(2, vec![silent_url])]);
     let mut held = Vec::new();
@@ -261,12 +261,12 @@ fn a_member_that_left_is_neither_dialed_nor_served_nor_sent_to() {
     let before = one.peers.figures().peers[&2].sent_bytes;
     assert!(!one.peers.figures().peers[&2].known && one.peers.active_since(2).is_none());
     one.peers.send(vec![heartbeat(1, 2, 3)]);
-    // Back again, under the same id, for the test's sake: only what is sent from then on arrives.
+    // The member is added again under the same id, for the test only: only messages sent from then on arrive.
     one.recorder.with(|heard| heard.removed_ids.clear());
     introduce(&[&one, &two]);
     kit::until("active", || one.peers.active_since(2).map(|_| ()));
     one.peers.send(vec![heartbeat(1, 2, 4)]);
     assert_eq!(two.recorder.wait_messages(1), [heartbeat(1, 2, 4)]);
-    // A request of the pipeline counts when it is answered.
+    // A request of the pipeline is counted when it is answered.
     kit::until("counted", || (one.peers.figures().peers[&2].sent_bytes > before).then_some(()));
 }

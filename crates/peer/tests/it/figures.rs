@@ -3,7 +3,7 @@ use crate::kit::{self, app, heartbeat, pair};
 #[test]
 fn what_passes_is_counted() {
     let (one, two) = pair(kit::WITHOUT_BEATS);
-    // Type, length and message: a whole frame of msgappv2; then the short form; then a frame of a message.
+    // Type, length and message: a whole msgappv2 frame, then the short form, then a frame of a message.
     one.peers.send(vec![app(1, 2, 5, 3)]);
     two.recorder.wait_messages(1);
     let whole = 1 + 8 + 27;

@@ -14,7 +14,7 @@ fn garbage_on_every_endpoint_closes_at_most_its_connection() {
     let paths =
         ["/raft", "/raft/snapshot", "/raft/probing", "/raft/stream/msgapp/9", "/echo", "/raft/stream/"];
     for round in 0..20 {
-        // No HTTP at all.
+        // Input that is not HTTP.
         let mut stream = raw::connect(&one.url);
         let _ = stream.write_all(&garbage.bytes(round * 13 + 1));
         drop(stream);
@@ -22,7 +22,7 @@ fn garbage_on_every_endpoint_closes_at_most_its_connection() {
             let body = garbage.bytes(round * 31 % 300);
             let answer = raw::request(&one.url, "POST", path, &good, &body);
             assert!((200..=599).contains(&answer.status), "{path}");
-            // A header of garbage, and a body that breaks off.
+            // A header with random bytes, and a body that is cut off.
             let mut stream = raw::connect(&one.url);
             let mut head = format!("POST {path} HTTP/1.1\r\nHost: x\r\nX-Server-Version: ").into_bytes();
             head.extend(garbage.bytes(20));
@@ -52,7 +52,7 @@ fn garbage_on_a_stream_ends_it_and_it_is_dialed_again() {
         for (kind, path) in ["GET /raft/stream/message/1 ", "GET /raft/stream/msgapp/1 "].iter().enumerate() {
             if request.starts_with(path) {
                 stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").unwrap();
-                // A length of 2^63 or more, or no type of a frame.
+                // A length of 2^63 or more, or an unknown frame type.
                 let mut bytes = garbage.bytes(50);
                 bytes[0] |= 0x80;
                 stream.write_all(&raw::chunk(&bytes)).unwrap();
@@ -87,7 +87,7 @@ fn messages_for_others_and_snapshots_without_one_are_dropped_from_a_stream() {
             frames.extend((message.encoded_len() as u64).to_be_bytes());
             message.encode(&mut frames).unwrap();
         }
-        // In pieces that end anywhere.
+        // Sent in pieces that end anywhere.
         for piece in frames.chunks(5) {
             stream.write_all(&raw::chunk(piece)).unwrap();
         }

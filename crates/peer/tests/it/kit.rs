@@ -1,4 +1,4 @@
-//! Members that write down what their core would hear.
+//! Members that record the calls of their handler.
 
 use std::future::Future;
 use std::io;
@@ -14,7 +14,7 @@ use mainstay_peer::{BoxError, Handler, Listener, Log, Options, Peers, SnapshotFo
 pub const CLUSTER: u64 = 0xc1;
 pub const DEADLINE: Duration = testkit::TIMEOUT;
 
-/// What a snapshot's receiver does.
+/// Behavior of a snapshot's receiver.
 pub type TakeSnapshot =
     Box<dyn Fn(Message, &mut dyn Iterator<Item = io::Result<Bytes>>) -> Result<(), BoxError> + Send + Sync>;
 
@@ -26,13 +26,13 @@ pub struct Heard {
     pub removed: usize,
     pub removed_ids: Vec<u64>,
     pub lines: Vec<String>,
-    /// What GET /mainstay/snapshot answers, if it does.
+    /// Answer to GET /mainstay/snapshot; `None` for 404.
     pub receiver: Option<Bytes>,
-    /// GET /mainstay/snapshot is answered with 503.
+    /// True if GET /mainstay/snapshot is answered with 503.
     pub busy: bool,
-    /// Data of entries is dropped as it comes, so that a test of bulk holds none.
+    /// True if the data of received entries is dropped, to save memory in tests with much data.
     pub forgets_data: bool,
-    /// Forms of the snapshots that came.
+    /// Formats of the received snapshots.
     pub forms: Vec<SnapshotForm>,
     pub app_bytes: usize,
 }
@@ -52,7 +52,7 @@ impl Recorder {
         seen
     }
 
-    /// Waits until a look gives something.
+    /// Waits until `see` returns a value.
     #[track_caller]
     pub fn wait<T>(&self, what: &str, mut see: impl FnMut(&mut Heard) -> Option<T>) -> T {
         let until = Instant::now() + DEADLINE;
@@ -67,7 +67,7 @@ impl Recorder {
         }
     }
 
-    /// Waits for this many messages of raft and takes them.
+    /// Waits for this many raft messages and takes them.
     #[track_caller]
     pub fn wait_messages(&self, count: usize) -> Vec<Message> {
         self.wait("messages", |heard| {
@@ -154,21 +154,21 @@ pub struct Timeouts {
 
 pub const TIMEOUTS: Timeouts = Timeouts { read: Duration::from_secs(5), write: Duration::from_secs(5) };
 
-/// Streams say nothing by themselves for as long as a test may take, so that what they say can be foretold.
+/// Timeouts so long that streams send no heartbeats during a test, which makes their content predictable.
 pub const WITHOUT_BEATS: Timeouts = Timeouts { read: Duration::from_secs(1000), ..TIMEOUTS };
 
-/// A listener on a free port, and its URL.
+/// Returns a listener on a free port, and its URL.
 pub fn listen() -> (TcpListener, String) {
     let (listener, address) = testkit::ports::listen();
     (listener, format!("http://{address}"))
 }
 
-/// A URL without a listener, whose port no other test is given.
+/// Returns a URL without a listener, whose port no other test uses.
 pub fn nowhere() -> String {
     format!("http://{}", testkit::ports::free_address())
 }
 
-/// A listener where one was before.
+/// Opens a listener again at an address used before.
 pub fn listen_again(url: &str) -> TcpListener {
     until("the address is free", || TcpListener::bind(url.strip_prefix("http://").unwrap()).ok())
 }
@@ -178,7 +178,7 @@ pub fn member(id: u64) -> Member {
     member_at(id, CLUSTER, listener, &url, TIMEOUTS)
 }
 
-/// A member with [`WITHOUT_BEATS`].
+/// Starts a member with [`WITHOUT_BEATS`].
 pub fn member_without_beats(id: u64) -> Member {
     let (listener, url) = listen();
     member_at(id, CLUSTER, listener, &url, WITHOUT_BEATS)
@@ -217,7 +217,7 @@ pub fn member_with(
     Member { id, url: url.to_owned(), recorder, peers }
 }
 
-/// Makes members known to each other.
+/// Adds members to each other's membership.
 pub fn introduce(members: &[&Member]) {
     for one in members {
         let others = members.iter().filter(|other| other.id != one.id);
@@ -225,7 +225,7 @@ pub fn introduce(members: &[&Member]) {
     }
 }
 
-/// Waits until both streams of both directions between two members are up.
+/// Waits until both streams are up in both directions between two members.
 #[track_caller]
 pub fn wait_streams(one: &Member, other: &Member) {
     for (from, to) in [(one, other), (other, one)] {
@@ -244,7 +244,7 @@ pub fn wait_log(member: &Member, text: &str, peer: u64, detail: &str) {
     });
 }
 
-/// Two members whose streams are up.
+/// Starts two members whose streams are up.
 pub fn pair(timeouts: Timeouts) -> (Member, Member) {
     let ((l1, u1), (l2, u2)) = (listen(), listen());
     let pair = (member_at(1, CLUSTER, l1, &u1, timeouts), member_at(2, CLUSTER, l2, &u2, timeouts));
@@ -267,7 +267,7 @@ pub fn heartbeat(from: u64, to: u64, term: u64) -> Message {
     message(MessageType::MsgHeartbeat, from, to, term)
 }
 
-/// Entry `index` alone, with this much data.
+/// Returns a MsgApp with the single entry `index`, with `bytes` bytes of data.
 pub fn app(from: u64, to: u64, index: u64, bytes: usize) -> Message {
     let data = Some(Bytes::from(vec![index as u8; bytes]));
     let entry = Entry { r#type: Some(0), term: Some(7), index: Some(index), data };
@@ -280,18 +280,18 @@ pub fn app(from: u64, to: u64, index: u64, bytes: usize) -> Message {
     }
 }
 
-/// Waits for a condition that nobody announces.
+/// Waits for a condition by polling.
 #[track_caller]
 pub fn until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
     testkit::wait_until(what, DEADLINE, look)
 }
 
-/// A future's output, on this thread.
+/// Runs a future on this thread and returns its output.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     testkit::block_on(DEADLINE, future)
 }
 
-/// The next connection to a listener.
+/// Accepts the next connection of a listener.
 #[track_caller]
 pub fn accept(listener: &TcpListener) -> TcpStream {
     listener.set_nonblocking(true).unwrap();

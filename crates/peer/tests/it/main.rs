@@ -1,4 +1,4 @@
-//! Members over loopback, and raw sockets that speak to them.
+//! Tests with members over loopback, and with raw sockets that speak to members.
 
 mod etcd;
 mod exchange;

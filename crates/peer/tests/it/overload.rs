@@ -8,7 +8,7 @@ use crate::raw::{self, headers, with};
 
 const MESSAGE_BYTES: usize = 1 << 20;
 
-/// A peer that dialed a stream and does not read it.
+/// Opens a stream and does not read it.
 fn unread(one: &kit::Member, path: &str) -> std::net::TcpStream {
     let mut stream = raw::connect(&one.url);
     stream.write_all(&raw::head("GET", path, &with(headers("2"), "X-Raft-To", "1"))).unwrap();
@@ -24,14 +24,14 @@ fn a_peer_that_does_not_read_costs_a_bounded_queue_and_is_reported() {
     one.peers.set_members(vec![(2, vec![kit::nowhere()])]);
     let _messages = unread(&one, "/raft/stream/message/2");
     let _apps = unread(&one, "/raft/stream/msgapp/2");
-    // By number: one call is one batch, whatever it drops.
+    // Limit by number: all messages of one call are dropped in one batch.
     one.peers.send((0..200_000).map(|term| heartbeat(1, 2, term)).collect());
     assert!(one.peers.figures().peers[&2].queued_messages <= 4096);
     kit::until("empty", || (one.peers.figures().peers[&2].queued_messages == 0).then_some(()));
     assert_eq!(one.peers.figures().peers[&2].send_failures, 200_000 - 4096);
     assert_eq!(one.recorder.with(|heard| std::mem::take(&mut heard.unreachable)), [2]);
 
-    // By bytes: the same ones 200 times over, so that only what is counted is big.
+    // Limit by bytes: the same data 200 times, so that only the counted size is large.
     let data = Bytes::from(vec![7; MESSAGE_BYTES]);
     for index in 1..=200 {
         let mut message = app(1, 2, index, 0);
@@ -47,7 +47,8 @@ fn a_peer_that_does_not_read_costs_a_bounded_queue_and_is_reported() {
     });
     assert!(reports <= failures);
 
-    // Whoever takes no bytes within the write timeout is cut off, and what waited is gone.
+    // A peer that takes no bytes within the write timeout is disconnected, and the queued messages are
+    // dropped.
     kit::wait_log(&one, "lost a stream that a remote peer reads", 2, "msgapp");
     kit::until("empty", || (one.peers.figures().peers[&2].queued_bytes == 0).then_some(()));
 }
@@ -59,7 +60,7 @@ fn heartbeats_do_not_wait_behind_bulk() {
     let data = Bytes::from(vec![7; MESSAGE_BYTES]);
     let (mut index, mut heartbeats) = (0, 0);
     while index < 200 {
-        // As much as fits, so that the queue is never empty.
+        // Sends as much as fits, so that the queue is never empty.
         if one.peers.figures().peers[&2].queued_bytes + (2 * MESSAGE_BYTES as u64) < 64 << 20 {
             index += 1;
             let mut message = app(1, 2, index, 0);
@@ -75,7 +76,7 @@ fn heartbeats_do_not_wait_behind_bulk() {
     let came = two
         .recorder
         .wait("heartbeats", |heard| (heard.messages.len() == 250).then(|| heard.messages.clone()));
-    // How many of the messages that were sent before it each heartbeat has overtaken.
+    // For each heartbeat, the number of earlier messages that it has overtaken.
     let mut overtaken = Vec::new();
     for (place, (_, heartbeat)) in came.iter().enumerate().filter(|(_, (_, it))| it.entries.is_empty()) {
         let before = 4 * heartbeat.term.unwrap();
@@ -87,7 +88,8 @@ fn heartbeats_do_not_wait_behind_bulk() {
     overtaken.sort_unstable();
     println!("messages that heartbeats overtook: {overtaken:?}");
     assert_eq!(overtaken.len(), 50);
-    // Not all do: while the first are sent the queue is short. Behind the queue none would.
+    // Not all heartbeats overtake messages, because the queue is short at first. Behind the queue, none
+    // would.
     assert!(overtaken[25] > 0, "{overtaken:?}");
     assert_eq!(one.recorder.with(|heard| heard.unreachable.clone()), [0; 0]);
 }
@@ -103,7 +105,7 @@ fn a_peer_that_is_not_there_is_reported_once_per_batch() {
     kit::until("given back", || (one.peers.figures().peers[&2].queued_messages == 0).then_some(()));
 }
 
-/// Sends bytes, one every few milliseconds, until the other end says something or goes.
+/// Sends one byte every few milliseconds until the other end answers or closes. Returns the number of bytes.
 fn trickle(mut stream: std::net::TcpStream) -> usize {
     stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
     for sent in 0..20_000 {
@@ -130,7 +132,7 @@ fn a_body_that_trickles_ends_its_connection() {
         let mut stream = raw::connect(&one.url);
         let chunked = with(headers("2"), "Transfer-Encoding", "chunked");
         stream.write_all(&raw::head("POST", path, &chunked)).unwrap();
-        // At this pace the longest of them would take its 64 MiB for two weeks.
+        // At this rate the largest allowed body of 64 MiB would take two weeks.
         assert!(trickle(stream) < 2000, "{path}");
     }
 }
@@ -161,7 +163,7 @@ fn messages_that_strangers_send_share_one_room() {
             let mut stream = raw::connect(&one.url);
             let long = with(headers("9"), "Content-Length", "104857600");
             stream.write_all(&raw::head("POST", "/raft", &long)).unwrap();
-            // It may be refused before all of it is taken.
+            // The body may be refused before all of it is taken.
             let _ = stream.write_all(&part);
             stream.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
             stream
@@ -178,10 +180,10 @@ fn messages_that_strangers_send_share_one_room() {
             ended.then_some(())
         })
     });
-    // Members are not held up by it.
+    // Members are still served.
     let body = prost::Message::encode_to_vec(&heartbeat(2, 1, 1));
     assert_eq!(raw::request(&one.url, "POST", "/raft", &headers("2"), &body).status, 204);
-    // A message keeps the bytes that it came in: it may not have many that it is not made of.
+    // A message keeps the bytes that it was received in, so only a few bytes of unknown fields are allowed.
     let unknown = [&body[..], &[0xa2, 0x06, 0x80, 0x80, 0x04], &[0; 65536]].concat();
     assert_eq!(raw::request(&one.url, "POST", "/raft", &headers("2"), &unknown).status, 400);
 }

@@ -18,14 +18,14 @@ use crate::kit::{self, Member};
 
 pub type Stream = StreamOwned<ClientConnection, TcpStream>;
 
-/// Parameters of a certificate with this common name, for these hosts and addresses. What it is good for, it does not say.
+/// Returns certificate parameters for a common name and hosts or addresses, without key usages.
 pub fn params(name: &str, hosts: &[&str]) -> CertificateParams {
     let mut params = params_for(name, hosts);
     params.extended_key_usages.clear();
     params
 }
 
-/// A directory with certificates.
+/// Directory of certificates.
 pub struct Files {
     dir: TempDir,
 }
@@ -41,7 +41,7 @@ impl Files {
         path
     }
 
-    /// Settings with a certificate of this authority, which also says who is trusted.
+    /// Returns settings with a certificate issued by `authority`, which is also the trusted authority.
     pub fn settings(&self, file: &str, authority: &Authority, params: CertificateParams) -> Settings {
         let own = authority.issue(params);
         Settings {
@@ -63,7 +63,7 @@ pub fn reload(reloader: &mut Reloader) {
     kit::until("the files are loaded", || reloader.poll(SystemTime::now() + Duration::from_secs(60)));
 }
 
-/// A member that listens with TLS and dials with it.
+/// Starts a member that listens and dials with TLS.
 pub fn member(id: u64, tls: &Tls) -> Member {
     let (listener, url) = kit::listen();
     let url = url.replace("http://", "https://");
@@ -71,7 +71,7 @@ pub fn member(id: u64, tls: &Tls) -> Member {
     kit::member_with(id, kit::CLUSTER, listener, Some(tls.client()), &url, kit::TIMEOUTS)
 }
 
-/// Shakes hands with a member as a program that trusts everybody. Errors come with the first use.
+/// Performs a handshake with a member as a client that trusts every server. Errors occur at the first use.
 pub fn connect(member: &Member, tls: &Tls) -> Stream {
     let address = member.url.strip_prefix("https://").unwrap();
     let socket = TcpStream::connect(address).unwrap();
@@ -82,7 +82,7 @@ pub fn connect(member: &Member, tls: &Tls) -> Stream {
     StreamOwned::new(connection, socket)
 }
 
-/// Waits for the line about a rejected connection.
+/// Waits for the log line about a rejected connection.
 #[track_caller]
 pub fn wait_rejected(member: &Member, error: &str) {
     member.recorder.wait(error, |heard| {

@@ -1,11 +1,12 @@
-//! HTTP by hand, as members speak it to each other: to `http://host:port`, with their headers.
+//! Hand-written HTTP as members use it among themselves: requests to `http://host:port` with the members'
+//! headers.
 
 use std::net::{SocketAddr, TcpStream};
 
 use testkit::http1;
 pub use testkit::http1::{Answer, chunk, head, read_chunk, read_head};
 
-/// Names and values.
+/// Names and values of headers.
 pub type Headers = Vec<(&'static str, &'static str)>;
 
 fn address(url: &str) -> SocketAddr {
@@ -17,7 +18,7 @@ pub fn connect(url: &str) -> TcpStream {
     http1::connect(address(url))
 }
 
-/// Opens a connection to `http://host:port` from this address.
+/// Opens a connection to `http://host:port` from a given local address.
 pub fn connect_from(from: [u8; 4], url: &str) -> TcpStream {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.bind(&SocketAddr::from((from, 0)).into()).unwrap();
@@ -25,7 +26,7 @@ pub fn connect_from(from: [u8; 4], url: &str) -> TcpStream {
     http1::with_timeouts(TcpStream::from(socket))
 }
 
-/// Headers that a member with this id sends.
+/// Returns the headers that a member with this id sends.
 pub fn headers(from: &'static str) -> Headers {
     vec![
         ("X-Server-From", from),
@@ -35,7 +36,7 @@ pub fn headers(from: &'static str) -> Headers {
     ]
 }
 
-/// These headers with one replaced, added, or left out (an empty value).
+/// Returns the headers with one replaced or added; an empty value removes it.
 pub fn with(mut headers: Headers, name: &'static str, value: &'static str) -> Headers {
     headers.retain(|header| header.0 != name);
     if !value.is_empty() {
@@ -44,7 +45,7 @@ pub fn with(mut headers: Headers, name: &'static str, value: &'static str) -> He
     headers
 }
 
-/// One request on a connection of its own.
+/// Sends one request on a separate connection.
 pub fn request(url: &str, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
     http1::request(address(url), method, path, headers, body)
 }

@@ -1,4 +1,4 @@
-//! Statuses and texts, as an etcd 3.7 gives them.
+//! Statuses and texts, as in etcd 3.7.
 
 use prost::Message as _;
 
@@ -115,7 +115,7 @@ fn a_removed_member_is_told_once() {
     two.recorder.with(|heard| heard.removed_ids.push(1));
     one.peers.set_members(vec![(2, vec![two.url.clone()])]);
     one.recorder.wait("removed", |heard| (heard.removed == 1).then_some(()));
-    // The pipeline hears it too.
+    // The pipeline receives the refusal too.
     one.peers.send(vec![heartbeat(1, 2, 3)]);
     one.recorder.wait("unreachable", |heard| heard.unreachable.contains(&2).then_some(()));
     assert_eq!(one.recorder.with(|heard| heard.removed), 1);

@@ -97,7 +97,7 @@ fn requests_under_way_are_bounded() {
     let all: Vec<_> = (0..1025).map(|_| one.peers.request(target.clone(), echo(""), TIMEOUT)).collect();
     let last = all.into_iter().next_back().unwrap();
     assert!(matches!(block_on(last).unwrap_err(), RequestError::TooMany));
-    // Those that nobody waits for any more end, and make room.
+    // Requests that nobody waits for end, and make room for others.
     kit::until("room", || {
         let error =
             block_on(one.peers.request(target.clone(), echo(""), Duration::from_millis(10))).unwrap_err();

@@ -1,4 +1,4 @@
-//! Members that talk over TLS, and those that are not let in.
+//! Members that communicate over TLS, and clients that are not admitted.
 
 use std::hash::Hasher;
 use std::io::{Read, Write};
@@ -17,7 +17,7 @@ use crate::snapshot::{Source, metadata, reads};
 
 const HERE: &[&str] = &["127.0.0.1"];
 
-/// Two members with certificates of one authority.
+/// Starts two members with certificates of one authority.
 fn pair(files: &Files, authority: &Authority) -> (Member, Member) {
     let one = load(files.settings("one", authority, params("one", HERE))).0;
     let two = load(files.settings("two", authority, params("two", HERE))).0;
@@ -76,7 +76,7 @@ fn a_member_is_fetched_from_before_there_are_peers() {
     wait_rejected(&one, "remote error: tls: unknown certificate authority");
 }
 
-/// A member that dials another whose listener has these settings; the error that it names.
+/// Starts a member that dials another with these listener settings; checks the reported error.
 #[track_caller]
 fn cannot_dial(files: &Files, authority: &Authority, listener: Settings, error: &str) -> (Member, Member) {
     let dialing = load(files.settings("dialing", authority, params("dialing", HERE))).0;
@@ -105,13 +105,13 @@ fn a_member_is_not_dialed_if_its_certificate_is_not_for_it() {
     cannot_dial(&files, &authority, expired, "x509: certificate has expired or is not yet valid");
 }
 
-/// A program that shows this certificate is rejected for this reason, and gets no answer.
+/// Checks that a client with this certificate is rejected for this reason and gets no answer.
 #[track_caller]
 fn is_rejected(member: &Member, settings: Settings, error: &str) {
     let settings = Settings { insecure_skip_verify: true, ..settings };
     let mut stream = pki::connect(member, &load(settings).0);
     let mut answer = Vec::new();
-    // Either may fail, depending on how far the other end has come.
+    // Either call may fail, depending on when the other end closes.
     let _ = stream.write_all(b"GET /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     let _ = stream.read_to_end(&mut answer);
     assert!(answer.is_empty(), "{}", String::from_utf8_lossy(&answer));
@@ -141,7 +141,8 @@ fn who_has_no_good_certificate_is_not_let_in() {
     is_answered(&one, files.settings("good", &authority, params("good", HERE)));
 }
 
-/// The certificate of a client port, of the same authority, does not make a member where the names of members are given.
+/// If the names of members are configured, another certificate of the same authority, such as a client
+/// port's, is refused.
 #[test]
 fn only_allowed_names_are_let_in() {
     let (files, authority) = (Files::new(), Authority::new("ca"));
@@ -165,14 +166,14 @@ fn a_certificate_is_for_the_address_that_its_member_comes_from() {
     let one = pki::member(1, &load(settings.clone()).0);
     let elsewhere = files.settings("elsewhere", &authority, params("x", &["10.9.8.7"]));
     is_rejected(&one, elsewhere.clone(), "x509: certificate is valid for 10.9.8.7, not 127.0.0.1");
-    // The names in the certificate are in the line.
+    // The log line contains the names in the certificate.
     wait_rejected(&one, "(\"ip-addresses\", [\"10.9.8.7\"])");
-    // One that is looked up.
+    // A name that must be looked up.
     let nowhere = files.settings("nowhere", &authority, params("x", &["nowhere.invalid"]));
     let error = "tls: \\\"127.0.0.1\\\" does not match any of DNSNames [\\\"nowhere.invalid\\\"]";
     is_rejected(&one, nowhere.clone(), error);
     is_answered(&one, files.settings("local", &authority, params("x", &["localhost"])));
-    // A certificate without names is for every address.
+    // A certificate without names is accepted from every address.
     is_answered(&one, files.settings("unnamed", &authority, params("x", &[])));
 
     let skips = Settings { skip_client_san_verify: true, ..settings };
@@ -201,7 +202,7 @@ fn a_certificate_that_is_revoked_loses_its_streams() {
     pki::reload(&mut reloader);
     one.peers.tls_reloaded();
     let text = "closed a TLS connection between members";
-    // Both directions: what it dialed and what this member dialed.
+    // Both directions are lost: the stream that the peer dialed, and the one that this member dialed.
     for stream in ["msgapp", "message"] {
         kit::wait_log(&one, "lost a stream that a remote peer reads", 2, stream);
     }
@@ -212,7 +213,7 @@ fn a_certificate_that_is_revoked_loses_its_streams() {
     });
     wait_rejected(&one, "certificate serial 4d revoked");
     kit::wait_log(&one, "cannot dial a stream of a peer", 2, "certificate serial 4d revoked");
-    // The others go on as they were.
+    // The connections of other members are unaffected.
     one.peers.send(vec![heartbeat(1, 3, 5)]);
     assert_eq!(three.recorder.wait_messages(1), [heartbeat(1, 3, 5)]);
     let lost = |heard: &mut kit::Heard| {
@@ -230,7 +231,8 @@ fn messages_go_on_beside_garbage_and_half_handshakes() {
     for round in 0..60_u64 {
         let mut socket = TcpStream::connect(address).unwrap();
         let bytes = match round % 4 {
-            // A record that announces more than it brings, a whole one of garbage, nothing, and no TLS at all.
+            // A record whose length field exceeds its content, a complete record of random bytes, no bytes,
+            // and input that is not TLS.
             0 => vec![22, 3, 1, 0x40, 0, 1, 0, 0x3f],
             1 => [&[22, 3, 1, 0, 200][..], &garbage.bytes(200)].concat(),
             2 => Vec::new(),
@@ -244,7 +246,7 @@ fn messages_go_on_beside_garbage_and_half_handshakes() {
     assert_eq!(one.recorder.wait_messages(60).len(), 60);
     assert_eq!(two.recorder.wait_messages(60).len(), 60);
     wait_rejected(&one, "tls: first record does not look like a TLS handshake");
-    // What is no TLS is closed without an answer, as etcd does it.
+    // A plain connection is closed without an answer, as in etcd.
     let mut socket = TcpStream::connect(address).unwrap();
     socket.write_all(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     let mut answer = Vec::new();
@@ -266,7 +268,7 @@ fn rejected_connections_are_said_a_few_times_a_second() {
         let mut answer = Vec::new();
         let _ = socket.read_to_end(&mut answer);
     }
-    // The last of them was rejected before this one is.
+    // The last of the earlier connections was rejected before this one.
     let mut lines = 0;
     kit::until("the number of those left out", || {
         let _ = TcpStream::connect(address).unwrap().write_all(b"HEAD / HTTP/1.1\r\n\r\n");
@@ -278,7 +280,7 @@ fn rejected_connections_are_said_a_few_times_a_second() {
     assert!(lines < 200, "{lines}");
 }
 
-/// A check of health that only connects takes no place among the lines about those that are rejected.
+/// A health check that only connects does not count towards the limit of log lines about rejections.
 #[test]
 fn a_connection_that_says_nothing_is_not_warned_of() {
     let (files, authority) = (Files::new(), Authority::new("ca"));
@@ -298,7 +300,7 @@ fn a_connection_that_says_nothing_is_not_warned_of() {
     assert_eq!(told("Warn"), 1);
 }
 
-/// A member whose listener still speaks plain HTTP while the other already has TLS, and the other way round.
+/// One member's listener still speaks plain HTTP while the other already uses TLS, in both directions.
 #[test]
 fn members_with_and_without_tls_talk_while_a_cluster_is_changed() {
     let (files, authority) = (Files::new(), Authority::new("ca"));

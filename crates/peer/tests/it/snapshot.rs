@@ -14,7 +14,7 @@ use crate::raw::{self, headers, request, with};
 
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// What was seen of a snapshot: its bytes, their digest, how it ended.
+/// Observations of a received snapshot: number of bytes, their digest, the error at its end.
 #[derive(Debug, Default, PartialEq)]
 pub struct Seen {
     pub bytes: usize,
@@ -22,20 +22,20 @@ pub struct Seen {
     error: Option<String>,
 }
 
-/// Pieces that look random, and differ.
+/// Returns a piece of pseudorandom bytes that depends on `number`.
 fn piece(number: usize) -> Bytes {
     Random::new(number as u64).bytes(PIECE_BYTES).into()
 }
 
 pub struct Source {
     pieces: usize,
-    /// After this many the source fails.
+    /// Number of pieces after which the source fails.
     fails_after: Option<usize>,
     asked: Arc<Mutex<Option<Option<Bytes>>>>,
     pub digest: Arc<Mutex<DefaultHasher>>,
-    /// Data of the snapshot in the message, if the pieces are in etcd's form.
+    /// Data of the snapshot in the message, if the pieces are in etcd's format.
     data: Option<Bytes>,
-    /// Says each piece that was taken.
+    /// Receives the number of each piece that was taken.
     progress: Option<mpsc::Sender<usize>>,
 }
 
@@ -79,12 +79,12 @@ pub fn metadata(from: u64, to: u64) -> Message {
     }
 }
 
-/// Makes a member read snapshots to their end; what it saw.
+/// Makes a member read snapshots to their end; returns the observations.
 pub fn reads(member: &Member) -> Arc<Mutex<Vec<(Message, Seen)>>> {
     reads_told(member, || ())
 }
 
-/// As [`reads`], and tells of each piece.
+/// Makes a member read snapshots like [`reads`], and calls a function for each piece.
 fn reads_told(
     member: &Member,
     of_piece: impl Fn() + Send + Sync + 'static,
@@ -182,7 +182,7 @@ fn a_source_that_fails_breaks_the_snapshot_off() {
     kit::until("broken", || seen.lock().unwrap().iter().any(|seen| seen.1.error.is_some()).then_some(()));
     assert!(seen.lock().unwrap()[0].1.bytes <= 20 * PIECE_BYTES);
 
-    // One that cannot even be opened sends nothing.
+    // A snapshot that cannot be opened sends nothing.
     one.peers.send_snapshot(metadata(1, 2), Box::new(Source::of(0)));
     one.recorder.wait("failed", |heard| (heard.snapshots_sent == [(2, false), (2, false)]).then_some(()));
     assert_eq!(seen.lock().unwrap().len(), 1);
@@ -218,7 +218,7 @@ fn strangers_with_slow_snapshots_make_way_for_the_member_whom_they_name() {
     let mut body = (envelope.len() as u64).to_be_bytes().to_vec();
     body.extend(&envelope);
     body.extend(b"half");
-    // From another address than that at which the member is reached.
+    // Connections from an address other than the one at which the member is reached.
     let strangers: Vec<_> = (0..5)
         .map(|_| {
             let mut stream = raw::connect_from([127, 0, 0, 2], &two.url);
@@ -232,7 +232,7 @@ fn strangers_with_slow_snapshots_make_way_for_the_member_whom_they_name() {
     one.peers.send_snapshot(metadata(1, 2), Box::new(Source::of(4)));
     one.recorder.wait("sent", |heard| (!heard.snapshots_sent.is_empty()).then_some(()));
     assert_eq!(one.recorder.with(|heard| heard.snapshots_sent.clone()), [(2, true)]);
-    // All of them have made way.
+    // All of them were ended for the real snapshot.
     kit::until("they are broken", || (seen.lock().unwrap().len() == 5).then_some(()));
     assert_eq!(in_flight(), 0);
     assert_eq!(seen.lock().unwrap().iter().filter(|(_, seen)| seen.error.is_some()).count(), 4);
@@ -262,7 +262,7 @@ fn a_member_is_at_home_only_where_streams_of_it_are_up() {
     kit::until("both streams are lost", || (lost() == 2).then_some(()));
     let strangers: Vec<_> = (0..4).map(|_| begin([127, 0, 0, 2])).collect();
     kit::until("they have all places", || (in_flight() == 4).then_some(()));
-    // Somebody else is there now.
+    // The address now belongs to another process.
     let mut answer = [0; 12];
     begin([127, 0, 0, 1]).read_exact(&mut answer).unwrap();
     assert_eq!((&answer, in_flight()), (b"HTTP/1.1 503", 4));
@@ -294,10 +294,10 @@ fn slow_snapshots_from_a_members_own_address_make_way_for_its_own() {
         .collect();
     let in_flight = || two.peers.figures().peers[&1].snapshots_received.in_flight;
     kit::until("they have all places", || (in_flight() == 4).then_some(()));
-    // They send just enough not to be given up.
+    // These connections send just enough not to time out.
     send_until_it_arrives(one, || {
         for stranger in &mut strangers {
-            // It may have made way.
+            // The connection may have been closed for another snapshot.
             let _ = stranger.write_all(&raw::chunk(&[0; 1024]));
         }
     });
@@ -306,7 +306,8 @@ fn slow_snapshots_from_a_members_own_address_make_way_for_its_own() {
     assert_eq!(seen.lock().unwrap().iter().filter(|(_, seen)| seen.error.is_some()).count(), 4);
 }
 
-/// Sends a snapshot to member 2, and another one after each that fails, as raft does, until one arrives. Calls `before` before each.
+/// Sends a snapshot to member 2, and another after each failure, like raft, until one arrives. Calls `before`
+/// before each.
 fn send_until_it_arrives(one: &kit::Member, mut before: impl FnMut()) {
     let mut attempts = 0;
     kit::until("the snapshot arrives", || {
@@ -333,13 +334,13 @@ fn a_snapshot_that_has_arrived_is_not_slow_while_its_receiver_works() {
     kit::wait_streams(one, two);
     let (end, ended) = mpsc::channel();
     let (work, worked) = mpsc::channel::<()>();
-    // The one that comes first keeps its receiver at work, until the test lets that go.
+    // The first snapshot keeps its receiver busy until the test releases it.
     let worked = Mutex::new(Some(worked));
     *two.recorder.take_snapshot.lock().unwrap() = Some(Arc::new(Box::new(move |_, body| {
         let error = body.filter_map(Result::err).next();
         let work = worked.lock().unwrap().take();
         end.send(error.as_ref().map(ToString::to_string)).unwrap();
-        // It ends with an error: nothing is ever sent.
+        // The receive ends with an error, because nothing is ever sent.
         let _ = work.map(|work| work.recv());
         error.map_or(Ok(()), |error| Err(error.into()))
     })));
@@ -356,13 +357,13 @@ fn a_snapshot_that_has_arrived_is_not_slow_while_its_receiver_works() {
     };
     let mut whole = begin(b"0\r\n\r\n");
     assert_eq!(ended.recv(), Ok(None), "all of it has arrived");
-    // When a second one has been silent for as long as one may be, the first has lasted longer.
+    // When a second, silent connection has timed out, the first snapshot has lasted even longer.
     let silent = begin(b"");
     let broken = ended.recv().unwrap().expect("breaks off");
     assert!(broken.contains("silent"), "{broken}");
     drop(silent);
-    // The next in its name does not end it.
-    // If its streams were broken off, it is refused until they are open again.
+    // The next snapshot of this sender does not end the first one. If the sender's streams were interrupted,
+    // it is refused until they are up again.
     send_until_it_arrives(one, || {});
     assert_eq!(ended.recv(), Ok(None));
     drop(work);
@@ -376,14 +377,14 @@ fn a_snapshot_is_broken_off_when_its_receiver_stops() {
     let (one, two) = two();
     let (reading, begun) = mpsc::channel();
     let seen = reads_told(&two, move || {
-        // Only the first is waited for.
+        // The test waits for the first piece only.
         let _ = reading.send(());
     });
     let (progress, taken) = mpsc::channel();
     one.peers
         .send_snapshot(metadata(1, 2), Box::new(Source { progress: Some(progress), ..Source::of(100_000) }));
     assert!(taken.iter().any(|number| number == 50));
-    // What was sent may still be in the sockets.
+    // Sent data may still be in the sockets.
     begun.recv().expect("the receiver reads");
     two.peers.stop();
     one.recorder.wait("failed", |heard| (heard.snapshots_sent == [(2, false)]).then_some(()));
@@ -426,7 +427,7 @@ fn a_slow_receiver_slows_the_source() {
     let (progress, taken) = mpsc::channel();
     one.peers
         .send_snapshot(metadata(1, 2), Box::new(Source { progress: Some(progress), ..Source::of(2000) }));
-    // The source is read until everything between is full, and no further.
+    // The source is read until all buffers are full, and no further.
     let mut last = 0;
     while let Ok(number) = taken.recv_timeout(std::time::Duration::from_millis(500)) {
         last = number;
@@ -449,7 +450,7 @@ fn one_snapshot_at_a_time_goes_to_a_peer() {
     one.peers.send_snapshot(metadata(1, 2), Box::new(Source::of(1)));
     one.peers.send_snapshot(metadata(1, 2), Box::new(Source::of(1)));
     one.recorder.wait("refused", |heard| (heard.snapshots_sent == [(2, false)]).then_some(()));
-    // A MsgSnap among other messages has nothing behind it.
+    // A MsgSnap among other messages has no snapshot data behind it.
     one.peers.send(vec![metadata(1, 2)]);
     one.recorder.wait("refused", |heard| (heard.snapshots_sent == [(2, false), (2, false)]).then_some(()));
     go.send(()).unwrap();

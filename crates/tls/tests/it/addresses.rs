@@ -1,4 +1,4 @@
-//! Certificates and the addresses that their owners come from.
+//! Certificates, and the addresses that their owners connect from.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -7,7 +7,7 @@ use mainstay_tls::{AddressCheck, PeerNames, Question, Resolver, ServerTls};
 
 use crate::pki::{Authority, Clock, Files, params_for, server_of};
 
-/// Answers out of a table.
+/// Resolver with a fixed table.
 #[derive(Default)]
 struct Table {
     names: HashMap<&'static str, Vec<&'static str>>,
@@ -49,7 +49,7 @@ fn names_are_looked_up_both_ways() {
             ("six.example", vec!["::6"]),
         ]),
     };
-    // (hosts of the certificate, where it comes from, the answer)
+    // Hosts of the certificate, the client's address, and the expected result.
     let rows: [(&[&str], &str, Result<(), &str>); 14] = [
         (&[], "10.0.0.1", Ok(())),
         (&["10.0.0.1"], "10.0.0.1", Ok(())),
@@ -108,7 +108,7 @@ fn questions_are_few() {
     let mut asked = 0;
     while look_up.question().is_some() {
         asked += 1;
-        // Answers beyond a bound are not looked at.
+        // Only a bounded number of answers is examined.
         let mut answers = vec!["10.0.0.9".to_owned(); 64];
         answers.push("10.0.0.1".to_owned());
         look_up.answer(Ok(answers));

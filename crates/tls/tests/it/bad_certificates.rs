@@ -1,4 +1,4 @@
-//! What happens with each kind of bad certificate that a client may show.
+//! Results for every kind of bad certificate that a client may present.
 
 use mainstay_tls::{AddressCheck, Refusal, Settings};
 use rcgen::{
@@ -12,7 +12,7 @@ use crate::pki::{
 
 const VERIFY: &str = "tls: failed to verify certificate: x509: ";
 
-/// What the server logs and what the client is told about this client, in a handshake with each version.
+/// Expected log text of the server and error of the client for one client, in handshakes with each version.
 struct Case {
     name: &'static str,
     client: Option<Pair>,
@@ -44,7 +44,7 @@ fn check(cases: &[Case], server: &Settings, authority: &Authority, files: &Files
         let expected = case.server.replace("VERIFY: ", VERIFY);
         assert_eq!(server_text, expected, "{}", case.name);
         assert_eq!(client_text.trim_start_matches("remote error: tls: "), case.told, "{}", case.name);
-        // Who is refused in the handshake is refused afterwards too.
+        // A client that is refused in the handshake is also refused by `admit`.
         if let Some(pair) = &case.client {
             let pem = pair.cert.as_bytes();
             use rustls_pki_types::pem::PemObject as _;
@@ -247,7 +247,7 @@ fn with_size(text: &str, pair: &Pair) -> String {
     format!("{before}certificates, {bytes} bytes{after}")
 }
 
-/// The library takes no handshake message of 64 KiB or more, so nothing of such a certificate is parsed.
+/// rustls rejects handshake messages of 64 KiB or more, so such a certificate is never parsed.
 #[test]
 fn a_huge_certificate_ends_the_handshake() {
     let (files, clock, authority) = (Files::new(), Clock::new(), Authority::new("ca"));
@@ -270,7 +270,8 @@ fn only_allowed_names_get_in() {
     let refused = "client certificate authentication failed";
     let clock = Clock::new();
     let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-    // (common names, host names, the client's common name, its hosts, whether it gets in)
+    // Allowed common names, allowed host names, the client's common name, its hosts, and whether it is
+    // admitted.
     type Row<'a> = (&'a [&'a str], &'a [&'a str], &'a str, &'a [&'a str], bool);
     let rows: [Row<'_>; 12] = [
         (&[], &[], "alice", &[], true),
@@ -301,7 +302,7 @@ fn only_allowed_names_get_in() {
     }
 }
 
-/// Go holds the trusted authority itself to its validity, purposes and path length; `webpki` does not.
+/// Go checks validity, purposes and path length of the trusted authority itself; `webpki` does not.
 #[test]
 fn the_authority_itself_must_be_valid() {
     let files = Files::new();

@@ -1,4 +1,5 @@
-//! Files and certificates that are cut or changed anywhere: never a panic, and what was loaded stays in use.
+//! Files and certificates that are truncated or changed anywhere cause no panic, and the loaded material
+//! stays in use.
 
 use mainstay_tls::{Event, Settings};
 use rustls_pki_types::CertificateDer;
@@ -6,7 +7,7 @@ use testkit::Random;
 
 use crate::pki::{Authority, Clock, Files, NOW, at, params, params_for, server_of};
 
-/// Changes some bytes, cuts, or doubles a piece.
+/// Changes some bytes, truncates, or duplicates a piece.
 fn damage(random: &mut Random, bytes: &[u8]) -> Vec<u8> {
     let mut damaged = bytes.to_vec();
     match random.below(4) {
@@ -48,7 +49,7 @@ fn damaged_files_never_replace_sound_ones() {
             files.write(name, damage(&mut random, bytes));
             for _ in 0..2 {
                 match reloader.poll(at(NOW)) {
-                    // Some changes do no harm, in notes around PEM or in signatures.
+                    // Some changes are harmless, in text around PEM sections or in signatures.
                     Some(Event::Reloaded { .. }) => reloaded += 1,
                     Some(Event::Kept { .. }) => kept += 1,
                     _ => {}
@@ -86,7 +87,7 @@ fn every_cut_of_a_file_is_refused() {
         ("server.crl", list.as_slice()),
     ];
     for (name, bytes) in sound {
-        // The last line's end may be missing, and the end of the line before it as well.
+        // The end of the last line may be missing, and so may the end of the line before it.
         let whole = String::from_utf8_lossy(bytes).trim_end().len().min(bytes.len());
         let whole = if name.ends_with("crl") { bytes.len() } else { whole };
         for cut in 0..whole {
@@ -110,7 +111,7 @@ fn damaged_certificates_are_refused() {
         if damaged != user {
             assert!(server.admit(Some(std::slice::from_ref(&damaged))).is_err());
         }
-        // What is not read for one purpose may be for another.
+        // A damaged certificate that one function rejects may still be parsed by another.
         _ = server.check_address(Some(std::slice::from_ref(&damaged)), "10.0.0.1".parse().unwrap());
         _ = server.admit(Some(&[user.clone(), damaged]));
     }

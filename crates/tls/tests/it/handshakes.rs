@@ -1,4 +1,4 @@
-//! Handshakes that succeed, and what is known of the peer afterwards.
+//! Handshakes that succeed, and the data about the peer after them.
 
 use mainstay_tls::{Refusal, Settings, Version};
 use rustls::{HandshakeKind, ProtocolVersion};
@@ -49,7 +49,7 @@ fn a_server_without_authorities_asks_for_no_certificate() {
     assert_eq!(server.still_valid(&session), Ok(()));
 }
 
-/// As in etcd a file of authorities alone is enough to require certificates.
+/// As in etcd, a file of authorities alone is enough to require certificates.
 #[test]
 fn a_server_with_authorities_requires_a_certificate() {
     let (files, clock, authority) = (Files::new(), Clock::new(), Authority::new("ca"));
@@ -162,7 +162,7 @@ fn sessions_are_resumed() {
     }
 }
 
-/// The library does not look at certificates again when a session is resumed.
+/// rustls does not verify certificates again when a session is resumed.
 #[test]
 fn a_resumed_session_of_an_expired_certificate_is_not_admitted() {
     let (files, clock, authority) = (Files::new(), Clock::new(), Authority::new("ca"));
@@ -173,7 +173,7 @@ fn a_resumed_session_of_an_expired_certificate_is_not_admitted() {
     let user = authority.issue(short);
     let client = client_of(files.settings("client", &user, Some(&authority)), &clock);
     let end = NOW + 86_400;
-    // Tickets are good for hours.
+    // Tickets are valid for hours.
     clock.set(end - 60);
     let met = meet(&server, &client, "a");
     let session = server.admit(met.server.peer_certificates()).unwrap();
@@ -216,7 +216,7 @@ fn any_server_is_taken_when_told_to() {
     let met = meet(&server, &client, "b");
     assert!(met.succeeded());
     assert_eq!(client.admit(met.client.peer_certificates()).unwrap().common_name(), None);
-    // etcd asks for allowed names in verified chains only, of which there are none.
+    // etcd checks allowed names in verified chains only, and this chain is not verified.
     let picky = Settings { allowed_cns: vec!["server".to_owned()], ..careless };
     let met = meet(&server, &client_of(picky, &clock), "a");
     assert_eq!(
@@ -238,7 +238,7 @@ fn the_name_of_a_server_can_be_set() {
     assert!(client.server_name("not a host").is_ok());
 }
 
-/// A server's certificate must also be among those allowed, as in etcd, where both directions share the rule.
+/// A server's certificate must also have an allowed name, as in etcd, where both directions share the rule.
 #[test]
 fn allowed_names_hold_for_servers_too() {
     let (files, clock, authority) = (Files::new(), Clock::new(), Authority::new("ca"));
@@ -280,7 +280,8 @@ fn what_is_no_tls_is_explained() {
     assert_eq!(mainstay_tls::explain(&error), "tls: first record does not look like a TLS handshake");
 }
 
-/// A certificate that is itself trusted needs nobody else, and one that may not sign vouches for nobody else.
+/// A certificate that is itself trusted needs no authority, and one that may not sign cannot vouch for
+/// others.
 #[test]
 fn a_trusted_certificate_vouches_for_itself_only() {
     let (files, clock) = (Files::new(), Clock::new());
@@ -301,7 +302,7 @@ fn a_trusted_certificate_vouches_for_itself_only() {
     assert_eq!(Refusal::behind(&met.client_result.unwrap_err()), Some(Refusal::UnknownAuthority));
 }
 
-/// Go takes certificates of version 1 and certificates of authorities, `webpki` neither.
+/// Go accepts certificates of version 1 and certificates of authorities; `webpki` accepts neither.
 #[test]
 fn old_and_odd_certificates_are_taken_when_a_trusted_authority_signed_them() {
     let (files, clock, authority) = (Files::new(), Clock::new(), Authority::new("ca"));
@@ -337,7 +338,7 @@ fn old_and_odd_certificates_are_taken_when_a_trusted_authority_signed_them() {
     }
 }
 
-/// As in etcd, where Go then asks the system's authorities.
+/// As in etcd, where Go then uses the system's authorities.
 #[test]
 fn without_a_file_of_authorities_those_of_the_system_decide() {
     let (files, clock, authority) = (Files::new(), Clock::new(), Authority::new("ca"));

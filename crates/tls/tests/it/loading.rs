@@ -1,4 +1,4 @@
-//! What can be loaded, what cannot, and what is said about it.
+//! Material that can or cannot be loaded, and the messages about it.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ fn problem(settings: Settings) -> String {
     load(settings).unwrap_err().to_string()
 }
 
-/// Each kind of key in each of its forms serves a handshake.
+/// Every kind of key, in each of its formats, works in a handshake.
 #[test]
 fn every_kind_of_key_is_loaded() {
     let (files, clock, authority) = (Files::new(), Clock::new(), Authority::new("ca"));
@@ -31,7 +31,7 @@ fn every_kind_of_key_is_loaded() {
     ];
     for (known, form, name) in kinds {
         let pair = authority.issue_for(params_for("server", &["a"]), &KeyPair::from_pem(known).unwrap());
-        // Like Go, the label is not relied upon.
+        // Like in Go, the label does not matter.
         let mislabelled =
             form.replace("RSA PRIVATE KEY", "PRIVATE KEY").replace("EC PRIVATE KEY", "PRIVATE KEY");
         for key in [form.to_owned(), form.replace('\n', "\r\n"), format!("a note\n{form}"), mislabelled] {
@@ -44,8 +44,8 @@ fn every_kind_of_key_is_loaded() {
     }
 }
 
-/// The library reads RSA keys whose numbers do not belong together; every handshake would fail. The public numbers are sound in
-/// all of these, so that the key seems to be that of the certificate.
+/// rustls accepts RSA keys with inconsistent private numbers; every handshake would fail. The public numbers
+/// are correct in all of these keys, so each appears to match the certificate.
 #[test]
 fn an_rsa_key_that_does_not_sign_is_refused() {
     let (files, authority) = (Files::new(), Authority::new("ca"));
@@ -53,7 +53,7 @@ fn an_rsa_key_that_does_not_sign_is_refused() {
     let pair = authority.issue_for(params_for("server", &["a"]), &known);
     let lines: Vec<&str> = include_str!("data/rsa.pkcs1.pem").lines().collect();
     let sound = STANDARD.decode(lines[1..lines.len() - 1].concat()).unwrap();
-    // Behind the modulus and the public exponent.
+    // Starts after the modulus and the public exponent.
     for at in (300..sound.len()).step_by(41) {
         let mut bent = sound.clone();
         bent[at] ^= 1;
@@ -67,7 +67,7 @@ fn an_rsa_key_that_does_not_sign_is_refused() {
     }
 }
 
-/// Such a file is what is left of a key in a variable or a template that takes line breaks away.
+/// Such a file results from a key in a variable or template that removes line breaks.
 #[test]
 fn a_key_without_line_breaks_is_not_shown() {
     let (files, authority) = (Files::new(), Authority::new("ca"));
@@ -100,7 +100,7 @@ fn files_that_cannot_be_used_are_refused_in_gos_words() {
     let csr = own.cert.replace("CERTIFICATE", "CERTIFICATE REQUEST");
     let cut = "malformed PEM: a section has no end; the file may be cut";
     let no_der = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
-    // (certificate file, key file, what is wrong, which file is named)
+    // Certificate file, key file, expected problem, and the file that the error names.
     let rows: Vec<(String, String, &str, &str)> = vec![
         (String::new(), own.key.clone(), "tls: failed to find any PEM data in certificate input", "crt"),
         (
@@ -172,7 +172,7 @@ fn files_that_cannot_be_used_are_refused_in_gos_words() {
         assert!(error.problem().starts_with(expected), "{error}\nnot {expected}");
         assert!(error.file().unwrap().ends_with(format!("server.{file}")), "{error}");
         assert!(error.to_string().contains(&format!("server.{file}")), "{error}");
-        // The same as a certificate for outgoing connections.
+        // The same files as the certificate for outgoing connections.
         let named = files.settings("server", &pair, None);
         let outgoing = Settings {
             client_cert_file: named.cert_file,
@@ -289,7 +289,7 @@ fn lists_are_taken_in_der_and_in_pem() {
         }
         assert!(tls.describe().iter().any(|line| line.ends_with("serial numbers revoked")));
     }
-    // An authority in between may be revoked too.
+    // An intermediate authority may be revoked too.
     let mut below = authority_params("below");
     below.serial_number = Some(rcgen::SerialNumber::from_slice(&[1]));
     let below = authority.below(below);

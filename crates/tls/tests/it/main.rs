@@ -1,6 +1,7 @@
 //! Whole handshakes between a server and a client in memory, with certificates made for each test.
 //!
-//! `data` has keys and certificates in forms that `rcgen` does not write; they were made for these tests with openssl.
+//! `data` has keys and certificates in formats that `rcgen` does not write; they were generated for these
+//! tests with openssl.
 
 mod addresses;
 mod bad_certificates;

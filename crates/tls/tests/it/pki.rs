@@ -15,7 +15,7 @@ pub fn at(seconds: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-/// A directory with the files of one member.
+/// Directory with the files of one member.
 pub struct Files {
     pub dir: TempDir,
 }
@@ -31,7 +31,7 @@ impl Files {
         path
     }
 
-    /// Settings with a certificate and perhaps an authority.
+    /// Returns settings with a certificate and optionally an authority.
     pub fn settings(&self, name: &str, own: &Pair, authority: Option<&Authority>) -> Settings {
         Settings {
             cert_file: Some(self.write(&format!("{name}.crt"), &own.cert)),
@@ -55,7 +55,7 @@ pub fn client_of(settings: Settings, clock: &Arc<Clock>) -> ClientTls {
     Tls::load(settings, clock.clone()).unwrap().0.client()
 }
 
-/// Two ends after a handshake, and how it ended for each.
+/// Both ends after a handshake, with the result at each end.
 pub struct Met {
     pub server: ServerConnection,
     pub client: ClientConnection,
@@ -69,7 +69,7 @@ impl Met {
     }
 }
 
-/// A handshake between the two, as if `host` was dialed.
+/// Performs a handshake between the two, as if `host` was dialed.
 pub fn meet(server: &ServerTls, client: &ClientTls, host: &str) -> Met {
     meet_with(server, client.config(), client, host)
 }

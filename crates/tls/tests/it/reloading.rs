@@ -8,7 +8,7 @@ use crate::pki::{
     Authority, Clock, Files, NEXT_LIST, NOW, at, client_of, meet, params, params_for, server_of,
 };
 
-/// Polls as often as a change takes to be seen; what the last poll says.
+/// Polls until a change is used; returns the event.
 fn polled(reloader: &mut Reloader) -> Option<Event> {
     let events: Vec<Event> = (0..3).filter_map(|_| reloader.poll(at(NOW))).collect();
     assert!(events.len() < 2, "{events:?}");
@@ -58,7 +58,7 @@ fn what_is_being_written_is_not_taken_for_whole() {
     let own = one.issue(params_for("server", &["a"]));
     let (server, _, mut reloader) = server_of(files.settings("server", &own, Some(&one)), &clock);
     let user = two.issue(params("user")).der;
-    // The file grows by a certificate between polls.
+    // The file grows by one certificate between polls.
     let three = Authority::new("three");
     files.write("server.ca.crt", &three.pem);
     assert_eq!(reloader.poll(at(NOW)), None);
@@ -92,13 +92,13 @@ fn revocation_takes_effect_on_connections_that_exist() {
     assert_eq!(server.still_valid(&alices), Err(revoked.clone()));
     assert_eq!(server.still_trusted(&alices), Err(revoked.clone()));
     assert_eq!(server.still_valid(&bobs), Ok(()));
-    // Tickets from before are worth nothing: the handshake is a full one, and fails.
+    // Tickets from before the reload are invalid, so the handshake is a full one and fails.
     let met = meet(&server, &alice, "a");
     assert_eq!(Refusal::behind(&met.server_result.unwrap_err()), Some(revoked));
     let met = meet(&server, &bob, "a");
     assert_eq!(met.server.handshake_kind(), Some(rustls::HandshakeKind::Full));
     assert_eq!(server.admit(met.server.peer_certificates()).unwrap().generation(), 2);
-    // A list that cannot be read leaves the newest one in use.
+    // A list that cannot be read leaves the newest valid one in use.
     for broken in [b"".as_slice(), b"garbage"] {
         files.write("crl", broken);
         assert_eq!(kept(polled(&mut reloader)), "x509: malformed crl");
@@ -124,13 +124,13 @@ fn an_authority_that_goes_takes_its_connections_along() {
     assert!(matches!(polled(&mut reloader), Some(Event::Reloaded { .. })));
     assert_eq!(server.still_valid(&ones), Err(Refusal::UnknownAuthority));
     assert_eq!(server.still_valid(&twos), Ok(()));
-    // An authority that was renewed with its key is the same.
+    // An authority that was renewed with the same key counts as the same.
     let mut renewed = crate::pki::authority_params("two");
     renewed.not_after = rcgen::date_time_ymd(2056, 1, 1);
     files.write("server.ca.crt", renewed.self_signed(two.issuer.key()).unwrap().pem());
     assert!(matches!(polled(&mut reloader), Some(Event::Reloaded { .. })));
     assert_eq!(server.still_valid(&twos), Ok(()));
-    // One of the same name with another key is not.
+    // An authority with the same name and another key counts as a different one.
     files.write("server.ca.crt", &Authority::new("two").pem);
     assert!(matches!(polled(&mut reloader), Some(Event::Reloaded { .. })));
     assert_eq!(server.still_valid(&twos), Err(Refusal::UnknownAuthority));
@@ -162,14 +162,14 @@ fn a_failure_is_reported_once_and_then_every_hour() {
     let (_, tls, mut reloader) = server_of(files.settings("server", &own, Some(&authority)), &clock);
     files.write("server.crt", "");
     assert!(kept(polled(&mut reloader)).starts_with("tls: failed to find any PEM data"));
-    // The same again, written again.
+    // The same failure is not reported again when the same contents are written again.
     files.write("server.crt", "");
     assert_eq!(polled(&mut reloader), None);
     let hour = at(NOW) + Duration::from_secs(3600);
     assert_eq!(reloader.poll(hour - Duration::from_secs(1)), None);
     assert!(kept(reloader.poll(hour)).starts_with("tls: failed to find any PEM data"));
     assert_eq!(reloader.poll(hour), None);
-    // Another failure is news.
+    // A different failure is reported immediately.
     files.write("server.crt", "garbage");
     assert!(kept(polled(&mut reloader)).starts_with("tls: failed to find any PEM data"));
     assert!(tls.failure().is_some());
@@ -179,7 +179,7 @@ fn a_failure_is_reported_once_and_then_every_hour() {
     assert_eq!(polled(&mut reloader), None);
 }
 
-/// As Kubernetes changes mounted files: a link to the directory is replaced.
+/// Kubernetes changes mounted files by replacing a symbolic link to the directory.
 #[test]
 fn files_behind_links_are_followed() {
     let (files, clock, authority) = (Files::new(), Clock::new(), Authority::new("ca"));
@@ -238,7 +238,7 @@ fn nobody_resumes_what_began_before_a_reload() {
     assert_eq!(kind(), Some(rustls::HandshakeKind::Resumed));
 }
 
-/// Long after the last change the files are not read any more, only looked at.
+/// Long after the last change, files are only checked by their stamps and not read.
 #[test]
 fn a_change_is_noticed_by_the_stamps_of_files() {
     let (files, clock, authority) = (Files::new(), Clock::new(), Authority::new("ca"));

@@ -27,7 +27,7 @@ fn a_member_makes_its_certificate_once() {
     assert_eq!((made.cert_file.clone(), made.key_file.clone()), (dir.join("cert.pem"), dir.join("key.pem")));
 
     let (server, ..) = server_of(made.settings(), &clock);
-    // Members take any certificate from each other; tools may be given the file as an authority.
+    // Members accept any certificate from each other; tools may use the file as a trusted authority.
     let careful = Settings { trusted_ca_file: Some(made.cert_file.clone()), ..Settings::default() };
     let (careless, careful) = (client_of(made.settings(), &clock), client_of(careful, &clock));
     for host in ["127.0.0.1", "::1", "member.example"] {
@@ -61,7 +61,7 @@ fn what_cannot_be_used_is_made_again() {
     std::fs::write(&second.cert_file, "garbage").unwrap();
     assert!(why().unwrap().starts_with("tls: failed to find any PEM data in certificate input"));
     assert_eq!(why(), None);
-    // As etcd leaves them.
+    // Files as etcd generates them.
     std::fs::write(&second.cert_file, include_str!("data/p521.cert.pem")).unwrap();
     std::fs::write(&second.key_file, include_str!("data/p521.sec1.pem")).unwrap();
     assert!(why().unwrap().starts_with("tls: failed to parse private key"));
