@@ -235,7 +235,7 @@ async fn token_for(call: &mut Call, request: &AuthenticateRequest) -> Result<Ans
     let (shared, address) = (Arc::clone(call.shared()), call.client());
     let credentials = &shared.credentials;
     // Whatever token the call shows, a login is made by nobody.
-    call.is_made_by_nobody();
+    call.go_on_as_nobody();
     for _ in 0..ATTEMPTS_MAX {
         if !shared.state.load().reads_local {
             let place = call.services.logins.enter()?;

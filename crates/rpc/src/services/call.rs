@@ -16,7 +16,7 @@ use bytes::Bytes;
 use front::{Answer, Head, Unary};
 use machine::auth::Gate;
 use machine::{AsOf, Outcome};
-use numbers::Revision;
+use numbers::{Revision, Term};
 use replica::core::{ClientRequest, Reply, ReplyBody, RequestId, Writer, command};
 use replica::pending::PendingReply;
 use replica::shared::{Published, Shared};
@@ -257,7 +257,7 @@ impl Call {
     }
 
     /// Makes the rest of the call on behalf of nobody.
-    pub(super) fn is_made_by_nobody(&mut self) {
+    pub(super) fn go_on_as_nobody(&mut self) {
         self.principal = Ok(Principal::default());
     }
 
@@ -318,12 +318,23 @@ impl Call {
     /// # Errors
     ///
     /// Those of `may`.
+    #[inline(always)]
     pub(super) async fn allowed(&mut self, may: impl Fn(&Call) -> Result<(), Status>) -> Result<(), Status> {
-        let refusal = match may(self) {
-            Ok(()) => return Ok(()),
-            Err(refusal) if self.shared().state.load().reads_local => return Err(refusal),
-            Err(refusal) => refusal,
-        };
+        match may(self) {
+            Ok(()) => Ok(()),
+            Err(refusal) => Box::pin(self.allowed_later(refusal, may)).await,
+        }
+    }
+
+    /// Judges a write again that `may` does not allow as far as this member knows.
+    async fn allowed_later(
+        &mut self,
+        refusal: Status,
+        may: impl Fn(&Call) -> Result<(), Status>,
+    ) -> Result<(), Status> {
+        if self.shared().state.load().reads_local {
+            return Err(refusal);
+        }
         let place = self.place_to_wait().map_err(|_| refusal)?;
         self.confirmed(place).await?;
         may(self)
@@ -540,17 +551,23 @@ impl Call {
     }
 
     fn replied(&mut self, reply: Reply) -> (ReplyBody, ResponseHeader) {
-        if let Path::Core { revision, .. } = &mut self.path {
-            *revision = Some(reply.revision);
-        }
-        (reply.body, self.shared().header(reply.revision, reply.raft_term))
+        (reply.body, self.header_of(reply.revision, reply.raft_term))
     }
 
     fn applied(&mut self, reply: Reply) -> Result<Applied, Status> {
-        match self.replied(reply) {
-            (ReplyBody::Outcome(outcome, state), header) => Ok(Applied { outcome: outcome?, state, header }),
+        let header = self.header_of(reply.revision, reply.raft_term);
+        match reply.body {
+            ReplyBody::Outcome(outcome, state) => Ok(Applied { outcome: outcome?, state, header }),
             _ => Err(error::STOPPED),
         }
+    }
+
+    /// Returns the header of an answer to a reply of the core, and notes that there is a reply.
+    fn header_of(&mut self, at: Revision, raft_term: Term) -> ResponseHeader {
+        if let Path::Core { revision, .. } = &mut self.path {
+            *revision = Some(at);
+        }
+        self.shared().header(at, raft_term)
     }
 }
 
