@@ -200,7 +200,7 @@ pub fn answer(
                 let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
                 redirect(request, &format!("/v3/{query}"))
             }
-            // COMPAT-173.
+            // COMPAT-173: the text also names the command that migrates keys of API version 2.
             path if path == "/v2" || path.starts_with("/v2/") => refused(StatusCode::NOT_FOUND, V2_IS_GONE),
             path => common(path, (shared, values, counters), logger, request),
         },

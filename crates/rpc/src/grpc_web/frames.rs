@@ -1,4 +1,5 @@
-//! The bodies of gRPC-Web: frames, as bytes or in base64. Everything here is a function of bytes: no call, no socket.
+//! Bodies of gRPC-Web: frames, in binary or in base64. This module only transforms bytes, without calls or
+//! sockets.
 //!
 //! ```text
 //! frame   = flags (1 byte: 0 a message, 0x80 the end) length (4 bytes, big endian) bytes
