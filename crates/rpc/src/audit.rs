@@ -311,7 +311,7 @@ struct Line {
 }
 
 impl Line {
-    /// Returns false if the call is a read that must not be logged, as far as its method shows that.
+    /// Returns false for a read that does not have to be logged, as far as the method shows that.
     fn is_wanted(&self) -> bool {
         self.reads || !is_read(self.rpc) || self.result.as_ref().is_err_and(is_refusal)
     }

@@ -32,7 +32,7 @@ use crate::encode;
 use storage::values::unreadable;
 use storage::values::{Attempt, LogValues, made};
 
-/// Result of a read in a transaction, with its known length.
+/// Result of a read in a transaction, whose length is known.
 struct Measured {
     /// Length of all encoded `kvs` fields of the read, in bytes.
     kvs: usize,
