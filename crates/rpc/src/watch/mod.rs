@@ -16,15 +16,15 @@
 //!
 //! Invariants, and the tests that check them (`tests`, beside the code):
 //! - a watch receives every matching change once, in order, or an error that the change was compacted
-//! (`every_event_once_in_order`);
+//!   (`every_event_once_in_order`);
 //! - all events of one revision are in one response, unless the client asked for fragments (the same test);
 //! - a watch that had received everything when a change was published gets the change whatever is compacted
-//! next, for a minute (`held::a_revision_that_is_being_read_is_read_to_its_end_though_it_was_compacted`);
+//!   next, for a minute (`held::a_revision_that_is_being_read_is_read_to_its_end_though_it_was_compacted`);
 //! - a stream holds at most [`QUEUE_BYTES_MAX`] of responses or one response, and no view between two polls
-//! (`a_slow_stream_holds_little_and_delays_nobody`);
+//!   (`a_slow_stream_holds_little_and_delays_nobody`);
 //! - no turn checks more watches, or walks more changes, than its portion, whatever clients watch and write
-//! (`many_watches_of_one_key_are_told_in_turns`, `a_revision_of_very_many_changes_is_told_in_turns`); the
-//! same holds for all streams that read history together (`turns::streams_that_are_behind_take_turns`);
+//!   (`many_watches_of_one_key_are_told_in_turns`, `a_revision_of_very_many_changes_is_told_in_turns`); the
+//!   same holds for all streams that read history together (`turns::streams_that_are_behind_take_turns`);
 //! - everything runs on one thread, and no task is woken while a cell is borrowed.
 
 mod by_id;
