@@ -108,7 +108,7 @@ impl Rope {
     }
 }
 
-/// Result of a walk over a range so far.
+/// Progress of a walk over a range.
 #[derive(Clone, Copy, Default)]
 struct Looked {
     keys: u64,
@@ -396,7 +396,7 @@ impl Pieces {
     }
 }
 
-/// Position that a piece ends at.
+/// Position at which a piece ends.
 #[derive(Default)]
 struct Through {
     /// Number of parts that end with the piece.

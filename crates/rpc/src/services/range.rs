@@ -214,7 +214,7 @@ struct Opened {
     limit: u64,
 }
 
-/// Position that a piece ends at.
+/// Position at which a piece ends.
 #[derive(Default)]
 struct Through {
     keys: u64,
