@@ -1,5 +1,6 @@
-//! Tells a release build from a git checkout which commit it is of; git itself is not needed. `MAINSTAY_GIT_SHA` names it
-//! where there is no checkout. Other builds are not told, so that a commit does not have them linked again.
+//! Passes the commit of the git checkout to a release build, without running git. `MAINSTAY_GIT_SHA` names
+//! the commit if there is no checkout. Builds of other profiles get no commit, so that a new commit does not
+//! link them again.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -14,17 +15,17 @@ fn main() {
     }
 }
 
-/// The commit that is checked out, in hexadecimal. `None` if this is no checkout, or one that cannot be read.
+/// Returns the checked-out commit in hexadecimal; `None` if there is no checkout or it cannot be read.
 fn checked_out() -> Option<String> {
     let root = Path::new(&env::var_os("CARGO_MANIFEST_DIR")?).join("../..");
     let mut git = root.join(".git");
     if git.is_file() {
-        // A work tree beside the repository.
+        // In a git worktree, `.git` is a file that names the directory.
         git = root.join(fs::read_to_string(&git).ok()?.strip_prefix("gitdir:")?.trim());
     }
     let common = fs::read_to_string(git.join("commondir"));
     let common = common.map_or_else(|_| git.clone(), |path| git.join(path.trim()));
-    // Every commit and checkout adds a line here, also where the branch's own file is not there yet.
+    // Every commit and checkout appends a line to this file, even if the branch has no file of its own yet.
     watched(git.join("logs/HEAD"));
     let head = watched(git.join("HEAD"))?;
     let commit = match head.trim().strip_prefix("ref: ") {
@@ -44,7 +45,8 @@ fn checked_out() -> Option<String> {
     is_commit.then_some(commit)
 }
 
-/// The text of a file; when it changes, this is run again. A file that is not there is not watched: it would count as changed.
+/// Returns the text of a file, and makes cargo run this script again when the file changes. A missing file is
+/// not watched, because cargo would treat it as changed each time.
 fn watched(path: PathBuf) -> Option<String> {
     let text = fs::read_to_string(&path).ok()?;
     println!("cargo::rerun-if-changed={}", path.display());

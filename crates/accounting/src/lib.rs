@@ -1,12 +1,13 @@
-//! Accounting of clients: the memory that they make a member hold, the work of a turn, and the counters of each shard.
+//! Accounting per client: the memory that a client makes a member hold, the work of a connection's turn, and
+//! the counters of each shard.
 //!
-//! Everything that holds something for a client charges the account of the client's connection ([`Account`]), from the
-//! buffers of a socket to a value that was read from the disk. All accounts share one [`Budget`].
+//! Code that holds data for a client, from a socket buffer to a value read from disk, charges the account of
+//! the client's connection ([`Account`]). All accounts share one [`Budget`].
 //!
-//! What it does not know: sockets, HTTP, what is held and why.
+//! This crate does not handle sockets or HTTP, and does not know what the charged data is.
 //!
-//! Invariants: the charges of an account never exceed what it has reserved in the budget; a [`Held`] or [`Charge`] gives
-//! back what it took when it is dropped.
+//! Invariants: the charges of an account never exceed what it has reserved in the budget; a [`Held`] or
+//! [`Charge`] gives its bytes back when it is dropped.
 //!
 //! Tests: beside the code.
 

@@ -1,4 +1,4 @@
-//! The tool by itself, for those who work on it: `cargo run --release -p mainstay-bench --example bench -- put …`
+//! The benchmark tool as a standalone program: `cargo run --release -p mainstay-bench --example bench -- put …`
 
 use std::process::ExitCode;
 

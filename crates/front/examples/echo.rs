@@ -1,6 +1,6 @@
-//! A server that answers every unary call with the same 1 KiB, for measuring what the front costs:
-//! `cargo run --release -p mainstay-front --example echo -- 127.0.0.1:2379 [shards]`. A path that ends in
-//! `Later` is answered from another task, as a write is; one that ends in `Big` with 4 MiB in pieces.
+//! A server that answers every unary call with the same 1 KiB, to measure the cost of the front: `cargo run
+//! --release -p mainstay-front --example echo -- 127.0.0.1:2379 [shards]`. A path that ends in `Later` is
+//! answered from another task, as a write is; a path that ends in `Big`, with 4 MiB in pieces.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use mainstay_front::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-/// The allocator of a member, for those who measure memory.
+/// The allocator of a member, so that memory measurements are comparable.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -30,12 +30,12 @@ impl Echo {
         let answer = Bytes::from(vec![7; 1024]);
         let (later, mut asked) = mpsc::unbounded_channel::<Asked>();
         let ready = answer.clone();
-        // Answers whole batches, as a log that has synced does.
+        // Answers requests in batches, like a log after an fsync.
         drop(tokio::task::spawn_local(async move {
             let mut batch = Vec::new();
             while asked.recv_many(&mut batch, 1024).await > 0 {
                 for asked in batch.drain(..) {
-                    // A caller that is gone needs no answer.
+                    // If the caller was dropped, nobody needs the answer.
                     let _ = asked.send(ready.clone());
                 }
             }

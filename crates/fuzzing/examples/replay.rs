@@ -1,5 +1,5 @@
-//! Runs inputs through a target: `replay <target> <file or folder>...`. What it was instrumented for, say coverage, is
-//! the builder's affair.
+//! Runs inputs through a fuzz target: `replay <target> <file or folder>...`. The build decides on
+//! instrumentation, such as coverage.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -1,6 +1,6 @@
-//! Answers every request with a few bytes, or with as many as its path says (`/bytes/100000`), and echoes what is sent to
-//! `/echo` or comes as gRPC: a server for tools that judge HTTP/2 servers, such as `h2spec`, `nghttp`, `h2load` and `curl
-//! --http2-prior-knowledge`.
+//! A server for tools that test HTTP/2 servers, such as `h2spec`, `nghttp`, `h2load` and `curl
+//! --http2-prior-knowledge`. It answers every request with a few bytes, or with as many as the path says
+//! (`/bytes/100000`), and echoes bodies that are sent to `/echo` or as gRPC.
 //!
 //! `cargo run --release -p mainstay-http2 --example hello -- 127.0.0.1:8080`
 
@@ -35,7 +35,7 @@ fn main() -> io::Result<()> {
         let (stream, options, answers) = (stream?, options.clone(), answers.clone());
         stream.set_nodelay(true)?;
         thread::spawn(move || {
-            // The client is gone, or was told what was wrong.
+            // An error means that the client disconnected, or that it violated the protocol and was told so.
             let _ = serve(stream, &options, &answers);
         });
     }
@@ -50,7 +50,7 @@ fn serve(mut stream: TcpStream, options: &Arc<Options>, answers: &Answers) -> io
         send(&mut connection, &mut stream)?;
         let timeout = connection.deadline().map(|due| due.saturating_duration_since(Instant::now()));
         stream.set_read_timeout(timeout.map(|timeout| timeout.max(Duration::from_millis(1))))?;
-        // What was left when the connection was blocked comes before what is read.
+        // Input that was buffered while the connection was blocked is processed before more is read.
         if !was_blocked {
             match stream.read(input.space()) {
                 Ok(0) => return Ok(()),
@@ -64,7 +64,7 @@ fn serve(mut stream: TcpStream, options: &Arc<Options>, answers: &Answers) -> io
         let mut at = 0;
         let result = loop {
             match connection.next(input.unread(), &mut at) {
-                // A stream that is gone needs no answer.
+                // If the stream was reset, nobody needs the answer.
                 Ok(Some(event)) => drop(answer(&mut connection, answers, event)),
                 Ok(None) => break connection.tick(),
                 Err(error) => break Err(error),
@@ -76,7 +76,7 @@ fn serve(mut stream: TcpStream, options: &Arc<Options>, answers: &Answers) -> io
             eprintln!("{error}");
             send(&mut connection, &mut stream)?;
             stream.shutdown(Shutdown::Write)?;
-            // What the client still sends must not destroy what it was told.
+            // Closing the socket with unread input would send a reset, which could destroy data sent before.
             stream.set_read_timeout(Some(Duration::from_secs(1)))?;
             io::copy(&mut stream, &mut io::sink())?;
             return Ok(());

@@ -1,6 +1,6 @@
-//! Processor time of a unary gRPC call at each end, without a network: a request of 300 bytes and an answer of 30, ten calls
-//! at once. First for two ends of this crate, then for two of `h2`. What is shown are medians over rounds of ten calls, so
-//! that other processes do not matter much.
+//! CPU time of a unary gRPC call at each end, without a network: a request of 300 bytes and a response of 30,
+//! ten calls at once; first for two ends of this crate, then for two of `h2`. Prints medians over rounds of
+//! ten calls, so that other processes have little influence.
 //!
 //! `cargo run --release -p mainstay-http2 --example round_trip`
 
@@ -45,7 +45,7 @@ fn show(name: &str, (mut client, mut server): Times) {
     println!("{name:6} client {:5} ns  server {:5} ns", each(&mut client), each(&mut server));
 }
 
-/// Carries output to the other end's input, as the kernel would.
+/// Moves output to the other end's input, in place of the kernel.
 fn carry(from: &mut Connection, to: &mut Input) {
     from.gather();
     let output = from.output();
@@ -130,7 +130,7 @@ fn ours() -> Result<Times, Failure> {
     Ok((of_client, of_server))
 }
 
-/// Two ends of a pipe that is always ready to take bytes.
+/// One end of an in-memory pipe that always accepts bytes.
 struct Pipe {
     from: Rc<RefCell<VecDeque<u8>>>,
     to: Rc<RefCell<VecDeque<u8>>>,

@@ -1,4 +1,4 @@
-//! What showing who one is costs: nanoseconds of one core for tokens and passwords that are known, and for those that are not.
+//! CPU cost of authentication: nanoseconds of one core for known and unknown tokens and passwords.
 //!
 //! ```text
 //! cargo run --release -p mainstay-identity --example identity_cost
@@ -13,10 +13,10 @@ use mainstay_identity::simple::{Settings, Store, draw_prefix};
 use mainstay_identity::{Now, TokenKind, Tokens, system_entropy};
 use numbers::Index;
 
-/// How much processor time one figure is measured for.
+/// CPU time in nanoseconds for which each figure is measured.
 const MEASURED_NS: u64 = 300_000_000;
 
-/// The processor time of this thread in nanoseconds, so that others on the machine count as little as possible.
+/// Returns the CPU time of this thread in nanoseconds, on which other processes have little influence.
 fn spent_ns() -> u64 {
     let text =
         std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux with figures of its scheduler");
@@ -64,7 +64,7 @@ fn main() {
         let token = jwt.sign("alice", 7, now).expect("a private key");
         measure(&format!("{method}: sign"), |_| drop(black_box(jwt.sign("alice", 7, now))));
         let unknown = Jwt::new(i64::MAX / 2, keys(), 1, start, &mut entropy);
-        // Sixteen parts with a place each: these push each other out.
+        // The cache has sixteen parts with one slot each, so these tokens evict each other.
         let tokens: Vec<String> =
             (0..512).map(|revision| jwt.sign("alice", revision, now).expect("a private key")).collect();
         measure(&format!("{method}: token presented first ({} bytes)", token.len()), |round| {

@@ -1,13 +1,13 @@
-//! Looks into etcd's files, and makes some: for holding the library against Go's bbolt and real etcd by hand.
+//! Inspects and writes etcd's files, to compare the library manually with Go's bbolt and real etcd.
 //!
 //! ```text
 //! interchange check    DB                 checks a bbolt file
-//! interchange dump     DB                 prints every key, and of its value the length and FNV-1a
-//! interchange status   SNAPSHOT           the figures of `etcdutl snapshot status`
-//! interchange hashkv   SNAPSHOT REVISION  the figures of HashKV
-//! interchange copy     SNAPSHOT RELEASE NEW        reads it all and writes it again
-//! interchange export   SNAPSHOT RELEASE NEW-DIR    a data directory for etcd
-//! interchange datadir  DIR                what a data directory holds
+//! interchange dump     DB                 prints every key, with the length and the FNV-1a hash of its value
+//! interchange status   SNAPSHOT           prints the figures of `etcdutl snapshot status`
+//! interchange hashkv   SNAPSHOT REVISION  prints the figures of HashKV
+//! interchange copy     SNAPSHOT RELEASE NEW        reads a snapshot and writes it again
+//! interchange export   SNAPSHOT RELEASE NEW-DIR    writes a data directory for etcd
+//! interchange datadir  DIR                prints the contents of a data directory
 //! ```
 
 use std::error::Error;

@@ -1,7 +1,7 @@
 //! Measures the log on a real disk: `cargo run --release -p mainstay-log --example measure_log [directory]`.
 //!
-//! Entries per second and latency with 500 entries of 1 KiB in flight, latency of one alone, and how fast a log is
-//! recovered.
+//! Prints entries per second and latency with 500 entries of 1 KiB in flight, the latency of a single entry,
+//! and the speed of recovery.
 
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};

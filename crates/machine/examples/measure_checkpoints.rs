@@ -1,5 +1,6 @@
-//! Prints what checkpoints and transfers cost, and small puts with their hash: `cargo run --release -p mainstay-machine --example measure_checkpoints [keys]`,
-//! and with `puts` instead of a number.
+//! Prints the cost of checkpoints, of transfers, and of small puts with their hash: `cargo run --release -p
+//! mainstay-machine --example measure_checkpoints [keys]`. With `puts` instead of a number, measures only
+//! puts.
 
 #![allow(clippy::disallowed_methods, reason = "it measures time")]
 
@@ -17,7 +18,7 @@ use mvcc::{Location, Value};
 use numbers::{Index, Revision, Term};
 use prost::Message as _;
 
-/// All values are the same.
+/// A source that returns the same value for every location.
 struct Same;
 
 impl Values for Same {
@@ -27,9 +28,9 @@ impl Values for Same {
     }
 }
 
-/// Processor time of the process, in milliseconds, all threads, user and system apart.
+/// Returns the CPU time of all threads of the process in milliseconds: user time and system time.
 fn cpu_ms() -> (u64, u64) {
-    // Fields 14 and 15, in ticks of 10 ms; the name before them has no spaces here.
+    // Fields 14 and 15 are in ticks of 10 ms. The process name, which precedes them, contains no spaces.
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let field = |at: usize| stat.split(' ').nth(at).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0) * 10;
     (field(13), field(14))
@@ -55,8 +56,8 @@ fn restore_blocks(blocks: &[Vec<u8>]) -> Machine {
     restore(RULES, vec![blocks]).expect("restores")
 }
 
-/// A member that starts has to fault in all its memory first, so that is measured in a process of its own, which gets
-/// the blocks through a pipe.
+/// Measures the restore in a child process, which gets the blocks through a pipe: a starting member has to
+/// fault in all its memory.
 fn restore_in_child(blocks: &[Vec<u8>]) -> std::io::Result<()> {
     let mut child = Child::new(std::env::current_exe()?).arg("restore").stdin(Stdio::piped()).spawn()?;
     if let Some(mut pipe) = child.stdin.take() {
@@ -82,7 +83,7 @@ fn child() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Puts of few keys, so that the index costs little; their requests are made before.
+/// Measures puts of few keys, so that the index costs little. The requests are built before the measurement.
 fn hot_puts() {
     let requests: Vec<Bytes> = (0..1000)
         .map(|n| {
@@ -115,7 +116,7 @@ fn hot_puts() {
     }
 }
 
-/// A whole transfer, with the values handed over and placed at once.
+/// Measures a whole transfer, with values that are handed over and placed at once.
 fn transfer(machine: &mut Machine) {
     let (view, head) = (machine.store.publish(), machine.head());
     let chunks: Vec<Bytes> = measure("writing a transfer", || {
@@ -151,7 +152,7 @@ fn main() -> std::io::Result<()> {
     let value = Bytes::from(vec![b'v'; 64]);
     measure("applying the puts", || {
         for n in 0..keys {
-            // In random order, and random to look at: little is shared.
+            // The keys are random and in random order, so they share little.
             let key = format!("{:016x}{:08x}", n.wrapping_mul(0x9E37_79B9_7F4A_7C15), n as u32);
             let put = PutRequest { key: key.into(), value: value.clone(), ..PutRequest::default() };
             let request = InternalRaftRequest { put: Some(put), ..InternalRaftRequest::default() };

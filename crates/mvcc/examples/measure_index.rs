@@ -1,4 +1,4 @@
-//! Prints what the index costs: CPU time per operation and memory per key, at 1,000,000 keys of 24 bytes.
+//! Prints the cost of the index: CPU time per operation and memory per key, at 1,000,000 keys of 24 bytes.
 //!
 //! `cargo run --release -p mainstay-mvcc --example measure_index [keys]`
 
@@ -16,17 +16,17 @@ struct Counting;
 
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: passes everything on to the system's allocator, and only counts.
+// SAFETY: forwards every call to the system's allocator, and only counts bytes.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         BYTES.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -45,7 +45,7 @@ impl Random {
     }
 }
 
-/// 24 bytes; `number` scrambled, so that ascending numbers are random keys.
+/// Returns a key of 24 bytes. `number` is scrambled, so that ascending numbers give random keys.
 fn key(number: u64) -> [u8; 24] {
     let mut key = *b"/r/pods/________________";
     let scrambled = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
@@ -59,8 +59,8 @@ fn value(number: u64) -> Value {
     Value { location: Location { segment: 1, offset: number as u32 }, len: 1024, crc: number as u32 }
 }
 
-/// CPU time of this thread in nanoseconds, so that a busy machine does not spoil the figures; where the system
-/// does not tell, the time since `start`.
+/// Returns the CPU time of this thread in nanoseconds, on which a busy machine has little influence. If the
+/// system does not provide it, returns the time since `start`.
 fn cpu_ns(start: Instant) -> u64 {
     let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
     let ns = told.as_deref().and_then(|text| text.split(' ').next()).and_then(|text| text.parse().ok());

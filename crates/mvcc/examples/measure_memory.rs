@@ -1,5 +1,5 @@
-//! Prints what the index costs in memory for each key, by the order in which keys come: bytes asked of the allocator, and
-//! resident memory with the allocator that the server has. Each order in a process of its own.
+//! Prints the memory cost of the index per key, for several orders of insertion: bytes requested from the
+//! allocator, and resident memory with the allocator of the server. Each order runs in its own process.
 //!
 //! `cargo run --release -p mainstay-mvcc --example measure_memory [keys]`
 
@@ -16,17 +16,17 @@ struct Counting;
 
 static BYTES: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: passes everything on to the allocator, and only counts.
+// SAFETY: forwards every call to the allocator, and only counts bytes.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         BYTES.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { mimalloc::MiMalloc.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         BYTES.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { mimalloc::MiMalloc.dealloc(pointer, layout) }
     }
 }
@@ -37,7 +37,7 @@ static ALLOCATOR: Counting = Counting;
 const KEY_BYTES: usize = 24;
 type Key = [u8; KEY_BYTES];
 
-/// An order in which keys come: its name, and the key of a number.
+/// An order of insertion: its name, and a function from a number to its key.
 type Order = (&'static str, fn(u64) -> Key);
 
 const ORDERS: [Order; 4] = [
@@ -72,15 +72,16 @@ fn resident_bytes() -> usize {
     pages * 4096
 }
 
-/// CPU time of this thread in nanoseconds, so that a busy machine does not spoil the figures; where the system does not tell,
-/// the time since `start`.
+/// Returns the CPU time of this thread in nanoseconds, on which a busy machine has little influence. If the
+/// system does not provide it, returns the time since `start`.
 fn cpu_ns(start: Instant) -> u64 {
     let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
     let ns = told.as_deref().and_then(|text| text.split(' ').next()).and_then(|text| text.parse().ok());
     ns.unwrap_or_else(|| start.elapsed().as_nanos() as u64)
 }
 
-/// Puts each key once, 100 a publication, as the core of a member does under load. Returns nanoseconds for each.
+/// Puts each key once, with 100 puts per publication, like the core of a member under load. Returns
+/// nanoseconds per put.
 fn put(store: &mut Store, keys: u64, key: fn(u64) -> Key) -> u64 {
     let start = Instant::now();
     let begun = cpu_ns(start);
@@ -95,7 +96,7 @@ fn put(store: &mut Store, keys: u64, key: fn(u64) -> Key) -> u64 {
     (cpu_ns(start) - begun) / keys
 }
 
-/// Gets keys in random order. Returns nanoseconds for each.
+/// Gets keys in random order. Returns nanoseconds per get.
 fn get(store: &Store, keys: u64, key: fn(u64) -> Key) -> u64 {
     let snapshot = store.snapshot();
     let start = Instant::now();
@@ -113,7 +114,7 @@ fn one_order(name: &str, key: fn(u64) -> Key, keys: u64) {
     let (bytes, resident) = (BYTES.load(Ordering::Relaxed), resident_bytes());
     let told = |what: &str, each: u64, versions: u64| {
         let bytes = (BYTES.load(Ordering::Relaxed) - bytes) as f64 / versions as f64;
-        // Pages that are not used any more are given back some time later.
+        // The allocator returns unused pages to the system some time later.
         std::thread::sleep(Duration::from_millis(200));
         let resident = (resident_bytes() - resident) as f64 / versions as f64;
         println!("{name:<26} {what:<24} {bytes:>9.1} {resident:>9.1} {each:>7}");
@@ -137,7 +138,7 @@ fn one_order(name: &str, key: fn(u64) -> Key, keys: u64) {
         store.snapshot().histories().map(|version| (version.key().into(), version.main())).collect();
     let current = store.current_revision();
     drop(store);
-    // What the store before held is used again, so that the resident memory would say nothing.
+    // Memory of the previous store is reused, so resident memory is not measured here.
     let bytes = BYTES.load(Ordering::Relaxed);
     let start = Instant::now();
     let begun = cpu_ns(start);

@@ -1,8 +1,8 @@
-//! How long the judge takes.
+//! Measures how long the judge takes.
 //!
-//! `cargo run --release -p mainstay-oracle --example measure_judge` judges made-up histories of ten clients, right ones, of
-//! several kinds; `-- OPERATIONS` makes them that long; `-- FILE…` judges histories written as lines instead, and
-//! fails if one is not clean.
+//! `cargo run --release -p mainstay-oracle --example measure_judge` judges generated correct histories of ten
+//! clients, of several kinds. `-- OPERATIONS` sets their length. `-- FILE…` judges histories from files, one
+//! entry per line, and fails if one is not clean.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -14,17 +14,18 @@ use mainstay_oracle::{
     WatchAnswer, WatchResponse, check,
 };
 
-/// What a history is made of.
+/// Parameters of a generated history.
 struct Recipe {
     name: &'static str,
     keys: u64,
-    /// One operation in so many has an unknown outcome.
+    /// One operation out of this many has an unknown outcome.
     unknown: u64,
-    /// Whether a watch of all keys saw everything.
+    /// True if the history contains a watch of all keys that saw every event.
     observed: bool,
-    /// One in so many is about a lease that takes three keys with it.
+    /// One operation out of this many is about a lease with three keys, which it removes.
     leases: u64,
-    /// One operation in so many opens a watch of a tenth of the keys that tells the next thousand revisions.
+    /// One operation out of this many opens a watch of a tenth of the keys, which reports the next thousand
+    /// revisions.
     watches: u64,
 }
 
@@ -82,28 +83,28 @@ fn judge(name: &str, history: &History) -> bool {
     verdict.is_clean()
 }
 
-/// How long this thread was on a processor, as far as the system tells.
+/// Returns the CPU time of this thread in milliseconds, if the system provides it.
 fn processor_ms() -> u64 {
     let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     told.split(' ').next().and_then(|ns| ns.parse::<u64>().ok()).unwrap_or(0) / 1_000_000
 }
 
-/// The time between two operations.
+/// Time between two operations.
 const STEP: u64 = 100_000;
-/// An operation is called and answered at most so long before and after it happens.
+/// Maximum time from the call of an operation until it happens, and from then until its response.
 const WAIT: u64 = 10 * STEP;
 
-/// Makes histories of a store in which each operation happens at one moment.
+/// Generates histories of a store in which each operation happens at one moment.
 struct Generator<'a> {
     recipe: &'a Recipe,
     random: testkit::Random,
     history: History,
     live: BTreeMap<Vec<u8>, KeyValue>,
-    /// The events of each revision from 2 on, and when they happened.
+    /// Time and events of each revision from 2 on.
     log: Vec<(u64, Vec<Event>)>,
     now: u64,
     leases: u64,
-    /// What began to watch at which revision; told in the end.
+    /// Watches with their start revisions; written to the history at the end.
     watches: Vec<(Watch, i64)>,
 }
 
@@ -289,7 +290,7 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// A lease with three keys that ends before anything else happens.
+    /// Adds a lease with three keys that ends before any other operation.
     fn lease(&mut self) {
         self.leases += 1;
         let (id, ttl) = (i64::try_from(self.leases).unwrap_or(0), 2);

@@ -1,5 +1,6 @@
-//! What a message costs: two members in one process, one sends MsgApp, the other answers each, with a window of
-//! messages in flight. `exchange [messages] [window] [bytes of the entry] [tls]`; run it with `--release`.
+//! Measures the cost of a message between two members in one process: one sends MsgApp, the other answers
+//! each, with a window of messages in flight. `exchange [messages] [window] [bytes of the entry] [tls]`; run
+//! it with `--release`.
 
 use std::future::Future;
 use std::io;
@@ -15,7 +16,7 @@ use testkit::certificates::{Pair, params_for};
 
 #[derive(Default)]
 struct Member {
-    /// Set on the one that answers.
+    /// Connections to answer with; set only on the answering member.
     answers: OnceLock<Arc<Peers>>,
     received: Mutex<u64>,
     changed: Condvar,
@@ -66,7 +67,7 @@ impl Handler for Member {
     }
 }
 
-/// One certificate for all, which vouches for itself.
+/// Returns a TLS configuration with one self-signed certificate for both members.
 fn certificate() -> tls::Tls {
     let directory = testkit::TempDir::in_memory("exchange");
     let own = Pair::self_signed(&params_for("exchange", &["127.0.0.1"]));
@@ -104,7 +105,7 @@ fn start(id: u64, member: &Arc<Member>, tls: Option<&tls::Tls>) -> (Arc<Peers>, 
     (Arc::new(Peers::start(options, Arc::clone(member) as Arc<dyn Handler>, log).unwrap()), url)
 }
 
-/// CPU of this process so far.
+/// Returns the CPU time that this process has used.
 fn cpu() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
     let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();

@@ -1,7 +1,8 @@
-//! What the audit log says of a call: who asked for which keys, users or members, and what came of it.
+//! Lines of the audit log: who made a call, for which keys, users or members, and how the call ended.
 //!
-//! A shard keeps what the line is made of ([`Call`]); the line is written on the log's own thread (`Line`). Values are not in
-//! it, nor passwords and tokens: those are taken out before anything waits for that thread.
+//! A shard collects the data of a line ([`Call`]), and the log's own thread writes it (`Line`). Lines contain
+//! no values, passwords or tokens; passwords and tokens are removed before a request is queued for that
+//! thread.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -19,58 +20,63 @@ use stdx::calendar::format_rfc3339;
 use stdx::log_text::write_text;
 use telemetry::audit::{AuditLog, Entry};
 
-/// Bytes of a key, a name or an error text that are shown.
+/// Maximum number of bytes of a key, a name or an error text that are shown.
 const TEXT_BYTES_MAX: usize = 256;
-/// Comparisons and ranges of one transaction that are shown, and URLs of one member.
+/// Maximum number of comparisons and ranges of one transaction that are shown, and of URLs of one member.
 const LISTED_MAX: usize = 64;
-/// Puts and deletions of one transaction that are shown: as many as one may have by default.
+/// Maximum number of puts and deletions of one transaction that are shown: as many as a transaction may have
+/// by default.
 const WRITES_LISTED_MAX: usize = 128;
-/// The same, all together, of a call that was refused.
+/// Maximum number of operations of a refused transaction that are shown: this many writes, and this many
+/// ranges and comparisons.
 const REFUSED_LISTED_MAX: usize = 4;
-/// Longest request that is looked into, in bytes, without the value of a put.
+/// Maximum length in bytes of a request that is decoded for its line, without the value of a put.
 const LISTABLE_BYTES_MAX: usize = 4 << 20;
-/// The same for a call that was refused.
+/// Maximum length in bytes of a refused request that is decoded for its line.
 const REFUSED_LISTABLE_BYTES_MAX: usize = 64 << 10;
-/// Most comparisons and operations of a transaction that is looked into: many times those that a call may have which is carried
-/// out, unless `--max-txn-ops` was raised.
+/// Maximum number of comparisons and operations of a transaction that is decoded for its line. It is many
+/// times the number that an accepted transaction may have, unless `--max-txn-ops` was raised.
 const LISTABLE_ELEMENTS_MAX: usize = 64 << 10;
-/// Bytes from the beginning of an answer that are kept: its header, and the number behind it.
+/// Number of bytes kept from the beginning of a response: enough for its header and the number after it.
 pub(crate) const ANSWER_BYTES: usize = 64;
-/// Longest request that is copied, so that nothing of its connection is held while the line waits.
+/// Maximum length in bytes of a request that is copied, so that the line does not keep a buffer of the
+/// connection alive.
 const COPIED_BYTES_MAX: usize = 4096;
 
-/// The audit log as a shard has it.
+/// Handle of a shard to the audit log.
 #[derive(Clone)]
 pub struct Auditor {
-    /// Where lines go.
+    /// The log that receives the lines.
     pub log: Arc<AuditLog>,
     /// True if calls that change nothing are logged even if they are allowed.
     pub reads: bool,
 }
 
-/// Who makes a call.
+/// Identity of the caller of a call.
 #[derive(Clone)]
 pub struct Who {
-    /// The name of the user; empty for nobody.
+    /// Name of the user; empty without a user.
     pub user: Arc<str>,
-    /// What told who the user is: `token`, `certificate`, or `none` if nothing did.
+    /// Source of the user: `token`, `certificate`, or `none`.
     pub by: &'static str,
-    /// The common name in the client's verified certificate, whether it is the user or not.
+    /// Common name in the client's verified certificate, even if it is not the user.
     pub certificate: Option<Arc<str>>,
     /// Address of the client.
     pub remote: SocketAddr,
-    /// True if there should be a user, and is none: nothing that this client asks for is carried out.
+    /// True if a user is required and there is none; then nothing that the client requests is carried out.
     pub is_stranger: bool,
 }
 
-/// A call that is under way. Its line is written when it is done, or dropped since its client has gone.
+/// A call in progress. Its line is written when the call is answered, or when this is dropped because the
+/// client disconnected.
 pub struct Call {
     auditor: Auditor,
     line: Option<Line>,
 }
 
 impl Auditor {
-    /// A call that begins now. What a stream asks for is not known yet ([`Call::asks`]).
+    /// Starts the record of a call. For a stream, `message` is `None`; its request is added later with
+    /// [`Call::asks`].
     pub fn begin(&self, rpc: Rpc, who: Who, message: Option<&Bytes>, at: SystemTime) -> Call {
         let line = Line {
             at,
@@ -88,14 +94,14 @@ impl Auditor {
 const CANCELED: Status = Status::new(Code::Canceled, "context canceled");
 
 impl Call {
-    /// Says what a stream asks for, once that is known.
+    /// Adds the request of a stream, once it has arrived.
     pub fn asks(&mut self, message: &Bytes) {
         if let Some(line) = &mut self.line {
             line.message = Asked::of(line.rpc, message);
         }
     }
 
-    /// The call was answered.
+    /// Writes the line of an answered call.
     pub fn done(mut self, answer: &Result<Answer, Status>) {
         let (result, beginning) = match answer {
             Ok(Answer::Whole(bytes)) => (Ok(()), &bytes[..]),
@@ -105,7 +111,7 @@ impl Call {
         self.end(result, &beginning[..beginning.len().min(ANSWER_BYTES)]);
     }
 
-    /// The stream has ended.
+    /// Writes the line of a stream that has ended.
     pub fn ended(mut self, result: &Result<(), Status>) {
         self.end(result.clone(), &[]);
     }
@@ -134,16 +140,17 @@ impl Drop for Call {
     }
 }
 
-/// A TLS handshake that was refused.
+/// A refused TLS handshake.
 struct RefusedHandshake {
     at: SystemTime,
     remote: SocketAddr,
     error: String,
-    /// Others that were refused since the last one, and are told of by this one.
+    /// Number of other handshakes that were refused since the last line and have no line of their own.
     others: u64,
 }
 
-/// Has a TLS handshake that was refused in the audit log, and `others` that were refused since the last one.
+/// Writes a refused TLS handshake to the audit log. `others` is the number of handshakes that were refused
+/// since the last line.
 pub fn handshake_refused(log: &AuditLog, remote: SocketAddr, error: &str, others: u64, at: SystemTime) {
     let error = beginning_of(error).to_owned();
     log.push_refused(remote.ip(), || Box::new(RefusedHandshake { at, remote, error, others }));
@@ -171,13 +178,13 @@ impl Entry for RefusedHandshake {
     }
 }
 
-/// What a call asks for.
+/// Request of a call, as far as it is kept for the line.
 enum Asked {
-    /// It is not known, or the call was refused before it was.
+    /// The request is not known, or the call was refused before it was decoded.
     Unknown,
     /// The request, without secrets.
     Request(Bytes),
-    /// A request that is too large to wait and to be looked into, and its length in bytes.
+    /// The request is too large to be queued and decoded. The number is its length in bytes.
     TooLarge(usize),
 }
 
@@ -188,7 +195,7 @@ impl Asked {
         asked
     }
 
-    /// Keeps only the length of a request that is longer than that.
+    /// Keeps only the length of a request of more than `bytes_max` bytes.
     fn shorten(&mut self, bytes_max: usize) {
         if let Asked::Request(message) = self
             && message.len() > bytes_max
@@ -205,10 +212,11 @@ impl Asked {
     }
 }
 
-/// A request that is none of any kind: what cannot be looked into may hold secrets.
+/// Bytes that are no valid request. They replace a request that cannot be decoded, because it may contain
+/// secrets.
 const UNDECODABLE: &[u8] = &[0];
 
-/// The request without what must not wait in memory: secrets, and large values.
+/// Returns the request without secrets, which must not be queued, and without large values.
 fn kept(rpc: Rpc, message: &Bytes) -> Bytes {
     fn without<M: Message + Default>(message: &Bytes, clear: impl FnOnce(&mut M)) -> Bytes {
         let Ok(mut request) = M::decode(message.clone()) else { return Bytes::from_static(UNDECODABLE) };
@@ -241,7 +249,7 @@ fn kept(rpc: Rpc, message: &Bytes) -> Bytes {
     }
 }
 
-/// Returns true if the call can change nothing. A transaction may or may not.
+/// Returns true if a call of this method cannot change anything. For transactions it returns false.
 fn is_read(rpc: Rpc) -> bool {
     matches!(
         rpc,
@@ -268,13 +276,13 @@ fn is_read(rpc: Rpc) -> bool {
     )
 }
 
-/// Returns true if somebody was kept from something.
+/// Returns true if the status means that the caller lacked a right or was not authenticated.
 pub(crate) fn is_refusal(status: &Status) -> bool {
     matches!(status.code, Code::PermissionDenied | Code::Unauthenticated)
         || [error::USER_EMPTY, error::AUTH_FAILED, error::AUTH_OLD_REVISION].contains(status)
 }
 
-/// Returns true if a call that ended so was not carried out, for certain.
+/// Returns true if a call that ended with this status certainly had no effect.
 fn is_without_effect(status: &Status) -> bool {
     matches!(
         status.code,
@@ -290,25 +298,26 @@ fn is_without_effect(status: &Status) -> bool {
     ) || [error::TOO_MANY_REQUESTS, error::NO_SPACE, error::NO_LEADER].contains(status)
 }
 
-/// What a line is made of.
+/// Data of one line.
 struct Line {
     at: SystemTime,
     who: Who,
     rpc: Rpc,
     message: Asked,
-    /// The beginning of the answer.
+    /// First bytes of the response.
     answer: Vec<u8>,
     result: Result<(), Status>,
     reads: bool,
 }
 
 impl Line {
-    /// Returns false for a read that is not to be logged, as far as the method tells.
+    /// Returns false for a read that does not have to be logged, as far as the method shows that.
     fn is_wanted(&self) -> bool {
         self.reads || !is_read(self.rpc) || self.result.as_ref().is_err_and(is_refusal)
     }
 
-    /// Returns true if the line has its place among those of refused calls: anybody can make any number of them.
+    /// Returns true if the line goes to the file of refused calls, because anyone can cause any number of
+    /// such lines.
     fn is_refused(&self) -> bool {
         self.who.is_stranger && (self.result.is_err() || is_read(self.rpc))
             || self.result.as_ref().is_err_and(is_without_effect)
@@ -352,7 +361,7 @@ impl Entry for Line {
             }
         }
         fields.out.push('}');
-        // Only now it is known that a transaction changes nothing.
+        // Whether a transaction changes something is known only now. If it does not, its line is removed.
         if !changes && !self.reads && !self.result.as_ref().is_err_and(is_refusal) {
             out.truncate(before);
         }
@@ -360,7 +369,8 @@ impl Entry for Line {
 }
 
 impl Line {
-    /// Writes what was asked for; returns whether it may change something, `None` if it is no request.
+    /// Writes the fields of the request. Returns true if the request may change something, or `None` if it
+    /// cannot be decoded.
     fn write_request(&self, message: &Bytes, fields: &mut Fields<'_>) -> Option<bool> {
         fn decoded<M: Message + Default>(message: &Bytes) -> Option<M> {
             M::decode(message.clone()).ok()
@@ -387,7 +397,8 @@ impl Line {
                 let request: pb::DeleteRangeRequest = decoded(message)?;
                 fields.range(&request.key, &request.range_end);
             }
-            // As the machine reads it, which takes deeper ones than the decoder does.
+            // Decoded by the state machine's decoder, which accepts deeper nesting than the decoder of
+            // messages.
             Rpc::KvTxn => {
                 let txn = match machine::request::txn(message.clone(), LISTABLE_ELEMENTS_MAX) {
                     Ok((txn, _)) => txn,
@@ -499,7 +510,8 @@ impl Line {
         Some(!is_read(self.rpc))
     }
 
-    /// Writes what the answer says: the revision after the call, and the number behind the header where it means something.
+    /// Writes the fields of the response: the revision after the call, and the number after the header for
+    /// methods where it has a meaning.
     fn write_answer(&self, fields: &mut Fields<'_>) {
         let Some((header, second)) = beginning(&self.answer) else { return };
         if header.revision != 0 {
@@ -514,7 +526,7 @@ impl Line {
     }
 }
 
-/// Reads the header of an answer, and its second field, if that is a number.
+/// Decodes the header of a response, and the second field if that is a number.
 fn beginning(mut answer: &[u8]) -> Option<(pb::ResponseHeader, Option<u64>)> {
     let (1, WireType::LengthDelimited) = decode_key(&mut answer).ok()? else { return None };
     let len = usize::try_from(decode_varint(&mut answer).ok()?).ok()?;
@@ -527,7 +539,7 @@ fn beginning(mut answer: &[u8]) -> Option<(pb::ResponseHeader, Option<u64>)> {
     Some((header, second))
 }
 
-/// As much of a text as is shown.
+/// Returns the part of a text that is shown.
 fn beginning_of(text: &str) -> &str {
     let mut end = text.len().min(TEXT_BYTES_MAX);
     while !text.is_char_boundary(end) {
@@ -536,7 +548,7 @@ fn beginning_of(text: &str) -> &str {
     &text[..end]
 }
 
-/// The fields of a line, or of an object in it.
+/// Writer for the fields of a line, or of an object in it.
 struct Fields<'o> {
     out: &'o mut String,
     is_first: bool,
@@ -572,7 +584,7 @@ impl Fields<'_> {
         let _ = write!(self.out, "{number}");
     }
 
-    /// Says that a request of so many bytes is not looked into.
+    /// Writes that a request of `bytes` bytes is too large to be decoded.
     fn too_large(&mut self, bytes: usize) {
         self.flag("too_large", true);
         self.number("request_bytes", i64::try_from(bytes).unwrap_or(i64::MAX));
@@ -583,7 +595,7 @@ impl Fields<'_> {
         let _ = write!(self.out, "{flag}");
     }
 
-    /// An id in hexadecimal, as tools show it.
+    /// Writes an id in hexadecimal, as command-line tools show it.
     fn id(&mut self, name: &str, id: u64) {
         self.name(name);
         let _ = write!(self.out, "\"{id:x}\"");
@@ -599,7 +611,7 @@ impl Fields<'_> {
         self.lease_as("lease", lease);
     }
 
-    /// A key: as text where it is printable, else in base64; only the beginning of a long one.
+    /// Writes a key: as text if it is printable, else in base64. A long key is cut off.
     fn key(&mut self, name: &str, key: &[u8]) {
         let shown = &key[..key.len().min(TEXT_BYTES_MAX)];
         match std::str::from_utf8(shown) {
@@ -622,11 +634,12 @@ impl Fields<'_> {
         }
     }
 
-    /// All that a transaction writes, reads and compares, in this order, in all branches, nested ones too, up to a bound for the
-    /// writes and one for the rest. Returns whether it can write.
+    /// Writes what a transaction writes, reads and compares, in this order, from all branches and nested
+    /// transactions. At most `writes_max` writes and `others_max` other operations are listed. Returns true
+    /// if the transaction may write.
     fn txn(&mut self, txn: &pb::TxnRequest, writes_max: usize, others_max: usize) -> bool {
         let (mut writes, mut ranges, mut compares) = (Vec::new(), Vec::new(), Vec::new());
-        // How many there are, listed or not.
+        // These count all operations, listed or not.
         let (mut writes_count, mut others_count) = (0, 0);
         let mut open = vec![txn];
         while let Some(txn) = open.pop() {

@@ -1,4 +1,4 @@
-//! Answers in bytes, with values read from the log straight into them.
+//! Encodes responses, and reads values from the log directly into them.
 
 use api::etcdserverpb::ResponseHeader;
 use api::wire::{NumberFields, field_len, number_len, put_field, put_field_head, put_number};
@@ -8,12 +8,13 @@ use machine::{ReadError, StoredKeyValue, Values};
 use numbers::Revision;
 use prost::Message as _;
 
-/// The longest header: four fields, each a tag and a varint of up to ten bytes.
+/// Maximum length in bytes of an encoded header: four fields, each a tag and a varint of up to ten bytes.
 const HEADER_BYTES_MAX: usize = 4 * 11;
 
 /// Appends the header as field 1.
 pub fn put_header(out: &mut BytesMut, header: &ResponseHeader) {
-    // Every answer has one, and two ids of ten bytes in it: put together here, they are appended at once.
+    // Every response has a header with two ids of ten bytes each. The fields are put together first, so that
+    // they are appended at once.
     let ResponseHeader { cluster_id, member_id, revision, raft_term } = *header;
     let mut fields = NumberFields::<HEADER_BYTES_MAX>::default();
     fields.push(1, cluster_id);
@@ -23,7 +24,7 @@ pub fn put_header(out: &mut BytesMut, header: &ResponseHeader) {
     put_field(out, 1, fields.as_slice());
 }
 
-/// The length that [`put_header`] appends.
+/// Returns the number of bytes that [`put_header`] appends.
 pub fn header_len(header: &ResponseHeader) -> usize {
     field_len(header.encoded_len())
 }
@@ -38,11 +39,11 @@ fn put_key_value(
     found.encode(values, out)
 }
 
-/// A `PutResponse`.
+/// Returns an encoded `PutResponse`.
 ///
 /// # Errors
 ///
-/// When the previous value cannot be read.
+/// Returns an error if the previous value cannot be read.
 pub fn put(
     header: &ResponseHeader,
     previous: Option<&StoredKeyValue>,
@@ -57,11 +58,11 @@ pub fn put(
     Ok(out.freeze())
 }
 
-/// Returns what was found while the request was applied.
+/// Returns the keys that a read found during apply.
 ///
 /// # Errors
 ///
-/// The result is left to be read: such answers are made by `services::answers`.
+/// Returns an error if the read is left to be done after apply; then `services::answers` makes the response.
 fn known(read: &Read) -> Result<(&[StoredKeyValue], bool, i64), ReadError> {
     match read {
         Read::Known { found, more, count } => Ok((found, *more, *count)),
@@ -69,11 +70,12 @@ fn known(read: &Read) -> Result<(&[StoredKeyValue], bool, i64), ReadError> {
     }
 }
 
-/// A `DeleteRangeResponse`.
+/// Returns an encoded `DeleteRangeResponse`.
 ///
 /// # Errors
 ///
-/// When a previous value cannot be read.
+/// Returns an error if a previous value cannot be read, or if the previous keys are left to be read after
+/// apply.
 pub fn delete_range(
     header: &ResponseHeader,
     deleted: &Deleted,
@@ -103,7 +105,7 @@ fn range(header: &ResponseHeader, ranged: &Ranged, values: &dyn Values) -> Resul
     Ok(out.freeze())
 }
 
-/// Bytes of the keys and values that were found while a request was applied.
+/// Returns the bytes of the keys and values that a read found during apply.
 pub fn found_len(read: &Read) -> usize {
     match read {
         Read::Known { found, .. } => found.iter().map(StoredKeyValue::encoded_len).sum(),
@@ -111,7 +113,7 @@ pub fn found_len(read: &Read) -> usize {
     }
 }
 
-/// Bytes of the keys and values that the answer of a transaction names as they were found when it was applied.
+/// Returns the bytes of the keys and values in the response of a transaction that were found during apply.
 pub fn named_len(outcome: &TxnOutcome) -> usize {
     let named = |response: &OpOutcome| match response {
         OpOutcome::Range(ranged) => found_len(&ranged.read),
@@ -122,11 +124,11 @@ pub fn named_len(outcome: &TxnOutcome) -> usize {
     outcome.responses.iter().map(named).sum()
 }
 
-/// A `TxnResponse`. The headers of the operations' answers carry nothing but a revision.
+/// Returns an encoded `TxnResponse`. The headers of the operations contain only a revision.
 ///
 /// # Errors
 ///
-/// When a value cannot be read.
+/// Returns an error if a value cannot be read, or if a range is left to be read after apply.
 pub fn txn(header: &ResponseHeader, outcome: &TxnOutcome, values: &dyn Values) -> Result<Bytes, ReadError> {
     let only = |revision: Revision| ResponseHeader { revision: revision.0, ..ResponseHeader::default() };
     let mut out = BytesMut::new();

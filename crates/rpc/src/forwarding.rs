@@ -1,4 +1,4 @@
-//! Questions that only the leader can answer, handed on to it over HTTP on its peer URL as etcd's members do.
+//! Forwards requests that only the leader can answer, over HTTP on the leader's peer URL, as etcd's members do.
 
 use std::time::Duration;
 
@@ -16,19 +16,20 @@ use prost::Message;
 
 use replica::shared::Shared;
 
-/// Pause before the leader is looked for again.
+/// Pause before a request to the leader is retried.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// All that a leader that runs etcd says of most refusals to promote a learner.
+/// Only text that an etcd leader returns for most refusals to promote a learner.
 const ETCDS_REFUSAL: &[u8] = b"Internal Server Error";
 
-/// What a caller without a token is told whom the leader would have to know.
+/// Error for a caller that presented only a certificate, if the leader requires a token.
 const LEADER_WANTS_TOKEN: Status = Status::new(
     Code::FailedPrecondition,
     "mainstay: the leader wants to see a token, and the caller has shown a certificate only: ask the leader itself, or with a token",
 );
 
-/// Posts to the leader until it answers or the request times out. What `is_final` accepts is an answer whatever its status.
+/// Posts a request to the leader, and retries until the leader answers or the request times out. A response
+/// for which `is_final` returns true is not retried, whatever its status.
 async fn ask_leader(
     shared: &Shared,
     path: &str,
@@ -49,14 +50,14 @@ async fn ask_leader(
             return Err(error::TIMEOUT);
         }
         if leader == shared.identity.member_id {
-            // Elected meanwhile: the caller asks its own core.
+            // This member was elected since: the caller asks its own core.
             return Err(error::NOT_PRIMARY_LESSOR);
         }
         if leader != 0
             && let Some(peers) = shared.peers()
         {
             let answered = peers.request(Target::Member(leader), request.clone(), left).await;
-            // One that does not lead any more, or does not know its lease yet, says so with 500 and 408.
+            // A former leader, or one that does not know the lease yet, answers with 500 or 408.
             if let Ok(response) = answered
                 && (is_final(&response)
                     || !matches!(
@@ -73,7 +74,7 @@ async fn ask_leader(
     }
 }
 
-/// Asks the leader about a lease, as [`ask_leader`] does.
+/// Sends a request about a lease to the leader, as [`ask_leader`] does.
 async fn ask_of_lease(
     shared: &Shared,
     path: &str,
@@ -87,11 +88,11 @@ fn decoded<M: Message + Default>(response: &Response<Bytes>) -> Result<M, Status
         .map_err(|_| Status::with(Code::Internal, "mainstay: the leader's answer cannot be read".to_owned()))
 }
 
-/// Renews a lease at the leader: the TTL, 0 if the lease is gone.
+/// Renews a lease at the leader. Returns its TTL, or 0 if the lease does not exist.
 ///
 /// # Errors
 ///
-/// etcd's timeout when there is no leader to be found in time.
+/// Returns etcd's timeout if no leader is found in time, or the error of the leader.
 pub async fn renew(shared: &Shared, id: LeaseId) -> Result<Seconds, Status> {
     let response = ask_of_lease(shared, "/leases", &LeaseKeepAliveRequest { id: id.0 }).await?;
     match response.status() {
@@ -101,11 +102,11 @@ pub async fn renew(shared: &Shared, id: LeaseId) -> Result<Seconds, Status> {
     }
 }
 
-/// Asks the leader how long a lease has.
+/// Asks the leader for the remaining time of a lease. The TTL is -1 if the lease does not exist.
 ///
 /// # Errors
 ///
-/// As [`renew`]; a lease that is gone is answered with a TTL of -1.
+/// Returns the same errors as [`renew`].
 pub async fn time_to_live(
     shared: &Shared,
     id: LeaseId,
@@ -123,7 +124,7 @@ pub async fn time_to_live(
     }
 }
 
-/// Why a leader may refuse to promote a learner, however often it is asked.
+/// Reasons for which a leader may refuse to promote a learner and which a retry does not change.
 const FINAL: [Status; 5] = [
     error::INVALID_AUTH_TOKEN,
     error::USER_EMPTY,
@@ -132,13 +133,13 @@ const FINAL: [Status; 5] = [
     error::MEMBER_NOT_ENOUGH_STARTED,
 ];
 
-/// The status that a leader's refusal to promote a learner stands for; `None` if it is worth asking again.
+/// Returns the status for a leader's refusal to promote a learner; `None` if a retry may succeed.
 fn refusal(response: &Response<Bytes>) -> Option<Status> {
     let text = String::from_utf8_lossy(response.body());
     let text = text.trim();
     match response.status() {
         StatusCode::NOT_FOUND => Some(error::MEMBER_NOT_FOUND),
-        // etcd's members and Mainstay's begin these texts differently.
+        // Members of etcd and of Mainstay start these texts differently.
         StatusCode::PRECONDITION_FAILED if text.ends_with("in sync with leader") => {
             Some(error::LEARNER_NOT_READY)
         }
@@ -150,13 +151,13 @@ fn refusal(response: &Response<Bytes>) -> Option<Status> {
     }
 }
 
-/// Asks the leader to promote a learner, and returns the members afterwards. `token` is the one that the caller has shown, since
-/// the leader asks for root itself.
+/// Asks the leader to promote a learner, and returns the members afterwards. `token` is the token of the
+/// caller, because the leader checks for root itself.
 ///
 /// # Errors
 ///
-/// The leader's refusal. At once also if it gives no reason, which etcd never does, and the caller, who has no token to show,
-/// must be root there.
+/// Returns the leader's refusal. A refusal without a reason (etcd gives none) is retried, unless
+/// authentication is enabled and the caller has no token: then the error says that the leader requires one.
 pub async fn promote(shared: &Shared, id: u64, token: Option<HeaderValue>) -> Result<Vec<Member>, Status> {
     let path = format!("/members/promote/{id}");
     let lacks_token = token.is_none() && shared.state.load().auth.is_enabled();

@@ -1,7 +1,7 @@
-//! The JSON gateway: calls in JSON under `/v3/`, answered as etcd's gateway answers them. A call becomes the same call that a
-//! gRPC client makes, in this process: nothing connects to itself.
+//! The JSON gateway: calls in JSON under `/v3/`, answered as etcd's gateway answers them. A request becomes
+//! the same call that a gRPC client makes, within this process, without a connection to itself.
 //!
-//! It does not know sockets; what JSON means is the crate `gateway`'s.
+//! This module does not handle sockets. The crate `gateway` defines the JSON format.
 //!
 //! Tests: `mainstay/tests/it/gateway.rs`; against real etcd `interop/gateway_same.py`.
 
@@ -37,14 +37,14 @@ const METADATA_CONTENT_TYPE: HeaderName = HeaderName::from_static("grpc-metadata
 /// Headers with this prefix are metadata of the call.
 const METADATA_PREFIX: &str = "grpc-metadata-";
 
-/// Error for an answer of our own that is no message.
+/// Error for a response of this server that cannot be decoded.
 const UNREADABLE: Status = Status::new(Code::Internal, "mainstay: an answer could not be written as JSON");
 
-/// Bytes of a large answer, or of the answers of a stream, that are written at once.
+/// Number of bytes of a large response, or of the responses of a stream, that are written at a time.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Bytes of a large answer that are taken at once. Then other calls have their turn, though nothing may be written yet: of a
-/// large value the whole is needed.
+/// Number of bytes of a large response that are read before other calls run, even if nothing can be written
+/// yet: a large value is written only as a whole.
 const TURN_BYTES: usize = 4 * PIECE_BYTES;
 
 /// Answers a request for a path under `/v3/`.
@@ -83,13 +83,13 @@ pub(crate) async fn answer(
         let next = move |body| requests(request, body, bytes_max, elements_max, long_turns);
         return call.stream(services, exchange, counters, account, next).await;
     }
-    // Before anything of it is held, and below once it is known how much that is.
+    // Checked before any part of the body is held, and again below when its size is known.
     if let Err(status) = exchange.check() {
         return refused(&status);
     }
     exchange.body.allow(json_bytes_max(bytes_max, elements_max));
     let body = match exchange.body.gather().await {
-        // Go reads the body as a form to find the method.
+        // Go parses the body as a form to find the method, which leaves no body.
         Ok(_) if overridden.is_some() => Bytes::new(),
         Ok(body) => body,
         Err(StatusCode::PAYLOAD_TOO_LARGE) => {
@@ -101,10 +101,10 @@ pub(crate) async fn answer(
     if is_long(body.len()) {
         exchange.long_turn().await;
     }
-    // What is made of it takes no more than the body itself.
+    // The decoded message takes no more memory than the body itself.
     exchange.body.hold(2 * body.len());
     let decoded = gateway::decode(request, &body, elements_max);
-    // What is wrong is looked for once more.
+    // If decoding fails, the body is read a second time to find the error.
     let times = if decoded.is_ok() { 1 } else { 2 };
     accounting::note_work(0, (times * CODED_WORK * body.len()) as u64);
     let message = match decoded {
@@ -130,30 +130,33 @@ pub(crate) async fn answer(
     call.stream(services, exchange, counters, account, next).await
 }
 
-/// Bytes of JSON for each element of a list besides the contents of keys and values: names of fields, numbers and marks, with some space
-/// between them.
+/// Bytes of JSON per list element, in addition to the contents of keys and values: field names, numbers,
+/// punctuation and some white space.
 const ELEMENT_JSON_BYTES: usize = 512;
 
-/// Largest body, in bytes, of a message that has at most this many bytes, and elements in its lists. Any such message fits, unless most
-/// of it is text that its client escapes. Keys and values are a third longer in base64. Most texts are as long as in a message, but
-/// control characters, `<` and `>` as Go writes them, and whatever a client chooses to escape take six bytes each; where a third of
-/// a text is such, it fits. Names of fields are much longer than the one byte that they are in a message, but even an element of names
-/// only is not sixteen times as long.
+/// Returns the maximum size in bytes of a JSON body for a message of at most `message_bytes_max` bytes with
+/// at most `elements_max` list elements. Any such message fits, unless its client escapes much of its text.
+/// Keys and values are a third longer in base64. Most texts have the same length as in the message, but
+/// control characters, `<` and `>` as Go writes them, and characters that a client chooses to escape take six
+/// bytes each; a text fits if at most a third of its characters are escaped. Field names are much longer than
+/// the one byte that they take in a message, but even an element that consists only of names is less than
+/// sixteen times as long.
 fn json_bytes_max(message_bytes_max: usize, elements_max: usize) -> usize {
     let names = elements_max.saturating_mul(ELEMENT_JSON_BYTES);
     message_bytes_max.saturating_mul(3).saturating_add(names).min(message_bytes_max.saturating_mul(16))
 }
 
-/// Bytes as which a byte of JSON counts in the work of a turn: reading or writing one takes longer than copying it.
+/// Work in bytes that one byte of JSON counts as: reading or writing it takes longer than copying it.
 const CODED_WORK: usize = 4;
 
-/// Returns true if reading so many bytes of JSON, which is done in one go, is more than what is left of the turn. Then it waits for a long
-/// turn: many clients may send such bodies at the same time, each before anything is known of its user.
+/// Returns true if decoding this many bytes of JSON, which happens in one step, exceeds the work left in the
+/// turn. Then the request waits for a long turn, since many clients may send such bodies at the same time,
+/// each before its user is identified.
 fn is_long(json_bytes: usize) -> bool {
     json_bytes.saturating_mul(CODED_WORK) > accounting::work_left()
 }
 
-/// A call that came in JSON.
+/// A call that arrived in JSON.
 struct Call {
     rpc: Rpc,
     response: &'static Message,
@@ -204,7 +207,7 @@ impl Call {
                 let counted = Some(counted);
                 let mut pieces =
                     Pieces { source, held, left: len, len, encoder, json, counted, account, charge };
-                // A status can be told only before the first bytes.
+                // An error status can be sent only before the first bytes.
                 match poll_fn(|cx| pieces.poll(cx)).await {
                     Some(Ok(first)) => {
                         let mut first = Some(first);
@@ -239,11 +242,11 @@ impl Call {
         let response = self.response;
         let first = match poll_fn(|cx| running.poll(cx)).await {
             Said::Message(message) => gateway::result_line(response, &message),
-            // Without a message there is nothing to say of the call either.
+            // Without a message the response is empty, as the call has no other result.
             Said::Over(Ok(())) => return empty(StatusCode::OK),
             Said::Over(Err(status)) => {
                 let mut answer = refused(&status);
-                // As etcd answers streams.
+                // etcd's responses to streams do not have this header.
                 answer.headers_mut().remove(WWW_AUTHENTICATE);
                 *answer.body_mut() = ResponseBody::Whole(gateway::error_line(&status).into());
                 return answer;
@@ -281,24 +284,25 @@ impl Call {
     }
 }
 
-/// A large answer that is written while its parts are made.
+/// A large response that is written as JSON while its pieces are made.
 struct Pieces {
     source: PieceSource,
-    /// Bytes that the source holds.
+    /// Number of bytes that the source holds.
     held: Rc<Cell<usize>>,
     left: usize,
     len: usize,
     encoder: Option<RangeEncoder>,
-    /// What is written and was not taken yet.
+    /// JSON that is written and not taken yet.
     json: Vec<u8>,
     counted: Option<Counted>,
     account: Rc<Account>,
-    /// Charge for the source, the encoder, and what is written until it is taken.
+    /// Charge for the source, the encoder, and the JSON that is not taken yet.
     charge: accounting::Held,
 }
 
 impl Pieces {
-    /// Returns the next JSON; `None` at the end. It is charged until the next call, or [`Pieces::charge`].
+    /// Returns the next JSON bytes; `None` at the end. The bytes stay charged until the next call of this
+    /// function or of [`Pieces::charge`].
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Status>>> {
         let account = Rc::clone(&self.account);
         let _turn = account.begin_turn();
@@ -314,7 +318,7 @@ impl Pieces {
                 return Poll::Pending;
             }
             let piece = match (self.source)(self.left.min(PIECE_BYTES), cx) {
-                // Before the first piece there is nothing but the brace that opens the answer.
+                // Before the first piece, `json` contains only the opening brace of the response.
                 Poll::Pending if self.left == self.len || self.json.is_empty() => {
                     self.charge();
                     return Poll::Pending;
@@ -345,7 +349,7 @@ impl Pieces {
         Poll::Ready(Some(Ok(std::mem::take(&mut self.json).into())))
     }
 
-    /// Charges what is held now.
+    /// Updates the charge to the bytes held now.
     fn charge(&mut self) {
         let encoder = self.encoder.as_ref().map_or(0, RangeEncoder::held_bytes);
         self.charge.set(self.held.get() + encoder + self.json.capacity());
@@ -358,8 +362,8 @@ impl Pieces {
     }
 }
 
-/// The requests of a stream, one behind the other in the body. etcd ends the requests at one it cannot read, and goes on
-/// answering.
+/// Returns the requests of a stream, which follow each other in the body. As in etcd, a request that cannot
+/// be decoded ends the requests, but the responses continue.
 fn requests(
     message: &'static Message,
     mut body: RequestBody,
@@ -391,7 +395,7 @@ fn requests(
             };
             match next {
                 Next::Value(value) => {
-                    // The value, and what is made of it.
+                    // The charge covers the value and the message decoded from it.
                     body.hold(values.capacity() + 2 * value.len());
                     let decoded = gateway::decode_value(message, &value, elements_max);
                     accounting::note_work(0, (CODED_WORK * value.len()) as u64);
@@ -399,7 +403,7 @@ fn requests(
                         return Poll::Ready(Ok(None));
                     };
                     drop(value);
-                    // Until the next one is asked for.
+                    // The message stays charged until the next one is requested.
                     body.hold(values.capacity() + request.len());
                     return Poll::Ready(check_len(request.len(), bytes_max).map(|()| Some(request.into())));
                 }
@@ -419,7 +423,7 @@ fn requests(
     })
 }
 
-/// The method that a form asks for instead of its own, as grpc-gateway reads it.
+/// Returns the method with which a form overrides its own, if there is one, as grpc-gateway reads it.
 fn overridden(head: &Parts) -> Option<String> {
     let is = |name: HeaderName, text: &str| head.headers.get(name).is_some_and(|value| value == text);
     let method = head.headers.get("x-http-method-override").filter(|method| !method.is_empty())?;
@@ -427,12 +431,12 @@ fn overridden(head: &Parts) -> Option<String> {
     is_form.then(|| String::from_utf8_lossy(method.as_bytes()).to_uppercase())
 }
 
-/// What a request makes of its headers.
+/// Result of reading the headers of a request.
 struct Headed {
     head: Head,
-    /// The time that the call may take.
+    /// Timeout of the call.
     timeout: Option<Duration>,
-    /// Why grpc-go's client sends no such call.
+    /// Error with which grpc-go's client refuses to send such a call.
     unsent: Option<Status>,
 }
 
@@ -440,17 +444,17 @@ struct Headed {
 ///
 /// # Errors
 ///
-/// A time, or metadata in base64, that cannot be read.
+/// Returns an error if the timeout, or metadata in base64, cannot be parsed.
 fn headed(rpc: Rpc, exchange: &Exchange, arrived: Instant) -> Result<Headed, Status> {
     let given = &exchange.head.headers;
-    // No common name: whose certificate the gateway's client shows is not whose user it is.
+    // The common name is not used, because the certificate need not be that of the user.
     let mut head = Head::new(rpc as u16, exchange.origin.peer, arrived);
     let timeout = match given.get("grpc-timeout").filter(|value| !value.is_empty()) {
         None => None,
         Some(value) => value.to_str().ok().and_then(read_timeout).ok_or_else(|| {
             match std::str::from_utf8(value.as_bytes()) {
                 Ok(value) => Status::with(Code::InvalidArgument, format!("invalid grpc-timeout: {value}")),
-                // Such a text is no part of a message.
+                // A text that is not UTF-8 cannot be part of an error message.
                 Err(_) => Status::new(Code::Internal, "failed to marshal error message"),
             }
         })?,
@@ -460,7 +464,8 @@ fn headed(rpc: Rpc, exchange: &Exchange, arrived: Instant) -> Result<Headed, Sta
         if name == AUTHORIZATION {
             metadata.append(AUTHORIZATION, value.clone());
         }
-        // Other values that are no text of ASCII are left out, but for those of these two.
+        // Such a value in one of these headers makes grpc-go's client refuse the call. In other headers it is
+        // left out.
         if (name == AUTHORIZATION || name == "x-forwarded-for" || name == "x-forwarded-host")
             && value.to_str().is_err()
         {
@@ -487,13 +492,13 @@ fn headed(rpc: Rpc, exchange: &Exchange, arrived: Instant) -> Result<Headed, Sta
     Ok(Headed { head, timeout, unsent })
 }
 
-/// Checks that a value is base64. No metadata in base64 means anything to a member.
+/// Checks that a value is base64. The value is not used, because no binary metadata has a meaning for a member.
 fn check_binary(name: &HeaderName, value: &HeaderValue) -> Result<(), Status> {
     let engine = match value.len() % 4 {
         0 => &base64::engine::general_purpose::STANDARD,
         _ => &base64::engine::general_purpose::STANDARD_NO_PAD,
     };
-    // Go's decoder does not look at bits that are left over.
+    // Go's decoder ignores unused bits of the last character.
     let at = match engine.decode(value.as_bytes()) {
         Ok(_) | Err(DecodeError::InvalidLastSymbol { .. }) => return Ok(()),
         Err(DecodeError::InvalidByte(at, _)) => at,
@@ -504,7 +509,7 @@ fn check_binary(name: &HeaderName, value: &HeaderValue) -> Result<(), Status> {
     Err(Status::with(Code::InvalidArgument, text))
 }
 
-/// A header's name as Go writes it.
+/// Returns the name of a header in Go's canonical form.
 fn canonical(name: &str) -> String {
     let mut is_first = true;
     let write = |c: char| {
@@ -560,7 +565,8 @@ mod tests {
         assert_eq!([1 << 10, (1 << 10) + 1].map(is_long), [false, true]);
     }
 
-    /// What an answer of these two pieces becomes; before each, and at the end, its source is so many times not ready.
+    /// Returns the JSON of a response that comes in two pieces. Before each piece and at the end, the source
+    /// returns pending `waits` times.
     fn written(waits: usize) -> String {
         let message = b"\x0a\x04\x08\x01\x18\x02\x12\x03\x0a\x01a\x20\x02";
         let (_, response) = descriptor::of(Rpc::KvRange).expect("it has messages");
@@ -608,7 +614,8 @@ mod tests {
         }
     }
 
-    /// Takes an answer in JSON; returns most bytes that one poll took of its source, and most that was charged.
+    /// Writes a response as JSON. Returns the maximum bytes that one poll read from the source, and the
+    /// maximum charge.
     fn taken(rpc: Rpc, message: Bytes) -> (usize, usize) {
         let (_, response) = descriptor::of(rpc).expect("it has messages");
         let account = accounting::Budget::new(64 << 20).open([127, 0, 0, 1].into());

@@ -1,11 +1,13 @@
-//! gRPC-Web: calls that a browser makes, which knows no trailers of HTTP/2. Messages and what ends the answer are frames
-//! ([`frames`]) in the bodies of a plain request and its answer, over HTTP/1 or HTTP/2, as bytes (`application/grpc-web`) or in base64
-//! (`application/grpc-web-text`). A call becomes the same call that a gRPC client makes, in this process.
+//! gRPC-Web: calls from browsers, which do not support HTTP/2 trailers. The messages and the final status are
+//! frames ([`frames`]) in the bodies of a plain request and its response, over HTTP/1 or HTTP/2, in binary
+//! (`application/grpc-web`) or in base64 (`application/grpc-web-text`). A request becomes the same call that
+//! a gRPC client makes, within this process.
 //!
-//! The status of an answer over HTTP is 200 whatever becomes of the call. A body holds the requests of a stream whole, since
-//! browsers send none that goes on; the answers of a stream come one by one.
+//! The HTTP status is 200 whatever the status of the call. A body contains all requests of a stream, since
+//! browsers cannot stream a request body; the responses of a stream are sent one by one.
 //!
-//! It does not know sockets, which pages may call (`http::browsers`) or what messages mean.
+//! This module does not handle sockets, the rules for which pages may call (`http::browsers`), or the
+//! contents of messages.
 //!
 //! Tests: beside the code of [`frames`], and `mainstay/tests/it/grpc_web.rs`.
 
@@ -30,10 +32,10 @@ use self::frames::{Form, Writer, decoded, next_message, only};
 use crate::local_call::{Counted, LATE, Running, Said, answered_in_time, check_sent_len, read_timeout};
 use crate::services::Services;
 
-/// Bytes of a large answer that are taken at once.
+/// Number of bytes of a large response that are taken at a time.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Error for an answer whose parts are fewer bytes than announced.
+/// Error for a response whose pieces have fewer bytes than announced.
 const CUT: Status = Status::new(Code::Internal, "mainstay: an answer ended before its time");
 
 /// Answers a request for which [`Form::is_asked`] is true.
@@ -50,7 +52,7 @@ pub(crate) async fn answer(services: Rc<Services>, exchange: Exchange) -> Respon
     }
 }
 
-/// Why there is no call, or no answer of one.
+/// Reason why a request has no call, or a call no response.
 enum Refused {
     Http(StatusCode),
     Call(Status),
@@ -86,19 +88,20 @@ async fn call(
     let mut body = match form {
         Form::Bytes => body,
         Form::Base64 => {
-            // It is decoded in one go, which takes as long as copying it.
+            // Decoding happens in one step and takes as long as copying.
             if body.len() > accounting::work_left() {
                 exchange.long_turn().await;
             }
             accounting::note_work(0, body.len() as u64);
             let bytes = decoded(&body)?;
-            // A call may wait for long, and the text is not charged from here on.
+            // The text is freed here because it is no longer charged, and a call may wait for long.
             drop(body);
             bytes
         }
     };
     exchange.body.hold(body.len());
-    // Now that it is held: many calls may have been let in before the first of their bodies came.
+    // Checked again now that the body is held: many calls may have passed the first check before their bodies
+    // arrived.
     exchange.check()?;
     let bytes_max = exchange.message_bytes_max();
     exchange.keep(|| services.connected(&exchange.origin));
@@ -115,7 +118,7 @@ async fn call(
     let late = timeout.map(|timeout| services.sleep(timeout));
     let next = move |gathered| -> NextMessage {
         Box::new(move |_| {
-            // The body is charged until the call is over.
+            // Keeps the charge for the body until the call ends.
             let _charge = &gathered;
             Poll::Ready(next_message(&mut body, bytes_max))
         })
@@ -126,8 +129,8 @@ async fn call(
     Ok(good(form, ResponseBody::Chunks(stream(form, running, account))))
 }
 
-/// Reads the headers as gRPC's own: all of them are metadata. A certificate's name is no user here, since a browser shows a
-/// certificate for whichever page asks it to.
+/// Reads the headers as gRPC does: all of them are metadata. The name in a certificate is not used as the
+/// user, since a browser presents the certificate for any page that makes a request.
 fn headed(method: u16, exchange: &Exchange, arrived: Instant) -> Result<(Head, Option<Duration>), Refused> {
     let given = &exchange.head.headers;
     let timeout = match given.get("grpc-timeout") {
@@ -149,7 +152,7 @@ fn headed(method: u16, exchange: &Exchange, arrived: Instant) -> Result<(Head, O
     Ok((head, timeout))
 }
 
-/// An answer, or the rest of one, that is nothing but its end.
+/// Returns the frame with the final status, as the whole rest of a response.
 fn ended(form: Form, result: &Result<(), Status>) -> Bytes {
     let mut writer = Writer::new(form);
     writer.end(result);
@@ -189,7 +192,7 @@ async fn unary(
             writer.begin_message(len);
             let mut pieces =
                 Pieces { source, held, left: len, len, writer, counted: Some(counted), account, charge };
-            // A status can be told only before the first bytes.
+            // An error status can be sent only before the first bytes.
             let mut first = match poll_fn(|cx| pieces.poll(cx)).await {
                 Some(first) => Some(first?),
                 None => return Err(CUT.into()),
@@ -205,18 +208,18 @@ async fn unary(
     }
 }
 
-/// A large answer that is sent while its parts are made.
+/// A large response that is sent while its pieces are made.
 struct Pieces {
     source: PieceSource,
-    /// Bytes that the source holds.
+    /// Number of bytes that the source holds.
     held: Rc<Cell<usize>>,
     left: usize,
     len: usize,
     writer: Writer,
-    /// Taken when all has been given.
+    /// Counters of the call; taken when the response is complete.
     counted: Option<Counted>,
     account: Rc<Account>,
-    /// Charge for what the source holds, and for the bytes given last: whoever took them may wait to send them.
+    /// Charge for the bytes that the source holds and for the bytes returned last, which may wait to be sent.
     charge: accounting::Held,
 }
 
@@ -256,7 +259,7 @@ impl Pieces {
     }
 }
 
-/// The answers of a streaming call, and its end.
+/// Returns the responses of a streaming call, followed by its final status.
 fn stream(form: Form, mut running: Running, account: Rc<Account>) -> front::ChunkSource {
     let mut writer = Writer::new(form);
     let mut is_over = false;

@@ -1,11 +1,12 @@
-//! What the client listener and the metrics listeners answer besides calls: health, version, metrics.
+//! Answers to plain HTTP requests on the client and metrics listeners: health, version, metrics.
 //!
 //! Statuses, headers and bodies are those of etcd 3.7. Everything is answered from the newest published
-//! state; only health waits, until the cluster has confirmed that this state is new enough for a linearizable read.
+//! state. Only health waits, until the cluster has confirmed that this state is new enough for a linearizable
+//! read.
 //!
-//! Checks of health are logged as etcd logs them; nothing else is logged here.
+//! Health checks are logged as in etcd; nothing else is logged here.
 //!
-//! It does not know sockets or what the JSON gateway answers.
+//! This module does not handle sockets or the JSON gateway.
 //!
 //! Tests: beside the code, and `tests/it/http.rs`.
 
@@ -40,26 +41,28 @@ pub use scrape::{FrontCounters, scrape};
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
-/// etcd's answer to a client whose certificate names a user, which a gateway cannot honour.
+/// etcd's response to a client whose certificate names a user, because a gateway cannot use that name.
 const NAMED: &str =
     "CommonName of client sending a request against gateway will be ignored and not used as expected";
 
-/// A request for a page, and the state it is answered from.
+/// A request for a page, with the state that answers it.
 struct Asked<'a> {
     shared: &'a Shared,
     values: &'a LogValues,
     logger: &'a Logger,
     state: &'a Published,
     query: Query<'a>,
-    /// Result of asking for a linearizable read, if the page needs one.
+    /// Result of waiting for a linearizable read, if the page needs one.
     confirmed: Option<&'a Confirmed>,
 }
 
-/// The answer to whether the published state is as new as a linearizable read needs; travels with the request.
+/// Result of the check that the published state is new enough for a linearizable read. It is stored in the
+/// request.
 #[derive(Clone, Debug)]
 struct Confirmed(Result<(), Status>);
 
-/// Asks the cluster, if this request is answered by a linearizable read and this member alone cannot tell.
+/// If the request needs a linearizable read and this member cannot answer it locally, asks the cluster for a
+/// confirmation, and stores the result in the request.
 pub async fn confirm(shared: &Shared, request: &mut Request<Bytes>) {
     let Target::Path(path) = target::of(request) else { return };
     let reads = path == "/health" || path == "/readyz" || path == "/readyz/linearizable_read";
@@ -79,15 +82,16 @@ pub async fn confirm(shared: &Shared, request: &mut Request<Bytes>) {
     request.extensions_mut().insert(Confirmed(confirmed));
 }
 
-/// How a call is made that is a plain request.
+/// Form of a call that arrives as a plain HTTP request.
 pub(crate) enum CallForm {
-    /// By the JSON gateway, of which this is the path.
+    /// A call to the JSON gateway, with its path.
     Json(String),
-    /// In gRPC-Web.
+    /// A call in gRPC-Web.
     GrpcWeb,
 }
 
-/// Returns how a request makes a call, or the answer that refuses it; `None` for requests that make none.
+/// Returns the form in which a request makes a call, or the response that refuses the call; `None` if the
+/// request is not a call.
 pub(crate) fn for_call(
     shared: &Shared,
     request: &Request<Bytes>,
@@ -114,22 +118,23 @@ pub(crate) fn for_call(
     Some(Ok(form))
 }
 
-/// The gateway's paths are looked up unescaped: an escaped slash separates too.
+/// Returns the unescaped path under which the gateway looks up a method. An escaped slash separates parts of
+/// the path, too.
 fn gateway_path(raw: &str, unescaped: String) -> String {
     if raw.contains("%00") { unescaped } else { unescaped.replace('\0', "/") }
 }
 
-/// Bytes as which a byte of metrics counts in the work of a turn: it takes longer to write numbers than to copy them.
+/// Work in bytes that one byte of metrics text counts as: writing numbers takes longer than copying them.
 const TEXT_WORK: usize = 8;
 
-/// Returns true if the page at this path is made in one go and takes long: all metrics, or what the member has found out.
+/// Returns true if the page at this path is made in one step and takes long: metrics and diagnosis pages.
 pub(crate) fn is_long(path: &str) -> bool {
     let unescaped = path.contains('%').then(|| target::unescape_path(path)).flatten();
     let path = unescaped.as_deref().unwrap_or(path);
     path == "/metrics" || path.starts_with("/debug/")
 }
 
-/// Returns the RPC that the JSON gateway makes of a request for this path.
+/// Returns the RPC to which the JSON gateway maps this path.
 pub(crate) fn gateway_rpc(path: &str) -> Option<Rpc> {
     if !path.contains('%') {
         return gateway::route(path);
@@ -137,33 +142,33 @@ pub(crate) fn gateway_rpc(path: &str) -> Option<Rpc> {
     gateway::route(&gateway_path(path, target::unescape_path(path)?))
 }
 
-/// Returns the token of a request for a page that tells root more than others.
+/// Returns the token of a request for a page that shows more to root than to others.
 pub(crate) fn token_of_root(request: &Request<Bytes>) -> Option<&HeaderValue> {
     let Target::Path(path) = target::of(request) else { return None };
     let is_one = names_keys(&path);
     is_one.then(|| request.headers().get(AUTHORIZATION)).flatten()
 }
 
-/// Notes that root asks.
+/// Marks the request as sent by root.
 pub(crate) fn by_root(request: &mut Request<Bytes>) {
     request.extensions_mut().insert(diagnosis::ByRoot);
 }
 
-/// Says that the page which sent the request may read the answer, if it may.
+/// Adds the CORS headers to a response if the page that sent the request may read it.
 pub(crate) fn allow_origin(shared: &Shared, request: &Request<Bytes>, headers: &mut HeaderMap) {
     browsers::allow(&shared.browsers, request, headers);
 }
 
-/// An answer that is nothing but a status.
+/// Returns a response that consists only of a status.
 pub(crate) fn of_status(status: StatusCode) -> Response<Bytes> {
     reply(status, &[], Bytes::new())
 }
 
-/// What a client of API version 2 is told, behind etcd's own words for a path that is not there.
+/// Response to clients of API version 2: etcd's text for an unknown path, with an explanation.
 const V2_IS_GONE: &str = "404 page not found: API version 2 is not served here, nor by etcd from 3.6 on; `mainstay utl import \
                           --migrate-v2` moves its keys from a data directory of etcd 3.4 or 3.5 to version 3";
 
-/// Answers a request that came to a client listener.
+/// Answers a request that arrived on a client listener.
 pub fn answer(
     shared: &Shared,
     values: &LogValues,
@@ -181,7 +186,7 @@ pub fn answer(
     let is_diagnosis = matches!(&target, Target::Path(path)
         if names_keys(path) || path.starts_with(profiles::PREFIX));
     let mut response = match target {
-        // As etcd answers a browser that asks whether it may call; it does so whatever the path is.
+        // As in etcd, the preflight request of a browser gets this response for any path.
         _ if request.method() == Method::OPTIONS => reply(StatusCode::OK, &[], Bytes::new()),
         Target::Malformed => bad_request(None),
         Target::Elsewhere(location) => redirect(request, &location),
@@ -195,20 +200,20 @@ pub fn answer(
                 let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
                 redirect(request, &format!("/v3/{query}"))
             }
-            // COMPAT-173.
+            // COMPAT-173: the text also names the command that migrates keys of API version 2.
             path if path == "/v2" || path.starts_with("/v2/") => refused(StatusCode::NOT_FOUND, V2_IS_GONE),
             path => common(path, (shared, values, counters), logger, request),
         },
     };
     if !is_diagnosis {
-        // Those pages tell the names of keys, the addresses of clients and the command line: no page from elsewhere may read
-        // them.
+        // Diagnosis pages contain names of keys, addresses of clients and the command line, so no page of
+        // another origin may read them.
         browsers::allow(&shared.browsers, request, response.headers_mut());
     }
     response
 }
 
-/// Answers a request that came to a metrics listener, which serves less.
+/// Answers a request that arrived on a metrics listener, which serves fewer paths than a client listener.
 fn answer_metrics_listener(
     shared: &Shared,
     values: &LogValues,
@@ -223,12 +228,12 @@ fn answer_metrics_listener(
     }
 }
 
-/// Returns true for the pages that name keys and clients.
+/// Returns true for the pages that contain names of keys and clients.
 fn names_keys(path: &str) -> bool {
     path == diagnosis::PATH || path == requests::PATH
 }
 
-/// The paths of both kinds of listener.
+/// Answers the paths that both kinds of listeners serve.
 fn common(
     path: &str,
     (shared, values, counters): (&Shared, &LogValues, &FrontCounters),
@@ -236,7 +241,7 @@ fn common(
     request: &Request<Bytes>,
 ) -> Response<Bytes> {
     if path == "/metrics" {
-        // etcd answers every method here.
+        // etcd answers every HTTP method here.
         let text = scrape(shared, counters, diagnosis::refusal(shared, request).is_none());
         accounting::note_work(0, (TEXT_WORK * text.len()) as u64);
         return reply(StatusCode::OK, &[(CONTENT_TYPE, metrics::CONTENT_TYPE)], text.into());
@@ -273,7 +278,7 @@ fn common(
     }
 }
 
-/// Answers a request for `/version`, which clients and other members ask for alike.
+/// Answers a request for `/version`, from a client or from another member.
 pub fn version(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
     only_get(request, || {
         let state = shared.state.load();
@@ -302,7 +307,7 @@ fn only_get(request: &Request<Bytes>, answer: impl FnOnce() -> Response<Bytes>) 
     response
 }
 
-/// Sends a client to the path it meant.
+/// Redirects a client to the cleaned path.
 fn redirect(request: &Request<Bytes>, location: &str) -> Response<Bytes> {
     let Ok(value) = HeaderValue::from_str(location) else { return bad_request(None) };
     let readable = request.method() == Method::GET || request.method() == Method::HEAD;
@@ -318,19 +323,20 @@ fn redirect(request: &Request<Bytes>, location: &str) -> Response<Bytes> {
     response
 }
 
-/// A request line, or for this reason a header, that Go's server does not take.
+/// Returns the response to a request that Go's server refuses, because of its request line or, if `why` is
+/// given, because of a header.
 fn bad_request(why: Option<&'static str>) -> Response<Bytes> {
     let headers = [(CONTENT_TYPE, PLAIN), (CONNECTION, "close")];
     let text = why.map_or("400 Bad Request".to_owned(), |why| format!("400 Bad Request: {why}"));
     reply(StatusCode::BAD_REQUEST, &headers, text.into())
 }
 
-/// An error in plain text.
+/// Returns an error response in plain text.
 fn refused(status: StatusCode, text: &str) -> Response<Bytes> {
     plain(status, format!("{text}\n"))
 }
 
-/// Plain text that no browser is to guess another type for.
+/// Returns a response in plain text that tells browsers not to guess another content type.
 fn plain(status: StatusCode, text: String) -> Response<Bytes> {
     reply(status, &[(CONTENT_TYPE, PLAIN), (X_CONTENT_TYPE_OPTIONS, "nosniff")], text.into())
 }

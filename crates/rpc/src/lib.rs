@@ -1,12 +1,14 @@
-//! Answers clients' requests, on each shard.
+//! Answers requests of clients, on each shard.
 //!
-//! * [`services`] answer calls; [`watch`] is one of them, with what a shard's watches share.
-//! * [`http`] answers health, version, metrics and the page for a diagnosis.
-//! * `gateway` answers calls in JSON, [`grpc_web`] those of gRPC-Web; `local_call` is what they share.
-//! * `audit` says what the audit log tells of a call.
-//! * `encode` writes answers by hand where they hold many keys; [`forwarding`] asks the leader what only the leader can answer.
+//! * [`services`] answers calls. [`watch`] is one of the services, with the data that the watches of a shard
+//!   share.
+//! * [`http`] answers requests for health, version, metrics and diagnosis pages.
+//! * `gateway` answers calls in JSON, and [`grpc_web`] those in gRPC-Web; `local_call` is shared by both.
+//! * `audit` builds the lines of the audit log.
+//! * `encode` encodes responses that may contain many keys; [`forwarding`] asks the leader for what only the
+//!   leader knows.
 //!
-//! What it does not know: raft and the log. It reads published states and asks the core.
+//! This crate does not contain raft or the log. It reads published states and sends requests to the core.
 //!
 //! Invariants: I7 (a reader sees one revision), I8 (`watch`), I9 (limits answer with etcd's errors).
 

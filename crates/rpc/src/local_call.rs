@@ -1,4 +1,5 @@
-//! Calls that the gateways make in this process, on behalf of clients that speak no gRPC: what JSON and gRPC-Web share.
+//! Calls that the gateways make in this process on behalf of clients without gRPC: code that JSON and
+//! gRPC-Web share.
 
 use std::future::Future as _;
 use std::pin::Pin;
@@ -12,13 +13,14 @@ use bytes::Bytes;
 use clock::Sleep;
 use front::{Answer, First, LocalBoxFuture, LocalStream, Unary};
 
-/// Error of a call whose time is over.
+/// Error of a call that exceeded its deadline.
 pub(crate) const LATE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
-/// Waits for the answer of a unary call, at most until `late` resolves.
+
+/// Waits for the response of a unary call, until `late` resolves at the latest.
 ///
 /// # Errors
 ///
-/// [`LATE`], and those of the call.
+/// Returns [`LATE`] if `late` resolves first, else the errors of the call.
 pub(crate) async fn answered_in_time(answer: Unary, late: Option<Sleep>) -> Result<Answer, Status> {
     match (answer, late) {
         (Unary::Done(answer), _) => answer,
@@ -30,28 +32,28 @@ pub(crate) async fn answered_in_time(answer: Unary, late: Option<Sleep>) -> Resu
     }
 }
 
-/// A streaming call.
+/// A streaming call in progress.
 pub(crate) struct Running {
-    /// Runs the call.
+    /// Future that runs the call.
     pub(crate) future: LocalBoxFuture<Result<(), Status>>,
-    /// What it says.
+    /// Messages that the call sends.
     pub(crate) local: LocalStream,
-    /// Is over when the call's time is.
+    /// Resolves at the deadline of the call.
     pub(crate) late: Option<Sleep>,
-    /// How the call ended, if it did.
+    /// Result of the call, once it has ended.
     pub(crate) over: Option<Result<(), Status>>,
-    /// Taken when it ends.
+    /// Counters of the call; taken when it ends.
     pub(crate) counted: Option<Counted>,
 }
 
-/// What a streaming call gives.
+/// Output of a streaming call.
 pub(crate) enum Said {
     Message(Bytes),
     Over(Result<(), Status>),
 }
 
 impl Running {
-    /// Returns the next message, or the end once there is none before it.
+    /// Returns the next message, or the result of the call after the last message.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Said> {
         loop {
             if let Poll::Ready(message) = self.local.poll_message(cx) {
@@ -66,7 +68,7 @@ impl Running {
             } else if let Poll::Ready(result) = self.future.as_mut().poll(cx) {
                 result
             } else {
-                // It may have said something before it waits.
+                // The call may have sent a message before it began to wait.
                 return self.local.poll_message(cx).map(Said::Message);
             };
             let code = result.as_ref().err().map_or(Code::Ok, |status| status.code);
@@ -76,7 +78,7 @@ impl Running {
     }
 }
 
-/// Counts a call that was begun, and once how it ended: cancelled, if its client went.
+/// Counts a started call, and once how it ended. A call that is dropped before its end counts as cancelled.
 pub(crate) struct Counted {
     pub(crate) counters: Arc<ShardCounters>,
     pub(crate) method: u16,
@@ -103,8 +105,8 @@ impl Drop for Counted {
     }
 }
 
-/// Reads a time as grpc-gateway does: a number, which may be negative, and a unit; both are multiplied as 64 bits, whatever
-/// overflows. `Some(None)`: as long as it takes.
+/// Parses a timeout as grpc-gateway does: a number, which may be negative, and a unit. Both are multiplied in
+/// 64 bits, with overflow. Returns `None` if the text is invalid, and `Some(None)` for no timeout.
 pub(crate) fn read_timeout(text: &str) -> Option<Option<Duration>> {
     let (unit_at, unit) = text.char_indices().next_back()?;
     let nanoseconds: i64 = match unit {
@@ -121,11 +123,11 @@ pub(crate) fn read_timeout(text: &str) -> Option<Option<Duration>> {
     Some((time != 0).then(|| Duration::from_nanos(u64::try_from(time).unwrap_or(0))))
 }
 
-/// Refuses a message of a client that is too large.
+/// Refuses a client's message that is too large.
 ///
 /// # Errors
 ///
-/// grpc-go's.
+/// Returns grpc-go's error if `len` exceeds `bytes_max`.
 pub(crate) fn check_len(len: usize, bytes_max: usize) -> Result<(), Status> {
     if len <= bytes_max {
         return Ok(());
@@ -134,11 +136,11 @@ pub(crate) fn check_len(len: usize, bytes_max: usize) -> Result<(), Status> {
     Err(Status::with(Code::ResourceExhausted, text))
 }
 
-/// Refuses an answer that is too large.
+/// Refuses a response that is too large.
 ///
 /// # Errors
 ///
-/// grpc-go's.
+/// Returns grpc-go's error if `len` exceeds `bytes_max`.
 pub(crate) fn check_sent_len(len: usize, bytes_max: usize) -> Result<(), Status> {
     if len <= bytes_max {
         return Ok(());

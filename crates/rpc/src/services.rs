@@ -1,8 +1,8 @@
-//! The services of one shard: calls in, answers out.
+//! Services of one shard: they take calls and return responses.
 //!
-//! Reads are answered here, from the newest published state, without any other thread. Writes are checked here, put
-//! to the core, and answered when it says so. Nothing here blocks: values that are not in the page cache are fetched by
-//! other threads (`values`, `readers`), and the call goes on when they are here.
+//! Reads are answered here, from the newest published state, without another thread. Writes are checked here,
+//! sent to the core, and answered after the core replies. Nothing here blocks: values that are not in the
+//! page cache are fetched by other threads (`values`, `readers`), and the call continues when they arrive.
 
 mod answers;
 mod auth;
@@ -64,64 +64,67 @@ use telemetry::metrics::{ClientRequests, Histogram};
 use telemetry::stages::{Sampler, Stage};
 use telemetry::tracing::Tracer;
 
-/// The services of one shard.
+/// The services of one shard, which run on its thread.
 pub struct Services {
     shared: Arc<Shared>,
     counters: FrontCounters,
     logger: Arc<Logger>,
     closing: Closing,
-    /// Tells open streams, of which there may be many, that the server ends. It is told by `closing`.
+    /// Notifies all open streams when the server shuts down. Triggered by `closing`.
     ending: Rc<Ending>,
     pending: Rc<Pending>,
     values: Rc<LogValues>,
     hub: Rc<Hub>,
     rpcs: FoldMap<&'static str, Rpc>,
-    /// Counters of the client API version met last: one client's calls come in a row.
+    /// Counters of the client API version that was seen last. Calls of one client often follow each other.
     client: RefCell<(String, ClientRequests)>,
     range_time: [Histogram; 2],
     request_times: RefCell<FoldMap<(&'static str, bool), Histogram>>,
-    /// The figures of the clients that this shard has met, so that no call waits for the other shards' lock.
+    /// Statistics of the clients that this shard has seen, cached so that calls do not wait for the lock that
+    /// all shards share.
     callers: RefCell<HashMap<IpAddr, Arc<Caller>>>,
-    /// The one met last: one client's calls come in a row.
+    /// Statistics of the client that was seen last. Calls of one client often follow each other.
     caller: RefCell<Option<(IpAddr, Arc<Caller>)>>,
-    /// True if the time of every call is counted.
+    /// True if the time of every call is measured.
     timed: bool,
-    /// What is known of users.
+    /// Cached tokens and rights of users.
     known: RefCell<Known>,
-    /// Strangers whose calls wait until this member knows the newest users.
+    /// Slots for callers without a user that wait until this member knows the newest users.
     strangers: Strangers,
-    /// Clients that log in, and wait likewise: strangers who make no login do not keep them out.
+    /// Slots for logins that wait until this member knows the newest users. They are separate, so that other
+    /// callers without a user cannot block logins.
     logins: Strangers,
-    /// Calls with tokens that this member does not know yet. They wait apart from calls without a token, since a user's own may be
-    /// among them.
+    /// Slots for calls with tokens that this member does not know yet. They are separate from calls without a
+    /// token, because the token may be valid.
     unknown_tokens: Strangers,
-    /// The audit log, if there is one.
+    /// The audit log, if it is enabled.
     audit: Option<Auditor>,
-    /// Decides which calls are traced, if any are.
+    /// Decides which calls are traced, if tracing is enabled.
     tracer: Option<Arc<Tracer>>,
-    /// Picks the calls whose stages go into the histograms.
+    /// Selects the calls whose stages are added to the histograms.
     sampler: Sampler,
-    /// Histograms of the stages that calls of this shard have passed, each at the place of its number.
+    /// Histograms of the stages of this shard's calls, indexed by stage number.
     stage_times: RefCell<[Option<Histogram>; Stage::ALL.len()]>,
 }
 
-/// Number of looks in a row, an election timeout apart, that must find no leader before streams that require one end.
+/// Number of consecutive checks, one per election timeout, that must find no leader before streams that
+/// require a leader are ended.
 const LEADERLESS_LOOKS: u32 = 3;
 
-/// Interval at which tokens that are no longer valid are forgotten.
+/// Interval at which expired tokens are removed.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Decodes a request as grpc-go would, with its words for one that cannot be.
+/// Decodes a unary request. Returns grpc-go's error if that fails.
 pub(crate) fn decode<M: Message + Default>(message: Bytes) -> Result<M, Status> {
     M::decode(message).map_err(|_| UNPARSEABLE)
 }
 
-/// Decodes a request that came on a stream.
+/// Decodes a request that arrived on a stream. Returns grpc-go's error if that fails.
 pub(crate) fn decode_streamed<M: Message + Default>(message: Bytes) -> Result<M, Status> {
     M::decode(message).map_err(|_| UNPARSEABLE_STREAMED)
 }
 
-/// The words of grpc-go and of Go's protobuf for a unary request that cannot be decoded.
+/// Error of grpc-go and Go's protobuf for a unary request that cannot be decoded.
 const UNPARSEABLE: Status = Status::new(
     Code::Internal,
     "grpc: error unmarshalling request: proto: cannot parse invalid wire-format data",
@@ -131,7 +134,7 @@ const UNPARSEABLE_STREAMED: Status = Status::new(
     Code::Internal,
     "grpc: failed to unmarshal the received message: proto: cannot parse invalid wire-format data",
 );
-/// grpc-go's error for a stream of answers whose client sends no request.
+/// grpc-go's error for a server stream whose client sends no request.
 pub(crate) const NO_REQUEST: Status = Status::new(
     Code::Internal,
     "cardinality violation: received no request message from non-client-streaming RPC",
@@ -142,7 +145,7 @@ pub(crate) fn whole(message: &impl Message) -> Answer {
 }
 
 impl Services {
-    /// Starts the services of a shard, on its thread and inside its loop.
+    /// Starts the services of a shard, on the shard's thread and inside its event loop.
     pub fn start(
         shared: Arc<Shared>,
         counters: FrontCounters,
@@ -211,7 +214,8 @@ impl Services {
                     leading.leader_lost();
                 }
                 leading.end_if_quarantined();
-                // Sessions may have been withdrawn, which no state tells.
+                // A session may have been withdrawn without a new published state, so the watches are checked
+                // here too.
                 leading.advance();
             }
         });
@@ -241,7 +245,8 @@ impl Services {
         services
     }
 
-    /// Answers a unary call that did not come through a front, as if it had: its handler runs as far as it can right away.
+    /// Answers a unary call that did not arrive through a front, in the same way. The handler runs as far as
+    /// it can before this returns.
     pub fn call(self: &Rc<Self>, head: Head, message: Bytes) -> Unary {
         let mut answer = front::Service::unary(Rc::clone(self), head, message);
         if let Unary::Later(later) = &mut answer
@@ -252,7 +257,8 @@ impl Services {
         answer
     }
 
-    /// Serves a watch stream that did not come through a front, as if it had; `closed` resolves when the server stops.
+    /// Serves a watch stream that did not arrive through a front, in the same way. `closed` resolves when the
+    /// server stops.
     pub fn watch(
         self: &Rc<Self>,
         head: &Head,
@@ -274,7 +280,8 @@ impl Services {
         })
     }
 
-    /// Answers one request of a stream of renewals: the lease's TTL, 0 if it is gone.
+    /// Answers one request of a keep-alive stream: returns the TTL of the lease, or 0 if the lease does not
+    /// exist.
     pub fn keep_alive(self: &Rc<Self>, head: &Head, id: LeaseId) -> LocalBoxFuture<Result<Seconds, Status>> {
         let rpc = numbered(head.method);
         if let Err(status) = self.admit(rpc, head, true) {
@@ -289,20 +296,21 @@ impl Services {
         Box::pin(async move { services.renew(id, &principal).await })
     }
 
-    /// Counts an expensive call of this client and user.
+    /// Counts one expensive call of this client and user.
     ///
     /// # Errors
     ///
-    /// The client has made as many as it may in this time.
+    /// Returns an error if the client has used up its rate of expensive calls.
     fn expensive(&self, principal: &Principal, client: IpAddr) -> Result<(), Status> {
         self.expense(principal, client, |_| 1)
     }
 
-    /// Counts a call as so many expensive ones as `calls` says for this revision; `calls` runs only if there is a bound.
+    /// Counts a call as several expensive calls: the number that `calls` returns for the current revision.
+    /// `calls` runs only if a limit is configured.
     ///
     /// # Errors
     ///
-    /// As for [`Services::expensive`].
+    /// See [`Services::expensive`].
     fn expense(
         &self,
         principal: &Principal,
@@ -316,12 +324,12 @@ impl Services {
         self.shared.expensive.admit(principal.name(), client, calls, self.now())
     }
 
-    /// The member's time.
+    /// Returns the time of the member's clock.
     pub(crate) fn now(&self) -> Instant {
         self.shared.clock.now()
     }
 
-    /// Resolves after this time.
+    /// Returns a future that resolves after `time`.
     pub(crate) fn sleep(&self, time: Duration) -> clock::Sleep {
         self.shared.clock.sleep(time)
     }
@@ -334,7 +342,7 @@ impl Services {
         self.shared.header(revision, state.applied_term)
     }
 
-    /// Returns the header of an answer from the newest state.
+    /// Returns the response header for the newest state.
     fn newest_header(&self) -> ResponseHeader {
         let state = self.shared.state.load();
         self.header(state.view.snapshot().current_revision(), &state)
@@ -371,7 +379,7 @@ impl Services {
         *self.caller.borrow_mut() = Some((address, caller));
     }
 
-    /// Keeps a client's figures at hand.
+    /// Caches the statistics of a client.
     fn meet(&self, peer: SocketAddr) -> Arc<Caller> {
         let caller = self.caller_of(peer);
         let mut callers = self.callers.borrow_mut();
@@ -383,7 +391,8 @@ impl Services {
         caller
     }
 
-    /// The figures of the client whose call was counted last, without the lock that all shards share.
+    /// Returns the statistics of the client whose call was counted last, usually without the lock that all
+    /// shards share.
     fn caller_just_counted(&self, peer: SocketAddr) -> Arc<Caller> {
         match &*self.caller.borrow() {
             Some((address, caller)) if *address == peer.ip() => Arc::clone(caller),
@@ -395,12 +404,13 @@ impl Services {
         self.shared.callers.of(peer.ip())
     }
 
-    /// Checks what holds for every call before its message is decoded. Returns true if the call needs a user.
+    /// Makes the checks that apply to every call, before its message is decoded. Returns true if
+    /// authentication is enabled, so that the call needs a user.
     ///
     /// # Errors
     ///
-    /// etcd's error for a learner, for a call that requires a leader when there is none, and for a member that the
-    /// CORRUPT alarm names.
+    /// Returns etcd's error if this member is a learner, if the call requires a leader and there is none, or
+    /// if the CORRUPT alarm names this member.
     fn admit(&self, rpc: Rpc, head: &Head, stream: bool) -> Result<bool, Status> {
         self.count_client(head, stream)?;
         self.count_caller(head.peer);
@@ -417,12 +427,12 @@ impl Services {
         Ok(state.auth.is_enabled())
     }
 
-    /// Returns true if this member has no vote yet, and so may be far behind.
+    /// Returns true if this member is a learner, which has no vote and may lag far behind.
     fn learns(&self, state: &Published) -> bool {
         state.members.by_id.get(&self.shared.identity.member_id).is_some_and(|member| member.is_learner)
     }
 
-    /// A call that the audit log is to tell of, by whoever makes it.
+    /// Starts the record of a call in the audit log.
     fn begin_audit(
         &self,
         audit: &Auditor,
@@ -435,7 +445,8 @@ impl Services {
         audit.begin(rpc, who, message, self.shared.clock.wall())
     }
 
-    /// The same for a stream, whose request is not known yet.
+    /// Starts the record of a stream in the audit log, if there is one. The request of the stream is not
+    /// known yet.
     fn begin_stream_audit(
         &self,
         rpc: Rpc,
@@ -446,23 +457,23 @@ impl Services {
         Some(self.begin_audit(audit, rpc, asker, principal, None))
     }
 
-    /// Has a call that is not taken at all in the audit log, if there is one.
+    /// Writes a call that was not admitted to the audit log, if there is one.
     fn audit_refused(&self, rpc: Rpc, head: &Head, message: Option<&Bytes>, status: &Status) {
         let Some(audit) = &self.audit else { return };
-        // Who it is is not waited for.
+        // The log does not wait for the identification of the caller.
         let principal = self.identify(head).map_err(|_| status.clone());
         let call = self.begin_audit(audit, rpc, head, &principal, message);
         call.ended(&Err(status.clone()));
     }
 
-    /// Counts the time of a call that was admitted at this time, with `--metrics extensive`.
+    /// Measures the time of a call that was admitted at `admitted`. Called only with `--metrics extensive`.
     fn timed(&self, rpc: Rpc, admitted: Instant) {
         if let Some(method) = self.shared.metrics.grpc.methods().get(rpc as usize) {
             method.took(self.now().saturating_duration_since(admitted));
         }
     }
 
-    /// Counts the time of a request by etcd's name for it.
+    /// Measures the time of a request. `what` is etcd's name for the request.
     pub(crate) fn took(&self, what: &'static str, success: bool, took: Duration) {
         let mut times = self.request_times.borrow_mut();
         match times.get(&(what, success)) {
@@ -475,8 +486,9 @@ impl Services {
         }
     }
 
-    /// Waits until the leader has confirmed how far a member must have come for a linearizable read, and this member has come that
-    /// far. Returns the round that confirmed it, if it took one. `now` is the present.
+    /// Waits until the leader has confirmed the commit index for a linearizable read and this member has
+    /// applied up to that index. Returns the ReadIndex round that confirmed it, if one was needed. `now` is
+    /// the current time.
     async fn wait_confirmed(&self, now: Instant) -> Result<Option<RoundTimes>, Status> {
         let pending_reply: PendingReply = self.pending.ask_at(now, ClientRequest::Read)?;
         match pending_reply.await?.body {
@@ -486,8 +498,8 @@ impl Services {
         }
     }
 
-    /// Waits until the newest published state is new enough for a linearizable read; for streams. A serializable read
-    /// does not wait.
+    /// Waits until the newest published state is new enough for a linearizable read of a stream. A
+    /// serializable read does not wait.
     async fn wait_readable(&self, serializable: bool) -> Result<(), Status> {
         if serializable || self.shared.state.load().reads_local {
             return Ok(());
@@ -495,19 +507,20 @@ impl Services {
         self.wait_confirmed(self.now()).await.map(|_| ())
     }
 
-    /// Does the same on behalf of this user, or of a stranger, who takes a place meanwhile.
+    /// Does the same as [`Services::wait_readable`] on behalf of `principal`. A caller without a user takes a
+    /// slot while it waits.
     async fn wait_readable_for(&self, principal: &Principal, serializable: bool) -> Result<(), Status> {
         let _place = if serializable { None } else { self.place_of(principal)? };
         self.wait_readable(serializable).await
     }
 
-    /// Refuses a write of `cost` bytes if the NOSPACE alarm is raised, or if the write would exceed the quota; then it
-    /// raises the alarm.
+    /// Refuses a write of `cost` bytes if the NOSPACE alarm is raised. If the write would exceed the quota,
+    /// refuses it and raises the alarm.
     fn check_quota(&self, cost: u64) -> Result<(), Status> {
         let state = self.shared.state.load();
-        // In a cluster this member may not have heard yet that the alarm was disarmed; applying a write tells.
+        // In a cluster this member may lag behind the disarming of the alarm, so the check is left to apply.
         if state.reads_local && state.alarms.any(AlarmType::Nospace as i32) {
-            // With both alarms raised, etcd's writes fail for the other one.
+            // If both alarms are raised, etcd's writes fail with the error of the CORRUPT alarm.
             let corrupt = state.alarms.any(AlarmType::Corrupt as i32);
             return Err(if corrupt { error::CORRUPT } else { error::NO_SPACE });
         }
@@ -521,7 +534,7 @@ impl Services {
     }
 }
 
-/// The calls that a member without a vote answers. Of ranges it answers the serializable ones.
+/// Returns true for the methods that a learner answers. Of ranges, it answers only serializable ones.
 fn is_for_learners(rpc: Rpc) -> bool {
     matches!(
         rpc,
@@ -534,10 +547,11 @@ fn is_for_learners(rpc: Rpc) -> bool {
     )
 }
 
-/// The calls that a member does not answer while the CORRUPT alarm names it: etcd's goes on answering reads, from a
-/// state that is known to be wrong (COMPAT-20). Leases are renewed at the leader, and what an operator needs to look
-/// and to repair goes on. Writes are refused when they are applied, at all members at the same entry, so that one behind
-/// a disarming is not refused by a member that has not heard of it yet.
+/// Returns true for the methods that a member refuses while the CORRUPT alarm names it; etcd's member goes on
+/// answering reads, from a state that is known to be wrong (COMPAT-20). Leases are renewed at the leader, and
+/// calls that an operator needs for diagnosis and repair are answered. Writes are refused when they are
+/// applied, at the same entry on all members; otherwise a member that lags behind the disarming would refuse
+/// a write wrongly.
 fn is_about_data(rpc: Rpc) -> bool {
     matches!(
         rpc,
@@ -559,7 +573,7 @@ fn is_about_data(rpc: Rpc) -> bool {
 ///
 /// # Panics
 ///
-/// Panics if there is none: the front passes on only numbers that it was given.
+/// Panics if no RPC has the number; the front passes on only numbers that it was given.
 #[inline]
 fn numbered(method: u16) -> Rpc {
     Rpc::ALL[usize::from(method)]

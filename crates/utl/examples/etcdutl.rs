@@ -1,4 +1,4 @@
-//! The tool as a program of its own, for tests that kill it and for trials without the whole of Mainstay.
+//! The tool as a standalone program, for tests that kill it and for trials without the whole Mainstay binary.
 
 fn main() -> std::process::ExitCode {
     let args: Vec<_> = std::env::args_os().skip(1).collect();

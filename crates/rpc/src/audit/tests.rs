@@ -27,11 +27,11 @@ impl Lines for Memory {
     fn sync(&mut self) {}
 }
 
-/// What is logged of calls.
+/// An audit log whose lines stay in memory.
 struct Book {
     auditor: Auditor,
     memory: Memory,
-    /// Of refused calls.
+    /// Lines of refused calls.
     refused: Memory,
 }
 
@@ -56,7 +56,7 @@ impl Book {
         self.auditor.begin(rpc, who, Some(&request), UNIX_EPOCH + Duration::from_secs(1))
     }
 
-    /// What is in the files of other calls, and in those of refused ones, now that no more calls come.
+    /// Stops the log. Returns the text of the main file and that of the file for refused calls.
     fn texts(&self) -> [String; 2] {
         self.auditor.log.stop();
         [&self.memory, &self.refused].map(|memory| {
@@ -64,17 +64,17 @@ impl Book {
         })
     }
 
-    /// A call that was answered so.
+    /// Records a call that got this response.
     fn call(&self, rpc: Rpc, request: &impl Message, answer: &impl Message) {
         self.begin(rpc, request).done(&Ok(Answer::Whole(answer.encode_to_vec().into())));
     }
 
-    /// The lines, without what all of them begin with.
+    /// Returns all lines, without the prefix that they share.
     fn lines(self) -> Vec<String> {
         self.lines_with(|_| false).0
     }
 
-    /// The same, and apart from them those of another kind, whole.
+    /// Returns the lines like [`Book::lines`], and separately the unchanged lines for which `is_other` is true.
     fn lines_with(self, is_other: impl Fn(&str) -> bool) -> (Vec<String>, Vec<String>) {
         let text = self.texts().concat();
         let begin = "{\"ts\":\"1970-01-01T00:00:01Z\",\"user\":\"bob\",\"auth\":\"token\",\"remote\":\"127.0.0.1:4711\",\"method\":\"/";
@@ -173,7 +173,7 @@ fn all_branches_of_a_transaction_are_there_up_to_a_bound() {
     book.call(Rpc::KvTxn, &txn, &answer);
     let many = pb::TxnRequest { success: (0..200).map(put).collect(), ..Default::default() };
     book.call(Rpc::KvTxn, &many, &answer);
-    // It only reads.
+    // This transaction only reads.
     let reading = pb::TxnRequest { success: vec![op(Request::RequestRange(range))], ..Default::default() };
     book.call(Rpc::KvTxn, &reading, &answer);
     let lines = book.lines();
@@ -232,7 +232,7 @@ fn no_secret_is_written_or_waits() {
     book.begin(Rpc::Authenticate, &who).done(&Err(error::AUTH_FAILED));
     book.call(Rpc::AuthUserAdd, &add, &changed());
     book.call(Rpc::AuthUserChangePassword, &change, &changed());
-    // What is no such message may be anything.
+    // A message that cannot be decoded may contain anything.
     let mut call = book.begin(Rpc::Authenticate, &pb::AuthEnableRequest {});
     call.asks(&Bytes::from_static(b"pl4nted"));
     call.done(&Err(error::AUTH_FAILED));
@@ -272,7 +272,8 @@ fn what_is_long_is_cut_and_large_values_do_not_wait() {
     assert!(line.len() < 600);
 }
 
-/// A field that nobody knows, with groups in groups: the machine takes more of them than the decoder of messages.
+/// Returns an unknown field with nested groups. The state machine's decoder accepts more levels than the
+/// decoder of messages.
 fn groups(levels: usize) -> Vec<u8> {
     let mut bytes = vec![(15 << 3) | 3; levels];
     bytes.extend(vec![(15 << 3) | 4; levels]);
@@ -298,7 +299,7 @@ fn a_transaction_shows_its_keys_however_deep_it_is() {
 
 #[test]
 fn a_transaction_of_very_many_elements_is_not_made_for_its_line() {
-    // A learner refuses it before anything is counted.
+    // A learner refuses the call before its elements are counted.
     let book = Book::new(false);
     let bytes = [0x0a, 0].repeat(LISTABLE_ELEMENTS_MAX + 1);
     let refused = Status::new(Code::Unavailable, "etcdserver: rpc not supported for learner");
@@ -337,7 +338,7 @@ fn the_certificate_of_a_client_is_shown_beside_its_user() {
     );
 }
 
-/// A transaction with so many puts and comparisons.
+/// Returns a transaction with this many puts and comparisons.
 fn txn(puts: usize, compares: usize) -> pb::TxnRequest {
     let put = |n: usize| pb::PutRequest { key: format!("put{n}").into(), ..Default::default() };
     let compare = |n: usize| pb::Compare { key: format!("compared{n}").into(), ..Default::default() };
@@ -368,7 +369,7 @@ fn refused_calls_have_few_short_lines_apart_from_the_others() {
         book.begin(Rpc::KvTxn, &txn(1000, 1000)).done(&Err(status));
     }
     book.call(Rpc::KvTxn, &txn(100, 0), &changed());
-    // These may have been carried out.
+    // These calls may have been carried out.
     book.begin(Rpc::KvTxn, &txn(100, 0)).done(&Err(error::TIMEOUT));
     drop(book.begin(Rpc::KvTxn, &txn(100, 0)));
     let [accepted, refused] = book.texts();
@@ -393,7 +394,7 @@ fn nothing_that_nobody_asks_for_is_among_what_users_do() {
     };
     let request = txn(1, 0).encode_to_vec().into();
     let begin = |rpc, who| book.auditor.begin(rpc, who, Some(&request), UNIX_EPOCH);
-    // The client goes away before it is answered.
+    // The client disconnects before the call is answered.
     drop(begin(Rpc::KvTxn, who(true)));
     begin(Rpc::AuthStatus, who(true)).ended(&Ok(()));
     drop(begin(Rpc::KvTxn, who(false)));

@@ -1,4 +1,5 @@
-//! The bodies of gRPC-Web: frames, as bytes or in base64. Everything here is a function of bytes: no call, no socket.
+//! Bodies of gRPC-Web: frames, in binary or in base64. This module only transforms bytes, without calls or
+//! sockets.
 //!
 //! ```text
 //! frame   = flags (1 byte: 0 a message, 0x80 the end) length (4 bytes, big endian) bytes
@@ -17,30 +18,30 @@ use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
 use crate::local_call::check_len;
 
-/// What the content types begin with.
+/// Common prefix of the content types.
 const TYPE: &str = "application/grpc-web";
 
-/// Bytes of a frame before its content: flags and length.
+/// Length of a frame header in bytes: flags and length.
 const PREFIX_BYTES: usize = 5;
-/// Flags of the frame that ends an answer.
+/// Flags of the frame that ends a response.
 const END: u8 = 0x80;
 
-/// How the bodies of a request and of its answer are written.
+/// Encoding of the bodies of a request and its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Frames as they are: `application/grpc-web`.
+    /// Binary frames: `application/grpc-web`.
     Bytes,
     /// Frames in base64: `application/grpc-web-text`.
     Base64,
 }
 
 impl Form {
-    /// Returns true for a request in gRPC-Web.
+    /// Returns true for a gRPC-Web request.
     pub fn is_asked(method: &Method, headers: &HeaderMap) -> bool {
         *method == Method::POST && Form::of(headers).is_some()
     }
 
-    /// Returns the form of a request's body; `None` if its content type is none of gRPC-Web with protobuf.
+    /// Returns the form of a request's body; `None` if its content type is not gRPC-Web with protobuf.
     pub fn of(headers: &HeaderMap) -> Option<Form> {
         let value = headers.get(CONTENT_TYPE)?.to_str().ok()?.to_ascii_lowercase();
         let kind = value.split(';').next()?.trim().strip_prefix(TYPE)?;
@@ -51,7 +52,7 @@ impl Form {
         }
     }
 
-    /// Returns the content type of an answer in this form.
+    /// Returns the content type of a response in this form.
     pub fn content_type(self) -> HeaderValue {
         HeaderValue::from_static(match self {
             Form::Bytes => "application/grpc-web+proto",
@@ -60,11 +61,12 @@ impl Form {
     }
 }
 
-/// Takes the next message of at most `bytes_max` bytes out of a request's body; `None` at its end.
+/// Takes the next message of at most `bytes_max` bytes from a request's body; `None` at its end.
 ///
 /// # Errors
 ///
-/// The message is larger, compressed or cut, or a frame is no message. The rest of the body has no meaning then.
+/// Returns an error if the message is too large, compressed or truncated, or if a frame is not a message. The
+/// rest of the body then has no meaning.
 pub fn next_message(body: &mut Bytes, bytes_max: usize) -> Result<Option<Bytes>, Status> {
     if body.is_empty() {
         return Ok(None);
@@ -86,11 +88,11 @@ pub fn next_message(body: &mut Bytes, bytes_max: usize) -> Result<Option<Bytes>,
     Ok(Some(body.split_to(len)))
 }
 
-/// Returns the message of a request that has to have exactly one.
+/// Returns the message of a request that must contain exactly one.
 ///
 /// # Errors
 ///
-/// Those of [`next_message`], no message, or more than one.
+/// Returns the errors of [`next_message`], or an error if the request contains no message or more than one.
 pub fn only(mut body: Bytes, bytes_max: usize) -> Result<Bytes, Status> {
     let message = next_message(&mut body, bytes_max)?
         .ok_or(Status::new(Code::Internal, "mainstay: the body holds no message"))?;
@@ -100,16 +102,16 @@ pub fn only(mut body: Bytes, bytes_max: usize) -> Result<Bytes, Status> {
     Ok(message)
 }
 
-/// Reads base64, of which there may be several pieces, each with its own padding.
+/// Decodes base64. The text may consist of several pieces, each with its own padding.
 ///
 /// # Errors
 ///
-/// `Internal` with the reason if the text is no base64.
+/// Returns `Internal` with the reason if the text is not valid base64.
 pub fn decoded(text: &[u8]) -> Result<Bytes, Status> {
     let mut out = Vec::with_capacity(text.len() / 4 * 3 + 3);
     let mut rest = text;
     while !rest.is_empty() {
-        // The padding ends the group of four that it is in.
+        // Padding ends the group of four characters that contains it.
         let end = rest.iter().position(|byte| *byte == b'=').map_or(rest.len(), |at| (at / 4 + 1) * 4);
         let (piece, behind) = rest.split_at(end.min(rest.len()));
         STANDARD.decode_vec(piece, &mut out).map_err(|error| {
@@ -117,27 +119,27 @@ pub fn decoded(text: &[u8]) -> Result<Bytes, Status> {
         })?;
         rest = behind;
     }
-    // Much padding leaves room that nobody is charged for.
+    // A text with much padding leaves unused capacity, which is not charged.
     out.shrink_to_fit();
     Ok(out.into())
 }
 
-/// Writes the frames of an answer. Base64 is padded only where the client must have all so far.
+/// Writes the frames of a response. Base64 is padded only where the client needs all bytes so far.
 pub struct Writer {
     form: Form,
-    /// What is written and was not taken.
+    /// Bytes that are written and not taken yet.
     out: BytesMut,
-    /// Bytes that do not fill a group of base64 yet: at most two.
+    /// Up to two bytes that do not fill a base64 group yet.
     rest: Vec<u8>,
 }
 
 impl Writer {
-    /// Returns a writer that has written nothing.
+    /// Returns an empty writer.
     pub fn new(form: Form) -> Writer {
         Writer { form, out: BytesMut::new(), rest: Vec::new() }
     }
 
-    /// Writes bytes of a message that [`Writer::begin_message`] has announced.
+    /// Writes bytes of a message that was begun with [`Writer::begin_message`].
     pub fn put(&mut self, mut bytes: &[u8]) {
         if self.form == Form::Bytes {
             self.out.put_slice(bytes);
@@ -158,10 +160,10 @@ impl Writer {
         self.rest.extend_from_slice(rest);
     }
 
-    /// Writes the head of a message; its bytes have to follow.
+    /// Writes the header of a message of `len` bytes; the caller then writes the bytes.
     pub fn begin_message(&mut self, len: usize) {
         let mut prefix = [0; PREFIX_BYTES];
-        // No answer is larger: `check_sent_len`.
+        // No response is larger, see `check_sent_len`.
         (&mut prefix[1..]).put_u32(u32::try_from(len).unwrap_or(u32::MAX));
         self.put(&prefix);
     }
@@ -172,7 +174,7 @@ impl Writer {
         self.put(message);
     }
 
-    /// Writes the frame that ends the answer.
+    /// Writes the frame with the final status.
     pub fn end(&mut self, result: &Result<(), Status>) {
         let mut text = String::new();
         for (name, value) in &front::trailers(result) {
@@ -197,12 +199,13 @@ impl Writer {
         self.out.is_empty()
     }
 
-    /// Takes what is written but for up to two bytes that do not fill a group of base64: a message goes on.
+    /// Takes the bytes written so far, in the middle of a message. In base64, up to two bytes that do not
+    /// fill a group remain.
     pub fn take(&mut self) -> Bytes {
         self.out.split().freeze()
     }
 
-    /// Takes all that is written; base64 is padded.
+    /// Takes all written bytes, and pads base64.
     pub fn flush(&mut self) -> Bytes {
         if !self.rest.is_empty() {
             self.out.put_slice(STANDARD.encode(std::mem::take(&mut self.rest)).as_bytes());
@@ -226,7 +229,7 @@ mod tests {
         ] {
             assert_eq!(decoded(text.as_bytes()).as_deref(), Ok(bytes), "{text}");
         }
-        // The text of single bytes is four times as long; the room for more is given back.
+        // The text of single bytes is four times as long as the bytes; the unused capacity is freed.
         let mut padded = decoded("QQ==".repeat(1000).as_bytes()).expect("it is base64").try_into_mut();
         assert_eq!(padded.as_mut().map(|bytes| (bytes.len(), bytes.capacity())), Ok((1000, 1000)));
         for text in ["Q", "QQ", "QQ=", "=", "Q===", "QQ==Q", "QQ=Q", "Q\nQQ", "QQ==="] {

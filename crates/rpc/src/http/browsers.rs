@@ -1,4 +1,5 @@
-//! Requests that web pages make a browser send: for which hosts they are answered, and which pages may read the answers.
+//! Rules for requests that web pages send through a browser: the allowed hosts, and the pages that may read a
+//! response.
 
 use ::http::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN, HOST, ORIGIN,
@@ -9,8 +10,9 @@ use replica::browsers::Browsers;
 
 use super::{bad_request, plain};
 
-/// Refuses a request that is for another host than those allowed. A page whose name was made to lead to this member sends its
-/// own name (DNS rebinding); over TLS that name would not be in the certificate.
+/// Refuses a request whose host is not allowed. A page whose host name was pointed at this member sends its
+/// own name (DNS rebinding). Requests over TLS are allowed, because that name would not be in the
+/// certificate.
 pub(super) fn refusal(browsers: &Browsers, request: &Request<Bytes>) -> Option<Response<Bytes>> {
     let host = match host(request) {
         Ok(host) => host,
@@ -20,7 +22,7 @@ pub(super) fn refusal(browsers: &Browsers, request: &Request<Bytes>) -> Option<R
     if is_tls || browsers.is_host_allowed(without_port(host)) {
         return None;
     }
-    // Go quotes it; no character that a quotation would change is in a host.
+    // Go quotes the host here; a valid host contains no character that quoting would change.
     let host = without_port(host);
     let text = format!(
         "\netcd received your request, but the Host header was unrecognized.\n\n\
@@ -33,7 +35,7 @@ pub(super) fn refusal(browsers: &Browsers, request: &Request<Bytes>) -> Option<R
     Some(plain(StatusCode::MISDIRECTED_REQUEST, text))
 }
 
-/// Says that the page which sent the request may read the answer, if it may.
+/// Adds the CORS headers to a response if the page that sent the request may read it.
 pub(super) fn allow(browsers: &Browsers, request: &Request<Bytes>, headers: &mut HeaderMap) {
     let origin = match &browsers.origins {
         None => HeaderValue::from_static("*"),
@@ -45,7 +47,7 @@ pub(super) fn allow(browsers: &Browsers, request: &Request<Bytes>, headers: &mut
             }
         }
     };
-    // A browser asks before it sends a call in gRPC-Web, whose metadata are headers (COMPAT-185).
+    // Before a gRPC-Web call, whose metadata are headers, a browser sends a preflight request (COMPAT-185).
     let asks_for_call = request.method() == Method::OPTIONS
         && api::METHODS.iter().any(|method| method.path == request.uri().path());
     let allowed = match asks_for_call {
@@ -60,7 +62,7 @@ pub(super) fn allow(browsers: &Browsers, request: &Request<Bytes>, headers: &mut
     headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
 }
 
-/// The host that a request is for, with its port, as Go's server reads it; otherwise Go's words for what is wrong.
+/// Returns the host of a request, with its port, as Go's server reads it; or Go's error text.
 fn host(request: &Request<Bytes>) -> Result<&str, &'static str> {
     let mut given = request.headers().get_all(HOST).iter();
     let header = given.next();
@@ -85,7 +87,8 @@ fn host(request: &Request<Bytes>) -> Result<&str, &'static str> {
 
 const MALFORMED: &str = "malformed Host header";
 
-/// A host without its port. What is no host and port stays as it is, as with Go's `net.SplitHostPort`.
+/// Returns a host without its port. A text that is not host and port is returned unchanged, as by Go's
+/// `net.SplitHostPort`.
 fn without_port(given: &str) -> &str {
     let Some((host, port)) = given.rsplit_once(':') else { return given };
     let bare = match host.strip_prefix('[') {

@@ -1,8 +1,8 @@
-//! `/debug/mainstay`: who calls, what was expensive, where the disk stalled. The doctor reads it.
+//! `/debug/mainstay`: active clients, expensive requests and disk stalls, for the doctor.
 //!
-//! It names keys and clients, so a browser must not hand it to a page from elsewhere: it has no CORS headers, and it is
-//! refused to requests that a browser marks as coming from another origin, and under host names that anybody could have
-//! pointed at this member (DNS rebinding).
+//! The page names keys and clients, so a browser must not let a page of another origin read it. The response
+//! has no CORS headers. Requests are refused if a browser marks them as coming from another origin, or if
+//! their host is a name that anyone could have pointed at this member (DNS rebinding).
 
 use std::net::IpAddr;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,7 +21,7 @@ use telemetry::heavy_hitters::{Measure, Subject};
 /// Path of the page.
 pub(super) const PATH: &str = "/debug/mainstay";
 
-/// Why a request is refused, if it is.
+/// Returns the reason for which a request is refused, or `None` if it is allowed.
 pub(super) fn refusal(shared: &Shared, request: &Request<Bytes>) -> Option<&'static str> {
     let headers = request.headers();
     let host = match headers.get(HOST) {
@@ -43,8 +43,8 @@ pub(super) fn refusal(shared: &Shared, request: &Request<Bytes>) -> Option<&'sta
     )
 }
 
-/// Returns true if nobody else can have given this member the name: it is an address, a name that public DNS has not, or
-/// one that the members call themselves by.
+/// Returns true if nobody else can have pointed this host name at the member: it is an address, a name
+/// without dots, which public DNS does not have, or a name in the members' client URLs.
 fn is_own_host(shared: &Shared, host: &str) -> bool {
     let name = without_port(host);
     let address = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
@@ -59,15 +59,16 @@ fn is_own_host(shared: &Shared, host: &str) -> bool {
     shared.state.load().members.by_id.values().any(|member| member.client_urls.iter().any(is_name))
 }
 
-/// A request by root, who may know what keys and users there are.
+/// Marks a request by root, who may see the names of keys and users.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ByRoot;
 
-/// A request by whoever reaches a listener for metrics, without the certificate that clients have to show.
+/// Marks a request to a metrics listener without the certificate that client listeners require.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ByStranger;
 
-/// Returns true if whoever asks may know what keys and users there are: nobody says that they are secret, or root asks.
+/// Returns true if the response may contain names of keys and users: authentication is disabled, or root sent
+/// the request, and the request is not marked with [`ByStranger`].
 pub(super) fn tells_names(shared: &Shared, request: &Request<Bytes>) -> bool {
     if request.extensions().get::<ByStranger>().is_some() {
         return false;
@@ -75,8 +76,9 @@ pub(super) fn tells_names(shared: &Shared, request: &Request<Bytes>) -> bool {
     !shared.state.load().auth.is_enabled() || request.extensions().get::<ByRoot>().is_some()
 }
 
-/// Answers with what is known, as JSON. While authentication is enabled, lists that name keys or users are left out unless root asks: an
-/// empty one would say that there is nothing. Keys are quoted as Go and Rust quote them, bytes that are no text as `\xff`.
+/// Answers with the diagnosis as JSON. While authentication is enabled, lists with names of keys or users are
+/// left out unless root asks; an empty list would mean that there are none. Keys are quoted as in Go and
+/// Rust, with bytes that are not text as `\xff`.
 pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
     let clock = &shared.clock;
     let names_keys = tells_names(shared, request);
@@ -169,7 +171,7 @@ fn notable(shared: &Shared) -> (Vec<Value>, Vec<Value>) {
     (ranges, values)
 }
 
-/// Who and what the member is busy with: by subject, then by what they take most of.
+/// Returns the most active prefixes, users and clients: lists by subject, then by measure.
 fn heavy(shared: &Shared, now: Instant, names_keys: bool) -> Value {
     let list = |subject, measure| -> Value {
         let top = shared.heavy_hitters.top(subject, measure, now);
@@ -201,12 +203,13 @@ fn quoted(key: &[u8]) -> String {
     format!("\"{}\"", key.escape_ascii())
 }
 
-/// The address; clients of Unix sockets have none.
+/// Returns the address as text; `unix` for clients of Unix sockets, which have none.
 fn client(address: IpAddr) -> String {
     if address.is_unspecified() { "unix".to_owned() } else { address.to_string() }
 }
 
-/// The address; what is counted of clients of Unix sockets, and of all the others together has none.
+/// Returns the address as text; `others` for the entry that counts clients of Unix sockets and all clients
+/// without an entry of their own.
 fn shown(address: IpAddr) -> String {
     if address.is_unspecified() { "others".to_owned() } else { address.to_string() }
 }

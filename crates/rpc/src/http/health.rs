@@ -1,4 +1,5 @@
-//! `/health`, and the probes `/livez` and `/readyz` with a path for each of their checks. What fails is logged, in etcd's words.
+//! `/health`, and the probes `/livez` and `/readyz` with a path for each check. Failures are logged with
+//! etcd's texts.
 
 use std::fmt;
 
@@ -13,7 +14,7 @@ use telemetry::logging::{self, Logger};
 
 use super::{Asked, Confirmed, PLAIN, plain, reply};
 
-/// A check that a probe makes.
+/// One check of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Check {
     DataCorruption,
@@ -22,13 +23,13 @@ enum Check {
     NonLearner,
 }
 
-/// A path and the checks behind it.
+/// A probe path with its checks.
 struct Endpoint {
     name: &'static str,
     checks: &'static [Check],
 }
 
-/// The endpoints, with their checks in the order in which they are run and listed. (etcd's order is random.)
+/// The probes, with their checks in the order in which they run and are listed. In etcd the order is random.
 const ENDPOINTS: [Endpoint; 2] = [
     Endpoint { name: "livez", checks: &[Check::SerializableRead] },
     Endpoint {
@@ -37,13 +38,13 @@ const ENDPOINTS: [Endpoint; 2] = [
     },
 ];
 
-/// The checks that a path stands for: all of an endpoint, or one.
+/// Checks that a path selects: all checks of an endpoint, or one.
 pub(super) struct Probe {
     endpoint: &'static Endpoint,
     only: Option<Check>,
 }
 
-/// The probe at a path such as `/readyz` or `/readyz/non_learner`.
+/// Returns the probe at a path such as `/readyz` or `/readyz/non_learner`.
 pub(super) fn find(path: &str) -> Option<Probe> {
     let mut parts = path.strip_prefix('/')?.splitn(2, '/');
     let (name, check) = (parts.next()?, parts.next());
@@ -55,19 +56,19 @@ pub(super) fn find(path: &str) -> Option<Probe> {
     Some(Probe { endpoint, only })
 }
 
-/// Why a check of this member fails, in etcd's words.
+/// Reason why a check fails; displayed with etcd's text.
 enum Fault {
     /// The CORRUPT alarm is raised.
     Corrupt,
     /// The member is a learner.
     Learner,
-    /// A read fails.
+    /// A read failed.
     Read(ReadFault),
 }
 
-/// Why the read that health stands for fails.
+/// Reason why the read of a health check fails.
 enum ReadFault {
-    /// The cluster does not confirm that the state is new enough.
+    /// The cluster did not confirm that the state is new enough.
     Unconfirmed(Status),
     /// The state cannot be read.
     Failed(range::Failure),
@@ -112,7 +113,7 @@ impl Check {
     ///
     /// # Errors
     ///
-    /// A text that says what is wrong.
+    /// Returns the reason if the check fails.
     fn run(self, asked: &Asked<'_>) -> Result<(), Fault> {
         let state = asked.state;
         match self {
@@ -129,7 +130,7 @@ fn is_learner(asked: &Asked<'_>) -> bool {
     asked.state.members.by_id.get(&asked.shared.identity.member_id).is_some_and(|member| member.is_learner)
 }
 
-/// The read that health stands for: the first key there is, without its value.
+/// Makes the read of a health check: the first key of the state, without its value.
 fn read(asked: &Asked<'_>, serializable: bool) -> Result<(), ReadFault> {
     if !serializable && !asked.state.reads_local {
         match asked.confirmed {
@@ -146,8 +147,8 @@ fn read(asked: &Asked<'_>, serializable: bool) -> Result<(), ReadFault> {
 }
 
 impl Probe {
-    /// Runs the checks that are not excluded. `exclude` is for an endpoint as a whole: a check asked for by its own
-    /// path is run.
+    /// Runs the checks that are not excluded. `exclude` applies only to an endpoint as a whole; a check that
+    /// is requested by its own path always runs.
     pub(super) fn answer(&self, asked: &Asked<'_>, path: &str) -> Response<Bytes> {
         let excluded = |check: &Check| asked.query.all("exclude").any(|name| name == check.name().as_bytes());
         self.log_unknown(asked);
@@ -177,7 +178,7 @@ impl Probe {
                     ("status-code", logging::Value::Uint(503)),
                 ],
             );
-            // What failed is told whether it was asked for or not. The blank line at the end is etcd's.
+            // A failure is reported in full even without `verbose`. The blank line at the end is as in etcd.
             report.push('\n');
             return plain(StatusCode::SERVICE_UNAVAILABLE, report);
         }
@@ -196,7 +197,8 @@ impl Probe {
         plain(StatusCode::OK, report)
     }
 
-    /// Warns of checks that are to be left out and that the endpoint has not. That is no error: another release may have them.
+    /// Logs a warning for excluded checks that the endpoint does not have. They are not an error, because
+    /// another version may have them.
     fn log_unknown(&self, asked: &Asked<'_>) {
         let is_known = |name: &[u8]| self.endpoint.checks.iter().any(|check| check.name().as_bytes() == name);
         let mut unknown: Vec<&[u8]> = match self.only {
@@ -216,7 +218,8 @@ impl Probe {
     }
 }
 
-/// Answers `/health`: alarms, then a leader, then a read. `serializable=true` asks about this member alone.
+/// Answers `/health`: checks the alarms, then for a leader, then a read. With `serializable=true` the leader
+/// is not checked and the read is local.
 pub(super) fn health(asked: &Asked<'_>) -> Response<Bytes> {
     let wrong = why_unhealthy(asked);
     let metrics = &asked.shared.metrics.health;
@@ -265,7 +268,8 @@ fn why_unhealthy(asked: &Asked<'_>) -> Option<String> {
     }
 }
 
-/// Logs that health was asked for by another method than GET: of the probe at `path`, or of `/health`.
+/// Logs a health request with another method than GET, for the probe at `path`, or for `/health` if `path` is
+/// `None`.
 pub(super) fn log_method(logger: &Logger, path: Option<&str>) {
     let status = ("status-code", logging::Value::Uint(405));
     match path {

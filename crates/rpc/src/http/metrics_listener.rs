@@ -1,4 +1,4 @@
-//! What listens on `listen-metrics-urls`.
+//! Service of the listeners in `listen-metrics-urls`.
 
 use std::io;
 use std::rc::Rc;
@@ -15,8 +15,8 @@ use replica::shared::Shared;
 use storage::values::LogValues;
 use telemetry::logging::Logger;
 
-/// Serves `/metrics`, `/health`, `/livez` and `/readyz`, and no calls: for those who scrape and probe, on addresses
-/// that need not be open to clients.
+/// Serves `/metrics`, `/health`, `/livez` and `/readyz`, and no calls, for monitoring. Its addresses need not
+/// be reachable by clients.
 pub struct MetricsListener {
     shared: Arc<Shared>,
     counters: FrontCounters,
@@ -25,12 +25,12 @@ pub struct MetricsListener {
 }
 
 impl MetricsListener {
-    /// Starts to serve these listeners, on one thread. `counters` are those of the clients' front, which is what the
-    /// metrics tell of; what this one counts is not part of it.
+    /// Starts to serve these listeners, on one thread. `counters` are those of the clients' front, which the
+    /// metrics show; requests to the metrics listener itself are not counted in them.
     ///
     /// # Errors
     ///
-    /// The thread or its event loop cannot be made, or a listener cannot be set up.
+    /// Returns an error if the thread or its event loop cannot be created, or if a listener cannot be set up.
     pub fn start(
         shared: &Arc<Shared>,
         counters: &FrontCounters,

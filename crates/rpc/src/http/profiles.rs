@@ -1,5 +1,5 @@
-//! `/debug/pprof/`: profiles of this process as `go tool pprof` reads them, with `--enable-pprof` only. As in etcd, whoever can
-//! reach the client port may ask for them. The pages are the crate `profiling`'s.
+//! `/debug/pprof/`: profiles of this process in the format of `go tool pprof`, only with `--enable-pprof`. As
+//! in etcd, anyone who can reach the client port may request them. The crate `profiling` makes the pages.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,14 +12,15 @@ use super::browsers;
 use super::target::{self, Query, Target};
 use replica::shared::Shared;
 
-/// Beginning of the pages' paths.
+/// Common prefix of the paths of the pages.
 pub(super) const PREFIX: &str = pages::PREFIX;
 
-/// A page that took time to be made; travels with the request.
+/// A finished page that took time to make. It is stored in the request.
 #[derive(Clone, Debug)]
 struct Collected(Response<Bytes>);
 
-/// Takes a profile of processor time, if the request asks for one and may. Waits for as long as it lasts; dropped, it ends.
+/// Takes a CPU profile, if the request asks for one and is allowed to. Resolves when the profile is complete;
+/// dropping the future ends the profile.
 pub async fn collect(shared: &Shared, request: &mut Request<Bytes>) {
     if !shared.pprof || target::of(request) != Target::Path(pages::CPU.to_owned()) {
         return;
@@ -42,7 +43,8 @@ pub(super) fn answer(shared: &Shared, path: &str, request: &Request<Bytes>) -> R
     pages::answer(path, parameters, || owners(shared))
 }
 
-/// The memory that this member's parts count. Values are no part of it: they lie in the log's files, and in the page cache.
+/// Returns the memory that the parts of this member count. Values are not included, because they are in the
+/// log's files and in the page cache.
 fn owners(shared: &Shared) -> Vec<Owner> {
     let memory = &shared.memory;
     let figure = |of: &AtomicU64| of.load(Ordering::Relaxed);

@@ -1,5 +1,6 @@
-//! `/debug/requests`: the last requests that were slow, with the time of each stage. It names clients and keys, so the rules of
-//! `/debug/mainstay` hold; with authentication it names no keys, unless root asks.
+//! `/debug/requests`: the latest slow requests, with the time of each stage. The page names clients and keys,
+//! so the rules of `/debug/mainstay` apply. While authentication is enabled, it names no keys unless root
+//! asks.
 
 use std::fmt::Write as _;
 
@@ -13,7 +14,7 @@ use replica::shared::Shared;
 /// Path of the page.
 pub(super) const PATH: &str = "/debug/requests";
 
-/// Answers with a line for each, the newest first.
+/// Answers with one line per slow request, newest first.
 pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
     let names_keys = diagnosis::tells_names(shared, request);
     let limit = shared.limits.slow_request;

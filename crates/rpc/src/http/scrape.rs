@@ -1,4 +1,4 @@
-//! The answer to a scrape: metrics that are counted elsewhere are copied, and all are written out.
+//! Response to a scrape: copies metrics that are counted elsewhere, and writes all metrics.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,24 +10,25 @@ use replica::shared::{Published, Shared};
 use telemetry::heavy_hitters::{Measure, Subject};
 use telemetry::metrics::{Distribution, MethodTotals, Metrics};
 
-/// The heaviest of each list that become metrics.
+/// Number of entries of each list of heavy hitters that become metrics.
 const HEAVY_MAX: usize = 10;
 
-/// The counters of all shards' fronts, known once they run. Clones are one.
+/// Counters of all shards' fronts, set once the fronts run. Clones share the same counters.
 #[derive(Clone, Default)]
 pub struct FrontCounters(Arc<Mutex<Vec<Arc<ShardCounters>>>>);
 
 impl FrontCounters {
-    /// Says which they are.
+    /// Sets the counters of the shards.
     pub fn set(&self, counters: Vec<Arc<ShardCounters>>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = counters;
     }
 }
 
-/// Returns all present metrics in Prometheus' text format; names of keys and clients only if `tells_names`, and the flag for them is
-/// given. The methods that `shared.metrics` was made with have to be in the order of the front's method ids.
+/// Returns all metrics in Prometheus' text format. Names of keys and clients are included only if
+/// `tells_names` is true and the option for them is set. The methods with which `shared.metrics` was created
+/// must be in the order of the front's method ids.
 pub fn scrape(shared: &Shared, counters: &FrontCounters, tells_names: bool) -> String {
-    // Held to the end: what one scrape may tell is not for another one.
+    // Locked until the end, because another scrape may not be allowed to see the names that this one copies.
     let counters = counters.0.lock().unwrap_or_else(PoisonError::into_inner);
     copy_front(&shared.metrics, &counters);
     copy_log(&shared.metrics, shared.values.figures());
@@ -53,7 +54,8 @@ fn copy_front(metrics: &Metrics, shards: &[Arc<ShardCounters>]) {
     for (id, series) in metrics.grpc.methods().iter().enumerate() {
         let mut totals = MethodTotals::default();
         for method in shards.iter().filter_map(|shard| shard.methods.get(id)) {
-            // What ended before what began: a scrape must not show more calls ended than begun.
+            // Ended calls are read before started calls, so that a scrape does not show more calls ended than
+            // started.
             for (sum, handled) in totals.handled.iter_mut().zip(&method.handled) {
                 *sum += handled.load(Relaxed);
             }
@@ -80,7 +82,8 @@ fn copy_log(metrics: &Metrics, figures: &log::Figures) {
     metrics.disk.log_segment_waits.raise_to(figures.waits());
 }
 
-/// Who and what the member is busy with, at least. With authentication nobody who scrapes learns what keys and users there are.
+/// Copies the heavy hitters into metrics, with lower bounds of their rates. While authentication is enabled,
+/// only clients are included, so that a scrape does not show which keys and users exist.
 fn copy_heavy(shared: &Shared, tells_names: bool) {
     let server = &shared.metrics.server;
     let has_users = shared.state.load().auth.is_enabled();
@@ -115,7 +118,7 @@ fn copy_state(shared: &Shared, state: &Published) {
     server.proposals_applied.set_u64(state.applied_index.0);
     server.auth_revision.set_u64(state.auth.revision());
     shared.metrics.network.set_members(id, state.members.by_id.keys().copied());
-    // etcd leaves it at 0 where there is no limit.
+    // etcd sets 0 if there is no limit.
     server.quota_backend_bytes.set_u64(shared.limits.quota_bytes.unwrap_or(0));
     let raised = state.alarms.list(0, 0);
     server.set_alarms(raised.iter().map(|raised| {

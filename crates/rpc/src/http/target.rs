@@ -1,18 +1,18 @@
-//! The target of a request: its path and its query, read as Go's server reads them.
+//! Target of a request: its path and query, read as Go's server reads them.
 
 use std::borrow::Cow;
 
 use ::http::{Method, Request, Uri};
 use bytes::Bytes;
 
-/// The target of a request, as Go's server resolves it.
+/// Target of a request, as Go's server resolves it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Target {
-    /// This path, unescaped.
+    /// The unescaped path.
     Path(String),
-    /// A path with empty or dotted parts: the client is redirected here, to the same path without them.
+    /// A path with empty or dotted parts. The client is redirected to this path without them.
     Elsewhere(String),
-    /// Nowhere: the request line is not one.
+    /// The target is invalid.
     Malformed,
 }
 
@@ -34,8 +34,8 @@ pub(super) fn of(request: &Request<Bytes>) -> Target {
     Target::Path(path)
 }
 
-/// Unescapes a path; `None` if an escape is not one. A slash that was escaped is no separator, and none of the
-/// paths served has one: it becomes a byte that no path has.
+/// Unescapes a path; `None` if an escape is invalid. An escaped slash is no separator. It becomes a null
+/// character, which no served path contains.
 pub(super) fn unescape_path(raw: &str) -> Option<String> {
     let parts: Option<Vec<String>> = raw
         .split('/')
@@ -44,7 +44,7 @@ pub(super) fn unescape_path(raw: &str) -> Option<String> {
     Some(parts?.join("/"))
 }
 
-/// The shortest path that means the same: without empty parts, `.` and `..`; a slash at the end stays.
+/// Returns the shortest equivalent path, without empty parts, `.` and `..`; a slash at the end is kept.
 fn clean(raw: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in raw.split('/') {
@@ -61,7 +61,7 @@ fn clean(raw: &str) -> String {
     clean
 }
 
-/// Unescapes percent escapes, and in a query pluses; `None` if an escape is not one.
+/// Unescapes percent escapes, and in a query also plus signs; `None` if an escape is invalid.
 fn unescape(text: &str, in_query: bool) -> Option<Cow<'_, [u8]>> {
     let bytes = text.as_bytes();
     if !bytes.iter().any(|byte| matches!(byte, b'%' | b'+')) {
@@ -96,7 +96,7 @@ pub(super) fn escape_html(text: &str) -> String {
     out
 }
 
-/// The parameters of a query. Those that are malformed are passed over, as Go does.
+/// Parameters of a query. Malformed ones are skipped, as in Go.
 pub(super) struct Query<'a> {
     parameters: Vec<Parameter<'a>>,
 }
@@ -123,12 +123,12 @@ impl<'a> Query<'a> {
         self.parameters.iter().filter(move |each| *each.name == *name.as_bytes()).map(|each| &*each.value)
     }
 
-    /// The first value given for a name.
+    /// Returns the first value given for a name.
     pub(super) fn first(&self, name: &str) -> Option<&[u8]> {
         self.all(name).next()
     }
 
-    /// Returns true if a name is there, with or without a value.
+    /// Returns true if the query contains this name, with or without a value.
     pub(super) fn has(&self, name: &str) -> bool {
         self.first(name).is_some()
     }

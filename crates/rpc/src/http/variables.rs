@@ -1,4 +1,4 @@
-//! `/debug/vars`: what this process can say of itself of what etcd says there.
+//! `/debug/vars`: the variables of etcd's page that this process can provide.
 
 use ::http::header::CONTENT_TYPE;
 use ::http::{Response, StatusCode};
@@ -9,9 +9,9 @@ use super::reply;
 use replica::shared::{Published, Shared};
 use telemetry::metrics::file_descriptor_limit;
 
-/// Answers with the variables, by name.
+/// Answers with the variables and their names.
 pub(super) fn answer(shared: &Shared) -> Response<Bytes> {
-    // COMPAT-442
+    // COMPAT-442: secrets in the command line are masked.
     let command_line: Vec<Value> = profiling::command_line().into_iter().map(Value::from).collect();
     let rows = [
         ("cmdline", Some(Value::from(command_line))),
@@ -24,7 +24,8 @@ pub(super) fn answer(shared: &Shared) -> Response<Bytes> {
     reply(StatusCode::OK, &[(CONTENT_TYPE, "application/json; charset=utf-8")], body.into())
 }
 
-/// The fields of etcd's that the published state tells. Its term is that of the last entry applied.
+/// Returns etcd's fields of the raft status, as far as the published state contains them. `term` is the raft
+/// term of the last applied entry.
 fn raft_status(member_id: u64, state: &Published) -> Value {
     json!({
         "id": format!("{member_id:x}"),

@@ -1,11 +1,12 @@
-//! Answers of writes and transactions that take a while, because they hold what ranges found while they ran, or values that
-//! are not at hand.
+//! Responses of writes and transactions that cannot be made at once, because they contain results of ranges
+//! at a point inside the transaction, or values that are not in memory.
 //!
-//! Apply notes of a range only what it is and at which point of the transaction it stood ([`machine::txn::Past`]); here
-//! it is evaluated, by the shard that answers, in the state right behind the transaction, read as of that moment. So are
-//! values that apply named, but that are not in memory: they wait for the disk without a view. So no
-//! member builds an answer that nobody waits for, and the core builds none at all. As for a large Range, there are two
-//! walks, both in slices: one that adds up lengths, one that makes the answer piece by piece as the client takes it.
+//! For such a range, apply records only its request and its point in the transaction
+//! ([`machine::txn::Past`]). The shard that responds evaluates the range here, in the state directly after
+//! the transaction. Values that apply named but that are not in memory are read here too; they wait for the
+//! disk without holding a view. So no member makes a response that no client waits for, and the core makes
+//! none at all. As for a large Range there are two walks, both in slices: the first adds up lengths, the
+//! second makes the response piece by piece as the client reads it.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -31,9 +32,9 @@ use crate::encode;
 use storage::values::unreadable;
 use storage::values::{Attempt, LogValues, made};
 
-/// The result of a read in a transaction, once its length is known.
+/// Result of a read in a transaction, whose length is known.
 struct Measured {
-    /// Bytes of all its `kvs` fields.
+    /// Length of all encoded `kvs` fields of the read, in bytes.
     kvs: usize,
     more: bool,
     count: i64,
@@ -41,16 +42,16 @@ struct Measured {
 }
 
 enum Keys {
-    /// These versions, the last first, by main and sub revision.
+    /// These versions, the last one first, by main and sub revision.
     Chosen(Vec<ChangeId>),
-    /// This many keys of the range as it was then, in key order.
+    /// The next `left` keys, in key order, of the range as it was at that point of the transaction.
     Walk { past: Box<Past>, left: u64, behind: Option<Vec<u8>> },
 }
 
-/// A part of an answer.
+/// A part of a response.
 enum Part {
     Bytes(Bytes),
-    /// The `kvs` of a range, in the field of this number.
+    /// The `kvs` of a range, in the field with this number.
     Kvs(u8, Projection, Keys),
 }
 
@@ -65,12 +66,12 @@ impl Part {
     }
 }
 
-/// An answer, or a part of one, with its length.
+/// A response, or a part of one, with its length.
 #[derive(Default)]
 struct Rope {
     len: usize,
     parts: Vec<Part>,
-    /// Bytes behind the last part.
+    /// Bytes after the last part.
     tail: BytesMut,
 }
 
@@ -107,7 +108,7 @@ impl Rope {
     }
 }
 
-/// The result so far of a walk over a range.
+/// Progress of a walk over a range.
 #[derive(Clone, Copy, Default)]
 struct Looked {
     keys: u64,
@@ -115,13 +116,13 @@ struct Looked {
     count: i64,
 }
 
-/// Evaluates what a transaction left to be evaluated.
+/// Evaluates the reads that a transaction left to be evaluated after apply.
 struct Evaluation {
     state: AsOf,
     values: Rc<LogValues>,
     /// Bytes that sorting may still gather.
     gather: usize,
-    /// Charges what it has gathered to the client that is served.
+    /// Charge for the gathered bytes, on the account of the client.
     held: Option<Held>,
 }
 
@@ -131,10 +132,10 @@ impl Evaluation {
         Evaluation { state, values, gather: gathered_bytes_max(), held }
     }
 
-    /// Measures all reads, in the order in which the answer holds them.
+    /// Measures all reads, in the order of the response.
     async fn measure_all(&mut self, outcome: &TxnOutcome) -> Result<Vec<Measured>, Status> {
         let mut measured = Vec::new();
-        // Transactions nest to a depth that clients choose: no recursion in a future.
+        // Clients choose how deep transactions nest, so this async function does not recurse.
         let mut open = vec![outcome.responses.iter()];
         while let Some(responses) = open.last_mut() {
             match responses.next() {
@@ -172,7 +173,8 @@ impl Evaluation {
         let mut looked = Looked::default();
         let mut behind: Option<Vec<u8>> = None;
         loop {
-            // Both passes of a slice are as large, whatever was done in the turn meanwhile.
+            // `made` may run the slice twice. Both runs use these limits, whatever other work the turn does
+            // between them.
             let (looks, read_max) = (keys_per_slice() as u64, read_at_once());
             let next = made(self.values.clone(), |values| {
                 let slice = slice(&self.state)?;
@@ -184,7 +186,7 @@ impl Evaluation {
                     && chooser.is_none()
                     && looked.keys >= take
                 {
-                    // What is only counted is counted without looking at it.
+                    // The number of remaining keys is known and only the count is wanted, so the walk stops.
                     looked.count += left as i64;
                     return Ok((looked, seen, None));
                 }
@@ -236,7 +238,7 @@ impl Evaluation {
         Ok(Measured { kvs, more, count, keys })
     }
 
-    /// The answer that a rope stands for.
+    /// Returns the response that `rope` describes.
     async fn answer(self, mut rope: Rope) -> Result<Answer, Status> {
         rope.cut();
         let len = rope.len;
@@ -259,7 +261,7 @@ impl Evaluation {
             Some(Part::Bytes(bytes)) => bytes.clone(),
             _ => Bytes::new(),
         };
-        // What parts were made of goes in the end.
+        // Memory of the parts is freed only when the whole response was sent.
         let kept = rest.parts.iter().map(Part::held_bytes).sum();
         pieces::answer(len, kept, &beginning, move |bytes_max, context| {
             let piece = ready!(rest.poll_next(bytes_max.min(BYTES_AT_ONCE), context))?;
@@ -268,20 +270,20 @@ impl Evaluation {
     }
 }
 
-/// The remaining parts of an answer, the last first.
+/// The remaining parts of a response, last one first.
 struct Pieces {
     state: AsOf,
     values: Attempt,
     parts: Vec<Part>,
-    /// The first key of the next part, if its value is large and was looked at.
+    /// The first key of the next part, if its value is large and was checked or partly sent.
     large: Option<LargeValue>,
-    /// Number of keys of the piece whose values are being fetched; the next pass looks at as many.
+    /// Number of keys that the pass visits. It stays the same while the values of a piece are being fetched.
     looks: Option<u64>,
 }
 
 impl Pieces {
-    /// Returns the next piece, which may exceed `bytes_max` by some bytes and may be empty; `None` behind the last. A
-    /// piece is made again until all values that it needs are fetched.
+    /// Returns the next piece, which may exceed `bytes_max` by some bytes and may be empty; `None` after the
+    /// last piece. Makes the piece again until all its values are fetched.
     fn poll_next(
         &mut self,
         bytes_max: usize,
@@ -314,8 +316,8 @@ impl Pieces {
         }
     }
 
-    /// The next piece, and how far it goes: over all parts that fit, so that their values are fetched at once, but to the
-    /// end of one walk at most, which looks at so many keys.
+    /// Returns the next piece and its end. A piece covers all parts that fit, so that their values are
+    /// fetched together, but not more than the end of one walk, which visits at most `looks` keys.
     fn piece(&self, bytes_max: usize, looks: u64) -> Result<Option<(Bytes, Through)>, Status> {
         let mut through = Through::default();
         let mut out = BytesMut::new();
@@ -394,23 +396,26 @@ impl Pieces {
     }
 }
 
-/// The end of a piece.
+/// Position at which a piece ends.
 #[derive(Default)]
 struct Through {
-    /// Parts that end with it.
+    /// Number of parts that end with the piece.
     parts: usize,
-    /// Keys of the part behind them.
+    /// Number of keys of the part after them.
     keys: usize,
     behind: Option<Vec<u8>>,
-    /// The key behind those, if its value is large and the piece goes up to it, or ends in it.
+    /// The key after the first `keys` ones, if its value is large and the piece ends before or inside that
+    /// value.
     large: Option<LargeValue>,
 }
 
 impl Through {
-    /// Takes a piece that ends with a large value, or before it, whose version is this one.
+    /// Notes that a piece ends before, inside or directly after the large value of `version`, and returns the
+    /// bytes of the piece.
     fn take(&mut self, part: large_value::Part, version: Version<'_>) -> Bytes {
         self.large = part.rest;
-        // A walk goes on behind the value: as long as that is on its way, its version is found by its id.
+        // The walk passes the key only after its last part; until then the version is found by the id in
+        // `large`.
         if self.large.is_none() {
             self.keys += 1;
             self.behind = Some(version.key().to_vec());
@@ -419,7 +424,7 @@ impl Through {
     }
 }
 
-/// Numbers of the fields `kvs` of a range's answer, `prev_kv` of a put's and `prev_kvs` of a deletion's.
+/// Numbers of the fields `kvs` of a range's response, `prev_kv` of a put's and `prev_kvs` of a deletion's.
 const KVS: u8 = 2;
 const PREV_KV: u8 = 2;
 const PREV_KVS: u8 = 3;
@@ -439,8 +444,8 @@ fn only(revision: Revision) -> ResponseHeader {
     ResponseHeader { revision: revision.0, ..ResponseHeader::default() }
 }
 
-/// The answer of one operation, or of a transaction, as a rope; takes what was measured in the order in which
-/// [`Evaluation::measure_all`] gave it.
+/// Returns the response of a transaction as a rope. Takes the measured reads in the order in which
+/// [`Evaluation::measure_all`] returned them.
 fn txn_rope(
     header: &ResponseHeader,
     outcome: &TxnOutcome,
@@ -503,7 +508,7 @@ fn delete_rope(header: &ResponseHeader, deleted: &Deleted, measured: Option<Meas
     rope
 }
 
-/// The answer of a transaction whose reads are evaluated in `state`.
+/// Returns the response of a transaction whose reads are evaluated in `state`.
 pub(super) async fn txn(
     state: AsOf,
     values: Rc<LogValues>,
@@ -516,7 +521,7 @@ pub(super) async fn txn(
     evaluation.answer(rope).await
 }
 
-/// The answer of a put whose previous value is read in `state`.
+/// Returns the response of a put whose previous value is read in `state`.
 pub(super) async fn put(
     state: AsOf,
     values: Rc<LogValues>,
@@ -526,7 +531,7 @@ pub(super) async fn put(
     Evaluation::new(state, values).answer(put_rope(&header, Some(&previous))).await
 }
 
-/// The answer of a deletion whose previous keys are read in `state`.
+/// Returns the response of a deletion whose previous keys are read in `state`.
 pub(super) async fn delete_range(
     state: AsOf,
     values: Rc<LogValues>,
@@ -538,20 +543,20 @@ pub(super) async fn delete_range(
     evaluation.answer(delete_rope(&header, &deleted, Some(measured))).await
 }
 
-/// Error for a write that was carried out, but whose answer can no longer be read (COMPAT-81). The client must not take
-/// it for a refused write, which `required revision has been compacted` would suggest.
+/// Error for a write that was carried out, but whose response can no longer be read (COMPAT-81). The client
+/// must not take it for a refused write, which `required revision has been compacted` would suggest.
 const WRITTEN: Status = Status::new(
     Code::Unavailable,
     "mainstay: the write was carried out, but what it read was removed before it could be answered",
 );
 
-/// Returns the error for a write that was carried out, when its answer fails with `status`.
+/// Returns the error for a write that was carried out, if its response fails with `status`.
 fn of_write(status: Status) -> Status {
     if status == error::COMPACTED || status == REPLACED {
         return WRITTEN;
     }
-    // Too much would have to be gathered, or a value that it read is damaged; a client takes it for a write that was
-    // refused, or failed.
+    // Too many bytes would have to be gathered, or a value is damaged. A client would take this error to mean
+    // that the write was refused or failed.
     let is_refusal = matches!(status.code, Code::ResourceExhausted | Code::Internal);
     if is_refusal && status.message.starts_with("mainstay: ") {
         let text = format!("mainstay: the write was carried out, but cannot be answered: {}", status.message);
@@ -560,7 +565,7 @@ fn of_write(status: Status) -> Status {
     status
 }
 
-/// The answer of a write, which was carried out whatever becomes of its answer.
+/// Returns the response of a write. If `answer` fails, the error says that the write was carried out.
 pub(super) async fn written(answer: impl Future<Output = Result<Answer, Status>>) -> Result<Answer, Status> {
     match answer.await.map_err(of_write)? {
         Answer::Pieces { len, beginning, mut source, held } => {
@@ -587,7 +592,7 @@ mod tests {
 
     use super::*;
 
-    /// The newest view, for as long as there is one; counts the slices that are read.
+    /// A source of the newest view, if there is one, that counts the slices read.
     struct Counting(Option<Arc<View>>, AtomicUsize);
 
     impl Newest for Counting {
@@ -607,7 +612,8 @@ mod tests {
         (log, values)
     }
 
-    /// A store as of a moment, in which most keys were written later; the others are long, and the last of all is one.
+    /// Returns a moment of a store at which few keys existed: those have long names, and one of them is the
+    /// last of all keys. All other keys are written later.
     fn sparse(store: &mut Store, keys: u64) -> Moment {
         let was_there = |n: u64| n < 40 || n == keys - 1;
         let put = |store: &mut Store, n: u64| {
@@ -665,7 +671,7 @@ mod tests {
         let refusal = |answer: Result<Answer, Status>| answer.map(|_| ()).expect_err("it was overtaken");
         assert_eq!(refusal(storage::block_on::block_on(written(answer()))), WRITTEN);
         assert_eq!(refusal(storage::block_on::block_on(answer())), error::COMPACTED);
-        // Nor if its member has taken over another's state meanwhile.
+        // The same holds if the member has installed another member's state.
         let other =
             || AsOf::new(moment, Arc::new(Counting(Some(Store::new().publish()), AtomicUsize::new(0))));
         let answer = || txn(other(), Rc::clone(&values), header, whole(&moment));

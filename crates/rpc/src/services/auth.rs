@@ -1,4 +1,4 @@
-//! Users and roles: changing them, looking at them, and showing a password for a token.
+//! Calls of the Auth service: changes and queries of users and roles, and logins.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -25,7 +25,7 @@ use super::call::Call;
 use super::{Services, decode, whole};
 use telemetry::logging::Value;
 
-/// Fields of `InternalRaftRequest`.
+/// Field numbers of `InternalRaftRequest`.
 mod field {
     pub const AUTH_ENABLE: u32 = 1000;
     pub const AUTH_DISABLE: u32 = 1011;
@@ -41,12 +41,14 @@ mod field {
     pub const ROLE_REVOKE_PERMISSION: u32 = 1204;
 }
 
-/// Longest name of a user who may authenticate, in bytes: it is written into the log when that fails.
+/// Maximum length in bytes of a user name that may log in. The limit exists because failed logins write the
+/// name to the log.
 const LOGGED_NAME_BYTES_MAX: usize = 1024;
-/// How often an authentication is tried again whose password was checked at an auth revision that has passed.
+/// Maximum number of attempts of a login. A login is repeated if the auth revision changes after the password
+/// was checked.
 const ATTEMPTS_MAX: u32 = 16;
 
-/// Answers a change of users or roles that brings no password: it is proposed as it came.
+/// Answers a change of users or roles that contains no password. The request is proposed unchanged.
 pub(super) async fn change(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let (field, what) = match call.rpc {
         Rpc::AuthEnable => (field::AUTH_ENABLE, checked::<AuthEnableRequest>("AuthEnable", &message)?),
@@ -78,11 +80,11 @@ pub(super) async fn change(call: &mut Call, message: Bytes) -> Result<Answer, St
     Ok(changed(call.propose(field, message, what).await?.header))
 }
 
-/// A change of a user that brings a password.
+/// A change of a user that contains a password.
 struct PasswordChange<R> {
     request: R,
     user: String,
-    /// `None` if the user is to have none: then the request is proposed as it is.
+    /// `None` if the user gets no password; then the request is proposed without a hash.
     password: Option<String>,
     set_hash: fn(&mut R, String),
     field: u32,
@@ -91,9 +93,10 @@ struct PasswordChange<R> {
 }
 
 impl<R: Message> PasswordChange<R> {
-    /// Proposes the change with the hash of its password: a password is never in the log, and never hashed on a thread of clients.
+    /// Proposes the change with the hash of its password. A password is never written to the log, and never
+    /// hashed on a shard's thread.
     async fn propose(mut self, call: &mut Call) -> Result<Answer, Status> {
-        // A caller who may not change users must not keep processors busy with hashes either.
+        // A caller without the right to change users must not cause the cost of hashing either.
         call.as_root().await?;
         if let Some(password) = self.password.take() {
             // COMPAT-193: only the hash is proposed, and members of etcd 3.4 do not know that field.
@@ -103,7 +106,8 @@ impl<R: Message> PasswordChange<R> {
             let hash = call.shared().credentials.hash(call.client(), &self.user, password.as_bytes()).await?;
             drop(password);
             (self.set_hash)(&mut self.request, base64::engine::general_purpose::STANDARD.encode(hash));
-            // Hashing takes long: the caller may have lost its rights meanwhile, and apply knows nothing of outdated tokens.
+            // Hashing takes long: the caller may have lost its rights since, and apply does not know outdated
+            // tokens.
             if call.services.state().auth.is_enabled() {
                 call.services.wait_readable(false).await?;
             }
@@ -129,15 +133,15 @@ pub(super) async fn user_add(call: &mut Call, message: Bytes) -> Result<Answer, 
 pub(super) async fn user_change_password(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let mut request: AuthUserChangePasswordRequest = decode(message)?;
     let password = std::mem::take(&mut request.password);
-    // As in etcd: an empty one can be shown to nobody.
+    // As in etcd, a user with an empty password cannot log in.
     let (user, password) = (request.name.clone(), (!password.is_empty()).then_some(password));
     let set_hash = |request: &mut AuthUserChangePasswordRequest, hash| request.hashed_password = hash;
     let (field, what) = (field::USER_CHANGE_PASSWORD, "AuthUserChangePassword");
     PasswordChange { request, user, password, set_hash, field, what }.propose(call).await
 }
 
-/// Waits until this member has all that was acknowledged before a question about users and roles, and returns the state that
-/// answers it, with the header of the answer.
+/// Waits until this member has applied everything that was acknowledged before the request. Returns the users
+/// and roles that answer it, with the response header.
 async fn readable(call: &mut Call) -> Result<(Arc<Auth>, ResponseHeader), Status> {
     call.principal()?;
     call.readable(false, None).await?;
@@ -146,7 +150,7 @@ async fn readable(call: &mut Call) -> Result<(Arc<Auth>, ResponseHeader), Status
     Ok((Arc::clone(&state.auth), header))
 }
 
-/// Returns what the user of a call may do as of these users and roles.
+/// Returns the rights of the call's user with these users and roles.
 fn gate(call: &Call, auth: &Auth) -> Result<Gate, Status> {
     Ok(call.services.gate_of(auth, call.principal()?))
 }
@@ -163,7 +167,7 @@ pub(super) async fn status(call: &mut Call, message: Bytes) -> Result<Answer, St
 pub(super) async fn user_get(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let AuthUserGetRequest { name } = decode(message)?;
     let (auth, header) = readable(call).await?;
-    // Users may look at themselves.
+    // Users may read their own entry.
     if let Err(status) = gate(call, &auth)?.admin()
         && name != call.principal()?.name()
     {
@@ -188,7 +192,7 @@ pub(super) async fn user_list(call: &mut Call, message: Bytes) -> Result<Answer,
 pub(super) async fn role_get(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let AuthRoleGetRequest { role } = decode(message)?;
     let (auth, header) = readable(call).await?;
-    // Users may look at the roles that are granted to them.
+    // Users may read the roles that are granted to them.
     if let Err(status) = gate(call, &auth)?.admin()
         && !auth.has_role(call.principal()?.name(), &role)
     {
@@ -214,7 +218,7 @@ pub(super) async fn authenticate(call: &mut Call, message: Bytes) -> Result<Answ
     let request: AuthenticateRequest = decode(message)?;
     let shared = Arc::clone(call.shared());
     if request.name.len() > LOGGED_NAME_BYTES_MAX {
-        // No user has such a name, and the log is not for it.
+        // No user has such a long name, and it must not be written to the log.
         let is_enabled = shared.state.load().auth.is_enabled();
         return Err(if is_enabled { error::AUTH_FAILED } else { error::AUTH_NOT_ENABLED });
     }
@@ -229,12 +233,12 @@ pub(super) async fn authenticate(call: &mut Call, message: Bytes) -> Result<Answ
     answered
 }
 
-/// Checks a password, lets all members know of the token, and returns it.
+/// Checks a password, replicates the new token to all members, and returns it.
 async fn token_for(call: &mut Call, request: &AuthenticateRequest) -> Result<Answer, Status> {
     let AuthenticateRequest { name, password } = request;
     let (shared, address) = (Arc::clone(call.shared()), call.client());
     let credentials = &shared.credentials;
-    // Whatever token the call shows, a login is made by nobody.
+    // A login has no user, whatever token the call presents.
     call.go_on_as_nobody();
     for _ in 0..ATTEMPTS_MAX {
         if !shared.state.load().reads_local {
@@ -245,7 +249,7 @@ async fn token_for(call: &mut Call, request: &AuthenticateRequest) -> Result<Ans
         let stored = match auth.password_hash(name) {
             Ok(stored) => Some(stored.as_ref()),
             Err(status) if status == error::AUTH_NOT_ENABLED => return Err(status),
-            // Hashed all the same, so that the time does not tell who exists.
+            // The password is hashed even so, since the time would tell whether the user exists.
             Err(_) => None,
         };
         if !credentials.is_password(address, name, stored, password.as_bytes()).await? {
@@ -254,7 +258,7 @@ async fn token_for(call: &mut Call, request: &AuthenticateRequest) -> Result<Ans
         if let Some(answer) = call.services.issued_lately(name, auth.revision()) {
             return Ok(answer);
         }
-        // The password is what took the time.
+        // Most of this time was spent on checking the password.
         call.begun.auth = call.services.now().saturating_duration_since(call.begun.arrived);
         let prefix = credentials.draw_prefix();
         let asked = InternalAuthenticateRequest {
@@ -271,7 +275,7 @@ async fn token_for(call: &mut Call, request: &AuthenticateRequest) -> Result<Ans
             (state.auth.revision(), identity::simple::number(index, is_before_3_5))
         };
         if now != auth.revision() {
-            // The password may have been changed between being checked and the entry.
+            // The password may have changed after it was checked and before the entry was applied.
             continue;
         }
         let token = credentials.issue(address, name, &prefix, number, now).await?;
@@ -281,7 +285,8 @@ async fn token_for(call: &mut Call, request: &AuthenticateRequest) -> Result<Ans
 }
 
 impl Services {
-    /// Answers with a token that the user was issued a moment ago at this auth revision. Holds the state no longer than that.
+    /// Answers with a token that the user got a short time ago at this auth revision, if one exists. Holds
+    /// the published state no longer than that takes.
     fn issued_lately(&self, name: &str, auth_revision: u64) -> Option<Answer> {
         let state = self.state();
         if state.auth.revision() != auth_revision {
@@ -293,18 +298,18 @@ impl Services {
     }
 }
 
-/// Gives etcd's name for a request back, if the message is one.
+/// Returns `what`, etcd's name for the request, if the message can be decoded as `R`.
 fn checked<R: Message + Default>(what: &'static str, message: &Bytes) -> Result<&'static str, Status> {
     let _: R = decode(message.clone())?;
     Ok(what)
 }
 
-/// The answer to any change of users and roles: all of these messages have a header, and nothing else.
+/// Returns the response to a change of users or roles. All these response messages consist only of a header.
 fn changed(header: ResponseHeader) -> Answer {
     whole(&AuthEnableResponse { header: Some(header) })
 }
 
-/// A name as clients get it.
+/// Returns a name as text for clients.
 fn text(name: &[u8]) -> String {
     String::from_utf8_lossy(name).into_owned()
 }

@@ -1,9 +1,10 @@
-//! A unary call, from its arrival to its answer.
+//! State and flow of one unary call, from its arrival to its response.
 //!
-//! [`Call`] is one value: the front's request becomes one in [`crate::dispatch`], a handler borrows it, and [`Call::end`]
-//! reports the answer to all observers: metrics, slow log, stages, audit log, heavy hitters and trace. A handler asks the
-//! core, waits for a confirmation and checks rights through the call, so that nothing about a call is kept in the shard
-//! while other calls run. A step of a lock or an election is a call, too; it has no observers.
+//! [`crate::dispatch`] turns a request from the front into a [`Call`], a handler borrows the call, and
+//! [`Call::end`] reports the response to all observers: metrics, slow log, stages, audit log, heavy hitters
+//! and trace. A handler sends requests to the core, waits for confirmations and checks rights through its
+//! call, so the shard keeps no state of the call while other calls run. A step of a lock or an election is a
+//! call, too; it has no observers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
@@ -30,52 +31,55 @@ use super::strangers::Place;
 use super::traced::Trace;
 use crate::audit;
 
-/// A unary call, from its arrival to its answer.
+/// One unary call, from its arrival to its response.
 pub(super) struct Call {
     pub services: Rc<Services>,
-    /// Method that the client called; for a step, that of the whole call.
+    /// Method that the client called. For a step of a lock or an election, the method of the whole call.
     pub rpc: Rpc,
     /// Address of the client.
     pub peer: SocketAddr,
     pub begun: Begun,
-    /// User of the call, or why its token was refused.
+    /// User of the call, or the error with which its token was refused.
     principal: Result<Principal, Status>,
-    /// True for a step of a lock or an election: the whole call was counted already.
+    /// True for a step of a lock or an election. Such a step is not counted, because the whole call was
+    /// counted.
     is_step: bool,
     pub(super) path: Path,
     observers: Option<Box<Observers>>,
 }
 
-/// Work that a call's answer came from, as far as its time is reported.
+/// Source of a call's response, with the times that are reported for it.
 pub(super) enum Path {
-    /// Work whose time is not reported.
+    /// The time of the call is not reported.
     Unreported,
-    /// A request to the core.
+    /// The response comes from a request to the core.
     Core {
         /// etcd's name for the request.
         what: &'static str,
-        /// Time at which the core was asked.
+        /// Time at which the request was sent to the core.
         asked: Instant,
-        /// Revision of the core's reply; `None` as long as there is no reply.
+        /// Revision of the core's reply; `None` until the reply arrives.
         revision: Option<Revision>,
     },
-    /// A read of published state.
+    /// The response comes from a read of published state.
     Read(Box<ReadPath>),
 }
 
-/// A read of published state.
+/// Times and details of a read of published state, for reports.
 pub(super) struct ReadPath {
-    /// Time at which the call asked for a confirmation, or read the state.
+    /// Time at which the call asked for a confirmation or, if it needed none, read the state.
     pub began: Instant,
     /// Confirmation of the read, if it needed one.
     pub confirmed: Option<Confirmed>,
-    /// Time at which the answer was made, if it is known before the call ends.
+    /// Time at which the response was complete, if that is known before the call ends.
     pub answered: Option<Instant>,
-    /// Time that each part of making the answer took, if it was measured.
+    /// Time that each part of making the response took, if it was measured.
     pub making: Option<Making>,
-    /// etcd's name for reads that it counts among the requests that are applied, such as `read-only range `.
+    /// etcd's name for a read that etcd counts among applied requests, such as `read-only range `; `None` for
+    /// other reads.
     pub applied_as: Option<&'static str>,
-    /// Length of the request in bytes and its text form, for requests that the slow log shows.
+    /// Length of the request in bytes, and its text for the slow log. `None` if the slow log does not show
+    /// the request.
     pub shown: Option<(usize, String)>,
 }
 
@@ -85,20 +89,20 @@ struct Observers {
     audit: Option<audit::Call>,
     sample: Option<Sample>,
     trace: Option<Trace>,
-    /// Time at which the call was admitted, with `--metrics extensive`.
+    /// Time at which the call was admitted; set only with `--metrics extensive`.
     admitted: Option<Instant>,
 }
 
-/// Outcome of an entry that the core has applied.
+/// Result of an entry that the core has applied.
 pub(super) struct Applied {
     pub outcome: Outcome,
-    /// State right behind the entry, for answers with keys and values that are not in memory.
+    /// State directly after the entry, if the response contains keys and values that are not in memory.
     pub state: Option<Box<AsOf>>,
     pub header: ResponseHeader,
 }
 
 impl Call {
-    /// Returns a call that is not observed yet; see [`Call::observe`].
+    /// Returns a call without observers; [`Call::observe`] adds them.
     pub fn new(
         services: Rc<Services>,
         (rpc, peer): (Rpc, SocketAddr),
@@ -117,7 +121,7 @@ impl Call {
         }
     }
 
-    /// Returns a step of a lock or an election.
+    /// Returns a call for one step of a lock or an election.
     pub(super) fn step(
         services: &Rc<Services>,
         client: (Rpc, SocketAddr),
@@ -127,7 +131,7 @@ impl Call {
         Call { is_step: true, ..Call::new(Rc::clone(services), client, begun, principal) }
     }
 
-    /// Begins to observe the call, if anything is to observe it.
+    /// Adds the observers of the call (audit log, sampling, trace, timing) if any of them is active.
     #[inline]
     pub fn observe(
         &mut self,
@@ -162,7 +166,7 @@ impl Call {
         self.observers = Some(Box::new(Observers { audit, sample, trace, admitted }));
     }
 
-    /// Answers the call by this handler, which runs as far as it can when the answer is polled first.
+    /// Answers the call with `handler`. The handler runs, as far as it can, when the response is polled first.
     pub fn run(
         self,
         handler: impl AsyncFnOnce(&mut Call, Bytes) -> Result<Answer, Status> + 'static,
@@ -171,7 +175,8 @@ impl Call {
         Unary::Later(Box::pin(self.answer(handler, message)))
     }
 
-    /// Answers the call by this handler, which makes other calls as its steps, on behalf of the client whose head this is.
+    /// Answers the call with `handler`, which makes further calls as its steps, on behalf of the client that
+    /// sent `head`.
     pub fn run_steps(
         self,
         handler: impl AsyncFnOnce(&mut Call, Asker, Bytes) -> Result<Answer, Status> + 'static,
@@ -182,7 +187,7 @@ impl Call {
         self.run(async |call, message| handler(call, asker, message).await, message)
     }
 
-    /// Answers the call as [`Call::run`] does, for a caller who awaits the answer.
+    /// Answers the call as [`Call::run`] does, but in the future of the caller.
     pub async fn answer(
         mut self,
         handler: impl AsyncFnOnce(&mut Call, Bytes) -> Result<Answer, Status>,
@@ -193,7 +198,7 @@ impl Call {
         answer
     }
 
-    /// Reports the answer to all observers of the call, and turns it into what the client gets.
+    /// Reports the response to all observers of the call and changes it to the form that the client receives.
     #[inline]
     pub fn end(&mut self, answer: &mut Result<Answer, Status>) {
         let stages = match self.path {
@@ -251,74 +256,78 @@ impl Call {
     ///
     /// # Errors
     ///
-    /// When its token was refused.
+    /// Returns the error with which the call's token was refused.
     pub fn principal(&self) -> Result<&Principal, Status> {
         self.principal.as_ref().map_err(Status::clone)
     }
 
-    /// Makes the rest of the call on behalf of nobody.
+    /// Makes the rest of the call without a user.
     pub(super) fn go_on_as_nobody(&mut self) {
         self.principal = Ok(Principal::default());
     }
 
-    /// Returns what the user may do as of this state.
+    /// Returns the rights of the call's user in `state`.
     ///
     /// # Errors
     ///
-    /// As for [`Call::principal`].
+    /// See [`Call::principal`].
     pub(super) fn gate(&self, state: &Published) -> Result<Gate, Status> {
         Ok(self.services.gate(state, self.principal()?))
     }
 
-    /// Refuses a call without a user once authentication is enabled.
+    /// Refuses a call without a user if authentication is enabled.
     ///
     /// # Errors
     ///
-    /// When the call's token was refused, or there is none.
+    /// Returns an error if the call's token was refused, or if the call has no user while authentication is
+    /// enabled.
     pub(super) fn some_user(&self) -> Result<(), Status> {
         self.services.some_user(self.principal()?)
     }
 
-    /// Refuses an answer that was read while users or roles changed: a permission may have been taken away meanwhile.
+    /// Refuses the response if users or roles changed while it was read, because a permission may have been
+    /// revoked.
     ///
     /// # Errors
     ///
-    /// When users or roles have changed since the user was established.
+    /// Returns an error if users or roles have changed since the user of the call was identified.
     pub(super) fn still(&self) -> Result<(), Status> {
         self.services.still(self.principal()?)
     }
 
-    /// Refuses a call whose user is not root, as far as this member knows.
+    /// Refuses a call whose user is not root, according to the state that this member has applied.
     ///
     /// # Errors
     ///
-    /// Those of [`Gate::admin`], and when the call's token was refused.
+    /// Returns the errors of [`Gate::admin`], or the error with which the call's token was refused.
     pub(super) fn root(&self) -> Result<(), Status> {
         self.gate(&self.shared().state.load())?.admin()
     }
 
-    /// Asks for a right of the user, as far as this member knows. `ask` runs only while authentication is enabled.
+    /// Checks a right of the user with `ask`, according to the state that this member has applied. `ask` runs
+    /// only if authentication is enabled.
     ///
     /// # Errors
     ///
-    /// Those of `ask`, and when the call's token was refused.
+    /// Returns the errors of `ask`, or the error with which the call's token was refused.
     pub(super) fn may(&self, ask: impl FnOnce(&Gate) -> Result<(), Status>) -> Result<(), Status> {
         let principal = self.principal()?;
         let state = self.shared().state.load();
         if state.auth.is_enabled() { ask(&self.services.gate(&state, principal)) } else { Ok(()) }
     }
 
-    /// Refuses a write that `may` does not allow. Apply asks again; but an entry that apply would refuse is not proposed, since
-    /// any client could fill disks with such entries (COMPAT-422).
+    /// Refuses a write that `may` does not allow. The check is repeated when the entry is applied, but a
+    /// write that would be refused then is not proposed: otherwise any client could fill disks with such
+    /// entries (COMPAT-422).
     ///
-    /// A member may lag behind an acknowledged change of users, roles or authentication. A member that does not know the newest
-    /// state for certain therefore refuses only after it has applied all that was acknowledged before the call. Only refusals
-    /// wait for that. If too many strangers wait already, further strangers are refused by what this member knows.
+    /// A member may lag behind an acknowledged change of users, roles or authentication. Unless this member
+    /// is certain to have the newest state, it refuses only after it has applied everything that was
+    /// acknowledged before the call. Only refusals wait for that. If too many unauthenticated callers wait
+    /// already, further ones are refused according to the state that this member has applied.
     ///
     /// # Errors
     ///
-    /// Those of `may`.
-    #[inline(always)]
+    /// Returns the errors of `may`, and those of [`Call::confirmed`].
     pub(super) async fn allowed(&mut self, may: impl Fn(&Call) -> Result<(), Status>) -> Result<(), Status> {
         match may(self) {
             Ok(()) => Ok(()),
@@ -340,17 +349,19 @@ impl Call {
         may(self)
     }
 
-    /// Refuses a call whose user is not root. If authentication is enabled, that is judged after this member has applied all that
-    /// was acknowledged before. So a role that was revoked through another member counts, and so does a change of root's password,
-    /// after which an older token is void; apply knows nothing of tokens.
+    /// Refuses a call whose user is not root. If authentication is enabled, the check waits until this member
+    /// has applied everything that was acknowledged before the call. The check therefore sees a role that was
+    /// revoked through another member, and a change of root's password, which makes older tokens void. Apply
+    /// cannot check that, because it does not know tokens.
     ///
-    /// A caller who is not root as far as this member knows is refused later too, since the member may lag behind a role that was
-    /// granted. If too many strangers wait already, or nothing is confirmed to this member, such a caller is refused by what the
-    /// member knows.
+    /// A caller that is not root in the applied state is refused only after that wait, since this member may
+    /// lag behind a grant of the role. The caller is refused without waiting if too many unauthenticated
+    /// callers wait already, and also if no confirmation arrives.
     ///
     /// # Errors
     ///
-    /// Those of [`Gate::admin`], and when the call's token was refused.
+    /// Returns the errors of [`Gate::admin`], or the error with which the call's token was refused. A caller
+    /// that is root in the applied state gets an error if no confirmation arrives.
     pub(super) async fn as_root(&mut self) -> Result<(), Status> {
         let refusal = {
             let principal = self.principal()?;
@@ -377,21 +388,22 @@ impl Call {
         self.root()
     }
 
-    /// Takes the place in which a stranger waits for a confirmation; `None` for all other callers.
+    /// Takes the slot in which an unauthenticated caller waits for a confirmation; returns `None` for other
+    /// callers.
     ///
     /// # Errors
     ///
-    /// As for [`Services::place_of`].
+    /// See [`Services::place_of`].
     fn place_to_wait(&self) -> Result<Option<Place>, Status> {
         self.principal.as_ref().map_or(Ok(None), |principal| self.services.place_of(principal))
     }
 
-    /// Waits until the leader has confirmed how far a member must have come for a linearizable read, and this member has come that
-    /// far. `place` is given up as soon as that is known.
+    /// Waits until the leader has confirmed the commit index for a linearizable read and this member has
+    /// applied up to that index. Then `place` is released.
     ///
     /// # Errors
     ///
-    /// When there are too many requests, or nothing is confirmed in time.
+    /// Returns an error if there are too many requests, or if no confirmation arrives in time.
     pub(super) async fn confirmed(&mut self, place: Option<Place>) -> Result<Confirmed, Status> {
         let asked = self.services.now();
         let round = self.services.wait_confirmed(asked).await?;
@@ -399,12 +411,12 @@ impl Call {
         Ok(Confirmed { asked, round, went_on: self.services.now() })
     }
 
-    /// Begins a read: waits as [`Call::confirmed`] does, unless the read may be stale or this member knows the newest state.
-    /// `applied_as` is [`ReadPath::applied_as`].
+    /// Starts a read. Waits as [`Call::confirmed`] does, unless the read is serializable or this member
+    /// answers linearizable reads locally. `applied_as` is stored as [`ReadPath::applied_as`].
     ///
     /// # Errors
     ///
-    /// As for [`Call::confirmed`], and when too many strangers wait.
+    /// Returns the errors of [`Call::confirmed`], or an error if too many unauthenticated callers wait.
     pub(super) async fn readable(
         &mut self,
         is_serializable: bool,
@@ -423,31 +435,33 @@ impl Call {
         Ok(())
     }
 
-    /// Counts the call as an expensive one of its client.
+    /// Counts the call as one expensive call of its client.
     ///
     /// # Errors
     ///
-    /// When the client has made as many as it may in this time, or the call's token was refused.
+    /// Returns an error if the client has used up its rate of expensive calls, or if the call's token was
+    /// refused.
     pub(super) fn expensive(&self) -> Result<(), Status> {
         self.expense(|_| 1)
     }
 
-    /// Counts the call as so many expensive ones as `calls` says for this revision; `calls` runs only if there is a bound.
+    /// Counts the call as several expensive calls: the number that `calls` returns for the current revision.
+    /// `calls` runs only if a limit is configured.
     ///
     /// # Errors
     ///
-    /// As for [`Call::expensive`].
+    /// See [`Call::expensive`].
     pub(super) fn expense(&self, calls: impl FnOnce(Revision) -> u64) -> Result<(), Status> {
         let principal = self.principal()?;
         if self.is_step { Ok(()) } else { self.services.expense(principal, self.client(), calls) }
     }
 
-    /// Returns true if the call may be refused for earlier requests of its client.
+    /// Returns true if the call may be refused because of the rate limit on expensive calls.
     pub(super) fn is_expense_bounded(&self) -> bool {
         !self.is_step && self.shared().expensive.is_bounded()
     }
 
-    /// Lists the client of a put with a large value for the page of large values.
+    /// Adds a put with a large value to the list of slow requests, under the address of its client.
     pub(super) fn note_value(&self, put: &PutRequest) {
         if put.value.len() >= slow_requests::VALUE_BYTES {
             let shared = self.shared();
@@ -459,7 +473,7 @@ impl Call {
     ///
     /// # Errors
     ///
-    /// When there are too many requests, or there is no reply in time.
+    /// Returns an error if there are too many requests, or if no reply arrives in time.
     pub(super) async fn ask(
         &mut self,
         what: &'static str,
@@ -469,12 +483,13 @@ impl Call {
         Ok(self.replied(reply))
     }
 
-    /// Proposes a client's request as this field of an `InternalRaftRequest`, on behalf of the call's user, and waits until it is
-    /// applied. `what` is etcd's name for the request.
+    /// Proposes a client's request as `field` of an `InternalRaftRequest`, on behalf of the call's user, and
+    /// waits until the entry is applied. `what` is etcd's name for the request.
     ///
     /// # Errors
     ///
-    /// When the request is too large, when there are too many requests, when there is no reply in time, and those of apply.
+    /// Returns an error if the request is too large, if there are too many requests, or if no reply arrives
+    /// in time; otherwise the errors of apply.
     pub(super) async fn propose(
         &mut self,
         field: u32,
@@ -486,22 +501,23 @@ impl Call {
         self.applied(reply)
     }
 
-    /// Proposes a login: no other command waits to share its batch.
+    /// Proposes a login. No other command waits for a login to share its batch.
     ///
     /// # Errors
     ///
-    /// As for [`Call::propose`].
+    /// See [`Call::propose`].
     pub(super) async fn propose_login(&mut self, field: u32, request: Bytes) -> Result<Applied, Status> {
         let writer = Writer::Login(self.peer.port());
         let reply = self.send_proposal(field, request, "Authenticate", writer, false)?.await?;
         self.applied(reply)
     }
 
-    /// Proposes a compaction, and waits until it is applied; if it is physical, until it has removed what it makes unreadable.
+    /// Proposes a compaction and waits until it is applied. If `is_physical` is true, also waits until the
+    /// compacted revisions have been removed.
     ///
     /// # Errors
     ///
-    /// As for [`Call::propose`].
+    /// See [`Call::propose`].
     pub(super) async fn propose_compaction(
         &mut self,
         field: u32,
@@ -524,7 +540,7 @@ impl Call {
         let shared = self.shared();
         let id = shared.command_id();
         let data = command(id, field, &request, self.principal()?.caller());
-        // A copy is on its way: the request's own bytes are not held until the reply.
+        // `data` is a copy of the request, so the original bytes are freed before the reply arrives.
         drop(request);
         let bytes = data.len();
         if bytes > shared.limits.request_bytes_max {
@@ -542,7 +558,8 @@ impl Call {
     ) -> Result<PendingReply, Status> {
         let asked = self.services.now();
         if let Path::Core { what, asked: before, .. } = self.path {
-            // The call asks once more, since its earlier request had no effect.
+            // The call sends a second request, because its earlier request had no effect; the earlier one
+            // counts as failed.
             self.services.took(what, false, asked.saturating_duration_since(before));
         }
         let pending_reply = self.services.pending.ask_at(asked, ask)?;
@@ -571,7 +588,7 @@ impl Call {
     }
 }
 
-/// Returns true for calls that are made of steps.
+/// Returns true for methods whose calls consist of steps.
 fn has_steps(rpc: Rpc) -> bool {
     matches!(
         rpc,
@@ -584,7 +601,8 @@ fn has_steps(rpc: Rpc) -> bool {
     )
 }
 
-/// An error of a step as clients of these services get it from etcd: its client library has taken the code away.
+/// Returns the error of a step in the form that clients of the lock and election services get from etcd.
+/// There the client library, through which these services call, drops the status code.
 pub(super) fn without_code(status: Status) -> Status {
     match error::CATALOGUE.iter().find(|known| known.message == status.message) {
         Some(_) => Status { code: Code::Unknown, ..status },
@@ -597,7 +615,7 @@ mod tests {
     use super::*;
     use crate::services::kv;
 
-    /// Each open write holds its call and the future of its handler.
+    /// Limits the size of a call and of its handler's future: each open write holds both in memory.
     #[test]
     fn an_open_write_holds_little() {
         fn future_bytes<'a, F: Future>(_: impl FnOnce(&'a mut Call, Bytes) -> F) -> usize {

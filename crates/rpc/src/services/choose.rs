@@ -1,8 +1,8 @@
-//! Choosing keys of a range that are asked for in another order than theirs, or by their revisions.
+//! Selects keys of a range that a request wants sorted or filtered by revision.
 //!
-//! Every key of the range has to be looked at, but no more is held than can be in the answer, and nothing takes long at
-//! a time: keys come in slices, what a limit leaves out is dropped as it goes, and sorting stops every so often for
-//! other calls. A slice whose values are not at hand is looked at again once they were fetched, up to where it ended.
+//! Every key of the range has to be visited, but memory and time are limited: keys come in slices, keys
+//! beyond the limit are dropped early, and sorting yields to other calls regularly. If values of a slice are
+//! not in memory, the slice is repeated after they are fetched, up to the same key.
 
 use std::cmp::{Ordering, Reverse};
 use storage::values::unreadable;
@@ -16,71 +16,72 @@ use machine::key_value::{StoredKeyValue, read_version};
 use machine::{Values, range};
 use mvcc::Version;
 
-/// Bytes of keys, and of values where these are sorted by, that one request may have gathered at a time (COMPAT-73).
+/// Maximum bytes of keys that one request may gather at a time; if it sorts by value, values count too
+/// (COMPAT-73).
 const GATHERED_BYTES_MAX: usize = 256 << 20;
-/// The gathered bytes may be this fraction of the memory of all clients.
+/// Divisor of the memory budget of all clients: a request may gather at most this part of the budget.
 const GATHERED_PART: usize = 4;
 
-/// Returns the maximum bytes that the present request may have gathered.
+/// Returns the maximum number of bytes that the current request may gather.
 pub(super) fn gathered_bytes_max() -> usize {
     let budget = Account::of_turn().map_or(usize::MAX, |account| account.budget().bytes_max());
     GATHERED_BYTES_MAX.min(budget / GATHERED_PART)
 }
-/// Bytes that a key takes beside itself.
+/// Memory in bytes that a gathered key takes in addition to its own bytes.
 const ITEM_BYTES: usize = size_of::<Item>();
-/// Keys that are sorted between two looks at other calls.
+/// Number of keys that are sorted before the sort yields to other calls.
 const SORTED_AT_ONCE: usize = 2048;
-/// Keys that count as much as merging [`SORTED_AT_ONCE`] of those that were gathered.
+/// Number of keys whose visit counts as much work as merging [`SORTED_AT_ONCE`] gathered keys.
 const SORTED_WORK: u64 = 512;
-/// Bytes of values that are read between two looks at other calls; the last one may be larger.
+/// Bytes of values that are read before a walk yields to other calls. The last value may exceed this number.
 pub(super) const READ_AT_ONCE: usize = 256 << 10;
 
-/// A key, with its value if that is sorted by.
+/// A key, and its value if the request sorts by value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Item {
     found: StoredKeyValue,
     value: Option<BytesMut>,
 }
 
-/// Bytes of values that a slice reads, however little work is left in the turn.
+/// Bytes of values that a slice reads even if little work is left in the connection's turn.
 const READ_AT_ONCE_MIN: usize = 4 << 10;
-/// Bytes that reading a value counts as besides its own: it is a call of the system.
+/// Bytes that reading one value counts as, in addition to its length, for the system call.
 const READ_WORK: usize = 512;
 
-/// Returns the bytes of values that the next slice reads: what is left of the turn.
+/// Returns the number of bytes of values that the next slice may read, according to the work left in the turn.
 pub(super) fn read_at_once() -> usize {
     accounting::work_left().clamp(READ_AT_ONCE_MIN, READ_AT_ONCE)
 }
 
-/// A slice of the keys as a [`Chooser`] sees it.
+/// Keys that a [`Chooser`] has accepted in one slice.
 pub(super) struct Seen {
     items: Vec<Item>,
     passed: u64,
-    /// Bytes of values, and the work of reading them.
+    /// Bytes of the values that were read, plus [`READ_WORK`] for each.
     read: usize,
-    /// The slice ends with this much.
+    /// Value of `read` at which the slice ends.
     read_max: usize,
 }
 
 impl Seen {
-    /// A slice that has seen nothing yet, and ends with so many bytes of values: those of [`read_at_once`] when the slice began, also
-    /// if it is looked at again.
+    /// Returns an empty slice that ends after about `read_max` bytes of values. A repeated slice uses the
+    /// same `read_max`, which is [`read_at_once`] at the time when the slice first began.
     pub fn up_to(read_max: usize) -> Seen {
         Seen { items: Vec::new(), passed: 0, read: 0, read_max }
     }
 
-    /// Returns the bytes as which reading values for it counts.
+    /// Returns the work of reading values for the slice, in bytes.
     pub fn read_bytes(&self) -> usize {
         self.read
     }
 
-    /// Returns true if the slice should end here, since it has enough bytes of values.
+    /// Returns true if the slice has read enough bytes of values and should end.
     pub fn is_due(&self) -> bool {
         self.read >= self.read_max
     }
 }
 
-/// Takes keys in their order, and gives those that a request asks for in its order.
+/// Takes keys in key order, and returns the keys that a request selects, in the order of the request.
 pub(super) struct Chooser {
     request: RangeRequest,
     target: SortTarget,
@@ -90,9 +91,9 @@ pub(super) struct Chooser {
     bytes: usize,
     bytes_max: usize,
     passed: u64,
-    /// Charges what is held to the client that is served.
+    /// Charge for the gathered keys and values, on the account of the client.
     held: Option<Held>,
-    /// The most items held so far.
+    /// Largest number of items held so far.
     #[cfg(test)]
     held_max: usize,
 }
@@ -103,7 +104,7 @@ impl Chooser {
             Ok(0) | Err(_) => usize::MAX,
             Ok(limit) => limit,
         };
-        // In the turn of the connection that asks: whatever is held is charged to that.
+        // This runs in the turn of the client's connection, so its account is charged.
         Chooser {
             request: request.clone(),
             target: SortTarget::try_from(request.sort_target).unwrap_or(SortTarget::Key),
@@ -119,11 +120,11 @@ impl Chooser {
         }
     }
 
-    /// Looks at the next key of a slice.
+    /// Visits the next key of a slice.
     ///
     /// # Errors
     ///
-    /// When its value is needed and cannot be read.
+    /// Returns an error if the value of the key is needed and cannot be read.
     pub fn look(&self, version: Version<'_>, values: &dyn Values, seen: &mut Seen) -> Result<(), Status> {
         if !range::passes(version, &self.request) {
             return Ok(());
@@ -146,11 +147,11 @@ impl Chooser {
         Ok(())
     }
 
-    /// Takes the keys of a slice.
+    /// Adds the keys of a finished slice.
     ///
     /// # Errors
     ///
-    /// When too much would have to be held.
+    /// Returns an error if the request gathers too many bytes.
     pub fn take(&mut self, seen: Seen) -> Result<(), Status> {
         self.passed += seen.passed;
         seen.items.into_iter().try_for_each(|item| self.hold(item))?;
@@ -170,7 +171,7 @@ impl Chooser {
         let many = self.limit.saturating_mul(2).max(SORTED_AT_ONCE);
         if self.limit < usize::MAX && (self.items.len() >= many || self.bytes > self.bytes_max) {
             self.prune();
-            // Half of the bytes must be free now, or it would be pruned for every key.
+            // Half of the bytes must be free after pruning; otherwise every further key would prune again.
             if self.bytes > self.bytes_max / 2 {
                 self.bytes = usize::MAX;
             }
@@ -183,13 +184,13 @@ impl Chooser {
         Ok(())
     }
 
-    /// Drops what cannot be in the answer.
+    /// Drops keys that cannot be in the response.
     fn prune(&mut self) {
         if self.items.len() <= self.limit {
             return;
         }
         if self.target == SortTarget::Key {
-            // Descending: those with the greatest keys came last.
+            // In descending order the first keys are dropped: those with the greatest keys came last.
             self.items.drain(..self.items.len() - self.limit);
         } else {
             let (target, descend) = (self.target, self.descend);
@@ -199,8 +200,8 @@ impl Chooser {
         self.bytes = self.items.iter().map(Item::bytes).sum();
     }
 
-    /// The keys that were asked for, the last first, and whether the limit left some out. Where their values lie may have
-    /// changed.
+    /// Returns the selected keys, last one first, and true if the limit left some out. The locations of their
+    /// values may have changed.
     pub async fn finish(mut self) -> (Vec<StoredKeyValue>, bool) {
         let more = self.passed > self.limit as u64;
         let mut items = std::mem::take(&mut self.items);
@@ -235,11 +236,11 @@ fn order(target: SortTarget, descend: bool, a: &Item, b: &Item) -> Ordering {
         (false, false) => number(a).cmp(&number(b)),
         (false, true) => Reverse(number(a)).cmp(&Reverse(number(b))),
     };
-    // Ties keep the order of keys, whichever way the rest goes.
+    // Ties are in ascending key order, even if the sort order is descending.
     by_target.then_with(|| a.found.key.cmp(&b.found.key))
 }
 
-/// Sorts stably, by merging, with a look at other calls every so often.
+/// Sorts stably by merging, and yields to other calls regularly.
 async fn sorted<T>(items: Vec<T>, order: &impl Fn(&T, &T) -> Ordering) -> Vec<T> {
     let mut runs: Vec<Vec<T>> = Vec::new();
     let mut items = items.into_iter();
@@ -296,7 +297,7 @@ mod tests {
     use mvcc::{KeyRange, Location, Store, Value};
     use storage::block_on::block_on;
 
-    /// Values that are four bytes of their place.
+    /// A source of values that returns the offset of each value as four bytes.
     struct Placed;
 
     impl Values for Placed {

@@ -1,4 +1,4 @@
-//! Calls of the Cluster service: listing and changing the members.
+//! Calls of the Cluster service: listing and changing members.
 
 use std::sync::Arc;
 
@@ -38,16 +38,17 @@ fn messages_of(state: &Published) -> Vec<MemberMessage> {
     state.members.by_id.values().map(message_of).collect()
 }
 
-/// Refuses a request that names very many URLs in this field, before they are made (COMPAT-421).
+/// Refuses a request with too many URLs in this field, before they are decoded (COMPAT-421).
 fn check_urls(message: &[u8], field: u32) -> Result<(), Status> {
     if elements::has_too_many_urls(message, field) { Err(error::MEMBER_BAD_URLS) } else { Ok(()) }
 }
 
-/// The URLs as etcd keeps them: checked and sorted.
+/// Checks and sorts the URLs, as etcd stores them.
 ///
-/// `unixs` is refused, since no member can be reached there, and one that has a vote and never comes takes the quorum with it.
-/// `unix` is for clusters of which this member is reached so, too (`has_unix`): elsewhere whoever may add a member could make
-/// all members connect to any socket of their machines.
+/// `unixs` is refused, because no member can be reached there, and a voting member that never starts may cost
+/// the cluster its quorum. `unix` is allowed only if this member is reached through a Unix socket too
+/// (`has_unix`): otherwise anyone who may add a member could make all members connect to any socket on their
+/// machines.
 fn peer_urls(texts: &[String], has_unix: bool) -> Result<Vec<String>, Status> {
     if texts.is_empty() {
         return Err(error::MEMBER_BAD_URLS);
@@ -69,7 +70,7 @@ fn is_reached_by_unix(member: &Member) -> bool {
     member.peer_urls.iter().any(|url| Url::parse(url).is_ok_and(|url| url.scheme().is_unix()))
 }
 
-/// Returns the URLs of a request that adds or updates a member, as this member's cluster takes them.
+/// Returns the checked URLs of a request that adds or updates a member.
 fn checked_peer_urls(call: &Call, texts: &[String]) -> Result<Vec<String>, Status> {
     let state = call.services.state();
     let own = state.members.by_id.get(&call.shared().identity.member_id);
@@ -81,14 +82,15 @@ pub(super) async fn member_list(call: &mut Call, message: Bytes) -> Result<Answe
     let request: MemberListRequest = decode(message)?;
     call.some_user()?;
     call.readable(!request.linearizable, None).await?;
-    // Again, since this member may have heard only now that authentication is enabled.
+    // Checked again, since this member may have applied only now that authentication is enabled.
     call.some_user()?;
     let state = call.services.state();
     let header = Some(call.services.header(Revision(0), &state));
     Ok(whole(&MemberListResponse { header, members: messages_of(&state) }))
 }
 
-/// Proposes a change of the members on behalf of root, and waits until it is applied here. `what` is etcd's name for it.
+/// Proposes a membership change on behalf of root, and waits until it is applied here. `what` is etcd's name
+/// for the request.
 async fn change_members(
     call: &mut Call,
     change: MemberChange,
@@ -96,10 +98,11 @@ async fn change_members(
 ) -> Result<ResponseHeader, Status> {
     call.as_root().await?;
     match propose_change(call, change.clone(), what, true).await {
-        // A member judges a change by what it has applied, and its client may have heard of more: another client may have changed
-        // the members already. So it is judged once more after this member has caught up.
+        // This member checks a change against the state that it has applied. Its client may know a newer
+        // state, because another client may have changed the members. So the change is checked again after
+        // this member has caught up.
         Err(status) if MemberChange::is_of_members(&status) => {
-            // Only root's changes are proposed: no stranger waits here.
+            // Only root reaches this point, so no slot for unauthenticated callers is taken.
             call.confirmed(None).await?;
             propose_change(call, change, what, false).await
         }
@@ -107,7 +110,7 @@ async fn change_members(
     }
 }
 
-/// Proposes a change of the members once.
+/// Proposes a membership change, without a retry.
 async fn propose_change(
     call: &mut Call,
     change: MemberChange,
@@ -130,7 +133,8 @@ pub(super) async fn member_add(call: &mut Call, message: Bytes) -> Result<Answer
     call.root()?;
     let now = i64::try_from(call.shared().clock.unix_seconds()).unwrap_or(i64::MAX);
     let mut id = identity::added_member_id(&peer_urls, now);
-    // Added, removed and added again within a second: an id that was removed never comes back.
+    // The member was added, removed and added again within a second: the id of a removed member is never used
+    // again.
     let removed = Arc::clone(&call.services.state().members);
     let removed = &removed.removed;
     for later in 1..=i64::try_from(removed.len()).unwrap_or(i64::MAX) {
@@ -164,8 +168,8 @@ pub(super) async fn member_update(call: &mut Call, message: Bytes) -> Result<Ans
     Ok(whole(&MemberUpdateResponse { header, members: messages_of(&call.services.state()) }))
 }
 
-/// Answers a MemberPromote; `token` is the one that the caller has shown. Only the leader knows how far a learner has come, so
-/// other members forward the request to it.
+/// Answers a MemberPromote; `token` is the token of the caller. Only the leader knows how far a learner lags,
+/// so other members forward the request to the leader.
 pub(super) async fn member_promote(
     call: &mut Call,
     token: Option<HeaderValue>,
@@ -185,7 +189,7 @@ pub(super) async fn member_promote(
     Ok(whole(&MemberPromoteResponse { header: Some(header), members }))
 }
 
-/// Returns the token that a call shows, marked as a secret.
+/// Returns the token that a call presents, marked as sensitive.
 pub(super) fn token_of(head: &Head) -> Option<HeaderValue> {
     let mut token = presented(head).and_then(|token| HeaderValue::from_bytes(token).ok())?;
     token.set_sensitive(true);

@@ -1,7 +1,9 @@
-//! The gRPC service of a shard: which handler answers which method, and which requests over plain HTTP are calls.
+//! The gRPC service of a shard: the handler of each method, and the decision which plain HTTP requests are
+//! calls.
 //!
-//! The front brings calls here, and so do the JSON gateway and gRPC-Web. A unary call becomes a [`Call`], whose handler is found
-//! by [`dispatch`]; most handlers are `async` functions, which the front polls right away, in the same turn.
+//! Calls arrive from the front, from the JSON gateway and from gRPC-Web. A unary call becomes a [`Call`], and
+//! [`dispatch`] selects its handler. Most handlers are `async` functions, which the front polls at once, in
+//! the same turn of the connection.
 
 use std::any::Any;
 use std::net::SocketAddr;
@@ -23,7 +25,7 @@ use super::traced::{Trace, traced_stream};
 use super::{Services, auth, cluster, downgrade, election, kv, lease, lock, maintenance, numbered, range};
 use crate::http::CallForm;
 
-/// Has the handler of its method answer a call.
+/// Answers a call with the handler of its method.
 fn dispatch(call: Call, head: &Head, message: Bytes) -> Unary {
     match call.rpc {
         Rpc::KvRange => range(call, message),
@@ -75,7 +77,7 @@ fn dispatch(call: Call, head: &Head, message: Bytes) -> Unary {
         Rpc::ElectionProclaim => call.run_steps(election::proclaim, head, message),
         Rpc::ElectionLeader => call.run_steps(election::leader, head, message),
         Rpc::ElectionResign => call.run_steps(election::resign, head, message),
-        // The front gives streams to `stream`.
+        // The front passes streams to `front::Service::stream`, not here.
         Rpc::KvRangeStream
         | Rpc::Watch
         | Rpc::LeaseKeepAlive
@@ -85,7 +87,7 @@ fn dispatch(call: Call, head: &Head, message: Bytes) -> Unary {
     }
 }
 
-/// Answers a Range: at once, without a future, if that takes no other thread and little time.
+/// Answers a Range. If that needs no other thread and little time, it is answered at once, without a future.
 fn range(mut call: Call, message: Bytes) -> Unary {
     let mut answer = match range::request(message) {
         Ok(request) => match range::at_once(&mut call, &request) {
@@ -105,14 +107,15 @@ fn range(mut call: Call, message: Bytes) -> Unary {
     Unary::Done(answer)
 }
 
-/// Error for a call that was carried out and may have written, but whose client takes no answers (COMPAT-62).
+/// Error for a call that was carried out and may have written, but whose client does not read responses
+/// (COMPAT-62).
 const CARRIED_OUT: Status = Status::new(
     Code::Unavailable,
     "mainstay: the request was carried out, but cannot be answered: its client takes no answers",
 );
 
-/// Returns the error that replaces an answer for which there is no space. Clients take `too many requests` for a refusal,
-/// so only calls that change nothing get it.
+/// Returns the error that replaces a response for which there is no memory. Clients take `too many requests`
+/// to mean that nothing was done, so only calls that change nothing get this error.
 fn unanswered(rpc: Rpc) -> Status {
     match rpc {
         Rpc::KvRange
@@ -126,7 +129,7 @@ fn unanswered(rpc: Rpc) -> Status {
     }
 }
 
-/// Serves a stream that was admitted.
+/// Serves an admitted stream.
 fn stream_of(
     services: Rc<Services>,
     rpc: Rpc,
@@ -178,8 +181,9 @@ fn stream_of(
     }
 }
 
-/// A stream of watches. Streams are open for days: what was only needed to begin one, its head above all, goes before it is served.
-/// Written by hand, since an `async` block has room for both futures at once.
+/// A watch stream. Streams stay open for days, so data that is only needed to begin the stream, such as its
+/// head, is dropped before the stream is served. This is a hand-written future, because an `async` block
+/// reserves memory for both futures at once.
 enum Watching<F> {
     Begins(LocalBoxFuture<F>),
     Served(F),
@@ -222,7 +226,8 @@ impl front::Service for Services {
     }
 
     fn connected(&self, from: &front::Origin) -> Option<Box<dyn Any>> {
-        // Anew: its figures may have made way, and begun again, since this shard met it.
+        // Looked up again: since this shard cached the client's figures, they may have been evicted and
+        // started from zero.
         Some(Box::new((Connected::new(self.meet(from.peer)), self.known.borrow().connected(from.peer))))
     }
 
@@ -255,16 +260,18 @@ impl front::Service for Services {
         };
         let principal = match identified {
             Ok(principal) => Ok(principal),
-            // Some calls need no user, and others are refused for another reason first.
+            // The call goes on with the error: some calls need no user, and others must fail with another
+            // error first.
             Err(Unidentified::Refused(status)) => Err(status),
-            // These need no user, and are answered without one.
+            // These calls need no user and are answered without one.
             Err(Unidentified::NotYet | Unidentified::Unverified)
                 if matches!(rpc, Rpc::Authenticate | Rpc::HealthCheck | Rpc::HealthList) =>
             {
                 Ok(Principal::default())
             }
             Err(Unidentified::NotYet | Unidentified::Unverified) => {
-                // Another member gave out the token: this one first applies what was committed by then.
+                // Another member issued the token: wait until this member has applied everything that was
+                // committed by then.
                 return Unary::Later(Box::pin(async move {
                     let asked = self.now();
                     let principal = self.identified(&head).await;

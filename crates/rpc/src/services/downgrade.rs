@@ -1,4 +1,4 @@
-//! Downgrades of the cluster: `Maintenance.Downgrade`. What follows from one that is under way is the leader's to do
+//! Downgrades of the cluster: `Maintenance.Downgrade`. The leader carries out a downgrade that is under way
 //! (`consistency::monitor`).
 
 use api::etcdserverpb::downgrade_request::DowngradeAction;
@@ -14,7 +14,7 @@ use replica::shared::Published;
 use super::call::Call;
 use super::{decode, whole};
 
-/// Field of `InternalRaftRequest`.
+/// Field number of `InternalRaftRequest`.
 const DOWNGRADE_INFO_SET: u32 = 1302;
 
 /// Answers a Downgrade.
@@ -44,7 +44,7 @@ pub(super) async fn downgrade(call: &mut Call, message: Bytes) -> Result<Answer,
         (DowngradeAction::Enable, Some(target)) => {
             DowngradeInfoSetRequest { enabled: true, ver: target.to_string() }
         }
-        // As with etcd, one that is not under way is cancelled without an error.
+        // As in etcd, cancelling is no error if no downgrade is under way.
         (DowngradeAction::Cancel, _) if is_under_way => DowngradeInfoSetRequest::default(),
         _ => {
             let header = call.services.header(state.view.snapshot().current_revision(), &state);
@@ -61,18 +61,18 @@ fn cluster_version(state: &Published) -> Result<Minor, Status> {
     minor(&state.members.cluster_version).ok_or(error::CLUSTER_VERSION_UNAVAILABLE)
 }
 
-/// The answer names the cluster's version.
+/// Returns the response, which contains the version of the cluster.
 fn answer(header: ResponseHeader, cluster: Minor) -> Answer {
     let version = format!("{}.{}", cluster.0, cluster.1);
     whole(&DowngradeResponse { header: Some(header), version })
 }
 
-/// Reads `X.Y` or a semantic version, of which only the first two numbers count.
+/// Parses `X.Y` or a semantic version, of which only the first two numbers are used.
 fn target_version(text: &str) -> Result<Minor, Status> {
     semantic(text).or_else(|| semantic(&format!("{text}.0"))).ok_or(error::WRONG_DOWNGRADE_VERSION_FORMAT)
 }
 
-/// As etcd's library for semantic versions reads them: leading zeros are let through.
+/// Parses a version like etcd's library for semantic versions, which allows leading zeros.
 fn semantic(text: &str) -> Option<Minor> {
     let (text, metadata) = text.split_once('+').unwrap_or((text, ""));
     let (numbers, release) = text.split_once('-').unwrap_or((text, ""));
@@ -82,11 +82,11 @@ fn semantic(text: &str) -> Option<Minor> {
     }
     let mut parts = numbers.splitn(3, '.').map(|part| {
         let is_number = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-        // Numbers of 64 bits with a sign, in etcd.
+        // etcd uses signed 64-bit numbers.
         part.parse::<i64>().ok().filter(|_| is_number)
     });
     let (major, minor, _) = (parts.next()??, parts.next()??, parts.next()??);
-    // A version whose numbers are larger than any there is: it is valid, and no target.
+    // Larger numbers than any version has are valid syntax, but no valid target.
     Some(Minor(u32::try_from(major).unwrap_or(u32::MAX), u32::try_from(minor).unwrap_or(u32::MAX)))
 }
 

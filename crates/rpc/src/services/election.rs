@@ -1,5 +1,5 @@
-//! Elections: `v3electionpb.Election`. The leader is the oldest of the keys `name/<lease>`, as the holder of a lock is; its
-//! value is what it proclaims.
+//! Elections: `v3electionpb.Election`. The leader is the owner of the oldest key `name/<lease>`, as with a
+//! lock. The value of that key is what the leader proclaims.
 
 use std::rc::Rc;
 
@@ -65,8 +65,8 @@ pub(super) async fn leader(call: &mut Call, asker: Asker, message: Bytes) -> Res
 }
 
 impl Services {
-    /// Tells of the leader, of each of its proclamations, and of the next one. It ends without an error when it cannot go on,
-    /// as etcd's does; the audit log is told why.
+    /// Streams the current leader, each of its proclamations, and then the next leader. If the stream cannot
+    /// continue, it ends without an error, as in etcd; the audit log records the reason.
     pub(super) async fn observe(
         self: &Rc<Self>,
         head: &Head,
@@ -130,11 +130,11 @@ impl Services {
     }
 }
 
-/// Why an observation does not go on.
+/// Reason why an observation ends.
 enum Ended {
-    /// The client takes no more.
+    /// The call failed, or the client reads no more responses.
     Call(Status),
-    /// The keys cannot be read or watched.
+    /// The keys can no longer be read or watched.
     Watch(Status),
 }
 
@@ -145,7 +145,8 @@ struct Observer<'a> {
 }
 
 impl Observer<'_> {
-    /// Tells of the leader, waiting for one if there is none, until it is no longer that.
+    /// Sends the current leader, waiting for one if there is none, and its proclamations, until it is no
+    /// longer the leader.
     async fn one_leader(&self, outbound: &mut Outbound) -> Result<(), Ended> {
         let found = self.steps.range(&self.line.oldest()).await.map_err(Ended::Watch)?;
         let mut header = found.header.unwrap_or_default();
@@ -191,7 +192,8 @@ impl Observer<'_> {
     }
 }
 
-/// Makes a candidate of this lease, or one of its own, and waits until it leads.
+/// Creates the key of a candidate with this lease, or with a new one if `lease` is 0, and waits until the
+/// candidate leads.
 async fn won(steps: &Steps, name: Bytes, lease: i64, value: Bytes) -> Result<CampaignResponse, Status> {
     let lease = steps.session(lease).await?;
     let (line, key) = Line::with_key(&name, lease);
@@ -219,14 +221,14 @@ async fn won(steps: &Steps, name: Bytes, lease: i64, value: Bytes) -> Result<Cam
     drop(value);
     let mut place = Place::new(steps, &key, (created, is_made));
     let waited = steps.turn(&line, &mut place).await;
-    // As with etcd, a candidate whose waiting fails stays one, unless its client left.
+    // As in etcd, a candidate whose wait fails stays a candidate, unless its client disconnects.
     place.keep();
     waited?;
     let leader = Some(LeaderKey { name: line.name(), key, rev: created, lease });
     Ok(CampaignResponse { header, leader })
 }
 
-/// Sets the value of a leader that is still the one that was created at this revision.
+/// Sets the value of a leader's key, if the key is still the one created at revision `created`.
 async fn proclaimed(
     steps: &Steps,
     key: &Bytes,
@@ -243,7 +245,7 @@ async fn proclaimed(
     if answer.succeeded { Ok(answer.header) } else { Err(NOT_LEADER) }
 }
 
-/// Deletes the key of a leader, if it is still the one that was created at this revision.
+/// Deletes the key of a leader, if it is still the one created at revision `created`.
 async fn resigned(steps: &Steps, key: &Bytes, created: i64) -> Result<Option<ResponseHeader>, Status> {
     let delete = DeleteRangeRequest { key: key.clone(), ..DeleteRangeRequest::default() };
     let request = TxnRequest {

@@ -1,7 +1,9 @@
-//! The server's end, as the open streams of a shard wait for it. [`Ending`] is told of it once; each stream waits with an [`Ended`].
+//! Notifies the open streams of a shard of the server's shutdown. [`Ending`] is notified once; each stream
+//! waits with an [`Ended`].
 //!
-//! A stream could wait for [`front::Closing`] itself. But that takes locks which all shards share whenever a stream begins to wait
-//! or ends, and a tenth of a KB of each stream's memory; and a client may open a stream for each renewal of a lease.
+//! A stream could wait for [`front::Closing`] itself. But that takes locks that all shards share whenever a
+//! stream starts to wait or ends, and a tenth of a KB of each stream's memory; and a client may open a stream
+//! for each renewal of a lease.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -11,38 +13,39 @@ use std::task::{Context, Poll, Waker};
 
 use slab::Slab;
 
-/// Whether the server ends, and the streams of one shard that wait for that.
+/// State of the shutdown, and the streams of one shard that wait for it.
 #[derive(Default)]
 pub(super) struct Ending {
     has_begun: Cell<bool>,
-    /// There are as many as streams that wait.
+    /// One waker per waiting stream.
     waiting: RefCell<Slab<Waker>>,
 }
 
 impl Ending {
-    /// The server ends: wakes all that wait.
+    /// Begins the shutdown: wakes all waiting streams.
     pub fn begin(&self) {
         self.has_begun.set(true);
-        // Their places stay until they are dropped.
+        // The entries stay until their streams are dropped.
         let wakers: Vec<Waker> = self.waiting.borrow().iter().map(|(_, waker)| waker.clone()).collect();
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Returns a future that resolves when the server ends.
+    /// Returns a future that resolves when the server shuts down.
     pub fn begun(self: &Rc<Self>) -> Ended {
         Ended { ending: Rc::clone(self), place: None }
     }
 }
 
-/// Resolves when the server ends.
+/// Future that resolves when the server shuts down.
 pub(super) struct Ended {
     ending: Rc<Ending>,
-    /// Place of its waker, once it waits. Each open stream has it, so it is short.
+    /// Index of this future's waker in [`Ending`], once it waits. A short type, because each open stream
+    /// holds one.
     place: Option<u32>,
 }
 
 impl Ended {
-    /// Returns true if the server ends.
+    /// Returns true if the shutdown has begun.
     pub fn is_due(&self) -> bool {
         self.ending.has_begun.get()
     }
@@ -68,7 +71,8 @@ impl Future for Ended {
                 }
             }
         };
-        // Not while the table is borrowed: it may be the last that holds a task, whose streams are here too.
+        // Dropped after the borrow ends: dropping the last waker of a task may drop the task's streams, which
+        // borrow this table again.
         drop(replaced);
         Poll::Pending
     }
@@ -80,11 +84,12 @@ impl Drop for Ended {
             let mut waiting = self.ending.waiting.borrow_mut();
             let waker = waiting.try_remove(place as usize);
             if waiting.is_empty() {
-                // What thousands of streams took is given back.
+                // Frees the memory that thousands of streams may have taken.
                 waiting.shrink_to_fit();
             }
             drop(waiting);
-            // As above.
+            // Dropped after the borrow ends, because the waker may hold the last reference to a task whose
+            // streams borrow this table.
             drop(waker);
         }
     }
@@ -118,7 +123,7 @@ mod tests {
         for (stream, woken) in streams.iter_mut().zip(&woken) {
             assert!(!poll(stream, woken));
         }
-        // Another task has taken over the first.
+        // Another task polls the first stream.
         assert!(!poll(&mut streams[0], &woken[2]));
         drop(streams.remove(1));
         assert_eq!(ending.waiting.borrow().len(), 2, "a place each, however often they are polled");

@@ -1,5 +1,5 @@
-//! Which prefixes, users and clients the member is busy with: what is noted of the calls that are samples
-//! ([`telemetry::heavy_hitters`]). Streams are no such calls; who watches what is told elsewhere.
+//! Records sampled calls for the lists of the most active prefixes, users and clients
+//! ([`telemetry::heavy_hitters`]). Streams are not sampled; watches are reported elsewhere.
 
 use std::net::IpAddr;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use telemetry::heavy_hitters::{NAME_BYTES, Noted, prefix_of};
 use super::Services;
 use crate::audit;
 
-/// A sample that is under way. One that is given up is not noted.
+/// A sampled call that is not answered yet. If it is dropped without an answer, it is not recorded.
 pub(super) struct Sample {
     prefix: Option<Box<[u8]>>,
     user: Box<str>,
@@ -24,7 +24,8 @@ pub(super) struct Sample {
     bytes: usize,
 }
 
-/// The key that a request is about; of a transaction the first that it compares or names, in the order of the wire.
+/// Returns the key of a request. For a transaction this is the first key that it compares or uses, in wire
+/// order.
 fn key_of(rpc: Rpc, message: &Bytes) -> Option<Bytes> {
     let message = message.clone();
     match rpc {
@@ -32,7 +33,7 @@ fn key_of(rpc: Rpc, message: &Bytes) -> Option<Bytes> {
         Rpc::KvRange => Some(pb::RangeRequest::decode(message).ok()?.key),
         Rpc::KvDeleteRange => Some(pb::DeleteRangeRequest::decode(message).ok()?.key),
         Rpc::KvTxn => {
-            // No more of it is decoded than the first element: nobody has counted them yet.
+            // Only the first element is decoded, because the number of elements was not checked yet.
             let (list, first) = first_bytes(&message, &message)?;
             if list == 1 {
                 return Some(pb::Compare::decode(first).ok()?.key);
@@ -49,7 +50,7 @@ fn key_of(rpc: Rpc, message: &Bytes) -> Option<Bytes> {
     }
 }
 
-/// The number and the contents of the first field with bytes in a part of a message.
+/// Returns the number and the contents of the first field of `part`, if it is a field with bytes.
 fn first_bytes(message: &Bytes, part: &[u8]) -> Option<(u32, Bytes)> {
     match Fields::of(part).next()? {
         (number, Value::Bytes(bytes)) => Some((number, message.slice_ref(bytes))),
@@ -58,7 +59,8 @@ fn first_bytes(message: &Bytes, part: &[u8]) -> Option<(u32, Bytes)> {
 }
 
 impl Sample {
-    /// Returns the sample of a call of this method, by this client and user, that arrived at this time.
+    /// Starts the sample of a call to this method from this client and user; `arrived` is the time of its
+    /// arrival.
     pub fn begin((rpc, client, user): (Rpc, IpAddr, &str), arrived: Instant, message: &Bytes) -> Sample {
         let cut = |name: &str| name.chars().take(NAME_BYTES).collect::<String>().into_boxed_str();
         Sample {
@@ -72,7 +74,7 @@ impl Sample {
 }
 
 impl Services {
-    /// Notes a sample that was answered.
+    /// Records an answered sample.
     pub(super) fn sampled(&self, sample: &Sample, answer: &Result<Answer, Status>) {
         let answered = match answer {
             Ok(Answer::Whole(bytes)) => bytes.len(),
@@ -80,7 +82,7 @@ impl Services {
             Err(_) => 0,
         };
         let now = self.now();
-        // A refused call is no load of its prefix, and callers without rights must not fill the list.
+        // A refused call is no load on its prefix, and callers without rights must not fill the list.
         let is_refused = answer.as_ref().is_err_and(audit::is_refusal);
         let noted = Noted {
             prefix: sample.prefix.as_deref().filter(|_| !is_refused),

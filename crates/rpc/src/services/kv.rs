@@ -1,5 +1,5 @@
-//! Puts, deletes, transactions, compactions: one handler per method. A handler decodes, checks, proposes and encodes the answer;
-//! the machine applies.
+//! Handlers for puts, deletes, transactions and compactions, one per method. A handler decodes and checks a
+//! request, proposes it and encodes the response; the state machine applies it.
 
 use numbers::Term;
 use std::rc::Rc;
@@ -29,33 +29,35 @@ use crate::encode;
 use replica::long_reads::Reader;
 use storage::values::{Attempt, made};
 
-/// Keys that the comparisons of one transaction may look at (COMPAT-74).
+/// Number of keys that the comparisons of one transaction may visit (COMPAT-74).
 const COMPARED_KEYS_MAX: u64 = 100_000;
-/// Bytes of values that they may read: a few of the largest values.
+/// Bytes of values that the comparisons of one transaction may read: enough for a few of the largest values.
 const COMPARED_BYTES_MAX: u64 = 16 << 20;
 const TOO_MUCH_COMPARED: Status =
     Status::new(Code::ResourceExhausted, "mainstay: too much to compare in one transaction");
 
-/// After this many passes in the newest state, a read-only transaction is evaluated in a state that stays the same.
+/// Number of passes in which a read-only transaction is evaluated in the newest state. After them it is
+/// evaluated in a fixed state.
 const CURRENT_PASSES_MAX: u32 = 8;
-/// After this many passes, all values that are compared are fetched, even those that are not needed.
+/// After this number of passes, all compared values are fetched without checking which of them are needed.
 const PASSES_WITH_QUESTIONS: u32 = 3;
-/// Slices in which the comparisons of a read-only transaction are made at most, besides those that follow from the number of
-/// comparisons: keys that were written since its moment are passed over.
+/// Maximum number of slices in which the comparisons of a read-only transaction run, plus one per
+/// [`COMPARES_PER_SLICE`] comparisons. The limit is needed because a walk at an older moment also passes over
+/// all keys that were written since.
 const COMPARED_SLICES_MAX: usize = 512;
-/// Comparisons for which there is another slice.
+/// Number of comparisons that raise the limit on slices by one.
 const COMPARES_PER_SLICE: usize = 256;
 
-/// The result of a read-only transaction.
+/// Result of a read-only transaction.
 struct Evaluated {
-    /// State in which it was evaluated.
+    /// State in which the transaction was evaluated.
     state: AsOf,
-    /// The term of the last entry before it.
+    /// Raft term of the last entry that is applied in `state`.
     term: Term,
     outcome: TxnOutcome,
 }
 
-/// Fields of `InternalRaftRequest`.
+/// Field numbers of `InternalRaftRequest`.
 mod field {
     pub const PUT: u32 = 4;
     pub const DELETE_RANGE: u32 = 5;
@@ -63,10 +65,11 @@ mod field {
     pub const COMPACTION: u32 = 7;
 }
 
-/// Number of comparisons and operations of a transaction whose memory the charge for a call covers.
+/// Number of comparisons and operations up to which the charge for a call covers the memory of a transaction.
 const FEW_ELEMENTS: usize = 16;
 
-/// Charges the connection whose turn it is with what was decoded of a transaction with so many elements.
+/// Charges the connection of the current turn for the memory of a decoded transaction with this number of
+/// elements.
 fn charge_elements(elements: usize) -> Option<Held> {
     if elements <= FEW_ELEMENTS {
         return None;
@@ -110,7 +113,8 @@ pub(super) async fn delete_range(call: &mut Call, message: Bytes) -> Result<Answ
     let Outcome::DeleteRange(deleted) = applied.outcome else { return Err(error::STOPPED) };
     let header = ResponseHeader { revision: deleted.revision.0, ..applied.header };
     let services = &call.services;
-    // It fails if something is left to be read.
+    // Encoding fails if the previous keys are left to be read after apply; then the response is made piece by
+    // piece.
     let encode = |values: &Attempt| encode::delete_range(&header, &deleted, values);
     if let Some(answer) = services.at_once(encode::found_len(&deleted.previous), encode) {
         return Ok(answer);
@@ -163,13 +167,15 @@ pub(super) async fn txn(call: &mut Call, message: Bytes) -> Result<Answer, Statu
     Box::pin(answers::written(answer)).await
 }
 
-/// Refuses a transaction that its caller may not make, as far as this member knows. Any user may make one that names no key.
+/// Refuses a transaction that the caller has no right to make, according to the state that this member has
+/// applied. Any user may make a transaction that names no key.
 fn may_txn(call: &Call, request: &TxnRequest) -> Result<(), Status> {
     call.some_user()?;
     call.may(|gate| gate.txn(request, &Leases::default()))
 }
 
-/// Fetches the values that a transaction compares: the core must not wait for a disk when it applies the transaction.
+/// Fetches the values that a transaction compares, because the core must not wait for a disk while it applies
+/// the transaction.
 async fn fetch_compared(services: &Services, request: &TxnRequest) -> Result<(), Status> {
     let compared = Compared::of(request);
     let values = Attempt::new(services.values.clone());
@@ -186,16 +192,16 @@ async fn fetch_compared(services: &Services, request: &TxnRequest) -> Result<(),
     Ok(())
 }
 
-/// Answers a transaction that only reads. `held` charges the memory of the decoded request until this is dropped.
+/// Answers a read-only transaction. `held` is the charge for the memory of `request`.
 async fn read_only_txn(call: &mut Call, request: TxnRequest, held: Option<Held>) -> Result<Answer, Status> {
-    // The comparisons of callers without rights are not counted: the number of keys would tell them something.
+    // Comparisons of callers without rights are not counted: the error would reveal how many keys exist.
     if may_txn(call, &request).is_ok() && call.services.compares_too_many(&request) {
         return Err(TOO_MUCH_COMPARED);
     }
     call.readable(check::txn_is_serializable(&request), Some("read-only txn ")).await?;
     let services = &call.services;
     let before = services.state();
-    // It puts nothing, so no lease matters.
+    // A read-only transaction puts nothing, so leases do not matter for its rights.
     call.gate(&before)?.txn(&request, &Leases::default())?;
     call.principal()?.is_of(&before.auth)?;
     let values = Attempt::new(services.values.clone());
@@ -219,7 +225,7 @@ async fn read_only_txn(call: &mut Call, request: TxnRequest, held: Option<Held>)
             }
         }
     }
-    // It takes a while: from here on as of a moment, without a view.
+    // The rest takes longer, so it reads as of a fixed moment and holds no view.
     let (state, newest) = services.shared.read_long(Reader::Range);
     let term = newest.applied_term;
     let known = known.filter(|_| Arc::ptr_eq(&before, &newest));
@@ -249,29 +255,30 @@ pub(super) async fn compact(call: &mut Call, message: Bytes) -> Result<Answer, S
 }
 
 impl Services {
-    /// Most comparisons and operations of a transaction, in all branches together.
+    /// Returns the maximum number of comparisons and operations of a transaction, in all branches together.
     pub(crate) fn txn_elements_max(&self) -> usize {
         check::txn_elements_max(self.shared.limits.txn_ops_max)
     }
 
-    /// Returns true if the comparisons of a transaction look at too many keys of the newest state.
+    /// Returns true if the comparisons of a transaction visit too many keys of the newest state.
     fn compares_too_many(&self, request: &TxnRequest) -> bool {
         let state = self.shared.state.load();
         check::compared_keys(request, &state.view.snapshot(), COMPARED_KEYS_MAX) > COMPARED_KEYS_MAX
     }
 
-    /// Looks at the next of the values that a transaction compares.
+    /// Reads the next slice of the values that a transaction compares, and returns the new progress.
     fn look(&self, compared: &Compared, from: &LookedAt, values: &Attempt) -> Result<LookedAt, Status> {
         let state = self.shared.state.load();
         let looked_at = compared.look(from, &state.view.snapshot(), values, KEYS_PER_SLICE, READ_AT_ONCE);
-        // A slice that ends early is the last one.
+        // The last slice may end early, and is counted as one key.
         let keys = if compared.is_done(&looked_at) { 1 } else { KEYS_PER_SLICE as u64 };
         accounting::note_work(keys, looked_at.bytes - from.bytes);
         if looked_at.bytes > COMPARED_BYTES_MAX { Err(TOO_MUCH_COMPARED) } else { Ok(looked_at) }
     }
 
-    /// An answer that `encode` makes, if all values that it holds are at hand, and where they were.
-    /// `None` also if its keys and values, of so many bytes, are more than are answered at once.
+    /// Returns the response that `encode` makes, if all its values are in memory. Returns `None` if a value
+    /// has to be fetched, if encoding fails, or if the response, of about `bytes` bytes, is too large to be
+    /// made at once.
     fn at_once(
         &self,
         bytes: usize,
@@ -285,7 +292,8 @@ impl Services {
         values.is_complete().then_some(Answer::Whole(answer))
     }
 
-    /// The answer of a transaction, unless it has ranges to read, or much, or something that is not at hand.
+    /// Returns the response to a transaction if it can be made at once: it is small, all its values are in
+    /// memory, and no range is left to be read.
     fn txn_at_once(&self, header: &ResponseHeader, outcome: &TxnOutcome) -> Option<Answer> {
         if outcome.reads_later() {
             return None;
@@ -293,16 +301,17 @@ impl Services {
         self.at_once(encode::named_len(outcome), |values| encode::txn(header, outcome, values))
     }
 
-    /// Evaluates a read-only transaction of which values were missing; fetches those that it compares.
+    /// Evaluates a read-only transaction some of whose values were not in memory, and fetches the values that
+    /// it compares.
     ///
-    /// Each pass is made in the newest state at that time, if it takes a slice only: as of an older moment, a walk would pass over
-    /// everything that was written and deleted in its ranges since.
+    /// As long as one slice suffices, each pass reads the newest state: a walk at an older moment would also
+    /// pass over everything that was written and deleted in its ranges since.
     async fn evaluated(&self, request: &TxnRequest, mut values: Attempt) -> Result<Evaluated, Status> {
         values.fetched().await;
         let compared = Compared::of(request);
         let mut passes = 0;
         let (state, term) = loop {
-            // All that it may compare: a comparison ends at the first value that is missing.
+            // Fetch all values that may be compared, because a comparison stops at the first missing value.
             let mut looked_at = LookedAt::default();
             while !compared.is_done(&looked_at) {
                 looked_at = self.look(&compared, &looked_at, &values)?;
@@ -328,11 +337,11 @@ impl Services {
             drop((state, newest));
             values.fetched().await;
         };
-        // It is long, or what it compares changes all the time.
+        // One slice does not suffice, or the compared values change all the time.
         self.compared(state, term, request, values).await
     }
 
-    /// Evaluates a read-only transaction as of this moment, slice by slice; fetches the values that it compares.
+    /// Evaluates a read-only transaction in `state`, slice by slice, and fetches the values that it compares.
     async fn compared(
         &self,
         state: AsOf,
@@ -366,8 +375,10 @@ impl Services {
     }
 }
 
-/// Makes the next comparisons of a read-only transaction: a slice, which counts as work of the turn. Returns whether all hold, once
-/// that is known. If values were missing, to be made again from a copy once they are fetched, those of the whole slice at once.
+/// Runs the next slice of a read-only transaction's comparisons, and counts it as work of the connection's
+/// turn. Returns `Some` once the result of all comparisons is known: true if all hold. If values are missing,
+/// those of the whole slice are requested together, and the caller repeats the slice from a copy of
+/// `comparing` after they are fetched.
 fn compare_some(
     comparing: &mut Comparing,
     snapshot: &Snapshot<'_>,
@@ -381,7 +392,7 @@ fn compare_some(
     let holds = comparing.step(snapshot, request, values, keys_max, bytes_max);
     planted::looked_at(Measure::Compared, usize::try_from(comparing.keys).unwrap_or(usize::MAX));
     if !values.is_complete() {
-        // What is missing is not compared with anything, so that the slice has ended with it.
+        // The slice stopped at the first missing value; `look` requests the missing values of the whole slice.
         from.look(snapshot, request, values, KEYS_PER_SLICE, READ_AT_ONCE);
     }
     accounting::note_work(comparing.keys, comparing.bytes - from.bytes);

@@ -1,24 +1,27 @@
-//! Values too large for a piece of an answer: they are read from their segment in parts, as their client takes them, each part
-//! into a buffer that another had before. So what a client that is slow, or one of thousands, makes the server hold does
-//! not depend on how large its values are, as long as they stay in the page cache.
+//! Values too large for one piece of a response. They are read from their log segment in parts, as the client
+//! reads the response, each part into a reused buffer. So the memory that a slow client, or one of thousands,
+//! makes the server hold does not depend on the size of the values, as long as they stay in the page cache.
 //!
-//! A value's checksum is that of the whole, so it is looked at twice, for two purposes:
+//! The checksum covers the whole value, so it is verified twice, for two purposes:
 //!
-//! * The value is checked from its beginning to its end, part by part through one buffer, before the piece leaves that goes up to
-//!   it. A damaged one is refused with a status that names file and offset, if that piece is the first; once bytes have left, a
-//!   call can only be reset. This look costs about a quarter of an answer, so a shard remembers which values it found whole.
-//! * The checksums of the parts, as they are sent, are added up. The last part leaves only if the sum is right. That look
-//!   relies on nothing remembered: a client never has a whole message with a wrong byte in it, whatever happened to the
-//!   disk between two parts.
+//! * The value is verified from its beginning to its end, part by part through one buffer, before the piece
+//!   is sent that ends at it. If a damaged value is found while no bytes of the response were sent, the call
+//!   fails with a status that names the file and the offset; after that a call can only be reset. This check
+//!   costs about a quarter of a response, so a shard remembers which values it found intact.
+//! * The checksum of the parts is computed while they are sent, and the last part is sent only if it is
+//!   right. This check relies on nothing that is remembered: a client never has a complete message with a
+//!   wrong byte in it, whatever happened to the disk between two parts.
 //!
-//! A value that is not in memory is fetched whole by the readers, which have a bound for all of them, and checked there. Its
-//! first part is taken from that; the rest should be in the page cache then, and is read from there. If the system has
-//! dropped it again, it is fetched once more, and held until the last part is taken, so that a disk is asked twice at most. Where
-//! the system cannot tell what is in the page cache, it is held from the first time on.
+//! The readers, which have a common memory limit, fetch a value that is not in memory as a whole and verify
+//! it. Its first part is taken from the fetched bytes; then these are dropped, and the rest is read from the
+//! page cache. If the system has evicted the value again, it is fetched a second time and held until the last
+//! part is taken, so the disk is read at most twice. Where the system cannot tell what is in the page cache,
+//! the value is held after the first fetch.
 //!
-//! Each part is read in the state that the answer is made of, which is there for a time only (COMPAT-80). So the answer to a
-//! client that is too slow is reset behind its first part, though nothing is left to be read but one value: when a compaction has
-//! waited for it for minutes, or when the member installs another member's state. The alternative is to hold the value whole.
+//! Each part is read from the state of the response, which is protected from compaction only for a limited
+//! time (COMPAT-80). So the response to a slow client is reset after its first part, even if only one value
+//! is left to be read, when a compaction has waited for it for minutes, or when the member installs another
+//! member's state. The alternative would be to hold the whole value in memory.
 
 use api::Status;
 use api::wire::put_field_head;
@@ -34,48 +37,50 @@ use storage::values::{Attempt, unreadable};
 
 use super::range::BYTES_AT_ONCE;
 
-/// Bytes that may precede a value in one part with it: the end of what came before, and its key.
+/// Maximum number of bytes that may precede a value in its first part: the end of the data before it, and its
+/// key.
 const BEFORE_BYTES_MAX: usize = BUFFER_BYTES_MIN / 2;
-/// A value is held once it was fetched so often.
+/// Number of fetches after which a value is held until its last part is taken.
 const FETCHES_MAX: u32 = 2;
 
-/// A large value of which a client has a part, or that comes next.
+/// A large value that is partly sent, or comes next in the response.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LargeValue {
     id: ChangeId,
-    /// Number of the field that its `KeyValue` is in the answer.
+    /// Number of the response field that contains the value's `KeyValue`.
     field: u8,
-    /// True if the client has nothing of the `KeyValue` yet.
+    /// True if no byte of the `KeyValue` was sent yet.
     is_next: bool,
-    /// Bytes of the value that the client has.
+    /// Number of bytes of the value that were sent.
     at: usize,
-    /// Checksum of these.
+    /// Checksum of the bytes of the value that were sent.
     sum: u32,
-    /// The value, and its place when it was read last.
+    /// The value, with its location when it was last read.
     value: Value,
-    /// Pieces for which it had to be fetched.
+    /// Number of pieces for which the value had to be fetched.
     fetches: u32,
 }
 
 /// The next part of a large value.
 pub(super) struct Part {
     pub bytes: Bytes,
-    /// What comes behind it; `None` if it is the last of the `KeyValue`.
+    /// State for the parts after this one; `None` if this is the last part of the `KeyValue`.
     pub rest: Option<LargeValue>,
 }
 
-/// Returns true if a version's value comes in parts.
+/// Returns true if the value of a version is sent in parts.
 pub(super) fn is_large(version: Version<'_>, projection: Projection) -> bool {
     !projection.keys_only && !version.is_tombstone() && version.value_len() as usize > BYTES_AT_ONCE
 }
 
 impl LargeValue {
-    /// The piece that begins with `before`, behind which comes the field of a version, whose value is large. It has the beginning
-    /// of that as well, unless `before` is long. If `values` are not complete, it is to be made again.
+    /// Returns a piece that starts with `before`, followed by the field of `version`, whose value is large.
+    /// The piece also contains the beginning of that field, unless `before` is long. If `values` are
+    /// incomplete afterwards, the caller fetches them and calls this again.
     ///
     /// # Errors
     ///
-    /// When the value is damaged or cannot be read.
+    /// Returns an error if the value is damaged or cannot be read.
     pub fn begin(
         before: BytesMut,
         field: u8,
@@ -99,7 +104,8 @@ impl LargeValue {
         next.first(before, version, projection, values, wanted)
     }
 
-    /// The part with what precedes the value in its `KeyValue`, which follows `before`.
+    /// Returns `before`, followed by the part of the `KeyValue` that precedes the value and, if there is
+    /// space, the value's first bytes.
     fn first(
         self,
         mut before: BytesMut,
@@ -117,17 +123,17 @@ impl LargeValue {
         begun.part(&before, version, projection, values, wanted)
     }
 
-    /// The change that wrote the value.
+    /// Returns the id of the change that wrote the value.
     pub fn id(&self) -> ChangeId {
         self.id
     }
 
-    /// The next part, of about `wanted` bytes. `version` is that of [`LargeValue::id`]. If `values` are not complete, it is to be
-    /// made again.
+    /// Returns the next part, of about `wanted` bytes. `version` is the one with the id [`LargeValue::id`].
+    /// If `values` are incomplete afterwards, the caller fetches them and calls this again.
     ///
     /// # Errors
     ///
-    /// When the value is damaged or cannot be read.
+    /// Returns an error if the value is damaged or cannot be read.
     pub fn go_on(
         self,
         version: Version<'_>,
@@ -152,7 +158,7 @@ impl LargeValue {
         let wanted = wanted.clamp(BUFFER_BYTES_MIN, BUFFER_BYTES_MAX);
         let (left, space) = (version.value_len() as usize - self.at, wanted - before.len());
         let mut buffer = Buffer::take(before.len() + space.min(left + AFTER_VALUE_BYTES_MAX));
-        // What follows a value leaves with its last byte.
+        // The fields after the value are sent together with its last byte.
         let is_last = left + AFTER_VALUE_BYTES_MAX <= space;
         let bytes = if is_last { left } else { space.min(left - 1) };
         let end = before.len() + bytes;
@@ -179,7 +185,7 @@ impl LargeValue {
         Ok(Part { bytes: buffer.freeze(end + after.len()), rest: None })
     }
 
-    /// Says why a value, of which all parts were read, is not what was written.
+    /// Returns the error for a value whose parts do not have the checksum that was written.
     fn damaged(self, version: Version<'_>, values: &Attempt) -> Result<Part, Status> {
         let checked = read_where_it_is(version, |value| {
             values.distrust(value);
@@ -187,7 +193,7 @@ impl LargeValue {
         });
         match checked {
             Err(error) => Err(unreadable(&error)),
-            // The check waits for the disk.
+            // The value has to be fetched for the check.
             Ok(false) => Ok(Part { bytes: Bytes::new(), rest: Some(self) }),
             Ok(true) => {
                 let why = format!("the value of revision {} read differently in parts", version.main());
@@ -197,12 +203,12 @@ impl LargeValue {
     }
 }
 
-/// The bytes of a piece that ends before the space for it does. They keep at most twice as much memory as they are.
+/// Freezes a piece that is shorter than its buffer. The result keeps at most twice its length in memory.
 fn fitted(bytes: BytesMut) -> Bytes {
     if bytes.len() <= bytes.capacity() / 2 { Bytes::copy_from_slice(&bytes) } else { bytes.freeze() }
 }
 
-/// Drops what was fetched for a piece that was made, unless the large value at its end needs it again.
+/// Drops the fetched values of a finished piece, unless the large value at its end needs them again.
 pub(super) fn forget(values: &mut Attempt, large: &mut Option<LargeValue>) {
     if let Some(large) = large
         && values.has_fetched(large.value)

@@ -1,5 +1,5 @@
-//! Calls about leases: grant, revoke, keep-alive, time to live, list. Clocks are the core's; what only the leader knows is
-//! asked by `forwarding`.
+//! Calls of the Lease service: grant, revoke, keep-alive, time to live, list. The core keeps the expiry
+//! times; `forwarding` asks the leader for what only the leader knows.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
@@ -40,41 +40,42 @@ use replica::pending::PendingReply;
 use telemetry::callers::Caller;
 use telemetry::tracing::{Attribute, Within};
 
-/// Bytes of one piece of a long list.
+/// Size in bytes of one piece of a long list.
 const PIECE_BYTES: usize = 64 << 10;
 
-/// Fields of `InternalRaftRequest`.
+/// Field numbers of `InternalRaftRequest`.
 mod field {
     pub const LEASE_GRANT: u32 = 8;
     pub const LEASE_REVOKE: u32 = 9;
 }
 
-/// Bytes of a lease in a list that is being sorted.
+/// Size in bytes of a lease in a list that is being sorted.
 const LISTED_BYTES: usize = size_of::<(Duration, LeaseId)>();
 
-/// Leases, and searches for their keys in what a user may do, between two looks at other calls.
+/// Number of leases and keys checked against the rights of a user before other calls run.
 const SEARCHED_AT_ONCE: usize = 512;
 
-/// Leases of one stream that are told apart; with more it is plain enough what the client does.
+/// Maximum number of distinct leases counted per stream. More would not change the picture of what the client
+/// does.
 const RENEWED_MAX: usize = 10_000;
-/// Memory of each renewed lease: its id, and its share of the table.
+/// Memory per renewed lease in bytes: its id, and its share of the hash table.
 const RENEWED_BYTES: usize = 10;
 
-/// Renewals that a stream answers without waiting for anything before others have their turn.
+/// Number of renewals that a stream answers without waiting before other streams and calls run.
 const RENEWED_AT_ONCE_MAX: u32 = 64;
 
-/// The leases that a stream has renewed, as its client's figures count them while it is open.
+/// The leases that a stream has renewed, counted in the statistics of its client while the stream is open.
 struct Renewed {
     caller: Arc<Caller>,
-    /// Nearly all streams renew one lease.
+    /// First renewed lease. Nearly all streams renew only one.
     first: Option<LeaseId>,
     others: Option<Box<Others>>,
 }
 
-/// The leases that a stream renews besides its first.
+/// Leases that a stream renews in addition to its first one.
 struct Others {
     ids: HashSet<LeaseId>,
-    /// Charges them to the client.
+    /// Charge for the memory of `ids`, on the account of the client.
     held: Held,
 }
 
@@ -106,11 +107,12 @@ impl Drop for Renewed {
     }
 }
 
-/// A stream of renewals, until it ends.
+/// A keep-alive stream, as a future that resolves when the stream ends.
 ///
-/// This is what an open stream holds while its client is silent, which most are most of the time. Therefore it is written by
-/// hand: an `async` block has room for all that it holds at any of its waits, and for what it captured once more. What is only
-/// needed while it waits for others than its client is in boxes.
+/// Most open streams are idle most of the time, so this holds only the memory that an idle stream needs. It
+/// is a hand-written future, because an `async` block reserves memory for everything that it holds at any
+/// await, and a second time for what it captures. Data that is needed only while the stream waits for
+/// something other than its client is boxed.
 pub(super) struct Renewing {
     services: Rc<Services>,
     asker: Asker,
@@ -119,11 +121,11 @@ pub(super) struct Renewing {
     ended: Ended,
     renewed: Renewed,
     spans: Option<Rc<Within>>,
-    /// Renewals since others had their turn on its behalf, of those for which nobody was asked.
+    /// Number of renewals answered without waiting since other streams and calls last ran.
     at_once: u32,
-    /// A renewal for which somebody else is asked.
+    /// A renewal that waits for the core, the leader or the identification of the user.
     asked: Option<LocalBoxFuture<Result<(LeaseId, Seconds), Status>>>,
-    /// An answer for which there is no room yet.
+    /// A response that waits for room in the outbound queue.
     unsent: Option<Box<Bytes>>,
 }
 
@@ -146,7 +148,7 @@ impl Future for Renewing {
                 stream.answer(id, ttl)?;
                 continue;
             }
-            // Nothing else makes it wait while its client has more to ask.
+            // A client with more requests would otherwise keep the stream running without a wait.
             if stream.at_once == RENEWED_AT_ONCE_MAX {
                 stream.at_once = 0;
                 after_others(cx);
@@ -156,7 +158,7 @@ impl Future for Renewing {
                 Poll::Pending => {
                     return Pin::new(&mut stream.ended).poll(cx).map(|()| Err(error::STOPPED));
                 }
-                // Nor does one go on that always has more to ask.
+                // A client that always has more requests does not delay the shutdown.
                 Poll::Ready(_) if stream.ended.is_due() => return Poll::Ready(Err(error::STOPPED)),
                 Poll::Ready(message) => message?,
             };
@@ -175,7 +177,7 @@ impl Future for Renewing {
 }
 
 impl Renewing {
-    /// Asks others for a renewal: who the client is, or the core, or the leader.
+    /// Starts a renewal that has to wait: for the identification of the user, for the core, or for the leader.
     fn ask(&mut self, id: LeaseId) {
         let (services, asker, spans) = (Rc::clone(&self.services), self.asker.clone(), self.spans.clone());
         self.asked = Some(Box::pin(async move {
@@ -184,7 +186,7 @@ impl Renewing {
         }));
     }
 
-    /// Answers a renewal, now or once there is room for the answer.
+    /// Answers a renewal, now or when there is room for the response.
     fn answer(&mut self, id: LeaseId, ttl: Seconds) -> Result<(), Status> {
         self.renewed.note(id, || self.outbound.account());
         let answer = {
@@ -208,18 +210,18 @@ impl Renewing {
     }
 }
 
-/// The keys of a lease.
+/// Keys attached to a lease.
 type Keys = Arc<SharedMap<Bytes, ()>>;
 
-/// An answer of `len` bytes, made by `next`, which gives pieces of about [`PIECE_BYTES`] and in the end an empty one, and
-/// holds `kept` bytes for it. `beginning` is what it begins with.
+/// Returns a response of `len` bytes. `next` makes pieces of about [`PIECE_BYTES`], and an empty one at the
+/// end; it keeps `kept` bytes in memory. `beginning` contains the first bytes of the response.
 fn in_pieces(
     len: usize,
     kept: usize,
     beginning: &[u8],
     mut next: impl FnMut() -> Bytes + 'static,
 ) -> Result<Answer, Status> {
-    // Pieces are small, and the rest is held to the end.
+    // Pieces are small, and `kept` bytes stay in memory until the end.
     let kept = PIECE_BYTES + kept;
     pieces::answer(len, kept, beginning, move |_, _| {
         let piece = next();
@@ -227,10 +229,11 @@ fn in_pieces(
     })
 }
 
-/// The most that a `LeaseKeepAliveResponse` has besides its header: two fields, each a tag and a varint of up to ten bytes.
+/// Maximum length of a `LeaseKeepAliveResponse` without its header: two fields, each a tag and a varint of up
+/// to ten bytes.
 const KEEP_ALIVE_BYTES_MAX: usize = 2 * 11;
 
-/// A `LeaseKeepAliveResponse`.
+/// Returns an encoded `LeaseKeepAliveResponse`.
 fn keep_alive_answer(header: &ResponseHeader, id: LeaseId, ttl: Seconds) -> Bytes {
     let mut numbers = NumberFields::<KEEP_ALIVE_BYTES_MAX>::default();
     numbers.push(2, id.0 as u64);
@@ -241,7 +244,7 @@ fn keep_alive_answer(header: &ResponseHeader, id: LeaseId, ttl: Seconds) -> Byte
     out.freeze()
 }
 
-/// The answer with these keys; with many of them, piece by piece.
+/// Returns the response with these keys, piece by piece if there are many.
 async fn time_to_live_answer(mut response: LeaseTimeToLiveResponse, keys: Keys) -> Result<Answer, Status> {
     if keys.len() <= LISTED_AT_ONCE {
         response.keys = keys.keys().cloned().collect();
@@ -263,7 +266,7 @@ async fn time_to_live_answer(mut response: LeaseTimeToLiveResponse, keys: Keys) 
         tokio::task::yield_now().await;
     }
     let mut behind: Option<Bytes> = None;
-    // The list is shared with the state; what changes there is copied.
+    // The list shares memory with the state; a change of the state copies what it replaces.
     in_pieces(len, len, &beginning, move || {
         let mut out = BytesMut::with_capacity(PIECE_BYTES + 4096);
         out.extend(head.take());
@@ -290,7 +293,7 @@ pub(super) async fn grant(call: &mut Call, message: Bytes) -> Result<Answer, Sta
     if request.id == 0 {
         request.id = services.shared.lease_id().0;
     }
-    // COMPAT-64: here and not when it is applied, where the options of members may differ.
+    // COMPAT-64: the minimum applies here and not in apply, because members may have different options.
     request.ttl = request.ttl.max(services.shared.limits.lease_ttl_min.0);
     let message = request.encode_to_vec().into();
     let applied = call.propose(field::LEASE_GRANT, message, "LeaseGrant").await?;
@@ -308,8 +311,8 @@ pub(super) async fn revoke(call: &mut Call, message: Bytes) -> Result<Answer, St
     Ok(whole(&LeaseRevokeResponse { header: Some(applied.header) }))
 }
 
-/// Refuses to revoke a lease for users who may not write all keys that it is tied to. Apply asks for the rights again; as with all
-/// writes, an entry that it would refuse is not proposed ([`Call::allowed`]).
+/// Refuses to revoke a lease if the user may not write all keys attached to it. Apply checks the rights
+/// again; but as for all writes, an entry that apply would refuse is not proposed ([`Call::allowed`]).
 async fn may_revoke(call: &Call, id: LeaseId) -> Result<(), Status> {
     let (services, principal) = (&call.services, call.principal()?);
     let mut is_known = services.shared.state.load().reads_local;
@@ -319,7 +322,8 @@ async fn may_revoke(call: &Call, id: LeaseId) -> Result<(), Status> {
     }
     // Only the core knows which keys the revocation deletes.
     if !is_certain {
-        // Apply takes a token of root from before its password was changed, so that this member has to know of the change.
+        // Apply accepts a token of root that was issued before root's password changed, so this member must
+        // first know of the change.
         services.wait_readable(false).await?;
         is_known = true;
     }
@@ -337,7 +341,7 @@ async fn may_revoke(call: &Call, id: LeaseId) -> Result<(), Status> {
     call.expense(|_| check::is_many(count).into())
 }
 
-/// Answers a LeaseTimeToLive: only the leader's clocks say how long a lease has.
+/// Answers a LeaseTimeToLive. Only the leader knows the remaining time of a lease.
 pub(super) async fn time_to_live(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let LeaseTimeToLiveRequest { id, keys } = decode(message)?;
     call.some_user()?;
@@ -360,7 +364,7 @@ pub(super) async fn leases(call: &mut Call, message: Bytes) -> Result<Answer, St
     call.expensive()?;
     let services = &call.services;
     let began = services.now();
-    // In the turn of the connection that asks: the list is charged to that connection while it is sorted.
+    // This runs in the turn of the client's connection, which is charged for the list while it is sorted.
     let held = Account::of_turn().map(|account| account.hold(0));
     let pending_reply = services.pending.ask(ClientRequest::Leases)?;
     let answered = match services.may_list_leases(call.principal()?).await {
@@ -372,8 +376,9 @@ pub(super) async fn leases(call: &mut Call, message: Bytes) -> Result<Answer, St
 }
 
 impl Services {
-    /// Asks here or the leader. The keys are those that this member knows, once it has come as far as the leader: a
-    /// lease may have millions, which no answer between members could hold.
+    /// Asks the core of this member if it leads, else the leader. The keys come from this member, after it
+    /// has caught up with the leader: a lease may have millions of keys, too many for a message between
+    /// members.
     async fn time_to_live(&self, id: LeaseId, keys: bool) -> Result<(LeaseTimeToLiveResponse, Keys), Status> {
         if !self.leads() {
             let response = forwarding::time_to_live(&self.shared, id, false).await?;
@@ -407,7 +412,7 @@ impl Services {
         self.shared.state.load().leader == self.shared.identity.member_id
     }
 
-    /// Leases are listed for those who may read all keys of all of them.
+    /// Refuses to list leases unless the user may read all keys of all leases.
     async fn may_list_leases(&self, principal: &Principal) -> Result<(), Status> {
         let gate = self.gate(&self.state(), principal);
         if gate.is_open() || gate.admin().is_ok() {
@@ -420,8 +425,8 @@ impl Services {
         self.may_all(Right::Read, head.leases.iter().map(|(_, lease)| &lease.keys), principal).await
     }
 
-    /// Answers with the leases of one moment. A large number is sorted here in slices, by times that the core gives in
-    /// slices.
+    /// Answers with the leases of one moment. If there are many, they are sorted here in slices, by remaining
+    /// times that the core returns in slices.
     async fn leases(&self, pending_reply: PendingReply, mut held: Option<Held>) -> Result<Answer, Status> {
         let reply = pending_reply.await?;
         let header = self.shared.header(reply.revision, reply.raft_term);
@@ -435,7 +440,7 @@ impl Services {
             _ => return Err(error::STOPPED),
         };
         let mut len = header_len(&header);
-        // Each run is in order, the first to end last; so are all runs, by their first.
+        // Each run is sorted with the soonest expiry last. The heap orders the runs by their next lease.
         let mut runs = BinaryHeap::new();
         let mut behind = None;
         loop {
@@ -482,7 +487,7 @@ impl Services {
         })
     }
 
-    /// Answers each request of the stream; a lease that is gone is answered with TTL 0.
+    /// Answers each request of the stream. The response for a lease that does not exist has TTL 0.
     pub(super) fn lease_keep_alive(
         self: Rc<Self>,
         caller: Arc<Caller>,
@@ -491,7 +496,7 @@ impl Services {
         outbound: Outbound,
         spans: Option<Within>,
     ) -> Renewing {
-        // The first renewal may be due late.
+        // Leases of this client may be close to expiry when the first renewal arrives.
         self.pending.note_lease(self.shared.clock.now());
         Renewing {
             asker: Asker::of(head),
@@ -507,8 +512,9 @@ impl Services {
         }
     }
 
-    /// Renews a lease for one request of a stream, or refuses that, if nobody else has to be asked: neither who the caller is nor
-    /// about the lease. `None` if somebody has, or if the renewal is traced or audited.
+    /// Renews a lease for one request of a stream, or refuses the renewal, if that needs no wait. Returns
+    /// `None` if the user has to be identified first, if the core or the leader has to be asked, or if the
+    /// renewal is traced or audited.
     fn renew_at_once(&self, asker: &Asker, id: LeaseId, is_traced: bool) -> Option<Result<Seconds, Status>> {
         if is_traced || self.audit.is_some() {
             return None;
@@ -520,9 +526,9 @@ impl Services {
         }
     }
 
-    /// Renews a lease for one request of a stream, with its span and in the audit log.
+    /// Renews a lease for one request of a stream, with its own span and audit record.
     async fn renew_for(&self, asker: &Asker, id: LeaseId, spans: Option<&Within>) -> Result<Seconds, Status> {
-        // With each request again, as in etcd: a token in use stays valid.
+        // The user is identified with each request, as in etcd: this keeps a token in use valid.
         let principal = self.identified(asker).await;
         let mut call = self.begin_stream_audit(Rpc::LeaseKeepAlive, asker, &principal);
         call.iter_mut()
@@ -537,13 +543,13 @@ impl Services {
         ttl
     }
 
-    /// Returns true if this user may renew and revoke leases whatever keys they are tied to.
+    /// Returns true if this user may renew and revoke any lease, whatever keys are attached to it.
     fn may_change_any(&self, principal: &Principal) -> bool {
         let gate = self.gate(&self.state(), principal);
         gate.is_open() || gate.admin().is_ok()
     }
 
-    /// A lease is renewed for those who may write all keys that it is tied to.
+    /// Refuses to renew a lease unless the user may write all keys attached to it.
     async fn may_renew(&self, id: LeaseId, principal: &Principal) -> Result<(), Status> {
         if self.may_change_any(principal) {
             return Ok(());
@@ -553,7 +559,7 @@ impl Services {
         self.may_all(Right::Write, [&*keys], principal).await
     }
 
-    /// The keys that a user must be allowed to write to renew or revoke this lease.
+    /// Returns the keys that a user must be allowed to write to renew or revoke this lease.
     async fn keys_to_change(&self, id: LeaseId) -> Result<Keys, Status> {
         let ask = |request_id| match planted::is(Bug::RenewalWaitsForEntry) {
             true => ClientRequest::LeaseKeys(request_id, id),
@@ -565,8 +571,8 @@ impl Services {
         }
     }
 
-    /// Refuses a user who has not this right on all keys of these leases. Between two slices other calls have their turn, and the
-    /// newest users and roles count.
+    /// Refuses a user who lacks this right on a key of these leases. Other calls run between two slices, and
+    /// each slice checks against the newest users and roles.
     async fn may_all<'k>(
         &self,
         right: Right,
@@ -585,7 +591,7 @@ impl Services {
         }
     }
 
-    /// Renews a lease, here or at the leader: the TTL, 0 if the lease is gone.
+    /// Renews a lease, here or at the leader. Returns its TTL, or 0 if the lease does not exist.
     pub(super) async fn renew(&self, id: LeaseId, principal: &Principal) -> Result<Seconds, Status> {
         self.may_renew(id, principal).await?;
         if let Some(ttl) = self.renew_here(id) {
@@ -604,7 +610,7 @@ impl Services {
         self.whoever_leads(renew).await
     }
 
-    /// Renews a lease without another thread, if that may be.
+    /// Renews a lease without another thread. Returns `None` if this is not possible.
     fn renew_here(&self, id: LeaseId) -> Option<Seconds> {
         let now = self.shared.clock.now();
         self.pending.note_lease(now);
@@ -613,7 +619,8 @@ impl Services {
         Some(ttl)
     }
 
-    /// Repeats what only a leader answers, for as long as leadership moves while it is asked.
+    /// Repeats a request that only the leader can answer, as long as it fails because leadership is changing,
+    /// up to the request timeout.
     async fn whoever_leads<T>(&self, ask: impl AsyncFn() -> Result<T, Status>) -> Result<T, Status> {
         let clock = &self.shared.clock;
         let deadline = clock.now() + self.shared.limits.request_timeout;
@@ -647,7 +654,7 @@ mod tests {
 
     #[test]
     fn an_open_stream_of_renewals_holds_little() {
-        // The allocator has pieces of this size; the next are of 224.
+        // This is a size class of the allocator; the next one is 224 bytes.
         assert!(size_of::<Renewing>() <= 192, "{} bytes", size_of::<Renewing>());
     }
 

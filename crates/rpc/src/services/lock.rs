@@ -1,5 +1,5 @@
-//! Locks: `v3lockpb.Lock`. A lock is held by the oldest of the keys `name/<lease>`; whoever wants it makes such a key and waits
-//! until the older ones are gone.
+//! Locks: `v3lockpb.Lock`. The owner of the oldest key `name/<lease>` holds the lock. A call that wants the
+//! lock creates such a key and waits until all older keys are gone.
 
 use api::etcdserverpb::response_op::Response;
 use api::etcdserverpb::{RangeRequest, ResponseHeader, TxnRequest, request_op::Request};
@@ -13,14 +13,14 @@ use super::principal::Asker;
 use super::steps::{Line, Place, Steps, get, is_created_at, op, put};
 use super::{decode, whole};
 
-/// The lease, and the key with it, ended while the call waited.
+/// Error of a call whose lease, and with it the key, expired while the call waited.
 const SESSION_EXPIRED: Status = Status::new(Code::Unknown, "mutex: session is expired");
 
 /// Answers a Lock.
 pub(super) async fn lock(call: &mut Call, asker: Asker, message: Bytes) -> Result<Answer, Status> {
     let LockRequest { name, lease } = decode(message)?;
-    // The whole call counts as one expensive call: each look at a line may look at many keys, and a step of a call that waits is not
-    // to be refused.
+    // The whole call counts as one expensive call: reading a line may visit many keys, and a step of a
+    // waiting call must not be refused by the rate limit.
     call.expensive()?;
     let steps = Steps::new(&call.services, call.rpc, asker);
     let (header, key) = locked(&steps, name, lease).await.map_err(|status| steps.failed(status))?;
@@ -34,12 +34,12 @@ pub(super) async fn unlock(call: &mut Call, asker: Asker, message: Bytes) -> Res
     Ok(whole(&UnlockResponse { header: deleted.header }))
 }
 
-/// Takes the lock of this name with this lease, or one of its own.
+/// Takes the lock of this name with this lease, or with a new one if `lease` is 0.
 async fn locked(steps: &Steps, name: Bytes, lease: i64) -> Result<(Option<ResponseHeader>, Bytes), Status> {
     let lease = steps.session(lease).await?;
     let (line, key) = Line::with_key(&name, lease);
     drop(name);
-    // etcd asks for the oldest here; what counts is whether there is another.
+    // etcd reads the oldest key here; only the number of other keys matters.
     let all = || op(Request::RequestRange(RangeRequest { count_only: true, limit: 1, ..line.all() }));
     let request = TxnRequest {
         compare: vec![is_created_at(&key, 0)],

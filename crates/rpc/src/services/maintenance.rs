@@ -1,4 +1,4 @@
-//! Calls of the Maintenance service: status, alarms, hashes, snapshots; and gRPC health checks.
+//! Calls of the Maintenance service (status, alarms, hashes, snapshots), and gRPC health checks.
 
 use numbers::{MemberId, Revision};
 use std::collections::HashMap;
@@ -39,15 +39,15 @@ use storage::kv_hash::KvHash;
 use storage::read_ahead::ReadAhead;
 use storage::values::{Attempt, LogValues, made};
 
-/// Field of `InternalRaftRequest`.
+/// Field number of `InternalRaftRequest`.
 const ALARM: u32 = 10;
-/// Versions hashed between two looks at other calls.
+/// Number of versions that are hashed before other calls run.
 const HASHED_PER_SLICE: usize = 256;
-/// Versions measured for a snapshot between two looks at other calls.
+/// Number of versions that are measured for a snapshot before other calls run.
 const MEASURED_PER_SLICE: usize = 512;
-/// Bytes of a snapshot written between two.
+/// Bytes of a snapshot that are written before other calls run.
 const SNAPSHOT_SLICE_BYTES: usize = 64 << 10;
-/// The etcd that a snapshot is written for, which is one that later ones take over from.
+/// Version of etcd whose file format snapshots have. Later versions can read it.
 const SNAPSHOT_RELEASE: Release = Release::V3_6;
 
 /// Answers a Status.
@@ -61,7 +61,7 @@ pub(super) async fn status(call: &mut Call, message: Bytes) -> Result<Answer, St
         errors.push(error::NO_LEADER.message.into_owned());
     }
     for alarm in state.alarms.list(0, 0) {
-        // The text form of Go's message, as etcd prints it.
+        // The text form of the message in Go, as etcd prints it.
         let kind = AlarmType::try_from(alarm.alarm).map_or("", |kind| kind.as_str_name());
         errors.push(format!("memberID:{} alarm:{kind}", alarm.member_id));
     }
@@ -98,7 +98,7 @@ pub(super) async fn alarm(call: &mut Call, message: Bytes) -> Result<Answer, Sta
         Ok(AlarmAction::Get) => {
             call.some_user()?;
             call.readable(false, None).await?;
-            // Again, since this member may have heard only now that authentication is enabled.
+            // Checked again, since this member may have applied only now that authentication is enabled.
             call.some_user()?;
             let state = call.services.state();
             let header = call.services.header(Revision(0), &state);
@@ -110,7 +110,7 @@ pub(super) async fn alarm(call: &mut Call, message: Bytes) -> Result<Answer, Sta
             let Outcome::Alarms(alarms) = applied.outcome else { return Err(error::STOPPED) };
             (applied.header, alarms)
         }
-        // etcd's server ends with a nil pointer here (COMPAT-2).
+        // etcd's server crashes with a nil pointer here (COMPAT-2).
         Err(_) => {
             let text = format!("etcdserver: unknown alarm action {}", request.action);
             return Err(Status::with(Code::InvalidArgument, text));
@@ -119,7 +119,7 @@ pub(super) async fn alarm(call: &mut Call, message: Bytes) -> Result<Answer, Sta
     Ok(whole(&AlarmResponse { header: Some(header), alarms }))
 }
 
-/// Answers a Defragment request. There is nothing to do: space is given back as it becomes free.
+/// Answers a Defragment. There is nothing to do, because unused space is freed continuously.
 pub(super) async fn defragment(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let DefragmentRequest {} = decode(message)?;
     call.root()?;
@@ -147,7 +147,8 @@ pub(super) async fn hash_kv(call: &mut Call, message: Bytes) -> Result<Answer, S
     call.root()?;
     call.expensive()?;
     let services = &call.services;
-    // The number as it was sent: etcd too looks before it reads 0 as the present.
+    // The requested revision is looked up as it is: etcd, too, looks before it replaces 0 by the current
+    // revision.
     let Some(cached) = services.shared.compaction_hashes.at(revision) else {
         return hash_kv_now(services, revision).await;
     };
@@ -171,8 +172,9 @@ async fn hash_kv_now(services: &Services, revision: Revision) -> Result<Answer, 
     Ok(whole(&HashKvResponse { header, hash, compact_revision, hash_revision }))
 }
 
-/// Answers a Hash with a hash of everything this member holds. etcd's is over the pages of its own file format and comparable only
-/// between its own members; so is ours (COMPAT-3).
+/// Answers a Hash with a hash of everything that this member holds. The hash of etcd covers the pages of its
+/// file format and is comparable only between etcd members; this hash is comparable only between members of
+/// this product (COMPAT-3).
 pub(super) async fn hash(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let HashRequest {} = decode(message)?;
     call.root()?;
@@ -196,7 +198,7 @@ pub(super) async fn hash(call: &mut Call, message: Bytes) -> Result<Answer, Stat
 }
 
 impl Services {
-    /// Streams the state as a database of etcd's, and at last the SHA-256 of all that went before.
+    /// Streams the state as an etcd database, followed by the SHA-256 of the database.
     pub(super) async fn snapshot(
         self: Rc<Self>,
         principal: Principal,
@@ -210,7 +212,8 @@ impl Services {
         self.expensive(&principal, client)?;
         let reply = self.pending.ask(ClientRequest::Image)?.await?;
         let ReplyBody::Image(head, state) = reply.body else { return Err(error::STOPPED) };
-        // By the users of the state that is sent: it may be newer than the one in which the caller was asked for.
+        // The rights are checked again with newer users, since the sent state may be newer than the state of
+        // the first check.
         self.gate(&self.state(), &principal).admin()?;
         let began = Instant::now();
         let database = EtcdDatabase::new(*state, &head, SNAPSHOT_RELEASE);
@@ -225,7 +228,7 @@ impl Services {
             accounting::note_work(MEASURED_PER_SLICE as u64, 0);
             tokio::task::yield_now().await;
         };
-        // What is left of the database behind each message, as etcd counts.
+        // Bytes of the database that follow each message, counted as in etcd.
         let mut remaining_bytes = plan.size_bytes();
         let mut digest = Sha256::new();
         let version = api::CLUSTER_VERSION.to_owned();
@@ -247,7 +250,7 @@ impl Services {
             };
             let mut piece = Bytes::from(piece);
             digest.update(&piece);
-            // It is made, and gone through once more for the digest.
+            // The piece was written, and read again for the digest.
             accounting::note_work(0, 2 * piece.len() as u64);
             while !piece.is_empty() {
                 let blob = piece.split_to(piece.len().min(SNAPSHOT_BLOB_BYTES));
@@ -292,12 +295,13 @@ fn unwritten(error: &EtcdDatabaseError, state: &AsOf) -> Status {
     }
 }
 
-/// The checksum of HashKV over what a walk covers, with every value read.
+/// Returns the HashKV checksum of all versions of a walk, with their values.
 async fn hash_versions(state: &AsOf, walk: HashWalk, values: &Rc<LogValues>) -> Result<u32, Status> {
     let mut so_far = (walk, KvHash::default());
     let values = ReadAhead::of(values);
     loop {
-        // Both passes of a slice are as large, whatever was done in the turn meanwhile.
+        // `made` may run the slice twice. Both runs use this limit, whatever other work the turn does between
+        // them.
         let work_max = read_at_once();
         let slice = made(values.clone(), |values| hash_slice(state, so_far.clone(), work_max, values));
         let (walk, hash, done) = slice.await?;
@@ -309,7 +313,8 @@ async fn hash_versions(state: &AsOf, walk: HashWalk, values: &Rc<LogValues>) -> 
     }
 }
 
-/// Continues a hash by a number of versions, or by so much work. Returns true if that was all.
+/// Continues a hash by at most [`HASHED_PER_SLICE`] versions and about `work_max` bytes of work. The last
+/// result is true if the walk has ended.
 fn hash_slice(
     state: &AsOf,
     (mut walk, mut hash): (HashWalk, KvHash),
@@ -328,7 +333,7 @@ fn hash_slice(
     failed.map_or(Ok((walk, hash, done)), Err)
 }
 
-/// Answers a check of health by gRPC's protocol.
+/// Answers a gRPC health check.
 pub(super) async fn health_check(_: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let HealthCheckRequest { service } = decode(message)?;
     if !service.is_empty() {
@@ -337,7 +342,7 @@ pub(super) async fn health_check(_: &mut Call, message: Bytes) -> Result<Answer,
     Ok(whole(&HealthCheckResponse { status: ServingStatus::Serving as i32 }))
 }
 
-/// Answers with the health of all services.
+/// Answers with the health status of all services.
 pub(super) async fn health_list(_: &mut Call, _: Bytes) -> Result<Answer, Status> {
     let status = HealthCheckResponse { status: ServingStatus::Serving as i32 };
     Ok(whole(&HealthListResponse { statuses: HashMap::from([(String::new(), status)]) }))
@@ -355,7 +360,7 @@ mod tests {
     use storage::readers::Reading;
     use storage::values::Source;
 
-    /// A disk that has nothing at hand.
+    /// A disk with no values in memory.
     struct Nothing;
 
     impl Source for Nothing {
@@ -368,7 +373,7 @@ mod tests {
         }
     }
 
-    /// The newest view, if there is one.
+    /// A source of the newest view, if there is one.
     struct Now(Option<Arc<View>>);
 
     impl Newest for Now {

@@ -1,4 +1,4 @@
-//! Large answers that are made piece by piece, as their client takes them.
+//! Large responses that are made piece by piece, as the client reads them.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -10,10 +10,10 @@ use front::Answer;
 
 use crate::audit::ANSWER_BYTES;
 
-/// The longest message gRPC carries.
+/// Maximum length of a gRPC message in bytes.
 const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
 
-/// Refuses an answer that no message can be.
+/// Refuses a response that is longer than a gRPC message can be.
 pub(super) fn check_len(len: usize) -> Result<(), Status> {
     if len > MESSAGE_BYTES_MAX {
         let text = format!("grpc: trying to send message larger than max ({len} vs. {MESSAGE_BYTES_MAX})");
@@ -22,13 +22,15 @@ pub(super) fn check_len(len: usize) -> Result<(), Status> {
     Ok(())
 }
 
-/// An answer of `len` bytes. `next` makes a piece of it, given about how many bytes are wanted: `None` behind the last,
-/// and an empty one if none of the keys that it looked at was there. With a piece it says how many bytes it holds for
-/// those to come; before the first these are `kept`. `beginning` is what the answer is known to begin with.
+/// Returns a response of `len` bytes. `next` makes pieces of about the requested size. It returns `None`
+/// after the last piece, and an empty piece if none of the keys that it visited exist at the revision. With
+/// each piece, `next` returns the number of bytes that it keeps in memory for later pieces; before the first
+/// piece this number is `kept`. `beginning` contains the first bytes of the response, as far as they are
+/// known.
 ///
 /// # Errors
 ///
-/// When the answer is too long for a message.
+/// Returns an error if the response is too long for a message.
 pub(super) fn answer(
     len: usize,
     kept: usize,
@@ -36,7 +38,7 @@ pub(super) fn answer(
     mut next: impl FnMut(usize, &mut Context<'_>) -> Poll<Result<Option<(Bytes, usize)>, Status>> + 'static,
 ) -> Result<Answer, Status> {
     check_len(len)?;
-    // The front asks for at most so many bytes at a time: what a piece has beyond that waits here.
+    // The front limits the bytes that it takes at a time; `rest` holds what a piece has beyond that.
     let (mut rest, mut kept) = (Bytes::new(), kept);
     let held = Rc::new(Cell::new(kept));
     let noted = Rc::clone(&held);
@@ -48,12 +50,12 @@ pub(super) fn answer(
             };
         }
         if rest.is_empty() {
-            // Other calls run before the next keys are looked at.
+            // Other calls run before the next keys are visited.
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
         let piece = rest.split_to(rest.len().min(bytes_max));
-        // A piece of which only the beginning was taken is here whole.
+        // As long as a part of the piece is left, the whole piece stays in memory.
         noted.set(kept + if rest.is_empty() { 0 } else { rest.len() + piece.len() });
         Poll::Ready(Ok(Some(piece)))
     };

@@ -1,8 +1,9 @@
-//! On whose behalf a call is made, and what that user may do.
+//! Identifies the user of a call, and the user's rights.
 //!
-//! While authentication is not enabled nobody asks, and nothing here costs more than a look at a flag. Otherwise a call's
-//! token is looked up once, when it arrives ([`Services::identify`]); without one the client's certificate may name the user; writes carry its user into the log, where apply decides
-//! ([`machine::auth`]), and reads are asked for against the very state that answers them ([`Services::gate`]).
+//! While authentication is disabled, this costs only a check of a flag. Otherwise a call's token is looked up
+//! once, when the call arrives ([`Services::identify`]); without a token, the client's certificate may name
+//! the user. Writes carry the user into the log, where apply checks the rights ([`machine::auth`]). Reads are
+//! checked against the same state that answers them ([`Services::gate`]).
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::HashMap;
@@ -28,56 +29,58 @@ use super::strangers::Place;
 use crate::audit::Who;
 use crate::watch::Permit;
 
-/// Connections whose last token a shard keeps; beyond that all are looked up again.
+/// Maximum number of connections whose last token a shard caches. When the cache is full, it is cleared.
 const SESSIONS_MAX: usize = 8192;
-/// Longest token that is kept for a connection, in bytes.
+/// Maximum length in bytes of a cached token.
 const KEPT_TOKEN_BYTES_MAX: usize = 1024;
 
-/// Metadata of calls that a gateway passes on (its clients' `Accept`).
+/// Metadata key that a JSON gateway adds to calls that it forwards (the `Accept` header of its client).
 const GATEWAY_HEADER: &str = "grpcgateway-accept";
 
-/// The user of a call. The default is nobody: authentication is not enabled, or the call brought no token.
+/// The user of a call. The default is no user: authentication is disabled, or the call had no token.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Principal {
     user: Option<Arc<str>>,
-    /// The auth revision as of which the user was established; 0 for nobody.
+    /// Auth revision at which the user was identified; 0 without a user.
     revision: u64,
-    /// The user has shown a token.
+    /// True if the user presented a token.
     has_token: bool,
-    /// The revision is that of a token that names one, which may be of long ago.
+    /// True if `revision` is from the token itself, so that it may be much older than the state.
     is_dated: bool,
 }
 
 impl Principal {
-    /// The same for [`machine::auth`].
+    /// Returns the user in the form of [`machine::auth`].
     pub fn caller(&self) -> Caller<'_> {
         Caller { user: self.user.as_deref().unwrap_or_default(), revision: self.revision }
     }
 
-    /// Refuses a read of a state whose users and roles are not those of the time when the user was established: those of a token that
-    /// says so are older, or newer if this member lags. As in etcd this is asked of every read of keys, even if it names no key.
+    /// Refuses a read if the auth revision of the state differs from the one at which the user was
+    /// identified. The revision of a JSON Web Token is lower if users or roles changed since the token was
+    /// issued, and higher if this member lags. As in etcd, this is checked for every read of keys, even if it
+    /// names no key.
     ///
     /// # Errors
     ///
-    /// If authentication is enabled and there is a user, and the auth revisions differ.
+    /// Returns an error if authentication is enabled, there is a user, and the auth revisions differ.
     pub fn is_of(&self, auth: &Auth) -> Result<(), Status> {
         let differs = self.revision != 0 && self.revision != auth.revision() && auth.is_enabled();
         if differs { Err(error::AUTH_OLD_REVISION) } else { Ok(()) }
     }
 
-    /// Returns true if the user has shown a JSON Web Token: nothing withdraws one, so that a member takes it that has not heard of
-    /// a change of the user's password.
+    /// Returns true if the user presented a JSON Web Token. Such a token cannot be revoked, so a member that
+    /// has not applied a change of the user's password yet still accepts it.
     pub fn is_dated(&self) -> bool {
         self.is_dated
     }
 
-    /// The name of the user; empty for nobody.
+    /// Returns the name of the user; empty without a user.
     pub fn name(&self) -> &str {
         self.user.as_deref().unwrap_or_default()
     }
 }
 
-/// What a shard remembers of users: the tokens met last, by connection, and rights.
+/// Cache of a shard: the last token of each connection, and the rights of users.
 #[derive(Default)]
 pub(super) struct Known {
     sessions: Rc<RefCell<Sessions>>,
@@ -86,7 +89,7 @@ pub(super) struct Known {
 
 type Sessions = HashMap<SocketAddr, Session>;
 
-/// Forgets a connection's token when the connection is gone.
+/// Removes a connection's token from the cache when the connection closes.
 struct SessionGuard {
     sessions: Rc<RefCell<Sessions>>,
     peer: SocketAddr,
@@ -99,29 +102,30 @@ impl Drop for SessionGuard {
 }
 
 impl Known {
-    /// Keeps what is known of a connection until the guard is dropped.
+    /// Returns a guard that removes the connection's cached token when it is dropped.
     pub fn connected(&self, peer: SocketAddr) -> impl Sized + use<> {
         SessionGuard { sessions: Rc::clone(&self.sessions), peer }
     }
 }
 
-/// Why a call has no principal.
+/// Reason why a call has no principal yet.
 pub(super) enum Unidentified {
-    /// Its token may be of an entry that this member has yet to apply.
+    /// The token may come from an entry that this member has not applied yet.
     NotYet,
-    /// The signature of its token is to be looked at, by another thread.
+    /// The signature of the token has to be verified first, by another thread.
     Unverified,
-    /// Its token is refused.
+    /// The token is refused with this error.
     Refused(Status),
 }
 
-/// A source of the client's identity: the head of its call, or an [`Asker`] kept from it.
+/// Source of a client's identity: the head of its call, or an [`Asker`] made from the head.
 pub(super) trait Asks {
     /// Address of the client.
     fn peer(&self) -> SocketAddr;
-    /// The call's metadata, if there is any of use here: the token, and whether a gateway passed the call on.
+    /// Returns the metadata of the call, if it has entries of use here: the token, and whether a gateway
+    /// forwarded the call.
     fn metadata(&self) -> Option<&Metadata>;
-    /// As in [`front::Origin::common_name`].
+    /// Returns the common name of the client's certificate, see [`front::Origin::common_name`].
     fn common_name(&self) -> Option<&Arc<str>>;
 }
 
@@ -139,8 +143,8 @@ impl Asks for Head {
     }
 }
 
-/// The identity of a client, taken from its call's head, for as long as the call takes. Streams are open for days, and each has it, so that
-/// it takes little of those whose clients present nothing: they are nobody, or authentication is off.
+/// Identity of a client, taken from the head of its call and kept as long as the call runs. Each open stream
+/// has one, for days, so it is small for clients that present neither a token nor a certificate.
 #[derive(Clone)]
 pub(super) struct Asker {
     /// Address of the client.
@@ -148,7 +152,7 @@ pub(super) struct Asker {
     presents: Option<Rc<Presents>>,
 }
 
-/// The name in a client's certificate, and the metadata with its token: at least one of both.
+/// Credentials of a client: the name in its certificate, the metadata with its token, or both.
 struct Presents {
     common_name: Option<Arc<str>>,
     metadata: Metadata,
@@ -168,7 +172,7 @@ impl Asker {
         Asker { peer: head.peer, presents: (!is_stranger).then(presents) }
     }
 
-    /// Returns true if the client presents nothing by which it could be a user.
+    /// Returns true if the client presents no credentials.
     fn is_stranger(&self) -> bool {
         self.presents.is_none()
     }
@@ -189,12 +193,13 @@ impl Asks for Asker {
 }
 
 impl Services {
-    /// Finds out on whose behalf a call is made.
+    /// Returns the user of a call, or the reason why the user cannot be identified at once.
     pub(super) fn identify(&self, asker: &impl Asks) -> Result<Principal, Unidentified> {
         self.identify_and(asker, |_| ()).map(|(principal, _)| principal)
     }
 
-    /// The same, with what `keep` takes from the session of the token, if there is one.
+    /// Does the same as [`Services::identify`], and also returns what `keep` takes from the session of the
+    /// token, if the call has a token.
     fn identify_and<T>(
         &self,
         asker: &impl Asks,
@@ -237,9 +242,10 @@ impl Services {
         error::INVALID_AUTH_TOKEN
     }
 
-    /// The user whose name the client's certificate bears, for calls without a token; nobody if there is none. A gateway that
-    /// speaks JSON to its clients shows its own certificate, whoever they are: what it passes on is made by nobody, and so
-    /// is what a gateway in this process asks for ([`Head::new`]).
+    /// Returns the user named in the client's certificate, for a call without a token; no user if there is no
+    /// certificate. A gateway that speaks JSON to its clients presents its own certificate for all of them,
+    /// so calls that it forwards have no user. Neither have calls of a gateway in this process
+    /// ([`Head::new`]).
     fn by_certificate(&self, asker: &impl Asks, state: &Published) -> Principal {
         let Some(name) = asker.common_name() else { return Principal::default() };
         let revision = state.auth.revision();
@@ -257,17 +263,19 @@ impl Services {
         Principal { user: Some(Arc::clone(name)), revision, has_token: false, is_dated: false }
     }
 
-    /// As [`Services::identify`], for streams: waits, if another member gave out the token, until this one has applied what
-    /// was committed by then.
+    /// Does the same as [`Services::identify`], but waits where that cannot decide at once. If another member
+    /// may have issued the token, waits until this member has applied everything that was committed before
+    /// the call.
     ///
     /// # Errors
     ///
-    /// When the token is refused.
+    /// Returns an error if the token is refused, or if the wait fails.
     pub(super) async fn identified(&self, asker: &impl Asks) -> Result<Principal, Status> {
         self.identified_and(asker, |_| ()).await.map(|(principal, _)| principal)
     }
 
-    /// The same, with what `keep` takes from the session of the token, if there is one.
+    /// Does the same as [`Services::identified`], and also returns what `keep` takes from the session of the
+    /// token, if the call has a token.
     async fn identified_and<T>(
         &self,
         asker: &impl Asks,
@@ -280,11 +288,11 @@ impl Services {
         match before {
             Unidentified::Refused(status) => Err(status),
             Unidentified::NotYet => {
-                // Anyone can make up such a token.
+                // Anyone can make up an unknown token, so the number of waiting calls is limited.
                 let place = self.unknown_tokens.enter()?;
                 self.wait_confirmed(self.now()).await?;
                 drop(place);
-                // If it is still unknown, nobody gave it out.
+                // If the token is still unknown, no member issued it.
                 self.identify_and(asker, keep).map_err(|_| error::INVALID_AUTH_TOKEN)
             }
             Unidentified::Unverified => {
@@ -295,8 +303,9 @@ impl Services {
         }
     }
 
-    /// The session of a token that is not asked for yet, since authentication is off: a stream that begins now may make watches
-    /// when it is on, and they do not wait for the signature of a JWT.
+    /// Returns the session of a stream's token while authentication is disabled and the token is not needed.
+    /// If authentication is enabled later, new watches of the stream do not have to wait for the verification
+    /// of a JWT signature.
     async fn session_for_later(&self, asker: &Asker) -> Option<Session> {
         let token = presented(asker)?;
         let credentials = &self.shared.credentials;
@@ -310,45 +319,46 @@ impl Services {
         }
     }
 
-    /// What this user may do as of this state.
+    /// Returns the rights of a user in this state.
     pub(super) fn gate(&self, state: &Published, principal: &Principal) -> Gate {
         self.gate_of(&state.auth, principal)
     }
 
-    /// What this user may do as of these users and roles.
+    /// Returns the rights of a user with these users and roles.
     pub(super) fn gate_of(&self, auth: &Auth, principal: &Principal) -> Gate {
         let gate = Gate::new(auth, principal.caller(), &mut self.known.borrow_mut().rights);
-        // This member may have heard of a change of the password while the call waited. A simple token is void from then on, but it was
-        // looked up before.
+        // The user's password may have changed while the call waited. A simple token is void from then on,
+        // but it was looked up before the change.
         let is_outdated =
             principal.has_token && self.shared.credentials.is_outdated(principal.name(), principal.revision);
         if is_outdated { gate.outdated() } else { gate }
     }
 
-    /// Returns the place in which a call of this caller waits for a confirmation, if it is a stranger.
+    /// Returns the slot in which a call waits for a confirmation if it has no user while authentication is
+    /// enabled; `None` for other calls.
     ///
     /// # Errors
     ///
-    /// Those of [`Strangers::enter`](super::strangers::Strangers::enter).
+    /// Returns the errors of [`Strangers::enter`](super::strangers::Strangers::enter).
     pub(super) fn place_of(&self, principal: &Principal) -> Result<Option<Place>, Status> {
         self.is_stranger(principal).then(|| self.strangers.enter()).transpose()
     }
 
-    /// Returns true if a call is made by nobody, while authentication is enabled.
+    /// Returns true if a call has no user while authentication is enabled.
     fn is_stranger(&self, principal: &Principal) -> bool {
         principal.user.is_none() && self.shared.state.load().auth.is_enabled()
     }
 
-    /// Whether there is a user, once authentication is enabled.
+    /// Refuses a call without a user while authentication is enabled.
     ///
     /// # Errors
     ///
-    /// When there is none.
+    /// Returns an error if the call has no user and authentication is enabled.
     pub(super) fn some_user(&self, principal: &Principal) -> Result<(), Status> {
         if self.is_stranger(principal) { Err(error::USER_EMPTY) } else { Ok(()) }
     }
 
-    /// Returns true if this token is one of root's, or of a user with its role, and authentication is on.
+    /// Returns true if authentication is enabled and the token belongs to root or to a user with the role root.
     pub(super) async fn is_roots(&self, token: http::HeaderValue, peer: Option<SocketAddr>) -> bool {
         let Some(peer) = peer.filter(|_| self.shared.state.load().auth.is_enabled()) else { return false };
         let mut head = Head::new(Rpc::MaintenanceStatus as u16, peer, self.now());
@@ -361,11 +371,12 @@ impl Services {
         }
     }
 
-    /// What was read as of an older auth revision is not shown: a permission may have been taken away meanwhile.
+    /// Refuses a response that was read at an older auth revision, because a permission may have been revoked
+    /// since.
     ///
     /// # Errors
     ///
-    /// When users or roles changed since the principal was established.
+    /// Returns an error if users or roles changed since the principal was identified.
     pub(super) fn still(&self, principal: &Principal) -> Result<(), Status> {
         let state = self.shared.state.load();
         if principal.revision == 0 {
@@ -375,31 +386,32 @@ impl Services {
     }
 }
 
-/// What the user of a watch stream may watch. If it is `WITHIN` a call, that makes the watches for itself: the audit log tells of
-/// the call, and of no watch.
+/// Rights of the user of a watch stream. If `WITHIN` is true, the stream belongs to another call that makes
+/// its watches itself; then the audit log records that call, and not the watches.
 pub(super) struct UserPermit<const WITHIN: bool> {
     services: Rc<Services>,
-    /// Who makes the stream's call, with the token.
+    /// Identity of the client that opened the stream, with its token.
     asker: Asker,
-    /// The user and its session; `None` if the client presents nothing, and so is nobody.
+    /// The user and its session; `None` if the client presents no credentials and so has no user.
     known: Option<Box<KnownUser>>,
 }
 
 /// The user of a watch stream, with the session of its token.
 struct KnownUser {
-    /// The user when the last watch was made.
+    /// The user at the time when the last watch was created.
     user: RefCell<Principal>,
-    /// The session of the token, if it was found valid when the stream began.
+    /// Session of the token, if the token was valid when the stream was opened.
     session: Option<Session>,
-    /// Why it has none, otherwise.
+    /// Error with which the token was refused when the stream was opened.
     refused: Option<Status>,
-    /// True while the signature of the token is looked at once more, for watches that are made later.
+    /// True while the signature of the token is verified again, for watches that are created later.
     is_verifying: OnceCell<Rc<Cell<bool>>>,
 }
 
 impl<const WITHIN: bool> UserPermit<WITHIN> {
-    /// That of the user who makes this call. Waits as [`Services::identified`] does, for all watches of the stream: its token's
-    /// signature is looked at here, by another thread, or not at all.
+    /// Returns the rights of the user of a stream that is being opened. Waits as [`Services::identified`]
+    /// does, once for all watches of the stream: another thread may verify the signature of the token now,
+    /// but no watch waits for that later.
     pub async fn of(services: &Rc<Services>, asker: Asker) -> Self {
         let services = Rc::clone(services);
         if asker.is_stranger() {
@@ -415,9 +427,9 @@ impl<const WITHIN: bool> UserPermit<WITHIN> {
         UserPermit { services, asker, known }
     }
 
-    /// Has the signature of the token looked at for the watches that are made later.
+    /// Starts a verification of the token's signature in the background, for watches that are created later.
     fn verify_for_later(&self) {
-        // Nobody has no token.
+        // A client without a user has no token.
         let Some(known) = &self.known else { return };
         let is_verifying = known.is_verifying.get_or_init(Rc::default);
         if is_verifying.replace(true) {
@@ -435,7 +447,7 @@ impl<const WITHIN: bool> UserPermit<WITHIN> {
         self.known.as_ref()?.session.as_ref()
     }
 
-    /// The user when the last watch was made.
+    /// Returns the user at the time when the last watch was created.
     fn user(&self) -> Principal {
         self.known.as_ref().map_or_else(Principal::default, |known| known.user.borrow().clone())
     }
@@ -511,7 +523,7 @@ impl<const WITHIN: bool> Permit for UserPermit<WITHIN> {
     }
 }
 
-/// A request to watch these keys, as the audit log has it.
+/// Returns the request to watch these keys that is written to the audit log.
 fn watched(key: &[u8], range_end: &[u8]) -> Bytes {
     let request = WatchCreateRequest {
         key: Bytes::copy_from_slice(key),
@@ -521,7 +533,7 @@ fn watched(key: &[u8], range_end: &[u8]) -> Bytes {
     request.encode_to_vec().into()
 }
 
-/// Who makes a call, as the audit log has it.
+/// Returns the caller in the form that the audit log records.
 pub(super) fn who(asker: &impl Asks, principal: &Result<Principal, Status>, needs_user: bool) -> Who {
     let user = principal.as_ref().ok().and_then(|principal| principal.user.clone()).unwrap_or_default();
     let by = match (presented(asker), user.is_empty()) {
@@ -533,7 +545,7 @@ pub(super) fn who(asker: &impl Asks, principal: &Result<Principal, Status>, need
     Who { user, by, certificate: asker.common_name().cloned(), remote: asker.peer(), is_stranger }
 }
 
-/// The token that a call presents, if any.
+/// Returns the token that a call presents, if any.
 pub(super) fn presented(asker: &impl Asks) -> Option<&[u8]> {
     let metadata = asker.metadata()?;
     identity::presented(|key| metadata.get(key))
@@ -559,7 +571,7 @@ mod tests {
 
     #[test]
     fn what_an_open_stream_knows_of_its_user_is_small() {
-        // Each open stream has it.
+        // Each open stream holds an `Asker`, and each watch stream a `UserPermit`.
         assert!(size_of::<Asker>() <= 40, "{} bytes", size_of::<Asker>());
         assert!(size_of::<UserPermit<false>>() <= 56, "{} bytes", size_of::<UserPermit<false>>());
     }

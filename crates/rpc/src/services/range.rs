@@ -1,9 +1,9 @@
-//! Ranges, whole and streamed, from the newest published state.
+//! Ranges, whole and streamed, read from the newest published state.
 //!
-//! A small answer is made at once. A large one takes two walks over its keys: one that adds up its length, and one
-//! that makes it piece by piece as the client takes it. Both stop every so often for other calls, and neither holds
-//! more than a piece in memory, nor a view between two pieces ([`AsOf`]). Values that are not at hand are fetched, a
-//! piece's at once, while other calls go on.
+//! A small response is made at once. A large response takes two walks over its keys: the first adds up its
+//! length, and the second makes it piece by piece as the client reads. Both walks yield to other calls
+//! regularly. Between two pieces they hold at most one piece in memory, and no view ([`AsOf`]). Values that
+//! are not in memory are fetched for a whole piece together, while other calls run.
 
 use numbers::{ChangeId, LeaseId, Revision};
 use std::future::poll_fn;
@@ -48,17 +48,17 @@ use storage::values::{Attempt, made};
 use telemetry::slow_requests;
 use telemetry::tracing::Within;
 
-/// Keys that are answered at once.
+/// Maximum number of keys in a response that is made at once.
 const KEYS_AT_ONCE: u64 = 128;
-/// Number of keys sorted by value at once: each value has to be read.
+/// Maximum number of keys that are sorted by value at once. The limit is low because each value has to be read.
 const VALUES_SORTED_AT_ONCE: u64 = 4;
-/// Bytes of an answer that is made in one go.
+/// Maximum size in bytes of a response that is made at once.
 pub(crate) const BYTES_AT_ONCE: usize = 128 << 10;
-/// Keys looked at between two looks at other calls.
+/// Maximum number of keys that a walk visits before it yields to other calls.
 pub(super) const KEYS_PER_SLICE: usize = 512;
-/// Keys that a slice looks at, however little work is left in the turn.
+/// Number of keys that a slice visits even if little work is left in the connection's turn.
 const KEYS_PER_SLICE_MIN: usize = 32;
-/// Keys looked at for one piece of an answer; at an older revision some of them may not be there.
+/// Number of keys visited for one piece of a response. At an older revision some of these keys may not exist.
 const KEYS_PER_PIECE: u64 = 8192;
 
 pub(super) fn failed(failure: Failure) -> Status {
@@ -70,10 +70,11 @@ pub(super) fn failed(failure: Failure) -> Status {
     }
 }
 
-/// The number of the field `kvs` of an answer.
+/// Number of the field `kvs` of `RangeResponse`.
 const KVS: u8 = 2;
 
-/// Reserves a piece of so many bytes, once, in one that has nothing but a header.
+/// Reserves memory for a piece of this many bytes, once: only while `out` has no more capacity than the
+/// header needs.
 fn reserve(out: &mut BytesMut, piece_bytes: usize) {
     if out.capacity() < piece_bytes {
         out.reserve(piece_bytes + 4096 - out.len());
@@ -94,32 +95,34 @@ fn kv_field_len(version: Version<'_>, projection: Projection) -> usize {
     field_len(kv_len(version, projection))
 }
 
-/// Returns how many keys the next slice of a walk looks at: what is left of the turn, so that as many connections as there are may begin
-/// one at the same time, each before it waits for its place among the long turns.
+/// Returns the number of keys that the next slice of a walk visits: as many as the work left in the turn
+/// allows. The limit matters because all connections may start a slice at the same time, each before it has
+/// to queue for a long turn.
 pub(super) fn keys_per_slice() -> usize {
     (accounting::work_left() / accounting::KEY_BYTES).clamp(KEYS_PER_SLICE_MIN, KEYS_PER_SLICE)
 }
 
-/// Counts the keys of `looks` that a walk has looked at, and these bytes of values, as work of the turn.
+/// Counts a walk as work of the connection's turn: the keys that it visited out of its limit `looks`, and
+/// `bytes` bytes of values.
 pub(super) fn note_walk(walk: &mvcc::Range<'_>, looks: u64, bytes: usize) {
     accounting::note_work(looks - walk.looks_left(), bytes as u64);
 }
 
-/// Error of a read whose state is gone, since this member has installed another member's state.
+/// Error of a read whose state no longer exists because this member has installed another member's state.
 pub(super) const REPLACED: Status =
     Status::new(Code::Unavailable, "mainstay: this member has taken over another one's state; ask again");
 
-/// The next piece of a long range.
+/// Returns the next slice of a long range; an error if the state no longer exists.
 pub(super) fn slice(state: &AsOf) -> Result<Slice, Status> {
     state.slice().map_err(|Overtaken| overtaken(state))
 }
 
-/// The answer to who reads a state that is no longer there.
+/// Returns the error for a reader whose state no longer exists.
 pub(super) fn overtaken(state: &AsOf) -> Status {
     if state.is_replaced() { REPLACED } else { error::COMPACTED }
 }
 
-/// The remaining part of a large answer.
+/// The remaining part of a large response.
 struct Rest {
     state: AsOf,
     values: Attempt,
@@ -127,18 +130,19 @@ struct Rest {
     revision: Revision,
     header: Option<ResponseHeader>,
     keys: Keys,
-    /// The first of the keys, if its value is large and was looked at.
+    /// The first of the remaining keys, if its value is large and was checked or partly sent.
     large: Option<LargeValue>,
     more: bool,
     count: i64,
     ended: bool,
 }
 
-/// The keys still to come.
+/// The keys that the response still lacks.
 enum Keys {
-    /// This many keys in key order, behind this key.
+    /// The next `left` keys in key order after the key `behind`.
     Walk { start: Bytes, end: Bytes, behind: Option<Vec<u8>>, left: u64 },
-    /// These versions, the last first, by main and sub revision. Their locations may change meanwhile.
+    /// These versions, the last one first, by main and sub revision. Their locations in the log may change
+    /// until they are read.
     Chosen(Vec<ChangeId>),
 }
 
@@ -150,38 +154,39 @@ fn key_range<'a>(start: &'a Bytes, end: &'a Bytes, behind: Option<&'a [u8]>) -> 
     }
 }
 
-/// What is known of a range before it is made.
+/// Estimated size of a range, before it is read.
 struct Size {
-    /// True if it may select more keys than can be answered at once.
+    /// True if the range may select more keys than can be answered at once.
     is_large: bool,
     /// Number of keys in the range, if it was counted.
     counted: Option<u64>,
 }
 
-/// What came of the attempt to answer a Range at once.
+/// Result of the attempt to answer a Range at once.
 pub(super) enum Attempted {
     Answered(Answer),
-    /// The read needs a confirmation, which a stranger waits for in this place.
+    /// The read needs a confirmation. An unauthenticated caller waits for it in this slot.
     Unconfirmed(Option<Place>),
-    /// The answer takes a while.
+    /// The response cannot be made at once.
     Unmade(Box<Unmade>),
 }
 
-/// A Range whose answer takes a while.
+/// A Range whose response cannot be made at once.
 pub(super) struct Unmade {
     timing: Timing,
     work: Work,
 }
 
-/// Work that a Range's answer needs.
+/// Remaining work for a Range's response.
 enum Work {
-    /// The keys were found, and their values are not at hand: the answer has so many bytes.
+    /// The keys are found, but some values are not in memory. The number is the length of the response in
+    /// bytes.
     Fetch(Rest, usize),
-    /// There may be many keys: the answer is made in slices, from the newest state when that begins.
+    /// There may be many keys. The response is made in slices, from the state that is newest when this begins.
     Slices,
 }
 
-/// Times of a Range on its way.
+/// Times of a Range, for reports.
 #[derive(Clone, Copy)]
 struct Timing {
     /// Time at which the request was decoded.
@@ -191,39 +196,42 @@ struct Timing {
 }
 
 impl Timing {
-    /// Returns the time at which the answer began to be made.
+    /// Returns the time at which making the response began.
     fn went_on(&self) -> Instant {
         self.confirmed.map_or(self.began, |confirmed| confirmed.went_on)
     }
 }
 
-/// The start of a long range.
+/// State, header and limits of a long range that was begun.
 struct Opened {
     state: AsOf,
     header: ResponseHeader,
-    /// The revision that it reads.
+    /// Revision that the range reads.
     revision: Revision,
-    /// Number of keys, if that takes no walk, as it does at an older revision and in later views.
+    /// Number of keys in the range, if it is known without a walk; at an older revision it is not.
     counted: Option<u64>,
-    /// The most keys that the answer may hold.
+    /// Maximum number of keys in the response.
     limit: u64,
 }
 
-/// The end of a piece.
+/// Position at which a piece ends.
 #[derive(Default)]
 struct Through {
     keys: u64,
     last: Option<Vec<u8>>,
-    /// The key behind `keys`, if its value is large and the piece goes up to it, or ends in it.
+    /// The key after the first `keys` ones, if its value is large and the piece ends before or inside that
+    /// value.
     large: Option<LargeValue>,
     ended: bool,
 }
 
 impl Through {
-    /// Takes a piece that ends with a large value, or before it, whose version is this one.
+    /// Notes that a piece ends before, inside or directly after the large value of `version`, and returns the
+    /// bytes of the piece.
     fn take(&mut self, part: Part, version: Version<'_>) -> Bytes {
         self.large = part.rest;
-        // A walk goes on behind the value: as long as that is on its way, its version is found by its id.
+        // The walk passes the key only after its last part; until then the version is found by the id in
+        // `large`.
         if self.large.is_none() {
             self.keys += 1;
             self.last = Some(version.key().to_vec());
@@ -233,7 +241,8 @@ impl Through {
 }
 
 impl Rest {
-    /// Returns the next piece and its end; to be made again if values were missing.
+    /// Returns the next piece and its end. If values were missing, the caller fetches them and calls this
+    /// again.
     fn piece(&self, bytes_max: usize) -> Result<(Bytes, Through), Status> {
         let bytes_max = bytes_max.min(BYTES_AT_ONCE);
         let slice = slice(&self.state)?;
@@ -334,9 +343,10 @@ impl Rest {
         }
     }
 
-    /// The answer of `len` bytes that this is, which is so little that it is made at once; and the time when its values had come.
+    /// Returns the response of `len` bytes, small enough to be made at once, and the time at which its values
+    /// arrived.
     async fn whole(mut self, len: usize, clock: &Clock) -> (Result<Answer, Status>, Instant) {
-        // Those that were missing at the first look: all, as a rule.
+        // These are the values that were missing in the first attempt, usually all that are missing.
         self.values.fetched().await;
         let fetched = clock.now();
         let piece = poll_fn(|context| self.poll_piece(len, context)).await;
@@ -346,7 +356,7 @@ impl Rest {
         (piece.map(|piece| Answer::Whole(piece.unwrap_or_default())), fetched)
     }
 
-    /// The answer of `len` bytes that this is.
+    /// Returns the response of `len` bytes, which is made piece by piece.
     fn into_answer(mut self, len: usize) -> Result<Answer, Status> {
         let mut beginning = BytesMut::new();
         if let Some(header) = &self.header {
@@ -358,7 +368,7 @@ impl Rest {
         })
     }
 
-    /// Bytes held between two pieces.
+    /// Returns the number of bytes held between two pieces.
     fn kept_bytes(&self) -> usize {
         match &self.keys {
             Keys::Walk { start, end, behind, .. } => {
@@ -376,11 +386,11 @@ pub(super) fn request(message: Bytes) -> Result<RangeRequest, Status> {
     Ok(request)
 }
 
-/// Answers a Range, if that takes no other thread and little time.
+/// Answers a Range if that needs no other thread and little time.
 ///
 /// # Errors
 ///
-/// etcd's errors for a Range.
+/// Returns etcd's errors for a Range.
 pub(super) fn at_once(call: &mut Call, request: &RangeRequest) -> Result<Attempted, Status> {
     let shared = call.shared();
     shared.metrics.mvcc.ranges.inc();
@@ -396,7 +406,7 @@ pub(super) fn at_once(call: &mut Call, request: &RangeRequest) -> Result<Attempt
             Err(unmade) => Attempted::Unmade(unmade),
         });
     }
-    // While authentication is off, a range does not pay for this look.
+    // While authentication is disabled, a range skips the check of its user.
     let place = if state.auth.is_enabled() { call.services.place_of(call.principal()?)? } else { None };
     Ok(Attempted::Unconfirmed(place))
 }
@@ -434,7 +444,8 @@ pub(super) async fn range(call: &mut Call, message: Bytes) -> Result<Answer, Sta
     go_on(call, request, attempted).await
 }
 
-/// Answers from this state, which is the newest or may be stale, if the user may read it and that takes little time.
+/// Answers from `state`, if the user has the right to read it and if that takes little time. `state` is the
+/// newest one, unless the read is serializable.
 fn from_state(
     call: &mut Call,
     request: &RangeRequest,
@@ -459,7 +470,7 @@ fn from_state(
         ranged(call, request, timing, &answer, meter.map(|meter| meter.made()));
         return answer.map(Ok);
     }
-    // Its values are large, or not at hand: from here on it holds no view.
+    // The values are large or not in memory, so the range goes on without holding a view.
     drop(state);
     if request.sort_target == SortTarget::Value as i32 {
         return unmade(Work::Slices);
@@ -480,7 +491,7 @@ fn from_state(
     unmade(Work::Fetch(rest, len))
 }
 
-/// Makes an answer that takes a while.
+/// Makes a response that cannot be made at once.
 async fn make(call: &mut Call, request: RangeRequest, unmade: Unmade) -> Result<Answer, Status> {
     let Unmade { timing, work } = unmade;
     let services = Rc::clone(&call.services);
@@ -502,7 +513,7 @@ async fn make(call: &mut Call, request: RangeRequest, unmade: Unmade) -> Result<
             let took = now.saturating_duration_since(timing.began);
             services.ranged(answer.is_ok(), took);
             services.note_range(&request, call.client(), &answer, took);
-            // Its values are read, and it is put together, as the client takes it.
+            // The values are read and encoded later, as the client reads the response.
             let making = Making::Index(now.saturating_duration_since(timing.went_on()));
             report(call, &request, timing, now, Some(making));
             answer
@@ -510,7 +521,7 @@ async fn make(call: &mut Call, request: RangeRequest, unmade: Unmade) -> Result<
     }
 }
 
-/// Counts the time of a range with few keys that was answered, and has it reported if it was measured or slow.
+/// Counts the time of an answered range with few keys, and reports the range if it was measured or slow.
 fn ranged(
     call: &mut Call,
     request: &RangeRequest,
@@ -527,7 +538,8 @@ fn ranged(
     report(call, request, timing, now, making);
 }
 
-/// Has a range that was answered at this time reported at the end of its call, if it was measured or slow.
+/// Stores the data that is reported at the end of the call, if the range was measured or slow. `now` is the
+/// time at which the response was complete.
 #[inline]
 fn report(call: &mut Call, request: &RangeRequest, timing: Timing, now: Instant, making: Option<Making>) {
     let limits = &call.shared().limits;
@@ -558,7 +570,7 @@ impl Services {
         self.took("Range", success, took);
     }
 
-    /// Notes a slow request with its client, if the range returned that much.
+    /// Adds a range to the list of slow requests if it found many keys or returned many bytes.
     fn note_range(
         &self,
         request: &RangeRequest,
@@ -573,7 +585,8 @@ impl Services {
         };
         let state = self.shared.state.load();
         let keys = KeyRange::of_request(&request.key, &request.range_end);
-        // Of the newest state, whatever revision was asked for: it only has to tell large from small.
+        // The count is taken from the newest state, whatever the requested revision: it only has to tell
+        // large ranges from small ones.
         let keys = state.view.snapshot().count(keys, Revision::CURRENT).unwrap_or(0);
         let limit =
             u64::try_from(request.limit).ok().filter(|limit| *limit > 0 && range::is_natural(request));
@@ -585,7 +598,8 @@ impl Services {
         }
     }
 
-    /// Whether a request may select more keys than can be answered at once.
+    /// Returns whether a request may select more keys than can be answered at once, with the number of keys
+    /// if they were counted.
     fn size(&self, request: &RangeRequest, state: &Published) -> Result<Size, Status> {
         let uncounted = |is_large| Ok(Size { is_large, counted: None });
         let range = KeyRange::of_request(&request.key, &request.range_end);
@@ -594,20 +608,20 @@ impl Services {
         }
         let snapshot = state.view.snapshot();
         if request.revision > 0 && Revision(request.revision) != snapshot.current_revision() {
-            // Counting at an old revision is a walk.
+            // Counting at an older revision would walk the range.
             snapshot.resolve(Revision(request.revision)).map_err(range::refused)?;
             return uncounted(snapshot.versions() > KEYS_AT_ONCE);
         }
         let count = snapshot.count(range, Revision::CURRENT).map_err(range::refused)?;
         let limit = u64::try_from(request.limit).unwrap_or(0);
         let keys = if limit > 0 && range::is_natural(request) { count.min(limit) } else { count };
-        // Values that are only compared with each other count, too.
+        // Sorting by value reads every value of the range, even those that the limit leaves out.
         let sorts_values = request.sort_target == SortTarget::Value as i32;
         let is_large = keys > if sorts_values { VALUES_SORTED_AT_ONCE } else { KEYS_AT_ONCE };
         Ok(Size { is_large, counted: Some(count) })
     }
 
-    /// Few keys, and the length of their answer.
+    /// Selects the keys of a small range. Returns them with the length of the response in bytes.
     fn select<'v>(
         &self,
         snapshot: &Snapshot<'v>,
@@ -623,7 +637,8 @@ impl Services {
         Ok((selection, header_len(header) + kvs + numbers))
     }
 
-    /// An answer with few keys; `None` if their values are too large to be put together at once.
+    /// Returns a response with few keys; `None` if their values are too large for a response that is made at
+    /// once.
     fn small_range(
         &self,
         request: &RangeRequest,
@@ -661,8 +676,9 @@ impl Services {
         Ok(Some(Answer::Whole(out.freeze())))
     }
 
-    /// An answer with few keys, not sorted by their values, that takes a while; and its length. `values` may have found
-    /// missing what it holds. `None` if the newest state is a later one, in which it may be large.
+    /// Returns a response with few keys that cannot be made at once, and its length in bytes. The response is
+    /// not sorted by values. `values` may already list values of the response as missing. Returns `None` if
+    /// the range may be large in the newest state.
     fn chosen(&self, request: &RangeRequest, values: Attempt) -> Result<Option<(Rest, usize)>, Status> {
         let (state, published) = self.shared.read_long(Reader::Range);
         let Size { is_large: false, counted } = self.size(request, &published)? else { return Ok(None) };
@@ -671,7 +687,7 @@ impl Services {
         let header = self.header(revision, &published);
         let (Selection { versions, more, count }, len) =
             self.select(&snapshot, request, &header, counted, &values)?;
-        // The last stands first, for it is taken last.
+        // The versions are stored last first, so that versions are removed from the end.
         let keys = Keys::Chosen(versions.into_iter().rev().map(|v| v.id()).collect());
         let projection = range::projection(request);
         let header = Some(header);
@@ -680,7 +696,7 @@ impl Services {
         Ok(Some((rest, len)))
     }
 
-    /// An answer of `len` bytes from this state at this revision, made piece by piece.
+    /// Returns a response of `len` bytes from `state` at `revision`, which is made piece by piece.
     fn rest(
         &self,
         (state, revision): (AsOf, Revision),
@@ -758,7 +774,7 @@ impl Services {
                         kvs += kv_field_len(version, projection);
                         keys += 1;
                     } else if let Some(counted) = counted {
-                        // The rest is counted without looking at it.
+                        // The remaining keys were counted already, so the walk stops.
                         count = counted as i64;
                         note_walk(&walk, looks, 0);
                         break 'walk;
@@ -775,15 +791,17 @@ impl Services {
         }
         let more = !request.count_only && (keys as i64) < count;
         let len = header_len(&header) + kvs + number_len(i64::from(more)) + number_len(count);
-        // Copies, since what was decoded keeps all that was read with it from the socket.
+        // The bytes are copied, because the decoded request keeps the whole buffer alive that was read from
+        // the socket.
         let copy = |bytes: &Bytes| Bytes::copy_from_slice(bytes);
         let (start, end) = (copy(&request.key), copy(&request.range_end));
         let walk = Keys::Walk { start, end, behind: None, left: keys };
         self.rest((state, revision), projection, header, walk, (more, count), len)
     }
 
-    /// Collects, filters and sorts a large range; gives the versions with the last first, and the length of their
-    /// fields.
+    /// Collects, filters and sorts a large range. Returns the versions, last one first; whether the limit
+    /// left some out; the number of keys in the range; and the length of the encoded keys and values in
+    /// bytes.
     async fn choose(
         &self,
         state: &AsOf,
@@ -797,7 +815,8 @@ impl Services {
         let mut chooser = Chooser::new(&limited, gathered_bytes_max());
         let (mut count, mut behind): (i64, Option<Vec<u8>>) = (0, None);
         loop {
-            // Both passes of a slice are as large, whatever was done in the turn meanwhile.
+            // `made` may run the slice twice. Both runs use these limits, whatever other work the turn does
+            // between them.
             let (looks, read_max) = (keys_per_slice() as u64, read_at_once());
             let looked = made(self.values.clone(), |values| {
                 let slice = slice(state)?;
@@ -834,8 +853,8 @@ impl Services {
         Ok((chosen, more, count, kvs))
     }
 
-    /// Streams a range in pieces, each a `RangeResponse` that clients merge. What no RangeStream can ask for is refused before
-    /// a token that is not taken.
+    /// Streams a range in pieces, each a `RangeResponse`; clients merge them. A request that RangeStream does
+    /// not support is refused with that error even if the token is invalid.
     pub(super) async fn range_stream(
         self: Rc<Self>,
         principal: Result<Principal, Status>,
@@ -869,7 +888,7 @@ impl Services {
         }
         let mut behind: Option<Vec<u8>> = None;
         let mut sent = 0i64;
-        // The newest piece waits for the next one, or for the end: see `end_of_stream`.
+        // The newest piece is held back until the next one or the end, see `end_of_stream`.
         let (mut unsent, mut held) = (BytesMut::new(), outbound.account().hold(0));
         while left > 0 {
             let looks = keys_per_slice();
@@ -931,10 +950,11 @@ impl Services {
         outbound.send(end_of_stream(&unsent, header, more, count)).await
     }
 
-    /// Streams keys that were sorted before; the last comes first in `chosen`.
+    /// Streams keys that are sorted already; `chosen` holds the last one first.
     ///
-    /// etcd sorts each of its pieces by itself and continues behind the last key of a piece, so that beyond ten keys it
-    /// repeats some and leaves out others. Here the whole is sorted, as a Range sorts it (COMPAT-6).
+    /// etcd sorts each of its pieces by itself and continues after the last key of a piece, so that beyond
+    /// ten keys it repeats some and leaves out others. Here the whole range is sorted, as for a Range
+    /// (COMPAT-6).
     async fn stream_chosen(
         &self,
         principal: &Principal,
@@ -979,7 +999,7 @@ impl Services {
     }
 }
 
-/// A message of a streamed range that has keys only; `kvs` are their fields, encoded.
+/// Returns a message of a streamed range that contains only keys; `kvs` are their encoded fields.
 fn piece_of_stream(kvs: &[u8]) -> Bytes {
     let mut message = BytesMut::with_capacity(kvs.len() + 8);
     debug_assert!(field_len(kvs.len()) <= kvs.len() + 8);
@@ -987,15 +1007,17 @@ fn piece_of_stream(kvs: &[u8]) -> Bytes {
     message.freeze()
 }
 
-/// The last message of a streamed range: the keys that were not sent yet, and what is known in the end. As in etcd the last keys
-/// come with it: kube-apiserver reads no further than to as many keys as it wants, and takes the revision from what it has read.
+/// Returns the last message of a streamed range: the keys that were not sent yet, the header, `more` and
+/// `count`. As in etcd, the last keys are in this message: kube-apiserver stops reading when it has as many
+/// keys as it wants, and takes the revision from what it has read.
 fn end_of_stream(kvs: &[u8], header: ResponseHeader, more: bool, count: i64) -> Bytes {
     let end = RangeResponse { header: Some(header), kvs: Vec::<mvccpb::KeyValue>::new(), more, count };
     let fields = [end.encode_to_vec().as_slice(), kvs].concat();
     piece_of_stream(&fields)
 }
 
-/// Refuses what RangeStream cannot do, in etcd's order. An order of `NONE` goes with any target.
+/// Refuses requests that RangeStream does not support, in the order of etcd's checks. The sort order `NONE`
+/// is accepted with any sort target.
 fn check_stream(request: &RangeRequest) -> Result<(), Status> {
     let is_plain = request.sort_order == SortOrder::None as i32
         || (request.sort_order == SortOrder::Ascend as i32 && request.sort_target == SortTarget::Key as i32);

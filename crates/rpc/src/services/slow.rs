@@ -1,4 +1,4 @@
-//! What is logged and kept of slow requests, with the time of each stage.
+//! Reports of slow requests, with the time of each stage: in the log, and in the list of slow requests.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -16,11 +16,11 @@ use super::Services;
 use super::call::{Call, ReadPath};
 use super::stages::{Making, Told, read_stages};
 
-/// Bytes that are told of a key.
+/// Maximum number of bytes of a key that are shown.
 const KEY_BYTES: usize = 128;
 
 impl Call {
-    /// Reports the stages of a request to the core that was answered, and the request itself if it was slow.
+    /// Reports the stages of an answered request to the core, and the request itself if it was slow.
     #[cold]
     pub(super) fn report_core(
         &self,
@@ -36,7 +36,7 @@ impl Call {
         self.services.passed(&self.begun, || Told { stages, proposed: Some((asked, answered)) })
     }
 
-    /// Reports a request to the core that had no reply in time, if that is slow.
+    /// Reports a request to the core that got no reply in time, if it was slow.
     #[cold]
     pub(super) fn report_timeout(&self, answer: &Result<Answer, Status>) -> Option<Told> {
         let took = self.services.now().saturating_duration_since(self.begun.arrived);
@@ -46,7 +46,7 @@ impl Call {
         None
     }
 
-    /// Reports the stages of a read that was answered, and the read itself if it was slow.
+    /// Reports the stages of an answered read, and the read itself if it was slow.
     pub(super) fn report_read(&self, read: &ReadPath, answer: &Result<Answer, Status>) -> Option<Told> {
         let now = read.answered.unwrap_or_else(|| self.services.now());
         let limits = &self.shared().limits;
@@ -73,8 +73,8 @@ impl Call {
         self.services.passed(&self.begun, || Told { stages, proposed: None })
     }
 
-    /// Logs a slow request in etcd's form, and keeps it for the page that lists them. Of its request, the length in bytes and the
-    /// text form are shown; -1 and an empty text where they are not known.
+    /// Logs a slow request in etcd's form and adds it to the list of slow requests. The second parameter is
+    /// the length of the request in bytes and its text; -1 and an empty text if they are not known.
     fn slow(
         &self,
         took: Duration,
@@ -113,7 +113,8 @@ impl Call {
 }
 
 impl Services {
-    /// Logs a read that was slow to be made, in etcd's form; `content` is the request, if it is told.
+    /// Logs a read whose response took long to make, in etcd's form. `content` is the text of the request, if
+    /// it is known.
     fn slow_apply_of_read(
         &self,
         prefix: &str,
@@ -138,7 +139,7 @@ impl Services {
     }
 }
 
-/// Bytes of an answer, and why it is none.
+/// Returns the length of a response in bytes; -1 and the message of the error if the call failed.
 fn of_answer(answer: &Result<Answer, Status>) -> (i64, Option<String>) {
     match answer {
         Ok(Answer::Whole(message)) => (i64::try_from(message.len()).unwrap_or(i64::MAX), None),
@@ -147,7 +148,7 @@ fn of_answer(answer: &Result<Answer, Status>) -> (i64, Option<String>) {
     }
 }
 
-/// A range in the text form of protobuf; only the beginnings of long keys.
+/// Returns a range request in protobuf text form. Long keys are cut off.
 pub(super) fn shown(request: &RangeRequest) -> String {
     let mut text = String::new();
     let keys = [("key", &request.key), ("range_end", &request.range_end)];

@@ -1,8 +1,9 @@
-//! Where the time of a call went: what is noted on its way, and what is told of it in the end.
+//! Times of the stages of a call: measured while the call runs, reported when it ends.
 //!
-//! A call that is neither a sample nor traced costs a few moves for this. All times but those of samples are had anyway: a
-//! connection's turn reads the clock once, a call when it goes to the core or reads the state and when it is answered, and the
-//! core notes its own for each batch.
+//! A call that is neither sampled nor traced pays almost nothing for this, because it needs no extra clock
+//! reads: a connection's turn reads the clock once, a call reads it when it goes to the core or reads the
+//! state and when it is answered, and the core notes its times once per batch. Only samples read the clock
+//! more often.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -17,48 +18,49 @@ use telemetry::stages::{Stage, StageTimes};
 
 use super::Services;
 
-/// One out of so many calls is measured stage by stage; all are with `--metrics extensive`.
+/// One call out of this many is measured stage by stage. With `--metrics extensive` every call is.
 pub(super) const ONE_IN: u32 = 64;
 
-/// What is known when a call begins.
+/// Data recorded when a call arrives.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Begun {
-    /// Time when the head of the call arrived.
+    /// Time at which the head of the call arrived.
     pub arrived: Instant,
-    /// Time that it took to find out on whose behalf the call is made; zero if that was not measured, or needs no look.
+    /// Time that identifying the user took; zero if it was not measured or not needed.
     pub auth: Duration,
-    /// True if the stages of this call go into the histograms.
+    /// True if the stages of this call are added to the histograms.
     pub is_sample: bool,
     /// True if the call is traced.
     pub is_traced: bool,
 }
 
 impl Begun {
-    /// Returns the beginning of a call that is not measured.
+    /// Returns the data of a call that is not measured.
     pub fn unmeasured(arrived: Instant) -> Begun {
         Begun { arrived, auth: Duration::ZERO, is_sample: false, is_traced: false }
     }
 
-    /// Returns true if each stage of the call is to be measured.
+    /// Returns true if each stage of the call has to be measured.
     pub fn is_measured(&self) -> bool {
         self.is_sample || self.is_traced
     }
 
-    /// The stages before the call went on at `went_on`, to the core or to the state.
+    /// Returns the stages before `went_on`, the time at which the call went to the core or read the state.
     fn stages(&self, went_on: Instant) -> [(Stage, Duration); 2] {
         let front = went_on.saturating_duration_since(self.arrived).saturating_sub(self.auth);
         [(Stage::Front, front), (Stage::Auth, self.auth)]
     }
 }
 
-/// How a linearizable read was confirmed.
+/// Times of the confirmation of a linearizable read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Confirmed {
-    /// Time when the core was asked.
+    /// Time at which the core was asked.
     pub asked: Instant,
-    /// The round of ReadIndex that confirmed it; `None` if the core knew by itself that its state is the newest.
+    /// Times of the ReadIndex round that confirmed the read; `None` if the core knew without a round that its
+    /// state is the newest.
     pub round: Option<RoundTimes>,
-    /// Time when the call went on.
+    /// Time at which the call continued after the confirmation.
     pub went_on: Instant,
 }
 
@@ -76,14 +78,14 @@ impl Confirmed {
     }
 }
 
-/// How long the parts of making a read's answer took.
+/// Times of the parts of making a read's response.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Making {
-    /// All of them together.
+    /// Time of all parts together.
     Whole(Duration),
-    /// Finding the keys; the rest is done as the client takes the answer.
+    /// Time of finding the keys. The other parts are done later, as the client reads the response.
     Index(Duration),
-    /// Finding the keys, reading the values, and putting the answer together.
+    /// Times of finding the keys, of reading the values, and of encoding the response.
     Parts { index: Duration, values: Duration, encode: Duration },
 }
 
@@ -99,11 +101,12 @@ impl Making {
     }
 }
 
-/// Measures the parts of an answer that is made at once. Reads the clock twice for each value: for samples only.
+/// Measures the parts of a response that is made at once. Used only for samples, because it reads the clock
+/// twice per value.
 pub(super) struct Meter {
     clock: Clock,
     began: Instant,
-    /// Time when the keys were found, and the time spent on values by then.
+    /// Time at which all keys were found, and the time spent on reading values until then.
     found: Cell<Option<(Instant, Duration)>>,
     values: Cell<Duration>,
 }
@@ -113,17 +116,17 @@ impl Meter {
         Meter { began: clock.now(), clock, found: Cell::new(None), values: Cell::new(Duration::ZERO) }
     }
 
-    /// These values, read by way of the meter.
+    /// Returns `values` wrapped so that the meter measures each read.
     pub fn measured<'a>(&'a self, values: &'a dyn Values) -> Measured<'a> {
         Measured { meter: self, values }
     }
 
-    /// The keys are found.
+    /// Notes that the keys are found.
     pub fn found(&self) {
         self.found.set(Some((self.clock.now(), self.values.get())));
     }
 
-    /// The answer is made.
+    /// Returns the times of the parts, when the response is complete.
     pub fn made(&self) -> Making {
         let (ended, values) = (self.clock.now(), self.values.get());
         let (found, sorted_by) = self.found.get().unwrap_or((ended, values));
@@ -135,7 +138,7 @@ impl Meter {
     }
 }
 
-/// Values that are read under a [`Meter`].
+/// Values whose reads a [`Meter`] measures.
 pub(super) struct Measured<'a> {
     meter: &'a Meter,
     values: &'a dyn Values,
@@ -151,16 +154,17 @@ impl Values for Measured<'_> {
     }
 }
 
-/// What is told of a traced call.
+/// Stage times that are reported for a measured call.
 pub(super) struct Told {
-    /// The stages that it passed from its arrival on.
+    /// Stages from the arrival of the call on.
     pub stages: StageTimes,
-    /// A write: times when it went to the core, and when it was answered.
+    /// For a write, the times at which it was sent to the core and at which it was answered.
     pub proposed: Option<(Instant, Instant)>,
 }
 
 impl Services {
-    /// Notes the stages of a call in the histograms, if it is a sample, and returns them, if it is traced.
+    /// Adds the stages of a call to the histograms if the call is sampled, and returns the stages if the call
+    /// is traced. `told` runs only for measured calls.
     pub(super) fn passed(&self, begun: &Begun, told: impl FnOnce() -> Told) -> Option<Told> {
         if !begun.is_measured() {
             return None;
@@ -177,8 +181,8 @@ impl Services {
         begun.is_traced.then_some(told)
     }
 
-    /// Returns the stages of a write that went to the core at `asked` and was answered at `answered`, at this revision. Those in
-    /// the core are missing if they are no longer known.
+    /// Returns the stages of a write that was sent to the core at `asked` and answered at `answered` with
+    /// this revision. The stages inside the core are missing if the core no longer has them.
     pub(super) fn write_stages(
         &self,
         begun: &Begun,
@@ -192,7 +196,7 @@ impl Services {
     }
 }
 
-/// Returns the stages of a read that began to be made at `went_on`, or asked the core then.
+/// Returns the stages of a read. `began` is the time at which the read began, if it needed no confirmation.
 pub(super) fn read_stages(
     begun: &Begun,
     began: Instant,
@@ -205,7 +209,7 @@ pub(super) fn read_stages(
     stages
 }
 
-/// The stages before a call went on. One without users has none for finding them out.
+/// Returns the stages before `went_on`. The auth stage is left out if it took no time.
 fn started(begun: &Begun, went_on: Instant) -> StageTimes {
     begun
         .stages(went_on)
@@ -243,7 +247,7 @@ mod tests {
             ("encode", 3),
         ];
         assert_eq!(named(&stages), expected);
-        // Without users and rounds there is less to tell.
+        // Without an auth stage and without a ReadIndex round there are fewer stages.
         let begun = Begun::unmeasured(ms(0));
         let stages = read_stages(&begun, ms(6), None, Making::Whole(part(9)));
         assert_eq!(named(&stages), [("front", 6), ("range", 9)]);
@@ -254,7 +258,7 @@ mod tests {
         );
     }
 
-    /// Values whose reading takes time.
+    /// Values that take 5 ms to read.
     struct Slow(std::sync::Arc<clock::HandClock>);
 
     impl Values for Slow {
@@ -273,7 +277,7 @@ mod tests {
         let values = meter.measured(&slow);
         let read = || values.read_into(Value::default(), &mut BytesMut::new());
         pass(1);
-        // As if sorted by it.
+        // A value that is read before the keys are found, as when sorting by value.
         read().expect("it is read");
         meter.found();
         read().expect("it is read");

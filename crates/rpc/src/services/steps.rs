@@ -1,5 +1,6 @@
-//! Calls that are made of other calls: the locks and elections of `lock` and `election`, which etcd serves by its own client
-//! inside the server. Each step is a call of the same client, checked, proposed and counted like any other.
+//! Calls that consist of other calls: the locks and elections of `lock` and `election`. etcd serves them
+//! through its own client inside the server. Each step is a call on behalf of the same client, which is
+//! checked, proposed and counted like any other call.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future as _, poll_fn};
@@ -29,23 +30,25 @@ use super::principal::{Asker, UserPermit};
 use super::{Services, decode, kv, lease, range};
 use crate::watch::{Requests, Responses};
 
-/// The TTL of a lease that the server grants for a lock or a campaign without one, in seconds. Nobody renews it.
+/// TTL in seconds of a lease that the server grants for a lock or a campaign without a lease. The server does
+/// not renew it.
 const SESSION_TTL: i64 = 60;
 
 /// Makes the steps of one call, on behalf of its client.
 pub(super) struct Steps {
     pub services: Rc<Services>,
     rpc: Rpc,
-    /// Who makes the call: that is asked again with each step, since a step may be made long after the one before.
+    /// Client of the call. It is identified again for each step, since a step may run long after the previous
+    /// one.
     asker: Asker,
-    /// The connection of the call, which is charged for what it watches. `None` outside of a front.
+    /// Account of the call's connection, charged for its watches. `None` outside of a front.
     pub account: Option<Rc<Account>>,
-    /// True once a step may have changed something.
+    /// True once a step may have written.
     has_written: Cell<bool>,
 }
 
 impl Steps {
-    /// Returns the steps of this call. They are made by `asker`, the client of the call.
+    /// Returns the steps of a call; `asker` is the client of the call.
     pub fn new(services: &Rc<Services>, rpc: Rpc, asker: Asker) -> Steps {
         Steps {
             services: Rc::clone(services),
@@ -56,7 +59,7 @@ impl Steps {
         }
     }
 
-    /// Makes a step: a part of the call, which is not measured by itself.
+    /// Makes one step. A step is not measured on its own, only as part of the whole call.
     async fn call<A: Message + Default>(
         &self,
         handler: impl AsyncFnOnce(&mut Call, Bytes) -> Result<Answer, Status>,
@@ -83,8 +86,9 @@ impl Steps {
         Ok(answer)
     }
 
-    /// The error of a call of which this step failed. It keeps its code for the audit log, which tells by it whether the call was
-    /// refused; behind an earlier step that wrote, the call was not. [`Call::end`] takes the code away.
+    /// Returns the error of a call whose step failed with `status`. It keeps its status code, by which the
+    /// audit log recognizes a refused call, unless an earlier step has written: then the call was not
+    /// refused. [`Call::end`] removes the code for the client.
     pub fn failed(&self, status: Status) -> Status {
         if self.has_written.get() { without_code(status) } else { status }
     }
@@ -97,8 +101,8 @@ impl Steps {
         self.write(kv::delete_range, &DeleteRangeRequest { key, ..DeleteRangeRequest::default() }).await
     }
 
-    /// Returns the lease of the session: the client's, or one that is granted now. As with etcd nobody renews it but the
-    /// client.
+    /// Returns the lease of the session: `lease`, or a newly granted one if it is 0. As in etcd, only the
+    /// client renews it.
     pub async fn session(&self, lease: i64) -> Result<i64, Status> {
         if lease != 0 {
             return Ok(lease);
@@ -108,9 +112,9 @@ impl Steps {
         Ok(granted.id)
     }
 
-    /// Begins to delete the first of these keys, if each is still the one that was created at its revision, and waits for
-    /// nothing: the request is sent even if the returned future is dropped. `None` if nothing can be asked, or nothing is left to
-    /// wait for.
+    /// Starts to delete the first of these keys, if every key is still the one created at its revision. The
+    /// request is sent even if the returned future is dropped. Returns `None` if no request can be sent, or
+    /// if there is nothing to wait for.
     fn begin_release(&self, keys: &[(&Bytes, i64)]) -> Option<LocalBoxFuture<Result<Answer, Status>>> {
         let (key, _) = keys.first()?;
         let principal = self.services.identify(&self.asker).ok()?;
@@ -124,14 +128,15 @@ impl Steps {
             failure: Vec::new(),
         };
         let mut deleted = Box::pin(step.answer(kv::txn, request.encode_to_vec().into()));
-        // The first poll sends the request. Whoever waits for the answer polls once more, with a waker.
+        // The first poll sends the request. A caller that waits for the reply polls again, with a waker.
         match deleted.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Pending => Some(deleted),
             Poll::Ready(_) => None,
         }
     }
 
-    /// What happens to these keys from a revision on. The connection of the call is charged for the watch and for what it is told.
+    /// Watches these keys from revision `from` on. The connection of the call is charged for the watch and
+    /// its responses.
     pub fn changes(&self, keys: Keys, from: i64, needs_leader: bool) -> Changes {
         let services = &self.services;
         let Keys { key, range_end, deletions_only } = keys;
@@ -157,8 +162,8 @@ impl Steps {
         Changes::of(stream, arrived)
     }
 
-    /// Waits until no key of a line is older than the one that waits. Only one watch is held at a time, of the key right
-    /// before, so that a key that goes wakes the one behind it and nobody else.
+    /// Waits until no key of the line is older than the key of `place`. It watches only one key at a time,
+    /// the one directly before its own, so a deleted key wakes only one waiting call.
     pub async fn turn(&self, line: &Line, place: &mut Place<'_>) -> Result<(), Status> {
         loop {
             let before = RangeRequest {
@@ -166,12 +171,13 @@ impl Steps {
                 sort_order: SortOrder::Descend as i32,
                 limit: 1,
                 keys_only: true,
-                // This member has applied the transaction that made or found the key, and so knows all that are older.
+                // This member has applied the transaction that created or found the key, so it knows all
+                // older keys.
                 serializable: true,
                 ..line.all()
             };
             let found = self.range(&before).await?;
-            // Not while this waits.
+            // Frees memory before the wait.
             drop(before);
             let Some(last) = found.kvs.into_iter().next() else { return Ok(()) };
             let revision = found.header.unwrap_or_default().revision;
@@ -182,7 +188,8 @@ impl Steps {
         }
     }
 
-    /// Waits until this key is deleted at this revision or a later one, or until that may have been compacted away.
+    /// Waits until this key is deleted at revision `from` or later, or until that deletion may have been
+    /// compacted.
     async fn deleted(&self, key: Bytes, from: i64) -> Result<(), Status> {
         let keys = Keys { key, range_end: Bytes::new(), deletions_only: true };
         let mut changes = self.changes(keys, from, false);
@@ -201,7 +208,7 @@ impl Steps {
     }
 }
 
-/// The error of a watch that was canceled. Clients are told of it without its code.
+/// Returns the error of a cancelled watch. The reason in the response contains no status code.
 pub(super) fn canceled(response: &WatchResponse) -> Status {
     let reason = &response.cancel_reason;
     let bare = reason.split_once(" desc = ").map_or(reason.as_str(), |(_, text)| text);
@@ -211,16 +218,17 @@ pub(super) fn canceled(response: &WatchResponse) -> Status {
     }
 }
 
-/// What is to be watched.
+/// Keys to watch.
 pub(super) struct Keys {
     pub key: Bytes,
     pub range_end: Bytes,
     pub deletions_only: bool,
 }
 
-/// The keys of all who wait for a lock, or stand in an election: `name/<lease>`. The oldest has it.
+/// Keys of all callers that wait for a lock or campaign in an election: `name/<lease>`. The owner of the
+/// oldest key holds the lock or leads.
 pub(super) struct Line {
-    /// The name with its slash.
+    /// The name with a trailing slash.
     prefix: Bytes,
 }
 
@@ -229,8 +237,8 @@ impl Line {
         Line { prefix: [name, b"/"].concat().into() }
     }
 
-    /// The line of this name, and the key of a lease in it, which ends in its number as Go writes it. They share their
-    /// bytes: a call holds them for as long as it waits.
+    /// Returns the line of this name, and the key of a lease in it. The key ends with the lease id in Go's
+    /// hexadecimal format. Both share their bytes, because a call holds them as long as it waits.
     pub fn with_key(name: &[u8], lease: i64) -> (Line, Bytes) {
         let sign = if lease < 0 { "-" } else { "" };
         let number = format!("{sign}{:x}", lease.unsigned_abs());
@@ -238,12 +246,12 @@ impl Line {
         (Line { prefix: key.slice(..=name.len()) }, key)
     }
 
-    /// The name.
+    /// Returns the name of the lock or election.
     pub fn name(&self) -> Bytes {
         self.prefix.slice(..self.prefix.len() - 1)
     }
 
-    /// The keys that begin with the prefix.
+    /// Returns the range of keys with the prefix.
     pub fn range(&self) -> Range<Bytes> {
         let mut end = BytesMut::from(&self.prefix[..]);
         if let Some(last) = end.last_mut() {
@@ -252,7 +260,7 @@ impl Line {
         self.prefix.clone()..end.freeze()
     }
 
-    /// A request for all of them, by the revisions at which they were created.
+    /// Returns a request for all keys of the line, ordered by create revision.
     pub fn all(&self) -> RangeRequest {
         let Range { start, end } = self.range();
         RangeRequest {
@@ -263,49 +271,50 @@ impl Line {
         }
     }
 
-    /// A request for the oldest.
+    /// Returns a request for the oldest key of the line.
     pub fn oldest(&self) -> RangeRequest {
         RangeRequest { sort_order: SortOrder::Ascend as i32, limit: 1, ..self.all() }
     }
 }
 
-/// A key that waits in a line. It is given up when this is dropped, which the front does when the client leaves, unless it
-/// was kept before.
+/// A key that waits in a line. The key is deleted when this is dropped, unless [`Place::keep`] was called;
+/// the front drops this when the client disconnects.
 ///
-/// A key that was there before the call may be known to its client as the holder's, from an earlier call: it is given up only
-/// while another is before it (COMPAT-153).
+/// A key that existed before the call may be known to the client as the holder's key, from an earlier call.
+/// It is deleted only while another key is before it (COMPAT-153).
 pub(super) struct Place<'a> {
     steps: &'a Steps,
     key: &'a Bytes,
     created: i64,
-    /// True if this call made the key.
+    /// True if this call created the key.
     is_made: bool,
-    /// The key that is waited for, and the revision at which it was created, if this call did not make its own.
+    /// The key that is waited for and its create revision; set only if this call did not create its own key.
     before: Option<(Bytes, i64)>,
     is_kept: bool,
 }
 
 impl<'a> Place<'a> {
-    /// The place of a key that was created at this revision, by this call or before it.
+    /// Returns the place of a key that was created at this revision, by this call or earlier.
     pub fn new(steps: &'a Steps, key: &'a Bytes, (created, is_made): (i64, bool)) -> Place<'a> {
         Place { steps, key, created, is_made, before: None, is_kept: false }
     }
 
-    /// The key stays.
+    /// Keeps the key when this is dropped.
     pub fn keep(mut self) {
         self.is_kept = true;
     }
 
-    /// Gives the key up and waits until it is gone, or cannot be deleted.
+    /// Deletes the key, and waits until that has succeeded or failed.
     pub async fn leave(mut self) {
         self.is_kept = true;
         if let Some(deleted) = self.begin() {
-            // Whatever came of it: the key goes with its lease at last.
+            // The result does not matter: if the deletion failed, the key goes when its lease expires.
             drop(deleted.await);
         }
     }
 
-    /// A member that stops leaves the key: its client comes back to another member with the same lease.
+    /// Starts to delete the key. A member that shuts down keeps it, because the client will continue with the
+    /// same lease on another member.
     fn begin(&self) -> Option<LocalBoxFuture<Result<Answer, Status>>> {
         if self.steps.services.closing.has_begun() {
             return None;
@@ -327,10 +336,11 @@ impl Drop for Place<'_> {
     }
 }
 
-/// Changes of keys, as a watch is told of them.
+/// Stream of changes of watched keys.
 pub(super) struct Changes {
     stream: LocalBoxFuture<Result<(), Status>>,
-    /// How the stream ended. It is not polled again then; a response that came with the end is taken first.
+    /// Status with which the stream ended; it is not polled again. A response that arrived with the end is
+    /// returned first.
     over: Option<Status>,
     arrived: Rc<RefCell<Option<Bytes>>>,
 }
@@ -340,11 +350,12 @@ impl Changes {
         Changes { stream, over: None, arrived }
     }
 
-    /// The next response.
+    /// Returns the next response.
     ///
     /// # Errors
     ///
-    /// When the watch is over, because the member stops, or knows no leader, or is known to have wrong data.
+    /// Returns an error if the watch ended because the member shuts down, has no leader, or is known to have
+    /// wrong data.
     pub async fn next(&mut self) -> Result<WatchResponse, Status> {
         let message = poll_fn(|context| {
             if self.over.is_none()
@@ -363,7 +374,7 @@ impl Changes {
     }
 }
 
-/// One request.
+/// A request stream with a single request.
 struct Once(Option<Bytes>);
 
 impl Requests for Once {
@@ -372,7 +383,7 @@ impl Requests for Once {
     }
 }
 
-/// Takes one response at a time; whoever takes it out polls the stream again.
+/// Takes one response at a time. The task that removes the response polls the stream again.
 struct Sink {
     arrived: Rc<RefCell<Option<Bytes>>>,
     account: Option<Rc<Account>>,
@@ -397,7 +408,7 @@ impl Responses for Sink {
     }
 }
 
-/// The bytes of an answer.
+/// Returns all bytes of a response.
 async fn gathered(answer: Answer) -> Result<Bytes, Status> {
     let (len, mut source) = match answer {
         Answer::Whole(bytes) => return Ok(bytes),
@@ -414,7 +425,8 @@ pub(super) fn op(request: Request) -> RequestOp {
     RequestOp { request: Some(request) }
 }
 
-/// True of a key that was created at this revision; 0: of one that is not there.
+/// Returns a comparison that holds if the key was created at this revision; with revision 0, if the key does
+/// not exist.
 pub(super) fn is_created_at(key: &Bytes, revision: i64) -> Compare {
     Compare {
         key: key.clone(),
@@ -453,7 +465,7 @@ mod tests {
         }
     }
 
-    /// A message and the end may come in the same poll.
+    /// A message and the end of the stream may arrive in the same poll.
     #[test]
     fn the_end_of_a_watch_is_told_behind_its_last_response_and_not_waited_for_again() {
         let arrived = Rc::new(RefCell::new(None));

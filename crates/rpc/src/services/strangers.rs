@@ -1,36 +1,37 @@
-//! Places for calls of strangers: callers who show neither a valid token nor a certificate of a user, while authentication is
-//! enabled.
+//! Limits the waiting calls of unauthenticated callers: those without a valid token and without a client
+//! certificate of a user, while authentication is enabled.
 //!
-//! A member of a cluster may lag behind the entry that disables authentication, or that makes a token known. So it refuses a
-//! stranger only once the leader has confirmed that it knows the newest state, which may take as long as a request at most. etcd
-//! waits likewise: for an entry, or for its ReadIndex. Anyone can be a stranger, and a shard has a bounded number of requests to
-//! the core: without a bound of their own, strangers could take all of them.
+//! A member may lag behind the entry that disables authentication or that makes a token known. So it refuses
+//! an unauthenticated caller only after the leader has confirmed that this member knows the newest state,
+//! which may take as long as a request may take. etcd waits too: for an entry, or for its ReadIndex. Anyone
+//! can be such a caller, and a shard can have only a limited number of requests to the core; without a limit
+//! of their own, unauthenticated callers could take all of them.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
 use api::{Status, error};
 
-/// Strangers of one shard that wait at the same time: a small part of its requests to the core
-/// ([`replica::inbox::OPEN_REQUESTS_PER_SHARD_MAX`]).
+/// Maximum number of unauthenticated callers of one kind that wait on a shard: a small part of the shard's
+/// requests to the core ([`replica::inbox::OPEN_REQUESTS_PER_SHARD_MAX`]).
 const STRANGERS_MAX: usize = 4096;
 
-/// The strangers of a shard that wait for a confirmation: those that log in, those with tokens that this member does not know, or all
-/// others.
+/// Number of unauthenticated callers of one kind that wait for a confirmation on a shard. The kinds are
+/// logins, calls with unknown tokens, and calls without a token.
 #[derive(Default)]
 pub(super) struct Strangers {
     count: Rc<Cell<usize>>,
 }
 
-/// The place of a stranger that waits, which it leaves when this is dropped.
+/// Slot of a waiting unauthenticated caller; freed when dropped.
 pub(super) struct Place(Rc<Cell<usize>>);
 
 impl Strangers {
-    /// Takes a place.
+    /// Takes a slot.
     ///
     /// # Errors
     ///
-    /// `too many requests`, if no place is free.
+    /// Returns `too many requests` if no slot is free.
     pub fn enter(&self) -> Result<Place, Status> {
         if self.count.get() >= STRANGERS_MAX {
             return Err(error::TOO_MANY_REQUESTS);

@@ -1,4 +1,5 @@
-//! Spans of calls: the call itself as etcd's gRPC library has it, what it did as etcd has it, and our own stages within.
+//! Trace spans of calls: the call itself as in etcd's gRPC library, the operation as in etcd, and stages of
+//! this server inside it.
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
@@ -19,7 +20,7 @@ use super::stages::Told;
 
 type Attributes = Vec<(&'static str, Attribute)>;
 
-/// A call that is traced. Dropped before its end, it was cancelled.
+/// A traced call. If it is dropped before its end, it was cancelled.
 pub(super) struct Trace {
     tracer: Arc<Tracer>,
     rpc: Rpc,
@@ -28,13 +29,14 @@ pub(super) struct Trace {
     began: Instant,
     wall: SystemTime,
     now: Box<dyn Fn() -> Instant>,
-    /// What the call does, for calls of which etcd tells it.
+    /// Span of the operation inside the call: its context, name and attributes. `None` for calls that etcd
+    /// has no such span for.
     inner: Option<(SpanContext, &'static str, Attributes)>,
     is_ended: bool,
 }
 
 impl Trace {
-    /// Begins a trace, if this call is to be traced.
+    /// Starts a trace, if this call is selected for tracing.
     pub(super) fn begin(
         services: &Services,
         tracer: &Arc<Tracer>,
@@ -63,12 +65,12 @@ impl Trace {
         })
     }
 
-    /// Returns what begins spans within the call's span, for the parts of a stream.
+    /// Returns a factory of spans inside the call's span, for the parts of a stream.
     pub(super) fn within(&self, services: &Services) -> Within {
         Within::new(Arc::clone(&self.tracer), services.shared.clock.clone(), self.context)
     }
 
-    /// A span of the member, from one time to another.
+    /// Returns a span of the member from one time to another.
     fn span(
         &self,
         (context, within): (SpanContext, SpanContext),
@@ -89,7 +91,7 @@ impl Trace {
         }
     }
 
-    /// Ends the trace, with what is told of the call's stages.
+    /// Ends the trace; `told` contains the stages of the call.
     pub(super) fn end(mut self, result: Result<(), &Status>, told: Option<Told>) {
         self.finish(result, told);
     }
@@ -101,7 +103,8 @@ impl Trace {
         if let Some((context, name, attributes)) = self.inner.take() {
             let mut events = Vec::new();
             if let Some(Told { stages, proposed }) = told {
-                // One after the other, though the values of a read are read while its answer is put together.
+                // The stages are shown one after the other, although values are read while the response is
+                // encoded.
                 let mut from = self.began;
                 for (stage, took) in stages {
                     let place = (self.tracer.within(&context), context);
@@ -147,7 +150,7 @@ impl Drop for Trace {
     }
 }
 
-/// Codes that gRPC's own library takes for a fault of the server.
+/// Returns true for codes that the gRPC library treats as a fault of the server.
 fn is_servers_fault(code: Code) -> bool {
     matches!(
         code,
@@ -160,7 +163,7 @@ fn is_servers_fault(code: Code) -> bool {
     )
 }
 
-/// The name of a code as the specification spells it, such as `OUT_OF_RANGE`.
+/// Returns the name of a code as the specification spells it, such as `OUT_OF_RANGE`.
 fn spelled(code: Code) -> String {
     match code {
         Code::Ok => "OK".to_owned(),
@@ -178,8 +181,8 @@ fn spelled(code: Code) -> String {
     }
 }
 
-/// What etcd tells of what a call does: a name, and attributes. A message that cannot be read tells nothing, nor does a
-/// transaction of more than `elements_max`.
+/// Returns etcd's span name and attributes for the operation of a call. Returns `None` for other methods, for
+/// a message that cannot be decoded, and for a transaction with more than `elements_max` elements.
 fn told(rpc: Rpc, message: &Bytes, elements_max: usize) -> Option<(&'static str, Attributes)> {
     let (bytes, int, is) = (Attribute::bytes, Attribute::Int, Attribute::Bool);
     let message = message.clone();
@@ -253,7 +256,7 @@ fn of_txn(request: &TxnRequest) -> Attributes {
     ]
 }
 
-/// What etcd tells of a range that is streamed.
+/// Returns etcd's span attributes for a streamed range.
 pub(super) fn told_of_range_stream(request: &RangeRequest) -> Attributes {
     vec![
         ("range_begin", Attribute::bytes(&request.key)),
@@ -264,7 +267,7 @@ pub(super) fn told_of_range_stream(request: &RangeRequest) -> Attributes {
     ]
 }
 
-/// Ends a trace together with its stream. The requests of the stream have spans of their own within it.
+/// Ends a trace when its stream ends. Requests of the stream have their own spans inside it.
 pub(super) fn traced_stream(
     trace: Trace,
     stream: LocalBoxFuture<Result<(), Status>>,

@@ -1,21 +1,21 @@
-//! The watches of one stream by their ids: [`ById`]. One, which is what most streams have, takes no memory of its own.
+//! Map of a stream's watches by id: [`ById`]. A single watch, the usual case, is stored without an allocation.
 
 use std::collections::BTreeMap;
 use std::ops::RangeBounds;
 
-/// Things by watch id, in ascending order.
+/// Items by watch id, in ascending order.
 #[derive(Default)]
 pub(super) enum ById<T> {
     #[default]
     None,
     One(i64, T),
-    /// A client decides how many watches its stream has, and which ids.
+    /// Two or more items. A tree, because a client chooses how many watches its stream has, and with which ids.
     #[expect(clippy::box_collection, reason = "few streams have more than one watch")]
     Many(Box<BTreeMap<i64, T>>),
 }
 
 impl<T> ById<T> {
-    /// Returns the count of things.
+    /// Returns the number of items.
     pub fn len(&self) -> usize {
         match self {
             ById::None => 0,
@@ -24,12 +24,12 @@ impl<T> ById<T> {
         }
     }
 
-    /// Returns true if there is none.
+    /// Returns true if there are no items.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns true if there is one with this id.
+    /// Returns true if an item has this id.
     pub fn contains(&self, id: i64) -> bool {
         match self {
             ById::None => false,
@@ -38,7 +38,7 @@ impl<T> ById<T> {
         }
     }
 
-    /// Puts a thing in, of which the id is its own.
+    /// Inserts an item; no other item may have its id.
     pub fn insert(&mut self, id: i64, thing: T) {
         *self = match std::mem::take(self) {
             ById::None => ById::One(id, thing),
@@ -50,7 +50,7 @@ impl<T> ById<T> {
         };
     }
 
-    /// Takes a thing out, if it is in.
+    /// Removes and returns the item with this id, if it exists.
     pub fn remove(&mut self, id: i64) -> Option<T> {
         match self {
             ById::Many(many) => many.remove(&id),
@@ -59,7 +59,7 @@ impl<T> ById<T> {
         }
     }
 
-    /// Takes the first thing out, with its id.
+    /// Removes and returns the first item, with its id.
     pub fn pop_first(&mut self) -> Option<(i64, T)> {
         match self {
             ById::Many(many) => many.pop_first(),
@@ -70,7 +70,7 @@ impl<T> ById<T> {
         }
     }
 
-    /// The things with ids in these bounds, in ascending order.
+    /// Returns the items with ids in these bounds, in ascending order.
     pub fn range(&self, ids: impl RangeBounds<i64>) -> impl Iterator<Item = (i64, &T)> {
         let (one, many) = match self {
             ById::None => (None, None),

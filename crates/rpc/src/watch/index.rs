@@ -1,5 +1,5 @@
-//! Finds the watches that a key concerns: [`Index`], a map for single keys and a balanced tree of ranges. It does not know what
-//! a watch is, only keys and serial numbers.
+//! Finds the watches that match a key: [`Index`], a map for single keys and a balanced tree of ranges. It
+//! contains only keys, serial numbers and generic items.
 
 use std::cell::RefCell;
 use std::cmp::Ordering;
@@ -12,7 +12,7 @@ use std::rc::Rc;
 use planted::{Bug, Measure};
 use slab::Slab;
 
-/// A key, or an end of a range. A watch and the index that it is in share its bytes.
+/// A key, or an end of a range. A watch and its index share the bytes.
 type Key = Rc<[u8]>;
 
 /// The end of a range of keys.
@@ -20,7 +20,7 @@ type Key = Rc<[u8]>;
 pub(super) enum End {
     /// The range ends before this key.
     Before(Key),
-    /// Nowhere.
+    /// The range has no end.
     Unbounded,
 }
 
@@ -33,18 +33,19 @@ impl End {
     }
 }
 
-/// The keys that a watch is about.
+/// Keys that a watch covers.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Keys {
     /// One key.
     Single(Key),
-    /// Keys from one on. In a box: most watches are of single keys.
+    /// All keys from one key up to an end. Boxed, because most watches cover a single key.
     Range(Box<(Key, End)>),
 }
 
 impl Keys {
-    /// Returns the keys that a request asks for: one key, those before `range_end`, or with `range_end` `\0` all from
-    /// `key` on; `None` if there are none. The bytes are copied, since the decoded ones keep the whole frame in memory.
+    /// Returns the keys that a request covers: one key; those before `range_end`; or, with `range_end` `\0`,
+    /// all from `key` on. Returns `None` if there are none. The bytes are copied, since the decoded ones keep
+    /// the whole frame in memory.
     pub fn of_request(key: &[u8], range_end: &[u8]) -> Option<Keys> {
         let key = Key::from(if key.is_empty() { b"\0" } else { key });
         match range_end {
@@ -59,7 +60,7 @@ impl Keys {
         Keys::Range(Box::new((start, end)))
     }
 
-    /// Returns the keys as a request would have them: key and range end.
+    /// Returns the keys in the form of a request: key and range end.
     pub fn as_request(&self) -> (&[u8], &[u8]) {
         match self {
             Keys::Single(key) => (key, b""),
@@ -70,7 +71,7 @@ impl Keys {
         }
     }
 
-    /// Bytes of the keys that say which they are.
+    /// Returns the number of bytes of the keys that define the range.
     pub fn bytes(&self) -> usize {
         match self {
             Keys::Single(key) => key.len(),
@@ -82,11 +83,12 @@ impl Keys {
     }
 }
 
-/// Things in the order of their serial numbers. One thing, which is what most keys have, takes no memory of its own.
+/// Items ordered by serial number. A single item, the usual case, is stored without an allocation.
 #[derive(Debug)]
 enum Watches<T> {
     One(u64, T),
-    /// A client decides how many watches one key has and in which order they come and go.
+    /// A tree, because clients choose how many watches one key has, and the order in which they are added and
+    /// removed.
     #[expect(clippy::box_collection, reason = "most keys have one")]
     Many(Box<BTreeMap<u64, T>>),
 }
@@ -105,7 +107,7 @@ impl<T> Watches<T> {
         }
     }
 
-    /// Takes a thing out; also returns true if nothing is left.
+    /// Removes an item, and returns true if no items are left.
     fn remove(&mut self, serial: u64) -> (Option<T>, bool) {
         match self {
             Watches::One(other, _) if *other != serial => (None, false),
@@ -120,7 +122,7 @@ impl<T> Watches<T> {
         }
     }
 
-    /// Visits those behind this serial number.
+    /// Visits the items after the serial number `behind`.
     fn visit(&self, behind: Option<u64>, visit: &mut impl FnMut(&T) -> ControlFlow<()>) -> ControlFlow<()> {
         match self {
             Watches::One(serial, _) if behind.is_some_and(|behind| *serial <= behind) => {
@@ -135,15 +137,17 @@ impl<T> Watches<T> {
     }
 }
 
-/// The place at which a visit stopped: that of the item with these keys and this serial number, which may be gone by now.
+/// Position at which a visit stopped: keys and serial number of the last visited item, which may have been
+/// removed since.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub keys: Keys,
     pub serial: u64,
 }
 
-/// Things by the keys they are about: single keys in a map, ranges in an interval tree. Finding those of a key costs
-/// O(log n) and what is found; putting in and taking out cost O(log n), whatever clients choose to watch.
+/// Items by the keys that they cover: single keys in a map, ranges in an interval tree. Finding the items of
+/// a key costs O(log n) plus the number found; insertion and removal cost O(log n), whatever clients choose
+/// to watch.
 #[derive(Debug)]
 pub(super) struct Index<T> {
     singles: HashMap<Key, Watches<T>>,
@@ -158,12 +162,12 @@ impl<T> Default for Index<T> {
 }
 
 impl<T> Index<T> {
-    /// Returns true if there is nothing.
+    /// Returns true if the index is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Puts a thing in; its serial number is its own.
+    /// Inserts an item; no other item may have its serial number.
     pub fn insert(&mut self, keys: &Keys, serial: u64, item: T) {
         match keys {
             Keys::Single(key) => match self.singles.get_mut(key) {
@@ -177,7 +181,7 @@ impl<T> Index<T> {
         self.len += 1;
     }
 
-    /// Takes a thing out, if it is in.
+    /// Removes and returns an item, if it exists.
     pub fn remove(&mut self, keys: &Keys, serial: u64) -> Option<T> {
         let removed = match keys {
             Keys::Single(key) => {
@@ -193,13 +197,13 @@ impl<T> Index<T> {
         removed
     }
 
-    /// Visits everything that is about `key`, as long as `visit` wants more. `visit` must not use this index.
+    /// Visits all items that cover `key`, until `visit` stops. `visit` must not use this index.
     pub fn visit(&self, key: &[u8], visit: &mut impl FnMut(&T) -> ControlFlow<()>) -> ControlFlow<()> {
         self.visit_behind(key, None, visit)
     }
 
-    /// Visits items as [`Index::visit`] does, from behind the place at which an earlier visit for the same key stopped.
-    /// The order of visits is that of the places, whatever was added and removed in between.
+    /// Visits items as [`Index::visit`] does, after the position at which an earlier visit for the same key
+    /// stopped. The order of visits does not depend on items that were added or removed in between.
     pub fn visit_behind(
         &self,
         key: &[u8],
@@ -220,27 +224,28 @@ impl<T> Index<T> {
     }
 }
 
-/// Stands for no node.
+/// Index that means "no node".
 const NIL: u32 = u32::MAX;
 
-/// A treap (Seidel and Aragon, "Randomized search trees", 1996) ordered by range; each node knows the greatest end below
-/// it.
+/// A treap (Seidel and Aragon, "Randomized search trees", 1996) ordered by range. Each node stores the
+/// greatest end in its subtree.
 ///
-/// The expected depth is O(log n) as long as nobody can foresee the priorities, so these are hashes under a random key of
-/// this tree. What is visited and in which order does not depend on them: behaviour is the same in every run. Nodes lie
-/// in one array and no function calls itself, so even a deep tree would not use up the stack.
+/// The expected depth is O(log n) as long as nobody can predict the priorities, so these are hashes with a
+/// random key of this tree. The visited items and their order do not depend on the priorities, so the
+/// behaviour is the same in every run. Nodes lie in one array and no function is recursive, so even a deep
+/// tree would not exhaust the stack.
 #[derive(Debug)]
 struct Tree<T> {
     nodes: Slab<Node<T>>,
     root: u32,
     priorities: RandomState,
-    /// Number of nodes made so far: what the next priority is the hash of.
+    /// Number of nodes created so far; the next priority is the hash of this number.
     made: u64,
-    /// The nodes from the root to the place of a change, kept for its memory.
+    /// Nodes from the root to the position of a change. The field only reuses the memory.
     path: Vec<u32>,
-    /// Nodes whose children a change replaced, parents first; kept for its memory.
+    /// Nodes whose children a change replaced, parents first. The field only reuses the memory.
     touched: Vec<u32>,
-    /// The nodes that a visit comes back to, kept for its memory.
+    /// Nodes to which a visit returns. The field only reuses the memory.
     stack: RefCell<Vec<u32>>,
 }
 
@@ -284,7 +289,7 @@ impl<T> Tree<T> {
         &mut self.nodes[at as usize]
     }
 
-    /// Puts `child` into the place of a child of `parent`; without a parent, of the root.
+    /// Makes `child` a child of `parent`, or the root if `parent` is `None`.
     fn attach(&mut self, parent: Option<(u32, Ordering)>, child: u32) {
         match parent {
             None => self.root = child,
@@ -307,7 +312,7 @@ impl<T> Tree<T> {
         }
     }
 
-    /// Refreshes the nodes touched, then those of the path, children first.
+    /// Updates `end_max` of the touched nodes, then of the nodes on the path, children first.
     fn refresh_changed(&mut self) {
         while let Some(at) = self.touched.pop() {
             self.refresh(at);
@@ -364,7 +369,8 @@ impl<T> Tree<T> {
         self.refresh_changed();
     }
 
-    /// Two trees of one: what comes before a range that is not in it, and what comes behind.
+    /// Splits a tree in two, at a range that it does not contain: the nodes before the range, and those after
+    /// it.
     fn split(&mut self, mut at: u32, start: &Key, end: &End) -> (u32, u32) {
         let (mut left, mut right) = (NIL, NIL);
         let (mut left_end, mut right_end) = (NIL, NIL);
@@ -429,7 +435,8 @@ impl<T> Tree<T> {
         removed
     }
 
-    /// Puts one tree in the place of two, of which all of the left come before all of the right.
+    /// Merges two trees into one and attaches it at `place`. All nodes of `left` come before all nodes of
+    /// `right`.
     fn merge(&mut self, mut place: Option<(u32, Ordering)>, mut left: u32, mut right: u32) {
         while left != NIL && right != NIL {
             if self.node(left).priority > self.node(right).priority {
@@ -447,7 +454,7 @@ impl<T> Tree<T> {
         self.attach(place, if left == NIL { right } else { left });
     }
 
-    /// Visits what holds `key`, in the order of ranges, from behind a place.
+    /// Visits the items that cover `key`, ordered by range, after the position `behind`.
     fn visit(
         &self,
         key: &[u8],
@@ -466,7 +473,7 @@ impl<T> Tree<T> {
                 if !node.end_max.is_above(key) {
                     break;
                 }
-                // What lies before the place, and all that is left of it, has been visited.
+                // The nodes before the position, and everything left of them, were visited already.
                 let order = behind.map_or(Ordering::Less, |(start, end, _)| node.order(start, end));
                 if order.is_gt() {
                     at = node.right;
@@ -493,7 +500,7 @@ impl<T> Tree<T> {
         flow
     }
 
-    /// The number of nodes on the longest way down.
+    /// Returns the number of nodes on the longest path from the root.
     #[cfg(test)]
     fn depth(&self) -> usize {
         let (mut deepest, mut below) = (0, vec![(self.root, 1)]);
@@ -558,7 +565,8 @@ mod tests {
                     found.push(*serial);
                     ControlFlow::Continue(())
                 });
-                // In parts, with others leaving in between, it visits the same in the same order.
+                // A visit in parts, with visited items removed in between, visits the same items in the same
+                // order.
                 let (mut parts, mut place): (Vec<u64>, Option<Place>) = (Vec::new(), None);
                 while index
                     .visit_behind(&key, place.take().as_ref(), &mut |serial| {
@@ -603,8 +611,9 @@ mod tests {
 
     #[test]
     fn ranges_chosen_for_a_known_seed_make_no_deep_tree() {
-        // The order in which the ranges come follows the priorities that the tree gave when its seed was a constant:
-        // the one with the highest has the smallest start, and so on, which made each the only child of the one before.
+        // The ranges are inserted in the order of the priorities that a constant seed would give. The range
+        // with the highest priority has the smallest start, and so on, so that each node would be the only
+        // child of the previous one.
         let mut state = 0x9e37_79b9_7f4a_7c15u64;
         let mut priorities: Vec<(u64, u64)> = (0..10_000)
             .map(|n| {
@@ -632,7 +641,7 @@ mod tests {
 
     #[test]
     fn no_depth_uses_up_the_stack() {
-        // A chain, made by hand: no priorities make one.
+        // A chain of nodes, built by hand: no priorities lead to one.
         let mut index = Index::default();
         for n in 0..200_000u64 {
             let node = Node {
@@ -665,8 +674,8 @@ mod tests {
     fn any_number_of_watches_of_one_key_come_and_go() {
         let key = Keys::Single(b"k"[..].into());
         let mut index = Index::default();
-        // The smallest numbers come last, as for watches that were behind, and go first, as when their stream ends:
-        // in an array each would move all the others.
+        // The smallest serial numbers are inserted last, as for watches that were behind, and removed first,
+        // as when their stream ends. In an array each step would move all other items.
         for serial in (0..200_000u64).rev() {
             index.insert(&key, serial, serial);
         }

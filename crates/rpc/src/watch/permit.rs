@@ -1,32 +1,33 @@
-//! What the user of a stream may watch.
+//! Rights of a stream's user to watch keys.
 
 use api::Status;
 use machine::auth::Auth;
 use numbers::Revision;
 
-/// Says what one stream's user may watch; made by whoever knows users.
+/// Checks the rights of one stream's user. The code that identifies users implements this trait.
 pub trait Permit {
-    /// Whether a watch of these keys may be made, given as the request has them: before anything of it is normalized, so that
-    /// what is asked is what will be watched.
+    /// Checks that a watch of these keys may be created. The keys are those of the request, not normalized,
+    /// so that the check covers exactly what will be watched.
     ///
     /// # Errors
     ///
-    /// When the user is unknown, or may not read the keys.
+    /// Returns an error if the user is unknown, or may not read the keys.
     fn allows(&self, key: &[u8], range_end: &[u8]) -> Result<(), Status>;
 
-    /// Whether that watch may begin at this revision, asked after [`Permit::allows`], when `now` is the current revision.
+    /// Checks that a watch may begin at revision `start`. Called after [`Permit::allows`]; `now` is the
+    /// current revision.
     ///
     /// # Errors
     ///
-    /// When the user may not ask for so many old changes now.
+    /// Returns an error if the user has used up the rate at which it may request old changes.
     fn begins(&self, start: Revision, now: Revision) -> Result<(), Status>;
 
-    /// Whether a watch that was made before may go on, as of these users and roles. `joined` is raised by the permissions
-    /// that had to be joined to tell.
+    /// Checks that an existing watch may continue with these users and roles. Adds to `joined` the number of
+    /// permissions that had to be merged for the check.
     ///
     /// # Errors
     ///
-    /// When the user may no longer read the keys.
+    /// Returns an error if the user may no longer read the keys.
     fn still_allows(
         &self,
         auth: &Auth,
@@ -36,7 +37,7 @@ pub trait Permit {
     ) -> Result<(), Status>;
 }
 
-/// A permit for everything.
+/// A permit that allows everything.
 pub struct Anyone;
 
 impl Permit for Anyone {
@@ -53,7 +54,7 @@ impl Permit for Anyone {
     }
 }
 
-/// The words of a refusal, as etcd's client library reads them.
+/// Returns the text of a refusal in the form that etcd's client library expects.
 pub(super) fn reason(refusal: &Status) -> String {
     format!("rpc error: code = {} desc = {}", refusal.code.name(), refusal.message)
 }

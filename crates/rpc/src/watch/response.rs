@@ -1,4 +1,4 @@
-//! Responses in bytes.
+//! Encodes watch responses.
 
 use std::ops::Range;
 
@@ -9,25 +9,25 @@ use prost::Message as _;
 
 use crate::encode::{header_len, put_header};
 
-/// The field `fragment` when it is set.
+/// Encoded field `fragment` with the value true.
 const FRAGMENT: [u8; 2] = [number_tag(7), 1];
 /// Number of the field `events`.
 const EVENTS: u8 = 11;
 
-/// The id of a response that is about no watch of its stream, or about all.
+/// Watch id of a response that belongs to no watch of its stream, or to all.
 pub(super) const NO_WATCH: i64 = -1;
 
-/// A response without events.
+/// Returns an encoded response without events.
 pub(super) fn control(response: &WatchResponse) -> Bytes {
     response.encode_to_vec().into()
 }
 
-/// The length of a response before its events.
+/// Returns the length of an encoded response before its events.
 pub(super) fn head_len(header: &ResponseHeader, watch_id: i64) -> usize {
     header_len(header) + number_len(watch_id)
 }
 
-/// A response with events, each given as the bytes of its whole field.
+/// Returns an encoded response with these events, each given as its whole encoded field.
 pub(super) fn events<'a>(
     header: &ResponseHeader,
     watch_id: i64,
@@ -47,11 +47,11 @@ pub(super) fn events<'a>(
     out.freeze()
 }
 
-/// Room for what comes before the events of a response, whatever it says.
+/// Number of bytes that are enough for the part of any response before its events.
 pub(super) const HEAD_ROOM: usize = 64;
 
-/// A response whose events were put into `out` behind [`HEAD_ROOM`] bytes of any content. It takes no more memory than
-/// these and its length.
+/// Returns a response whose events are in `out`, after [`HEAD_ROOM`] bytes of any content. The result takes
+/// little more memory than its length.
 pub(super) fn sealed(mut out: BytesMut, header: &ResponseHeader, watch_id: i64, fragment: bool) -> Bytes {
     let head = events(header, watch_id, fragment, std::iter::empty(), 0);
     let start = HEAD_ROOM - head.len();
@@ -62,18 +62,19 @@ pub(super) fn sealed(mut out: BytesMut, header: &ResponseHeader, watch_id: i64, 
     out.freeze().slice(start..)
 }
 
-/// The length of an event's whole field in a response, given the length of its body.
+/// Returns the length of an event's whole field, given the length of its body.
 pub(super) fn event_field_len(body_len: usize) -> usize {
     field_len(body_len)
 }
 
-/// Appends what comes before an event's body.
+/// Appends the part of an event's field before its body.
 pub(super) fn put_event_head(out: &mut BytesMut, body_len: usize) {
     put_field_head(out, EVENTS, body_len);
 }
 
-/// Cuts a response into parts as etcd does: as many events each as stay below `bytes_max`, but at least one.
-/// `head_len` is the length of the response without events, `lens` are those of the events' fields.
+/// Cuts a response into fragments as etcd does: each has as many events as fit below `bytes_max`, but at
+/// least one. `head_len` is the length of the response without events; `lens` are the lengths of the events'
+/// fields.
 pub(super) fn fragments(head_len: usize, lens: &[usize], bytes_max: usize) -> Vec<Range<usize>> {
     if lens.len() < 2 || head_len + lens.iter().sum::<usize>() < bytes_max {
         return std::iter::once(0..lens.len()).collect();
@@ -140,7 +141,7 @@ mod tests {
         assert!(head_len(&header, -1) + FRAGMENT.len() <= HEAD_ROOM);
     }
 
-    /// etcd's way, message by message.
+    /// Fragments a response message by message, as etcd does.
     fn naive(whole: &WatchResponse, bytes_max: usize) -> Vec<WatchResponse> {
         if whole.encoded_len() < bytes_max || whole.events.len() < 2 {
             return vec![whole.clone()];

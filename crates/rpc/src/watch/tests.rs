@@ -1,4 +1,4 @@
-//! The hub against a store that the tests write to, and clients that are as slow as they like.
+//! Tests of the hub with a store that the tests write to, and with clients that read as slowly as a test needs.
 
 mod held;
 mod long;
@@ -27,7 +27,7 @@ fn world() -> World {
     World::new(1_572_864, HOUR)
 }
 
-/// What a response says, in a line.
+/// Returns the contents of a response as one line.
 fn line(response: &WatchResponse) -> String {
     let header = response.header.as_ref().expect("every response has a header");
     assert_eq!((header.cluster_id, header.member_id, header.raft_term), (1, 2, 3));
@@ -62,7 +62,7 @@ fn lines(client: &Client) -> Vec<String> {
     client.received().iter().map(line).collect()
 }
 
-/// Clients keep streams open for days, by the ten thousand.
+/// Clients keep tens of thousands of streams open for days, so the memory of an idle stream matters.
 #[test]
 fn what_an_idle_stream_needs_lies_in_its_future_once() {
     let parts = size_of::<Requester>() + size_of::<Responder>() + 2 * size_of::<usize>();
@@ -191,7 +191,7 @@ fn large_responses_are_cut_only_on_demand() {
     world.write(&[("a", Some(200_000)), ("b", Some(200_000)), ("c", Some(200_000)), ("d", Some(600_000))]);
     world.advance();
     settle([&mut client]);
-    // The second watch found the queue full, and read the revision a little later.
+    // For the second watch the queue was full, so it read the revision a little later.
     assert_eq!(
         lines(&client),
         [
@@ -220,7 +220,8 @@ fn progress_waits_until_all_is_told() {
     assert_eq!(line(got.last().expect("something")), "-1@2501");
     assert_eq!(got.iter().filter(|response| response.watch_id == -1).count(), 1);
 
-    // A watch that begins later holds it back, since a client takes the revision for all its watches.
+    // A watch that begins later delays the progress response, since a client takes its revision for all its
+    // watches.
     client.create(WatchCreateRequest { start_revision: 2504, ..watch("k", "") });
     client.ask_progress();
     settle([&mut client]);
@@ -236,7 +237,7 @@ fn progress_waits_until_all_is_told() {
     world.put("k", 1);
     world.publish();
     settle([&mut client]);
-    // What has been published is told before the word of progress about it.
+    // The published change is delivered before the progress response.
     world.advance();
     settle([&mut client]);
     assert_eq!(lines(&client), ["0@2504 put:k:2504", "1@2504 put:k:2504", "-1@2504"]);
@@ -287,8 +288,8 @@ fn a_stream_that_ends_tells_of_no_progress() {
         world.values.broken.set(true);
         world.put("a", 1);
         world.publish();
-        // The event cannot be read, so the stream ends without it; a client that was told of its revision would go on
-        // behind it.
+        // The event cannot be read, so the stream ends without the progress response; otherwise the client
+        // would continue after the missing event.
         if asks {
             client.ask_progress();
         } else {
@@ -336,7 +337,7 @@ fn streams_end_with_the_right_status() {
     assert!(client.received().is_empty());
     world.values.broken.set(false);
 
-    // Only requests end with the client's side.
+    // When the client closes its side, only its requests end.
     let mut client = start(&world);
     client.half_close();
     settle([&mut client]);
@@ -413,7 +414,7 @@ fn a_stream_is_offered_what_is_short_at_once() {
     client.create(WatchCreateRequest { prev_kv: true, ..watch("k", "") });
     settle([&mut client]);
     client.received();
-    // One change, and then three that are published one by one before the stream's turn.
+    // First one change, then three that are published one by one before the stream's turn.
     for changes in [1, 3] {
         for n in 0..changes {
             world.put("k", 10 + n);
@@ -434,7 +435,8 @@ fn a_stream_is_offered_what_is_short_at_once() {
         assert!((0..=WATCHES).all(|id| revisions(id) == expected), "each in order");
         client.received();
     }
-    // Two changes in one response, behind one in another: those with one, and those with two, are offered together.
+    // Two changes in one response follow one change in another. The responses with one change, and those with
+    // two, are offered together.
     world.put("k", 1);
     world.advance();
     world.put("k", 2);
@@ -452,7 +454,7 @@ fn a_stream_is_offered_what_is_short_at_once() {
         *line == format!("{id}@8 put:k:{first} put:k:{second}")
     };
     assert!(told[WATCHES + 1..].iter().enumerate().all(|(id, line)| both(id, line)), "{told:?}");
-    // What is long is not copied for each.
+    // A long response is not copied for each watch.
     world.put("k", 1_000);
     world.put("k", 1);
     world.advance();
@@ -476,7 +478,7 @@ fn what_is_left_of_short_responses_waits_and_is_counted() {
     let events = |world: &World| world.shared.metrics.mvcc.events.value();
     assert_eq!(events(&world), 4);
     assert!(world.hub.queued_bytes_max() > 0);
-    // What comes next is offered behind them.
+    // Later responses are offered after the remaining ones.
     world.put("k", 2);
     world.put("k", 3);
     world.advance();
@@ -528,7 +530,7 @@ fn a_watch_overtaken_by_a_compaction_is_told() {
     assert!(revisions.into_iter().eq(2..2 + count));
     assert!(prompt.received().is_empty(), "who has all is not concerned");
 
-    // What was compacted before this shard saw it is told all the same, as long as it is still there.
+    // Changes that were compacted before this shard saw them are delivered even so, as long as they exist.
     prompt.create(watch("k", ""));
     settle([&mut prompt]);
     prompt.received();
@@ -545,7 +547,7 @@ fn a_watch_overtaken_by_a_compaction_is_told() {
         .collect();
     assert!(told.into_iter().eq(102..112));
 
-    // Once it may have been removed, nobody can be sure to have heard all.
+    // Once changes may have been removed, no watch can be sure to have received all.
     (0..10).for_each(|_| world.put("k", 1));
     world.store.compact(Revision(115)).expect("compacts");
     while !world.store.compact_step(100, |_| {}).done {}
@@ -557,7 +559,7 @@ fn a_watch_overtaken_by_a_compaction_is_told() {
     assert_eq!(told, ["0@0 canceled compacted=115", "1@0 canceled compacted=115"]);
     assert_eq!((world.hub.watches(), world.gauges()), (0, (2, 3, 0, 0)));
 
-    // The stream knows it until the client cancels it too.
+    // The stream keeps the cancelled watch until the client cancels it too.
     prompt.create(WatchCreateRequest { watch_id: 7, ..watch("k", "") });
     prompt.create(WatchCreateRequest { watch_id: 7, ..watch("k", "") });
     prompt.create(watch("k", ""));
@@ -589,7 +591,7 @@ fn a_watch_made_between_publications_misses_nothing() {
     let mut client = world.client(MANY);
     world.put("k", 1);
     world.publish();
-    // The hub has not heard of revision 2, and has no watch to hear it for.
+    // The hub has not seen revision 2, and has no watch that needs it.
     client.create(watch("k", ""));
     settle([&mut client]);
     assert_eq!(lines(&client), ["0@2 created"]);
@@ -622,7 +624,7 @@ fn a_revision_of_many_changes_is_one_response() {
     assert!(got[1].events.iter().all(|event| event.prev_kv.as_ref().is_some_and(|kv| kv.value.len() == 500)));
 }
 
-/// Puts so many keys at revision 2, and deletes all at revision 3.
+/// Puts this many keys at revision 2, and deletes all of them at revision 3.
 fn put_and_delete(world: &mut World, keys: usize) {
     let key = |n: usize| format!("k{n:05}");
     let mut writer = world.store.begin();
@@ -637,7 +639,7 @@ fn put_and_delete(world: &mut World, keys: usize) {
     writer.finish();
 }
 
-/// The keys of the events in some responses.
+/// Returns the keys of the events in these responses.
 fn keys_of(responses: &[WatchResponse]) -> impl Iterator<Item = String> {
     let events = responses.iter().flat_map(|response| &response.events);
     events.map(|event| String::from_utf8_lossy(&event.kv.as_ref().expect("a kv").key).into_owned())
@@ -650,18 +652,18 @@ fn a_revision_of_very_many_changes_is_told_in_turns() {
     let mut world = World::new(0, HOUR);
     world.hub.walk_less_in_a_turn(1000, 8 << 20);
     let mut clients: Vec<_> = (0..4).map(|_| world.client(MANY)).collect();
-    // All in one response.
+    // This client receives everything in one response.
     clients[0].create(WatchCreateRequest { prev_kv: true, ..watch("k", "l") });
     clients[0].create(watch("k", "l"));
-    // In fragments.
+    // This client receives fragments.
     clients[1].create(WatchCreateRequest { fragment: true, prev_kv: true, ..watch("k", "l") });
     clients[1].create(watch("k19999", ""));
-    // A part of it, in three watches that read together.
+    // This client receives a part of the changes, in three watches that read together.
     clients[2].create(watch("k1", "k10001"));
     clients[2].create(watch("k15000", ""));
     clients[2].create(WatchCreateRequest { filters: vec![1], ..watch("k", "l") });
     clients[2].create(watch("z", ""));
-    // Nothing of it.
+    // This client's watch matches none of the changes.
     clients[3].create(watch("z", ""));
     settle(&mut clients);
     clients.iter().for_each(|client| drop(client.received()));
@@ -681,7 +683,7 @@ fn a_revision_of_very_many_changes_is_told_in_turns() {
             more |= client.step();
         }
         made_max = made_max.max(world.hub.long_bytes_max());
-        // A client that comes meanwhile hears of what follows.
+        // A watch that is created now receives only later changes.
         if turn == 3 {
             came = true;
             clients[3].create(watch("k", "l"));
@@ -762,7 +764,7 @@ fn a_watch_that_ends_amid_a_revision_of_many_changes_ends_cleanly() {
             assert!(before.iter().all(|response| response.fragment));
         } else {
             assert_eq!(lines(&client), ["0@3 canceled"]);
-            // A revision that the client has had a part of is told to its end first.
+            // A revision that the client received in part is completed first.
             assert_eq!(keys_of(&heard).count(), 10_000);
             let end = heard.len() - 1;
             assert!(heard[..end - 1].iter().all(|response| response.fragment) && !heard[end - 1].fragment);
@@ -792,7 +794,7 @@ fn streams_share_what_one_of_them_makes_of_a_revision_of_many_changes() {
         for client in &mut clients {
             more |= client.step();
         }
-        // The first leaves in the middle: another one begins again.
+        // The first client disconnects halfway, so another stream starts again.
         if !left && world.hub.long_bytes_max() > 100_000 {
             left = true;
             assert_eq!(world.hub.long_streams(), 1, "one stream gathers for all");
@@ -872,7 +874,7 @@ fn many_watches_of_one_key_are_told_in_turns() {
         }
         world.put("z", 1);
         world.publish();
-        // Each counts that was told, or that its stream tells later.
+        // Counts the watches that received an event, and those whose stream will read it later.
         let concerned = |world: &World| world.gauges().2 + world.gauges().3;
         let mut told = concerned(&world);
         let mut more = true;
@@ -882,7 +884,7 @@ fn many_watches_of_one_key_are_told_in_turns() {
             let now = concerned(&world);
             assert!(now - told <= 2 * 1024 * round, "{} events in two turns", now - told);
             told = now;
-            // A client that comes meanwhile hears of what follows.
+            // A watch that is created now receives only later changes.
             if told > WATCHES / 2 && !came {
                 came = true;
                 other.create(watch("a", ""));
@@ -891,7 +893,7 @@ fn many_watches_of_one_key_are_told_in_turns() {
             }
         }
         assert!(told >= WATCHES);
-        // The stream holds a megabyte at a time, and reads the rest a part of its watches at a time.
+        // The stream holds one megabyte at a time, and reads the rest for a part of its watches at a time.
         let mut heard = std::collections::BTreeMap::<i64, Vec<i64>>::new();
         let mut behind = world.gauges().2;
         while client.step() || world.work() {
@@ -953,7 +955,7 @@ fn many_watches_of_a_stream_that_ends_go_in_slices() {
     drop(client);
     let mut left = world.gauges().1;
     assert!(left > 1000, "{left} watches are left when the stream ends");
-    // What is still there is passed over, and others hear of what happens.
+    // Watches still in the index are skipped, and other watches receive the change.
     world.put("a", 1);
     world.publish();
     world.hub.advance();
@@ -994,7 +996,8 @@ fn progress_is_told_of_once_watches_that_begin_later_are_reached_or_gone() {
         // One watch still begins at 4.
         assert_eq!(lines(&client), if n == 2 { vec!["-1@4"] } else { vec![] });
     }
-    // That began when 4 was reached already; it does not count for the one before.
+    // The first of these watches was created when 4 was already reached; it does not count towards the
+    // watches that begin later.
     client.create(WatchCreateRequest { start_revision: 4, ..watch("b", "") });
     client.create(WatchCreateRequest { start_revision: 6, ..watch("b", "") });
     client.cancel(4);

@@ -1,4 +1,4 @@
-//! What a compaction leaves to watches that were synced when it came.
+//! Changes that a watch still receives after a compaction, if it was synced before.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use super::{HOUR, MANY, keys_of, line, lines, put_and_delete};
 
 const KEYS: usize = 10_000;
 
-/// Two clients that have all and have begun to hear that all keys are deleted, which takes many turns; then that is
-/// compacted.
+/// Returns two clients that were synced and have begun to receive the deletion of all keys, which takes many
+/// turns. Then that revision is compacted.
 fn amid_a_long_revision() -> (World, [Client; 2]) {
     let mut world = World::new(0, HOUR);
     world.hub.walk_less_in_a_turn(100, 8 << 20);
@@ -46,7 +46,7 @@ fn assert_is_whole(told: &[WatchResponse]) {
 #[test]
 fn a_revision_that_is_being_read_is_read_to_its_end_though_it_was_compacted() {
     let (mut world, mut clients) = amid_a_long_revision();
-    // Somebody who reads history, as in etcd, may find it gone.
+    // As in etcd, a watch that reads history may find it compacted.
     let mut late = world.client(2);
     late.create(WatchCreateRequest { start_revision: 2, ..watch("k", "l") });
     late.create(WatchCreateRequest { start_revision: 3, ..watch("k", "l") });
@@ -62,14 +62,14 @@ fn a_revision_that_is_being_read_is_read_to_its_end_though_it_was_compacted() {
         assert_eq!(line(after), "0@6 put:k:4 put:k:5 put:k:6");
     }
     assert_eq!((world.gauges().2, world.shared.long_reads.figures().0), (2, 0), "nothing is held any more");
-    // Now everything may go.
+    // Now everything may be removed.
     world.remove(Duration::ZERO);
     assert_eq!(world.store.stats().removable, 0);
     late.allow(MANY);
     settle([&mut late]);
     let told = lines(&late);
     assert!(told.iter().filter(|line| line.contains("canceled compacted=6")).count() == 2, "{told:?}");
-    // The others go on.
+    // The other watches continue.
     world.put("k", 1);
     world.advance();
     settle(&mut clients);
@@ -102,7 +102,7 @@ fn a_watch_that_was_not_told_for_want_of_room_is_told_though_it_was_compacted() 
     client.create(WatchCreateRequest { prev_kv: true, ..watch("k", "") });
     settle([&mut client]);
     client.received();
-    // Each finds room, all together do not.
+    // Each event fits the queue, but all together do not.
     for _ in 0..5 {
         world.put("k", 400_000);
     }
@@ -129,13 +129,13 @@ fn a_watch_that_had_everything_gets_previous_values_beside_one_that_reads_histor
     client.create(WatchCreateRequest { start_revision: 4, ..watch("k", "") });
     client.create(with_previous);
     assert!(client.step());
-    // The last does not have room on the stream, with its previous value.
+    // The last event, with its previous value, does not fit the stream's queue.
     (0..2).for_each(|_| world.put("k", 400_000));
     world.put("k", 1);
     world.publish();
     world.hub.advance();
     assert_eq!(world.gauges().2, 2);
-    // Now both have the last to read.
+    // Now both watches have only the last event to read.
     client.step();
     world.hub.read_some();
     client.step();
@@ -161,7 +161,7 @@ fn what_is_made_without_previous_values_is_not_shared_with_a_watch_that_keeps_th
     world.advance();
     world.store.compact(Revision(3)).expect("compacts");
     world.remove(Duration::ZERO);
-    // One that begins there begins to make it first.
+    // A watch that begins at this revision is the first to make the response.
     clients[0].create(WatchCreateRequest { start_revision: 3, ..with_previous });
     for _ in 0..2 {
         assert!(clients[0].step());

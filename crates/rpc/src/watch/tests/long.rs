@@ -1,4 +1,4 @@
-//! What revisions of many changes take until they are told.
+//! Cost of revisions with many changes until they are delivered.
 
 use api::etcdserverpb::WatchCreateRequest;
 
@@ -89,7 +89,8 @@ fn a_long_revision_is_measured_once_for_each_watch_of_a_stream() {
     world.hub.work_done();
     while world.work() | client.step() {}
     assert_eq!(keys_of(&client.received()).count(), WATCHES * KEYS);
-    // Each watch was looked at for each change three times: when the change was published, to measure and to read it.
+    // Each watch is checked three times per change: when the change is published, to measure the response,
+    // and to make it.
     let (_, looks) = world.hub.work_done();
     assert!(looks <= 5 * WATCHES * KEYS, "{looks} looks for {}", WATCHES * KEYS);
 }
@@ -107,7 +108,7 @@ fn what_another_stream_has_made_never_goes_behind_a_newer_header() {
     clients.iter().for_each(|client| drop(client.received()));
     world.publish();
     world.hub.advance();
-    // The second one has a response to take when the first has made what all wait for.
+    // The second client has a response to take when the first one has made the response that all wait for.
     clients[1].pipe.credit.set(0);
     while clients[0].pipe.responses.borrow().is_empty() {
         world.work();
@@ -121,7 +122,7 @@ fn what_another_stream_has_made_never_goes_behind_a_newer_header() {
     assert!(clients[1..].iter().all(|client| client.pipe.responses.borrow().is_empty()));
     world.put("z", 1);
     world.publish();
-    // The third one gets a response after that, and before its turn.
+    // The third client gets a response after that and before its turn.
     clients[2].create(watch("z", ""));
     clients[1].create(watch("z", ""));
     clients.iter_mut().for_each(|client| {

@@ -1,5 +1,5 @@
-//! Watches, writes and compactions drawn from a seed, against a list of all that happened: every watch hears of every
-//! matching change once, in order, or is told that it was compacted.
+//! Random watches, writes and compactions from a seed, checked against a list of all events: every watch
+//! receives every matching change once, in order, or an error that the change was compacted.
 
 use api::etcdserverpb::{WatchCreateRequest, WatchResponse};
 use api::mvccpb::Event;
@@ -24,16 +24,16 @@ impl Random {
     }
 }
 
-/// A watch that the test has made, and what it has heard.
+/// A watch that the test created, and what it has received.
 struct Followed {
     request: WatchCreateRequest,
-    /// The first revision that it must hear of.
+    /// First revision that it must receive.
     begin: i64,
     heard: Vec<Event>,
     mid_fragment: bool,
     canceled: bool,
     compacted: i64,
-    /// True if the client has cancelled what a compaction had ended.
+    /// True if the client has cancelled the watch after a compaction ended it.
     dismissed: bool,
 }
 
@@ -48,7 +48,7 @@ impl Followed {
 
     fn hear(&mut self, response: WatchResponse) {
         if self.canceled {
-            // But for the answer to a client that cancels what a compaction has ended.
+            // The only exception is the response to a client that cancels a watch which a compaction has ended.
             assert!(self.compacted != 0 && !self.dismissed, "nothing comes after the end");
             assert!(response.canceled && response.compact_revision == 0 && response.events.is_empty());
             self.dismissed = true;
@@ -59,7 +59,7 @@ impl Followed {
         self.compacted = response.compact_revision;
         let revision = |event: &Event| event.kv.as_ref().expect("a kv").mod_revision;
         if let (Some(last), Some(first)) = (self.heard.last(), response.events.first()) {
-            // Whole revisions, unless the response goes on with the last one.
+            // Revisions arrive whole, unless the response is a fragment that continues the last revision.
             assert!(revision(first) > revision(last) || self.mid_fragment, "a revision is torn");
         }
         assert!(response.events.iter().all(|event| revision(event) <= header.revision));
@@ -69,7 +69,7 @@ impl Followed {
     }
 }
 
-/// Returns true if two events are the same, but for a previous value that was compacted away.
+/// Returns true if two events are equal, except for a previous value that may have been compacted.
 fn is_same(heard: &Event, happened: &Event, previous: bool, compacted: i64) -> bool {
     let revision = happened.kv.as_ref().map_or(0, |kv| kv.mod_revision);
     let may_lack = !previous || revision - 1 < compacted;
@@ -92,11 +92,11 @@ fn every_event_once_in_order() {
         // Some seeds write so much that slow clients fall behind again and again.
         let value_len_max = [10, 3_000, 60_000][(seed % 3) as usize];
         if seed % 2 == 1 {
-            // What concerns a few watches is a broadcast then.
+            // With these limits, a change that matches a few watches takes several turns.
             world.hub.do_less_in_a_turn(1 + random.below(4) as usize, 2 + random.below(12) as usize);
         }
         if seed % 4 >= 2 {
-            // So are a few changes very many.
+            // With these limits, a few changes count as very many.
             let bytes = [1, 10_000, 8 << 20][random.below(3) as usize];
             world.hub.walk_less_in_a_turn(1 + random.below(4) as usize, bytes);
         }
@@ -154,7 +154,8 @@ fn every_event_once_in_order() {
                 }
                 16 => clients[chosen].cancel(random.below(40) as i64),
                 17 if random.below(6) == 0 => {
-                    // As far as all shards have seen: see `a_watch_overtaken_by_a_compaction_is_told`.
+                    // Compacts only what all shards have seen; see
+                    // `a_watch_overtaken_by_a_compaction_is_told` for the other case.
                     let rev = world.hub.revision() - random.below(30) as i64;
                     if rev > world.store.compact_revision().max(Revision(1)) {
                         world.store.compact(rev).expect("compacts");
@@ -187,7 +188,7 @@ fn every_event_once_in_order() {
             assert!(client.result.is_none());
             for response in client.received() {
                 if response.created {
-                    // Ids are given out in order, and creations answered in order.
+                    // Ids are assigned in order, and creations are answered in order.
                     assert_eq!(response.watch_id as usize, followed.len());
                     let request = requested[followed.len()].clone();
                     let begin = match request.start_revision {
@@ -221,7 +222,8 @@ fn every_event_once_in_order() {
                 }
                 assert!(watch.heard.len() <= expected.len());
                 assert!(!watch.mid_fragment);
-                // 0 if the client has cancelled it; a store that was never compacted is at -1.
+                // `compacted` is 0 if the client cancelled the watch. A store that was never compacted is at
+                // -1.
                 if watch.compacted != 0 {
                     ended += 1;
                     assert!(watch.compacted <= compacted.0, "seed {seed}, watch {id}");

@@ -13,7 +13,7 @@ use super::world::{Client, World, settle, watch};
 use super::{HOUR, MANY, keys_of};
 use crate::watch::Permit;
 
-/// What all users of a test share.
+/// Cache and counter that all users of a test share.
 #[derive(Default)]
 struct Asked {
     rights: RefCell<RightsCache>,
@@ -48,8 +48,8 @@ impl Permit for Named {
     }
 }
 
-/// Users `u0`, `u1`, …, each with a role of its own of so many permissions, the first of which is the key `k`. Those from
-/// `without` on have none.
+/// Returns users `u0`, `u1`, …, each with its own role of `permissions` permissions, the first of which is
+/// for the key `k`. Users from `without` on have no permissions.
 fn auth(revision: u64, users: usize, permissions: usize, without: usize) -> Auth {
     let user = |n| User { name: format!("u{n}").into(), roles: vec![format!("r{n}")], ..User::default() };
     let may_read = |n: usize| Permission {
@@ -76,7 +76,8 @@ fn clients(world: &World, asked: &Rc<Asked>, users: usize, watches: usize) -> Ve
     clients
 }
 
-/// Lets the streams send what they have. They read nothing meanwhile, which waits for the review.
+/// Lets the streams send their queued responses. They read no history meanwhile, because that waits for the
+/// review.
 fn step(clients: &mut [Client]) {
     clients.iter_mut().for_each(|client| while client.step() {});
 }
@@ -102,7 +103,7 @@ fn events_go_on_though_users_change_faster_than_all_watches_are_asked_for() {
         }
     };
     for turn in 0..turns {
-        // The last user loses the permission amid that.
+        // The last user loses its permission at this turn.
         let without = if turn < revoked_at { users } else { users - 1 };
         world.auth = auth(10 + turn, users, 1, without);
         world.put("k", 1);
@@ -114,7 +115,7 @@ fn events_go_on_though_users_change_faster_than_all_watches_are_asked_for() {
         step(&mut clients);
         hear(&clients, &mut heard, &mut newest_of_last);
     }
-    // A round takes three turns, and what it clears is handed out in some more.
+    // A round takes three turns, and delivering what it allows takes some more.
     let turns = turns as usize;
     assert!(heard[0] >= watches * (turns - 20), "{heard:?}");
     while world.work() {
@@ -141,7 +142,7 @@ fn a_turn_joins_a_bounded_number_of_permissions() {
         let more = world.work();
         turns += 1;
         let joined = asked.rights.borrow().joined() - joined;
-        // The last one that a turn begins with may exceed it.
+        // The last check of a turn may exceed the limit.
         assert!(joined <= 1024 + permissions + 1, "{joined} permissions in a turn");
         assert!(asked.questions.get() - questions <= 1024);
         if !more {
@@ -162,7 +163,7 @@ fn a_review_that_is_over_holds_no_state() {
     world.publish();
     let reviewed = Arc::downgrade(&world.shared.state.load_full());
     while world.work() {}
-    // Nobody watches, so the hub has no turn.
+    // No client watches, so the hub has no turn.
     world.put("k", 1);
     world.publish();
     assert!(reviewed.upgrade().is_none(), "what it holds cannot be removed by a compaction");
@@ -173,7 +174,7 @@ fn a_stream_that_has_no_watch_yet_is_no_obstacle() {
     let mut world = World::new(1_572_864, HOUR);
     let asked = Rc::default();
     let mut clients = clients(&world, &asked, 1, 1);
-    // The newest of all streams, without a watch that would come behind it.
+    // The newest of all streams has no watch.
     clients.push(world.client_permitted(MANY, false, Box::new(Named("u0".to_owned(), asked))));
     settle(&mut clients);
     world.auth = auth(10, 1, 1, 1);
@@ -184,8 +185,8 @@ fn a_stream_that_has_no_watch_yet_is_no_obstacle() {
     assert_eq!(keys_of(&clients[0].received()).count(), 1);
 }
 
-/// A shard without watches takes no notice of users and roles that change; a kube-apiserver that starts right after
-/// authentication was enabled opens such watches.
+/// A shard without watches does not notice changes of users and roles. A kube-apiserver that starts right
+/// after authentication was enabled opens the first watches of such a shard.
 #[test]
 fn the_first_watch_of_a_shard_may_come_after_users_have_changed() {
     let mut world = World::new(1_572_864, HOUR);

@@ -1,4 +1,4 @@
-//! How much one turn of the shard does for watches, and who comes to it.
+//! Limits of the work that one turn of the shard does for watches, and the order in which streams get turns.
 
 use api::etcdserverpb::WatchCreateRequest;
 use api::mvccpb::KeyValue;
@@ -7,8 +7,8 @@ use numbers::Revision;
 use super::world::{Client, World, settle, watch};
 use super::{HOUR, MANY, keys_of, lines};
 
-/// What a shard does between two looks at its sockets: everything that was woken has one turn. Returns whether there is
-/// more.
+/// Runs one iteration of the shard's event loop between two checks of its sockets: every woken task has one
+/// turn. Returns true if there is more work.
 fn round(world: &World, clients: &mut [Client]) -> bool {
     let mut more = world.work();
     for client in clients {
@@ -40,10 +40,10 @@ fn streams_that_are_behind_take_turns() {
         for (heard, client) in heard.iter_mut().zip(&clients).skip(1) {
             *heard += keys_of(&client.received()).count();
         }
-        // Each comes to its turn before any other comes to two.
+        // Every stream gets its turn before any other stream gets a second one.
         let (most, least) = (heard[1..].iter().max(), heard[1..].iter().min());
         assert!(most.zip(least).is_some_and(|(most, least)| most - least <= CHANGES + 10), "{heard:?}");
-        // What is synced does not wait for those who read.
+        // Synced watches do not wait for streams that read history.
         rounds += 1;
         if rounds % 10 == 5 {
             clients[0].received();
@@ -107,7 +107,7 @@ fn a_watch_that_had_everything_does_not_wait_for_all_who_read_history() {
         assert!(round(&world, &mut clients));
     }
     synced.received();
-    // Its stream has no room for all of that at once.
+    // The queue of its stream has no room for all of that at once.
     (0..5).for_each(|_| world.put("z", 400_000));
     world.publish();
     world.hub.advance();
@@ -165,7 +165,7 @@ fn a_broadcast_to_too_many_watches_becomes_smaller_once_a_turn() {
     world.hub.work_done();
     while round(&world, &mut clients) {
         let (_, looks) = world.hub.work_done();
-        // Looked for once, and gathered once for those found.
+        // Watches are searched once, and events are collected once for those found.
         assert!(looks <= 2 * (LOOKS + CHANGES), "{looks} looks at watches between two looks at the sockets");
     }
     for client in &clients {
@@ -186,13 +186,13 @@ fn progress_is_not_told_below_what_was_read_as_history() {
     settle([&mut synced]);
     world.put("k", 1);
     world.advance();
-    // The word of progress is asked for at revision 2.
+    // The progress response is requested at revision 2.
     client.create(WatchCreateRequest { start_revision: 2, ..watch("k", "") });
     client.ask_progress();
     client.step();
     (0..25).for_each(|_| world.put("k", 1));
     world.publish();
-    // The synced watches are told some of what came, and the one that is behind reads more of it.
+    // The synced watches receive some of the changes, and the watch that is behind reads more of them.
     world.hub.advance();
     assert_eq!(world.hub.revision(), Revision(12));
     settle([&mut client]);
@@ -214,11 +214,11 @@ fn watches_are_fewer_only_where_they_ask_for_too_much_together() {
     world.advance();
     let last = 2 + CHANGES as i64;
     let mut clients = [world.client(MANY)];
-    // They hear of the last revision one at a time.
+    // These watches receive the last revision one at a time.
     (0..4).for_each(|_| clients[0].create(WatchCreateRequest { start_revision: last, ..watch("b", "") }));
     while round(&world, &mut clients) {}
     clients[0].received();
-    // These read together what comes before.
+    // These watches read the earlier revisions together.
     (0..WATCHES).for_each(|_| clients[0].create(WatchCreateRequest { start_revision: 2, ..watch("a", "") }));
     world.hub.work_done();
     while round(&world, &mut clients) {}
@@ -254,7 +254,7 @@ fn streams_that_cannot_be_told_of_progress_yet_cost_nothing_at_each_publication(
         let (_, looks) = world.hub.work_done();
         assert!(looks <= 1, "{looks} looks at streams for one publication");
     }
-    // One of each kind is told once nothing is in the way.
+    // One stream of each kind gets its progress response, once nothing delays it.
     let now = world.hub.revision();
     clients[0].cancel(0);
     clients[0].create(WatchCreateRequest { start_revision: (now + 1).0, ..watch("k", "") });
@@ -269,7 +269,7 @@ fn streams_that_cannot_be_told_of_progress_yet_cost_nothing_at_each_publication(
     settle(&mut clients);
     assert_eq!(lines(&clients[0]), [format!("-1@{}", now + 1)]);
     assert!(clients.iter().all(|client| client.received().is_empty()));
-    // Nor does one that ends look for its place among the others.
+    // A stream that ends does not search for its position among the others either.
     world.hub.work_done();
     drop(clients);
     let (_, looks) = world.hub.work_done();
@@ -293,7 +293,8 @@ fn many_streams_are_told_of_progress_in_turns() {
     world.publish();
     world.hub.work_done();
     world.hub.advance();
-    // One that ends before its turn is in nobody's way, and one that gives up its watches is told nothing.
+    // A stream that ends before its turn delays no other stream, and a stream that cancels its watches gets
+    // no progress response.
     clients.truncate(STREAMS - 1);
     clients[STREAMS - 2].cancel(0);
     clients[STREAMS - 2].ask_progress();
@@ -311,7 +312,7 @@ fn many_streams_are_told_of_progress_in_turns() {
     for client in &clients {
         assert_eq!(lines(client), ["-1@3"]);
     }
-    // Each was told once.
+    // Each stream got one progress response.
     world.put("z", 1);
     world.advance();
     settle(&mut clients);
@@ -332,7 +333,7 @@ fn the_watches_of_all_streams_that_end_together_go_in_slices() {
     other.received();
     let all = 200 * STREAMS as i64 + 1;
     assert_eq!(world.gauges().1, all);
-    // As when their connection closes.
+    // All streams end together, as when their connection closes.
     drop(clients);
     let mut left = world.gauges().1;
     assert!(all - left <= 256, "{} watches went with their connection", all - left);
@@ -349,7 +350,7 @@ fn the_watches_of_all_streams_that_end_together_go_in_slices() {
     settle([&mut other]);
     assert_eq!(lines(&other), ["0@2 put:a:2"]);
     assert_eq!((left, world.hub.watches()), (1, 1));
-    // What is little goes at once.
+    // A small number of watches is removed at once.
     drop(other);
     assert_eq!((world.hub.watches(), world.gauges()), (0, (0, 0, 0, 0)));
 }
@@ -366,7 +367,7 @@ fn streams_that_cannot_read_are_passed_over_in_turns() {
     for client in &mut clients {
         client.create(WatchCreateRequest { start_revision: 2, ..watch("k", "") });
         assert!(client.step());
-        // They are in line; now each has a response that its client does not take.
+        // The streams are in the line; now each has a response that its client does not take.
         client.create(watch("k", ""));
         assert!(client.step());
     }

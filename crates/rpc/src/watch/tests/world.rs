@@ -1,4 +1,5 @@
-//! A member without a core: a store that the test writes to, its hub, and clients at the other end of streams.
+//! A member without a core: a store that the test writes to, its hub, and clients at the other end of the
+//! streams.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -32,14 +33,14 @@ use storage::values::Source;
 use telemetry::callers::Caller;
 use telemetry::metrics::Metrics;
 
-/// Values that are one byte over and over; the place says which.
+/// Values that repeat one byte, which depends on the location.
 #[derive(Default)]
 pub struct Repeated {
     /// True if the disk fails.
     pub broken: Cell<bool>,
-    /// How many were read.
+    /// Number of values that were read.
     pub reads: Cell<usize>,
-    /// True if none is at hand: each has to be fetched, which takes no time.
+    /// True if no value is in memory. Each has to be fetched, which takes no time.
     pub absent: Cell<bool>,
     readers: Option<Arc<Readers>>,
 }
@@ -77,13 +78,13 @@ pub struct World {
     pub shared: Arc<Shared>,
     pub values: Rc<Repeated>,
     pub hub: Rc<Hub>,
-    /// Every event there ever was, with what was before it.
+    /// All events so far, with their previous values.
     pub history: Vec<Event>,
     live: BTreeMap<Vec<u8>, KeyValue>,
     leader: u64,
-    /// What is published of removals: that they may have taken anything up to here.
+    /// Published revision through which removals may have taken everything.
     pub removed_through: Revision,
-    /// Users and roles that are published with the rest.
+    /// Users and roles that are published with the state.
     pub auth: machine::auth::Auth,
     _log: log::Log,
 }
@@ -128,7 +129,7 @@ impl World {
         }
     }
 
-    /// One transaction: puts with the length of the value, deletions without.
+    /// Runs one transaction: a put for each change with a value length, a deletion for each without.
     pub fn write(&mut self, changes: &[(&str, Option<usize>)]) {
         let mut writer = self.store.begin();
         let revision = writer.revision();
@@ -168,7 +169,7 @@ impl World {
         writer.finish();
     }
 
-    /// One put.
+    /// Puts one key.
     pub fn put(&mut self, key: &str, value_len: usize) {
         self.write(&[(key, Some(value_len))]);
     }
@@ -180,14 +181,14 @@ impl World {
         self.shared.state.store(Arc::new(state));
     }
 
-    /// Publishes, and lets the hub hear of it and tell of all.
+    /// Publishes, and lets the hub deliver everything.
     pub fn advance(&mut self) {
         self.publish();
         self.hub.advance();
         while self.work() {}
     }
 
-    /// Removes what compactions made unreadable, as far as readers let it go, so long after now.
+    /// Removes what compactions made unreadable, as far as readers allow it, as if `later` had passed.
     pub fn remove(&mut self, later: Duration) {
         let compacted = self.store.compact_revision();
         let removable = self.shared.long_reads.removable(compacted, self.shared.clock.now() + later);
@@ -200,7 +201,7 @@ impl World {
         self.publish();
     }
 
-    /// What the shard does in a turn of its own; returns true if there is more.
+    /// Runs one turn of the shard's own task. Returns true if there is more work.
     pub fn work(&self) -> bool {
         let woken = Arc::new(Flag(AtomicBool::new(false)));
         self.hub.poll_work(&mut Context::from_waker(&Waker::from(Arc::clone(&woken))));
@@ -213,17 +214,17 @@ impl World {
         self.publish();
     }
 
-    /// A client with a stream. `credit` is how many responses its window takes.
+    /// Returns a client with a stream. `credit` is the number of responses that its window takes.
     pub fn client(&self, credit: usize) -> Client {
         self.client_with(credit, false)
     }
 
-    /// As [`World::client`], perhaps one that insists on a leader.
+    /// Does the same as [`World::client`]; with `needs_leader` the stream requires a leader.
     pub fn client_with(&self, credit: usize, needs_leader: bool) -> Client {
         self.client_permitted(credit, needs_leader, Box::new(Anyone))
     }
 
-    /// As [`World::client_with`], for a user.
+    /// Does the same as [`World::client_with`], with the rights of `permit`.
     pub fn client_permitted(&self, credit: usize, needs_leader: bool, permit: Box<dyn Permit>) -> Client {
         let pipe = Rc::new(Pipe::default());
         pipe.credit.set(credit);
@@ -265,7 +266,7 @@ fn published(store: &mut Store, leader: u64, removed_through: Revision) -> Publi
     }
 }
 
-/// Runs clients until none has anything left to do: they read history, but hear of nothing new.
+/// Runs clients until none has anything left to do. They read history, but receive no new changes.
 pub fn settle<'a>(clients: impl IntoIterator<Item = &'a mut Client>) {
     let mut clients: Vec<_> = clients.into_iter().collect();
     for _ in 0..1_000_000 {
@@ -298,7 +299,7 @@ pub struct Pipe {
     pub opened: Cell<bool>,
     pub credit: Cell<usize>,
     pub responses: RefCell<VecDeque<Bytes>>,
-    /// Numbers of short responses that were offered together, one for each offer.
+    /// Number of short responses in each call that offered several together.
     pub together: RefCell<Vec<usize>>,
     server: RefCell<Option<Waker>>,
     reader: RefCell<Option<Waker>>,
@@ -311,12 +312,12 @@ impl Pipe {
         }
     }
 
-    /// Puts a request in.
+    /// Sends a request.
     pub fn request(&self, union: RequestUnion) {
         self.raw(WatchRequest { request_union: Some(union) }.encode_to_vec().into());
     }
 
-    /// Puts any bytes in.
+    /// Sends arbitrary bytes as a request.
     pub fn raw(&self, message: Bytes) {
         self.requests.borrow_mut().push_back(message);
         self.wake_server();
@@ -381,7 +382,7 @@ impl Responses for Responder {
         Ok(())
     }
 
-    /// Takes as many as there is credit for.
+    /// Takes as many messages as the credit allows.
     fn try_send_messages(&mut self, mut messages: Messages) -> Result<(), TrySend<Messages>> {
         self.0.together.borrow_mut().push(messages.len());
         while self.0.credit.get() > 0
@@ -397,16 +398,16 @@ impl Responses for Responder {
 pub struct Client {
     pub pipe: Rc<Pipe>,
     hub: Rc<Hub>,
-    /// What is counted of its address, which it has for itself.
+    /// Statistics of the client's address, which no other client shares.
     pub caller: Arc<Caller>,
     pub future: Option<LocalBoxFuture<Result<(), Status>>>,
     flag: Arc<Flag>,
-    /// How the stream ended.
+    /// Result of the stream, once it has ended.
     pub result: Option<Result<(), Status>>,
 }
 
 impl Client {
-    /// Bytes of the future that serves the stream.
+    /// Returns the size in bytes of the future that serves the stream.
     pub fn future_bytes(&self) -> usize {
         self.future.as_ref().map_or(0, |future| size_of_val(&**future))
     }
@@ -452,20 +453,20 @@ impl Client {
         self.pipe.wake_server();
     }
 
-    /// Stops the server, as far as this stream sees it.
+    /// Stops the server, from the point of view of this stream.
     pub fn stop_server(&self) {
         self.pipe.stopped.set(true);
         self.pipe.wake_server();
     }
 
-    /// Everything received since the last look.
+    /// Returns all responses received since the last call.
     pub fn received(&self) -> Vec<WatchResponse> {
         let bytes = self.pipe.responses.take();
         bytes.into_iter().map(|bytes| WatchResponse::decode(bytes).expect("decodes")).collect()
     }
 }
 
-/// A request to watch one key, or a range.
+/// Returns a request to watch one key, or a range.
 pub fn watch(key: &str, range_end: &str) -> WatchCreateRequest {
     WatchCreateRequest {
         key: key.as_bytes().to_vec().into(),
