@@ -19,6 +19,7 @@ const ORDER: &[&str] = &[
     "gateway",
     "html-report",
     "tls",
+    "accounting",
     "mvcc",
     "machine",
     "consensus",
