@@ -27,7 +27,7 @@ use numbers::{ChangeId, Revision};
 use super::choose::{Chooser, Seen, gathered_bytes_max, read_at_once};
 use super::large_value::{self, LargeValue};
 use super::pieces;
-use super::range::{BYTES_AT_ONCE, REPLACED, keys_per_slice, note_walk, projected, slice};
+use super::walk::{BYTES_AT_ONCE, REPLACED, keys_per_slice, note_walk, projected, slice};
 use crate::encode;
 use storage::values::unreadable;
 use storage::values::{Attempt, LogValues, made};
@@ -657,7 +657,7 @@ mod tests {
             let slices = newest.1.swap(0, Ordering::Relaxed);
             assert!(slices <= 2, "{slices} slices in one turn");
         }
-        assert!(turns > 40_000 / crate::services::range::KEYS_PER_SLICE / 2, "{turns}");
+        assert!(turns > 40_000 / crate::services::walk::KEYS_PER_SLICE / 2, "{turns}");
     }
 
     #[test]

@@ -23,7 +23,7 @@ use planted::{Bug, Measure};
 
 use super::call::{Applied, Call};
 use super::choose::READ_AT_ONCE;
-use super::range::{BYTES_AT_ONCE, KEYS_PER_SLICE, failed, slice};
+use super::walk::{BYTES_AT_ONCE, KEYS_PER_SLICE, failed, slice};
 use super::{Services, UNPARSEABLE, answers, decode, whole};
 use crate::encode;
 use replica::long_reads::Reader;

@@ -35,7 +35,7 @@ use numbers::ChangeId;
 use storage::buffers::{BUFFER_BYTES_MAX, BUFFER_BYTES_MIN, Buffer};
 use storage::values::{Attempt, unreadable};
 
-use super::range::BYTES_AT_ONCE;
+use super::walk::BYTES_AT_ONCE;
 
 /// Maximum number of bytes that may precede a value in its first part: the end of the data before it, and its
 /// key.

@@ -287,7 +287,7 @@ impl Services {
 
 fn unwritten(error: &EtcdDatabaseError, state: &AsOf) -> Status {
     match error {
-        EtcdDatabaseError::Read(ReadError::Overtaken) => super::range::overtaken(state),
+        EtcdDatabaseError::Read(ReadError::Overtaken) => super::walk::overtaken(state),
         EtcdDatabaseError::Read(error) => unreadable(error),
         EtcdDatabaseError::Write(error) => {
             Status::with(Code::Internal, format!("mainstay: the snapshot cannot be written: {error}"))
@@ -321,7 +321,7 @@ fn hash_slice(
     work_max: usize,
     values: &Attempt,
 ) -> Result<(HashWalk, KvHash, bool), Status> {
-    let slice = super::range::slice(state)?;
+    let slice = super::walk::slice(state)?;
     let (mut failed, mut bytes, mut versions) = (None, 0, 0);
     let done = walk.step_while(&slice.snapshot(), HASHED_PER_SLICE, |version| {
         failed = hash.feed(version, values).err();
@@ -356,7 +356,7 @@ mod tests {
     use numbers::LeaseId;
 
     use super::*;
-    use crate::services::range::REPLACED;
+    use crate::services::walk::REPLACED;
     use storage::readers::Reading;
     use storage::values::Source;
 
