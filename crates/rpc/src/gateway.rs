@@ -697,20 +697,4 @@ mod tests {
         let text = "invalid binary header Grpc-Metadata-X-Bin: illegal base64 data at input byte 1";
         assert_eq!(said("Y!"), Err(text.into()));
     }
-
-    #[test]
-    fn times_are_read_as_the_gateway_reads_them() {
-        assert_eq!(read_timeout("5S"), Some(Some(Duration::from_secs(5))));
-        assert_eq!(read_timeout("-5S"), Some(Some(Duration::ZERO)));
-        assert_eq!(read_timeout("+2m"), Some(Some(Duration::from_millis(2))));
-        assert_eq!(read_timeout("0S"), Some(None));
-        assert_eq!(
-            read_timeout("99999999999H"),
-            Some(Some(Duration::ZERO)),
-            "as Go, whose product is negative"
-        );
-        for bad in ["", "S", "5", "5x", "x5S", "5 S", "99999999999999999999S", "5é"] {
-            assert_eq!(read_timeout(bad), None, "{bad}");
-        }
-    }
 }

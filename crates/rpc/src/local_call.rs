@@ -148,3 +148,24 @@ pub(crate) fn check_sent_len(len: usize, bytes_max: usize) -> Result<(), Status>
     let text = format!("grpc: trying to send message larger than max ({len} vs. {bytes_max})");
     Err(Status::with(Code::ResourceExhausted, text))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_as_the_gateway_reads_them() {
+        assert_eq!(read_timeout("5S"), Some(Some(Duration::from_secs(5))));
+        assert_eq!(read_timeout("-5S"), Some(Some(Duration::ZERO)));
+        assert_eq!(read_timeout("+2m"), Some(Some(Duration::from_millis(2))));
+        assert_eq!(read_timeout("0S"), Some(None));
+        assert_eq!(
+            read_timeout("99999999999H"),
+            Some(Some(Duration::ZERO)),
+            "as Go, whose product is negative"
+        );
+        for bad in ["", "S", "5", "5x", "x5S", "5 S", "99999999999999999999S", "5é"] {
+            assert_eq!(read_timeout(bad), None, "{bad}");
+        }
+    }
+}

@@ -21,7 +21,7 @@ use machine::auth::{Auth, Gate};
 use machine::{Outcome, check};
 use prost::Message;
 
-use super::call::Call;
+use super::call::{Call, ReadPath};
 use super::{Services, decode, whole};
 use telemetry::logging::Value;
 
@@ -140,14 +140,21 @@ pub(super) async fn user_change_password(call: &mut Call, message: Bytes) -> Res
     PasswordChange { request, user, password, set_hash, field, what }.propose(call).await
 }
 
+/// Users and roles that answer a request, and the header of the response.
+struct UsersAndRoles {
+    auth: Arc<Auth>,
+    header: ResponseHeader,
+    read: Box<ReadPath>,
+}
+
 /// Waits until this member has applied everything that was acknowledged before the request. Returns the users
 /// and roles that answer it, with the response header.
-async fn readable(call: &mut Call) -> Result<(Arc<Auth>, ResponseHeader), Status> {
+async fn readable(call: &Call) -> Result<UsersAndRoles, Status> {
     call.principal()?;
-    call.readable(false, None).await?;
+    let read = call.readable(false).await?;
     let state = call.services.state();
     let header = call.services.header(state.view.snapshot().current_revision(), &state);
-    Ok((Arc::clone(&state.auth), header))
+    Ok(UsersAndRoles { auth: Arc::clone(&state.auth), header, read })
 }
 
 /// Returns the rights of the call's user with these users and roles.
@@ -158,7 +165,8 @@ fn gate(call: &Call, auth: &Auth) -> Result<Gate, Status> {
 /// Answers an AuthStatus.
 pub(super) async fn status(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let AuthStatusRequest {} = decode(message)?;
-    let (auth, header) = readable(call).await?;
+    let UsersAndRoles { auth, header, read } = readable(call).await?;
+    call.reads(read);
     let (enabled, auth_revision) = (auth.is_enabled(), auth.revision());
     Ok(whole(&AuthStatusResponse { header: Some(header), enabled, auth_revision }))
 }
@@ -166,24 +174,26 @@ pub(super) async fn status(call: &mut Call, message: Bytes) -> Result<Answer, St
 /// Answers an AuthUserGet.
 pub(super) async fn user_get(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let AuthUserGetRequest { name } = decode(message)?;
-    let (auth, header) = readable(call).await?;
+    let UsersAndRoles { auth, header, read } = readable(call).await?;
     // Users may read their own entry.
     if let Err(status) = gate(call, &auth)?.admin()
         && name != call.principal()?.name()
     {
         return Err(status);
     }
-    let roles = auth.user(&name).ok_or(error::USER_NOT_FOUND)?.roles.clone();
+    let roles = &auth.user(&name).ok_or(error::USER_NOT_FOUND)?.roles;
     call.expense(|_| check::is_many(roles.len()).into())?;
-    Ok(whole(&AuthUserGetResponse { header: Some(header), roles }))
+    call.reads(read);
+    Ok(whole(&AuthUserGetResponse { header: Some(header), roles: roles.clone() }))
 }
 
 /// Answers an AuthUserList.
 pub(super) async fn user_list(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let AuthUserListRequest {} = decode(message)?;
     call.expensive()?;
-    let (auth, header) = readable(call).await?;
+    let UsersAndRoles { auth, header, read } = readable(call).await?;
     gate(call, &auth)?.admin()?;
+    call.reads(read);
     let users = auth.users().map(|user| text(&user.name)).collect();
     Ok(whole(&AuthUserListResponse { header: Some(header), users }))
 }
@@ -191,7 +201,7 @@ pub(super) async fn user_list(call: &mut Call, message: Bytes) -> Result<Answer,
 /// Answers an AuthRoleGet.
 pub(super) async fn role_get(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let AuthRoleGetRequest { role } = decode(message)?;
-    let (auth, header) = readable(call).await?;
+    let UsersAndRoles { auth, header, read } = readable(call).await?;
     // Users may read the roles that are granted to them.
     if let Err(status) = gate(call, &auth)?.admin()
         && !auth.has_role(call.principal()?.name(), &role)
@@ -200,15 +210,18 @@ pub(super) async fn role_get(call: &mut Call, message: Bytes) -> Result<Answer, 
     }
     let permissions = auth.role(&role).map_or(0, |role| role.key_permission.len());
     call.expense(|_| check::is_many(permissions).into())?;
-    Ok(whole(&AuthRoleGetResponse { header: Some(header), perm: auth.permissions(&role)? }))
+    let perm = auth.permissions(&role)?;
+    call.reads(read);
+    Ok(whole(&AuthRoleGetResponse { header: Some(header), perm }))
 }
 
 /// Answers an AuthRoleList.
 pub(super) async fn role_list(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let AuthRoleListRequest {} = decode(message)?;
     call.expensive()?;
-    let (auth, header) = readable(call).await?;
+    let UsersAndRoles { auth, header, read } = readable(call).await?;
     gate(call, &auth)?.admin()?;
+    call.reads(read);
     let roles = auth.roles().map(|role| text(&role.name)).collect();
     Ok(whole(&AuthRoleListResponse { header: Some(header), roles }))
 }

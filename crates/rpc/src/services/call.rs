@@ -1,6 +1,6 @@
 //! State and flow of one unary call, from its arrival to its response.
 //!
-//! [`crate::dispatch`] turns a request from the front into a [`Call`], a handler borrows the call, and
+//! [`super::dispatch`] turns a request from the front into a [`Call`], a handler borrows the call, and
 //! [`Call::end`] reports the response to all observers: metrics, slow log, stages, audit log, heavy hitters
 //! and trace. A handler sends requests to the core, waits for confirmations and checks rights through its
 //! call, so the shard keeps no state of the call while other calls run. A step of a lock or an election is a
@@ -60,6 +60,8 @@ pub(super) enum Path {
         asked: Instant,
         /// Revision of the core's reply; `None` until the reply arrives.
         revision: Option<Revision>,
+        /// True if the time of the request is counted already.
+        is_counted: bool,
     },
     /// The response comes from a read of published state.
     Read(Box<ReadPath>),
@@ -204,9 +206,11 @@ impl Call {
         let stages = match self.path {
             Path::Unreported if self.observers.is_none() && !has_steps(self.rpc) => return,
             Path::Unreported => None,
-            Path::Core { what, asked, revision: Some(revision) } => {
+            Path::Core { what, asked, revision: Some(revision), is_counted } => {
                 let now = self.services.now();
-                self.services.took(what, answer.is_ok(), now.saturating_duration_since(asked));
+                if !is_counted {
+                    self.services.took(what, answer.is_ok(), now.saturating_duration_since(asked));
+                }
                 let took = now.saturating_duration_since(self.begun.arrived);
                 let is_reported = self.begun.is_measured() || took > self.shared().limits.slow_request;
                 if is_reported { self.report_core((asked, now), revision, answer) } else { None }
@@ -328,7 +332,9 @@ impl Call {
     /// # Errors
     ///
     /// Returns the errors of `may`, and those of [`Call::confirmed`].
-    pub(super) async fn allowed(&mut self, may: impl Fn(&Call) -> Result<(), Status>) -> Result<(), Status> {
+    pub(super) async fn allowed(&self, may: impl Fn(&Call) -> Result<(), Status>) -> Result<(), Status> {
+        // A token that was refused is not judged again.
+        self.principal()?;
         match may(self) {
             Ok(()) => Ok(()),
             Err(refusal) => Box::pin(self.allowed_later(refusal, may)).await,
@@ -337,7 +343,7 @@ impl Call {
 
     /// Judges a write again that `may` does not allow as far as this member knows.
     async fn allowed_later(
-        &mut self,
+        &self,
         refusal: Status,
         may: impl Fn(&Call) -> Result<(), Status>,
     ) -> Result<(), Status> {
@@ -395,7 +401,7 @@ impl Call {
     ///
     /// See [`Services::place_of`].
     fn place_to_wait(&self) -> Result<Option<Place>, Status> {
-        self.principal.as_ref().map_or(Ok(None), |principal| self.services.place_of(principal))
+        self.services.place_of(self.principal()?)
     }
 
     /// Waits until the leader has confirmed the commit index for a linearizable read and this member has
@@ -404,7 +410,7 @@ impl Call {
     /// # Errors
     ///
     /// Returns an error if there are too many requests, or if no confirmation arrives in time.
-    pub(super) async fn confirmed(&mut self, place: Option<Place>) -> Result<Confirmed, Status> {
+    pub(super) async fn confirmed(&self, place: Option<Place>) -> Result<Confirmed, Status> {
         let asked = self.services.now();
         let round = self.services.wait_confirmed(asked).await?;
         drop(place);
@@ -412,16 +418,12 @@ impl Call {
     }
 
     /// Starts a read. Waits as [`Call::confirmed`] does, unless the read is serializable or this member
-    /// answers linearizable reads locally. `applied_as` is stored as [`ReadPath::applied_as`].
+    /// answers linearizable reads locally. The caller passes the result to [`Call::reads`] once the read is allowed.
     ///
     /// # Errors
     ///
     /// Returns the errors of [`Call::confirmed`], or an error if too many unauthenticated callers wait.
-    pub(super) async fn readable(
-        &mut self,
-        is_serializable: bool,
-        applied_as: Option<&'static str>,
-    ) -> Result<(), Status> {
+    pub(super) async fn readable(&self, is_serializable: bool) -> Result<Box<ReadPath>, Status> {
         let began = self.services.now();
         let confirmed = match is_serializable || self.shared().state.load().reads_local {
             true => None,
@@ -430,9 +432,13 @@ impl Call {
                 Some(self.confirmed(place).await?)
             }
         };
-        let (answered, making, shown) = (None, None, None);
-        self.path = Path::Read(Box::new(ReadPath { began, confirmed, answered, making, applied_as, shown }));
-        Ok(())
+        let (answered, making, applied_as, shown) = (None, None, None, None);
+        Ok(Box::new(ReadPath { began, confirmed, answered, making, applied_as, shown }))
+    }
+
+    /// Has the time of a read reported when the call ends. A read that is refused is not reported: it is no load.
+    pub(super) fn reads(&mut self, read: Box<ReadPath>) {
+        self.path = Path::Read(read);
     }
 
     /// Counts the call as one expensive call of its client.
@@ -509,7 +515,13 @@ impl Call {
     pub(super) async fn propose_login(&mut self, field: u32, request: Bytes) -> Result<Applied, Status> {
         let writer = Writer::Login(self.peer.port());
         let reply = self.send_proposal(field, request, "Authenticate", writer, false)?.await?;
-        self.applied(reply)
+        let applied = self.applied(reply);
+        // Counted now: a login may have to propose another entry, and signs its token after the reply.
+        if let Path::Core { what, asked, is_counted, .. } = &mut self.path {
+            *is_counted = true;
+            self.services.took(what, applied.is_ok(), self.services.now().saturating_duration_since(*asked));
+        }
+        applied
     }
 
     /// Proposes a compaction and waits until it is applied. If `is_physical` is true, also waits until the
@@ -557,13 +569,8 @@ impl Call {
         ask: impl FnOnce(RequestId) -> ClientRequest,
     ) -> Result<PendingReply, Status> {
         let asked = self.services.now();
-        if let Path::Core { what, asked: before, .. } = self.path {
-            // The call sends a second request, because its earlier request had no effect; the earlier one
-            // counts as failed.
-            self.services.took(what, false, asked.saturating_duration_since(before));
-        }
         let pending_reply = self.services.pending.ask_at(asked, ask)?;
-        self.path = Path::Core { what, asked, revision: None };
+        self.path = Path::Core { what, asked, revision: None, is_counted: false };
         Ok(pending_reply)
     }
 
@@ -623,7 +630,7 @@ mod tests {
         }
         assert!(size_of::<Call>() <= 192, "{} bytes", size_of::<Call>());
         for bytes in [future_bytes(kv::put), future_bytes(kv::delete_range), future_bytes(kv::txn)] {
-            assert!(bytes <= 384, "{bytes} bytes");
+            assert!(bytes <= 416, "{bytes} bytes");
         }
     }
 

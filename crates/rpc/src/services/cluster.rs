@@ -81,9 +81,10 @@ fn checked_peer_urls(call: &Call, texts: &[String]) -> Result<Vec<String>, Statu
 pub(super) async fn member_list(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let request: MemberListRequest = decode(message)?;
     call.some_user()?;
-    call.readable(!request.linearizable, None).await?;
+    let read = call.readable(!request.linearizable).await?;
     // Checked again, since this member may have applied only now that authentication is enabled.
     call.some_user()?;
+    call.reads(read);
     let state = call.services.state();
     let header = Some(call.services.header(Revision(0), &state));
     Ok(whole(&MemberListResponse { header, members: messages_of(&state) }))

@@ -28,7 +28,7 @@ use crate::http::CallForm;
 /// Answers a call with the handler of its method.
 fn dispatch(call: Call, head: &Head, message: Bytes) -> Unary {
     match call.rpc {
-        Rpc::KvRange => range(call, message),
+        Rpc::KvRange => answer_range(call, message),
         Rpc::KvPut => call.run(kv::put, message),
         Rpc::KvDeleteRange => call.run(kv::delete_range, message),
         Rpc::KvTxn => call.run(kv::txn, message),
@@ -88,7 +88,7 @@ fn dispatch(call: Call, head: &Head, message: Bytes) -> Unary {
 }
 
 /// Answers a Range. If that needs no other thread and little time, it is answered at once, without a future.
-fn range(mut call: Call, message: Bytes) -> Unary {
+fn answer_range(mut call: Call, message: Bytes) -> Unary {
     let mut answer = match range::request(message) {
         Ok(request) => match range::at_once(&mut call, &request) {
             Ok(Attempted::Answered(answer)) => Ok(answer),

@@ -27,7 +27,7 @@ pub(super) async fn downgrade(call: &mut Call, message: Bytes) -> Result<Answer,
         DowngradeAction::Validate | DowngradeAction::Enable => Some(target_version(&request.version)?),
     };
     // This member must have applied every earlier request to downgrade.
-    call.readable(false, None).await?;
+    let read = call.readable(false).await?;
     let state = call.services.state();
     call.gate(&state)?.admin()?;
     let is_under_way = state.members.downgrade_target.is_some();
@@ -47,6 +47,7 @@ pub(super) async fn downgrade(call: &mut Call, message: Bytes) -> Result<Answer,
         // As in etcd, cancelling is no error if no downgrade is under way.
         (DowngradeAction::Cancel, _) if is_under_way => DowngradeInfoSetRequest::default(),
         _ => {
+            call.reads(read);
             let header = call.services.header(state.view.snapshot().current_revision(), &state);
             return Ok(answer(header, cluster));
         }

@@ -152,10 +152,12 @@ pub(super) async fn txn(call: &mut Call, message: Bytes) -> Result<Answer, Statu
             call.note_value(put);
         }
     }
-    if machine::txn::compares_values(&request) {
-        Box::pin(fetch_compared(&services, &request)).await?;
+    let compared = machine::txn::compares_values(&request).then(|| Compared::of(&request));
+    drop(request);
+    if let Some(compared) = compared {
+        Box::pin(fetch_compared(&services, compared)).await?;
     }
-    drop((request, held));
+    drop(held);
     let applied = call.propose(field::TXN, message, "Txn").await?;
     let Outcome::Txn(txn) = applied.outcome else { return Err(error::STOPPED) };
     let header = ResponseHeader { revision: txn.revision.0, ..applied.header };
@@ -176,8 +178,7 @@ fn may_txn(call: &Call, request: &TxnRequest) -> Result<(), Status> {
 
 /// Fetches the values that a transaction compares, because the core must not wait for a disk while it applies
 /// the transaction.
-async fn fetch_compared(services: &Services, request: &TxnRequest) -> Result<(), Status> {
-    let compared = Compared::of(request);
+async fn fetch_compared(services: &Services, compared: Compared) -> Result<(), Status> {
     let values = Attempt::new(services.values.clone());
     let mut looked_at = services.look(&compared, &LookedAt::default(), &values)?;
     if values.is_complete() && compared.is_done(&looked_at) {
@@ -198,12 +199,14 @@ async fn read_only_txn(call: &mut Call, request: TxnRequest, held: Option<Held>)
     if may_txn(call, &request).is_ok() && call.services.compares_too_many(&request) {
         return Err(TOO_MUCH_COMPARED);
     }
-    call.readable(check::txn_is_serializable(&request), Some("read-only txn ")).await?;
-    let services = &call.services;
-    let before = services.state();
+    let mut read = call.readable(check::txn_is_serializable(&request)).await?;
+    let before = call.services.state();
     // A read-only transaction puts nothing, so leases do not matter for its rights.
     call.gate(&before)?.txn(&request, &Leases::default())?;
     call.principal()?.is_of(&before.auth)?;
+    read.applied_as = Some("read-only txn ");
+    call.reads(read);
+    let services = &call.services;
     let values = Attempt::new(services.values.clone());
     let mut known = None;
     let mut is_long = false;

@@ -97,11 +97,12 @@ pub(super) async fn alarm(call: &mut Call, message: Bytes) -> Result<Answer, Sta
     let (header, alarms) = match AlarmAction::try_from(request.action) {
         Ok(AlarmAction::Get) => {
             call.some_user()?;
-            call.readable(false, None).await?;
+            let read = call.readable(false).await?;
             // Checked again, since this member may have applied only now that authentication is enabled.
             call.some_user()?;
+            call.reads(read);
             let state = call.services.state();
-            let header = call.services.header(Revision(0), &state);
+            let header = call.services.header(state.view.snapshot().current_revision(), &state);
             (header, state.alarms.list(request.alarm, request.member_id))
         }
         Ok(_) => {

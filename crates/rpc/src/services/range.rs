@@ -54,7 +54,7 @@ struct Size {
 pub(super) enum Attempted {
     Answered(Answer),
     /// The read needs a confirmation. An unauthenticated caller waits for it in this slot.
-    Unconfirmed(Option<Place>),
+    Unconfirmed(Timing, Option<Place>),
     /// The response cannot be made at once.
     Unmade(Box<Unmade>),
 }
@@ -77,7 +77,7 @@ enum Work {
 
 /// Times of a Range, for reports.
 #[derive(Clone, Copy)]
-struct Timing {
+pub(super) struct Timing {
     /// Time at which the request was decoded.
     began: Instant,
     /// Confirmation of the read, if it needed one.
@@ -120,7 +120,7 @@ pub(super) fn at_once(call: &mut Call, request: &RangeRequest) -> Result<Attempt
     }
     // While authentication is disabled, a range skips the check of its user.
     let place = if state.auth.is_enabled() { call.services.place_of(call.principal()?)? } else { None };
-    Ok(Attempted::Unconfirmed(place))
+    Ok(Attempted::Unconfirmed(timing, place))
 }
 
 /// Answers a Range that was not answered at once.
@@ -132,11 +132,10 @@ pub(super) async fn go_on(
     let made = match attempted {
         Attempted::Answered(answer) => Ok(answer),
         Attempted::Unmade(unmade) => Err(unmade),
-        Attempted::Unconfirmed(place) => {
-            let began = call.services.now();
+        Attempted::Unconfirmed(timing, place) => {
             let confirmed = Some(call.confirmed(place).await?);
             let state = call.shared().state.load();
-            from_state(call, &request, Timing { began, confirmed }, state)?
+            from_state(call, &request, Timing { confirmed, ..timing }, state)?
         }
     };
     match made {

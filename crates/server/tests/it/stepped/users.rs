@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use api::authpb::{Permission, UserAddOptions};
 use api::etcdserverpb::{
-    AlarmRequest, AlarmType, AuthDisableRequest, AuthDisableResponse, AuthEnableRequest, AuthRoleAddRequest,
-    AuthRoleAddResponse, AuthRoleGetRequest, AuthRoleGrantPermissionRequest, AuthRoleGrantPermissionResponse,
-    AuthUserAddRequest, AuthUserAddResponse, AuthUserChangePasswordRequest, AuthUserChangePasswordResponse,
-    AuthUserGetRequest, AuthUserGrantRoleRequest, AuthUserGrantRoleResponse, AuthenticateRequest,
-    AuthenticateResponse, CompactionRequest, DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest,
-    LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse, MemberAddRequest, MemberListRequest,
-    MoveLeaderRequest, PutRequest, PutResponse, RangeRequest, RangeResponse, RequestOp, TxnRequest,
-    TxnResponse, request_op::Request,
+    AlarmRequest, AlarmResponse, AlarmType, AuthDisableRequest, AuthDisableResponse, AuthEnableRequest,
+    AuthRoleAddRequest, AuthRoleAddResponse, AuthRoleGetRequest, AuthRoleGrantPermissionRequest,
+    AuthRoleGrantPermissionResponse, AuthUserAddRequest, AuthUserAddResponse, AuthUserChangePasswordRequest,
+    AuthUserChangePasswordResponse, AuthUserGetRequest, AuthUserGrantRoleRequest, AuthUserGrantRoleResponse,
+    AuthenticateRequest, AuthenticateResponse, CompactionRequest, DeleteRangeRequest, DeleteRangeResponse,
+    LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse, MemberAddRequest,
+    MemberListRequest, MoveLeaderRequest, PutRequest, PutResponse, RangeRequest, RangeResponse, RequestOp,
+    TxnRequest, TxnResponse, request_op::Request,
 };
 use api::raftpb::MessageType;
 use api::{Rpc, Status, error};
@@ -465,6 +465,31 @@ fn a_slow_request_is_told_by_its_own_name_though_others_came_while_its_password_
             .count();
         assert_eq!(lines, 1, "{method}");
     }
+}
+
+/// Any client can send such tokens: their calls must not take the places of others while they wait for a confirmation.
+#[test]
+fn a_write_with_a_refused_token_waits_for_no_leader() {
+    let mut world = World::started(3, 79, &[]);
+    world.lead(0);
+    with_bob(&mut world);
+    all_know(&mut world);
+    world.cut(2, true);
+    world.member(2).present(Some("x"));
+    for (rpc, request) in writes() {
+        let mut asked = world.member(2).call(rpc, request.into());
+        let answer = asked.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert_eq!(answer.map_ok(drop), Poll::Ready(Err(error::INVALID_AUTH_TOKEN)), "{rpc:?}");
+    }
+}
+
+#[test]
+fn alarms_are_listed_with_the_current_revision() {
+    let mut world = World::started(1, 80, &[]);
+    world.put(0, "k", b"v").expect("is taken");
+    let listed: AlarmResponse =
+        world.call(0, Rpc::MaintenanceAlarm, &AlarmRequest::default()).expect("is listed");
+    assert_eq!(listed.header.map(|header| header.revision), Some(2));
 }
 
 /// Sends these calls concurrently. Returns how many are not refused.
