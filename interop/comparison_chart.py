@@ -3,7 +3,7 @@
 
     interop/comparison_chart.py [--check]
 
-Reads the table "The figures to reach" of docs/benchmarks.md, and writes docs/comparison.svg. With --check it says whether that is up to
+Reads the tables of docs/benchmarks.md with the columns load, figure, etcd, Mainstay, bare, ratio and goal, and writes docs/comparison.svg. With --check it says whether that is up to
 date, and changes nothing. Standard library only.
 """
 
@@ -15,7 +15,7 @@ import sys
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TABLE, CHART = os.path.join(ROOT, "docs/benchmarks.md"), os.path.join(ROOT, "docs/comparison.svg")
 THEME = os.path.join(ROOT, "crates/html-report/assets/theme.css")
-# Loads of the table, with what the chart calls them.
+# Loads of these tables, with what the chart calls them.
 LOADS = [
     ("put 1 KiB, h2load 100 x 10", "put, 1,000 at a time"),
     ("range 1 KiB, h2load 100 x 10", "read, 1,000 at a time"),
