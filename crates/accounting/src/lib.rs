@@ -7,9 +7,10 @@
 //! This crate does not handle sockets or HTTP, and does not know what the charged data is.
 //!
 //! Invariants: the charges of an account never exceed what it has reserved in the budget; a [`Held`] or
-//! [`Charge`] gives its bytes back when it is dropped.
+//! [`Charge`] gives its bytes back when it is dropped; a client that holds much memory does not keep others from
+//! their calls.
 //!
-//! Tests: beside the code.
+//! Start reading with [`Budget`] and [`ShardCounters`]. Tests: beside the code.
 
 #![forbid(unsafe_code)]
 

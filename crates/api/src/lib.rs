@@ -1,7 +1,8 @@
 //! Wire messages, field numbers, the error catalogue and limits.
 //!
 //! This crate contains everything that has to be byte for byte the same as in etcd. It consists of types,
-//! numbers and texts, and does not depend on a runtime or a transport.
+//! numbers and texts, and does not depend on a runtime or a transport. Start reading with [`Rpc`] and
+//! [`error`].
 //!
 //! * `proto/*.proto` are written by hand, `src/proto/*.rs` are generated from them by `cargo xtask proto`.
 //! * [`descriptor`] describes the messages, field by field.
@@ -11,7 +12,7 @@
 //! * [`wire`] encodes protobuf by hand, where a generated message would cost copies.
 //! * [`Rpc`] names every RPC, [`METHODS`] describes them.
 //!
-//! Tests: beside the code, and `xtask proto --check`.
+//! Invariants: I1; the generated code is current (`cargo xtask proto --check`). Tests: beside the code.
 
 #![forbid(unsafe_code)]
 

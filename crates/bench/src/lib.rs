@@ -14,7 +14,7 @@
 //! * whatever a server sends, the engine continues or closes the connection, and every call ends (`engine`);
 //! * no flag is accepted and then ignored (`tool`).
 //!
-//! `docs/bench.md` explains how to measure.
+//! Start reading with [`run_in`], [`loads`] and `contests.rs`. `docs/bench.md` explains how to measure.
 
 #![forbid(unsafe_code)]
 

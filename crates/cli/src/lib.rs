@@ -12,7 +12,7 @@
 //! Invariants: reading a flag cannot fail, since the constant that declares the flag also reads it; data goes
 //! to standard output, and progress is written to standard error only if it is a terminal.
 //!
-//! Tests: `tests/it`, and beside the code.
+//! Start reading with [`Program`], [`Command`] and [`Flag`]. Tests: `tests/it`, and beside the code.
 
 #![forbid(unsafe_code)]
 

@@ -16,9 +16,8 @@
 //! * No call waits for a dead endpoint while a connection to another endpoint is open.
 //! * Every task that this crate starts ends together with the object for which it was started.
 //!
-//! Tests: `tests/it` runs against a small gRPC server that belongs to the tests. `tests/it` of
-//! `mainstay-front` uses [`Channel`] for every kind of call.
-//! kind of call.
+//! Start reading with [`Client::call`] and [`Channel`]. Tests: `tests/it` runs against a small gRPC server that
+//! belongs to the tests; `tests/it` of `mainstay-front` uses [`Channel`] for every kind of call.
 
 #![forbid(unsafe_code)]
 

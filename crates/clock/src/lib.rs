@@ -1,7 +1,11 @@
 //! Source of a member's time: the machine's clocks, or a clock that is moved by hand.
 //!
-//! All code that makes a decision by time asks the member's [`Clock`]. Durations that are only counted for
-//! metrics may be measured with `Instant::now()`.
+//! All code that makes a decision by time asks the member's [`Clock`] (invariant I17). Durations that are only
+//! counted for metrics may be measured with `Instant::now()`. Raft and leases use monotonic time only. The
+//! time of day is used for tokens (JWT), certificates, the id of an added member and log lines; it may jump.
+//!
+//! The crate does not know what time is needed for. Start reading with [`Clock`] and [`HandClock`]. Tests:
+//! beside the code, and `server/tests/it/stepped.rs`.
 
 #![forbid(unsafe_code)]
 

@@ -5,7 +5,11 @@
 //! code.
 //!
 //! Invariants: no option is accepted and silently ignored ([`flag::Status`]); a [`Config`] has passed every
-//! check that is possible without access to the machine. Tests: beside the code, and `tests/it/options.rs`.
+//! check that is possible without access to the machine. The crate does not know what a member does with an
+//! option.
+//!
+//! Start reading with `table.rs` (the flags), [`parse`] and `validation.rs` (checks across flags). Tests:
+//! beside the code, and `tests/it/options.rs`, which also compares `docs/flags.md`.
 
 #![forbid(unsafe_code)]
 

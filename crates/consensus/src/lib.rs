@@ -8,9 +8,10 @@
 //! # Order of operations (invariant I3)
 //!
 //! 1. [`Node::step`] takes events; [`Node::effects`] returns the resulting actions.
-//! 2. `Effects::restore`, if present, is carried out first. `Effects::append` goes to the log. Only when that batch
-//!    is synced does the caller step [`Event::LogSynced`] with the batch's number, and only then do the entries
-//!    count for this member's vote on commitment, and only then are messages sent that acknowledge them.
+//! 2. `Effects::restore`, if present, is carried out first. `Effects::append` goes to the log. Only when that
+//!    batch is synced does the caller step [`Event::LogSynced`] with the batch's number, and only then do the
+//!    entries count for this member's vote on commitment, and only then are messages sent that acknowledge
+//!    them.
 //! 3. `Effects::commit` holds entries that are committed *and* synced here: apply them in order, then step
 //!    [`Event::Applied`].
 //!
@@ -21,7 +22,8 @@
 //! A peer's message that no correct peer sends is refused before the raft crate sees it, and changes nothing
 //! (`validate.rs`).
 //!
-//! Tests: `tests/it` (transcripts, a simulated cluster), and beside the small parts.
+//! Start reading with [`Node`], then `outbox.rs` (messages that wait for a sync) and `window.rs` (bytes in
+//! flight). Tests: `tests/it` (`transcripts`, `scenarios`, `refusals`, and the simulated cluster of `chaos`).
 
 #![forbid(unsafe_code)]
 

@@ -5,6 +5,10 @@
 //! * [`monitor`] runs both regularly on the leader, and checks the versions that the members run.
 //!
 //! What the crate does not know: clients. Its findings go to the core as requests.
+//!
+//! Invariant: a difference is attributed to the member that etcd would name. Start reading with
+//! [`monitor::Monitor::start`], [`divergence::judge`] and [`corruption::check_initially`]. Tests: beside the
+//! code, `server/tests/it/comparison.rs`, `mainstay/tests/it/corrupt.rs`.
 
 #![forbid(unsafe_code)]
 

@@ -17,7 +17,9 @@
 //! * Without clients nothing runs: no timer, no connection.
 //! * No input causes a panic, and no path leads to a file: the files are a table.
 //!
-//! Tests: beside the code, `tests/it` with scripted members, `mainstay/tests/it/console.rs` with real members.
+//! Start reading with `service.rs` (requests), `forward.rs` and `upstream.rs` (to a member and back). The
+//! pages are in `assets/`; `cargo xtask console` lists them in `table.rs`. Tests: beside the code, `tests/it`
+//! with scripted members, `mainstay/tests/it/console.rs` with real members.
 
 #![forbid(unsafe_code)]
 

@@ -12,6 +12,8 @@
 //! * No argument, input or response causes a panic.
 //! * A snapshot file gets its final name only once it is complete and synced.
 //!
+//! Start reading with [`run_in`], `commands/get.rs` and `call.rs`.
+//!
 //! Tests: `tests/it`, whole outputs of etcdctl 3.7 for every command and format against a scripted server,
 //! with the requests that each sends; beside the code; and `interop/etcdctl_same.py`, both tools against real
 //! servers.

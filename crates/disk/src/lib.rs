@@ -14,7 +14,8 @@
 //! - `MemDisk` derives all its randomness from the seed that it was given.
 //! - A read of cached data never waits for a device (`read_cached_at`).
 //!
-//! Tests are beside the code, and in `tests/it`, where the same test body runs on both disks.
+//! Start reading with [`Disk`] and [`File`]. Tests are beside the code, and in `tests/it`, where the same test
+//! body runs on both disks.
 
 mod mem_disk;
 mod quota;

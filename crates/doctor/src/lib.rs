@@ -14,7 +14,8 @@
 //! * What could not be examined is reported with the reason; it never counts as healthy.
 //! * Nothing that a server sends ends the program or grows without bound.
 //!
-//! Tests: a planted case and its near miss beside each rule; `tests/it` for whole outputs and for a scripted member.
+//! Start reading with [`Plan::collect`], [`RULES`] and `migrate/survey.rs`. Tests: a planted case and its near
+//! miss beside each rule; `tests/it` for whole outputs and for a scripted member.
 
 mod check;
 mod check_disk;

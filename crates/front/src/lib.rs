@@ -7,25 +7,22 @@
 //!
 //! Out of scope: protobuf, etcd's methods, users, revisions. Messages are opaque [`bytes::Bytes`].
 //!
-//! Invariants:
-//! - A connection, its calls and its service live on one thread. A call takes no lock that another shard
-//!   holds. A connection takes such a lock when it begins, when it ends, and when it exceeds the memory
-//!   budget.
-//! - One turn of a connection does at most one write to the socket, however many answers it carries.
-//! - Bytes held for a client are bounded: per stream ([`Options::stream_buffer_bytes_max`]), per connection
-//!   for answers ([`Options::answer_bytes_max`]) and for requests ([`Options::request_bytes_max`]), and for
-//!   all clients together ([`Options::budget`]).
-//! - One turn of a connection reads a bounded number of bytes, and reads none while the client takes no
-//!   answers.
-//! - A shard serves a bounded number of connections per step that begin, end or only log in, and polls the
-//!   network for other calls between two steps.
-//! - Input from a client closes at most the connection of that client and never panics.
+//! Invariants, and the tests that check them (`tests/it`):
+//! - A connection, its calls and its service live on one thread. A call takes no lock that another shard holds;
+//!   a connection takes one when it begins, when it ends, and when it exceeds the memory budget.
+//! - One turn of a connection does at most one write to the socket (`turns`), reads a bounded number of bytes,
+//!   and reads none while the client takes no answers (`memory`).
+//! - Bytes held for a client are bounded (`memory`, `limits`): per stream
+//!   ([`Options::stream_buffer_bytes_max`]), per connection ([`Options::answer_bytes_max`],
+//!   [`Options::request_bytes_max`]), and for all clients together ([`Options::budget`]).
+//! - Per step a shard serves a bounded number of connections that begin, end or only log in (`gives_way`).
+//! - Input from a client closes at most its own connection and never panics (`garbage`).
 //! - A call that has begun continues whether or not its client takes answers, and releases its resources when
-//!   its answer is made.
-//! - A call whose client is gone or whose deadline has passed is dropped, with everything it holds.
+//!   its answer is made. A call whose client is gone or whose deadline has passed is dropped (`unread`).
 //!
-//! Tests: unit tests beside the code for pure parts; `tests/it` speaks to a running front with the
-//! workspace's own client and with raw sockets. `examples/echo.rs` is the server for measuring cost per
+//! Start reading with `connection.rs` (`work` is one turn), `call.rs` (a call on its way) and `shard.rs`.
+//!
+//! Other tests: beside the code for pure parts. `examples/echo.rs` is the server for measuring cost per
 //! request.
 
 #![forbid(unsafe_code)]

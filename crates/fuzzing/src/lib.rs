@@ -4,7 +4,7 @@
 //! separate workspace at the root of the repository) runs the targets under libFuzzer; `tests/it` runs them
 //! over every file of their corpora in the normal test run, so that a bug once found stays tested.
 //!
-//! Outside its scope: coverage, mutation, time.
+//! Outside its scope: coverage, mutation, time. Start reading with [`TARGETS`], and `docs/fuzzing.md`.
 //!
 //! A target asserts more than the absence of panics: data that was read can be written and read again, two
 //! members end up equal, no acknowledged data is missing. Where checksums would reject every mutation, the

@@ -13,9 +13,11 @@
 //! - [`decode()`] accepts what etcd accepts: a field by either of its names, 64-bit integers as numbers or
 //!   strings, bytes in both alphabets of base64 with and without padding, enums by name or number; unknown
 //!   fields are ignored. Errors have etcd's words, with line and column.
-//! - Memory is bounded by the length of the input: three quarters of it for bytes, never more than a small multiple.
+//! - Memory is bounded by the length of the input: three quarters of it for bytes, never more than a small
+//!   multiple.
 //!
-//! Tests: beside the code.
+//! Start reading with [`decode()`]. The caller is `rpc/src/gateway.rs`. Tests: beside the code, and
+//! `interop/gateway_same.py` against real etcd.
 
 #![forbid(unsafe_code)]
 

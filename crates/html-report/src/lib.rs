@@ -10,7 +10,8 @@
 //! Invariants: a page loads nothing (its content security policy allows only its own style and script, by
 //! hash); every chart has a table with the same values; each value has its unit.
 //!
-//! Tests: beside the code; in a browser `interop/console/reports.py`.
+//! Start reading with [`Page`] and `assets/plot.mjs`, which draws all charts. Tests: beside the code; in a
+//! browser `interop/console/reports.py`.
 
 #![forbid(unsafe_code)]
 

@@ -21,7 +21,8 @@
 //!   (`tests/it/memory.rs`).
 //! * It interoperates with `h2` in both roles (`tests/it/against_h2.rs`).
 //!
-//! A server that answers every request with a few bytes, for HTTP/2 conformance tools: `examples/hello.rs`.
+//! Start reading with [`Connection`], which describes a turn, and `receive.rs`. Errors are those of RFC 9113
+//! (`tests/it/protocol.rs`). `examples/hello.rs` is a server for HTTP/2 conformance tools.
 
 #![forbid(unsafe_code)]
 

@@ -24,8 +24,9 @@
 //! | a call arrives | [`presented`]; [`Session::renew`]; if `None`, [`Tokens::recall`]; if unverified, [`Tokens::check`] on a pool thread |
 //! | about once a second | [`Tokens::expire`], [`passwords::Verified::expire`] |
 //!
-//! No input of a client causes a panic, and everything that clients can make the crate store is bounded.
-//! Secrets are not shown by `Debug`. Tests are beside the code, and in `tests/it`.
+//! Invariants: no input of a client causes a panic; everything that clients can make the crate store is
+//! bounded; `Debug` shows no secret. Start reading with [`Tokens`]. Tests are beside the code, and in
+//! `tests/it`.
 
 #![forbid(unsafe_code)]
 

@@ -20,8 +20,9 @@
 //! - Files written by real etcd are read completely, and files written here are equivalent to etcd's as far
 //!   as HashKV covers (tests `golden`, and with real etcd `etcd`).
 //!
-//! Tests are beside the code and in `tests/it`. Tests that need real etcd print that and pass when
-//! `MAINSTAY_TEST_ETCD_DIR` does not name a directory with etcd's programs.
+//! Start reading with [`backend`] and [`DataDir`]. Tests are beside the code and in `tests/it`. Tests that
+//! need real etcd print that and pass when `MAINSTAY_TEST_ETCD_DIR` does not name a directory with etcd's
+//! programs.
 
 #![forbid(unsafe_code)]
 

@@ -5,7 +5,7 @@
 //! these files, which `tests/it` runs in every interleaving with a small number of preemptions.
 //!
 //! The crate does not depend on the rest of the product. A file can be included if its only outside
-//! dependency is `crate::sync`.
+//! dependency is `crate::sync`. Start reading with `tests/it/main.rs`.
 //!
 //! Limits of `loom`: it has no time, so a sleep here never ends by itself, which reveals a lost wake-up. And
 //! it treats sequentially consistent loads and stores as acquire and release, so that code that relies on

@@ -14,6 +14,8 @@
 //! * Whatever a server sends, the client continues or closes the connection, and every call ends (`bench`'s
 //!   test `engine`).
 //!
+//! Start reading with [`connection`] and [`drive`]. Tests: beside the code, and `tests/it` of `bench`.
+//!
 //! Unsafe code: [`poller`] (epoll, a timer) and one socket option in [`socket`].
 
 pub mod ask;

@@ -22,7 +22,8 @@
 //! - Files of every version stay readable for ever (test `golden`).
 //! - No input panics (test `damage`); a gap in the appended entries is a bug of the caller and does panic.
 //!
-//! The format is documented in `format.rs`. Tests are beside the code and in `tests/it`.
+//! Start reading with `format.rs` (the bytes), [`Log::append`], `writer.rs` (group commit) and `recovery.rs`.
+//! Tests are beside the code and in `tests/it`.
 
 #![forbid(unsafe_code)]
 

@@ -1,37 +1,31 @@
 //! The replicated state: the data that every member stores, and the changes that each log entry makes.
 //!
-//! `apply` is a function of the state and the entry (invariant I5): no clock, no randomness, no IO. Values
+//! `apply` is a function of the state and the entry (invariants I1, I5): no clock, no randomness, no IO. Values
 //! stay in the log; the caller of apply passes in a reader for them ([`Values`]), since a transaction may
 //! compare or sort by value.
 //!
-//! * [`Machine`] applies entries.
-//! * [`request`] decodes entries.
-//! * [`check`] checks a request before it is proposed.
-//! * [`validate`] checks a membership change before it is proposed.
-//! * [`range`] and [`txn`] evaluate reads, inside transactions and on views.
-//! * [`auth`] contains users, roles and permissions.
-//! * [`AsOf`] reads the state at one moment for a long time without holding a view.
-//! * [`key_value`] encodes keys and values for clients and for HashKV.
-//! * [`image`] encodes the state for checkpoints.
-//! * [`snapshot`] encodes the state with its values for `Maintenance.Snapshot`.
-//! * [`transfer`] encodes the state, or a part of it, for another member.
+//! * [`Machine`] applies entries, long ones in slices (`sliced.rs`); [`request`] decodes them.
+//! * [`check`] checks a request, and [`validate`] a membership change, before it is proposed.
+//! * [`range`] and [`txn`] evaluate reads. [`AsOf`] reads one moment for a long time without holding a view.
+//! * [`auth`] contains users, roles and permissions. [`key_value`] encodes keys and values.
+//! * [`image`] encodes the state for checkpoints, [`snapshot`] with its values for `Maintenance.Snapshot`,
+//!   [`transfer`] for another member.
 //!
 //! The crate does not depend on raft, files, clients or the identity of the local member.
 //!
 //! Invariants, and the tests that check them (`tests/it`):
 //! * the same entries have the same effects on every member, whether or not the member answers a client, and
-//!   whatever the progress of its physical compaction (`apply`);
-//! * a request that has passed [`check`] can be applied, and an entry that cannot be decoded changes nothing,
-//!   on any member (`cost`);
+//!   whatever the progress of its physical compaction (`apply`, `sliced`); so the rolling hash is equal, and
+//!   differs from the first entry on that touches a difference (`state_hash`);
+//! * a request that has passed [`check`] can be applied; an undecodable entry changes nothing (`cost`,
+//!   `apply`);
 //! * a mutating entry raises the revision by exactly one, a refused entry changes nothing (`apply`);
-//! * a state restored from a checkpoint is equal to the saved state (`image`), and so is one restored from a
-//!   snapshot (`snapshot`); files of old versions can always be read; damaged files cause errors, never
+//! * a restored or transferred state is equal to the original, however often the transfer was interrupted
+//!   (`image`, `snapshot`, `transfer`); old files can be read for ever; damaged files cause errors, never
 //!   panics;
-//! * a transferred state is equal to the state of the sender, whatever the receiver had before and however
-//!   often the transfer was interrupted (`transfer`);
-//! * the rolling hash is the same on members whose state is the same, and differs from the first entry on
-//!   that touches a difference (`state_hash`);
 //! * a membership change that the current members do not allow changes nothing (`membership`).
+//!
+//! Start reading with [`Machine::apply`]; `dispatch` beside it calls one function per kind of request.
 
 #![forbid(unsafe_code)]
 

@@ -18,6 +18,9 @@
 //! Spans of time are `std::time::Duration`, except for times to live of leases, which are whole [`Seconds`]
 //! in log entries and on the wire. Numbers of bytes are `u64` or `usize` in variables whose names end in
 //! `bytes`; they need no type of their own.
+//!
+//! The crate does not know what is numbered. Start reading with [`Index`] and [`Revision`]. Tests: beside the
+//! code.
 
 #![no_std]
 #![forbid(unsafe_code)]

@@ -3,7 +3,7 @@
 //!
 //! * [`History`] contains everything that is judged: operations, watches, holdings of locks, final states. It
 //!   is written and read as lines of JSON, so that it can be stored, replayed and reduced.
-//! * [`check`] judges a history and returns a [`Verdict`].
+//! * [`check`] judges a history and returns a [`Verdict`]. Start reading there.
 //!
 //! Modules: `store` defines, as simply as possible, the effect of each request; `timeline` determines when
 //! each revision came into being; `sequence` determines which operation made each revision, and what every
@@ -17,12 +17,9 @@
 //!   against a search that does not use revisions, `search`);
 //! * the store model gives the same results as etcd (`recorded`; written by hand beside `store`);
 //! * each kind of mistake is found and correctly named (`planted`, `expiry`);
-//! * a search that is given up reports no violation, but hides no violation in keys that it does not concern
-//!   (`undecided`, `right`);
+//! * a search that is given up reports no violation, but hides none in keys that it does not concern
+//!   (`undecided`, `right`); the open question is reported ([`Verdict::undecided`]);
 //! * a history written as lines and read again is unchanged (`lines`).
-//!
-//! A question that cannot be decided is reported as open ([`Verdict::undecided`]) and never answered by a
-//! guess.
 //!
 //! Not judged: durations (except of leases, if [`Settings::expire_by`] is set); the order of leases and
 //! remaining times in responses; the lists of leases of a member; members, alarms; whether hashes follow

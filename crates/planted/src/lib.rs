@@ -8,7 +8,8 @@
 //!
 //! The crate does not contain the effects of the bugs; they are implemented where the bugs are planted.
 //!
-//! Tests: `cargo test -p mainstay-sim --features planted`.
+//! Start reading with [`Bug`], the list. Invariant: without the feature `armed`, [`is`] costs nothing. Tests:
+//! `cargo test -p mainstay-sim --features planted`.
 
 #![forbid(unsafe_code)]
 

@@ -11,7 +11,9 @@
 //! programs have.
 //!
 //! Invariants: one profile at a time, until it is encoded ([`Turn`]); the handler allocates nothing, locks
-//! nothing and preserves `errno`; memory is bounded by [`STACKS_MAX`]. Tests: beside the code.
+//! nothing and preserves `errno`; memory is bounded by [`STACKS_MAX`].
+//!
+//! Start reading with `sampler.rs` (the handler) and `profile.rs` (the format). Tests: beside the code.
 
 mod command_line;
 mod elf;

@@ -12,8 +12,11 @@
 //! * A call goes to a member at most once unless the client crate says that it may be repeated.
 //! * Memory and connections per client are bounded (`docs/reference/resources.md`).
 //! * A flag that is accepted has its effect; a flag without an effect is refused.
+//! * A key that the proxy owns (`leasing/owned.rs`) is returned only as the members have it.
 //!
-//! Tests: `tests/it`, against fronts of the tests and raw sockets; `mainstay/tests/it/proxy.rs`, with the binary.
+//! Start reading with `gateway.rs` and `service.rs` (how each call is answered); `watches.rs` and
+//! `leasing/owned.rs` decide without IO. Tests: beside the code; `tests/it`, against fronts of the tests and
+//! raw sockets; `mainstay/tests/it/proxy.rs` and `proxy_layers.rs`, with the binary.
 
 #![forbid(unsafe_code)]
 

@@ -13,8 +13,16 @@
 //!   request rate.
 //! * [`peer_links`] are the connections with the other members: real connections, or those of a simulation.
 //!
+//! The parts of [`core`] decide, each over its own fields, and are tested without a core: writes (`proposals`,
+//! `batching`, `writing`, `apply`, `answers`), reads (`reads`), leases (`leases`), raft (`leadership`,
+//! `membership`, `install`), space (`checkpoints`, `removal`, `segments`, `room`), trouble (`alarms`,
+//! `parked`).
+//!
 //! What the crate does not know: gRPC, watches, HTTP pages. Invariants: I2 (only the core writes), I3 (the
-//! core answers a write after the sync).
+//! core answers a write after the sync), I14; a turn of the core is bounded.
+//!
+//! Start reading with `core/run.rs`: `Core` and its `turn`. Tests: beside the code,
+//! `server/tests/it/stepped.rs`.
 
 #![forbid(unsafe_code)]
 

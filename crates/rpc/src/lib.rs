@@ -11,6 +11,10 @@
 //! This crate does not contain raft or the log. It reads published states and sends requests to the core.
 //!
 //! Invariants: I7 (a reader sees one revision), I8 (`watch`), I9 (limits answer with etcd's errors).
+//!
+//! Start reading with `services/dispatch.rs` (which function answers a call), `services/call.rs`,
+//! `services/kv.rs`, `services/range.rs` and [`watch::Hub`]. Tests: beside the code, `watch/tests`, and
+//! `tests/it` of `server` and `mainstay`.
 
 #![forbid(unsafe_code)]
 

@@ -12,7 +12,8 @@
 //! Invariants: nothing waits for real time; every random choice comes from one of the seed's streams
 //! ([`rng`]); everything that crosses the network crosses it as bytes.
 //!
-//! Tests: beside the code and in `tests/it`; `cargo run --release -p mainstay-sim` runs any number of seeds.
+//! Start reading with [`run()`], `world.rs` and `checks.rs`. Tests: beside the code and in `tests/it`;
+//! `cargo run --release -p mainstay-sim` runs any number of seeds.
 
 #![forbid(unsafe_code)]
 

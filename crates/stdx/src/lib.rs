@@ -2,8 +2,9 @@
 //! logs, the first of two futures, futures with a deadline, fair polling of futures, threads that yield to
 //! others, seeded randomness, grouping of client addresses by network, free ports for servers.
 //!
-//! The crate does no IO except testing whether a port is free, reads no clock, and has no dependencies. Tests
-//! are beside the code.
+//! The crate does no IO except testing whether a port is free, reads no clock, has no dependencies, and knows
+//! nothing of etcd. Invariant: dates and times are written as Go writes them. Start reading with
+//! [`Gathering`], [`Turns`] and [`race()`]. Tests are beside the code.
 
 #![forbid(unsafe_code)]
 

@@ -19,6 +19,12 @@
 //!
 //! The crate does not depend on raft's decisions, clients or other members. Callers that need notifications
 //! pass in a callback or the sending end of a queue.
+//!
+//! Invariants: acknowledged data exists after a start, or the start is refused with file, offset and remedy
+//! (I18); neither the core nor a shard waits for a disk that reads (`server/tests/it/stepped/uncached.rs`).
+//!
+//! Start reading with [`opening::open`], [`values`] and [`checkpointer`]. Tests: beside the code, and
+//! `mainstay/tests/it/damage_table.rs`.
 
 #![forbid(unsafe_code)]
 

@@ -11,7 +11,7 @@
 //! * [`http1`] and [`http2`] write and read the bytes of connections by hand, for what no well-behaved client
 //!   does.
 //!
-//! This crate depends on none of the crates under test.
+//! This crate depends on none of the crates under test. Start reading with [`expect`] and [`wait_until`].
 
 #![forbid(unsafe_code)]
 

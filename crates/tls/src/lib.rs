@@ -22,9 +22,9 @@
 //!   `webpki`'s limits on signatures.
 //! * No log line, error or `Debug` text contains a private key.
 //!
-//! Out of scope: sockets, threads, runtimes, and name look-ups ([`SystemResolver`] does these for callers
-//! that may block). The crate does not know which listener it serves. Tests: `tests/it` (whole handshakes in
-//! memory).
+//! Out of scope: sockets, threads, runtimes, and name look-ups ([`SystemResolver`] does these for callers that
+//! may block). The crate does not know which listener it serves. Start reading with [`Tls::load`], `trust.rs`
+//! and `peer_checks.rs`. Tests: `tests/it` (whole handshakes in memory).
 
 #![forbid(unsafe_code)]
 

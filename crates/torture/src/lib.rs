@@ -14,7 +14,7 @@
 //! Unsafe code: system calls that the standard library lacks, in `isolation`, `process`, `shaper`,
 //! `small_disk` and the binary's signal handler.
 //!
-//! Tests: `tests/it`; they do not need root.
+//! Start reading with [`run`] and `injector.rs`. Tests: `tests/it`; they do not need root.
 
 mod administrator;
 mod bulk_client;

@@ -21,8 +21,9 @@
 //!   except 24 bytes per entry of a log that is read, and 32 to 80 bytes per key for `snapshot status` and
 //!   `hashkv`.
 //!
-//! Tests: `tests/it`. Whole outputs are compared with those of etcdutl 3.7 in `tests/it/golden`, and with
-//! real etcd if `MAINSTAY_TEST_ETCD_DIR` names a directory with its programs.
+//! Start reading with [`run_in`], `restore.rs`, `import.rs` and `takeover.rs`. Tests: `tests/it`. Whole
+//! outputs are compared with those of etcdutl 3.7 in `tests/it/golden`, and with real etcd if
+//! `MAINSTAY_TEST_ETCD_DIR` names a directory with its programs.
 
 #![forbid(unsafe_code)]
 

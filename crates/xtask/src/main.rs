@@ -1,4 +1,10 @@
 //! Developers' commands; see [`USAGE`].
+//!
+//! They write what is generated (`proto`, `console`, `crates`, `monitoring`), check dependencies, and make
+//! packages and lists of parts. The crate does not know how members work, except the table of metrics.
+//! Invariants, which its tests check (beside the code): the order of crates in `ARCHITECTURE.md`, which crates
+//! contain unsafe code, the bans in `clippy.toml`, and that everything generated is current. Start reading
+//! with `main` and `crates.rs`.
 
 #![forbid(unsafe_code)]
 
