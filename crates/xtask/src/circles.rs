@@ -24,7 +24,6 @@ const LARGER: &[(&str, usize)] = &[
     ("peer", 17),
     ("proxy", 5),
     ("replica", 4),
-    ("rpc", 8),
     ("sim", 6),
     ("storage", 4),
     ("torture", 10),
