@@ -25,7 +25,6 @@ const LARGER: &[(&str, usize)] = &[
     ("proxy", 5),
     ("replica", 4),
     ("sim", 6),
-    ("storage", 4),
     ("torture", 10),
     ("utl", 11),
 ];
