@@ -25,6 +25,7 @@
 
 #![forbid(unsafe_code)]
 
+mod assembly;
 mod buffers;
 mod connection;
 mod event;
