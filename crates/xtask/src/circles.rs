@@ -21,7 +21,6 @@ const LARGER: &[(&str, usize)] = &[
     ("front", 19),
     ("peer", 17),
     ("proxy", 5),
-    ("sim", 6),
     ("torture", 10),
     ("utl", 11),
 ];
