@@ -20,7 +20,6 @@ const LARGER: &[(&str, usize)] = &[
     ("ctl", 4),
     ("front", 19),
     ("peer", 17),
-    ("proxy", 5),
     ("torture", 10),
     ("utl", 11),
 ];
