@@ -17,7 +17,6 @@ const FILES_MAX: usize = 3;
 /// Crates with larger circles, and the number of files of their largest one. A number may only get smaller.
 const LARGER: &[(&str, usize)] = &[
     ("console", 11),
-    ("ctl", 4),
     ("front", 19),
     ("peer", 17),
     ("torture", 10),
