@@ -20,7 +20,6 @@ const LARGER: &[(&str, usize)] = &[
     ("front", 19),
     ("peer", 17),
     ("torture", 10),
-    ("utl", 11),
 ];
 
 /// Names of the modules below the crate's root: `["watch", "hub"]` for `src/watch/hub.rs`.
