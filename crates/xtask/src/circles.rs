@@ -19,7 +19,6 @@ const LARGER: &[(&str, usize)] = &[
     ("console", 11),
     ("front", 19),
     ("peer", 17),
-    ("torture", 10),
 ];
 
 /// Names of the modules below the crate's root: `["watch", "hub"]` for `src/watch/hub.rs`.
