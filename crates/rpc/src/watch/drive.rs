@@ -1,4 +1,5 @@
-//! The task of one watch stream: [`run`] reads its requests, lets it read history, and sends its responses.
+//! The task of one watch stream: it reads requests, lets the stream read history, and sends responses. [`Hub::stream`] and
+//! [`Hub::serve`] make it.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
