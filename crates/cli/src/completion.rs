@@ -1,7 +1,8 @@
 //! Shell completion scripts for commands and flags. Each script contains the tool's whole table, so
 //! completing does not run the tool.
 
-use crate::command::{Command, FlagRow, Kind, Program};
+use crate::command::{Command, Program};
+use crate::flag::{FlagRow, Kind};
 use crate::help::line_of;
 
 /// Shells for which scripts can be generated.

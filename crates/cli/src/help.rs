@@ -2,17 +2,41 @@
 
 use std::fmt::Write as _;
 
-use crate::command::{Command, Flag, FlagRow, Kind, Program};
+use crate::command::{Command, Program};
+use crate::flag::{Flag, FlagRow, Kind};
 use crate::go;
 
-pub(crate) fn help<R: Copy>(program: &Program<R>, path: &[&str]) -> String {
+impl<R: Copy> Program<R> {
+    /// Returns the help text of the command at `path` (names of commands below the root).
+    ///
+    /// # Panics
+    /// Panics if no command has this path.
+    pub fn help(&self, path: &[&str]) -> String {
+        help(self, path)
+    }
+
+    /// Returns the part of the help text from `Usage:` on, which is shown after an error.
+    ///
+    /// # Panics
+    /// Panics if no command has this path.
+    pub fn usage(&self, path: &[&str]) -> String {
+        usage(self, path)
+    }
+
+    /// Returns the list of the global flags, one per line.
+    pub fn global_flags(&self) -> String {
+        flag_lines(self.globals)
+    }
+}
+
+fn help<R: Copy>(program: &Program<R>, path: &[&str]) -> String {
     let chain = program.chain(path);
     let command = chain[chain.len() - 1];
     let about = if command.long.is_empty() { command.about } else { command.long };
     format!("{}\n\n{}", about.trim_end(), usage(program, path))
 }
 
-pub(crate) fn usage<R: Copy>(program: &Program<R>, path: &[&str]) -> String {
+fn usage<R: Copy>(program: &Program<R>, path: &[&str]) -> String {
     let chain = program.chain(path);
     let command = chain[chain.len() - 1];
     let parents = chain[..chain.len() - 1].iter().map(|command| command.name).collect::<Vec<_>>().join(" ");
@@ -107,7 +131,7 @@ fn subcommands<R>(out: &mut String, command: &Command<R>, is_root: bool) {
     }
 }
 
-pub(crate) fn flag_lines(flags: &[FlagRow]) -> String {
+fn flag_lines(flags: &[FlagRow]) -> String {
     lines(flags.iter().filter(|flag| !flag.hidden).map(|flag| (flag, flag.help)).collect())
 }
 

@@ -19,6 +19,7 @@
 mod command;
 pub mod completion;
 mod failure;
+mod flag;
 pub mod go;
 mod help;
 mod io;
@@ -29,8 +30,9 @@ mod parser;
 mod progress;
 mod table;
 
-pub use command::{Command, Flag, FlagRow, Kind, Program};
+pub use command::{Command, Program};
 pub use failure::Failure;
+pub use flag::{Flag, FlagRow, Kind};
 pub use io::{Input, Io, Output, Printed};
 pub use matches::{FlagValue, Matches};
 pub use parser::{Invocation, UsageError, did_you_mean, near_names};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::command::{Flag, FlagRow, Kind};
+use crate::flag::{Flag, FlagRow, Kind};
 use crate::go::{self, ValueError};
 
 #[derive(Clone, Debug, PartialEq)]

@@ -5,7 +5,8 @@ use std::ffi::OsString;
 use std::fmt;
 use std::os::unix::ffi::OsStringExt as _;
 
-use crate::command::{Command, FlagRow, Kind, Program};
+use crate::command::{Command, Program};
+use crate::flag::{FlagRow, Kind};
 use crate::go;
 use crate::matches::Matches;
 
@@ -38,6 +39,20 @@ impl fmt::Display for UsageError {
 }
 
 impl std::error::Error for UsageError {}
+
+impl<R: Copy> Program<R> {
+    /// Parses the arguments (without the program's name) and the environment.
+    ///
+    /// # Errors
+    /// Returns the error that etcd's tools report for the arguments.
+    pub fn parse(
+        &self,
+        args: &[OsString],
+        env: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Invocation<R>, UsageError> {
+        parse(self, args, env)
+    }
+}
 
 /// Returns the flag that `name` means.
 fn find<'a, R>(command: &'a Command<R>, globals: &'a [FlagRow], name: &str) -> Option<&'a FlagRow> {

@@ -8,8 +8,8 @@ use std::fs::File;
 use std::io::{self, Read as _};
 
 use super::flag::{Flag, Kind};
-use super::parser::Settings;
 use super::refusal::{Entry, Refusal};
+use super::settings::Settings;
 use super::yaml::{self, Yaml};
 use crate::log_settings::Level;
 

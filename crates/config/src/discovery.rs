@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::parser::Settings;
 use super::refusal::Refusal;
-use super::validation::duration;
+use super::settings::{Settings, duration};
 
 /// Source of the list of members for a new cluster. Not used if the data directory already contains a member.
 #[derive(Clone, Debug, PartialEq, Eq)]

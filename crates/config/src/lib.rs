@@ -23,6 +23,7 @@ pub mod identity;
 pub mod log_settings;
 mod parser;
 mod refusal;
+mod settings;
 pub mod table;
 mod tls_options;
 pub use api::url;

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use tls::{Version, check_versions};
 
-use super::parser::Settings;
 use super::refusal::Refusal;
+use super::settings::Settings;
 
 /// TLS options of one kind of listener, as set by flags. The files are not read yet.
 #[derive(Clone, Debug, PartialEq, Eq)]

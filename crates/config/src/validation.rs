@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::discovery::{self, Discovery};
 use super::feature_gate::FeatureGates;
-use super::parser::Settings;
 use super::refusal::{Entry, Refusal};
+use super::settings::{Settings, duration};
 use super::table::find_flag;
 use super::tls_options;
 use super::{
@@ -555,13 +555,6 @@ fn metrics_detail(settings: &mut Settings) -> MetricsDetail {
         );
     }
     MetricsDetail::Basic
-}
-
-pub(super) fn duration(settings: &Settings, name: &'static str) -> Result<Duration, Refusal> {
-    let nanos = settings.duration(name);
-    u64::try_from(nanos).map(Duration::from_nanos).map_err(|_| {
-        Refusal::invalid(format!("--{name} must not be negative (set to {})", nanoseconds(nanos)))
-    })
 }
 
 fn not_negative(settings: &Settings, name: &'static str) -> Result<u64, Refusal> {

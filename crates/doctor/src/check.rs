@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use cli::completion::Tree;
-use cli::{Command, Failure, Io, Matches, Program};
+use cli::{Command, Failure, Io, Program};
 
 use crate::check_disk::DISK;
 use crate::check_network::NETWORK;
@@ -43,14 +43,6 @@ pub fn completion() -> [Tree; 2] {
     let mut check = Tree::of(&PROGRAM);
     check.below.retain(|below| ![PERF.name, DATASCALE.name].contains(&below.name));
     [doctor, check]
-}
-
-/// Returns an error if an argument is neither a command nor a flag.
-pub(crate) fn no_arguments(matches: &Matches) -> Result<(), Failure> {
-    match matches.arg_text(0) {
-        Some(extra) => Err(Failure::error(format!("unknown argument {}", cli::go::quote(extra)))),
-        None => Ok(()),
-    }
 }
 
 /// Runs `check disk` or `check network` in this process, with the arguments that follow `check`. Prints the result.

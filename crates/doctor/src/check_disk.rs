@@ -7,7 +7,7 @@ use std::time::Duration;
 use cli::{Command, Failure, Flag, Io, Matches, Progress};
 use client::Endpoint;
 
-use crate::check::no_arguments;
+use crate::arguments::no_arguments;
 use crate::connection::{Connection, wants_json};
 use crate::disk_trial::{DiskResult, DiskTrial, Pace, ReservedRoom};
 use crate::doctor::{Run, concluded};

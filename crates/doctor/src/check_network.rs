@@ -8,7 +8,7 @@ use api::etcdserverpb::{MemberListRequest, MemberListResponse};
 use cli::{Command, Failure, Flag, Io, Matches, json};
 use client::{Client, Endpoint};
 
-use crate::check::no_arguments;
+use crate::arguments::no_arguments;
 use crate::connection::{Connection, wants_json};
 use crate::doctor::{Run, concluded};
 use crate::evidence::Unseen;

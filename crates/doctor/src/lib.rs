@@ -17,6 +17,7 @@
 //! Start reading with [`Plan::collect`], [`RULES`] and `migrate/survey.rs`. Tests: a planted case and its near
 //! miss beside each rule; `tests/it` for whole outputs and for a scripted member.
 
+mod arguments;
 mod check;
 mod check_disk;
 mod check_network;

@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::assembly::Assembly;
 use crate::buffers::Output;
 use crate::flow::{self, Growth};
 use crate::frame::{self, PREFACE, STREAM_MAX, WINDOW_BYTES, WINDOW_BYTES_MAX, kind, setting};
 use crate::hpack::{Decoder, Encoder, TABLE_BYTES};
 use crate::options::{Bucket, Limits, Options};
 use crate::reason::{ConnectionError, Limit, Reason};
-use crate::receive::Assembly;
 use crate::stream::{Key, Stream, Streams};
 
 /// Role of one end of a connection.

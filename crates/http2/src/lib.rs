@@ -26,6 +26,7 @@
 
 #![forbid(unsafe_code)]
 
+mod assembly;
 mod buffers;
 mod connection;
 mod event;

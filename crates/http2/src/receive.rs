@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, LazyLock};
 
+use crate::assembly::Assembly;
 use crate::connection::{Connection, GROWTH_PING, Gone, Leaving, Phase, Role, SHUTDOWN_PING};
 use crate::event::Event;
 use crate::fields::{Fields, Refused, Use};
@@ -13,22 +14,6 @@ use crate::hpack::{Template, Undecoded};
 use crate::options::Bucket;
 use crate::reason::{ConnectionError, Limit, Reason};
 use crate::stream::{ContentLeft, Key};
-
-/// Header block whose frames have not all arrived (RFC 9113, section 4.3).
-pub(crate) struct Assembly {
-    stream: u32,
-    ends_stream: bool,
-    /// True if the HEADERS frame declares that the stream depends on itself.
-    depends_on_itself: bool,
-    continuations: u32,
-    block: Vec<u8>,
-}
-
-impl Assembly {
-    pub(crate) fn heap_bytes(&self) -> usize {
-        self.block.capacity()
-    }
-}
 
 type Taken<'a> = Result<Option<Event<'a>>, ConnectionError>;
 

@@ -57,10 +57,9 @@ pub use key_value::{ReadError, StoredKeyValue, Values};
 pub use lease::{GrantedLease, Lease, Leases};
 pub use machine::{
     Applied, Change, Command, ConfApplied, Fatal, Machine, Outcome, Raised, Rules, SegmentUse, UNDECODABLE,
-    VoterChange,
 };
 pub use member::{Member, MemberError, Members};
-pub use reconfiguration::{learner_json, promotion_json, reconfigure, validate};
+pub use reconfiguration::{VoterChange, learner_json, promotion_json, reconfigure, validate};
 pub use shared_map::SharedMap;
 pub use sliced::Progress;
 pub use state_hash::{STATE_POINTS_MAX, StatePoint, StateTrail, TrailComparison};

@@ -16,7 +16,7 @@ use api::raftpb;
 use api::{Code, Status};
 use bytes::Bytes;
 use mvcc::{KeyRange, Location, RevisionError, Snapshot, Store, Value, Version, Writer};
-use numbers::{ChangeId, Index, LeaseId, MemberId, Revision, Seconds, Term};
+use numbers::{ChangeId, Index, LeaseId, Revision, Seconds, Term};
 use planted::{Bug, Measure};
 use prost::Message as _;
 
@@ -27,7 +27,7 @@ use crate::key_value::{Projection, StoredKeyValue, Values};
 use crate::lease::Leases;
 use crate::member::Members;
 use crate::range::{Failure, refused};
-use crate::reconfiguration;
+use crate::reconfiguration::{self, VoterChange};
 use crate::request;
 use crate::sliced::{Budget, Unfinished, Work};
 use crate::state_hash::{Effect, StateHash, StatePoint, StateTrail};
@@ -198,19 +198,6 @@ pub struct Applied {
     pub outcome: Result<Outcome, Status>,
     /// Change of state other than keys and values.
     pub change: Option<Change>,
-}
-
-/// Effect of a membership change on the voters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum VoterChange {
-    /// A voter was added, or a learner promoted.
-    AddVoter(MemberId),
-    /// A learner was added.
-    AddLearner(MemberId),
-    /// A member was removed.
-    Remove(MemberId),
-    /// The attributes of this member changed; the set of members did not.
-    Update(MemberId),
 }
 
 /// Effect of a committed membership change.

@@ -12,9 +12,21 @@ use numbers::MemberId;
 use planted::Bug;
 use serde_json::{Value, json};
 
-use crate::machine::VoterChange;
 use crate::member::{Member, MemberError, Members};
 use crate::state_hash::{Effect, StateHash};
+
+/// Effect of a membership change on the voters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VoterChange {
+    /// A voter was added, or a learner promoted.
+    AddVoter(MemberId),
+    /// A learner was added.
+    AddLearner(MemberId),
+    /// A member was removed.
+    Remove(MemberId),
+    /// The attributes of this member changed; the set of members did not.
+    Update(MemberId),
+}
 
 /// A decoded `ConfChange`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -35,8 +35,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::cache::{Keys, overlap};
 use crate::members::{Headed, Members};
-use crate::namespace::{FROM_KEY, decode_answer, decode_request, decode_txn, end_of_prefix};
-use crate::service::writes_of;
+use crate::namespace::{FROM_KEY, decode_answer, decode_request, decode_txn, end_of_prefix, writes_of};
 use owned::{Change, Outcome, Owned, Read, Write, answer};
 
 /// Value of a leasing key that asks its owner to give the key back. Source: etcd's leasing.

@@ -11,8 +11,7 @@ use bytes::Bytes;
 use client::{CallOptions, Client};
 use tokio::time::sleep;
 
-use crate::namespace::{Namespace, decode_answer, decode_txn};
-use crate::service::writes_of;
+use crate::namespace::{Namespace, decode_answer, decode_txn, writes_of};
 
 /// Number of rounds through all endpoints in which a read is repeated. Source: etcd's ordering of reads.
 const ROUNDS: u32 = 5;

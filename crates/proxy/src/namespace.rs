@@ -278,6 +278,20 @@ pub(crate) fn decode_txn(message: &Bytes) -> Result<(TxnRequest, Option<Held>), 
     Ok((decode_request(message)?, held))
 }
 
+/// Collects the keys that a transaction may write. The decoder limits the nesting depth.
+pub(crate) fn writes_of(txn: &TxnRequest, written: &mut Vec<(Bytes, Bytes)>) {
+    for RequestOp { request } in txn.success.iter().chain(&txn.failure) {
+        match request {
+            Some(Request::RequestPut(put)) => written.push((put.key.clone(), Bytes::new())),
+            Some(Request::RequestDeleteRange(delete)) => {
+                written.push((delete.key.clone(), delete.range_end.clone()));
+            }
+            Some(Request::RequestTxn(inner)) => writes_of(inner, written),
+            Some(Request::RequestRange(_)) | None => {}
+        }
+    }
+}
+
 /// Decodes a response of a member.
 ///
 /// # Errors

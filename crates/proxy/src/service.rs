@@ -7,10 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use accounting::Account;
-use api::etcdserverpb::request_op::Request;
 use api::etcdserverpb::{
-    CompactionRequest, DeleteRangeRequest, Member, MemberListResponse, PutRequest, RangeRequest, RequestOp,
-    TxnRequest,
+    CompactionRequest, DeleteRangeRequest, Member, MemberListResponse, PutRequest, RangeRequest,
 };
 use api::{Code, Rpc, Status};
 use bytes::Bytes;
@@ -23,7 +21,7 @@ use crate::hub::Hub;
 use crate::leasing::Leasing;
 use crate::members::Members;
 use crate::metrics::Metrics;
-use crate::namespace::{decode_request, decode_txn};
+use crate::namespace::{decode_request, decode_txn, writes_of};
 use crate::pages::Pages;
 use crate::resolver::Proxies;
 use crate::{streams, upstream};
@@ -242,20 +240,6 @@ fn changes_anything(rpc: Rpc) -> bool {
         Rpc::LeaseRevoke | Rpc::Lock | Rpc::LockUnlock => true,
         Rpc::ElectionCampaign | Rpc::ElectionProclaim | Rpc::ElectionResign => true,
         _ => changes_rights(rpc),
-    }
-}
-
-/// Collects the keys that a transaction may write. The decoder limits the nesting depth.
-pub(crate) fn writes_of(txn: &TxnRequest, written: &mut Vec<(Bytes, Bytes)>) {
-    for RequestOp { request } in txn.success.iter().chain(&txn.failure) {
-        match request {
-            Some(Request::RequestPut(put)) => written.push((put.key.clone(), Bytes::new())),
-            Some(Request::RequestDeleteRange(delete)) => {
-                written.push((delete.key.clone(), delete.range_end.clone()));
-            }
-            Some(Request::RequestTxn(inner)) => writes_of(inner, written),
-            Some(Request::RequestRange(_)) | None => {}
-        }
     }
 }
 

@@ -2,11 +2,12 @@
 //! and the queues to and from the core.
 //!
 //! * [`core`] is the only thread that decides and writes. [`inbox`] has the queues to and from the core,
-//!   [`shared`] the state that the core publishes, [`pending`] the open requests of a shard.
+//!   [`requests`] what goes through them, [`shared`] the state that the core publishes, [`pending`] the open
+//!   requests of a shard.
 //! * [`long_reads`] registers readers of an old state and keeps compaction from removing the versions that
 //!   they need; `attendance` counts the watches of each shard and records up to which revision the watches
 //!   were notified.
-//! * [`transfer`] sends and receives snapshots; [`joining`] determines the identity of a member without data;
+//! * [`transfer`] sends and receives snapshots, a complete one as [`received`]; [`joining`] determines the identity of a member without data;
 //!   `expiry` keeps the deadlines of leases, which [`renewals`] shares with the shards; `arrivals` bounds the
 //!   memory of messages from other members that wait for the core.
 //! * [`browsers`] and [`expensive`] decide which client requests are refused: by host and origin, or by
@@ -40,7 +41,9 @@ pub mod long_reads;
 pub mod peer_answer;
 pub mod peer_links;
 pub mod pending;
+pub mod received;
 pub mod renewals;
+pub mod requests;
 pub mod seat;
 pub mod shared;
 pub mod stages;

@@ -14,8 +14,8 @@ use accounting::ShardCounters;
 use api::Status;
 use api::error;
 
-use crate::core::{ClientRequest, CoreRequest, Reply, RequestId, Writer};
 use crate::inbox::OPEN_REQUESTS_PER_SHARD_MAX;
+use crate::requests::{ClientRequest, CoreRequest, Reply, RequestId, Writer};
 use crate::shared::Shared;
 
 enum State {

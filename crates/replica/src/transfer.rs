@@ -21,13 +21,14 @@ use http::{Request, Response, StatusCode};
 use machine::image::{Head, RestoreError};
 use machine::snapshot::SnapshotVersion;
 use machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
-use machine::{AsOf, Machine, Malformed, Overtaken, Rules, StateTrail};
+use machine::{AsOf, Malformed, Overtaken, Rules, StateTrail};
 use mvcc::Location;
 use numbers::{Index, MemberId, Revision, Term};
 use tokio::sync::oneshot;
 
-use crate::core::{CoreRequest, PeerRequest, Placement, ReplyBody, Shortage, SnapshotAttempt};
 use crate::inbox::Inbox;
+use crate::received::{Outcome, Received};
+use crate::requests::{CoreRequest, PeerRequest, Placement, ReplyBody, Shortage, SnapshotAttempt};
 use crate::shared::Shared;
 use storage::values::LogValues;
 
@@ -47,36 +48,6 @@ const HASHED: &str = "format=2";
 const PORTION_BYTES: usize = 1 << 20;
 /// Maximum number of versions that are gathered at once, whatever the size of their values.
 const PORTION_VERSIONS: usize = 16 << 10;
-
-/// A state that has arrived completely.
-pub struct Received {
-    /// The MsgSnap message of the state.
-    pub message: raftpb::Message,
-    /// The received state.
-    pub machine: Box<Machine>,
-    /// Applied index of the receiver's own state on which this one was built; `None` if it was built from
-    /// nothing.
-    pub base_applied: Option<Index>,
-    /// Sender for the outcome of the state, if its receiver waits for it. It is dropped without an outcome
-    /// only when the core ends.
-    pub told: Option<oneshot::Sender<Outcome>>,
-}
-
-/// Outcome of a state that has arrived completely.
-#[derive(Debug)]
-pub enum Outcome {
-    /// A checkpoint of the state is durable on this member.
-    Durable,
-    /// Raft has ignored the state, because this member already has its entries.
-    NotWanted,
-    /// Raft refused the message of the state, for this reason.
-    Refused(String),
-    /// The state is installed, and its first checkpoint failed for this reason. Another one is tried.
-    NotSaved(String),
-    /// The attempt was over when the state had arrived, or the member went out of service before the state
-    /// was durable.
-    GivenUp(Status),
-}
 
 /// A source of the state of one moment, to be sent to a member.
 pub struct Source {

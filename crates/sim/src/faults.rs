@@ -11,23 +11,7 @@ use crate::network::{Host, Weather};
 use crate::profile::Fault;
 use crate::schedule::{MILLI, SECOND};
 use crate::staged::Step;
-use crate::world::{Event, World};
-
-/// A fault that lasts for a while and has to be undone.
-pub(crate) enum Undo {
-    /// Network cuts and slow links.
-    Network,
-    /// Message loss, duplication and reordering.
-    Weather,
-    /// A full disk.
-    Full(Host),
-    /// A slow disk.
-    SlowDisk(Host),
-    /// Clock drift.
-    Drift(Host),
-    /// A page cache that holds data which the disk does not have.
-    Cache(Host),
-}
+use crate::world::{Event, Undo, World};
 
 /// Highest clock drift, in parts per million.
 pub(crate) const DRIFT_MAX_PPM: i64 = 20_000;

@@ -20,6 +20,7 @@ use crate::operator::Operator;
 use crate::profile::{Profile, Work};
 use crate::rng::Rng;
 use crate::schedule::{MILLI, Nanos, SECOND, Schedule};
+use crate::staged::{Staged, Step};
 use crate::trace::Trace;
 use crate::users::Users;
 use crate::watchers::Watcher;
@@ -93,10 +94,26 @@ pub(crate) enum Event {
     WatchRead(usize, u64),
     Start(Host),
     Fault,
-    Staged(crate::staged::Step),
-    Undo(crate::faults::Undo),
+    Staged(Step),
+    Undo(Undo),
     Operator,
     Administrator,
+}
+
+/// A fault that lasts for a while and has to be undone.
+pub(crate) enum Undo {
+    /// Network cuts and slow links.
+    Network,
+    /// Message loss, duplication and reordering.
+    Weather,
+    /// A full disk.
+    Full(Host),
+    /// A slow disk.
+    SlowDisk(Host),
+    /// Clock drift.
+    Drift(Host),
+    /// A page cache that holds data which the disk does not have.
+    Cache(Host),
 }
 
 /// Call of a client as the network carries it.
@@ -197,7 +214,7 @@ pub struct World {
     pub(crate) watchers: Vec<Watcher>,
     /// In-flight operations of clients that make only one call.
     pub(crate) extras: Vec<oracle::Operation>,
-    pub(crate) staged: crate::staged::Staged,
+    pub(crate) staged: Staged,
     pub(crate) operator: Operator,
     pub(crate) users: Option<Users>,
     pub(crate) checks: Checks,
@@ -238,7 +255,7 @@ impl World {
                 .collect(),
             watchers: Vec::new(),
             extras: Vec::new(),
-            staged: crate::staged::Staged::default(),
+            staged: Staged::default(),
             operator: Operator::default(),
             users: profile.works(Work::Users).then(|| Users::new(seed)),
             checks: Checks::new(profile.members),

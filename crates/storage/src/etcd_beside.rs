@@ -18,16 +18,16 @@
 //! If etcd has created a store anyway, the operator must decide which of the two to keep: a start is refused,
 //! and so is an import (`COMPAT-410`).
 
-use std::fmt;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use disk::{Disk, Lock};
 use interchange::{DataDir, Fingerprint};
 use log::{Log, OpenError, ShutdownRecord};
 
-use crate::error::{DataDirError, in_shell};
+use crate::error::DataDirError;
+use crate::etcd_store::{EtcdBeside, EtcdFiles, Holds, Newer};
 use crate::log_dir;
 use crate::taken_over::TakenOver;
 
@@ -224,15 +224,6 @@ fn unused(disk: &dyn Disk, path: &Path) -> std::io::Result<PathBuf> {
     }
 }
 
-/// Files of etcd in a data directory, which may be that of a member of Mainstay.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EtcdFiles {
-    /// Directory `member/snap`, if it exists.
-    pub snap: Option<PathBuf>,
-    /// Directories that contain files of etcd's log.
-    pub logs: Vec<PathBuf>,
-}
-
 impl EtcdFiles {
     /// Searches for etcd's files; returns `None` if there are none, or only files without data. `wal_dir` is
     /// the directory of `--wal-dir`.
@@ -320,39 +311,6 @@ pub fn refuse(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) -> Res
 /// Name of the directory in a member's directory that exists while the member is taken over from etcd.
 pub const TAKING_OVER: &str = "import";
 
-/// A store that etcd has created beside the files of a member of Mainstay.
-#[derive(Debug)]
-pub struct EtcdBeside {
-    /// The data directory.
-    pub data_dir: PathBuf,
-    /// Files of etcd.
-    pub files: EtcdFiles,
-    /// Content of etcd's store.
-    pub holds: Holds,
-    /// The side that has written last; `None` if the file system has no modification times.
-    pub newer: Option<Newer>,
-}
-
-/// Content of a store that etcd has created.
-#[derive(Debug)]
-pub enum Holds {
-    /// No client has written to etcd's store.
-    Nothing,
-    /// Clients have written to etcd's store.
-    Something,
-    /// etcd's store cannot be read, for this reason.
-    Unreadable(String),
-}
-
-/// The side whose files were written last, and by how much later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Newer {
-    /// etcd's files are newer.
-    Etcd(Duration),
-    /// Mainstay's files are newer.
-    Mainstay(Duration),
-}
-
 impl EtcdBeside {
     fn of(disk: &dyn Disk, member_dir: &Path, files: EtcdFiles) -> Result<EtcdBeside, DataDirError> {
         let data_dir = member_dir.parent().unwrap_or(member_dir).to_path_buf();
@@ -384,74 +342,6 @@ fn last_written(disk: &dyn Disk, dir: &Path, counts: impl Fn(&str) -> bool) -> O
     let names = disk.list(dir).ok()?;
     let named = names.iter().filter(|name| counts(name));
     named.filter_map(|name| std::fs::metadata(dir.join(name)).ok()?.modified().ok()).max()
-}
-
-impl fmt::Display for EtcdBeside {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let EtcdBeside { data_dir, files, holds, newer } = self;
-        let data = data_dir.display();
-        write!(
-            f,
-            "etcd was started on {data}, which holds a member of Mainstay that etcd never had: it began a store of its own beside \
-             it. "
-        )?;
-        match newer {
-            Some(Newer::Etcd(by)) => {
-                write!(f, "etcd's files are the newer ones, written {} later than Mainstay's", Span(*by))?;
-            }
-            Some(Newer::Mainstay(by)) => {
-                write!(f, "Mainstay's files are the newer ones, written {} later than etcd's", Span(*by))?;
-            }
-            None => write!(f, "Nothing says which files are newer")?,
-        }
-        match holds {
-            Holds::Nothing => write!(f, ", but etcd's store is empty: no client has written to it")?,
-            Holds::Something => {
-                write!(
-                    f,
-                    "; clients have written to etcd's store, and Mainstay's does not have what they wrote"
-                )?;
-            }
-            Holds::Unreadable(why) => write!(f, "; etcd's store cannot be read ({why})")?,
-        }
-        let aside = data_dir.join("begun-by-etcd");
-        let member = in_shell(&aside.join("member"));
-        write!(
-            f,
-            ". Mainstay's data are as they were. To go on with them, stop etcd and move its files out of the way: `mkdir -p \
-             {member}/wal"
-        )?;
-        if let Some(snap) = &files.snap {
-            write!(f, " && mv {} {member}/", in_shell(snap))?;
-        }
-        for log in &files.logs {
-            write!(f, " && mv {}/*.wal {member}/wal/", in_shell(log))?;
-        }
-        write!(f, "`")?;
-        if !matches!(holds, Holds::Nothing) {
-            write!(
-                f,
-                "; what was written to etcd can be read there (etcd --data-dir {aside}, or `mainstay utl import --data-dir {aside} \
-                 --to NEW_DIR`)",
-                aside = in_shell(&aside)
-            )?;
-        }
-        Ok(())
-    }
-}
-
-/// A duration for humans: rounded, in its largest unit.
-struct Span(Duration);
-
-impl fmt::Display for Span {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.as_secs() {
-            seconds @ 0..120 => write!(f, "{seconds} s"),
-            seconds @ 120..7_200 => write!(f, "{} min", seconds / 60),
-            seconds @ 7_200..172_800 => write!(f, "{} h", seconds / 3_600),
-            seconds => write!(f, "{} days", seconds / 86_400),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -11,9 +11,10 @@
 //! * [`restoration`] creates a data directory from an external state; [`stopped`] reads a data directory
 //!   without starting a member.
 //! * [`taken_over`] is the mark of a directory that also contains etcd's files, [`exported`] the mark of one
-//!   that was exported to etcd; [`etcd_beside`] prevents etcd from starting in all others; [`first_files`]
-//!   lists the files that every start creates. [`etcd_database`] converts the state to etcd's format.
-//!   [`kv_hash`] and [`compaction_hash`] compute etcd's hashes of the state.
+//!   that was exported to etcd; [`etcd_beside`] prevents etcd from starting in all others, and [`etcd_store`]
+//!   describes a store that etcd has created there; [`first_files`] lists the files that every start creates.
+//!   [`etcd_database`] converts the state to etcd's format. [`kv_hash`] and [`compaction_hash`] compute etcd's
+//!   hashes of the state.
 //! * [`log_dir`] finds the directory of the log. [`clean_shutdown`] and [`nospace`] are two small files
 //!   beside it; [`identity`] contains the ids of the member and its cluster.
 //!
@@ -39,6 +40,7 @@ mod crc_combine;
 mod error;
 pub mod etcd_beside;
 pub mod etcd_database;
+pub mod etcd_store;
 pub mod exported;
 pub mod first_files;
 pub mod identity;
@@ -49,6 +51,7 @@ pub mod opening;
 pub mod read_ahead;
 pub mod readers;
 pub mod restoration;
+mod shell;
 pub mod stopped;
 pub mod taken_over;
 pub mod terms;

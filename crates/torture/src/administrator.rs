@@ -14,7 +14,7 @@ use oracle::{Grant, GrantChange};
 use prost::Message;
 use tokio::sync::watch;
 
-use crate::load::{Phase, pause};
+use crate::phase::{Phase, pause};
 use crate::rng::Rng;
 use crate::security::{Identity, ROOT, SLOTS, STAFF, WORKER, count, first_password};
 use crate::session::ClientContext;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use oracle::{Put, Range, Request};
 use tokio::sync::watch;
 
-use crate::load::{Phase, pause};
+use crate::phase::{Phase, pause};
 use crate::rng::Rng;
 use crate::session::{ClientContext, Session};
 

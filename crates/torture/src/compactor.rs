@@ -6,7 +6,7 @@ use std::time::Duration;
 use oracle::Request;
 use tokio::sync::watch;
 
-use crate::load::{Phase, pause};
+use crate::phase::{Phase, pause};
 use crate::rng::Rng;
 use crate::security::Identity;
 use crate::session::{ClientContext, Session};

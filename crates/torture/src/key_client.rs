@@ -10,7 +10,7 @@ use oracle::{
 };
 use tokio::sync::watch;
 
-use crate::load::{Phase, pause_until};
+use crate::phase::{Phase, pause_until};
 use crate::rng::Rng;
 use crate::session::{ClientContext, Session};
 

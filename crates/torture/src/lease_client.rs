@@ -7,7 +7,7 @@ use std::time::Duration;
 use oracle::{Outcome, Put, Range, Request, Response};
 use tokio::sync::watch;
 
-use crate::load::{Phase, pause, working};
+use crate::phase::{Phase, pause, working};
 use crate::rng::Rng;
 use crate::session::{ClientContext, Session};
 

@@ -32,6 +32,7 @@ mod lock_client;
 mod network;
 pub mod options;
 pub mod outcome;
+mod phase;
 mod pki;
 mod prober;
 mod process;

@@ -9,6 +9,7 @@ use tokio::task::LocalSet;
 
 use crate::chronicle::Chronicle;
 use crate::key_client::Known;
+use crate::phase::Phase;
 use crate::rng::Rng;
 use crate::security::{Identity, SLOTS};
 use crate::session::ClientContext;
@@ -16,35 +17,6 @@ use crate::{
     administrator, bulk_client, compactor, key_client, lease_client, lock_client, prober, user_client,
     watch_client,
 };
-
-/// Phase of a run, as the clients see it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// Clients send requests.
-    Work,
-    /// Clients finish requests in flight; watches continue.
-    Rest,
-    /// Watches end once they have reached this revision.
-    Drain(i64),
-    /// All remaining work ends.
-    Over,
-}
-
-/// Returns true while clients still send requests.
-pub(crate) fn working(phase: &watch::Receiver<Phase>) -> bool {
-    *phase.borrow() == Phase::Work
-}
-
-/// Waits for a duration. Returns false as soon as the work phase ends.
-pub(crate) async fn pause(phase: &mut watch::Receiver<Phase>, time: Duration) -> bool {
-    pause_until(phase, tokio::time::Instant::now() + time).await
-}
-
-/// Like [`pause`], until a point in time.
-pub(crate) async fn pause_until(phase: &mut watch::Receiver<Phase>, due: tokio::time::Instant) -> bool {
-    let over = phase.wait_for(|phase| *phase != Phase::Work);
-    tokio::time::timeout_at(due, over).await.is_err()
-}
 
 /// First client number of each kind of client.
 const FOLLOWERS: u64 = 1000;

@@ -11,7 +11,7 @@ use oracle::{
 use tokio::sync::watch;
 
 use crate::lease_client::{grant, keep_alive};
-use crate::load::{Phase, pause, working};
+use crate::phase::{Phase, pause, working};
 use crate::rng::Rng;
 use crate::session::{ClientContext, Session};
 

@@ -9,7 +9,7 @@ use prost::Message;
 use tokio::sync::watch;
 
 use crate::chronicle::{Chronicle, Reading};
-use crate::load::Phase;
+use crate::phase::Phase;
 use crate::security::{Identity, wants_login};
 use crate::session::ClientContext;
 

@@ -13,7 +13,7 @@ use prost::Message;
 use tokio::sync::watch;
 
 use crate::key_client::Known;
-use crate::load::{Phase, pause};
+use crate::phase::{Phase, pause};
 use crate::rng::Rng;
 use crate::security::Identity;
 use crate::session::ClientContext;

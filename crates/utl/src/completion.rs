@@ -3,7 +3,7 @@
 use cli::{Command, Failure};
 
 use crate::Session;
-use crate::commands::{PROGRAM, Run, one_arg, usage};
+use crate::session::{Run, one_arg, usage};
 
 pub(crate) const COMPLETION: Command<Run> = Command {
     name: "completion",
@@ -21,7 +21,7 @@ pub(crate) const COMPLETION: Command<Run> = Command {
 fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     one_arg(session)?;
     let shell = session.matches.arg_text(0).unwrap_or_default();
-    let Some(script) = cli::completion::Tree::of(&PROGRAM).script(shell.as_bytes(), "etcdutl") else {
+    let Some(script) = cli::completion::Tree::of(session.program).script(shell.as_bytes(), "etcdutl") else {
         let unknown = cli::go::quote(&shell);
         return Err(usage(session, &format!("invalid argument {unknown} for \"etcdutl completion\"")));
     };

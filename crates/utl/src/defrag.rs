@@ -9,9 +9,8 @@ use interchange::bolt::Bolt;
 use storage::stopped::Stopped;
 
 use crate::Session;
-use crate::commands::Run;
-use crate::commands::required;
 use crate::migrate::{lock, rewrite};
+use crate::session::{Run, required};
 use crate::snapshot_file::{open_file, stat};
 
 const DATA_DIR: Flag<String> =
@@ -46,7 +45,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
 fn defragment(session: &mut Session<'_>, dir: &Path) -> Result<(), Failure> {
     let path = dir.join("member").join("snap").join("db");
     let before = stat(&path)?.len();
-    let _lock = lock(&path, session.matches.get(crate::commands::TIMEOUT))?;
+    let _lock = lock(&path, session.matches.get(crate::session::TIMEOUT))?;
     let bolt =
         Bolt::whole(open_file(&path)?).map_err(|e| Failure::error(format!("{}: {e}", path.display())))?;
     let name = path.display().to_string();

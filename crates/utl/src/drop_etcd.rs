@@ -14,8 +14,8 @@ use storage::opening::lock_member;
 use storage::taken_over::{Files, TakenOver};
 
 use crate::Session;
-use crate::commands::{Run, required};
 use crate::places;
+use crate::session::{Run, required};
 
 const DATA_DIR: Flag<String> =
     Flag::text("data-dir", "", "Required. Path to the data directory of a member that was taken over");

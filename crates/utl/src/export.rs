@@ -20,10 +20,9 @@ use storage::kv_hash::HashedKv;
 use storage::stopped::Stopped;
 
 use crate::Session;
-use crate::commands::Run;
-use crate::commands::required;
 use crate::max_learners;
 use crate::places;
+use crate::session::{Run, required};
 use crate::target::{Target, refuse_taken};
 
 const DATA_DIR: Flag<String> = Flag::text("data-dir", "", "Required. Path to the data directory, not in use");

@@ -5,9 +5,8 @@ use interchange::{HashKvError, hash_kv};
 use numbers::Revision;
 
 use crate::Session;
-use crate::commands::Run;
-use crate::commands::one_arg;
 use crate::printer::{Cell, Format};
+use crate::session::{Run, one_arg};
 use crate::snapshot_file::{SnapshotFile, stat};
 use crate::status::own_format;
 
@@ -25,7 +24,7 @@ pub(crate) const HASHKV: Command<Run> = Command {
 
 fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let path = one_arg(session)?;
-    let format = Format::of(session.matches.get(crate::commands::WRITE_OUT))?;
+    let format = Format::of(session.matches.get(crate::session::WRITE_OUT))?;
     stat(&path)?;
     // etcdutl opens the file for writing and changes it, so that it can no longer be restored. Here the file
     // is only read.

@@ -26,12 +26,11 @@ use storage::restoration::{Restoration, RestoredEntry, RestoredHead};
 use storage::stopped::Stopped;
 use storage::terms::Terms;
 
-use crate::commands::Run;
-use crate::commands::required;
 use crate::max_learners;
 use crate::notice::Notices;
 use crate::old_store::{self, Migration};
 use crate::places;
+use crate::session::{Run, required};
 use crate::snapshot_file::stat;
 use crate::target::{Target, refuse_taken};
 use crate::wal_dir::{self, WalDir};

@@ -43,6 +43,7 @@ mod old_store;
 mod places;
 mod printer;
 mod restore;
+mod session;
 mod snapshot_file;
 mod status;
 mod takeover;
@@ -52,29 +53,13 @@ mod wal_dir;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
-use std::time::SystemTime;
 
-use cli::{Failure, Invocation, Io, Matches, Output};
+use cli::{Failure, Invocation, Io};
 use notice::Notices;
+use session::Session;
 
 pub use commands::PROGRAM;
 pub use takeover::{TakeOver, take_over};
-
-/// The environment of a command.
-struct Session<'s> {
-    matches: &'s Matches,
-    out: Output,
-    notices: Notices,
-    /// Clock for the time in notices.
-    clock: fn() -> SystemTime,
-}
-
-impl Session<'_> {
-    /// Prints a text on standard output.
-    fn print(&mut self, text: &str) -> Result<(), Failure> {
-        self.out.write(text.as_bytes()).map_err(Failure::error)
-    }
-}
 
 /// Runs the tool in this process: `args` are the words after its name. Data goes to standard output,
 /// everything else to standard error.
@@ -108,6 +93,7 @@ pub fn run_in(args: &[OsString], io: &Io) -> u8 {
         }
         Ok(Invocation::Run(matches, run)) => {
             let mut session = Session {
+                program: &PROGRAM,
                 matches: &matches,
                 out: io.out.clone(),
                 notices: Notices::new(io),

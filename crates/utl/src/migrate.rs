@@ -14,9 +14,8 @@ use interchange::wal::Wal;
 use prost::Message as _;
 
 use crate::Session;
-use crate::commands::Run;
-use crate::commands::required;
 use crate::places;
+use crate::session::{Run, required};
 use crate::snapshot_file::{open_file, stat};
 use crate::target::Replacement;
 
@@ -58,7 +57,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
         return Err(Failure::error(format!("{what}: {to_go}")));
     }
     stat(&path)?;
-    let _lock = lock(&path, given.get(crate::commands::TIMEOUT))?;
+    let _lock = lock(&path, given.get(crate::session::TIMEOUT))?;
     let failed = |e: interchange::Error| Failure::error(format!("{}: {e}", path.display()));
     let bolt = Bolt::whole(open_file(&path)?).map_err(failed)?;
     let backend = Backend::new(bolt).map_err(failed)?;

@@ -16,9 +16,9 @@ use storage::etcd_database;
 use storage::restoration::{Restoration, RestorationError, RestoredHead, bumped};
 
 use crate::cluster::{ClusterOptions, NewCluster};
-use crate::commands::Run;
 use crate::etcd_dir::WithoutLease;
 use crate::export::Agreed;
+use crate::session::Run;
 use crate::snapshot_file::{SnapshotFile, stat};
 use crate::target::{Target, is_taken, left_by_first_start};
 use crate::wal_dir::{self, WalDir};
@@ -169,7 +169,7 @@ fn options(session: &mut Session<'_>) -> Result<Options, Failure> {
     if session.matches.args.len() != 1 {
         return Err(Failure::bad_args("snapshot restore requires exactly one argument"));
     }
-    let snapshot = crate::commands::one_arg(session)?;
+    let snapshot = crate::session::one_arg(session)?;
     let given = session.matches;
     let (bump, compacted) = (given.get(BUMP_REVISION), given.get(MARK_COMPACTED));
     if (bump > 0) != compacted {

@@ -4,8 +4,8 @@ use cli::{Command, Failure};
 use interchange::Status;
 
 use crate::Session;
-use crate::commands::Run;
 use crate::printer::{Cell, Format};
+use crate::session::Run;
 use crate::snapshot_file::{SnapshotFile, stat};
 
 pub(crate) const STATUS: Command<Run> = Command {
@@ -21,9 +21,9 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     if session.matches.args.len() != 1 {
         return Err(Failure::bad_args("snapshot status requires exactly one argument"));
     }
-    let path = crate::commands::one_arg(session)?;
+    let path = crate::session::one_arg(session)?;
     stat(&path)?;
-    let format = Format::of(session.matches.get(crate::commands::WRITE_OUT))?;
+    let format = Format::of(session.matches.get(crate::session::WRITE_OUT))?;
     let status = match SnapshotFile::look(&path)? {
         SnapshotFile::Etcd(backend) => {
             Status::of(&backend).map_err(|e| Failure::error(format!("{}: {e}", path.display())))?

@@ -3,7 +3,7 @@
 use cli::{Command, Failure};
 
 use crate::Session;
-use crate::commands::Run;
+use crate::session::Run;
 
 pub(crate) const VERSION: Command<Run> = Command {
     name: "version",

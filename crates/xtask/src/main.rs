@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod circles;
 mod console;
 mod crates;
 mod deb;
@@ -27,6 +28,7 @@ const USAGE: &str = "usage: cargo xtask VERB
   console         write crates/console/src/table.rs anew: the files of crates/console/assets
   console --check say whether it is up to date, and change nothing
   crates          write anew which crate uses which, in ARCHITECTURE.md
+  circles         say whether files of a crate use each other in large circles, and which use to turn around
   dependencies    say whether all that is taken from others may be used: licences, sources, versions
   dashboards      write the dashboard, rules, alerts, runbook and docs/metrics.md from the table of metrics
   dashboards --check
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         ["console"] => console::generate().and_then(|files| generated::write(&files)),
         ["console", "--check"] => console::generate().and_then(|files| generated::check(&files, "console")),
         ["crates"] => crates::write(),
+        ["circles"] => circles::check(),
         ["dependencies"] => dependencies::check(),
         ["dashboards"] => monitoring::generate().and_then(|files| generated::write(&files)),
         ["dashboards", "--check"] => {

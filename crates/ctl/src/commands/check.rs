@@ -1,19 +1,10 @@
-//! `check`: the group of commands that measure a cluster, and the flags that they share.
+//! `check`: the group of commands that measure a cluster.
 
-use cli::{Command, Failure, Flag};
-use client::Client;
+use cli::Command;
 
 use super::check_datascale::DATASCALE;
 use super::check_perf::PERF;
 use super::{Run, UTILITY};
-use crate::call::Call;
-use crate::load::{compact, defragment};
-
-pub(super) const AUTO_COMPACT: Flag<bool> =
-    Flag::bool("auto-compact", "Compact storage with last revision after test is finished.");
-
-pub(super) const AUTO_DEFRAG: Flag<bool> =
-    Flag::bool("auto-defrag", "Defragment storage after test is finished.");
 
 pub(super) const CHECK: Command<Run> = Command {
     name: "check",
@@ -25,33 +16,3 @@ pub(super) const CHECK: Command<Run> = Command {
     group: UTILITY,
     ..Command::EMPTY
 };
-
-/// Returns the workload that `--load` names, from those for `s`, `m`, `l` and `xl`.
-///
-/// # Errors
-/// The name does not stand for a workload.
-pub(super) fn workload<W>(call: &Call, load: Flag<String>, [s, m, l, xl]: [W; 4]) -> Result<W, Failure> {
-    match call.matches.get(load) {
-        "s" | "small" => Ok(s),
-        "m" | "medium" => Ok(m),
-        "l" | "large" => Ok(l),
-        "xl" | "xLarge" => Ok(xl),
-        other => Err(Failure::bad_feature(format!("unknown load option {other}"))),
-    }
-}
-
-/// Frees the space of the keys that were deleted at `revision`, if any, as far as `--auto-compact` and
-/// `--auto-defrag` allow.
-pub(super) async fn give_back_space(
-    call: &Call,
-    connection: &Client,
-    revision: Option<i64>,
-) -> Result<(), Failure> {
-    if let Some(revision) = revision.filter(|_| call.matches.get(AUTO_COMPACT)) {
-        compact(call, connection, revision).await?;
-    }
-    if call.matches.get(AUTO_DEFRAG) {
-        defragment(call, connection).await?;
-    }
-    Ok(())
-}

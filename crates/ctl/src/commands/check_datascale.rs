@@ -7,7 +7,7 @@ use bytes::Bytes;
 use cli::{Command, Failure, Flag, Progress};
 
 use super::Run;
-use super::check::{AUTO_COMPACT, AUTO_DEFRAG, give_back_space, workload};
+use super::measurement::{AUTO_COMPACT, AUTO_DEFRAG, give_back_space, workload};
 use crate::call::Call;
 use crate::load::{Clients, RandomKeys, connections, delete_all, refuse_if_used};
 use crate::metrics::resident_bytes;

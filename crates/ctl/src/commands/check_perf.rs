@@ -9,7 +9,7 @@ use cli::{Command, Failure, Flag, Progress};
 use tokio::time::{Instant, sleep};
 
 use super::Run;
-use super::check::{AUTO_COMPACT, AUTO_DEFRAG, give_back_space, workload};
+use super::measurement::{AUTO_COMPACT, AUTO_DEFRAG, give_back_space, workload};
 use crate::call::Call;
 use crate::load::{Clients, Outcome, RandomKeys, connections, delete_all, refuse_if_used};
 use crate::process::Interruption;

@@ -14,7 +14,8 @@ use bytes::Bytes;
 use cli::{Command, Failure, Flag, Progress};
 use client::{Client, TlsFiles, WatchUpdate, Watcher};
 
-use super::{Run, UTILITY, mirror_revisions};
+use super::mirror_revisions::{self, REPORT_INTERVAL, TXN_BYTES_MAX};
+use super::{Run, UTILITY};
 use crate::call::Call;
 use crate::globals::Login;
 use crate::ranges::{OPEN_END, prefix_end};
@@ -110,12 +111,6 @@ pub(super) const MAKE_MIRROR: Command<Run> = Command {
 
 /// Number of keys read at once.
 const PAGE_KEYS: i64 = 1000;
-
-/// Bytes of keys and values at which a transaction is sent before it is full: servers accept 1.5 MiB.
-pub(super) const TXN_BYTES_MAX: usize = 1024 * 1024;
-
-/// Interval at which the progress of the mirror is printed.
-pub(super) const REPORT_INTERVAL: Duration = Duration::from_secs(30);
 
 pub(super) async fn make_mirror(call: &Call) -> Result<(), Failure> {
     let [destination] = call.args() else {

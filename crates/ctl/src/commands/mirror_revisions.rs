@@ -39,9 +39,14 @@ use tokio::time::{Instant, sleep, sleep_until};
 use self::chain::{Chain, Mark};
 use self::comparison::{Changed, Pages, differences, told};
 use self::leases::Leases;
-use super::mirror::{REPORT_INTERVAL, TXN_BYTES_MAX};
 use crate::call::Call;
 use crate::ranges::OPEN_END;
+
+/// Bytes of keys and values at which a transaction is sent before it is full: servers accept 1.5 MiB.
+pub(super) const TXN_BYTES_MAX: usize = 1024 * 1024;
+
+/// Interval at which the progress of the mirror is printed.
+pub(super) const REPORT_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Largest number of transactions in flight. Fewer are used for a destination that applies them in another
 /// order than they were sent, as etcd does: there most of them would arrive too early.

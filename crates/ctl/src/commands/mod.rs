@@ -17,6 +17,7 @@ mod get;
 mod help;
 mod lease;
 mod lock;
+mod measurement;
 mod member;
 mod mirror;
 mod mirror_revisions;

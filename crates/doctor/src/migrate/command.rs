@@ -8,7 +8,7 @@ use cli::{Command, Failure, Flag, FlagRow, Io, Matches, Program};
 use super::look::MigrationPlan;
 use super::survey::Product;
 use super::verdict::Verdict;
-use crate::check::no_arguments;
+use crate::arguments::no_arguments;
 use crate::collect::Plan;
 use crate::connection::{self, Connection, wants_json};
 use crate::doctor::{

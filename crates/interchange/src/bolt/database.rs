@@ -7,7 +7,7 @@ use crate::bolt::format::{
     BRANCH, BUCKET_BYTES, META_BYTES, Meta, PAGE_BYTES_MAX, PAGE_BYTES_MIN, PAGE_HEADER_BYTES, u16_at,
     u32_at, u64_at,
 };
-use crate::bolt::page::Page;
+use crate::bolt::page::{INNER_RUN_BYTES_MAX, Page};
 use crate::error::Error;
 use crate::source::Source;
 
@@ -15,10 +15,6 @@ use crate::source::Source;
 /// bbolt keeps up to four items in one leaf, however long they are; the longest value that Mainstay accepts
 /// has less than 1 GiB.
 const LEAF_RUN_BYTES_MAX: u64 = (1 << 30) + (1 << 20);
-
-/// Maximum bytes of a branch, or of a leaf that contains buckets, with its overflow pages; a walk holds as
-/// many of these as the tree is deep. bbolt writes none longer than for four keys, of 32 KiB at most.
-pub(super) const INNER_RUN_BYTES_MAX: u64 = 1 << 20;
 
 /// A bbolt file that is read page by page: no more than the path from the root to a leaf is in memory.
 ///

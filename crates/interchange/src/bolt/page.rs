@@ -1,10 +1,13 @@
 //! One page of a database, verified when it is read.
 
-use crate::bolt::database::INNER_RUN_BYTES_MAX;
 use crate::bolt::format::{
     BRANCH, ELEMENT_BYTES, IS_BUCKET, KEY_BYTES_MAX, LEAF, PAGE_HEADER_BYTES, u16_at, u32_at, u64_at,
 };
 use crate::error::Error;
+
+/// Maximum bytes of a branch, or of a leaf that contains buckets, with its overflow pages; a walk holds as
+/// many of these as the tree is deep. bbolt writes none longer than for four keys, of 32 KiB at most.
+pub(super) const INNER_RUN_BYTES_MAX: u64 = 1 << 20;
 
 /// A branch or leaf page with its overflow pages.
 pub(crate) struct Page {

@@ -23,8 +23,8 @@ use numbers::Index;
 use planted::Bug;
 use tokio::sync::oneshot;
 
-use super::{RequestId, Shortage};
-use crate::transfer::{Outcome, Received};
+use super::{Forget, RequestId, Shortage};
+use crate::received::{Outcome, Received};
 
 /// Time for which the received part of a state is kept after its stream broke off.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
@@ -88,10 +88,6 @@ pub(super) struct Install {
     /// Objects to be dropped that are not yet given to the checkpointer.
     discarded: VecDeque<Discarded>,
 }
-
-/// Makes a receiver give up the received part of a state whose stream broke off; returns the part if it
-/// exists.
-pub type Forget = Box<dyn FnOnce() -> Option<Box<dyn Any + Send>> + Send>;
 
 /// An object whose drop takes long.
 pub(super) type Droppable = Box<dyn Any + Send>;

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use api::{Status, error, raftpb};
 use bytes::Bytes;
 use consensus::{ConfChange, ConfChangeKind, Node};
-use machine::{Member, Members};
+use machine::Members;
 use numbers::{Index, MemberId, Term};
 use planted::Bug;
 use prost::Message as _;
 
-use super::RequestId;
+use super::{MemberChange, RequestId};
 
 /// Time for which members must have been connected for a change to be safe, as in etcd.
 const HEALTHY_FOR: Duration = Duration::from_secs(5);
@@ -30,33 +30,7 @@ const ETCD_LEARNERS_MAX: u64 = 1;
 /// Maximum number of changes that wait for the one in progress.
 const CHANGES_MAX: usize = 64;
 
-/// A membership change.
-#[derive(Clone, Debug)]
-pub enum MemberChange {
-    /// Adds a member, with its id and peer URLs.
-    Add(Member),
-    /// Removes the member with this id.
-    Remove(u64),
-    /// Gives a member other peer URLs.
-    Update(Member),
-    /// Promotes the learner with this id to a voter.
-    Promote(u64),
-}
-
 impl MemberChange {
-    /// Returns true if the refusal `status` depends on the members that exist: a member that has applied more
-    /// entries may accept the change.
-    pub fn is_of_members(status: &Status) -> bool {
-        [
-            error::MEMBER_EXIST,
-            error::PEER_URL_EXIST,
-            error::MEMBER_NOT_FOUND,
-            error::MEMBER_NOT_LEARNER,
-            error::TOO_MANY_LEARNERS,
-        ]
-        .contains(status)
-    }
-
     /// Returns true if the change removes this member.
     pub(super) fn removes(&self, member: u64) -> bool {
         matches!(self, MemberChange::Remove(id) if *id == member)
@@ -584,6 +558,7 @@ fn is_caught_up(id: u64, present: Present<'_>) -> Result<(), Status> {
 #[cfg(test)]
 mod tests {
     use consensus::{Config, HardState, Restored};
+    use machine::Member;
 
     use super::*;
 

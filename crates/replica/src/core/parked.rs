@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use super::{
     ClientRequest, ControlRequest, CoreRequest, Forget, PeerRequest, Reply, RequestId, StorageRequest,
 };
-use crate::transfer::Received;
+use crate::received::Received;
 
 /// Pause between two turns without requests.
 pub(super) const IDLE: Duration = Duration::from_secs(1);

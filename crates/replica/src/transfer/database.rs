@@ -27,7 +27,7 @@ use storage::values::LogValues;
 use tokio::sync::oneshot;
 
 use super::{Outcome, Portion, ReceiveError, Received, Receiver, attempt};
-use crate::core::{PeerRequest, ReplyBody};
+use crate::requests::{PeerRequest, ReplyBody};
 
 /// Name of the file in the member's directory, which exists only for a moment.
 const SPOOL_NAME: &str = "received.db";

@@ -64,7 +64,7 @@ impl Refusals {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::Shortage;
+    use crate::requests::Shortage;
 
     #[test]
     fn pauses_grow_with_the_same_reason_and_end_with_a_state_that_is_taken() {

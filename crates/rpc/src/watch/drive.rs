@@ -1,7 +1,8 @@
-//! The task of one watch stream: [`run`] reads its requests, lets it read history, and sends its responses.
+//! The task of one watch stream: it reads requests, lets the stream read history, and sends responses. [`Hub::stream`] and
+//! [`Hub::serve`] make it.
 
 use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -10,26 +11,19 @@ use std::time::Instant;
 use accounting::Account;
 use api::{Code, Status, error};
 use bytes::Bytes;
-use front::{Inbound, Messages, Outbound, TrySend};
+use front::{Head, Inbound, LocalBoxFuture, Messages, Outbound, TrySend};
 
 use clock::Sleep;
 use telemetry::callers::Caller;
 use telemetry::tracing::Within;
 
-use super::hub::{Hub, Registration};
+use super::after_others::after_others;
+use super::hub::{Hub, Registration, Sent};
 use super::permit::Permit;
-use super::stream::{Body, Queued};
+use super::queued::{Body, Queued};
 
 /// Requests answered before others get their turn.
 const REQUESTS_PER_POLL_MAX: usize = 128;
-
-/// Wakes this task once others had their turn, and what has arrived on sockets was taken in.
-pub(crate) fn after_others(cx: &mut Context<'_>) {
-    let mut yielding = pin!(tokio::task::yield_now());
-    if yielding.as_mut().poll(cx).is_ready() {
-        cx.waker().wake_by_ref();
-    }
-}
 
 /// A source of requests: the front end, or a test.
 pub trait Requests: Unpin + 'static {
@@ -58,28 +52,6 @@ pub trait Responses: Unpin + 'static {
     /// See [`Outbound::account`].
     fn account(&self) -> Option<Rc<Account>> {
         None
-    }
-}
-
-/// Responses that were sent in one turn.
-#[derive(Default)]
-pub(super) struct Sent {
-    /// Responses without events.
-    pub controls: u64,
-    /// Responses with events.
-    pub responses: u64,
-    /// Events in these.
-    pub events: u64,
-}
-
-impl Sent {
-    fn add(&mut self, responses: u32, events: u32) {
-        if events == 0 {
-            self.controls += u64::from(responses);
-        } else {
-            self.responses += u64::from(responses);
-            self.events += u64::from(events);
-        }
     }
 }
 
@@ -115,8 +87,36 @@ impl Responses for Outbound {
     }
 }
 
+impl Hub {
+    /// Serves one stream until the client leaves, the server stops (`closed`), or it has to end the stream. A client that
+    /// closes its side only ends its requests: what it watches goes on, as with etcd (its gateway depends on that).
+    pub fn stream<C: Future<Output = ()> + Unpin + 'static>(
+        self: &Rc<Self>,
+        head: &Head,
+        client: (Arc<Caller>, Box<dyn Permit>, Option<Within>),
+        inbound: Inbound,
+        outbound: Outbound,
+        closed: C,
+    ) -> impl Future<Output = Result<(), Status>> + Unpin + use<C> {
+        run(Rc::clone(self), head.requires_leader, client, inbound, outbound, closed)
+    }
+
+    /// Serves a stream as [`Hub::stream`] does, for streams that are not the front's. `closed` resolves when the server
+    /// stops. With the client's figures and permit comes the span of the stream, if it is traced: each watch is a span within it.
+    pub fn serve(
+        self: &Rc<Self>,
+        needs_leader: bool,
+        client: (Arc<Caller>, Box<dyn Permit>, Option<Within>),
+        requests: impl Requests,
+        responses: impl Responses,
+        closed: impl Future<Output = ()> + Unpin + 'static,
+    ) -> LocalBoxFuture<Result<(), Status>> {
+        Box::pin(run(Rc::clone(self), needs_leader, client, requests, responses, closed))
+    }
+}
+
 /// Serves a stream until it ends; `closed` resolves when the server stops. What is needed for as long as that lies in the future once.
-pub(super) fn run<R: Requests, W: Responses, C: Future<Output = ()> + Unpin + 'static>(
+fn run<R: Requests, W: Responses, C: Future<Output = ()> + Unpin + 'static>(
     hub: Rc<Hub>,
     needs_leader: bool,
     client: (Arc<Caller>, Box<dyn Permit>, Option<Within>),

@@ -17,22 +17,20 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use accounting::Account;
+use api::error;
 use api::etcdserverpb::ResponseHeader;
 use api::limits::GRPC_OVERHEAD_BYTES;
-use api::{Status, error};
-use front::{Head, Inbound, LocalBoxFuture, Outbound};
 use numbers::Revision;
 
 use self::line::Line;
-pub(super) use self::line::{Class, Place};
 use self::review::{Reviewed, Round};
 use self::synced::UnderWay;
-use super::drive::{self, Requests, Responses, Sent};
+use super::after_others::after_others;
 use super::hold::Hold;
 use super::index::Index;
 use super::long::Claim;
 use super::permit::Permit;
-use super::slice::Portion;
+use super::portion::Portion;
 use super::stream::{PendingEvents, Stream, Watch};
 use clock::Sleep;
 use replica::shared::{Published, Shared};
@@ -111,6 +109,29 @@ const TOGETHER_MAX: usize = 256;
 /// Maximum work of one turn of the hub, once for synced watches and once for all that read history: some milliseconds
 /// each. The shard looks at its sockets between two turns.
 const PORTION: Portion = Portion { changes: 16 << 10, watches: 1024, looks: 16 << 10, bytes: 8 << 20 };
+
+/// Responses that were sent in one turn.
+#[derive(Default)]
+pub(super) struct Sent {
+    /// Responses without events.
+    pub controls: u64,
+    /// Responses with events.
+    pub responses: u64,
+    /// Events in these.
+    pub events: u64,
+}
+
+impl Sent {
+    /// Counts responses with so many events in all of them.
+    pub fn add(&mut self, responses: u32, events: u32) {
+        if events == 0 {
+            self.controls += u64::from(responses);
+        } else {
+            self.responses += u64::from(responses);
+            self.events += u64::from(events);
+        }
+    }
+}
 
 /// A stream's place in the hub; leaves it, with all its watches, when dropped.
 pub(super) struct Registration {
@@ -202,34 +223,8 @@ impl Hub {
         if told_all && reaped_all && none_reads {
             self.worker.set(Some(context.waker().clone()));
         } else {
-            drive::after_others(context);
+            after_others(context);
         }
-    }
-
-    /// Serves one stream until the client leaves, the server stops (`closed`), or it has to end the stream. A client that
-    /// closes its side only ends its requests: what it watches goes on, as with etcd (its gateway depends on that).
-    pub fn stream<C: Future<Output = ()> + Unpin + 'static>(
-        self: &Rc<Self>,
-        head: &Head,
-        client: (Arc<Caller>, Box<dyn Permit>, Option<Within>),
-        inbound: Inbound,
-        outbound: Outbound,
-        closed: C,
-    ) -> impl Future<Output = Result<(), Status>> + Unpin + use<C> {
-        drive::run(Rc::clone(self), head.requires_leader, client, inbound, outbound, closed)
-    }
-
-    /// Serves a stream as [`Hub::stream`] does, for streams that are not the front's. `closed` resolves when the server
-    /// stops. With the client's figures and permit comes the span of the stream, if it is traced: each watch is a span within it.
-    pub fn serve(
-        self: &Rc<Self>,
-        needs_leader: bool,
-        client: (Arc<Caller>, Box<dyn Permit>, Option<Within>),
-        requests: impl Requests,
-        responses: impl Responses,
-        closed: impl Future<Output = ()> + Unpin + 'static,
-    ) -> LocalBoxFuture<Result<(), Status>> {
-        Box::pin(drive::run(Rc::clone(self), needs_leader, client, requests, responses, closed))
     }
 
     /// Ends all streams whose clients insist on a leader: there has been none for too long.

@@ -15,10 +15,12 @@ use machine::ReadError;
 use mvcc::Snapshot;
 use numbers::{ChangeId, Revision};
 
+use super::event::{event_field_len, previous_of, put_event};
 use super::index::{Index, Keys};
+use super::portion::Portion;
+use super::queued::{Body, Queued};
 use super::response::{self, HEAD_ROOM};
-use super::slice::{Portion, event_field_len, previous_of, put_event};
-use super::stream::{Body, QUEUE_BYTES_MAX, Queued, Stream, Watch};
+use super::stream::{QUEUE_BYTES_MAX, Stream, Watch};
 use storage::values::Attempt;
 
 /// Progress of some watches of a stream in reading one revision of many changes.

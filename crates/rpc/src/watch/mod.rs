@@ -27,21 +27,25 @@
 //!   same holds for all streams that read history together (`turns::streams_that_are_behind_take_turns`);
 //! - everything runs on one thread, and no task is woken while a cell is borrowed.
 
+mod after_others;
 mod by_id;
 mod drive;
+mod event;
 pub mod fuzzing;
 mod hold;
 mod hub;
 mod index;
 mod long;
 mod permit;
+mod portion;
+mod queued;
 mod response;
 mod slice;
 mod stream;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use drive::after_others;
+pub(crate) use after_others::after_others;
 pub use drive::{Requests, Responses};
 pub use hub::Hub;
 pub use permit::{Anyone, Permit};

@@ -8,16 +8,18 @@ use api::Code;
 use api::Status;
 use api::etcdserverpb::ResponseHeader;
 use api::limits::GRPC_OVERHEAD_BYTES;
-use api::wire::{field_len, number_len, number_tag, put_field_head, put_number};
-use bytes::{BufMut as _, Bytes, BytesMut};
-use machine::key_value::{Projection, kv_len, put_kv};
-use machine::{ReadError, Values};
+use api::wire::{number_len, put_number};
+use bytes::{Bytes, BytesMut};
+use machine::ReadError;
 use mvcc::{Changes, Snapshot, Version};
 use numbers::Revision;
 
+use super::event::{event_body_len, previous_of, put_event};
 use super::index::Index;
+use super::portion::{Done, Portion};
+use super::queued::{Queued, SHORT_BYTES};
 use super::response::{self, HEAD_ROOM};
-use super::stream::{Matched, Queued, SHORT_BYTES, Watch};
+use super::stream::{Matched, Watch};
 use crate::encode::put_header;
 use storage::values::Attempt;
 
@@ -25,51 +27,6 @@ use storage::values::Attempt;
 const SLICE_REVISIONS_MAX: usize = 1000;
 /// Bytes of events gathered in one slice; the last revision of it may go beyond.
 pub(super) const SLICE_BYTES_MAX: usize = 1 << 20;
-
-/// Maximum work of one slice. A slice ends between two revisions. If the first revision alone exceeds it, the caller asks
-/// for fewer watches, or lets them read that revision in parts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Portion {
-    /// Changes walked over, whether a watch wants them or not.
-    pub changes: usize,
-    /// Watches that are told something.
-    pub watches: usize,
-    /// Watches looked at, each as often as an event is about its keys.
-    pub looks: usize,
-    /// Bytes of events, each counted once for every watch that is told of it: that many are copied if no two watches get
-    /// the same response.
-    pub bytes: usize,
-}
-
-impl Portion {
-    /// A portion without limits.
-    pub const ALL: Portion =
-        Portion { changes: usize::MAX, watches: usize::MAX, looks: usize::MAX, bytes: usize::MAX };
-}
-
-/// Work that a step of a turn has done: changes walked over, watches told, number of looks at watches, and bytes of
-/// events encoded.
-#[derive(Default)]
-pub(super) struct Done {
-    pub walked: usize,
-    pub told: usize,
-    pub looks: usize,
-    pub bytes: usize,
-}
-
-impl Done {
-    /// Returns what is left of a portion after this; `None` if it is used up.
-    pub fn left_of(&self, portion: Portion) -> Option<Portion> {
-        let left = Portion {
-            changes: portion.changes.saturating_sub(self.walked),
-            watches: portion.watches.saturating_sub(self.told),
-            looks: portion.looks.saturating_sub(self.looks),
-            bytes: portion.bytes.saturating_sub(self.bytes),
-        };
-        let is_used_up = left.changes == 0 || left.watches == 0 || left.looks == 0 || left.bytes == 0;
-        (!is_used_up).then_some(left)
-    }
-}
 
 /// How far a slice of changes came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,12 +41,6 @@ pub(super) enum Gathered {
 
 /// Room made for events before they are encoded; beyond it grows with them.
 const ARENA_BYTES: usize = 2 * SLICE_BYTES_MAX;
-
-/// Field numbers of an event's kv, and of its previous one.
-const KV: u8 = 2;
-const PREVIOUS: u8 = 3;
-/// An event's type when it is a deletion; that of a put is 0 and so left out.
-const DELETE: [u8; 2] = [number_tag(1), 1];
 
 /// The two encodings of an event.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -471,61 +422,4 @@ pub(super) fn cannot_read(error: &ReadError) -> Status {
 pub(super) fn too_long(len: usize, bytes_max: usize) -> Status {
     let text = format!("grpc: trying to send message larger than max ({len} vs. {bytes_max})");
     Status::with(Code::ResourceExhausted, text)
-}
-
-/// Returns the version before a change; `None` if there is none or it is compacted.
-pub(super) fn previous_of<'a>(snapshot: Snapshot<'a>, version: Version<'a>) -> Option<Version<'a>> {
-    let creates = !version.is_tombstone() && version.create_revision() == version.main();
-    if creates { None } else { snapshot.previous(version).unwrap_or(None) }
-}
-
-/// The length of an event's whole field.
-pub(super) fn event_field_len(version: Version<'_>, previous: Option<Version<'_>>) -> usize {
-    response::event_field_len(event_body_len(version, previous))
-}
-
-fn event_body_len(version: Version<'_>, previous: Option<Version<'_>>) -> usize {
-    let kind = if version.is_tombstone() { DELETE.len() } else { 0 };
-    kind + kv_field_len(version) + previous.map_or(0, kv_field_len)
-}
-
-/// Appends an event's whole field. What `values` lacks is noted there.
-pub(super) fn put_event(
-    out: &mut BytesMut,
-    version: Version<'_>,
-    previous: Option<Version<'_>>,
-    values: &dyn Values,
-) -> Result<(), ReadError> {
-    let body_len = event_body_len(version, previous);
-    let (start, len) = (out.len(), response::event_field_len(body_len));
-    out.reserve(len);
-    response::put_event_head(out, body_len);
-    if version.is_tombstone() {
-        out.put_slice(&DELETE);
-    }
-    put_kv_field(out, KV, version, values)?;
-    if let Some(previous) = previous {
-        put_kv_field(out, PREVIOUS, previous, values)?;
-    }
-    assert_eq!(out.len() - start, len, "an event has its measured length");
-    Ok(())
-}
-
-/// About how many bytes an event has in a response.
-pub(super) fn event_len(version: Version<'_>) -> usize {
-    response::event_field_len(kv_field_len(version))
-}
-
-fn kv_field_len(version: Version<'_>) -> usize {
-    field_len(kv_len(version, Projection::default()))
-}
-
-fn put_kv_field(
-    out: &mut BytesMut,
-    field: u8,
-    version: Version<'_>,
-    values: &dyn Values,
-) -> Result<(), ReadError> {
-    put_field_head(out, field, kv_len(version, Projection::default()));
-    put_kv(version, Projection::default(), values, out)
 }

@@ -9,7 +9,6 @@ use std::task::{Context, Poll, Waker};
 
 use accounting::{Account, Held};
 use api::Status;
-use api::etcdserverpb::WatchResponse;
 use bytes::Bytes;
 use front::Messages;
 use mvcc::{Snapshot, Version, View};
@@ -18,11 +17,10 @@ use planted::Bug;
 
 use super::by_id::ById;
 use super::hold::Hold;
-use super::hub::{Class, Place};
 use super::index::Keys;
 use super::long::{Given, Long};
 use super::permit::Permit;
-use super::response;
+use super::queued::{Body, QUEUED_BYTES, Queued};
 use storage::values::Attempt;
 use telemetry::callers::Caller;
 use telemetry::metrics::Gauge;
@@ -33,8 +31,6 @@ pub const QUEUE_BYTES_MAX: usize = 1 << 20;
 
 /// Memory of a watch besides its keys, in its stream and in an index, in bytes.
 const WATCH_BYTES: usize = 1024;
-/// Memory of a waiting response besides its bytes, in bytes.
-const QUEUED_BYTES: usize = 128;
 /// Places of a stream's queue that are kept while nothing waits in it.
 const QUEUE_PLACES_KEPT: usize = 4;
 
@@ -118,71 +114,11 @@ impl Watch {
     }
 }
 
-/// Bytes of a response that is short: each stream has its own copy, beside others that it sends with it. To share it would cost
-/// more than to copy it, and what the copies take is little beside [`QUEUED_BYTES`].
-pub(super) const SHORT_BYTES: usize = 512;
-
 /// Bytes of short responses that are sent together: as many as most clients take in one frame.
 const TOGETHER_BYTES_MAX: usize = 16 << 10;
 
 /// Memory made at first for short responses that are sent together.
 const SHORT_ROOM_BYTES: usize = 1024;
-
-/// The bytes of responses that wait.
-pub(super) enum Body {
-    /// A response of this stream alone.
-    One(Bytes),
-    /// A response that several streams wait for: it is charged to the front's budget already.
-    Shared(Bytes),
-    /// Responses of at most [`SHORT_BYTES`], with the same number of events each.
-    Short(Messages),
-}
-
-impl Body {
-    /// Number of responses.
-    pub fn responses(&self) -> u32 {
-        match self {
-            Body::One(_) | Body::Shared(_) => 1,
-            Body::Short(messages) => messages.len() as u32,
-        }
-    }
-
-    fn bytes(&self) -> usize {
-        match self {
-            Body::One(bytes) | Body::Shared(bytes) => bytes.len(),
-            Body::Short(messages) => messages.wire_bytes(),
-        }
-    }
-}
-
-/// A response that waits, or some short ones that are sent together.
-pub(super) struct Queued {
-    /// The encoded responses.
-    pub body: Body,
-    /// Number of events in all of them.
-    pub events: u32,
-}
-
-impl Queued {
-    /// A response without events.
-    pub fn control(response: &WatchResponse) -> Queued {
-        Queued { body: Body::One(response::control(response)), events: 0 }
-    }
-
-    /// A response with so many events that several streams may wait for, from [`Stream::share`].
-    pub fn shared(bytes: Bytes, events: u32) -> Queued {
-        Queued { body: Body::Shared(bytes), events }
-    }
-
-    /// Returns the bytes charged to the stream's client while it waits.
-    fn charged_bytes(&self) -> usize {
-        match &self.body {
-            Body::One(bytes) => QUEUED_BYTES + bytes.len(),
-            Body::Shared(_) => QUEUED_BYTES,
-            Body::Short(messages) => QUEUED_BYTES * messages.len() + messages.wire_bytes(),
-        }
-    }
-}
 
 /// Counts the events that wait in the streams of a hub. All shards share the gauge, so it is told once a turn and not of each
 /// event.
@@ -256,6 +192,20 @@ impl Matched {
         self.first.into_iter().chain(self.rest.iter().flat_map(|rest| rest.iter().copied()))
     }
 }
+
+/// The class of a waiting stream. Streams of one class get their turns in the order of their arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Class {
+    /// The stream holds fetched values, or a response that another stream has made, until its turn.
+    Laden,
+    /// The stream has a watch that was synced, for which history is kept for a minute only.
+    Held,
+    /// The stream's watches read history that they asked for.
+    Other,
+}
+
+/// A stream's place in the line: its class, and its number in that.
+pub(super) type Place = (Class, u64);
 
 /// The place of a watch among those that are behind: the one that reads the oldest revision next is first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -6,11 +6,11 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use disk::{Lie, Operation, SECTOR_BYTES};
 
-use super::{DRIFT_MAX_PPM, Undo, segment_number};
+use super::{DRIFT_MAX_PPM, segment_number};
 use crate::network::{CLIENTS, Host};
 use crate::profile::Fault;
 use crate::schedule::{MILLI, Nanos, SECOND};
-use crate::world::{Event, World};
+use crate::world::{Event, Undo, World};
 
 /// Length in bytes of the file tail where bits flip more often than elsewhere.
 const LAST_BYTES: u64 = 200;

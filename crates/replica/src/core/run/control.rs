@@ -16,7 +16,7 @@ use crate::core::reads::Want;
 use crate::core::{
     ClientRequest, ControlRequest, CoreRequest, Fatal, PeerRequest, ReplyBody, StorageRequest,
 };
-use crate::transfer::Outcome;
+use crate::received::Outcome;
 
 /// Dispatch of requests to the core.
 impl Core {

@@ -24,14 +24,14 @@ use super::Core;
 use super::clients::step_received;
 use crate::arrivals::Charge;
 use crate::core::leadership::Leaves;
-use crate::core::membership::{MemberChange, Membership, Told};
+use crate::core::membership::{Membership, Told};
 use crate::core::proposals::Waiter;
 use crate::core::room::{Purpose, Room};
-use crate::core::{Fatal, Placement, ReplyBody, RequestId, SnapshotAttempt, membership};
+use crate::core::{Fatal, MemberChange, Placement, ReplyBody, RequestId, SnapshotAttempt, membership};
 use crate::joining;
 use crate::long_reads::Reader;
+use crate::received::{Outcome, Received};
 use crate::shared::Shared;
-use crate::transfer::{Outcome, Received};
 
 /// Maximum bytes of entries kept in memory for followers; older entries are read from the log.
 const TAIL_BYTES: usize = 64 << 20;

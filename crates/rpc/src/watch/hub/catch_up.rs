@@ -27,8 +27,10 @@ use super::{Hub, TOGETHER_MAX};
 use crate::watch::hold::Hold;
 use crate::watch::index::Index;
 use crate::watch::long::{Claim, Failed, Given, Long, Part, Previous};
-use crate::watch::slice::{Done, Gathered, Portion, SLICE_BYTES_MAX, Slice, cannot_read, too_long};
-use crate::watch::stream::{Queued, Stream, Watch};
+use crate::watch::portion::{Done, Portion};
+use crate::watch::queued::Queued;
+use crate::watch::slice::{Gathered, SLICE_BYTES_MAX, Slice, cannot_read, too_long};
+use crate::watch::stream::{Stream, Watch};
 use replica::shared::Published;
 use storage::values::Attempt;
 

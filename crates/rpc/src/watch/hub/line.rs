@@ -3,21 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use crate::watch::stream::Stream;
-
-/// The class of a waiting stream. Streams of one class get their turns in the order of their arrival.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::watch) enum Class {
-    /// The stream holds fetched values, or a response that another stream has made, until its turn.
-    Laden,
-    /// The stream has a watch that was synced, for which history is kept for a minute only.
-    Held,
-    /// The stream's watches read history that they asked for.
-    Other,
-}
-
-/// A stream's place in the line: its class, and its number in that.
-pub(in crate::watch) type Place = (Class, u64);
+use crate::watch::stream::{Class, Place, Stream};
 
 /// Streams that wait for their turn to read history.
 ///

@@ -8,8 +8,9 @@ use numbers::Revision;
 use planted::Bug;
 
 use super::{Hub, ProgressDue, TOGETHER_MAX};
+use crate::watch::queued::Queued;
 use crate::watch::response::NO_WATCH;
-use crate::watch::stream::{Queued, Stream, Watch};
+use crate::watch::stream::{Stream, Watch};
 
 /// Streams that are told of progress, since the hub's revision has risen, between two looks at other calls.
 const TOLD_AT_ONCE: usize = 256;

@@ -17,8 +17,9 @@ use super::Hub;
 use crate::services::decode_streamed;
 use crate::watch::index::Keys;
 use crate::watch::permit;
+use crate::watch::queued::Queued;
 use crate::watch::response::NO_WATCH;
-use crate::watch::stream::{Queued, Stream, Watch};
+use crate::watch::stream::{Stream, Watch};
 
 impl Hub {
     /// Answers one request.

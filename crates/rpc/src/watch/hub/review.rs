@@ -28,7 +28,8 @@ use replica::shared::Published;
 
 use super::Hub;
 use crate::watch::permit;
-use crate::watch::stream::{Queued, Stream};
+use crate::watch::queued::Queued;
+use crate::watch::stream::Stream;
 
 /// Which users and roles all watches were allowed by.
 #[derive(Clone, Copy, PartialEq, Eq)]

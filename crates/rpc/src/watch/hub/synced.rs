@@ -9,8 +9,10 @@ use numbers::{ChangeId, Revision};
 use planted::Bug;
 
 use super::{Hub, MOVED_AT_ONCE};
+use crate::watch::event::event_len;
 use crate::watch::index::{Index, Place};
-use crate::watch::slice::{Done, Gathered, Portion, Slice, event_len};
+use crate::watch::portion::{Done, Portion};
+use crate::watch::slice::{Gathered, Slice};
 use crate::watch::stream::Watch;
 use replica::shared::Published;
 use storage::values::Attempt;

@@ -1,0 +1,473 @@
+//! The flags that were set: [`Settings`], by arguments, environment or configuration file. Go's flag syntax, and etcd's rules
+//! for the environment.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::feature_gate::{self, Effect, FeatureGate, FeatureGates};
+use super::flag::{Flag, Kind, Setting, Status, env_name};
+use super::refusal::{Entry, Refusal};
+use super::table::{FLAGS, OLD_SPELLINGS, OldSpelling, Successor, find_flag, find_old_spelling};
+use crate::log_settings::Level;
+use cli::go::{ValueError, nanoseconds, quote};
+
+/// Set by scripts on architectures that etcd does not support; not a flag, and ignored.
+const UNSUPPORTED_ARCH: &str = "ETCD_UNSUPPORTED_ARCH";
+/// The variable that `--version` would have; etcd does not accept it from the environment.
+const VERSION: &str = "ETCD_VERSION";
+
+/// The flags that were set, by name.
+#[derive(Debug, Default)]
+pub(super) struct Settings {
+    given: BTreeMap<&'static str, Given>,
+    /// Feature gates that were set through the old experimental flag.
+    old_gates: BTreeMap<&'static str, OldGate>,
+    /// Values of `allowed-cn` and `skip-client-san-verification` in the configuration file's block for
+    /// clients; no flag exists for them.
+    pub(super) client_allowed_cns: Vec<String>,
+    pub(super) client_skips_san: bool,
+    /// True if the settings come from a configuration file.
+    pub(super) is_from_file: bool,
+    pub(super) warnings: Vec<Entry>,
+    pub(super) notices: Vec<Entry>,
+}
+
+#[derive(Debug)]
+struct Given {
+    flag: &'static Flag,
+    setting: Setting,
+    text: String,
+    /// Name as the operator wrote it: `--name`, or the environment variable.
+    spelling: String,
+}
+
+#[derive(Debug)]
+struct OldGate {
+    on: bool,
+    spelling: String,
+}
+
+/// A name that can be set: a flag, or an old spelling.
+#[derive(Clone, Copy)]
+enum Target {
+    Flag(&'static Flag),
+    Old(&'static OldSpelling),
+}
+
+/// What the arguments ask for.
+#[derive(PartialEq, Eq)]
+pub(super) enum Asked {
+    Help,
+    Run,
+}
+
+impl Settings {
+    pub(super) fn read_arguments(&mut self, args: &[String]) -> Result<Asked, Refusal> {
+        let mut rest = args.iter();
+        let stray = loop {
+            let Some(arg) = rest.next() else { break None };
+            let Some(body) = arg.strip_prefix('-').filter(|body| !body.is_empty()) else { break Some(arg) };
+            if arg == "--" {
+                break rest.next();
+            }
+            let body = body.strip_prefix('-').unwrap_or(body);
+            if body.is_empty() || body.starts_with(['-', '=']) {
+                return Err(Refusal::Syntax(format!("bad flag syntax: {arg}")));
+            }
+            let (name, value) = match body.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (body, None),
+            };
+            let Some(target) = Target::find(name) else {
+                if name == "help" || name == "h" {
+                    return Ok(Asked::Help);
+                }
+                let near = cli::near_names(name, FLAGS.iter().map(|flag| flag.name));
+                let near: Vec<String> = near.into_iter().map(|name| format!("--{name}")).collect();
+                let near: Vec<&str> = near.iter().map(String::as_str).collect();
+                let question = cli::did_you_mean(&near);
+                let question = question.trim_end();
+                return Err(Refusal::Syntax(format!("flag provided but not defined: -{name}{question}")));
+            };
+            let value = match value {
+                Some(value) => value,
+                None if target.kind().is_switch() => "true",
+                None => match rest.next() {
+                    Some(value) => value,
+                    None => return Err(Refusal::Syntax(format!("flag needs an argument: -{name}"))),
+                },
+            };
+            self.set(target, value, format!("--{name}")).map_err(|reason| match target.kind() {
+                Kind::Bool => {
+                    Refusal::Syntax(format!("invalid boolean value {} for -{name}: {reason}", quote(value)))
+                }
+                _ => Refusal::Syntax(format!("invalid value {} for flag -{name}: {reason}", quote(value))),
+            })??;
+        };
+        match stray {
+            Some(arg) => Err(Refusal::invalid(format!("{} is not a valid flag", quote(arg)))),
+            None => Ok(Asked::Run),
+        }
+    }
+
+    /// Discards the flags, and warns about flags and variables that have no effect because of the
+    /// configuration file.
+    pub(super) fn give_way(&mut self, env: &[(String, String)]) {
+        let flags = self.given.values().map(|given| given.spelling.clone());
+        let gates = self.old_gates.values().map(|gate| gate.spelling.clone());
+        let known: BTreeSet<String> = Target::all().map(Target::env).collect();
+        let variables =
+            env.iter().map(|(variable, _)| variable).filter(|variable| known.contains(*variable)).cloned();
+        let is_file = |name: &str| matches!(name.trim_start_matches('-'), "config-file" | "ETCD_CONFIG_FILE");
+        let ignored: Vec<String> =
+            flags.chain(gates).chain(variables).filter(|name| !is_file(name)).collect();
+        *self = Settings { is_from_file: true, ..Settings::default() };
+        if !ignored.is_empty() {
+            let line = "flags and environment variables are ignored, because there is a configuration file";
+            self.warnings.push(Entry::new(Level::Warn, line).with("ignored", ignored.join(", ")));
+        }
+    }
+
+    /// Returns the syntax of a key of the configuration file, and its flag, if the key is not the old
+    /// spelling of a gate.
+    pub(super) fn kind_of_key(&self, key: &str) -> Option<(Option<&'static Flag>, Kind)> {
+        let target = Target::find(key).filter(|target| target.kind() != Kind::Ignored)?;
+        let flag = match target {
+            Target::Flag(flag) => Some(flag),
+            Target::Old(OldSpelling { successor: Successor::Flag(name), .. }) => find_flag(name),
+            Target::Old(_) => None,
+        };
+        Some((flag, target.kind()))
+    }
+
+    /// Sets a key of the configuration file that has a syntax; errors are those of [`Settings::set`].
+    pub(super) fn set_key(&mut self, key: &str, value: &str) -> Result<Result<(), Refusal>, ValueError> {
+        match Target::find(key) {
+            Some(target) => self.set(target, value, key.to_owned()),
+            None => Ok(Ok(())),
+        }
+    }
+
+    pub(super) fn read_environment(&mut self, env: &[(String, String)]) -> Result<(), Refusal> {
+        let targets: BTreeMap<String, Target> = Target::all().map(|target| (target.env(), target)).collect();
+        let on_command_line = self.variables_shadowed();
+        let mut conflicts = Vec::new();
+        let mut problem = None;
+        for (variable, value) in env.iter().filter(|(variable, _)| variable.starts_with("ETCD_")) {
+            if on_command_line.contains(variable) {
+                conflicts.push(variable.as_str());
+                continue;
+            }
+            match (variable.as_str(), targets.get(variable)) {
+                (VERSION, _) => self.warnings.push(
+                    Entry::new(Level::Warn, "cannot set special environment variable")
+                        .with("key", VERSION)
+                        .with("value", value),
+                ),
+                (UNSUPPORTED_ARCH, _) => self.notices.push(
+                    Entry::new(
+                        Level::Info,
+                        "environment variable has no effect: no architecture is unsupported",
+                    )
+                    .with("environment-variable", UNSUPPORTED_ARCH),
+                ),
+                (_, None) => self.warnings.push(
+                    Entry::new(Level::Warn, "unrecognized environment variable")
+                        .with("environment-variable", format!("{variable}={value}")),
+                ),
+                (_, Some(_)) if value.is_empty() => self.warnings.push(
+                    Entry::new(Level::Warn, "environment variable is empty and was not used")
+                        .with("environment-variable", variable),
+                ),
+                (_, Some(target)) => match self.set(*target, value, variable.clone()) {
+                    Ok(outcome) => {
+                        outcome?;
+                        self.notices.push(
+                            Entry::new(Level::Info, "recognized and used environment variable")
+                                .with("variable-name", variable)
+                                .with("variable-value", value),
+                        );
+                    }
+                    Err(reason) => {
+                        problem = Some(format!("invalid value {} for {variable}: {reason}", quote(value)));
+                    }
+                },
+            }
+        }
+        // As in etcd, a conflict is reported before an invalid value.
+        if let Some(variable) = conflicts.first() {
+            let text = "conflicting environment variable is shadowed by corresponding command-line flag \
+                        (either unset environment variable or disable flag))";
+            let entry = Entry::new(Level::Fatal, text).with("environment-variable", *variable);
+            return Err(Refusal::Invalid(vec![entry]));
+        }
+        match problem {
+            Some(error) => Err(Refusal::invalid(error)),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the environment variables of everything that was set so far.
+    fn variables_shadowed(&self) -> Vec<String> {
+        let flags = self.given.values().map(|given| given.spelling.as_str());
+        let gates = self.old_gates.values().map(|gate| gate.spelling.as_str());
+        flags.chain(gates).map(|spelling| env_name(spelling.trim_start_matches('-'))).collect()
+    }
+
+    /// Sets a flag. The outer error is the reason why a value is malformed; the inner error says that a flag
+    /// and its old spelling are both set.
+    fn set(
+        &mut self,
+        target: Target,
+        value: &str,
+        spelling: String,
+    ) -> Result<Result<(), Refusal>, ValueError> {
+        let setting = target.kind().parse(value)?;
+        let flag = match target {
+            Target::Flag(flag) => flag,
+            Target::Old(old) => {
+                self.warnings.push(
+                    Entry::new(Level::Warn, "deprecated flag is set; use its successor")
+                        .with("flag", spelling.as_str())
+                        .with("successor", target.successor_text(value)),
+                );
+                match old.successor {
+                    Successor::Flag(name) => registered(name),
+                    Successor::Gate(name) => {
+                        let on = setting == Setting::Bool(true);
+                        self.old_gates.insert(name, OldGate { on, spelling });
+                        return Ok(Ok(()));
+                    }
+                }
+            }
+        };
+        if let Some(other) = self.given.get(flag.name).filter(|other| other.spelling != spelling)
+            && !same_name(&other.spelling, &spelling)
+        {
+            let text =
+                format!("cannot specify both {} and {spelling}: they are the same option", other.spelling);
+            return Ok(Err(Refusal::invalid(text)));
+        }
+        let text = value.to_string();
+        self.given.insert(flag.name, Given { flag, setting, text, spelling });
+        Ok(Ok(()))
+    }
+
+    pub(super) fn refuse_unsupported(&self) -> Result<(), Refusal> {
+        if self.text("discovery-fallback") == "proxy" {
+            let text = "v2 proxy is deprecated, and --discovery-fallback can't be configured as \"proxy\"";
+            return Err(Refusal::invalid(text));
+        }
+        let mut refused = Vec::new();
+        for given in self.given.values() {
+            let Status::NotYet(honoured) = given.flag.status else { continue };
+            if given.flag.kind.parse(honoured).as_ref() != Ok(&given.setting) {
+                let value = quote(&given.text);
+                let left = if honoured.is_empty() { "left out".to_string() } else { quote(honoured) };
+                refused.push(format!(
+                    "{}={value} is not supported by this version of Mainstay: it can only be {left}",
+                    given.spelling
+                ));
+            }
+        }
+        if refused.is_empty() { Ok(()) } else { Err(Refusal::invalid(refused.join("; "))) }
+    }
+
+    pub(super) fn resolve_gates(&mut self) -> Result<FeatureGates, Refusal> {
+        let text = match self.setting("feature-gates") {
+            Setting::List(words) => words.concat(),
+            other => unreachable!("--feature-gates is a list, not {other:?}"),
+        };
+        let mut gates = feature_gate::parse(&text).map_err(|error| Refusal::invalid(error.to_string()))?;
+        for (name, old) in &self.old_gates {
+            let gate = FeatureGate::find(name).expect("old spellings name gates of the table");
+            if gates.is_set(gate) {
+                let (spelling, on, new_on) = (&old.spelling, old.on, gates.is_enabled(gate));
+                return Err(Refusal::invalid(format!(
+                    "cannot specify both flags: {spelling}={on} and --feature-gates={name}={new_on} at the same \
+                     time, please just use --feature-gates={name}={new_on}"
+                )));
+            }
+            gates.insert(gate, old.on);
+        }
+        if gates.is_on("LeaseCheckpointPersist") && !gates.is_on("LeaseCheckpoint") {
+            let text =
+                "enabling feature gate LeaseCheckpointPersist requires enabling feature gate LeaseCheckpoint";
+            return Err(Refusal::invalid(text));
+        }
+        for (gate, on) in gates.set() {
+            match gate.effect {
+                Effect::Implemented => {}
+                Effect::NoDifference(why) => self.notices.push(
+                    Entry::new(Level::Info, "feature gate makes no difference")
+                        .with("feature-gate", format!("{}={on}", gate.name))
+                        .with("reason", why),
+                ),
+            }
+        }
+        Ok(gates)
+    }
+
+    /// Adds a notice or warning for each flag that was set and has no effect.
+    pub(super) fn note_statuses(&mut self) {
+        for given in self.given.values() {
+            match given.flag.status {
+                Status::Implemented | Status::NotYet(_) => {}
+                Status::Legacy(text) => {
+                    self.warnings.push(
+                        Entry::new(Level::Warn, text)
+                            .with("flag-name", given.spelling.as_str())
+                            .with("effect", "none"),
+                    );
+                }
+                Status::NoEffect(why) => self.notices.push(
+                    Entry::new(Level::Info, "flag has no effect")
+                        .with("flag-name", given.spelling.as_str())
+                        .with("value", given.text.as_str())
+                        .with("reason", why),
+                ),
+            }
+        }
+    }
+
+    /// Returns true if the flag was set in any way.
+    pub(super) fn is_set(&self, name: &str) -> bool {
+        self.given.contains_key(name)
+    }
+
+    fn setting(&self, name: &'static str) -> Setting {
+        match self.given.get(name) {
+            Some(given) => given.setting.clone(),
+            None => default_of(registered(name)),
+        }
+    }
+
+    pub(super) fn text(&self, name: &'static str) -> String {
+        match self.setting(name) {
+            Setting::Text(text) => text,
+            other => unreachable!("--{name} is text, not {other:?}"),
+        }
+    }
+
+    pub(super) fn bool(&self, name: &'static str) -> bool {
+        match self.setting(name) {
+            Setting::Bool(value) => value,
+            other => unreachable!("--{name} is a truth value, not {other:?}"),
+        }
+    }
+
+    pub(super) fn uint(&self, name: &'static str) -> u64 {
+        match self.setting(name) {
+            Setting::Uint(value) => value,
+            other => unreachable!("--{name} is unsigned, not {other:?}"),
+        }
+    }
+
+    pub(super) fn int(&self, name: &'static str) -> i64 {
+        match self.setting(name) {
+            Setting::Int(value) => value,
+            other => unreachable!("--{name} is signed, not {other:?}"),
+        }
+    }
+
+    /// Returns the value of a duration flag in nanoseconds.
+    pub(super) fn duration(&self, name: &'static str) -> i64 {
+        match self.setting(name) {
+            Setting::Duration(nanos) => nanos,
+            other => unreachable!("--{name} is a duration, not {other:?}"),
+        }
+    }
+
+    pub(super) fn list(&self, name: &'static str) -> Vec<String> {
+        match self.setting(name) {
+            Setting::List(words) => words,
+            other => unreachable!("--{name} is a list, not {other:?}"),
+        }
+    }
+
+    /// Returns the words of a list whose default is empty.
+    pub(super) fn words(&self, name: &'static str) -> Vec<String> {
+        if self.is_set(name) { self.list(name) } else { Vec::new() }
+    }
+
+    /// Returns the URLs. As in etcd, a flag set to an empty value has its default.
+    pub(super) fn urls(&self, name: &'static str) -> Vec<super::Url> {
+        let urls = match self.setting(name) {
+            Setting::Urls(None) => default_of(registered(name)),
+            urls => urls,
+        };
+        match urls {
+            Setting::Urls(urls) => urls.unwrap_or_default(),
+            other => unreachable!("--{name} is a list of URLs, not {other:?}"),
+        }
+    }
+}
+
+/// Returns the value of a duration flag.
+///
+/// # Errors
+///
+/// The value is negative.
+pub(super) fn duration(settings: &Settings, name: &'static str) -> Result<Duration, Refusal> {
+    let nanos = settings.duration(name);
+    u64::try_from(nanos).map(Duration::from_nanos).map_err(|_| {
+        Refusal::invalid(format!("--{name} must not be negative (set to {})", nanoseconds(nanos)))
+    })
+}
+
+impl Target {
+    fn find(name: &str) -> Option<Target> {
+        find_flag(name).map(Target::Flag).or_else(|| find_old_spelling(name).map(Target::Old))
+    }
+
+    fn all() -> impl Iterator<Item = Target> {
+        FLAGS.iter().map(Target::Flag).chain(OLD_SPELLINGS.iter().map(Target::Old))
+    }
+
+    fn env(self) -> String {
+        match self {
+            Target::Flag(flag) => flag.env(),
+            Target::Old(old) => env_name(old.name),
+        }
+    }
+
+    fn kind(self) -> Kind {
+        match self {
+            Target::Flag(flag) => flag.kind,
+            Target::Old(OldSpelling { successor: Successor::Flag(name), .. }) => registered(name).kind,
+            Target::Old(OldSpelling { successor: Successor::Gate(_), .. }) => Kind::Bool,
+        }
+    }
+
+    /// Returns the flag to write instead of an old spelling that is set to `value`.
+    fn successor_text(self, value: &str) -> String {
+        match self {
+            Target::Flag(flag) => format!("--{}", flag.name),
+            Target::Old(OldSpelling { successor: Successor::Flag(name), .. }) => format!("--{name}"),
+            Target::Old(OldSpelling { successor: Successor::Gate(name), .. }) => {
+                format!("--feature-gates={name}={value}")
+            }
+        }
+    }
+}
+
+/// Returns the flag with this name, which must be in the table.
+fn registered(name: &'static str) -> &'static Flag {
+    find_flag(name).unwrap_or_else(|| unreachable!("--{name} is not in the table"))
+}
+
+fn default_of(flag: &'static Flag) -> Setting {
+    flag.kind.parse(flag.default).unwrap_or_else(|error| unreachable!("default of --{}: {error}", flag.name))
+}
+
+/// Returns true if two spellings, such as `-x`, `--x` and `ETCD_X`, mean the same name.
+fn same_name(a: &str, b: &str) -> bool {
+    let variable = |spelling: &str| {
+        if spelling.starts_with('-') {
+            env_name(spelling.trim_start_matches('-'))
+        } else {
+            spelling.to_string()
+        }
+    };
+    variable(a) == variable(b)
+}

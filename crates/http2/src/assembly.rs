@@ -1,0 +1,18 @@
+//! A header block in the making: [`Assembly`].
+
+/// Header block whose frames have not all arrived (RFC 9113, section 4.3).
+pub(crate) struct Assembly {
+    pub stream: u32,
+    pub ends_stream: bool,
+    /// True if the HEADERS frame declares that the stream depends on itself.
+    pub depends_on_itself: bool,
+    pub continuations: u32,
+    pub block: Vec<u8>,
+}
+
+impl Assembly {
+    /// Returns the bytes that the block has allocated.
+    pub fn heap_bytes(&self) -> usize {
+        self.block.capacity()
+    }
+}

@@ -1,0 +1,349 @@
+//! Messages to the core and from it: requests and events ([`CoreRequest`]), and replies ([`Reply`]).
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
+
+use api::raftpb;
+use api::{Status, error};
+use bytes::Bytes;
+use consensus::Fetch;
+use log::LogEvent;
+use machine::image::Head;
+use machine::transfer::Held;
+use machine::{AsOf, Leases, Member, Outcome, SharedMap, StateTrail};
+use numbers::{Index, LeaseId, MemberId, Revision, Seconds, Term};
+use storage::catch_up::Fetched;
+use storage::checkpointer::{CheckpointError, Checkpointed, Relocation};
+use tokio::sync::oneshot;
+
+use crate::arrivals::Charge;
+use crate::inbox::Inbox;
+use crate::received::Received;
+use crate::stages::RoundTimes;
+
+/// Identifies a request that waits for its reply: a slot among the open requests of one shard. The generation keeps a
+/// late reply from a newer request that uses the same slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestId {
+    /// Number of the shard that waits for the reply.
+    pub shard: u16,
+    /// Slot of the request among the shard's open requests.
+    pub slot: u32,
+    /// Generation of the slot; it differs for each request that uses the slot.
+    pub generation: u32,
+}
+
+/// A request to the core, or an event for the core, sorted by its source.
+pub enum CoreRequest {
+    /// A client's request, from a shard.
+    Client(ClientRequest),
+    /// A message, request or event that concerns another member.
+    Peer(PeerRequest),
+    /// An event of the log, the checkpointer or the readers of the disk.
+    Storage(StorageRequest),
+    /// A request of this member's monitor, or of the process that stops the member.
+    Control(ControlRequest),
+    /// A request from a thread that is not a shard. The core calls the closure with a request id to get the
+    /// request, and sends the reply through the channel.
+    Outside(oneshot::Sender<Reply>, Box<dyn FnOnce(RequestId) -> CoreRequest + Send>),
+}
+
+/// Approximate identity of the client connection that sent a command: the client's port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Writer {
+    /// A command other than a login.
+    Port(u16),
+    /// A login. No other command waits for logins to share its batch.
+    Login(u16),
+}
+
+/// A membership change.
+#[derive(Clone, Debug)]
+pub enum MemberChange {
+    /// Adds a member, with its id and peer URLs.
+    Add(Member),
+    /// Removes the member with this id.
+    Remove(u64),
+    /// Gives a member other peer URLs.
+    Update(Member),
+    /// Promotes the learner with this id to a voter.
+    Promote(u64),
+}
+
+impl MemberChange {
+    /// Returns true if the refusal `status` depends on the members that exist: a member that has applied more
+    /// entries may accept the change.
+    pub fn is_of_members(status: &Status) -> bool {
+        [
+            error::MEMBER_EXIST,
+            error::PEER_URL_EXIST,
+            error::MEMBER_NOT_FOUND,
+            error::MEMBER_NOT_LEARNER,
+            error::TOO_MANY_LEARNERS,
+        ]
+        .contains(status)
+    }
+}
+
+/// Makes a receiver give up the received part of a state whose stream broke off; returns the part if it
+/// exists.
+pub type Forget = Box<dyn FnOnce() -> Option<Box<dyn Any + Send>> + Send>;
+
+/// A client's request, from a shard of this member or forwarded by another member.
+pub enum ClientRequest {
+    /// Replicate a command.
+    Propose {
+        /// Id of the request that the reply goes to.
+        request_id: RequestId,
+        /// Id inside the command, by which its entry is recognized when it is applied.
+        id: u64,
+        /// Bytes of an `InternalRaftRequest`.
+        data: Bytes,
+        /// Client connection of the command, used to estimate how many connections write and how many more
+        /// commands will arrive.
+        writer: Writer,
+        /// For a compaction: reply only once all versions that it made unreadable are removed.
+        wait_removed: bool,
+    },
+    /// Reply once the newest published state is new enough for a linearizable read.
+    Read(RequestId),
+    /// Change the membership. With `true`, the shard will retry once this member has applied all earlier
+    /// changes, so a refusal because of the current members ([`MemberChange::is_of_members`]) is neither
+    /// counted nor logged.
+    ChangeMembers(RequestId, MemberChange, bool),
+    /// Hand leadership over to the member with this id.
+    MoveLeader(RequestId, MemberId),
+    /// Renew the lease with this id.
+    KeepAlive(RequestId, LeaseId),
+    /// Return the remaining time of the lease with this id and, with `true`, its keys.
+    TimeToLive(RequestId, LeaseId, bool),
+    /// Return the keys of the lease with this id, as this member has them.
+    LeaseKeys(RequestId, LeaseId),
+    /// Return the keys of the lease with this id, which a user who renews the lease must be allowed to write.
+    /// Answered even while an entry is applied in slices.
+    KeysToRenew(RequestId, LeaseId),
+    /// Return the ids of all leases, soonest to expire first.
+    Leases(RequestId),
+    /// Return the remaining times of these leases; a request has some hundred ids.
+    LeaseTimes(RequestId, Vec<LeaseId>),
+    /// Return the whole present state, for a snapshot.
+    Image(RequestId),
+    /// Raise the NOSPACE alarm, because a write would exceed the quota.
+    RaiseNoSpace,
+}
+
+impl From<ClientRequest> for CoreRequest {
+    fn from(request: ClientRequest) -> CoreRequest {
+        CoreRequest::Client(request)
+    }
+}
+
+/// An attempt of another member to send a snapshot of its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SnapshotAttempt {
+    /// Number of the attempt, assigned by the receiver.
+    pub claim: u64,
+    /// Id of the sending member.
+    pub from: MemberId,
+    /// Term in which the sending member leads.
+    pub term: Term,
+    /// Bytes that the state takes on the log's disk, as far as they are known, if the sender sends all of it;
+    /// `None` if it sends only the data that this member lacks.
+    pub whole_bytes: Option<u64>,
+}
+
+/// A shortage of space on the log's disk for another member's whole state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    /// Free bytes; 0 if the log itself has found a shortage.
+    pub free_bytes: u64,
+    /// Bytes that have to be free.
+    pub wanted_bytes: u64,
+}
+
+/// Values of a snapshot that is being received, to be written to the log.
+pub struct Placement {
+    /// Number of the attempt in which the values arrived.
+    pub claim: u64,
+    /// The values.
+    pub values: Vec<log::Value>,
+    /// True if the sender sends its whole state, not only the data that this member lacks.
+    pub is_whole: bool,
+    /// Receives the locations of the values, or the shortage of space. The core drops the sender if it cannot
+    /// take the values now.
+    pub done: oneshot::Sender<Result<Vec<(log::ValueId, log::Location)>, Shortage>>,
+}
+
+/// A message or request of another member, or an event about the communication with another member.
+pub enum PeerRequest {
+    /// Raft messages of other members, and the charge for their memory.
+    Messages(Vec<raftpb::Message>, Charge),
+    /// The member with this id could not be reached.
+    Unreachable(MemberId),
+    /// The process of the member with this id, which was the leader, has ended: its address refuses
+    /// connections.
+    LeaderEnded(MemberId),
+    /// The state at `index` is sent to a member in etcd's database format, because that member runs etcd.
+    DatabaseOpened {
+        /// Id of the receiving member.
+        to: MemberId,
+        /// Log index of the last entry in the state.
+        index: Index,
+    },
+    /// A snapshot was delivered to a member, or its sending failed.
+    SnapshotSent {
+        /// Id of the receiving member.
+        to: MemberId,
+        /// True if the member has received all of it.
+        delivered: bool,
+    },
+    /// Return which parts of the state this member already has, so that the sender of a snapshot can leave
+    /// them out.
+    Holds(RequestId),
+    /// Another member offers its whole state, which does not build on this member's state; reply if it would
+    /// be accepted now.
+    OfferSnapshot(RequestId, SnapshotAttempt),
+    /// Another member begins to send its state; return this member's present state, on which the received one
+    /// builds.
+    ReceiveSnapshot(RequestId, SnapshotAttempt),
+    /// The stream of the attempt with this number broke off; the attempt may be resumed.
+    SnapshotBroken(u64, Forget),
+    /// The attempt continues with a new stream.
+    ResumeSnapshot(RequestId, SnapshotAttempt),
+    /// The whole state has arrived in the attempt with this number.
+    SnapshotReceived(u64, Box<Received>),
+    /// The attempt with this number to receive a state is given up.
+    SnapshotGivenUp(u64),
+    /// Write these values of a snapshot that is being received to the log, and return their locations.
+    Place(Placement),
+    /// Return the hashes of the state after each entry from this index on.
+    StateTrail(RequestId, Index),
+    /// Another member reports that this member was removed from the cluster.
+    Removed,
+}
+
+impl From<PeerRequest> for CoreRequest {
+    fn from(request: PeerRequest) -> CoreRequest {
+        CoreRequest::Peer(request)
+    }
+}
+
+/// An event of the log, the checkpointer or the readers of the disk.
+pub enum StorageRequest {
+    /// The values that the next entry depends on were read, as far as possible.
+    ValuesRead,
+    /// Entries that a follower needs and that are no longer in memory, or the error of reading them.
+    Fetched(Fetch, Fetched),
+    /// A checkpoint is durable, or failed.
+    Checkpointed(Result<Checkpointed, CheckpointError>),
+    /// Write these live values to the log again, so that their segments can be deleted; signal through the
+    /// sender when the values are written.
+    Relocate(Vec<Relocation>, SyncSender<()>),
+    /// All values of a relocation order have been moved, or could not be moved.
+    Relocated,
+    /// The log reports an event, such as a sync.
+    Log(LogEvent),
+}
+
+impl From<StorageRequest> for CoreRequest {
+    fn from(request: StorageRequest) -> CoreRequest {
+        CoreRequest::Storage(request)
+    }
+}
+
+/// A request of the monitor, of the corruption checks, or of the process that stops the member.
+pub enum ControlRequest {
+    /// Raise the CORRUPT alarm for the member with this id, whose state differs; 0 if the member is not
+    /// known.
+    Corrupt(u64),
+    /// Set the cluster version to this version, which all members support.
+    ClusterVersion(String),
+    /// End the downgrade to this version: all members run it.
+    Downgraded(String),
+    /// Stop cleanly: first make lease checkpoints and hand leadership over.
+    Stop,
+}
+
+impl From<ControlRequest> for CoreRequest {
+    fn from(request: ControlRequest) -> CoreRequest {
+        CoreRequest::Control(request)
+    }
+}
+
+/// The core's reply to a request.
+pub struct Reply {
+    /// Id of the request that is answered.
+    pub request_id: RequestId,
+    /// Revision of the store when the reply was made.
+    pub revision: Revision,
+    /// Raft term of the last entry applied when the reply was made.
+    pub raft_term: Term,
+    /// Content of the reply.
+    pub body: ReplyBody,
+}
+
+// Moves of up to 128 bytes compile to inline instructions, without a call of memcpy.
+const _: () = assert!(size_of::<Reply>() <= 128);
+
+/// Content of a reply. Large and rare parts are boxed, because a reply is moved several times; parts that
+/// many requests ask for are shared by all answers of a turn.
+#[derive(Debug)]
+pub enum ReplyBody {
+    /// Result of a proposal, and the state right after its entry if the answer holds keys and values.
+    Outcome(Result<Outcome, Status>, Option<Box<AsOf>>),
+    /// TTL of the renewed lease in seconds; 0 if the lease does not exist.
+    KeptAlive(Seconds),
+    /// Time left of a lease.
+    TimeToLive {
+        /// Seconds left; -1 if the lease does not exist.
+        ttl: Seconds,
+        /// TTL that was granted, in seconds.
+        granted: Seconds,
+        /// Keys of the lease, if they were asked for.
+        keys: Arc<SharedMap<Bytes, ()>>,
+    },
+    /// Keys of a lease.
+    LeaseKeys(Arc<SharedMap<Bytes, ()>>),
+    /// Lease ids, soonest to expire first.
+    Leases(Arc<[LeaseId]>),
+    /// All leases, if they are too many for the core to sort at once.
+    ManyLeases(Arc<Leases>),
+    /// Remaining times of the leases, in the order of the request.
+    LeaseTimes(Vec<Duration>),
+    /// A linearizable read may be answered from the newest published state. Holds the times of the ReadIndex
+    /// round that confirmed the read, if a round was needed.
+    Readable(Option<RoundTimes>),
+    /// The membership change is applied.
+    MembersChanged,
+    /// The requested member leads now.
+    LeaderMoved,
+    /// The parts of the state that this member has, and the index of the last entry it has applied.
+    Holds(Held, Index),
+    /// Hashes of the state after the last entries.
+    StateTrail(StateTrail),
+    /// The whole state: leases, alarms and members, and a readable moment of keys and values.
+    Image(Arc<Head>, Box<AsOf>),
+    /// The log's disk has too little space for the state that another member wants to send.
+    Shortage(Shortage),
+}
+
+impl storage::opening::LogEvents for Inbox<CoreRequest> {
+    fn tell(&self, event: LogEvent) {
+        self.send(StorageRequest::Log(event));
+    }
+
+    fn receive_here(&self) {
+        Inbox::receive_here(self);
+    }
+
+    fn receive(&self, into: &mut Vec<LogEvent>, patience: Duration) {
+        let mut asked = Vec::new();
+        self.drain(&mut asked, patience, 1);
+        into.extend(asked.into_iter().filter_map(|request| match request {
+            CoreRequest::Storage(StorageRequest::Log(event)) => Some(event),
+            _ => None,
+        }));
+    }
+}

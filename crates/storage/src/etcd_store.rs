@@ -1,0 +1,117 @@
+//! A store that etcd has created beside the files of a member of Mainstay, and its description for the operator.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::shell::in_shell;
+
+/// Files of etcd in a data directory, which may be that of a member of Mainstay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EtcdFiles {
+    /// Directory `member/snap`, if it exists.
+    pub snap: Option<PathBuf>,
+    /// Directories that contain files of etcd's log.
+    pub logs: Vec<PathBuf>,
+}
+
+/// A store that etcd has created beside the files of a member of Mainstay.
+#[derive(Debug)]
+pub struct EtcdBeside {
+    /// The data directory.
+    pub data_dir: PathBuf,
+    /// Files of etcd.
+    pub files: EtcdFiles,
+    /// Content of etcd's store.
+    pub holds: Holds,
+    /// The side that has written last; `None` if the file system has no modification times.
+    pub newer: Option<Newer>,
+}
+
+/// Content of a store that etcd has created.
+#[derive(Debug)]
+pub enum Holds {
+    /// No client has written to etcd's store.
+    Nothing,
+    /// Clients have written to etcd's store.
+    Something,
+    /// etcd's store cannot be read, for this reason.
+    Unreadable(String),
+}
+
+/// The side whose files were written last, and by how much later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Newer {
+    /// etcd's files are newer.
+    Etcd(Duration),
+    /// Mainstay's files are newer.
+    Mainstay(Duration),
+}
+
+impl fmt::Display for EtcdBeside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let EtcdBeside { data_dir, files, holds, newer } = self;
+        let data = data_dir.display();
+        write!(
+            f,
+            "etcd was started on {data}, which holds a member of Mainstay that etcd never had: it began a store of its own beside \
+             it. "
+        )?;
+        match newer {
+            Some(Newer::Etcd(by)) => {
+                write!(f, "etcd's files are the newer ones, written {} later than Mainstay's", Span(*by))?;
+            }
+            Some(Newer::Mainstay(by)) => {
+                write!(f, "Mainstay's files are the newer ones, written {} later than etcd's", Span(*by))?;
+            }
+            None => write!(f, "Nothing says which files are newer")?,
+        }
+        match holds {
+            Holds::Nothing => write!(f, ", but etcd's store is empty: no client has written to it")?,
+            Holds::Something => {
+                write!(
+                    f,
+                    "; clients have written to etcd's store, and Mainstay's does not have what they wrote"
+                )?;
+            }
+            Holds::Unreadable(why) => write!(f, "; etcd's store cannot be read ({why})")?,
+        }
+        let aside = data_dir.join("begun-by-etcd");
+        let member = in_shell(&aside.join("member"));
+        write!(
+            f,
+            ". Mainstay's data are as they were. To go on with them, stop etcd and move its files out of the way: `mkdir -p \
+             {member}/wal"
+        )?;
+        if let Some(snap) = &files.snap {
+            write!(f, " && mv {} {member}/", in_shell(snap))?;
+        }
+        for log in &files.logs {
+            write!(f, " && mv {}/*.wal {member}/wal/", in_shell(log))?;
+        }
+        write!(f, "`")?;
+        if !matches!(holds, Holds::Nothing) {
+            write!(
+                f,
+                "; what was written to etcd can be read there (etcd --data-dir {aside}, or `mainstay utl import --data-dir {aside} \
+                 --to NEW_DIR`)",
+                aside = in_shell(&aside)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// A duration for humans: rounded, in its largest unit.
+struct Span(Duration);
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.as_secs() {
+            seconds @ 0..120 => write!(f, "{seconds} s"),
+            seconds @ 120..7_200 => write!(f, "{} min", seconds / 60),
+            seconds @ 7_200..172_800 => write!(f, "{} h", seconds / 3_600),
+            seconds => write!(f, "{} days", seconds / 86_400),
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! Paths as words of a shell command.
+
+use std::path::Path;
+
+/// Returns a path quoted for a shell.
+pub(crate) fn in_shell(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:,@%".contains(c);
+    if text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
+}
