@@ -15,8 +15,8 @@
 //!   test `engine`).
 //!
 //! Start reading with [`connection`] and [`drive`]. Tests: beside the code, and `tests/it` of `bench`.
-//!
-//! Unsafe code: [`poller`] (epoll, a timer) and one socket option in [`socket`].
+
+#![forbid(unsafe_code)]
 
 pub mod ask;
 pub mod calls;

@@ -2,12 +2,13 @@
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http2::Output;
+use socket2::SockRef;
 
 use crate::EndpointError;
 
@@ -217,27 +218,15 @@ impl Socket {
     /// only).
     pub fn segment_bytes(&self) -> Option<u32> {
         let Stream::Tcp(stream) = &self.stream else { return None };
-        let mut value: libc::c_int = 0;
-        let mut length = size_of::<libc::c_int>() as libc::socklen_t;
-        // SAFETY: the kernel writes at most `length` bytes to `value`, which has that size.
-        let done = unsafe {
-            libc::getsockopt(
-                stream.as_raw_fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_MAXSEG,
-                (&raw mut value).cast(),
-                &raw mut length,
-            )
-        };
-        (done == 0).then_some(value as u32)
+        SockRef::from(stream).tcp_mss().ok()
     }
 }
 
-impl AsRawFd for Socket {
-    fn as_raw_fd(&self) -> RawFd {
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.stream {
-            Stream::Tcp(stream) => stream.as_raw_fd(),
-            Stream::Unix(stream) => stream.as_raw_fd(),
+            Stream::Tcp(stream) => stream.as_fd(),
+            Stream::Unix(stream) => stream.as_fd(),
         }
     }
 }
