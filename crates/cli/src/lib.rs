@@ -5,7 +5,7 @@
 //! [`Command`] and the function that runs it; the function reads flags with [`Matches::get`], uses an [`Io`]
 //! and returns a [`Failure`]. The crate also contains the syntax of etcd's own tools (flags anywhere,
 //! `--name=value`, `--name value`, `-w json`), their environment variables, their error texts; box tables;
-//! Go's formats of durations, quoted strings, sizes and JSON.
+//! Go's JSON, and by re-export of [`stdx::go`] Go's formats of durations, quoted strings and sizes.
 //!
 //! The crate does not know etcd's API, except the text of a status, nor any command or the network.
 //!
@@ -20,7 +20,6 @@ mod command;
 pub mod completion;
 mod failure;
 mod flag;
-pub mod go;
 mod help;
 mod io;
 pub mod json;
@@ -37,4 +36,5 @@ pub use io::{Input, Io, Output, Printed};
 pub use matches::{FlagValue, Matches};
 pub use parser::{Invocation, UsageError, did_you_mean, near_names};
 pub use progress::Progress;
+pub use stdx::go;
 pub use table::Table;

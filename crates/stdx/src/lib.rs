@@ -1,6 +1,7 @@
-//! Utilities that the standard library lacks and several crates need: calendar dates, escaping of texts for
-//! logs, the first of two futures, futures with a deadline, fair polling of futures, threads that yield to
-//! others, seeded randomness, grouping of client addresses by network, free ports for servers.
+//! Utilities that the standard library lacks and several crates need: calendar dates, Go's syntax of durations,
+//! numbers, quoted strings and sizes, escaping of texts for logs, the first of two futures, futures with a
+//! deadline, fair polling of futures, threads that yield to others, seeded randomness, grouping of client
+//! addresses by network, free ports for servers.
 //!
 //! The crate does no IO except testing whether a port is free, reads no clock, has no dependencies, and knows
 //! nothing of etcd. Invariant: dates and times are written as Go writes them. Start reading with
@@ -10,6 +11,7 @@
 
 pub mod calendar;
 mod gathering;
+pub mod go;
 pub mod log_text;
 mod network;
 mod ports;

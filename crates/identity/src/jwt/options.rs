@@ -90,7 +90,7 @@ impl JwtOptions {
             options.iter().find(|(name, value)| *name == wanted && !value.is_empty()).map(|(_, value)| *value)
         };
         let ttl_ns = match value("ttl") {
-            Some(ttl) => cli::go::parse_duration(ttl).map_err(|why| OptionError::Ttl(why.to_string()))?,
+            Some(ttl) => stdx::go::parse_duration(ttl).map_err(|why| OptionError::Ttl(why.to_string()))?,
             None => FIVE_MINUTES_NS,
         };
         let method = match Named::find(value("sign-method").unwrap_or_default()) {

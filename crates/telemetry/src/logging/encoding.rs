@@ -4,9 +4,8 @@ use std::fmt::{self, Write as _};
 use std::panic::Location;
 use std::time::Duration;
 use stdx::calendar::Utc;
+use stdx::go::write_nanoseconds;
 use stdx::log_text::{is_unprintable, write_text};
-
-use cli::go::write_nanoseconds;
 
 use super::{Format, Level};
 

@@ -1,5 +1,5 @@
-//! Reads and writes values in the formats of Go's standard library and of the libraries that etcd's tools
-//! use.
+//! Reads and writes durations, numbers, quoted strings and sizes in the formats of Go's standard library and of
+//! the libraries that etcd's tools use.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
