@@ -50,6 +50,9 @@ package!(/** The standard gRPC health service. */ health, "grpc.health.v1.rs");
 /// Version of etcd's API that this server implements; clients and kubeadm read it as a semantic version.
 pub const API_VERSION: &str = "3.7.1";
 
+/// The language runtime as shown in version output and metrics, where etcd names Go.
+pub const RUNTIME_VERSION: &str = concat!("rust", env!("CARGO_PKG_RUST_VERSION"));
+
 /// Lowest cluster version that a member can work with; also the version of a cluster whose members have not
 /// reported theirs yet.
 pub const MIN_CLUSTER_VERSION: &str = "3.0.0";

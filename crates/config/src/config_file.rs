@@ -8,10 +8,10 @@ use std::fs::File;
 use std::io::{self, Read as _};
 
 use super::flag::{Flag, Kind};
-use super::refusal::{Entry, Refusal};
+use super::refusal::Refusal;
 use super::settings::Settings;
 use super::yaml::{self, Yaml};
-use crate::log_settings::Level;
+use telemetry::logging::{Entry, Level};
 
 /// Maximum number of bytes read of a file. etcd's sample file, with all its comments, has 6 KiB.
 const FILE_BYTES_MAX: u64 = 1 << 20;

@@ -139,6 +139,14 @@ impl FeatureGates {
         self.set.iter().filter_map(|(name, on)| Some((FeatureGate::find(name)?, *on)))
     }
 
+    /// Returns the name, the stage (`ALPHA`, `BETA`) and the state of every gate, and of `AllAlpha` and
+    /// `AllBeta` after them.
+    pub fn states(&self) -> impl Iterator<Item = (&'static str, &'static str, bool)> + '_ {
+        let gates = FEATURE_GATES.iter().map(|gate| (gate.name, gate.stage, self.is_enabled(gate)));
+        let stages = [(ALL_ALPHA, Stage::Alpha, self.all_alpha), (ALL_BETA, Stage::Beta, self.all_beta)];
+        gates.chain(stages).map(|(name, stage, is_enabled)| (name, stage.as_str(), is_enabled))
+    }
+
     /// Returns the state of the gate with this name; false for an unknown gate.
     pub fn is_on(&self, name: &str) -> bool {
         FeatureGate::find(name).is_some_and(|gate| self.is_enabled(gate))

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::API_VERSION;
+use api::{API_VERSION, RUNTIME_VERSION};
+
 use super::feature_gate::{Effect, FEATURE_GATES};
 use super::flag::{Flag, Group, Kind, Status};
 use super::table::{FLAGS, OLD_SPELLINGS, Successor};
@@ -19,9 +20,6 @@ const HELP_GROUPS: [Group; 10] = [
     Group::Unsafe,
     Group::General,
 ];
-
-/// The language runtime as shown in version output and metrics, where etcd names Go.
-pub const RUNTIME_VERSION: &str = concat!("rust", env!("CARGO_PKG_RUST_VERSION"));
 
 /// Returns the usage text: printed on stderr after a syntax error and before the help text.
 pub fn usage() -> String {

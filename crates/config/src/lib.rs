@@ -20,7 +20,6 @@ pub mod feature_gate;
 pub mod flag;
 mod help;
 pub mod identity;
-pub mod log_settings;
 mod parser;
 mod refusal;
 mod settings;
@@ -38,10 +37,11 @@ pub use api::API_VERSION;
 pub use bootstrap::{Bootstrap, BootstrapError, InitialMember};
 pub use discovery::{Discovery, DiscoveryService};
 pub use feature_gate::FeatureGates;
-pub use help::{RUNTIME_VERSION, flag_help, flags_page, usage, version_text};
-pub use log_settings::{Format, Level, LogOutput, LogSettings};
+pub use help::{flag_help, flags_page, usage, version_text};
 pub use parser::parse;
-pub use refusal::{Entry, Refusal};
+pub use refusal::Refusal;
+pub use telemetry::logging::{Entry, Format, Level, LogOutput, LogSettings};
+pub use telemetry::metrics::MetricsDetail;
 pub use tls_options::TlsOptions;
 pub use url::Url;
 pub use validation::QUOTA_BYTES_DEFAULT;
@@ -270,13 +270,4 @@ pub enum AutoCompaction {
     Periodic(Duration),
     /// All revisions except this many are compacted; not 0.
     Revision(u64),
-}
-
-/// Detail of the exported metrics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MetricsDetail {
-    /// Metrics without histograms of gRPC handling times.
-    Basic,
-    /// Metrics with histograms of gRPC handling times.
-    Extensive,
 }

@@ -3,18 +3,7 @@
 use std::fmt;
 
 use super::help::usage;
-use crate::log_settings::Level;
-
-/// A log entry that is kept until the log is open.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// Severity of the entry.
-    pub level: Level,
-    /// Message of the entry.
-    pub message: String,
-    /// Fields of the entry: the option and the reason.
-    pub fields: Vec<(&'static str, String)>,
-}
+use telemetry::logging::{Entry, Level};
 
 /// Reason why no member is started.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,17 +12,6 @@ pub enum Refusal {
     Syntax(String),
     /// The options are well-formed but invalid: log these entries and exit with code 1.
     Invalid(Vec<Entry>),
-}
-
-impl Entry {
-    pub(super) fn new(level: Level, message: impl Into<String>) -> Entry {
-        Entry { level, message: message.into(), fields: Vec::new() }
-    }
-
-    pub(super) fn with(mut self, key: &'static str, value: impl Into<String>) -> Entry {
-        self.fields.push((key, value.into()));
-        self
-    }
 }
 
 impl Refusal {
@@ -70,13 +48,6 @@ impl Refusal {
 }
 
 impl std::error::Error for Refusal {}
-
-impl fmt::Display for Entry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.level, self.message)?;
-        self.fields.iter().try_for_each(|(key, value)| write!(f, "\n  {key}: {value}"))
-    }
-}
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use super::feature_gate::{self, Effect, FeatureGate, FeatureGates};
 use super::flag::{Flag, Kind, Setting, Status, env_name};
-use super::refusal::{Entry, Refusal};
+use super::refusal::Refusal;
 use super::table::{FLAGS, OLD_SPELLINGS, OldSpelling, Successor, find_flag, find_old_spelling};
-use crate::log_settings::Level;
+use telemetry::logging::{Entry, Level};
 use cli::go::{ValueError, nanoseconds, quote};
 
 /// Set by scripts on architectures that etcd does not support; not a flag, and ignored.

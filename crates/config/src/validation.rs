@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use super::discovery::{self, Discovery};
 use super::feature_gate::FeatureGates;
-use super::refusal::{Entry, Refusal};
+use super::refusal::Refusal;
 use super::settings::{Settings, duration};
 use super::table::find_flag;
 use super::tls_options;
 use super::{
     AuditLogOptions, AutoCompaction, Config, InitialClusterState, MetricsDetail, TracingOptions, Url,
 };
-use crate::log_settings::{Level, LogRotation, LogSettings};
 use cli::go::{ValueError, nanoseconds, parse_duration, quote};
+use telemetry::logging::{Entry, Level, LogRotation, LogSettings};
 
 const DEFAULT_NAME: &str = "default";
 const ELECTION_TIMEOUT_MS_MAX: u64 = 50_000;

@@ -96,7 +96,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     let had_data = recovered.last_index > Index(0) || machine.applied_index > Index(0);
     let metrics = Arc::new(Metrics::new(&api::Rpc::ALL, config.metrics));
     metrics.server.set_id(identity.member_id);
-    metrics.server.set_features(&config.feature_gates);
+    metrics.server.set_features(config.feature_gates.states());
     let (limits, state) = (limits(&config), first_state(&mut machine, &node));
     let millis = clock.wall().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
     // The clock alone does not make a unique seed: it may be set back, or start at the same time at every boot.

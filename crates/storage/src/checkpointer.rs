@@ -756,10 +756,10 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use api::etcdserverpb::{InternalRaftRequest, PutRequest};
-    use config::MetricsDetail;
     use disk::{Disk, MemDisk};
     use machine::{Command, Machine, Rules};
     use prost::Message as _;
+    use telemetry::metrics::MetricsDetail;
 
     use numbers::{ClusterId, MemberId};
 

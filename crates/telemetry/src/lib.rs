@@ -9,7 +9,8 @@
 //! * [`stages`] names the stages of a request, and selects the requests that are measured. [`tracing`] keeps
 //!   the spans of calls until they are sent.
 //!
-//! The crate does not know the server's state: callers pass in everything that is counted or written.
+//! The crate does not know the server's state, its options or its peers: callers pass in everything that is
+//! counted or written.
 //!
 //! Invariants: names and types of metrics are etcd's; an output that fails never stops the process; counting
 //! takes no lock. Start reading with `metrics/table.rs` and [`logging`]. Tests: beside the code, and

@@ -520,7 +520,7 @@ mod otlp {
 mod tests {
     use super::*;
     use crate::metrics::Metrics;
-    use config::MetricsDetail;
+    use crate::metrics::MetricsDetail;
 
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
     const SPAN: &str = "00f067aa0ba902b7";

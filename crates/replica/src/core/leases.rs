@@ -759,10 +759,10 @@ impl LeaseClocks {
 
 #[cfg(test)]
 mod tests {
-    use config::MetricsDetail;
     use consensus::HardState;
     use machine::{GrantedLease, SharedMap};
     use numbers::{MemberId, Term};
+    use telemetry::metrics::MetricsDetail;
 
     use super::*;
 

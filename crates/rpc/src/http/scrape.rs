@@ -1,5 +1,7 @@
 //! Response to a scrape: copies metrics that are counted elsewhere, and writes all metrics.
 
+mod peers;
+
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -40,7 +42,7 @@ pub fn scrape(shared: &Shared, counters: &FrontCounters, tells_names: bool) -> S
         shared.metrics.network.connections_refused.raise_to(budget.connections_refused());
     }
     if let Some(peers) = shared.peers() {
-        shared.metrics.network.copy_peers(shared.identity.member_id, &peers.figures());
+        peers::copy_peers(&shared.metrics.network, shared.identity.member_id, &peers.figures());
     }
     let scrapes = &shared.metrics.scrapes;
     scrapes.in_flight.set(1);

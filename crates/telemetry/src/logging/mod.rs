@@ -8,8 +8,10 @@
 //! the code, and `tests/it/logging.rs`.
 
 mod encoding;
+mod entry;
 mod repeat;
 mod rotation;
+mod settings;
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -19,9 +21,10 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Instant, UNIX_EPOCH};
 
-pub use config::log_settings::{Format, Level, LogOutput, LogSettings};
 pub use encoding::Value;
+pub use entry::Entry;
 pub use rotation::Zone;
+pub use settings::{Format, Level, LogOutput, LogRotation, LogSettings};
 
 use encoding::Line;
 use repeat::{Allowance, RepeatLimit};
@@ -158,9 +161,9 @@ impl Logger {
         self.log(Level::Fatal, message, fields);
     }
 
-    /// Logs a message about the options that was produced before the log was open.
+    /// Logs an entry that was made before the log was open.
     #[track_caller]
-    pub fn log_entry(&self, entry: &config::Entry) {
+    pub fn log_entry(&self, entry: &Entry) {
         let fields: Vec<(&str, Value<'_>)> =
             entry.fields.iter().map(|(key, value)| (*key, Value::Str(value))).collect();
         self.log(entry.level, &entry.message, &fields);

@@ -12,8 +12,8 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use super::LogRotation;
 use clock::Clock;
-use config::log_settings::LogRotation;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use stdx::calendar::{Utc, parse_rfc3339};

@@ -25,9 +25,7 @@ pub use table::{
 };
 pub use text::{CONTENT_TYPE, MetricType};
 
-use api::Rpc;
-use config::feature_gate::{ALL_ALPHA, ALL_BETA, FEATURE_GATES, Stage};
-use config::{API_VERSION, FeatureGates, MetricsDetail, RUNTIME_VERSION};
+use api::{API_VERSION, RUNTIME_VERSION, Rpc};
 use registry::Registry;
 use text::Writer;
 
@@ -35,6 +33,15 @@ use text::Writer;
 const SUCCESS: [&str; 2] = ["false", "true"];
 /// Value of the label `version` of applied requests: only etcd's API version 3 exists.
 const APPLY_VERSION: &str = "v3";
+
+/// Detail of the exported metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetricsDetail {
+    /// Metrics without histograms of gRPC handling times.
+    Basic,
+    /// Metrics with histograms of gRPC handling times.
+    Extensive,
+}
 
 /// All metrics of one member.
 pub struct Metrics {
@@ -148,14 +155,11 @@ impl ServerMetrics {
         self.alarms.mark_only(&raised);
     }
 
-    /// Sets which feature gates are enabled.
-    pub fn set_features(&self, gates: &FeatureGates) {
-        for gate in FEATURE_GATES {
-            let series = self.feature_enabled.with(&[gate.name, gate.stage.as_str()]);
-            series.set_bool(gates.is_enabled(gate));
+    /// Sets which feature gates are enabled: the name, the stage (`ALPHA`, `BETA`) and the state of each.
+    pub fn set_features(&self, gates: impl IntoIterator<Item = (&'static str, &'static str, bool)>) {
+        for (name, stage, is_enabled) in gates {
+            self.feature_enabled.with(&[name, stage]).set_bool(is_enabled);
         }
-        self.feature_enabled.with(&[ALL_ALPHA, Stage::Alpha.as_str()]).set_bool(gates.all_alpha);
-        self.feature_enabled.with(&[ALL_BETA, Stage::Beta.as_str()]).set_bool(gates.all_beta);
     }
 
     /// Returns the counters of requests from clients of this API version; `unknown` stands for clients that
@@ -190,9 +194,6 @@ impl ServerMetrics {
     }
 }
 
-/// Value of the label `From` for a snapshot that was refused before its sender was known.
-const UNKNOWN_SNAPSHOT_SENDER: &str = "UNKNOWN_SNAPSHOT_SENDER";
-
 impl NetworkMetrics {
     /// Sets the current members; former members become 0.
     pub fn set_members(&self, local: u64, members: impl Iterator<Item = u64>) {
@@ -200,56 +201,6 @@ impl NetworkMetrics {
         let members: Vec<Vec<String>> = members.map(|id| vec![local.clone(), format!("{id:x}")]).collect();
         self.known_peers.mark_only(&members);
     }
-
-    /// Copies the counts about other members. As in etcd, series of snapshots exist only for members to which
-    /// one was sent, or from which one was received.
-    pub fn copy_peers(&self, local: u64, figures: &peer::Figures) {
-        let local = format!("{local:x}");
-        for (id, peer) in &figures.peers {
-            let id = format!("{id:x}");
-            let (one, both) = (&[id.as_str()][..], &[local.as_str(), id.as_str()][..]);
-            copy_histogram(&self.peer_round_trip_time.with(one), &peer.round_trips);
-            self.peer_sent_bytes.with(one).raise_to(peer.sent_bytes);
-            self.peer_received_bytes.with(one).raise_to(peer.received_bytes);
-            self.peer_sent_failures.with(one).raise_to(peer.send_failures);
-            self.peer_received_failures.with(one).raise_to(peer.receive_failures);
-            self.active_peers.with(both).set_bool(peer.active);
-            self.disconnected_peers.with(both).raise_to(peer.disconnected);
-            let (sent, received) = (&peer.snapshots_sent, &peer.snapshots_received);
-            if has_any(sent) {
-                self.snapshot_send_success.with(one).raise_to(sent.successes);
-                self.snapshot_send_failures.with(one).raise_to(sent.failures);
-                self.snapshot_send_inflights.with(one).set_u64(sent.in_flight);
-                copy_histogram(&self.snapshot_send_duration.with(one), &sent.seconds);
-            }
-            if has_any(received) {
-                self.snapshot_receive_success.with(one).raise_to(received.successes);
-                self.snapshot_receive_failures.with(one).raise_to(received.failures);
-                self.snapshot_receive_inflights.with(one).set_u64(received.in_flight);
-                copy_histogram(&self.snapshot_receive_duration.with(one), &received.seconds);
-            }
-        }
-        if figures.unknown_snapshot_failures > 0 {
-            let failures = self.snapshot_receive_failures.with(&[UNKNOWN_SNAPSHOT_SENDER]);
-            failures.raise_to(figures.unknown_snapshot_failures);
-        }
-    }
-}
-
-fn has_any(snapshots: &peer::SnapshotFigures) -> bool {
-    snapshots.successes + snapshots.failures + snapshots.in_flight > 0
-}
-
-/// Both sides have the same bounds: a test of the peer crate and a test here compare them with etcd's.
-fn copy_histogram(to: &Distribution, from: &peer::Histogram) {
-    if from.buckets.is_empty() {
-        return;
-    }
-    let mut counts: Vec<u64> = from.buckets.iter().map(|(_, count)| *count).collect();
-    // The counts are read one after the other, without a lock, so their sum may lag behind the total by a
-    // sample.
-    counts.push(from.count.saturating_sub(counts.iter().sum()));
-    to.raise_to(&counts, from.sum);
 }
 
 impl HealthMetrics {

@@ -10,10 +10,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use clock::{Clock, HandClock};
-use config::MetricsDetail;
 use mainstay_telemetry::audit::{AuditLog, BYTES_MAX, Entry, Lines, RotatedFiles, Settings};
 use mainstay_telemetry::logging::{Format, Level, Logger};
-use mainstay_telemetry::metrics::{AuditMetrics, Metrics};
+use mainstay_telemetry::metrics::{AuditMetrics, Metrics, MetricsDetail};
 use testkit::{TempDir, wait_until};
 
 struct Text(String);

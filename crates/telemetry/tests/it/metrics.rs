@@ -4,12 +4,26 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::{Code, Rpc};
-use config::{FeatureGates, MetricsDetail};
-use mainstay_telemetry::metrics::{MethodTotals, Metrics};
+use mainstay_telemetry::metrics::{MethodTotals, Metrics, MetricsDetail, NetworkMetrics};
 
 use testkit::expect;
 
 const RPCS: &[Rpc] = &[Rpc::KvRange, Rpc::Watch];
+
+/// Feature gates of etcd 3.7 with their stages and default states.
+const FEATURES: &[(&str, &str, bool)] = &[
+    ("AllAlpha", "ALPHA", false),
+    ("AllBeta", "BETA", false),
+    ("CompactHashCheck", "ALPHA", false),
+    ("FastLeaseKeepAlive", "BETA", true),
+    ("InitialCorruptCheck", "ALPHA", false),
+    ("LeaseCheckpoint", "ALPHA", false),
+    ("LeaseCheckpointPersist", "ALPHA", false),
+    ("PriorityRequest", "ALPHA", false),
+    ("SetMemberLocalAddr", "ALPHA", false),
+    ("StopGRPCServiceOnDefrag", "ALPHA", false),
+    ("TxnModeWriteWithSharedBuffer", "BETA", true),
+];
 
 /// A family of the exposition: its type, and its samples in order.
 #[derive(Debug, Default)]
@@ -59,7 +73,7 @@ fn touch_everything(metrics: &Metrics) {
     server.learner_promote_failures.with(&["r"]).inc();
     server.set_id(0xab);
     server.set_cluster_version("3.7");
-    server.set_features(&FeatureGates::default());
+    server.set_features(FEATURES.iter().copied());
     server.client_requests_of("3.7").unary.inc();
     server.apply_duration_of("Put", true).observe(0.1);
     server.range_duration_of(false).observe(0.1);
@@ -72,7 +86,7 @@ fn touch_everything(metrics: &Metrics) {
     metrics.health.check("livez", "serializable_read").record(true);
     metrics.network.server_stream_failures.with(&["receive", "watch"]).inc();
     metrics.network.set_members(0xab, [0xab, 0xcd].into_iter());
-    metrics.network.copy_peers(0xab, &figures(0xcd));
+    touch_peers(&metrics.network);
     metrics.tls.not_after.with(&["client", "server"]).set(1_900_000_000);
     metrics.tls.generation.with(&["client"]).set(1);
     metrics.tls.reload_failures.with(&["client"]).inc();
@@ -80,33 +94,37 @@ fn touch_everything(metrics: &Metrics) {
     metrics.tls.rejected.with(&["client"]).inc();
 }
 
-/// Counts of the peer crate about traffic with one other member.
-fn figures(id: u64) -> peer::Figures {
-    let histogram = |first: f64, bounds: i32| {
-        let bucket = |at: i32| (first * 2f64.powi(at), u64::from(at == 1));
-        peer::Histogram { buckets: (0..bounds).map(bucket).collect(), sum: 2.5, count: 3 }
-    };
-    let snapshots = |successes| peer::SnapshotFigures {
-        successes,
-        failures: 4,
-        in_flight: 1,
-        bytes: 1_000,
-        seconds: histogram(0.1, 10),
-    };
-    let counted = peer::PeerFigures {
-        known: true,
-        active: true,
-        disconnected: 2,
-        sent_bytes: 100,
-        received_bytes: 200,
-        send_failures: 5,
-        receive_failures: 6,
-        round_trips: histogram(0.0001, 16),
-        snapshots_sent: snapshots(7),
-        snapshots_received: snapshots(8),
-        ..peer::PeerFigures::default()
-    };
-    peer::Figures { peers: BTreeMap::from([(id, counted)]), unknown_snapshot_failures: 9 }
+/// Creates a series of every family about another member.
+fn touch_peers(network: &NetworkMetrics) {
+    let both = &["ab", "cd"];
+    network.active_peers.with(both).set(1);
+    network.disconnected_peers.with(both).raise_to(2);
+    for (family, count) in [
+        (&network.peer_sent_bytes, 100),
+        (&network.peer_received_bytes, 200),
+        (&network.peer_sent_failures, 5),
+        (&network.peer_received_failures, 6),
+        (&network.snapshot_send_success, 7),
+        (&network.snapshot_send_failures, 4),
+        (&network.snapshot_receive_success, 8),
+        (&network.snapshot_receive_failures, 4),
+    ] {
+        family.with(&["cd"]).raise_to(count);
+    }
+    network.snapshot_receive_failures.with(&["UNKNOWN_SNAPSHOT_SENDER"]).raise_to(9);
+    for family in [&network.snapshot_send_inflights, &network.snapshot_receive_inflights] {
+        family.with(&["cd"]).set(1);
+    }
+    for (family, bounds) in [
+        (&network.peer_round_trip_time, 16),
+        (&network.snapshot_send_duration, 10),
+        (&network.snapshot_receive_duration, 10),
+    ] {
+        // One sample in the second bucket, and two above all bounds.
+        let counts: Vec<u64> =
+            (0..=bounds).map(|at| if at == bounds { 2 } else { u64::from(at == 1) }).collect();
+        family.with(&["cd"]).raise_to(&counts, 2.5);
+    }
 }
 
 #[test]
@@ -303,52 +321,6 @@ fn a_version_or_an_alarm_of_before_becomes_zero() {
         )
     };
     assert_eq!([alarm("NOSPACE", "1"), alarm("CORRUPT", "2")], [0.0, 1.0]);
-}
-
-#[test]
-fn what_was_counted_for_other_members_is_shown() {
-    let metrics = Metrics::new(&[], MetricsDetail::Basic);
-    metrics.network.set_members(0xab, [0xab, 0xcd, 0xef].into_iter());
-    metrics.network.set_members(0xab, [0xab, 0xcd].into_iter());
-    metrics.network.copy_peers(0xab, &figures(0xcd));
-    // Copy again, with another member that was never contacted, and without one that is gone.
-    let mut later = figures(0xcd);
-    later.peers.insert(0xef, peer::PeerFigures::default());
-    if let Some(peer) = later.peers.get_mut(&0xcd) {
-        peer.active = false;
-        peer.sent_bytes = 150;
-        peer.snapshots_sent.in_flight = 0;
-    }
-    metrics.network.copy_peers(0xab, &later);
-    let text = render(&metrics);
-    for (series, expected) in [
-        ("known_peers{Local=\"ab\",Remote=\"ab\"}", 1.0),
-        ("known_peers{Local=\"ab\",Remote=\"cd\"}", 1.0),
-        ("known_peers{Local=\"ab\",Remote=\"ef\"}", 0.0),
-        ("active_peers{Local=\"ab\",Remote=\"cd\"}", 0.0),
-        ("disconnected_peers_total{Local=\"ab\",Remote=\"cd\"}", 2.0),
-        ("peer_sent_bytes_total{To=\"cd\"}", 150.0),
-        ("peer_sent_bytes_total{To=\"ef\"}", 0.0),
-        ("peer_received_bytes_total{From=\"cd\"}", 200.0),
-        ("peer_sent_failures_total{To=\"cd\"}", 5.0),
-        ("peer_received_failures_total{From=\"cd\"}", 6.0),
-        ("peer_round_trip_time_seconds_bucket{To=\"cd\",le=\"0.0001\"}", 0.0),
-        ("peer_round_trip_time_seconds_bucket{To=\"cd\",le=\"0.0002\"}", 1.0),
-        ("peer_round_trip_time_seconds_bucket{To=\"cd\",le=\"+Inf\"}", 3.0),
-        ("peer_round_trip_time_seconds_sum{To=\"cd\"}", 2.5),
-        ("snapshot_send_success{To=\"cd\"}", 7.0),
-        ("snapshot_send_failures{To=\"cd\"}", 4.0),
-        ("snapshot_send_inflights_total{To=\"cd\"}", 0.0),
-        ("snapshot_send_total_duration_seconds_count{To=\"cd\"}", 3.0),
-        ("snapshot_receive_success{From=\"cd\"}", 8.0),
-        ("snapshot_receive_failures{From=\"cd\"}", 4.0),
-        ("snapshot_receive_failures{From=\"UNKNOWN_SNAPSHOT_SENDER\"}", 9.0),
-        ("snapshot_receive_inflights_total{From=\"cd\"}", 1.0),
-        ("snapshot_receive_total_duration_seconds_sum{From=\"cd\"}", 2.5),
-    ] {
-        assert_eq!(value(&text, &format!("etcd_network_{series}")), expected, "{series}");
-    }
-    assert!(!text.contains("snapshot_send_success{To=\"ef\"}"), "no snapshot was sent to it");
 }
 
 #[test]

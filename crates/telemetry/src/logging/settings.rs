@@ -3,8 +3,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use cli::go::ValueError;
 use serde_json::Value;
+use stdx::go::ValueError;
 
 /// Severity of a log line, least severe first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
