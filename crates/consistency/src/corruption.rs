@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::comparison::{HashAnswer, HashError, Hashed, hash_of, hashes_of_others};
+use crate::options::Options;
 use api::Status;
-use config::Config;
 use numbers::Revision;
 use replica::core::{ClientRequest, ControlRequest, ReplyBody};
 use replica::shared::Shared;
@@ -292,14 +292,13 @@ impl CorruptionChecks {
     pub fn new(
         shared: &Arc<Shared>,
         logger: &Arc<Logger>,
-        config: &Config,
+        options: &Options,
         now: Instant,
     ) -> CorruptionChecks {
-        let compactions = config.feature_gates.is_on("CompactHashCheck");
-        let periodic = Timer::new(config.corrupt_check_time, now);
+        let periodic = Timer::new(options.corrupt_check_interval, now);
         if periodic.is_some() {
             let id = Value::Id(shared.identity.member_id);
-            let interval = Value::Duration(config.corrupt_check_time);
+            let interval = Value::Duration(options.corrupt_check_interval);
             logger.info("enabled corruption checking", &[("local-member-id", id), ("interval", interval)]);
         }
         CorruptionChecks {
@@ -310,8 +309,7 @@ impl CorruptionChecks {
                 checked_through: AtomicI64::new(0),
             }),
             periodic,
-            // An interval of zero disables the check.
-            of_compactions: Timer::new(config.compact_hash_check_time, now).filter(|_| compactions),
+            of_compactions: Timer::new(options.compact_hash_check_interval, now),
             running: None,
         }
     }

@@ -2,7 +2,8 @@
 //!
 //! * [`comparison`] returns this member's hashes to other members, and requests theirs.
 //! * [`corruption`] is etcd's check by HashKV; [`divergence`] compares hashes of the state after every entry.
-//! * [`monitor`] runs both regularly on the leader, and checks the versions that the members run.
+//! * [`monitor`] runs both regularly on the leader, as its [`Options`] say, and checks the versions that the
+//!   members run.
 //!
 //! What the crate does not know: clients. Its findings go to the core as requests.
 //!
@@ -16,3 +17,6 @@ pub mod comparison;
 pub mod corruption;
 pub mod divergence;
 pub mod monitor;
+mod options;
+
+pub use options::Options;

@@ -13,7 +13,7 @@ use peer::Target;
 
 use crate::corruption::CorruptionChecks;
 use crate::divergence::{self, Divergence};
-use config::Config;
+use crate::options::Options;
 use machine::Members;
 use replica::core::ControlRequest;
 use replica::joining::{Minor, minor, read_versions};
@@ -60,9 +60,9 @@ impl Monitor {
     /// # Errors
     ///
     /// The thread cannot be started.
-    pub fn start(shared: &Arc<Shared>, logger: &Arc<Logger>, config: &Config) -> io::Result<Monitor> {
+    pub fn start(shared: &Arc<Shared>, logger: &Arc<Logger>, options: &Options) -> io::Result<Monitor> {
         let (stop, stopped) = sync_channel::<()>(1);
-        let mut leader_checks = LeaderChecks::new(shared, logger, config);
+        let mut leader_checks = LeaderChecks::new(shared, logger, options);
         let clock = shared.clock.clone();
         let thread = std::thread::Builder::new().name("monitor".to_owned()).spawn(move || {
             while let Err(std::sync::mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(TURN) {
@@ -83,16 +83,16 @@ impl Monitor {
 
 impl LeaderChecks {
     /// Returns the checks, all of which are due at once.
-    pub fn new(shared: &Arc<Shared>, logger: &Arc<Logger>, config: &Config) -> LeaderChecks {
+    pub fn new(shared: &Arc<Shared>, logger: &Arc<Logger>, options: &Options) -> LeaderChecks {
         let now = shared.clock.now();
         LeaderChecks {
             shared: Arc::clone(shared),
             next_versions: now,
-            next_downgrade: Some(now + config.downgrade_check_time).filter(|next| *next > now),
-            downgrade_interval: config.downgrade_check_time,
+            next_downgrade: Some(now + options.downgrade_check_interval).filter(|next| *next > now),
+            downgrade_interval: options.downgrade_check_interval,
             divergence: Divergence::new(shared, logger),
             next_comparison: now,
-            checks: CorruptionChecks::new(shared, logger, config, now),
+            checks: CorruptionChecks::new(shared, logger, options, now),
             logger: Arc::clone(logger),
             shed: 0,
             next_shed: now,

@@ -26,6 +26,7 @@ mod leadership;
 mod leases;
 mod membership;
 mod meters;
+mod options;
 mod outgoing;
 mod parked;
 mod proposals;
@@ -41,8 +42,10 @@ mod writing;
 
 pub use checkpoints::Thresholds;
 pub use command::command;
+pub use compactor::AutoCompaction;
 pub use fatal::Fatal;
 pub use leases::LISTED_AT_ONCE;
+pub use options::Options;
 pub use run::{Core, Parts, Probe};
 
 pub use crate::requests::{

@@ -5,31 +5,32 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use consensus::{Fetch, Node};
 use disk::Disk;
 use log::Log;
 use log::checkpoint::CheckpointStore;
 use machine::Machine;
-use numbers::{Index, Seconds};
+use numbers::Index;
 use planted::Bug;
 
+use crate::options::{core_options, limits};
 use crate::peering::Peering;
 use clock::Clock;
-use config::{Config, MetricsDetail};
+use config::Config;
 use replica::browsers::Browsers;
 use replica::core::{CoreRequest, Parts, StorageRequest, Thresholds};
 use replica::credentials::Credentials;
 use replica::expensive::ExpensiveCalls;
 use replica::inbox::Inbox;
-use replica::shared::{Limits, Published, Shared};
+use replica::shared::{Published, Shared};
 use replica::transfer;
 use storage::catch_up::FETCHES_MAX;
 use storage::checkpointer::{Checkpointer, Event, Order, Surface};
 use storage::clean_shutdown::CleanShutdown;
 use storage::compaction_hash::{self, Job};
-use storage::opening::{Opened, rules};
+use storage::opening::Opened;
 use storage::readers::Readers;
 use telemetry::heavy_hitters::HeavyHitters;
 use telemetry::logging::Logger;
@@ -56,6 +57,7 @@ pub(crate) struct Setting {
 
 /// The parts of a member, and the ends of the queues between them.
 pub(crate) struct Assembled {
+    pub config: Config,
     pub shared: Arc<Shared>,
     pub core: Parts,
     pub checkpointer: Checkpointer,
@@ -133,7 +135,8 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     let (fetches, fetch_queue) = sync_channel(FETCHES_MAX);
     let entries = log.entries();
     let member_dir = config.data_dir.join("member");
-    let receiver = transfer::Receiver::new(Arc::clone(&shared), rules(&config), disk, &member_dir);
+    let receiver =
+        transfer::Receiver::new(Arc::clone(&shared), storage::rules(config.max_learners), disk, &member_dir);
     let peering = Arc::new(Peering::new(Arc::clone(&shared), Arc::clone(&logger), receiver));
     let (ready_sender, ready) = sync_channel(1);
     let attributes =
@@ -141,7 +144,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     let core = Parts {
         shared: Arc::clone(&shared),
         logger,
-        config,
+        options: core_options(&config),
         node,
         machine,
         log,
@@ -158,6 +161,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         ready: ready_sender,
     };
     Assembled {
+        config,
         shared,
         core,
         checkpointer,
@@ -170,22 +174,6 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         had_data,
         clean_shutdown,
         lock,
-    }
-}
-
-/// Returns the limits that the options set.
-fn limits(config: &Config) -> Limits {
-    Limits {
-        request_bytes_max: usize::try_from(config.max_request_bytes).unwrap_or(usize::MAX),
-        txn_ops_max: usize::try_from(config.max_txn_ops).unwrap_or(usize::MAX),
-        quota_bytes: config.quota_backend_bytes,
-        request_timeout: Duration::from_secs(5) + 2 * config.election_timeout,
-        election_timeout: config.election_timeout,
-        lease_ttl_min: lease_ttl_min(config),
-        progress_interval: config.watch_progress_notify_interval,
-        slow_request: config.warning_unary_request_duration,
-        slow_apply: config.warning_apply_duration,
-        times_calls: config.metrics == MetricsDetail::Extensive,
     }
 }
 
@@ -224,12 +212,4 @@ fn surface(shared: &Arc<Shared>, log: &Log, checkpoints: &CheckpointStore) -> Su
         }),
         metrics: Arc::clone(&shared.metrics),
     }
-}
-
-/// Returns the shortest lease TTL, as in etcd: one and a half election timeouts, rounded up to whole seconds.
-/// The limit applies to leases granted by this member and to the expiry of leases while this member leads;
-/// the replicated state does not depend on it.
-fn lease_ttl_min(config: &Config) -> Seconds {
-    let ms = config.election_timeout.as_millis() * 3 / 2;
-    Seconds(i64::try_from(ms.div_ceil(1000)).unwrap_or(i64::MAX))
 }

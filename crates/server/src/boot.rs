@@ -22,6 +22,7 @@ use crate::error::{EndError, StartError};
 use crate::go_environment::GoEnvironment;
 pub use crate::listening::Listening;
 use crate::listening::{Listeners, SocketFile};
+use crate::options::{check_options, storage_options};
 use crate::own_console;
 use crate::peering::Peering;
 use crate::tls::{self as member_tls, MemberTls, Reloading, Side};
@@ -99,7 +100,7 @@ pub fn start(
     let inbox = Arc::new(Inbox::default());
     let events: Arc<dyn LogEvents> = Arc::clone(&inbox) as _;
     let opened = opening::open(&Opening {
-        config: &config,
+        options: &storage_options(&config),
         disk: &disk,
         events: &events,
         logger: &logger,
@@ -177,6 +178,7 @@ fn serve(
     stop_wanted: &dyn Fn() -> bool,
 ) -> Result<(Running, Listening), StartError> {
     let Assembled {
+        config,
         shared,
         core: parts,
         checkpointer,
@@ -191,29 +193,29 @@ fn serve(
         lock,
     } = assembled;
     let logger = Arc::clone(&parts.logger);
-    let audit_log = parts.config.audit_log.clone();
-    let console_hosts = parts.config.host_whitelist.clone().unwrap_or_default();
+    let audit_log = config.audit_log.clone();
+    let console_hosts = config.host_whitelist.clone().unwrap_or_default();
     // A member without data has nothing to compare with the other members.
-    let checks = had_data && parts.config.feature_gates.is_on("InitialCorruptCheck");
+    let checks = had_data && config.feature_gates.is_on("InitialCorruptCheck");
     let checkpointer = spawn("checkpointer", "the checkpointer thread", move || checkpointer.run(&orders))?;
     let hashing = Arc::clone(&shared);
     let hasher = spawn("hasher", "the hasher thread", move || hashing.compaction_hashes.run(&hash_jobs))?;
     start_catch_up(&shared, entries, fetches)?;
-    let peers = start_peers(&shared, &logger, &parts.config, peering, peers, tls.dialing())?;
+    let peers = start_peers(&shared, &logger, &config, peering, peers, tls.dialing())?;
     let (fronts, console): (Arc<Fronts>, Arc<OnceLock<Console>>) = Default::default();
     let console_dialing = tls.console_dialing();
     let reloading = start_reloading(&shared, &logger, tls, &peers, (&fronts, &console))?;
-    let monitor = Monitor::start(&shared, &logger, &parts.config)
+    let monitor = Monitor::start(&shared, &logger, &check_options(&config))
         .map_err(|error| StartError::Thread { what: "the monitor thread", error })?;
-    let mut front_options = front_options(&parts.config, shared.shards.len(), parts.log.segments().len())?;
+    let mut front_options = front_options(&config, shared.shards.len(), parts.log.segments().len())?;
     GoEnvironment::read().log(&logger);
     warn_of_few_connections(&logger, &front_options);
-    warn_of_raised_memory(&logger, &parts.config, &front_options);
+    warn_of_raised_memory(&logger, &config, &front_options);
     shared.readers.charge_to(&front_options.budget);
     audit::start(&shared, audit_log, &logger)?;
-    let exporting = tracing::start(&shared, parts.config.tracing.clone(), &logger)?;
+    let exporting = tracing::start(&shared, config.tracing.clone(), &logger)?;
     front_options.rejected = audit::rejections(&shared, member_tls::rejections(&shared.metrics, &logger));
-    let data_dir = parts.config.data_dir.clone();
+    let data_dir = config.data_dir.clone();
     let (core, ended) = start_core(parts)?;
     let core = await_cluster(core, &shared, &ready, stop_wanted, data_dir)?;
     let checked = check_release(&shared).and_then(|()| match checks {

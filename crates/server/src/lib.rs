@@ -3,6 +3,7 @@
 //! * `assembly` builds the parts of a member from the data directory that [`storage`] has opened.
 //! * [`boot`] gives each part a thread and a socket; [`stepped`] drives the same parts by hand, without
 //!   threads, sockets and real time, for simulation.
+//! * `options` builds the options of the parts from the configuration.
 //! * `peering` answers requests of other members, and passes their raft messages to the core. `memory` reads
 //!   the available memory.
 //! * `go_environment` reads variables of Go's runtime.
@@ -24,6 +25,7 @@ mod error;
 mod go_environment;
 mod listening;
 mod memory;
+mod options;
 mod own_console;
 mod peering;
 pub mod stepped;

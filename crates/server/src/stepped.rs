@@ -38,6 +38,7 @@ use numbers::{Index, LeaseId, Seconds, Term};
 use tokio::task::LocalSet;
 
 use crate::assembly::{Assembled, Setting, assemble};
+use crate::options::{check_options, storage_options};
 use clock::{Clock, HandClock};
 use config::Config;
 use consistency::monitor::{self, LeaderChecks};
@@ -178,7 +179,7 @@ impl Stepped {
         let events: Arc<dyn LogEvents> = Arc::clone(&inbox) as _;
         let began = clock.now();
         let opened = opening::open(&Opening {
-            config: &config,
+            options: &storage_options(&config),
             disk: &disk,
             events: &events,
             logger: &logger,
@@ -213,6 +214,7 @@ impl Stepped {
             random: stdx::Random::new(!seed).number(),
         };
         let Assembled {
+            config,
             shared,
             core: parts,
             checkpointer,
@@ -227,7 +229,7 @@ impl Stepped {
             ..
         } = assemble(setting, opened);
         shared.set_peers(links);
-        let mut leader_checks = LeaderChecks::new(&shared, &logger, &parts.config);
+        let mut leader_checks = LeaderChecks::new(&shared, &logger, &check_options(&config));
 
         let local = LocalSet::new();
         let (close, closing) = Closing::by_hand();

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use api::url::Url;
 use api::{Status, raftpb};
 use bytes::Bytes;
-use config::Url;
 use consensus::{Entry, EntryKind};
 use machine::{Member, Members};
 use numbers::{Index, Term};

@@ -2,7 +2,7 @@
 //! stopped, and reading values.
 //!
 //! * [`opening`] loads the checkpoint and replays the log; [`beginning`] is the identity and first entries of
-//!   a member without data.
+//!   a member without data; [`Options`] are the options of a member that matter here.
 //! * [`checkpointer`] writes checkpoints and finds values that have to move out of old segments; [`terms`]
 //!   are stored with a checkpoint.
 //! * [`values`] reads values that are in memory, large ones in parts through [`buffers`], and neighbouring
@@ -48,6 +48,7 @@ pub mod kv_hash;
 pub mod log_dir;
 pub mod nospace;
 pub mod opening;
+mod options;
 pub mod read_ahead;
 pub mod readers;
 pub mod restoration;
@@ -59,3 +60,4 @@ pub mod values;
 
 pub use error::{DataDirError, FirstEntriesError, Inconsistency, Lacking, Misplaced};
 pub use identity::Identity;
+pub use options::{Options, rules};

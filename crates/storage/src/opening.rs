@@ -31,9 +31,9 @@ use crate::exported;
 use crate::identity::Identity;
 use crate::log_dir::{self, Beside, LogDir};
 use crate::nospace::{Cause, Note};
+use crate::options::Options;
 use crate::taken_over::TakenOver;
 use crate::terms::Terms;
-use config::Config;
 use telemetry::logging::{Logger, Value};
 
 /// Time that the first start waits until its first entry is durable.
@@ -63,7 +63,7 @@ pub trait LogEvents: Send + Sync {
 /// The parameters of opening a data directory.
 pub struct Opening<'a> {
     /// The member's options.
-    pub config: &'a Config,
+    pub options: &'a Options,
     /// Disk that contains the directory.
     pub disk: &'a Arc<dyn Disk>,
     /// Receiver of the log's events.
@@ -139,12 +139,6 @@ impl Opened {
             ],
         );
     }
-}
-
-/// Returns the rules by which the state machine applies entries.
-pub fn rules(config: &Config) -> Rules {
-    let learners_max = usize::try_from(config.max_learners).unwrap_or(usize::MAX);
-    Rules { learners_max }
 }
 
 /// Returns an error with the operation that the operating system refused, and the remedy.
@@ -246,7 +240,7 @@ struct Replay {
 /// Returns an error that names the file or option and the fault, with the remedy in its text.
 pub fn open(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     open_or_refuse(opening).inspect_err(|error| {
-        if opening.config.unsafe_no_fsync && error.is_damage() {
+        if opening.options.unsafe_no_fsync && error.is_damage() {
             opening.logger.error(
                 "the member runs with --unsafe-no-fsync, which may leave files like this when the machine stops: what was \
                  acknowledged may be lost; rebuild the member from the others with `mainstay rebuild`, or restore its data \
@@ -258,9 +252,9 @@ pub fn open(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
 }
 
 fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
-    let Opening { config, disk, .. } = *opening;
-    let member_dir = &config.data_dir.join("member");
-    let lock = lock(&**disk, member_dir, config.wal_dir.as_deref(), &|why| {
+    let Opening { options, disk, .. } = *opening;
+    let member_dir = &options.data_dir.join("member");
+    let lock = lock(&**disk, member_dir, options.wal_dir.as_deref(), &|why| {
         opening.logger.warn(
             "etcd's database cannot be locked; the files beside etcd's log keep etcd from starting",
             &[("error", Value::Str(&why.to_string()))],
@@ -278,7 +272,7 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     // etcd has created in the meantime.
     let lock = keep_etcd_out(opening, member_dir, lock)?;
     open_found(opening, found, lock).inspect_err(|_| {
-        if is_new && let Err(why) = etcd_beside::let_in(&**disk, &config.data_dir, was_noted) {
+        if is_new && let Err(why) = etcd_beside::let_in(&**disk, &options.data_dir, was_noted) {
             opening.logger.warn(
                 "the files that keep etcd from starting on this directory cannot be removed, though no member has begun there",
                 &[("error", Value::Str(&why.to_string()))],
@@ -289,7 +283,7 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
 
 /// Opens the contents of a data directory in which etcd can no longer start.
 fn open_found(opening: &Opening<'_>, mut found: Found<'_>, lock: Lock) -> Result<Opened, DataDirError> {
-    let Opening { config, disk, .. } = *opening;
+    let Opening { options, disk, .. } = *opening;
     let member_dir = found.member_dir;
     if found.beginning.is_some() {
         found.log_dir.settle()?;
@@ -304,20 +298,20 @@ fn open_found(opening: &Opening<'_>, mut found: Found<'_>, lock: Lock) -> Result
         clean_shutdown.open(&identity, replayed.log.values().log_end())?;
     }
     if machine.members.removed.contains(&identity.member_id) {
-        let data_dir = config.data_dir.clone();
+        let data_dir = options.data_dir.clone();
         return Err(DataDirError::Removed { member_id: identity.member_id, data_dir });
     }
     let mut start = Start::of(opening, &log_dir.path, &machine, applied, manifest.as_ref(), replayed)?;
     let remotes = start.begin(opening, member_dir, &identity, beginning, &machine)?;
     if !lasting {
-        if config.unsafe_no_fsync {
+        if options.unsafe_no_fsync {
             // The record states that the first entries are durable, and without them the member could not be
             // started again.
             start.log.sync()?;
         }
         clean_shutdown.open(&identity, start.log.values().log_end())?;
     }
-    if config.force_new_cluster {
+    if options.force_new_cluster {
         start.force_new_cluster(opening, &identity, &machine, applied)?;
     }
     let terms = Terms::read(manifest.as_ref().map_or(&[][..], |manifest| &manifest.metadata), &machine);
@@ -350,14 +344,14 @@ fn open_found(opening: &Opening<'_>, mut found: Found<'_>, lock: Lock) -> Result
 ///
 /// Returns an error if an etcd is running there, or has created a store since the directory was locked.
 fn keep_etcd_out(opening: &Opening<'_>, member_dir: &Path, lock: Lock) -> Result<Lock, DataDirError> {
-    let Opening { config, disk, logger, .. } = *opening;
+    let Opening { options, disk, logger, .. } = *opening;
     let warn = |why: &log::OpenError| {
         logger.warn(
             "the files that keep etcd from starting on this directory cannot be written",
             &[("error", Value::Str(&why.to_string()))],
         );
     };
-    let kept = match etcd_beside::keep_out(&**disk, member_dir, config.wal_dir.as_deref()) {
+    let kept = match etcd_beside::keep_out(&**disk, member_dir, options.wal_dir.as_deref()) {
         Ok(kept) => kept,
         Err(DataDirError::Files(why)) => {
             warn(&why);
@@ -371,7 +365,7 @@ fn keep_etcd_out(opening: &Opening<'_>, member_dir: &Path, lock: Lock) -> Result
             &[("to", Value::Str(&to.display().to_string()))],
         );
     }
-    if let Err(why) = etcd_beside::put_sign(&**disk, &config.data_dir) {
+    if let Err(why) = etcd_beside::put_sign(&**disk, &options.data_dir) {
         warn(&why);
     }
     Ok(lock.and(kept.lock))
@@ -391,7 +385,7 @@ fn look<'a>(opening: &Opening<'_>, member_dir: &'a Path) -> Result<Found<'a>, Da
         is_anything: manifest.is_some() || unusable.is_some() || clean_shutdown.was_there,
         stopped_cleanly: clean_shutdown.known.is_some_and(|record| record.end.is_some()),
     };
-    let log_dir = LogDir::find(disk, member_dir, opening.config.wal_dir.as_deref(), beside)?;
+    let log_dir = LogDir::find(disk, member_dir, opening.options.wal_dir.as_deref(), beside)?;
     let known = Log::identify(&**disk, &log_dir.path)?;
     let (identity, beginning) = match known {
         Some(owner) => (Identity::of(owner), None),
@@ -410,10 +404,10 @@ fn look<'a>(opening: &Opening<'_>, member_dir: &'a Path) -> Result<Found<'a>, Da
 /// Restores the state and replays the log after it; uses only the log if the log is complete and the
 /// checkpoint is damaged.
 fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDirError> {
-    let Opening { config, disk, events, logger, threads, seed, .. } = *opening;
+    let Opening { options, disk, events, logger, threads, seed, .. } = *opening;
     let Found { member_dir, ref checkpoints, ref clean_shutdown, ref identity, ref log_dir, .. } = *found;
     let (mut manifest, mut unusable) = (found.manifest.take(), found.unusable.take());
-    let rules = rules(config);
+    let rules = options.rules;
     let mut applied = manifest.as_ref().map_or(Index(0), |manifest| manifest.applied_index);
     let segment_bytes = opening.segment_bytes.or_else(|| {
         disk.space(if log_dir.is_apart { &log_dir.path } else { member_dir })
@@ -422,15 +416,15 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
     });
     let replay_from = |first: Index| {
         let log::Owner { cluster_id, member_id } = identity.owner();
-        let mut options = log::Options::new(&log_dir.path, cluster_id, member_id);
-        options.unsafe_no_fsync = config.unsafe_no_fsync;
-        options.by_hand = !threads;
-        options.segment_bytes = segment_bytes.unwrap_or(options.segment_bytes);
-        options.secret_seed = seed;
-        options.closed_at = clean_shutdown.known.and_then(|record| record.end);
-        options.synced_to = clean_shutdown.known.and_then(|record| record.synced_to);
+        let mut log_options = log::Options::new(&log_dir.path, cluster_id, member_id);
+        log_options.unsafe_no_fsync = options.unsafe_no_fsync;
+        log_options.by_hand = !threads;
+        log_options.segment_bytes = segment_bytes.unwrap_or(log_options.segment_bytes);
+        log_options.secret_seed = seed;
+        log_options.closed_at = clean_shutdown.known.and_then(|record| record.end);
+        log_options.synced_to = clean_shutdown.known.and_then(|record| record.synced_to);
         let events = Arc::clone(events);
-        replay_log(options, disk, first, Box::new(move |event| events.tell(event)))
+        replay_log(log_options, disk, first, Box::new(move |event| events.tell(event)))
     };
     let restore = || restore(rules, checkpoints, manifest.as_ref(), member_dir, identity, threads);
     let (state, replayed) = if threads {
@@ -587,11 +581,11 @@ impl Start {
         machine: &Machine,
         applied: Index,
     ) -> Result<(), DataDirError> {
-        let config = opening.config;
-        let learners_max = usize::try_from(config.max_learners).unwrap_or(usize::MAX);
+        let options = opening.options;
+        let learners_max = options.rules.learners_max;
         let members = members_at_end(machine, &self.entries, learners_max)?;
         let last = self.entries.last().map_or(applied, |entry| entry.index);
-        let urls = &config.initial_advertise_peer_urls;
+        let urls = &options.peer_urls;
         let term = self.hard_state.term.max(Term(1));
         let changes = beginning::alone(identity.member_id, &members, urls, term, last, learners_max)?;
         opening.logger.warn(
@@ -627,17 +621,17 @@ impl Start {
         machine: &Machine,
         terms: &Terms,
     ) -> Result<Node, consensus::Refused> {
-        let config = opening.config;
+        let options = opening.options;
         let first_index =
             self.log.entries().first_index().max(terms.first_index().unwrap_or_default().next());
-        let heartbeat = config.heartbeat_interval.max(Duration::from_millis(1));
-        let election_ticks = config.election_timeout.as_millis() / heartbeat.as_millis().max(1);
+        let heartbeat = options.heartbeat_interval.max(Duration::from_millis(1));
+        let election_ticks = options.election_timeout.as_millis() / heartbeat.as_millis().max(1);
         let standard = consensus::Config::default();
         let switches = opening.switches;
         Node::new(
             consensus::Config {
                 election_ticks: usize::try_from(election_ticks).unwrap_or(10).max(2),
-                pre_vote: config.pre_vote,
+                pre_vote: options.pre_vote,
                 id: MemberId(identity.member_id),
                 seed: opening.seed.unwrap_or(identity.member_id),
                 bytes_in_flight_max: switches.bytes_in_flight_max.unwrap_or(standard.bytes_in_flight_max),

@@ -29,8 +29,9 @@ use disk::{Disk, RealDisk};
 use storage::etcd_beside;
 use storage::etcd_store::EtcdFiles;
 use storage::log_dir::{self, leads_elsewhere};
-use storage::opening::{lock_member, rules};
+use storage::opening::lock_member;
 use storage::restoration::Restoration;
+use storage::rules;
 use storage::stopped::Stopped;
 use storage::taken_over::{Files, MARK_NAME, TakenOver, lock_database};
 use telemetry::logging::{Logger, Value};
@@ -197,7 +198,7 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
         }
     }
     .map_err(|error| failed(&error))?;
-    restoration.set_rules(rules(wanted.config));
+    restoration.set_rules(rules(wanted.config.max_learners));
     let total = import.source.base.bolt().size_bytes().max(1);
     let mut told = 0;
     let mut notices = Notices::in_log(wanted.logger);
@@ -220,7 +221,7 @@ fn make(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<Import, Failure> {
         })
         .map_err(|error| failed(&error))?;
     // Read the result back as a start would.
-    let made = Stopped::open_with(&disk, target.making(), None, rules(wanted.config));
+    let made = Stopped::open_with(&disk, target.making(), None, rules(wanted.config.max_learners));
     let made = made.map_err(|error| failed(&error))?;
     let source = &import.source;
     let hard_state = made.hard_state;

@@ -15,7 +15,6 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use config::AutoCompaction;
 use numbers::Revision;
 
 /// Interval at which the revision mode checks the number of revisions.
@@ -24,6 +23,17 @@ const REVISION_INTERVAL: Duration = Duration::from_secs(5 * 60);
 const PERIODIC_INTERVAL_MAX: Duration = Duration::from_secs(60 * 60);
 /// Number of times that the periodic mode records the revision within one interval.
 const NOTES_PER_INTERVAL: u32 = 10;
+
+/// Mode of automatic compaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AutoCompaction {
+    /// No automatic compaction.
+    Off,
+    /// Revisions older than this are compacted; not zero.
+    Periodic(Duration),
+    /// All revisions except this many are compacted; not 0.
+    Revision(u64),
+}
 
 /// Decides when to compact, and to which revision.
 #[derive(Debug)]

@@ -38,6 +38,7 @@ use super::leadership::Leadership;
 use super::leases::{LeaseClocks, LeaseRules};
 use super::membership::{MemberRules, Membership};
 use super::meters::Meters;
+use super::options::Options;
 use super::outgoing::Outgoing;
 use super::parked::Parked;
 use super::proposals::Proposals;
@@ -52,7 +53,6 @@ use super::{CoreRequest, Fatal};
 use crate::seat::Work;
 use crate::shared::Shared;
 use crate::stages::Positions;
-use config::Config;
 use storage::checkpointer::Order;
 use storage::compaction_hash::Job;
 use storage::nospace::Cause;
@@ -73,8 +73,8 @@ pub struct Parts {
     pub shared: Arc<Shared>,
     /// Log for the operator.
     pub logger: Arc<Logger>,
-    /// The configuration.
-    pub config: Config,
+    /// The options of the core.
+    pub options: Options,
     /// The restored raft node.
     pub node: Node,
     /// The restored state.
@@ -137,7 +137,7 @@ pub struct Core {
     handed_over: bool,
     /// True if this member led when it was asked to stop.
     resigned: bool,
-    config: Config,
+    options: Options,
     node: Node,
     log: Log,
     history: History,
@@ -196,24 +196,24 @@ impl Core {
         let shards = parts.shared.shards.len();
         let applied = parts.machine.applied_index;
         let compacted = parts.machine.store.compact_revision();
-        let pause = parts.config.compaction_sleep_interval;
-        let advances = parts.config.initial_election_tick_advance;
+        let pause = parts.options.compaction_sleep_interval;
+        let advances = parts.options.initial_election_tick_advance;
         let own = parts.shared.identity.member_id;
-        let attributes = Attributes::new(own, parts.attributes, parts.config.election_timeout / 2);
+        let attributes = Attributes::new(own, parts.attributes, parts.options.election_timeout / 2);
         let member_rules = MemberRules {
             own,
-            strict: parts.config.strict_reconfig_check,
-            learners_max: parts.config.max_learners,
-            election_timeout: parts.config.election_timeout,
+            strict: parts.options.strict_reconfig_check,
+            learners_max: parts.options.max_learners,
+            election_timeout: parts.options.election_timeout,
             request_timeout: parts.shared.limits.request_timeout,
         };
         let membership = Membership::new(member_rules, &parts.machine.members, parts.remotes);
         let saved = (applied, parts.checkpoint_bytes);
-        let checkpoints = Checkpoints::new(parts.thresholds, parts.config.snapshot_count, saved, now);
+        let checkpoints = Checkpoints::new(parts.thresholds, parts.options.snapshot_count, saved, now);
         let rules = LeaseRules {
             ttl_min: parts.shared.limits.lease_ttl_min,
             request_timeout: parts.shared.limits.request_timeout,
-            grace: parts.config.election_timeout,
+            grace: parts.options.election_timeout,
             note_interval: parts.thresholds.note_interval,
         };
         let room = Room::new(now, &parts.log);
@@ -233,15 +233,15 @@ impl Core {
             ),
             handed_over: false,
             resigned: false,
-            compactor: Compactor::new(parts.config.auto_compaction, now),
+            compactor: Compactor::new(parts.options.auto_compaction, now),
             quota_warning: QuotaWarning::default(),
             alarms: Arc::new(parts.machine.alarms.clone()),
             auth: Arc::new(parts.machine.auth.clone()),
             machine: parts.machine,
-            proposals: Proposals::new(now, parts.config.batch_fsync_window),
+            proposals: Proposals::new(now, parts.options.batch_fsync_window),
             gathered_through: Index(0),
             writing: Writing::new(now),
-            config: parts.config,
+            options: parts.options,
             node: parts.node,
             log: parts.log,
             orders: parts.orders,

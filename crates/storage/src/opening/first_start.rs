@@ -30,16 +30,22 @@ impl LogEvents for Events {
     }
 }
 
-/// Starts a member on `/d`; `meanwhile` runs while it waits for its cluster.
+/// Starts a member on `/d`, with its log in `wal_dir` if that is given; `meanwhile` runs while it waits for its cluster.
 fn start(
     disk: &MemDisk,
-    flags: &[&str],
+    wal_dir: Option<&str>,
     meanwhile: &dyn Fn() -> Result<(), Box<dyn Error + Send + Sync>>,
 ) -> Result<Opened, DataDirError> {
-    let words: Vec<String> = ["--data-dir=/d"].iter().chain(flags).map(|word| (*word).to_owned()).collect();
-    let config = match config::parse(&words, &[]) {
-        Ok(config::Invocation::Serve(parsed)) => parsed.config,
-        _ => panic!("{words:?} start a member"),
+    let options = Options {
+        data_dir: DATA.into(),
+        wal_dir: wal_dir.map(PathBuf::from),
+        unsafe_no_fsync: false,
+        force_new_cluster: false,
+        peer_urls: Vec::new(),
+        rules: Rules { learners_max: 1 },
+        heartbeat_interval: Duration::from_millis(100),
+        election_timeout: Duration::from_secs(1),
+        pre_vote: true,
     };
     let entry = Entry { term: Term(1), index: Index(1), kind: EntryKind::Normal, data: Bytes::new() };
     let beginning = Beginning {
@@ -50,7 +56,7 @@ fn start(
     let shared: Arc<dyn Disk> = Arc::new(disk.clone());
     let events: Arc<dyn LogEvents> = Arc::new(Events::default());
     open(&Opening {
-        config: &config,
+        options: &options,
         disk: &shared,
         events: &events,
         logger: &Logger::to(Level::Info, Format::Json, Vec::new()),
@@ -70,7 +76,7 @@ fn names(disk: &MemDisk) -> Vec<PathBuf> {
 fn an_etcd_that_begins_while_a_member_waits_for_its_cluster_keeps_its_files() {
     let (disk, etcd) = (MemDisk::new(1), RefCell::new(None));
     let db = Path::new(SNAP).join("db");
-    let started = start(&disk, &[], &|| {
+    let started = start(&disk, None, &|| {
         disk.create_dir_all(Path::new(SNAP))?;
         disk.plant(&db, Vec::new());
         *etcd.borrow_mut() = Some(disk.lock_read(&db)?);
@@ -84,12 +90,12 @@ fn an_etcd_that_begins_while_a_member_waits_for_its_cluster_keeps_its_files() {
 fn etcd_is_kept_out_before_the_log_is_read() {
     const EIO: i32 = 5;
     let disk = MemDisk::new(1);
-    drop(start(&disk, &[], &|| Ok(())).expect("begins"));
+    drop(start(&disk, None, &|| Ok(())).expect("begins"));
     let (mut refused, mut kept) = (0, 0);
     for nth in 1.. {
         disk.remove(Path::new(SNAP)).expect("was there");
         disk.fail_next(disk::Operation::Read, nth, Fault::Once(EIO));
-        let started = start(&disk, &[], &|| Ok(()));
+        let started = start(&disk, None, &|| Ok(()));
         disk.heal();
         if started.is_ok() {
             break;
@@ -108,7 +114,7 @@ fn a_first_start_that_fails_leaves_nothing_that_keeps_etcd_out() {
     const EIO: i32 = 5;
     let ours = [SNAP.into(), Path::new(DATA).join(SIGN_NAME), Path::new("/d/member").join(NOTE_NAME)];
     let noted = Path::new("/d/member/wal/log");
-    for (flags, is_noted) in [(&[][..], false), (&["--wal-dir=/w"], false), (&[], true)] {
+    for (wal_dir, is_noted) in [(None, false), (Some("/w"), false), (None, true)] {
         let mut without = 0;
         for nth in 1.. {
             let disk = MemDisk::new(nth);
@@ -119,7 +125,7 @@ fn a_first_start_that_fails_leaves_nothing_that_keeps_etcd_out() {
             }
             let nth = disk.ops() + nth;
             disk.fail_at(nth, Fault::Once(EIO));
-            let failed = start(&disk, flags, &|| Ok(())).err();
+            let failed = start(&disk, wal_dir, &|| Ok(())).err();
             disk.heal();
             if disk.ops() < nth {
                 break;
@@ -135,7 +141,7 @@ fn a_first_start_that_fails_leaves_nothing_that_keeps_etcd_out() {
                 let kept = &ours[if is_noted { 2 } else { 3 }..];
                 assert_eq!(left, kept, "operation {nth} failed: {error}");
             }
-            drop(start(&disk, flags, &|| Ok(())).expect("the next start begins"));
+            drop(start(&disk, wal_dir, &|| Ok(())).expect("the next start begins"));
             for path in &ours[..2] {
                 assert!(disk.exists(path).expect("is known"), "operation {nth} failed");
             }
@@ -144,7 +150,7 @@ fn a_first_start_that_fails_leaves_nothing_that_keeps_etcd_out() {
     }
     // The cluster is not found: nothing has been written.
     let disk = MemDisk::new(1);
-    let failed = start(&disk, &[], &|| Err("no cluster answers".into()));
+    let failed = start(&disk, None, &|| Err("no cluster answers".into()));
     assert!(matches!(failed.err(), Some(DataDirError::Begin(_))));
     assert_eq!(names(&disk), Vec::<PathBuf>::new());
 }

@@ -265,7 +265,7 @@ const ONE_BY_ONE_LOOK: Duration = Duration::from_micros(200);
 impl Core {
     /// Returns how many more proposals to wait for, and how long; `None` to propose now.
     pub(super) fn batching_wait(&self, now: Instant) -> Option<(usize, Duration)> {
-        let one_by_one = !self.config.raft_pipeline && self.leadership.leads();
+        let one_by_one = !self.options.raft_pipeline && self.leadership.leads();
         if one_by_one && self.node.standing().last > self.machine.applied_index {
             // The end of a sync wakes the core, but a commit by acknowledgements of other members may come
             // without one, so the wait is short.

@@ -148,7 +148,7 @@ impl Core {
         }
         // Missed ticks are not made up for: a process that was suspended should not campaign at once.
         self.note_late_tick(now);
-        self.next_tick = now + self.config.heartbeat_interval;
+        self.next_tick = now + self.options.heartbeat_interval;
         self.cpu_pressure.look(now);
         self.watch_disk(now)?;
         self.step(Event::Ticked)?;

@@ -282,13 +282,13 @@ impl Core {
             );
         }
         self.meters.applied(applied.op, &applied.outcome, begun.bytes, took);
-        if took > self.config.warning_apply_duration {
+        if took > self.options.warning_apply_duration {
             self.shared.metrics.server.slow_apply.inc();
             self.logger.warn(
                 "apply request took too long",
                 &[
                     ("took", Value::Duration(took)),
-                    ("expected-duration", Value::Duration(self.config.warning_apply_duration)),
+                    ("expected-duration", Value::Duration(self.options.warning_apply_duration)),
                     ("operation", Value::Str(applied.op)),
                     ("index", Value::Uint(begun.index.0)),
                     ("size", Value::Uint(begun.bytes as u64)),
@@ -400,7 +400,7 @@ impl Core {
             );
         }
         let versions = self.machine.store.stats().versions;
-        let done = self.machine.compact_step_through(removable.through, self.config.compaction_batch_limit);
+        let done = self.machine.compact_step_through(removable.through, self.options.compaction_batch_limit);
         let removed = versions.saturating_sub(self.machine.store.stats().versions);
         let sliced = match done {
             true => Sliced::All,
@@ -513,7 +513,7 @@ impl Core {
             // A follower that lags behind then gets the whole state.
             _ if self.room.is_tight(&self.log) => applied_index,
             _ => {
-                let kept = applied_index.saturating_sub(self.config.snapshot_catchup_entries);
+                let kept = applied_index.saturating_sub(self.options.snapshot_catchup_entries);
                 self.outgoing.kept_behind().map_or(kept, |behind| behind.min(kept))
             }
         }

@@ -137,7 +137,7 @@ impl Core {
         }
         let (entries, bytes) = self.node.kept();
         let last = self.node.standing().last;
-        let keep = self.config.snapshot_catchup_entries;
+        let keep = self.options.snapshot_catchup_entries;
         let entries = entries as u64;
         // The limit is exceeded by an eighth first, so that this is not done for every entry.
         if entries > keep + keep / 8 {
@@ -285,7 +285,7 @@ impl Core {
         let oldest = self.room.oldest();
         let members = &self.machine.members;
         let has_others = || members.voters().len() >= 2;
-        let step = self.leadership.watch_disk(oldest, self.config.election_timeout, has_others, now);
+        let step = self.leadership.watch_disk(oldest, self.options.election_timeout, has_others, now);
         if let Some(stalled) = step.stalled {
             self.step(Event::DiskStalled(stalled))?;
             if stalled {
@@ -401,7 +401,7 @@ impl Core {
     }
 
     fn election_ticks(&self) -> u128 {
-        self.config.election_timeout.as_millis() / self.config.heartbeat_interval.as_millis().max(1)
+        self.options.election_timeout.as_millis() / self.options.heartbeat_interval.as_millis().max(1)
     }
 
     fn stands(&mut self, standing: Standing, now: Instant) {
@@ -750,7 +750,7 @@ impl Core {
         let late = now.saturating_duration_since(self.next_tick);
         // The tick itself is due one interval after the last.
         if !self.leadership.leads()
-            || late <= self.config.heartbeat_interval
+            || late <= self.options.heartbeat_interval
             || self.machine.members.by_id.len() < 2
         {
             return;
@@ -759,9 +759,9 @@ impl Core {
         self.logger.warn(
             "leader failed to send out heartbeat on time; took too long, leader is overloaded likely from slow disk",
             &[
-                ("heartbeat-interval", Value::Duration(self.config.heartbeat_interval)),
-                ("expected-duration", Value::Duration(2 * self.config.heartbeat_interval)),
-                ("exceeded-duration", Value::Duration(late - self.config.heartbeat_interval)),
+                ("heartbeat-interval", Value::Duration(self.options.heartbeat_interval)),
+                ("expected-duration", Value::Duration(2 * self.options.heartbeat_interval)),
+                ("exceeded-duration", Value::Duration(late - self.options.heartbeat_interval)),
             ],
         );
     }

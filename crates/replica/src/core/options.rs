@@ -1,0 +1,36 @@
+//! The options of the core.
+
+use std::time::Duration;
+
+use super::compactor::AutoCompaction;
+
+/// The options of a member that the core depends on.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Time between two heartbeats; not 0. It is the length of raft's tick.
+    pub heartbeat_interval: Duration,
+    /// Time without a leader after which an election begins.
+    pub election_timeout: Duration,
+    /// True if the first election timeout after a start is shortened.
+    pub initial_election_tick_advance: bool,
+    /// True if membership changes that would lose the quorum are refused.
+    pub strict_reconfig_check: bool,
+    /// Maximum number of learners in the cluster.
+    pub max_learners: u64,
+    /// Number of applied entries between two checkpoints; not 0.
+    pub snapshot_count: u64,
+    /// Number of entries kept behind a checkpoint for slow followers; not 0.
+    pub snapshot_catchup_entries: u64,
+    /// Mode of automatic compaction.
+    pub auto_compaction: AutoCompaction,
+    /// Maximum number of revisions removed in one step of a compaction; not 0.
+    pub compaction_batch_limit: u64,
+    /// Pause between two steps of a compaction; not zero.
+    pub compaction_sleep_interval: Duration,
+    /// Maximum time for which writes are collected for one sync of the log.
+    pub batch_fsync_window: Duration,
+    /// True if a batch of proposals may start while the previous one is being written, replicated or applied.
+    pub raft_pipeline: bool,
+    /// Duration from which on applying an entry is logged as slow; zero logs all.
+    pub warning_apply_duration: Duration,
+}
