@@ -1,5 +1,5 @@
-//! Comparison with other members: the HTTP handlers that return this member's hashes, and the requests for
-//! the hashes of others. `corruption` and `divergence` decide what a difference means.
+//! Comparison with other members: this member's hashes, and the requests for the hashes of others.
+//! `corruption` and `divergence` decide what a difference means; the server answers the requests of others.
 
 use std::fmt::{self, Write as _};
 use std::io;
@@ -9,16 +9,15 @@ use std::time::{Duration, Instant};
 
 use api::Status;
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, StatusCode};
+use http::{Request, Response, StatusCode};
 use machine::{Overtaken, StatePoint, StateTrail, range};
 use mvcc::{HashWalk, RevisionError};
 use numbers::{Index, Revision};
 use peer::{RequestError, Target};
 use serde_json::{Value, json};
 
-use replica::core::{PeerRequest, ReplyBody, STATE_TRAIL_POINTS_MAX};
+use replica::core::STATE_TRAIL_POINTS_MAX;
 use replica::long_reads::Reader;
-use replica::peer_answer::{answer, refused};
 use replica::shared::Shared;
 use storage::kv_hash::KvHash;
 use storage::values::LogValues;
@@ -34,11 +33,13 @@ const ALGORITHM: u64 = 2;
 /// Number of versions hashed at a time.
 const HASHED_PER_SLICE: usize = 4096;
 
-const CLUSTER_ID: &str = "x-etcd-cluster-id";
+/// HTTP header with the id of the cluster that a request or an answer is about, in hexadecimal.
+pub const CLUSTER_ID: &str = "x-etcd-cluster-id";
 /// etcd's error texts for a revision without a hash, by which members recognize the reason.
 const COMPACTED: &str = "mvcc: required revision has been compacted";
 const FUTURE: &str = "mvcc: required revision is a future revision";
-const OTHER_CLUSTER: &str = "cluster ID mismatch";
+/// etcd's error text for a request that names another cluster.
+pub const OTHER_CLUSTER: &str = "cluster ID mismatch";
 
 /// A hash of all data up to a revision, as HashKV returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +112,8 @@ pub enum HashAnswer {
     Nothing(String),
 }
 
-fn cluster_id(shared: &Shared) -> String {
+/// Returns the id of this member's cluster as the header [`CLUSTER_ID`] has it.
+pub fn cluster_id(shared: &Shared) -> String {
     format!("{:x}", shared.identity.cluster_id)
 }
 
@@ -152,42 +154,16 @@ pub fn hash_of(shared: &Arc<Shared>, revision: Revision, stop: &AtomicBool) -> R
     Ok(Hashed { hash: hash.finish(), compact_revision, revision, current_revision })
 }
 
-/// Returns true if the request names another cluster than this one.
-fn is_of_another(cluster: &str, request: &Request<Bytes>) -> bool {
-    let theirs = request.headers().get(CLUSTER_ID);
-    theirs.is_some_and(|id| !id.is_empty() && id.as_bytes() != cluster.as_bytes())
-}
-
-/// Answers another member's request for a hash.
-pub async fn hash_kv(shared: &Arc<Shared>, request: &Request<Bytes>) -> Response<Bytes> {
-    let cluster = cluster_id(shared);
-    if is_of_another(&cluster, request) {
-        return refused(StatusCode::PRECONDITION_FAILED, OTHER_CLUSTER);
-    }
-    let asked: Option<Value> = serde_json::from_slice(request.body()).ok();
-    let Some(asked) = asked else {
-        return refused(StatusCode::BAD_REQUEST, "error unmarshalling request");
-    };
-    let revision = Revision(asked["revision"].as_i64().unwrap_or(0));
-    let hashed = match hash_of_compaction(shared, revision).await {
+/// Returns the hash at a revision, for another member; 0 is the newest. It is known for the last compactions,
+/// and is computed on a separate thread otherwise.
+///
+/// # Errors
+///
+/// The revision was compacted or is in the future, or a value cannot be read.
+pub async fn hash_at(shared: &Arc<Shared>, revision: Revision) -> Result<Hashed, HashError> {
+    match hash_of_compaction(shared, revision).await {
         Some(hashed) => Ok(hashed),
         None => hash_elsewhere(shared, revision).await,
-    };
-    match hashed {
-        Ok(hashed) => {
-            let body = json!({
-                "header": { "revision": hashed.current_revision.0 },
-                "hash": hashed.hash,
-                "compact_revision": hashed.compact_revision.0,
-                "hash_revision": hashed.revision.0,
-            });
-            let mut response = answer(StatusCode::OK, "application/json", body.to_string());
-            if let Ok(cluster) = HeaderValue::from_str(&cluster) {
-                response.headers_mut().insert(CLUSTER_ID, cluster);
-            }
-            response
-        }
-        Err(error) => refused(StatusCode::BAD_REQUEST, &error.to_string()),
     }
 }
 
@@ -298,23 +274,6 @@ async fn ask_others(
         ));
     }
     answers
-}
-
-/// Answers another member with the hashes of this member's state after its last entries.
-pub async fn state_hashes(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
-    if is_of_another(&cluster_id(shared), request) {
-        return refused(StatusCode::PRECONDITION_FAILED, OTHER_CLUSTER);
-    }
-    let query = request.uri().query().unwrap_or_default();
-    let from = query.split('&').find_map(|pair| pair.strip_prefix("from="));
-    let Ok(from) = from.unwrap_or("0").parse().map(Index) else {
-        return refused(StatusCode::BAD_REQUEST, "from is no entry's index");
-    };
-    let reply = shared.ask(move |request_id| PeerRequest::StateTrail(request_id, from)).await;
-    match reply.map(|reply| reply.body) {
-        Ok(ReplyBody::StateTrail(trail)) => answer(StatusCode::OK, "application/json", write_trail(&trail)),
-        _ => refused(StatusCode::SERVICE_UNAVAILABLE, "the member is stopping"),
-    }
 }
 
 /// Encodes the newest points of a trail.

@@ -39,7 +39,7 @@ use client::{CallOptions, Channel, Endpoint, TlsFiles, Transport};
 use config::{Config, InitialClusterState, TlsOptions, Url};
 use disk::{Disk, Lock, RealDisk};
 use prost::Message;
-use replica::joining;
+use replica::other_members;
 use storage::{first_files, log_dir};
 use telemetry::logging::{Logger, Value};
 
@@ -442,7 +442,7 @@ impl<'a> Rebuild<'a> {
         let mut contacts: Vec<String> = self.endpoints.to_vec();
         let (mut answered, mut why) = (0, Vec::new());
         for url in &peers {
-            match joining::members_of(url, CALL_TIMEOUT, Some(&self.peer_tls)) {
+            match other_members::members_of(url, CALL_TIMEOUT, Some(&self.peer_tls)) {
                 Ok((_, members)) => {
                     answered += 1;
                     let others = members
@@ -494,7 +494,7 @@ impl<'a> Rebuild<'a> {
         journal: Option<&Journal>,
     ) -> Result<Option<&'m Member>, RebuildError> {
         let urls = self.peer_urls_given();
-        let here = members.iter().find(|member| joining::same_places(&member.peer_urls, &urls));
+        let here = members.iter().find(|member| other_members::same_places(&member.peer_urls, &urls));
         let by_id = members.iter().find(|member| Some(member.id) == known);
         let data_dir = self.config.data_dir.display();
         let refused = |text: String| Err(RebuildError::Refused(text));
@@ -637,7 +637,7 @@ impl<'a> Rebuild<'a> {
     fn configure(&mut self, members: &[Member]) {
         let own = self.peer_urls_given();
         let mut pairs: Vec<String> = own.iter().map(|url| format!("{}={url}", self.config.name)).collect();
-        for member in members.iter().filter(|member| !joining::same_places(&member.peer_urls, &own)) {
+        for member in members.iter().filter(|member| !other_members::same_places(&member.peer_urls, &own)) {
             // Uses the id in place of the name: a member that has not been started has no name.
             pairs.extend(member.peer_urls.iter().map(|url| format!("member-{:x}={url}", member.id)));
         }

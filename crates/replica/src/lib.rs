@@ -7,8 +7,9 @@
 //! * [`long_reads`] registers readers of an old state and keeps compaction from removing the versions that
 //!   they need; `attendance` counts the watches of each shard and records up to which revision the watches
 //!   were notified.
-//! * [`transfer`] sends and receives snapshots, a complete one as [`received`]; [`joining`] determines the identity of a member without data;
-//!   `expiry` keeps the deadlines of leases, which [`renewals`] shares with the shards; `arrivals` bounds the
+//! * [`transfer`] sends and receives snapshots, a complete one as [`received`]; [`other_members`] asks the
+//!   members of a cluster before this member is one of them; [`cluster_version`] compares versions; `expiry`
+//!   keeps the deadlines of leases, which [`renewals`] shares with the shards; `arrivals` bounds the
 //!   memory of messages from other members that wait for the core.
 //! * [`browsers`] and [`expensive`] decide which client requests are refused: by host and origin, or by
 //!   request rate.
@@ -30,15 +31,15 @@
 pub mod arrivals;
 pub mod attendance;
 pub mod browsers;
+pub mod cluster_version;
 pub mod core;
 pub mod credentials;
 pub mod expensive;
 mod expiry;
 pub mod fold;
 pub mod inbox;
-pub mod joining;
 pub mod long_reads;
-pub mod peer_answer;
+pub mod other_members;
 pub mod peer_links;
 pub mod pending;
 pub mod received;

@@ -17,7 +17,6 @@ use std::time::Duration;
 use api::{Status, raftpb};
 use bytes::Bytes;
 use disk::Disk;
-use http::{Request, Response, StatusCode};
 use machine::image::{Head, RestoreError};
 use machine::snapshot::SnapshotVersion;
 use machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
@@ -37,12 +36,6 @@ mod refusals;
 
 use database::{DatabaseError, Spool};
 use refusals::Refusals;
-
-/// Path of the request with which a sender asks what the receiver already has.
-pub const PATH: &str = "/mainstay/snapshot";
-
-/// Query of the request for [`PATH`] that asks for a hash of the receiver's state; `peer` sends it.
-const HASHED: &str = "format=2";
 
 /// Bytes of values that are passed to the log at once.
 const PORTION_BYTES: usize = 1 << 20;
@@ -309,26 +302,16 @@ impl Receiver {
         self.broken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers a sender that asks what this member has. The answer contains the hash if the request says that
-    /// the sender understands it.
-    pub async fn holds(&self, question: &Request<Bytes>) -> Response<Bytes> {
-        let hashed = question.uri().query().is_some_and(|query| query.split('&').any(|pair| pair == HASHED));
+    /// Returns which part of the state this member has, which a sender asks for before it sends the rest;
+    /// `None` if the member is stopping.
+    pub async fn held(&self) -> Option<Held> {
         let broken = self.broken().as_ref().map(|broken| (broken.held, broken.base_applied));
-        let held = match self.shared.ask(PeerRequest::Holds).await.map(|reply| reply.body) {
+        match self.shared.ask(PeerRequest::Holds).await.map(|reply| reply.body) {
             Ok(ReplyBody::Holds(_, applied)) if broken.is_some_and(|(_, base)| base == applied) => {
                 broken.map(|(held, _)| held)
             }
             Ok(ReplyBody::Holds(held, _)) => Some(held),
             _ => None,
-        };
-        match held {
-            Some(held) if hashed => Response::new(Bytes::from(held.to_bytes())),
-            Some(held) => Response::new(Bytes::from(held.to_bytes_unhashed())),
-            None => {
-                let mut response = Response::new(Bytes::from_static(b"the member is stopping\n"));
-                *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-                response
-            }
         }
     }
 

@@ -172,7 +172,7 @@ pub async fn promote(shared: &Shared, id: u64, token: Option<HeaderValue>) -> Re
     let is_final = |response: &Response<Bytes>| wants_token(response) || refusal(response).is_some();
     let response = ask_leader(shared, &path, Bytes::new(), token, is_final).await?;
     if response.status() == StatusCode::OK {
-        return replica::joining::read_members(response.body())
+        return replica::other_members::read_members(response.body())
             .map_err(|e| Status::with(Code::Internal, format!("mainstay: the leader's answer: {e}")));
     }
     if wants_token(&response) {

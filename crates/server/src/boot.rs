@@ -20,6 +20,7 @@ use crate::audit;
 use crate::credentials::credentials;
 use crate::error::{EndError, StartError};
 use crate::go_environment::GoEnvironment;
+use crate::joining;
 pub use crate::listening::Listening;
 use crate::listening::{Listeners, SocketFile};
 use crate::options::{check_options, storage_options};
@@ -30,9 +31,9 @@ use crate::tracing::{self, Exporting};
 use clock::Clock;
 use config::Config;
 use consistency::monitor::Monitor;
+use replica::cluster_version::minor;
 use replica::core::{ControlRequest, Core, Fatal, Parts, StorageRequest, Thresholds};
 use replica::inbox::Inbox;
-use replica::joining;
 use replica::peer_links::PeerLinks;
 use replica::shared::Shared;
 use rpc::http::MetricsListener;
@@ -148,7 +149,7 @@ pub fn start(
 /// change of the cluster's version.
 fn check_release(shared: &Shared) -> Result<(), StartError> {
     let members = Arc::clone(&shared.state.load().members);
-    let (cluster, own) = (joining::minor(&members.cluster_version), joining::minor(shared.api_version));
+    let (cluster, own) = (minor(&members.cluster_version), minor(shared.api_version));
     if cluster > own {
         let cluster_version = members.cluster_version.clone();
         return Err(StartError::TooOld { cluster_version, own: shared.api_version });

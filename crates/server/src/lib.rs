@@ -3,8 +3,9 @@
 //! * `assembly` builds the parts of a member from the data directory that [`storage`] has opened.
 //! * [`boot`] gives each part a thread and a socket; [`stepped`] drives the same parts by hand, without
 //!   threads, sockets and real time, for simulation.
-//! * `options` builds the options of the parts from the configuration.
-//! * `peering` answers requests of other members, and passes their raft messages to the core. `memory` reads
+//! * `options` builds the options of the parts from the configuration; `joining` determines the identity of a
+//!   member without data.
+//! * [`peering`] answers requests of other members, and passes their raft messages to the core. `memory` reads
 //!   the available memory.
 //! * `go_environment` reads variables of Go's runtime.
 //! * `systemd` notifies the service manager. `listening` opens the TCP and Unix sockets.
@@ -23,11 +24,12 @@ pub mod boot;
 mod credentials;
 mod error;
 mod go_environment;
+mod joining;
 mod listening;
 mod memory;
 mod options;
 mod own_console;
-mod peering;
+pub mod peering;
 pub mod stepped;
 pub mod systemd;
 mod tls;

@@ -3,6 +3,8 @@
 //!
 //! Paths, statuses and bodies are etcd's. Paths under `/mainstay/` are extensions; a real etcd answers them with 404.
 
+mod answers;
+pub mod hashes;
 mod root;
 
 use std::future::Future;
@@ -22,20 +24,24 @@ use peer::{BoxError, SnapshotForm};
 use prost::Message as _;
 use serde_json::json;
 
+use answers::{JSON, PLAIN, answer, refused};
 use replica::core::{ClientRequest, LISTED_AT_ONCE, MemberChange, PeerRequest, ReplyBody};
-use replica::peer_answer::{PLAIN, answer, refused};
 use replica::shared::Shared;
 use replica::transfer::{ReceiveError, Receiver};
 use storage::block_on::block_on;
 use telemetry::logging::{Logger, Value};
 
-const JSON: &str = "application/json";
 const PROTOBUF: &str = "application/protobuf";
 /// Longest body of a lease request in bytes, as in etcd.
 const LEASE_BODY_BYTES_MAX: usize = 64 << 10;
 
 /// Longest body of a hash request in bytes; the body is a revision in JSON.
 const HASH_BODY_BYTES_MAX: usize = 4 << 10;
+
+/// Path of the request with which a sender of a state asks what this member already has.
+const SNAPSHOT: &str = "/mainstay/snapshot";
+/// Query of the request for [`SNAPSHOT`] that asks for a hash of this member's state; `peer` sends it.
+const HASHED: &str = "format=2";
 
 /// Handler of the requests and messages that other members send.
 pub struct Peering {
@@ -225,6 +231,21 @@ async fn time_to_live(shared: &Shared, body: Bytes) -> Response<Bytes> {
     }
 }
 
+/// Answers a sender of a state that asks what this member has. The answer contains the hash if the request
+/// says that the sender understands it.
+async fn held(receiver: &Receiver, question: &Request<Bytes>) -> Response<Bytes> {
+    let hashed = question.uri().query().is_some_and(|query| query.split('&').any(|pair| pair == HASHED));
+    match receiver.held().await {
+        Some(held) if hashed => Response::new(Bytes::from(held.to_bytes())),
+        Some(held) => Response::new(Bytes::from(held.to_bytes_unhashed())),
+        None => {
+            let mut response = Response::new(Bytes::from_static(b"the member is stopping\n"));
+            *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+            response
+        }
+    }
+}
+
 async fn route(
     shared: Arc<Shared>,
     logger: Arc<Logger>,
@@ -242,17 +263,15 @@ async fn route(
         (&Method::POST, "/leases") => renew(&shared, request.into_body()).await,
         (&Method::POST, "/leases/internal") => time_to_live(&shared, request.into_body()).await,
         (_, "/leases" | "/leases/internal") => refused(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"),
-        (&Method::GET, consistency::comparison::HASH_KV) => {
-            consistency::comparison::hash_kv(&shared, &request).await
-        }
+        (&Method::GET, consistency::comparison::HASH_KV) => hashes::hash_kv(&shared, &request).await,
         (_, consistency::comparison::HASH_KV) => not_allowed("GET"),
         (&Method::GET, "/downgrade/enabled") => {
             let enabled = shared.state.load().members.downgrade_target.is_some();
             answer(StatusCode::OK, PLAIN, enabled.to_string())
         }
-        (&Method::GET, replica::transfer::PATH) => receiver.holds(&request).await,
+        (&Method::GET, SNAPSHOT) => held(&receiver, &request).await,
         (&Method::GET, consistency::comparison::STATE_HASHES) => {
-            consistency::comparison::state_hashes(&shared, &request).await
+            hashes::state_hashes(&shared, &request).await
         }
         (method, path) => match path.strip_prefix("/members/promote/") {
             Some(id) if method == Method::POST => {

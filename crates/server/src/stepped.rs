@@ -38,6 +38,7 @@ use numbers::{Index, LeaseId, Seconds, Term};
 use tokio::task::LocalSet;
 
 use crate::assembly::{Assembled, Setting, assemble};
+use crate::joining;
 use crate::options::{check_options, storage_options};
 use clock::{Clock, HandClock};
 use config::Config;
@@ -45,7 +46,6 @@ use consistency::monitor::{self, LeaderChecks};
 use replica::core::{ControlRequest, Core, CoreRequest, Fatal, StorageRequest};
 use replica::credentials::{CredentialOptions, Credentials};
 use replica::inbox::Inbox;
-use replica::joining;
 use replica::peer_links::PeerLinks;
 use replica::shared::Shared;
 use replica::transfer::ReceiveError;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use api::etcdserverpb::Member;
 use config::Url;
-use replica::joining;
+use replica::other_members;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::{CALL_TIMEOUT, RebuildError};
@@ -17,7 +17,7 @@ use super::{CALL_TIMEOUT, RebuildError};
 /// as down only if none of its addresses accepts a connection.
 pub(super) fn refuse_alive(own: &Member, tls: &tls::ClientTls) -> Result<(), RebuildError> {
     for url in &own.peer_urls {
-        let error = match joining::version_of(url, CALL_TIMEOUT, Some(tls)) {
+        let error = match other_members::version_of(url, CALL_TIMEOUT, Some(tls)) {
             Ok(_) => {
                 return Err(RebuildError::Alive {
                     member_id: own.id,

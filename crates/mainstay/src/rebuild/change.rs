@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use api::etcdserverpb::{Member, MemberAddResponse};
 use api::{Code, Status, error};
-use replica::joining;
+use replica::other_members;
 
 use super::RebuildError;
 
@@ -70,7 +70,8 @@ impl Adding {
         add: impl FnOnce() -> Result<MemberAddResponse, Status>,
         refuse_alive: impl FnOnce(&Member) -> Result<(), RebuildError>,
     ) -> Result<(u64, Vec<Member>), Status> {
-        let here = members.iter().find(|member| joining::same_places(&member.peer_urls, &self.peer_urls));
+        let here =
+            members.iter().find(|member| other_members::same_places(&member.peer_urls, &self.peer_urls));
         if let Some(here) = here {
             // A member added by a lost request has never run; any other member at this address was added by
             // another process.

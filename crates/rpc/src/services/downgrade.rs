@@ -8,7 +8,7 @@ use api::{Status, error};
 use bytes::Bytes;
 use front::Answer;
 use prost::Message as _;
-use replica::joining::{Minor, minor};
+use replica::cluster_version::{Minor, minor};
 use replica::shared::Published;
 
 use super::call::Call;

@@ -8,6 +8,7 @@ use ::http::{Request, Response};
 use bytes::Bytes;
 use consistency::comparison::{self, HashAnswer, Hashed};
 use machine::{StatePoint, StateTrail};
+use mainstay_server::peering::hashes;
 use numbers::{Index, Revision, Term};
 use replica::core::STATE_TRAIL_POINTS_MAX as POINTS_MAX;
 use replica::core::{CoreRequest, PeerRequest, Reply, ReplyBody, RequestId};
@@ -28,7 +29,7 @@ fn ask_hash(served: &Served, cluster: Option<&str>, body: &'static str) -> Respo
     if let Some(cluster) = cluster {
         request = request.header("X-Etcd-Cluster-ID", cluster);
     }
-    run(comparison::hash_kv(&served.shared, &request.body(Bytes::from_static(body.as_bytes())).unwrap()))
+    run(hashes::hash_kv(&served.shared, &request.body(Bytes::from_static(body.as_bytes())).unwrap()))
 }
 
 #[test]
@@ -98,7 +99,7 @@ fn hashes_of_the_state_are_told_from_an_entry_on() {
         scope.spawn(|| answer_trails(&served.shared, &trail, &stop));
         let ask = |query: &str| {
             let request = Request::get(format!("{}{query}", comparison::STATE_HASHES)).body(Bytes::new());
-            run(comparison::state_hashes(&served.shared, &request.unwrap()))
+            run(hashes::state_hashes(&served.shared, &request.unwrap()))
         };
         for (query, first) in [
             ("?from=2400", 2_400),
@@ -118,5 +119,5 @@ fn hashes_of_the_state_are_told_from_an_entry_on() {
     });
     served.shared.core.close();
     let request = Request::get(comparison::STATE_HASHES).body(Bytes::new()).unwrap();
-    assert_eq!(run(comparison::state_hashes(&served.shared, &request)).status(), 503, "the core has ended");
+    assert_eq!(run(hashes::state_hashes(&served.shared, &request)).status(), 503, "the core has ended");
 }

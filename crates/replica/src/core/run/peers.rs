@@ -23,12 +23,12 @@ use telemetry::logging::Value;
 use super::Core;
 use super::clients::step_received;
 use crate::arrivals::Charge;
+use crate::cluster_version::minor;
 use crate::core::leadership::Leaves;
 use crate::core::membership::{Membership, Told};
 use crate::core::proposals::Waiter;
 use crate::core::room::{Purpose, Room};
 use crate::core::{Fatal, MemberChange, Placement, ReplyBody, RequestId, SnapshotAttempt, membership};
-use crate::joining;
 use crate::long_reads::Reader;
 use crate::received::{Outcome, Received};
 use crate::shared::Shared;
@@ -657,7 +657,7 @@ impl Core {
         if !alone || !members.cluster_version.is_empty() {
             return;
         }
-        if let Some(version) = joining::minor(self.shared.api_version) {
+        if let Some(version) = minor(self.shared.api_version) {
             self.propose_cluster_version(version.to_string());
         }
     }

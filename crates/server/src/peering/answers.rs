@@ -3,11 +3,17 @@
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode};
 
+/// Content type of JSON.
+pub(super) const JSON: &str = "application/json";
 /// Content type of plain text.
-pub const PLAIN: &str = "text/plain; charset=utf-8";
+pub(super) const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// Builds a response to another member.
-pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response<Bytes> {
+pub(super) fn answer(
+    status: StatusCode,
+    content_type: &'static str,
+    body: impl Into<Bytes>,
+) -> Response<Bytes> {
     let mut response = Response::new(body.into());
     *response.status_mut() = status;
     response.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -15,6 +21,6 @@ pub fn answer(status: StatusCode, content_type: &'static str, body: impl Into<By
 }
 
 /// Builds an error response as Go's `http.Error` writes it.
-pub fn refused(status: StatusCode, text: &str) -> Response<Bytes> {
+pub(super) fn refused(status: StatusCode, text: &str) -> Response<Bytes> {
     answer(status, PLAIN, format!("{text}\n"))
 }

@@ -1,0 +1,26 @@
+//! Versions without a patch number, in which the version of a cluster is counted.
+
+use std::fmt;
+
+/// A version without its patch number; it prints as etcd writes a cluster version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Minor(pub u32, pub u32);
+
+impl Minor {
+    /// Returns the version to which a cluster at this version may be downgraded.
+    pub fn before(self) -> Option<Minor> {
+        Some(Minor(self.0, self.1.checked_sub(1)?))
+    }
+}
+
+impl fmt::Display for Minor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.0", self.0, self.1)
+    }
+}
+
+/// Returns the first two numbers of a version.
+pub fn minor(version: &str) -> Option<Minor> {
+    let mut parts = version.split('.');
+    Some(Minor(parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
