@@ -18,7 +18,6 @@ mod member;
 mod memory;
 mod memory_lock;
 mod open_files;
-mod rebuild;
 mod signals;
 
 use std::ffi::OsString;

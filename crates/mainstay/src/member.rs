@@ -11,8 +11,8 @@ use config::{self, Config, Invocation, Parsed};
 use server::boot::{self, Listening};
 use server::systemd::Systemd;
 use telemetry::logging::{Logger, Value};
+use utl::rebuild::{self, Rebuild};
 
-use crate::rebuild::{self, Rebuild};
 use crate::{discovery, environment, local_time, memory, memory_lock, open_files, signals};
 
 /// Way in which the member was started.
@@ -155,10 +155,13 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
     };
     let stop_wanted = || stop_within(Duration::ZERO);
     let prepared: Result<_, Box<dyn Error>> = match &rebuilding {
-        Some(endpoints) => Rebuild::new(&mut parsed.config, endpoints, &logger, &stop_within)
-            .and_then(Rebuild::prepare)
-            .map(Some)
-            .map_err(Into::into),
+        Some(endpoints) => match server::dialing(&parsed.config) {
+            Ok(peer_tls) => Rebuild::new(&mut parsed.config, endpoints, peer_tls, &logger, &stop_within)
+                .and_then(Rebuild::prepare)
+                .map(Some)
+                .map_err(Into::into),
+            Err(error) => Err(error.into()),
+        },
         None if rebuild::journal_path(&data_path).exists() => Err(rebuild::UNFINISHED.into()),
         None => utl::take_over(&utl::TakeOver {
             config: &parsed.config,

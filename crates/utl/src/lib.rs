@@ -3,10 +3,12 @@
 //! Parts: etcdutl's commands with its flags, outputs, errors and exit codes ([`run`]), which read snapshots
 //! and data directories of etcd 3.4 to 3.7 and of Mainstay; and Mainstay's own commands `import` and
 //! `export`, which convert a data directory of one program to the other. [`take_over`] does what `import`
-//! does, in place, when a member is started.
+//! does, in place, when a member is started. [`rebuild`] replaces a member whose data is damaged by a new one,
+//! before that is started.
 //!
-//! The crate does not define formats (`interchange`, `storage::restoration`, `storage::stopped`), uses no
-//! network, and never touches a running member.
+//! The crate does not define formats (`interchange`, `storage::restoration`, `storage::stopped`), and never
+//! touches a running member. It uses no network, except in [`rebuild`], which changes the cluster's members
+//! through the other members.
 //!
 //! Invariants:
 //! - Input is never changed, except by `defrag` and `migrate`, whose purpose that is, and by `export`, which
@@ -42,6 +44,7 @@ mod notice;
 mod old_store;
 mod places;
 mod printer;
+pub mod rebuild;
 mod restore;
 mod session;
 mod snapshot_file;

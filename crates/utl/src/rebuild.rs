@@ -42,6 +42,7 @@ use prost::Message;
 use replica::other_members;
 use storage::{first_files, log_dir};
 use telemetry::logging::{Logger, Value};
+use tls::ClientTls;
 
 use address::refuse_alive;
 use aside::BESIDE_ETCD;
@@ -224,7 +225,7 @@ pub struct Rebuild<'a> {
     logger: &'a Logger,
     runtime: tokio::runtime::Runtime,
     /// TLS settings for other members at `https` peer URLs.
-    peer_tls: tls::ClientTls,
+    peer_tls: ClientTls,
     /// TLS settings for other members at `https` client URLs.
     client_tls: Option<client::Tls>,
     disk: Arc<dyn Disk>,
@@ -257,10 +258,15 @@ fn files_for_clients(options: &TlsOptions) -> TlsFiles {
 }
 
 impl<'a> Rebuild<'a> {
-    /// Creates a rebuild; performs no step yet.
+    /// Creates a rebuild; performs no step yet. `peer_tls` is used for other members at `https` peer URLs.
+    ///
+    /// # Errors
+    ///
+    /// The async runtime cannot be started, or a TLS file of the client listeners cannot be used.
     pub fn new(
         config: &'a mut Config,
         endpoints: &'a [String],
+        peer_tls: ClientTls,
         logger: &'a Logger,
         stop_wanted: &'a dyn Fn(Duration) -> bool,
     ) -> Result<Rebuild<'a>, RebuildError> {
@@ -269,7 +275,6 @@ impl<'a> Rebuild<'a> {
             .build()
             .map_err(RebuildError::Runtime)?;
         let refused = |text: String| RebuildError::Refused(text);
-        let peer_tls = server::dialing(config).map_err(|error| refused(error.to_string()))?;
         let files = files_for_clients(&config.client_tls);
         let client_tls = match files.is_given() {
             true => Some(files.load().map_err(|error| refused(error.to_string()))?),
