@@ -5,14 +5,14 @@ use std::time::Duration;
 use api::Rpc;
 use cli::Failure;
 
-use loadgen::ask::Asker;
-use loadgen::calls::Target;
-use loadgen::wire::Fields;
+use crate::loadgen::ask::Asker;
+use crate::loadgen::calls::Target;
+use crate::loadgen::wire::Fields;
 
 /// Thread that compacts at intervals while a load runs.
 pub struct Compactor {
     stop: std::sync::mpsc::Sender<()>,
-    thread: std::thread::JoinHandle<Result<(), loadgen::Error>>,
+    thread: std::thread::JoinHandle<Result<(), crate::loadgen::Error>>,
 }
 
 impl Compactor {

@@ -3,13 +3,13 @@
 use std::time::Duration;
 use stdx::Random;
 
+use crate::loadgen::ask::Asker;
+use crate::loadgen::calls::Target;
+use crate::loadgen::drive::{Nobody, Observer, Plan, Request, Run, Schedule, Step, Workload, done, measure};
+use crate::loadgen::status::Status;
+use crate::loadgen::wire::Message;
 use api::Rpc;
 use cli::Failure;
-use loadgen::ask::Asker;
-use loadgen::calls::Target;
-use loadgen::drive::{Nobody, Observer, Plan, Request, Run, Schedule, Step, Workload, done, measure};
-use loadgen::status::Status;
-use loadgen::wire::Message;
 
 use crate::Error;
 use crate::loads::authenticate::Authenticate;

@@ -1,18 +1,18 @@
 use std::fmt;
 use std::io;
 
-use loadgen::status::Status;
+use crate::loadgen::status::Status;
 use rustls::pki_types::pem;
 
 /// Error that prevented a measurement.
 #[derive(Debug)]
 pub enum Error {
     /// The load failed.
-    Load(loadgen::Error),
+    Load(crate::loadgen::Error),
     /// A put failed during a watch load.
-    Put(loadgen::Error),
+    Put(crate::loadgen::Error),
     /// Like [`Error::Put`], for `watch-latency`, whose message in etcd's tool is different.
-    LatencyPut(loadgen::Error),
+    LatencyPut(crate::loadgen::Error),
     /// The server canceled a watch, with this reason.
     WatchCanceled(String),
     /// The server ended a watch stream.
@@ -44,7 +44,7 @@ pub enum Error {
         /// Name of the server.
         name: String,
         /// Error of the last request.
-        error: loadgen::Error,
+        error: crate::loadgen::Error,
         /// Last lines of the server's output.
         log: String,
     },
@@ -141,14 +141,14 @@ impl std::error::Error for Error {}
 
 impl std::error::Error for TlsError {}
 
-impl From<loadgen::Error> for Error {
-    fn from(error: loadgen::Error) -> Error {
+impl From<crate::loadgen::Error> for Error {
+    fn from(error: crate::loadgen::Error) -> Error {
         Error::Load(error)
     }
 }
 
-impl From<loadgen::EndpointError> for Error {
-    fn from(error: loadgen::EndpointError) -> Error {
+impl From<crate::loadgen::EndpointError> for Error {
+    fn from(error: crate::loadgen::EndpointError) -> Error {
         Error::Load(error.into())
     }
 }

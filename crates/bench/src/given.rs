@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use cli::{Failure, Flag, FlagRow, Io, Matches};
 
+use crate::loadgen::calls::Target;
+use crate::loadgen::drive::{Plan, Schedule};
+use crate::loadgen::socket::Endpoint;
 use crate::report::Style;
 use crate::tls;
-use loadgen::calls::Target;
-use loadgen::drive::{Plan, Schedule};
-use loadgen::socket::Endpoint;
 
 pub(crate) const AUTO_SYNC_INTERVAL: Flag<Duration> = Flag::duration(
     "auto-sync-interval",

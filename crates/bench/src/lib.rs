@@ -1,7 +1,7 @@
 //! Loads and measures servers with etcd's API: etcd's `benchmark`, command for command, and more.
 //!
 //! Contents: the workloads of etcd's tool and their reports, word for word ([`loads`], [`report`]), executed
-//! by `loadgen`; comparisons of servers in turn, with the resources that each one used; and reports as JSON,
+//! by [`loadgen`]; comparisons of servers in turn, with the resources that each one used; and reports as JSON,
 //! CSV and one HTML page.
 //!
 //! Outside its scope: how the servers work inside. It talks to them as any client does, and reads `/proc` and
@@ -25,6 +25,7 @@ mod error;
 mod given;
 mod go;
 mod html;
+pub mod loadgen;
 pub mod loads;
 mod machine;
 pub mod outcome;

@@ -1,8 +1,8 @@
 //! Results as they are shown and written: figures of runs, their medians, and the environment.
 
+use crate::loadgen::drive::{Generator, Run};
+use crate::loadgen::samples::Series;
 use crate::usage::Usage;
-use loadgen::drive::{Generator, Run};
-use loadgen::samples::Series;
 
 /// Reported percentiles.
 pub const PERCENTILES: [(f64, &str); 6] =

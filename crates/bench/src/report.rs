@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use stdx::calendar::Utc;
 
-use loadgen::samples::Series;
+use crate::loadgen::samples::Series;
 
 use crate::go;
 

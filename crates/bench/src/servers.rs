@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::loadgen::ask::Asker;
+use crate::loadgen::calls::Target;
+use crate::loadgen::responder::{self, Responder};
+use crate::loadgen::socket::Endpoint;
 use api::Rpc;
 use cli::Failure;
-use loadgen::ask::Asker;
-use loadgen::calls::Target;
-use loadgen::responder::{self, Responder};
-use loadgen::socket::Endpoint;
 
 use crate::usage::Meter;
 use crate::{Error, tls};

@@ -11,16 +11,16 @@ use crate::given::{
     AUTO_SYNC_INTERVAL, CSV, DURATION, ENDPOINTS, HTML, JSON, PID, REPEAT, REPORT_PERFDASH, SCHEDULE,
     THREADS, USER, WARMUP, credentials, open_target, plan, style,
 };
+use crate::loadgen::ask::Asker;
+use crate::loadgen::calls::Target;
+use crate::loadgen::drive::{Generator, Observer as _, Plan, Run, Schedule, Workload, measure};
+use crate::loadgen::samples::Series;
 use crate::loads::watch::Measured;
 use crate::outcome::{Document, Row};
 use crate::report;
 use crate::usage::Usage;
 use crate::watcher::Watcher;
 use crate::{Error, html, machine, render};
-use loadgen::ask::Asker;
-use loadgen::calls::Target;
-use loadgen::drive::{Generator, Observer as _, Plan, Run, Schedule, Workload, measure};
-use loadgen::samples::Series;
 
 /// Runs the tool in this process with `args`, the words after the program's name. Results go to standard
 /// output, everything else to standard error.
@@ -296,7 +296,7 @@ impl Session {
             series: vec![series],
             began: SystemTime::now(),
             elapsed,
-            generator: loadgen::drive::Generator::default(),
+            generator: crate::loadgen::drive::Generator::default(),
         };
         let mut document = Document {
             command: self.command.clone(),

@@ -6,7 +6,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::time::Duration;
 
-use loadgen::socket::Endpoint;
+use crate::loadgen::socket::Endpoint;
 
 /// Resource counters of a server at one time; unknown counters are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use cli::Matches;
 
 use crate::given::PID;
+use crate::loadgen::calls::Target;
+use crate::loadgen::drive::{Generator, Observer, Plan, thread_times};
+use crate::loadgen::histogram::Histogram;
 use crate::render::short;
 use crate::usage::{Meter, Usage};
-use loadgen::calls::Target;
-use loadgen::drive::{Generator, Observer, Plan, thread_times};
-use loadgen::histogram::Histogram;
 
 /// Measures the server's resource usage in each run, and draws progress on a terminal.
 pub struct Watcher {

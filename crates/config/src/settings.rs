@@ -8,8 +8,8 @@ use super::feature_gate::{self, Effect, FeatureGate, FeatureGates};
 use super::flag::{Flag, Kind, Setting, Status, env_name};
 use super::refusal::Refusal;
 use super::table::{FLAGS, OLD_SPELLINGS, OldSpelling, Successor, find_flag, find_old_spelling};
-use telemetry::logging::{Entry, Level};
 use cli::go::{ValueError, nanoseconds, quote};
+use telemetry::logging::{Entry, Level};
 
 /// Set by scripts on architectures that etcd does not support; not a flag, and ignored.
 const UNSUPPORTED_ARCH: &str = "ETCD_UNSUPPORTED_ARCH";

@@ -1,13 +1,13 @@
 //! The binary. Depending on its file name or its first argument, it runs a member or one of the tools.
 //!
-//! `member` runs a member: signals, exit codes, notification of systemd. `rebuild` replaces a damaged member
-//! by a new one; `discovery` finds the other members of a cluster that is being formed. `completion` and `man`
-//! describe all commands to shells and to `man`.
+//! `member` runs a member: signals, exit codes, notification of systemd; `mainstay rebuild` replaces a damaged
+//! member first, with `utl::rebuild`. `discovery` finds the other members of a cluster that is being formed.
+//! `completion` and `man` describe all commands to shells and to `man`.
 //!
 //! The binary does not know what members and tools do; it calls them. Invariant: an interrupted rebuild is
 //! continued by the same command, and no member starts while a rebuild is unfinished.
 //!
-//! Start reading with `main`, `member::run` and `rebuild::Rebuild`. Tests: `tests/it`, end to end with real
+//! Start reading with `main` and `member::run`. Tests: `tests/it`, end to end with real
 //! processes: kill -9, partitions, full disks, damage; those that measure time need the feature `full`.
 
 mod completion;

@@ -42,7 +42,6 @@ const ORDER: &[&str] = &[
     "server",
     "ctl",
     "utl",
-    "loadgen",
     "bench",
     "doctor",
     "proxy",

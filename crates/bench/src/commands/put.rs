@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use crate::loadgen::ask::Asker;
+use crate::loadgen::calls::Target;
+use crate::loadgen::wire::Fields;
 use api::Rpc;
 use cli::{Command, Failure, Flag};
-use loadgen::ask::Asker;
-use loadgen::calls::Target;
-use loadgen::wire::Fields;
 
 use super::Run;
 use crate::compactor::Compactor;
@@ -81,7 +81,7 @@ fn hash_kv(target: &Target, endpoints: &[String]) -> Result<String, Failure> {
     first.endpoints.truncate(1);
     let began = std::time::Instant::now();
     let mut asker = Asker::new(first).map_err(Failure::error)?;
-    let failed = |what: &str, error: loadgen::Error| {
+    let failed = |what: &str, error: crate::loadgen::Error| {
         Failure::error(format!("Failed to get the {what} of endpoint {host} ({error})"))
     };
     let answer = asker.ask(Rpc::MaintenanceHashKv, |_| ()).map_err(|error| failed("hashkv", error))?;

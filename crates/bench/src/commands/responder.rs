@@ -2,8 +2,8 @@
 
 use std::sync::atomic::AtomicBool;
 
+use crate::loadgen::responder::{self, Responder};
 use cli::{Command, Failure, Flag};
-use loadgen::responder::{self, Responder};
 
 use super::Run;
 use crate::given;

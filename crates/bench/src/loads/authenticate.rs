@@ -1,9 +1,9 @@
 //! The load of `authenticate`: repeated logins, like a client that does not reuse its token.
 
+use crate::loadgen::drive::{Request, Step, Workload, done};
+use crate::loadgen::status::Status;
+use crate::loadgen::wire::Message;
 use api::Rpc;
-use loadgen::drive::{Request, Step, Workload, done};
-use loadgen::status::Status;
-use loadgen::wire::Message;
 
 /// Workload that logs in with each operation.
 pub struct Authenticate {
@@ -35,7 +35,7 @@ impl Workload for Authenticate {
 
 #[cfg(test)]
 mod tests {
-    use loadgen::wire::Fields;
+    use crate::loadgen::wire::Fields;
 
     use super::*;
 

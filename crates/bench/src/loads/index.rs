@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use loadgen::samples::Series;
+use crate::loadgen::samples::Series;
 use mvcc::{KeyRange, Location, Store, Value};
 use numbers::{LeaseId, Revision};
 

@@ -1,9 +1,9 @@
 //! The load of `lease-keepalive`: each client keeps its own lease alive.
 
+use crate::loadgen::drive::{Request, Step, Workload, done};
+use crate::loadgen::status::Status;
+use crate::loadgen::wire::{Fields, Message};
 use api::Rpc;
-use loadgen::drive::{Request, Step, Workload, done};
-use loadgen::status::Status;
-use loadgen::wire::{Fields, Message};
 
 /// Workload with one lease per client, granted before the load. Each operation opens a keepalive stream and
 /// abandons it after the first response, as etcd's client does for a single keepalive.

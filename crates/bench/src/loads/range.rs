@@ -1,9 +1,9 @@
 //! The load of `range`: a single request, a stream, or a read page by page.
 
+use crate::loadgen::drive::{Request, Step, Workload, done, outcome};
+use crate::loadgen::status::Status;
+use crate::loadgen::wire::{Fields, Message};
 use api::Rpc;
-use loadgen::drive::{Request, Step, Workload, done, outcome};
-use loadgen::status::Status;
-use loadgen::wire::{Fields, Message};
 
 /// Number of keys on a page, the same that Kubernetes' watch cache requests.
 pub const PAGE: i64 = 10_000;

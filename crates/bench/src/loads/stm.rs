@@ -5,10 +5,10 @@ use std::fmt;
 use std::time::{Duration, Instant};
 use stdx::Random;
 
+use crate::loadgen::drive::{Request, Step, Workload, done, outcome};
+use crate::loadgen::status::Status;
+use crate::loadgen::wire::{Fields, Message, number_key};
 use api::Rpc;
-use loadgen::drive::{Request, Step, Workload, done, outcome};
-use loadgen::status::Status;
-use loadgen::wire::{Fields, Message, number_key};
 
 use super::random_from_clock;
 
@@ -95,7 +95,7 @@ pub struct Client {
     /// Revision that reads are pinned to; 0 for none.
     base: i64,
     verdict: Verdict,
-    error: Option<loadgen::Error>,
+    error: Option<crate::loadgen::Error>,
 }
 
 /// Result that a response carried.
@@ -494,8 +494,8 @@ impl fmt::Display for StmError {
 
 impl std::error::Error for StmError {}
 
-impl From<StmError> for loadgen::Error {
-    fn from(error: StmError) -> loadgen::Error {
-        loadgen::Error::Workload(Box::new(error))
+impl From<StmError> for crate::loadgen::Error {
+    fn from(error: StmError) -> crate::loadgen::Error {
+        crate::loadgen::Error::Workload(Box::new(error))
     }
 }

@@ -3,12 +3,12 @@
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::loadgen::calls::{Calls, Handler, Target};
+use crate::loadgen::drive::outcome;
+use crate::loadgen::samples::Series;
+use crate::loadgen::status::Status;
+use crate::loadgen::wire::{Fields, Message};
 use api::Rpc;
-use loadgen::calls::{Calls, Handler, Target};
-use loadgen::drive::outcome;
-use loadgen::samples::Series;
-use loadgen::status::Status;
-use loadgen::wire::{Fields, Message};
 
 use super::random_from_clock;
 use crate::Error;
@@ -33,7 +33,7 @@ struct Watching {
     /// Events that arrived together: stream, watch on the stream, number of events, arrival time.
     events: Vec<(usize, usize, usize, Instant)>,
     /// Results of finished unary calls.
-    answers: Vec<(u64, Result<(), loadgen::Error>)>,
+    answers: Vec<(u64, Result<(), crate::loadgen::Error>)>,
     bodies: Vec<(u64, i64)>,
     failed: Option<Error>,
 }
@@ -68,7 +68,7 @@ impl Watching {
     }
 
     fn turn(&mut self, calls: &mut Calls, deadline: Instant) -> Result<(), Error> {
-        calls.turn(TURN, self).map_err(loadgen::Error::Poll)?;
+        calls.turn(TURN, self).map_err(crate::loadgen::Error::Poll)?;
         if let Some(error) = self.failed.take() {
             return Err(error);
         }
@@ -164,7 +164,7 @@ impl Watch {
         connections: usize,
         between: impl FnOnce(),
     ) -> Result<[Measured; 2], Error> {
-        let mut calls = Calls::open(target, connections).map_err(loadgen::Error::Dial)?;
+        let mut calls = Calls::open(target, connections).map_err(crate::loadgen::Error::Dial)?;
         let mut watching = Watching::new(self.streams);
         let watchers = self.streams * self.per_stream;
         let mut series = Series::default();
@@ -213,7 +213,7 @@ impl Watch {
             while free > 0 && put < self.put_total {
                 let now = Instant::now();
                 if let Some(Err(later)) = pace.as_mut().map(|pace| pace.take(now)) {
-                    calls.wake_at(now, later).map_err(loadgen::Error::Poll)?;
+                    calls.wake_at(now, later).map_err(crate::loadgen::Error::Poll)?;
                     break;
                 }
                 message.clear();
@@ -257,8 +257,8 @@ pub struct WatchGet {
 impl WatchGet {
     /// Returns the measurement of the reads.
     pub fn run(&self, target: Target, connections: usize) -> Result<Measured, Error> {
-        let mut calls = Calls::open(target.clone(), connections).map_err(loadgen::Error::Dial)?;
-        let mut reader = Calls::open(target, 1).map_err(loadgen::Error::Dial)?;
+        let mut calls = Calls::open(target.clone(), connections).map_err(crate::loadgen::Error::Dial)?;
+        let mut reader = Calls::open(target, 1).map_err(crate::loadgen::Error::Dial)?;
         let mut watching = Watching::new(self.streams);
         let mut revision = 0;
         let mut message = Vec::new();
@@ -296,7 +296,7 @@ impl WatchGet {
                 Instant::now()
             });
             // Reads and watches are polled in turn, so each waits for the other by one turn at most.
-            reader.turn(Duration::from_millis(1), &mut reads).map_err(loadgen::Error::Poll)?;
+            reader.turn(Duration::from_millis(1), &mut reads).map_err(crate::loadgen::Error::Poll)?;
             reads.bodies.clear();
             if let Some((_, answer)) = reads.answers.pop() {
                 match answer {
@@ -305,7 +305,7 @@ impl WatchGet {
                 }
                 since = None;
             }
-            calls.turn(Duration::ZERO, &mut watching).map_err(loadgen::Error::Poll)?;
+            calls.turn(Duration::ZERO, &mut watching).map_err(crate::loadgen::Error::Poll)?;
             if let Some(error) = watching.failed.take() {
                 return Err(error);
             }
@@ -346,7 +346,7 @@ impl WatchLatency {
     pub fn run(&self, target: Target, connections: usize) -> Result<[Measured; 2], Error> {
         let mut random = random_from_clock(3);
         let (key, value) = (random.bytes(self.key_bytes), random.bytes(self.value_bytes));
-        let mut calls = Calls::open(target.clone(), connections).map_err(loadgen::Error::Dial)?;
+        let mut calls = Calls::open(target.clone(), connections).map_err(crate::loadgen::Error::Dial)?;
         let mut watching = Watching::new(self.streams);
         for stream in 0..self.streams {
             for _ in 0..self.per_stream {
@@ -379,7 +379,7 @@ impl WatchLatency {
                         since = Some(now);
                         calls.call(0, Rpc::KvPut, &message, UNARY, false);
                     }
-                    Err(later) => calls.wake_at(now, later).map_err(loadgen::Error::Poll)?,
+                    Err(later) => calls.wake_at(now, later).map_err(crate::loadgen::Error::Poll)?,
                 }
             }
             watching.turn(&mut calls, until)?;

@@ -2,10 +2,10 @@
 
 use stdx::Random;
 
+use crate::loadgen::drive::{Request, Step, Workload, done, outcome};
+use crate::loadgen::status::Status;
+use crate::loadgen::wire::{Message, number_key};
 use api::Rpc;
-use loadgen::drive::{Request, Step, Workload, done, outcome};
-use loadgen::status::Status;
-use loadgen::wire::{Message, number_key};
 
 use super::random_from_clock;
 
@@ -19,7 +19,7 @@ pub struct Keys {
 
 impl Keys {
     /// Creates the keys. Returns an error if the size cannot hold the numbers.
-    pub fn new(size: usize, space: u64) -> Result<Self, loadgen::Error> {
+    pub fn new(size: usize, space: u64) -> Result<Self, crate::loadgen::Error> {
         let mut key = vec![0; size];
         number_key(&mut key, i64::try_from(space.saturating_sub(1)).unwrap_or(i64::MAX))?;
         key.fill(0);

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use api::Rpc;
-use loadgen::Error;
-use loadgen::calls::Target;
-use loadgen::drive::{Nobody, Plan, Request, Run, Schedule, Step, Workload, done, measure};
-use loadgen::responder::Options;
-use loadgen::socket::Endpoint;
-use loadgen::status::Status;
-use loadgen::wire::Fields;
+use mainstay_bench::loadgen::Error;
+use mainstay_bench::loadgen::calls::Target;
+use mainstay_bench::loadgen::drive::{Nobody, Plan, Request, Run, Schedule, Step, Workload, done, measure};
+use mainstay_bench::loadgen::responder::Options;
+use mainstay_bench::loadgen::socket::Endpoint;
+use mainstay_bench::loadgen::status::Status;
+use mainstay_bench::loadgen::wire::Fields;
 use mainstay_bench::loads::lease::KeepAlive;
 use mainstay_bench::loads::range::{Range, Same};
 use mainstay_bench::loads::watch::Watch;

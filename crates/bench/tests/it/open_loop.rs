@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use loadgen::drive::{Nobody, Plan, Schedule, measure};
-use loadgen::responder::Options;
-use loadgen::samples::Series;
+use mainstay_bench::loadgen::drive::{Nobody, Plan, Schedule, measure};
+use mainstay_bench::loadgen::responder::Options;
+use mainstay_bench::loadgen::samples::Series;
 use mainstay_bench::loads::range::Range;
 
 use crate::served::Served;

@@ -4,8 +4,8 @@
 use std::path::PathBuf;
 
 use api::Rpc;
-use loadgen::ask::Asker;
-use loadgen::wire::Fields;
+use mainstay_bench::loadgen::ask::Asker;
+use mainstay_bench::loadgen::wire::Fields;
 use mainstay_bench::servers::{Contestant, Server, Source};
 use mainstay_bench::tls;
 

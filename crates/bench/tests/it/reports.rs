@@ -3,7 +3,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use loadgen::samples::Series;
+use mainstay_bench::loadgen::samples::Series;
 use mainstay_bench::report::{Style, perfdash, report, weighted};
 
 /// Returns 200 successful operations in three seconds, and some failed ones.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use loadgen::calls::Target;
-use loadgen::responder::{Options, Responder};
-use loadgen::socket::Endpoint;
+use mainstay_bench::loadgen::calls::Target;
+use mainstay_bench::loadgen::responder::{Options, Responder};
+use mainstay_bench::loadgen::socket::Endpoint;
 
 pub struct Served {
     pub address: String,

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use cli::Io;
-use loadgen::responder::Options;
+use mainstay_bench::loadgen::responder::Options;
 use serde_json::Value;
 
 use testkit::TempDir;

@@ -7,7 +7,7 @@ use stdx::calendar::Utc;
 use stdx::go::write_nanoseconds;
 use stdx::log_text::{is_unprintable, write_text};
 
-use super::{Format, Level};
+use super::settings::{Format, Level};
 
 /// Value of a field. It is borrowed, so that a field costs nothing if its line is not written.
 #[derive(Clone, Copy)]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::Level;
+use super::settings::Level;
 
 /// A log entry that is kept until the log is open.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Level;
+use super::settings::Level;
 
 /// Number of lines of one message that are written in a second.
 #[derive(Clone, Copy)]

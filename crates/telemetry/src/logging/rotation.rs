@@ -12,7 +12,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use super::LogRotation;
+use super::settings::LogRotation;
 use clock::Clock;
 use flate2::Compression;
 use flate2::write::GzEncoder;

@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use api::Rpc;
 
-use crate::Error;
-use crate::calls::{Calls, Handler, Target};
-use crate::drive::outcome;
-use crate::status::Status;
-use crate::wire::{Fields, Message};
+use crate::loadgen::Error;
+use crate::loadgen::calls::{Calls, Handler, Target};
+use crate::loadgen::drive::outcome;
+use crate::loadgen::status::Status;
+use crate::loadgen::wire::{Fields, Message};
 
 /// Client that makes one call at a time over one connection.
 pub struct Asker {

@@ -13,9 +13,9 @@ use api::Rpc;
 use bytes::Bytes;
 use http2::{Event, Key, Payload, Reason, Role, SendError, Template};
 
-use crate::poller::Poller;
-use crate::socket::Socket;
-use crate::wire::{Fields, Message};
+use crate::loadgen::poller::Poller;
+use crate::loadgen::socket::Socket;
+use crate::loadgen::wire::{Fields, Message};
 
 /// Responses, windows and misbehavior of the responder.
 #[derive(Clone)]

@@ -9,7 +9,7 @@ use std::time::Instant;
 use api::Rpc;
 use http2::{ConnectionError, Fields, InvalidField, Key, OpenError, Output, Reason, Role, Template};
 
-use crate::status::Status;
+use crate::loadgen::status::Status;
 
 /// Event of a connection.
 #[derive(Debug)]

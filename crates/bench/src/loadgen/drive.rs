@@ -8,11 +8,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use api::Rpc;
 
-use crate::Error;
-use crate::calls::{Calls, Handler, Target};
-use crate::histogram::Histogram;
-use crate::samples::Series;
-use crate::status::Status;
+use crate::loadgen::Error;
+use crate::loadgen::calls::{Calls, Handler, Target};
+use crate::loadgen::histogram::Histogram;
+use crate::loadgen::samples::Series;
+use crate::loadgen::status::Status;
 
 /// Next request of an operation.
 pub struct Request {

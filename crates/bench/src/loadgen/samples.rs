@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::histogram::Histogram;
+use crate::loadgen::histogram::Histogram;
 
 /// Largest number of latencies that are kept exactly; further ones are only counted in a histogram.
 const EXACT_MAX: usize = 16 << 20;

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use api::Rpc;
 use http2::InvalidField;
 
-use crate::connection::{Connection, Event, Options, Violation};
-use crate::poller::{Poller, Ready};
-use crate::socket::{Endpoint, Socket};
-use crate::status::Status;
+use crate::loadgen::connection::{Connection, Event, Options, Violation};
+use crate::loadgen::poller::{Poller, Ready};
+use crate::loadgen::socket::{Endpoint, Socket};
+use crate::loadgen::status::Status;
 
 /// Receiver of events. Its methods may start further calls.
 pub trait Handler {

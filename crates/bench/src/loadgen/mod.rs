@@ -6,17 +6,15 @@
 //! hand-written protobuf for the few messages of a load ([`wire`]); and a server that answers every request
 //! at once without doing any work ([`responder`]), as the baseline.
 //!
-//! Outside its scope: the workloads, reports and commands of `bench`; how the servers work.
+//! Outside its scope: the workloads, reports and commands of the rest of the crate; how the servers work.
 //!
 //! Invariants:
 //! * An open schedule keeps its rate whatever the server does, and latency counts from when an operation was
-//!   due (`bench`'s test `open_loop`).
-//! * Whatever a server sends, the client continues or closes the connection, and every call ends (`bench`'s
-//!   test `engine`).
+//!   due (test `open_loop`).
+//! * Whatever a server sends, the client continues or closes the connection, and every call ends (test
+//!   `engine`).
 //!
-//! Start reading with [`connection`] and [`drive`]. Tests: beside the code, and `tests/it` of `bench`.
-
-#![forbid(unsafe_code)]
+//! Start reading with [`connection`] and [`drive`]. Tests: beside the code, and `tests/it`.
 
 pub mod ask;
 pub mod calls;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use http2::Output;
 use socket2::SockRef;
 
-use crate::EndpointError;
+use crate::loadgen::EndpointError;
 
 /// Largest number of output pieces per write.
 const PIECES_MAX: usize = 64;

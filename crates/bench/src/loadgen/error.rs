@@ -1,7 +1,7 @@
 use std::fmt;
 use std::io;
 
-use crate::status::Status;
+use crate::loadgen::status::Status;
 
 /// Error of a load or of one of its operations.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use api::wire::{put_varint, wide_tag};
 
-use crate::Error;
+use crate::loadgen::Error;
 
 /// Encoder that appends fields to a buffer.
 pub struct Message<'a>(pub &'a mut Vec<u8>);
