@@ -10,15 +10,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustls::ServerConnection;
+use rustls::Connection;
 use stdx::{First, before, race};
-use tls::Records;
 use tokio::sync::mpsc::UnboundedSender;
+use transport::{Detached, Records, Stream};
 
 use crate::handshakes::{Arriving, Quota};
 use crate::shard::Closing;
 use crate::standing::Admission;
-use crate::stream::{Detached, Stream};
 use crate::{Listener, ListenerSocket, Origin, Serves};
 use accounting::{Budget, ShardCounters};
 
@@ -40,7 +39,7 @@ pub(crate) struct Handed {
 
 /// Result of a TLS handshake.
 pub(crate) struct Met {
-    pub(crate) tls: ServerConnection,
+    pub(crate) tls: Connection,
     pub(crate) records: Records,
     pub(crate) admission: Admission,
 }

@@ -61,10 +61,8 @@ mod service;
 mod shard;
 mod socket;
 mod standing;
-mod stream;
 mod turn;
 mod turnstile;
-mod wire;
 
 pub use exchange::{ChunkSource, Exchange, LocalStream, RequestBody, ResponseBody};
 pub use front::{Front, MakeService, start};

@@ -12,18 +12,23 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 use stdx::{First, Turns, before, race};
 
-use rustls::{ClientConnection, ServerConnection};
+use rustls::{ClientConnection, Connection, ServerConnection};
 use tls::{
     AddressCheck, ClientTls, HANDSHAKE_TIMEOUT, LookUp, PeerNames, Question, Refusal, Resolver, ServerTls,
     Session,
 };
 use tokio::sync::{Semaphore, mpsc, oneshot};
+use transport::{
+    Detached, Ending, Handshake, HandshakeError, RECORD_COST, Received, Records, Stream, ThreadBuffers,
+    TlsStream, Wire,
+};
 
+use crate::fair_stream::FairStream;
 use crate::origin::Origin;
-use crate::secured::{HandshakeError, Secured};
-use crate::stream::Stream;
 use crate::turn::end_turn;
-use crate::wire::Wire;
+
+/// Maximum number of bytes that are encrypted at once.
+const WRITE_BYTES: usize = 128 * 1024;
 
 /// Maximum number of threads that wait for name look-ups.
 pub(crate) const LOOK_UPS_MAX: usize = 8;
@@ -56,6 +61,9 @@ impl Failure {
 impl From<HandshakeError> for Failure {
     fn from(error: HandshakeError) -> Failure {
         match error {
+            HandshakeError::EndOfFile | HandshakeError::Closed => {
+                Failure::Io(io::ErrorKind::UnexpectedEof.into())
+            }
             HandshakeError::Io(error) => Failure::Io(error),
             HandshakeError::Tls(error) => Failure::Handshake(error),
         }
@@ -94,9 +102,28 @@ impl From<Failure> for io::Error {
 
 /// Connection after its handshake, whose other end was admitted.
 pub(crate) struct Met {
-    pub(crate) stream: TcpStream,
-    pub(crate) secured: Secured,
+    stream: Detached,
+    tls: Connection,
+    records: Records,
     pub(crate) session: Session,
+}
+
+impl Met {
+    fn new(handshake: Handshake<FairStream>, session: Session) -> io::Result<Met> {
+        let Handshake { stream, tls, records, .. } = handshake;
+        Ok(Met { stream: stream.detach()?, tls, records, session })
+    }
+
+    /// Registers the connection in this thread's event loop. Returns it with the session.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the operating system, for a broken socket.
+    pub(crate) fn attach(self, write_timeout: Duration) -> io::Result<(Wire<FairStream>, Session)> {
+        let stream = FairStream::new(self.stream.attach()?, write_timeout)?;
+        let stream = TlsStream::new(stream, self.tls, self.records, ThreadBuffers, Ending::Announced);
+        Ok((Wire::Tls(Box::new(stream)), self.session))
+    }
 }
 
 /// Connection that was rejected, for the log.
@@ -242,30 +269,36 @@ async fn accept(
     look_ups: &Arc<Semaphore>,
     shown: &mut Shown,
 ) -> Result<Met, Failure> {
-    let mut wire = Wire::new(Stream::Tcp(tokio::net::TcpStream::from_std(stream)?), write_timeout)?;
-    let mut secured = Secured::server(ServerConnection::new(tls.config()).map_err(Failure::Handshake)?);
-    let shaken = secured.handshake(&mut wire).await;
-    shown.0 = secured.server_name().unwrap_or_default().to_owned();
-    shaken?;
-    match let_in(&secured, from.ip(), tls, resolver, look_ups).await {
-        Ok(session) => Ok(Met { stream: wire.into_std()?, secured, session }),
+    let stream = FairStream::new(Stream::Tcp(tokio::net::TcpStream::from_std(stream)?), write_timeout)?;
+    let connection = ServerConnection::new(tls.config()).map_err(Failure::Handshake)?;
+    let mut handshake = Handshake::new(stream, connection, WRITE_BYTES);
+    let done = handshake.run(count_records).await;
+    shown.0 = handshake.server_name().unwrap_or_default().to_owned();
+    done?;
+    match let_in(&handshake.tls, from.ip(), tls, resolver, look_ups).await {
+        Ok(session) => Ok(Met::new(handshake, session)?),
         Err(refusal) => {
-            shown.1 = PeerNames::of(secured.peer_certificates());
-            secured.close(&mut wire).await;
+            shown.1 = PeerNames::of(handshake.tls.peer_certificates());
+            handshake.close().await;
             Err(Failure::Refused(refusal))
         }
     }
 }
 
+/// Counts records as bytes read, because many small ones are expensive.
+fn count_records(stream: &mut FairStream, received: Received<'_>) {
+    stream.count_as_read(RECORD_COST * received.records);
+}
+
 async fn let_in(
-    secured: &Secured,
+    connection: &Connection,
     from: IpAddr,
     tls: &ServerTls,
     resolver: &SharedResolver,
     look_ups: &Arc<Semaphore>,
 ) -> Result<Session, Refusal> {
-    let session = tls.admit(secured.peer_certificates())?;
-    match tls.check_address(secured.peer_certificates(), from) {
+    let session = tls.admit(connection.peer_certificates())?;
+    match tls.check_address(connection.peer_certificates(), from) {
         AddressCheck::Passed => Ok(session),
         AddressCheck::Refused(refusal) => Err(refusal),
         AddressCheck::Ask(look_up) => resolve(look_up, resolver, look_ups).await.map(|()| session),
@@ -316,18 +349,17 @@ pub(crate) async fn connect(
 ) -> Result<Met, Failure> {
     let attempt = async {
         let name = tls.server_name(host).map_err(Failure::Refused)?;
-        let mut wire = Wire::new(Stream::Tcp(tokio::net::TcpStream::from_std(stream)?), write_timeout)?;
+        let stream = FairStream::new(Stream::Tcp(tokio::net::TcpStream::from_std(stream)?), write_timeout)?;
         let connection = ClientConnection::new(tls.config(), name).map_err(Failure::Handshake)?;
-        let mut secured = Secured::client(connection);
-        secured.handshake(&mut wire).await?;
-        let session = match tls.admit(secured.peer_certificates()) {
-            Ok(session) => session,
+        let mut handshake = Handshake::new(stream, connection, WRITE_BYTES);
+        handshake.run(count_records).await?;
+        match tls.admit(handshake.tls.peer_certificates()) {
+            Ok(session) => Ok(Met::new(handshake, session)?),
             Err(refusal) => {
-                secured.close(&mut wire).await;
-                return Err(Failure::Refused(refusal));
+                handshake.close().await;
+                Err(Failure::Refused(refusal))
             }
-        };
-        Ok(Met { stream: wire.into_std()?, secured, session })
+        }
     };
     in_time(attempt).await
 }

@@ -22,15 +22,18 @@ use http_body_util::{BodyExt, Limited};
 use tls::{PeerNames, ServerTls, SystemResolver};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
+use transport::Clock;
 
+use crate::acceptor::{Accepted, Acceptor};
 use crate::body::Body;
 use crate::client::{self, Client};
 use crate::dialer::Dialer;
 use crate::endpoint::Endpoint;
 use crate::error::{ExchangeError, PostError, RequestError};
+use crate::fair_stream::FairStream;
 use crate::frame_buffer::FrameBuffer;
 use crate::handler::{Handler, SnapshotForm};
-use crate::handshakes::{Failure, Handshakes, LOOK_UPS_MAX, Met, Rejected, SharedResolver};
+use crate::handshakes::{Failure, Handshakes, LOOK_UPS_MAX, Rejected, SharedResolver};
 use crate::identity::{self, Identity, MAINSTAY_SNAPSHOT};
 use crate::inbox::{Arrivals, Command, Inbox};
 use crate::options::{
@@ -43,10 +46,8 @@ use crate::piece::Piece;
 use crate::places::{Guest, Places, SnapshotPlaces};
 use crate::routes;
 use crate::sessions::{Finding, Side};
-use crate::socket::{Clock, Socket};
-use crate::stream::{Accepted, Acceptor, Stream};
+use crate::socket::Socket;
 use crate::turn::end_turn;
-use crate::wire::Wire;
 
 /// Maximum number of batches taken from the inbox before the network has its turn.
 const BATCHES_PER_TURN: usize = 8;
@@ -468,7 +469,7 @@ async fn accept(hub: Rc<Hub>, listener: Acceptor) {
 
 async fn serve(hub: &Rc<Hub>, guest: &Rc<Guest>, accepted: Accepted) {
     let socket = match accepted {
-        Accepted::Plain(stream, _) => Wire::new(stream, hub.write_timeout).map(Socket::plain),
+        Accepted::Plain(stream, _) => FairStream::new(stream, hub.write_timeout).map(Socket::plain),
         Accepted::Secured(stream, from, tls) => shake_hands(hub, guest, stream, from, tls).await,
     };
     // A connection that already broke is dropped without a log line.
@@ -491,19 +492,19 @@ async fn shake_hands(
     };
     let (resolver, look_ups) = (Arc::clone(&hub.resolver), Arc::clone(&hub.look_ups));
     let met = handshakes.accept(stream, from, tls.clone(), hub.write_timeout, resolver, look_ups).await;
-    let Met { stream, secured, session } = met.map_err(|rejected| {
+    let met = met.map_err(|rejected| {
         hub.rejected(from, &rejected);
         rejected.failure
     })?;
-    guest.is_verified.set(session.not_after().is_some());
-    let wire = Wire::new(Stream::Tcp(TcpStream::from_std(stream)?), hub.write_timeout)?;
+    guest.is_verified.set(met.session.not_after().is_some());
+    let (wire, session) = met.attach(hub.write_timeout)?;
     let side = Side::Accepted(tls, Rc::clone(guest));
     let watched = hub.client.dialer.sessions.watch(side, session, from.to_string()).map_err(|refusal| {
         let failure = Failure::Refused(refusal);
         hub.rejected(from, &Rejected { failure, server_name: String::new(), names: None });
         io::ErrorKind::PermissionDenied
     })?;
-    Ok(Socket::secured(wire, secured, watched))
+    Ok(Socket::secured(wire, watched))
 }
 
 /// Answers the requests of one connection until it ends.

@@ -1,49 +1,11 @@
-//! Byte streams over TCP and Unix sockets ([`Stream`]), and their listeners ([`Acceptor`]).
-
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 
 use tls::ServerTls;
-use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use transport::Stream;
 
 use crate::options::{Listener, ListenerSocket};
-
-/// Connected socket.
-#[derive(Debug)]
-pub(crate) enum Stream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
-impl Stream {
-    pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self {
-            Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, into),
-            Stream::Unix(stream) => Pin::new(stream).poll_read(cx, into),
-        }
-    }
-
-    pub(crate) fn poll_write(
-        &mut self,
-        cx: &mut Context<'_>,
-        parts: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match self {
-            Stream::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
-            Stream::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
-        }
-    }
-
-    pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self {
-            Stream::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
-            Stream::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
-    }
-}
 
 /// Listener that is registered in the event loop of the peer thread.
 #[derive(Debug)]

@@ -1,0 +1,40 @@
+//! Byte streams under connections, with TLS or without: what servers and clients of every protocol share.
+//!
+//! * [`Stream`] is a TCP connection or a Unix socket in an event loop, [`Detached`] one between two event loops.
+//! * [`Handshake`] performs a TLS handshake by polling; [`connect`] and [`accept`] run one to its end.
+//! * [`TlsStream`] is TLS over any byte stream after the handshake, for either end. [`Wire`] is that, or the
+//!   stream without TLS. It has the I/O traits of tokio and of hyper.
+//! * [`Records`], [`BarrenRecords`] and [`WriteAllowance`] are limits on TLS that rustls does not have.
+//!
+//! Invariants:
+//!
+//! * An idle connection holds no buffer of this crate ([`Buffers`]); see [`TLS_BYTES`] for rustls's own.
+//! * A write is reported when the kernel has taken its bytes, so a writer knows all bytes that are held for it.
+//! * Input costs bounded work per read, and never panics: records without data end a connection
+//!   ([`BarrenRecords`]).
+//!
+//! Out of scope: which certificates are good (`tls`), protocols above the stream, addresses and names.
+//!
+//! One byte stream is not of this crate: `loadgen`'s `Socket`. It is driven by `epoll` without a runtime, and reads
+//! straight into rustls; a buffer between them would add a copy to the cost that it measures.
+//!
+//! Tests: beside the code, and in the crates that use it.
+
+#![forbid(unsafe_code)]
+
+mod buffers;
+mod handshake;
+mod hyper_io;
+mod records;
+mod scratch;
+mod stream;
+mod tls_stream;
+mod wire;
+
+pub use buffers::{BUFFER_BYTES, BufferPool, Buffers, Filled, ThreadBuffers};
+pub use handshake::{Handshake, HandshakeError, READ_BYTES, Received, accept, connect};
+pub use hyper_io::Clock;
+pub use records::{BarrenRecords, RECORD_COST, Records, WriteAllowance};
+pub use stream::{Detached, Stream};
+pub use tls_stream::{Ending, TLS_BYTES, TlsStream};
+pub use wire::{ByteStream, Wire};
