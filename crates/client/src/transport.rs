@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustls::ClientConnection;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Instant, sleep, timeout};
-use transport::{Ending, Stream, Wire, connect};
+use transport::{Ending, Stream, ThreadBuffers, Wire, connect};
 
 use crate::endpoint::{Address, Endpoint, Security, split_host_port};
 use crate::session::Session;
@@ -77,6 +77,9 @@ impl Keepalive {
         Some(Keepalive { time, timeout, without_calls: false })
     }
 }
+
+/// Maximum number of bytes per read of TLS.
+const READ_BYTES: usize = 64 * 1024;
 
 /// ALPN protocol name of HTTP/2.
 pub(crate) const HTTP2: &[u8] = b"h2";
@@ -153,7 +156,7 @@ impl Transport {
         }
         let secured = async {
             let connection = ClientConnection::new(config, name).map_err(io::Error::other)?;
-            connect(stream, connection, Ending::Announced).await
+            connect(stream, connection, ThreadBuffers(READ_BYTES), Ending::Announced).await
         };
         let stream = secured.await.map_err(|error| {
             io::Error::new(error.kind(), format!("authentication handshake failed: {error}"))

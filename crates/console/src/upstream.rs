@@ -13,17 +13,18 @@ use http::header::HOST;
 use http::{HeaderValue, Method, Request, Response};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
+use rustls::ClientConnection;
 use tls::{ClientTls, Reloader};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::{AbortHandle, spawn_local};
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
+use transport::{Ending, Stream, Wire};
 
 use crate::body::PassedOn;
 use crate::forward::RequestBody;
 use crate::limits::Limits;
 use crate::names::Names;
-use crate::socket::{SharedSocket, Socket, Stream, Wire, prepare};
+use crate::socket::{SharedSocket, Socket, TLS_BUFFERS, prepare};
 
 /// Largest number of idle connections kept for one member: as many as a browser opens at a time.
 const IDLE_LINKS_MAX: usize = 6;
@@ -212,7 +213,7 @@ impl Dialer {
         Ok(Link { sender, _driver: Driver(driver.abort_handle()) })
     }
 
-    async fn dial(&self, target: &Target) -> io::Result<Box<dyn Wire>> {
+    async fn dial(&self, target: &Target) -> io::Result<Wire<Stream>> {
         let place = &target.place;
         let stream = if place.scheme().is_unix() {
             Stream::Unix(UnixStream::connect(place.host()).await?)
@@ -222,13 +223,16 @@ impl Dialer {
             Stream::Tcp(stream)
         };
         if !place.scheme().is_secure() {
-            return Ok(stream.boxed());
+            return Ok(Wire::Plain(stream));
         }
         self.files.look();
         let name = self.tls.server_name(server_name(place)).map_err(io::Error::other)?;
         let config = if target.is_own { self.tls.config_for_own_listener() } else { self.tls.config() };
-        let stream = TlsConnector::from(config).connect(name, stream.boxed()).await?;
-        Ok(Box::new(stream))
+        let connection = ClientConnection::new(config, name).map_err(io::Error::other)?;
+        // Some servers end a TLS connection without close_notify. HTTP itself shows whether the response is
+        // complete.
+        let stream = transport::connect(stream, connection, TLS_BUFFERS, Ending::Any).await?;
+        Ok(Wire::Tls(Box::new(stream)))
     }
 }
 

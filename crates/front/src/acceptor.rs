@@ -18,7 +18,7 @@ use transport::{Detached, Records, Stream};
 use crate::handshakes::{Arriving, Quota};
 use crate::shard::Closing;
 use crate::standing::Admission;
-use crate::{Listener, ListenerSocket, Origin, Serves};
+use crate::{Listener, Origin, Serves};
 use accounting::{Budget, ShardCounters};
 
 /// Pause after `accept` fails with an error such as too many open files.
@@ -189,49 +189,31 @@ pub(crate) fn spawn(mut acceptor: Acceptor) -> io::Result<JoinHandle<()>> {
 
 /// Listener that is registered in the acceptor's event loop.
 struct Accepting {
-    socket: Socket,
+    socket: transport::Listener,
+    /// Number of the next connection through a Unix socket.
+    next: Cell<u16>,
     secured: Option<Arc<Secured>>,
     also_plain: bool,
     serves: Serves,
 }
 
-enum Socket {
-    Tcp(tokio::net::TcpListener),
-    /// Unix socket, with the number that its next connection gets.
-    Unix(tokio::net::UnixListener, Cell<u16>),
-}
-
 impl Accepting {
     fn begin(listener: Listener) -> io::Result<Accepting> {
-        let socket = match listener.socket {
-            ListenerSocket::Tcp(listener) => {
-                listener.set_nonblocking(true)?;
-                Socket::Tcp(tokio::net::TcpListener::from_std(listener)?)
-            }
-            ListenerSocket::Unix(listener) => {
-                listener.set_nonblocking(true)?;
-                Socket::Unix(tokio::net::UnixListener::from_std(listener)?, Cell::new(1))
-            }
-        };
+        let socket = transport::Listener::new(listener.socket)?;
         let Listener { also_plain, checks_address, serves, .. } = listener;
         let secured = listener.tls.map(|tls| Arc::new(Secured { tls, checks_address, serves }));
-        Ok(Accepting { socket, secured, also_plain, serves })
+        Ok(Accepting { socket, next: Cell::new(1), secured, also_plain, serves })
     }
 
     /// Returns the next connection and the address of its client.
     async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
-        match &self.socket {
-            Socket::Tcp(listener) => {
-                let (stream, peer) = listener.accept().await?;
-                Ok((Stream::Tcp(stream), peer))
-            }
-            Socket::Unix(listener, next) => {
-                let (stream, _) = listener.accept().await?;
-                let number = next.get();
-                next.set(number.wrapping_add(1));
-                Ok((Stream::Unix(stream), Origin::without_address(number)))
-            }
-        }
+        let (stream, peer) = self.socket.accept().await?;
+        let peer = peer.unwrap_or_else(|| {
+            let number = self.next.get();
+            self.next.set(number.wrapping_add(1));
+            Origin::without_address(number)
+        });
+        Ok((stream, peer))
     }
 }
 

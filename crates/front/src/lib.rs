@@ -68,7 +68,7 @@ pub use exchange::{ChunkSource, Exchange, LocalStream, RequestBody, ResponseBody
 pub use front::{Front, MakeService, start};
 pub use head::Head;
 pub use inbound::{Inbound, NextMessage};
-pub use listener::{Listener, ListenerSocket, Origin, Rejected, Serves, shown_peer};
+pub use listener::{Listener, Origin, Rejected, Serves, shown_peer};
 pub use messages::Messages;
 pub use metadata::Metadata;
 pub use options::Options;
@@ -77,3 +77,4 @@ pub use reply::trailers;
 pub use service::{Answer, Kind, LocalBoxFuture, Method, PieceSource, Service, Unary};
 pub use shard::{Close, Closing, Shard, ShardId};
 pub use stdx::{First, race};
+pub use transport::ListenerSocket;

@@ -62,7 +62,7 @@ impl Dialer {
             return Ok(Socket::plain(FairStream::new(Stream::Tcp(stream), write_timeout)?));
         }
         let tls = self.tls.as_ref().ok_or_else(|| io::Error::other("no TLS settings"))?;
-        let stream = stream.into_std()?;
+        let stream = Stream::Tcp(stream).detach()?;
         let met = match &self.handshakes {
             Some(thread) => thread.connect(stream, host.clone(), tls.clone(), write_timeout).await,
             None => handshakes::connect(stream, host, tls, write_timeout).await,

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -19,14 +19,16 @@ use tls::{
 };
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use transport::{
-    Detached, Ending, Handshake, HandshakeError, RECORD_COST, Received, Records, Stream, ThreadBuffers,
-    TlsStream, Wire,
+    Detached, Ending, Handshake, HandshakeError, RECORD_COST, Received, Records, ThreadBuffers, TlsStream,
+    Wire,
 };
 
 use crate::fair_stream::FairStream;
 use crate::origin::Origin;
 use crate::turn::end_turn;
 
+/// Maximum number of bytes per read.
+const READ_BYTES: usize = 128 * 1024;
 /// Maximum number of bytes that are encrypted at once.
 const WRITE_BYTES: usize = 128 * 1024;
 
@@ -121,7 +123,8 @@ impl Met {
     /// Returns the error of the operating system, for a broken socket.
     pub(crate) fn attach(self, write_timeout: Duration) -> io::Result<(Wire<FairStream>, Session)> {
         let stream = FairStream::new(self.stream.attach()?, write_timeout)?;
-        let stream = TlsStream::new(stream, self.tls, self.records, ThreadBuffers, Ending::Announced);
+        let stream =
+            TlsStream::new(stream, self.tls, self.records, ThreadBuffers(READ_BYTES), Ending::Announced);
         Ok((Wire::Tls(Box::new(stream)), self.session))
     }
 }
@@ -197,7 +200,7 @@ impl Handshakes {
     /// Performs the handshake with a client at `from`, and checks its identity.
     pub(crate) async fn accept(
         &self,
-        stream: TcpStream,
+        stream: Detached,
         from: SocketAddr,
         tls: ServerTls,
         write_timeout: Duration,
@@ -224,7 +227,7 @@ impl Handshakes {
     /// Performs the handshake with a member at `host`, and checks its identity.
     pub(crate) async fn connect(
         &self,
-        stream: TcpStream,
+        stream: Detached,
         host: String,
         tls: ClientTls,
         write_timeout: Duration,
@@ -261,7 +264,7 @@ async fn run(mut jobs: mpsc::UnboundedReceiver<Job>) {
 type Shown = (String, Option<PeerNames>);
 
 async fn accept(
-    stream: TcpStream,
+    stream: Detached,
     from: SocketAddr,
     tls: &ServerTls,
     write_timeout: Duration,
@@ -269,7 +272,7 @@ async fn accept(
     look_ups: &Arc<Semaphore>,
     shown: &mut Shown,
 ) -> Result<Met, Failure> {
-    let stream = FairStream::new(Stream::Tcp(tokio::net::TcpStream::from_std(stream)?), write_timeout)?;
+    let stream = FairStream::new(stream.attach()?, write_timeout)?;
     let connection = ServerConnection::new(tls.config()).map_err(Failure::Handshake)?;
     let mut handshake = Handshake::new(stream, connection, WRITE_BYTES);
     let done = handshake.run(count_records).await;
@@ -342,14 +345,14 @@ async fn ask(
 
 /// Performs the handshake with a server, on the current thread.
 pub(crate) async fn connect(
-    stream: TcpStream,
+    stream: Detached,
     host: &str,
     tls: &ClientTls,
     write_timeout: Duration,
 ) -> Result<Met, Failure> {
     let attempt = async {
         let name = tls.server_name(host).map_err(Failure::Refused)?;
-        let stream = FairStream::new(Stream::Tcp(tokio::net::TcpStream::from_std(stream)?), write_timeout)?;
+        let stream = FairStream::new(stream.attach()?, write_timeout)?;
         let connection = ClientConnection::new(tls.config(), name).map_err(Failure::Handshake)?;
         let mut handshake = Handshake::new(stream, connection, WRITE_BYTES);
         handshake.run(count_records).await?;

@@ -20,11 +20,10 @@ use http::header::AUTHORIZATION;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use tls::{PeerNames, ServerTls, SystemResolver};
-use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
-use transport::Clock;
+use transport::{Clock, Stream};
 
-use crate::acceptor::{Accepted, Acceptor};
+use crate::acceptor::Acceptor;
 use crate::body::Body;
 use crate::client::{self, Client};
 use crate::dialer::Dialer;
@@ -442,14 +441,14 @@ async fn run(hub: Rc<Hub>, listeners: Vec<Acceptor>) {
 async fn accept(hub: Rc<Hub>, listener: Acceptor) {
     loop {
         match listener.accept().await {
-            Ok(accepted) => match hub.places.take(accepted.from().map(|from| from.ip().to_canonical())) {
+            Ok((stream, from)) => match hub.places.take(from.map(|from| from.ip().to_canonical())) {
                 Some((guest, made_way)) => {
                     if made_way {
                         hub.crowded("closed a connection of a stranger: too many are open");
                     }
-                    let hub = Rc::clone(&hub);
+                    let (hub, tls) = (Rc::clone(&hub), listener.tls.clone());
                     tokio::task::spawn_local(async move {
-                        race(serve(&hub, &guest, accepted), guest.cut.notified()).await;
+                        race(serve(&hub, &guest, stream, from, tls), guest.cut.notified()).await;
                         hub.places.leave(&guest);
                     });
                 }
@@ -467,10 +466,17 @@ async fn accept(hub: Rc<Hub>, listener: Acceptor) {
     }
 }
 
-async fn serve(hub: &Rc<Hub>, guest: &Rc<Guest>, accepted: Accepted) {
-    let socket = match accepted {
-        Accepted::Plain(stream, _) => FairStream::new(stream, hub.write_timeout).map(Socket::plain),
-        Accepted::Secured(stream, from, tls) => shake_hands(hub, guest, stream, from, tls).await,
+async fn serve(
+    hub: &Rc<Hub>,
+    guest: &Rc<Guest>,
+    stream: Stream,
+    from: Option<SocketAddr>,
+    tls: Option<ServerTls>,
+) {
+    let socket = match (tls, from) {
+        (Some(tls), Some(from)) => shake_hands(hub, guest, stream, from, tls).await,
+        // A listener on a Unix socket has no TLS.
+        _ => FairStream::new(stream, hub.write_timeout).map(Socket::plain),
     };
     // A connection that already broke is dropped without a log line.
     if let Ok(socket) = socket {
@@ -482,11 +488,11 @@ async fn serve(hub: &Rc<Hub>, guest: &Rc<Guest>, accepted: Accepted) {
 async fn shake_hands(
     hub: &Rc<Hub>,
     guest: &Rc<Guest>,
-    stream: TcpStream,
+    stream: Stream,
     from: SocketAddr,
     tls: ServerTls,
 ) -> io::Result<Socket> {
-    let stream = stream.into_std()?;
+    let stream = stream.detach()?;
     let Some(handshakes) = &hub.client.dialer.handshakes else {
         return Err(io::ErrorKind::Unsupported.into());
     };

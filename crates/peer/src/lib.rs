@@ -74,5 +74,6 @@ pub use error::{BoxError, ExchangeError, RequestError, UrlError, UrlFault};
 pub use fetch::fetch;
 pub use figures::{Figures, Histogram, PeerFigures, SnapshotFigures};
 pub use handler::{Handler, OpenedSnapshot, Pieces, SnapshotForm, SnapshotSource};
-pub use options::{Field, Level, Listener, ListenerSocket, Log, Options};
+pub use options::{Field, Level, Listener, Log, Options};
 pub use peers::{Peers, Target};
+pub use transport::ListenerSocket;

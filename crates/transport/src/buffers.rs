@@ -10,9 +10,6 @@ pub const BUFFER_BYTES: usize = 64 * 1024;
 /// Maximum number of free buffers that a [`BufferPool`] keeps.
 const POOLED_MAX: usize = 64;
 
-/// Size of one buffer of [`ThreadBuffers`], in bytes.
-const THREAD_BUFFER_BYTES: usize = 128 * 1024;
-
 /// Maximum number of free buffers that [`ThreadBuffers`] keep on each thread.
 const THREAD_BUFFERS_MAX: usize = 4;
 
@@ -49,15 +46,19 @@ thread_local! {
     static FREE: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Free buffers of the current thread. For a stream that may be polled by several threads, or whose thread has
-/// few connections.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ThreadBuffers;
+/// Free buffers of the current thread, with their size in bytes. For a stream that may be polled by several
+/// threads, or whose thread has few connections.
+#[derive(Clone, Copy, Debug)]
+pub struct ThreadBuffers(pub usize);
 
 impl Buffers for ThreadBuffers {
     fn take(&self) -> Box<[u8]> {
-        let kept = FREE.try_with(|free| free.borrow_mut().pop()).ok().flatten();
-        kept.unwrap_or_else(|| vec![0; THREAD_BUFFER_BYTES].into_boxed_slice())
+        let kept = FREE.try_with(|free| {
+            let mut free = free.borrow_mut();
+            let at = free.iter().position(|buffer| buffer.len() == self.0)?;
+            Some(free.swap_remove(at))
+        });
+        kept.ok().flatten().unwrap_or_else(|| vec![0; self.0].into_boxed_slice())
     }
 
     fn give(&self, buffer: Box<[u8]>) {
@@ -111,8 +112,10 @@ mod tests {
 
     #[test]
     fn a_thread_keeps_a_few_buffers() {
-        let buffers: Vec<_> = (0..2 * THREAD_BUFFERS_MAX).map(|_| ThreadBuffers.take()).collect();
-        buffers.into_iter().for_each(|buffer| ThreadBuffers.give(buffer));
+        let buffers: Vec<_> = (0..2 * THREAD_BUFFERS_MAX).map(|n| ThreadBuffers(10 + n).take()).collect();
+        buffers.into_iter().for_each(|buffer| ThreadBuffers(10).give(buffer));
         assert_eq!(FREE.with_borrow(Vec::len), THREAD_BUFFERS_MAX);
+        assert_eq!((ThreadBuffers(12).take().len(), ThreadBuffers(99).take().len()), (12, 99));
+        assert_eq!(FREE.with_borrow(Vec::len), THREAD_BUFFERS_MAX - 1);
     }
 }

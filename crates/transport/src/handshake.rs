@@ -204,9 +204,10 @@ pub const READ_BYTES: usize = 16 * 1024;
 pub async fn connect<S: ByteStream>(
     stream: S,
     tls: ClientConnection,
+    buffers: ThreadBuffers,
     ending: Ending,
 ) -> io::Result<TlsStream<S, ThreadBuffers>> {
-    complete(stream, tls.into(), ending).await
+    complete(stream, tls.into(), buffers, ending).await
 }
 
 /// Performs the handshake with a client.
@@ -217,19 +218,21 @@ pub async fn connect<S: ByteStream>(
 pub async fn accept<S: ByteStream>(
     stream: S,
     tls: ServerConnection,
+    buffers: ThreadBuffers,
     ending: Ending,
 ) -> io::Result<TlsStream<S, ThreadBuffers>> {
-    complete(stream, tls.into(), ending).await
+    complete(stream, tls.into(), buffers, ending).await
 }
 
 async fn complete<S: ByteStream>(
     stream: S,
     tls: Connection,
+    buffers: ThreadBuffers,
     ending: Ending,
 ) -> io::Result<TlsStream<S, ThreadBuffers>> {
     let mut handshake = Handshake::new(stream, tls, BUFFER_BYTES);
     handshake.run(|_, _| ()).await?;
-    Ok(handshake.into_stream(ThreadBuffers, ending))
+    Ok(handshake.into_stream(buffers, ending))
 }
 
 #[cfg(test)]
@@ -252,14 +255,18 @@ mod tests {
             let (near, far) = tokio::io::duplex(700);
             let (server, client) = ends();
             let serving = tokio::spawn(async move {
-                let mut server = Wire::Tls(Box::new(accept(near, server, Ending::Any).await.unwrap()));
+                let mut server = Wire::Tls(Box::new(
+                    accept(near, server, ThreadBuffers(5000), Ending::Any).await.unwrap(),
+                ));
                 let mut request = Vec::new();
                 server.read_to_end(&mut request).await.unwrap();
                 server.write_all(&vec![2; 100_000]).await.unwrap();
                 server.shutdown().await.unwrap();
                 request
             });
-            let mut client = Wire::Tls(Box::new(connect(far, client, Ending::Announced).await.unwrap()));
+            let mut client = Wire::Tls(Box::new(
+                connect(far, client, ThreadBuffers(5000), Ending::Announced).await.unwrap(),
+            ));
             client.write_all(&vec![1; 100_000]).await.unwrap();
             client.shutdown().await.unwrap();
             let mut answer = Vec::new();
@@ -279,7 +286,7 @@ mod tests {
                 let (near, mut far) = tokio::io::duplex(5000);
                 far.write_all(sent).await.unwrap();
                 far.shutdown().await.unwrap();
-                let error = connect(near, ends().1, Ending::Any).await.unwrap_err();
+                let error = connect(near, ends().1, ThreadBuffers(5000), Ending::Any).await.unwrap_err();
                 assert_eq!(error.kind(), kind);
                 assert!(error.to_string().contains(text), "{error}");
             }

@@ -1,6 +1,7 @@
 //! Byte streams under connections, with TLS or without: what servers and clients of every protocol share.
 //!
 //! * [`Stream`] is a TCP connection or a Unix socket in an event loop, [`Detached`] one between two event loops.
+//!   [`Listener`] accepts them.
 //! * [`Handshake`] performs a TLS handshake by polling; [`connect`] and [`accept`] run one to its end.
 //! * [`TlsStream`] is TLS over any byte stream after the handshake, for either end. [`Wire`] is that, or the
 //!   stream without TLS. It has the I/O traits of tokio and of hyper.
@@ -25,6 +26,7 @@
 mod buffers;
 mod handshake;
 mod hyper_io;
+mod listener;
 mod records;
 mod scratch;
 mod stream;
@@ -34,6 +36,7 @@ mod wire;
 pub use buffers::{BUFFER_BYTES, BufferPool, Buffers, Filled, ThreadBuffers};
 pub use handshake::{Handshake, HandshakeError, READ_BYTES, Received, accept, connect};
 pub use hyper_io::Clock;
+pub use listener::{Listener, ListenerSocket};
 pub use records::{BarrenRecords, RECORD_COST, Records, WriteAllowance};
 pub use stream::{Detached, Stream};
 pub use tls_stream::{Ending, TLS_BYTES, TlsStream};

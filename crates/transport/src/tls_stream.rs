@@ -495,7 +495,7 @@ mod tests {
                 stream,
                 server,
                 Records::default(),
-                crate::buffers::ThreadBuffers,
+                crate::buffers::ThreadBuffers(5000),
                 Ending::Announced,
             );
             let mut text = Vec::new();
