@@ -18,7 +18,8 @@ use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 use transport::{Stream, ThreadBuffers, Wire};
 
-/// Number of bytes read at once.
+/// Number of bytes read at once. hyper compares its buffer with its limit between two reads, so this is also the number of
+/// bytes by which a head may be longer than [`crate::Limits::buffer_bytes`].
 const READ_BYTES: usize = 8 * 1024;
 
 /// Buffers for TLS.
@@ -73,7 +74,12 @@ impl Socket {
             self.ahead.drain(..count);
             return Poll::Ready(Ok(()));
         }
-        Read::poll_read(Pin::new(&mut self.wire), cx, into)
+        let mut space = [0; READ_BYTES];
+        let room = into.remaining().min(READ_BYTES);
+        let mut buffer = ReadBuf::new(&mut space[..room]);
+        let polled = AsyncRead::poll_read(Pin::new(&mut self.wire), cx, &mut buffer);
+        into.put_slice(buffer.filled());
+        polled
     }
 
     /// Checks the progress of a write or a flush; returns an error if there was none for too long.

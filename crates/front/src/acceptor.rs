@@ -11,11 +11,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustls::Connection;
-use stdx::{First, before, race};
+use stdx::{First, race};
 use tokio::sync::mpsc::UnboundedSender;
-use transport::{Detached, Records, Stream};
+use transport::{Detached, HandshakeThread, Records, Stream, before_deadline};
 
-use crate::handshakes::{Arriving, Quota};
+use crate::handshakes::{Arriving, Quota, Shared};
 use crate::shard::Closing;
 use crate::standing::Admission;
 use crate::{Listener, Origin, Serves};
@@ -128,7 +128,8 @@ pub(crate) struct Secured {
 
 /// Channels to the handshake threads.
 pub(crate) struct Reception {
-    pub(crate) threads: Vec<UnboundedSender<Arriving>>,
+    pub(crate) threads: Vec<HandshakeThread<IpAddr>>,
+    pub(crate) shared: Arc<Shared>,
     pub(crate) next: AtomicUsize,
     pub(crate) quota: Arc<Quota>,
 }
@@ -140,8 +141,11 @@ impl Reception {
         let Some(share) = self.quota.share(peer.ip()) else { return false };
         let next = self.next.fetch_add(1, Relaxed) % self.threads.len().max(1);
         if let Some(thread) = self.threads.get(next) {
-            // The quota bounds the queue. `send` fails only when the front is closing.
-            let _ = thread.send(Arriving { stream, peer, listener: listener.clone(), share, since });
+            let (shared, listener) = (self.shared.clone(), listener.clone());
+            let arriving = Arriving { stream, peer, listener, share, since };
+            // The quota bounds the queue. The handshake ends in bounded time, or with the thread; `begin` returns
+            // false only when the front is closing.
+            let _ = thread.begin(arriving.share.party, move || async move { shared.receive(arriving).await });
         }
         true
     }
@@ -267,8 +271,7 @@ impl Acceptor {
         let deadline = since + self.handshake_timeout;
         let slot = OpenSlot::new(&self.undecided, &self.hands.1, peer.ip());
         let account = self.budget.open(peer.ip());
-        let over = tokio::time::sleep_until(deadline.into());
-        let first = before(|| Instant::now() >= deadline, over, poll_fn(|cx| stream.poll_first_byte(cx)));
+        let first = before_deadline(deadline, poll_fn(|cx| stream.poll_first_byte(cx)));
         let first = race(poll_fn(|cx| account.poll_doomed(cx)), first).await;
         drop((slot, account));
         match first {

@@ -17,7 +17,7 @@ use slab::Slab;
 use stdx::{First, race};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
-use transport::{BufferPool, Ending, READ_BYTES};
+use transport::{BufferPool, Ending};
 
 use crate::assembler::Assembler;
 use crate::clock::{self, Clock};
@@ -111,9 +111,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secure<S> {
         let connection = ServerConnection::new(listener.config()).map_err(|error| error.to_string())?;
         let mut handshake = begin(stream, connection);
         let mut share = Quota::new(&Budget::new(64 * 1024 * 1024)).share(PEER).ok_or("no room")?;
-        let mut scratch = vec![0; READ_BYTES];
         let met = async {
-            poll_fn(|cx| poll_done(&mut handshake, cx, &mut share, &mut scratch)).await?;
+            poll_fn(|cx| poll_done(&mut handshake, cx, &mut share)).await?;
             listener.admit(handshake.tls.peer_certificates()).map_err(Failure::Refused)
         };
         match met.await {

@@ -6,14 +6,12 @@
 //! others by one step at a time. The memory that clients can make this module hold is bounded ([`Quota`]),
 //! and so is the time of each handshake ([`crate::Options::handshake_timeout`]).
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::{Pin, pin};
-use std::rc::Rc;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
@@ -21,10 +19,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustls::{Connection, ServerConnection};
-use stdx::{Turns, before, race};
 use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
-use tokio::sync::mpsc;
-use transport::{BUFFER_BYTES, Detached, Handshake, HandshakeError, READ_BYTES, Stream};
+use transport::{
+    BUFFER_BYTES, Detached, Handshake, HandshakeError, HandshakeThread, Stream, before_deadline,
+};
 
 use crate::acceptor::{Hands, Secured};
 use crate::rejections::Rejections;
@@ -77,7 +75,8 @@ struct QuotaHeld {
 /// Part of a [`Quota`] that one handshake holds.
 pub(crate) struct Share {
     quota: Arc<Quota>,
-    party: IpAddr,
+    /// Address of the client.
+    pub(crate) party: IpAddr,
     bytes: usize,
     _charge: Charge,
 }
@@ -178,40 +177,10 @@ pub(crate) struct Shared {
 /// Starts a handshake thread. It ends when closing begins, and drops its handshakes then.
 pub(crate) fn spawn(
     number: usize,
-    shared: Arc<Shared>,
-    mut arriving: mpsc::UnboundedReceiver<Arriving>,
     mut closing: Closing,
-) -> io::Result<JoinHandle<()>> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .max_blocking_threads(LOOK_UP_THREADS)
-        .thread_name("tls-look-up")
-        .build()?;
-    std::thread::Builder::new().name(format!("tls-{number}")).spawn(move || {
-        let hall = Rc::new(Hall { shared, scratch: RefCell::new(vec![0; READ_BYTES].into_boxed_slice()) });
-        let mut turns = Turns::new();
-        let serving = poll_fn(|cx| {
-            while let Poll::Ready(arriving) = arriving.poll_recv(cx) {
-                let Some(arriving) = arriving else { return Poll::Ready(()) };
-                let (hall, party) = (hall.clone(), arriving.share.party);
-                // The task ends in bounded time, or with the thread.
-                turns.add(party, Box::pin(async move { hall.receive(arriving).await }));
-            }
-            if turns.poll_one(cx).is_ready() {
-                // `yield_now` is never ready at its first poll, and its wake makes the runtime poll the
-                // network before the next turn.
-                let _ = pin!(tokio::task::yield_now()).poll(cx);
-            }
-            Poll::Pending
-        });
-        runtime.block_on(race(closing.begun(), serving));
-        // Sockets and timers must be dropped inside their runtime.
-        let inside = runtime.enter();
-        drop(turns);
-        drop(inside);
-        // A name look-up may take long, so the shutdown does not wait for it.
-        runtime.shutdown_background();
-    })
+) -> io::Result<(HandshakeThread<IpAddr>, JoinHandle<()>)> {
+    let until = async move { closing.begun().await };
+    HandshakeThread::start(format!("tls-{number}"), LOOK_UP_THREADS, until)
 }
 
 /// Reason why a client is not admitted.
@@ -287,9 +256,8 @@ pub(crate) fn poll_done<S: Transport>(
     handshake: &mut Handshake<S>,
     cx: &mut Context<'_>,
     share: &mut Share,
-    scratch: &mut [u8],
 ) -> Poll<Result<(), Failure>> {
-    handshake.poll_done(cx, scratch, |_, received| {
+    handshake.poll_done(cx, |_, received| {
         if looks_like_http(received.first) {
             return Err(Failure::PlainHttp);
         }
@@ -306,29 +274,19 @@ fn looks_like_http(first: &[u8]) -> bool {
     [b"GET /", b"HEAD ", b"POST ", b"PUT /", b"OPTIO"].iter().any(|begin| first == &begin[..])
 }
 
-/// Clients of one thread whose handshakes are in progress.
-struct Hall {
-    shared: Arc<Shared>,
-    /// Read buffer, empty between reads.
-    scratch: RefCell<Box<[u8]>>,
-}
-
-impl Hall {
+impl Shared {
     /// Serves a client from its first byte until it is handed over or rejected.
-    async fn receive(&self, arriving: Arriving) {
+    pub(crate) async fn receive(&self, arriving: Arriving) {
         let Arriving { stream, peer, listener, mut share, since } = arriving;
         let Ok(stream) = stream.attach() else { return };
-        let deadline = since + self.shared.timeout;
+        let deadline = since + self.timeout;
         let Ok(tls) = ServerConnection::new(listener.tls.config()) else { return };
         let mut handshake = begin(stream, tls);
         let met = async {
-            poll_fn(|cx| poll_done(&mut handshake, cx, &mut share, &mut self.scratch.borrow_mut())).await?;
+            poll_fn(|cx| poll_done(&mut handshake, cx, &mut share)).await?;
             self.check(&handshake.tls, &listener, peer).await.map_err(Failure::Refused)
         };
-        // The deadline is checked before each step, because a step may compute an expensive signature.
-        let over = tokio::time::sleep_until(deadline.into());
-        let met = before(|| Instant::now() >= deadline, over, met).await;
-        match met.unwrap_or(Err(Failure::TimedOut)) {
+        match before_deadline(deadline, met).await.unwrap_or(Err(Failure::TimedOut)) {
             Ok(session) => self.hand_over(handshake, listener, session, peer),
             Err(failure) => {
                 self.report(&handshake, &failure, peer);
@@ -368,12 +326,12 @@ impl Hall {
             }
         }
         let refused = || tls::Refusal::WrongAddress("tls: too many names are being looked up".to_owned());
-        if self.shared.look_ups.fetch_add(1, Relaxed) >= LOOK_UPS_MAX {
-            self.shared.look_ups.fetch_sub(1, Relaxed);
+        if self.look_ups.fetch_add(1, Relaxed) >= LOOK_UPS_MAX {
+            self.look_ups.fetch_sub(1, Relaxed);
             return Err(refused());
         }
-        let place = Place(self.shared.look_ups.clone());
-        let resolver = self.shared.resolver.clone();
+        let place = Place(self.look_ups.clone());
+        let resolver = self.resolver.clone();
         let asked = tokio::task::spawn_blocking(move || {
             let _place = place;
             look_up.resolve(&*resolver)
@@ -397,11 +355,7 @@ impl Hall {
         let common_name = is_user.then(|| Arc::from(session.common_name().unwrap_or_default()));
         let origin = Origin { peer, common_name, is_tls: true, serves: listener.serves };
         let admission = Admission { tls: listener.tls.clone(), session };
-        self.shared.hands.give(
-            stream,
-            origin,
-            Some(Box::new(crate::acceptor::Met { tls, records, admission })),
-        );
+        self.hands.give(stream, origin, Some(Box::new(crate::acceptor::Met { tls, records, admission })));
     }
 
     fn report(&self, handshake: &Handshake<Stream>, failure: &Failure, peer: SocketAddr) {
@@ -411,7 +365,7 @@ impl Hall {
             is_end_of_file: matches!(failure, Failure::EndOfFile),
             ..Rejected::new(peer, failure.text(&Ends { local: handshake.stream.local_address(), peer }))
         };
-        self.shared.rejections.report(rejected, Instant::now());
+        self.rejections.report(rejected, Instant::now());
     }
 
     /// Sends the reason to the client and gives it time to read it. Closing immediately, with unread bytes
@@ -429,16 +383,17 @@ impl Hall {
         poll_fn(|cx| Pin::new(&mut handshake.stream).poll_shutdown(cx)).await?;
         let mut left = LINGER_BYTES;
         poll_fn(|cx| {
-            let mut scratch = self.scratch.borrow_mut();
-            loop {
-                let mut space = ReadBuf::new(&mut scratch);
-                ready!(Pin::new(&mut handshake.stream).poll_read(cx, &mut space))?;
-                let n = space.filled().len();
-                left = left.saturating_sub(n);
-                if n == 0 || left == 0 {
-                    return Poll::Ready(Ok(()));
+            transport::with_scratch(|scratch| {
+                loop {
+                    let mut space = ReadBuf::new(scratch);
+                    ready!(Pin::new(&mut handshake.stream).poll_read(cx, &mut space))?;
+                    let n = space.filled().len();
+                    left = left.saturating_sub(n);
+                    if n == 0 || left == 0 {
+                        return Poll::Ready(Ok(()));
+                    }
                 }
-            }
+            })
         })
         .await
     }

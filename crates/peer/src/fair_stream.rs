@@ -9,9 +9,11 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use transport::{Detached, Stream};
+use transport::{Detached, Stream, end_turn};
 
-use crate::turn::{TURN_BYTES, end_turn};
+/// Bytes in one direction of one connection after which other connections have their turn, because heartbeats
+/// must not wait for a long queue to drain.
+pub(crate) const TURN_BYTES: usize = 512 * 1024;
 
 /// Interval of TCP keepalive probes, as in etcd.
 const KEEPALIVE: Duration = Duration::from_secs(30);

@@ -3,29 +3,25 @@
 
 use std::cell::RefCell;
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::{Duration, Instant};
-use stdx::{First, Turns, before, race};
 
 use rustls::{ClientConnection, Connection, ServerConnection};
 use tls::{
     AddressCheck, ClientTls, HANDSHAKE_TIMEOUT, LookUp, PeerNames, Question, Refusal, Resolver, ServerTls,
     Session,
 };
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::Semaphore;
 use transport::{
-    Detached, Ending, Handshake, HandshakeError, RECORD_COST, Received, Records, ThreadBuffers, TlsStream,
-    Wire,
+    Detached, Ending, Handshake, HandshakeError, HandshakeThread, RECORD_COST, Received, Records,
+    ThreadBuffers, TlsStream, Wire, before_deadline,
 };
 
 use crate::fair_stream::FairStream;
 use crate::origin::Origin;
-use crate::turn::end_turn;
 
 /// Maximum number of bytes per read.
 const READ_BYTES: usize = 128 * 1024;
@@ -139,41 +135,27 @@ pub(crate) struct Rejected {
     pub(crate) names: Option<PeerNames>,
 }
 
-type Work = Pin<Box<dyn Future<Output = ()>>>;
-
-struct Job {
-    origin: Origin,
-    begin: Box<dyn FnOnce() -> Work + Send>,
-}
-
 /// Handle of the handshake thread, which starts with the first handshake and ends when this handle is
 /// dropped.
 ///
 /// The callers bound the number of queued handshakes: an accepted connection already holds a slot, and few
-/// dials to one member run at a time. Addresses take turns ([`Turns`]).
+/// dials to one member run at a time. Addresses take turns.
 #[derive(Default)]
 pub(crate) struct Handshakes {
-    jobs: RefCell<Option<mpsc::UnboundedSender<Job>>>,
+    thread: RefCell<Option<HandshakeThread<Origin>>>,
 }
 
 impl Handshakes {
-    fn jobs(&self) -> io::Result<mpsc::UnboundedSender<Job>> {
-        let mut jobs = self.jobs.borrow_mut();
-        if let Some(jobs) = &*jobs {
-            return Ok(jobs.clone());
+    fn thread(&self) -> io::Result<HandshakeThread<Origin>> {
+        let mut thread = self.thread.borrow_mut();
+        if let Some(thread) = &*thread {
+            return Ok(thread.clone());
         }
-        let (sender, receiver) = mpsc::unbounded_channel();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .max_blocking_threads(LOOK_UPS_MAX)
-            .build()?;
-        std::thread::Builder::new().name("peer-tls".to_owned()).spawn(move || {
-            runtime.block_on(run(receiver));
-            // A pending look-up does not delay the end of the thread.
-            runtime.shutdown_background();
-        })?;
-        *jobs = Some(sender.clone());
-        Ok(sender)
+        // The thread ends with its handle.
+        let (started, _) =
+            HandshakeThread::start("peer-tls".to_owned(), LOOK_UPS_MAX, std::future::pending())?;
+        *thread = Some(started.clone());
+        Ok(started)
     }
 
     /// Runs a future on the thread. It is dropped if the caller stops waiting for it.
@@ -182,19 +164,7 @@ impl Handshakes {
         origin: Origin,
         work: impl FnOnce() -> F + Send + 'static,
     ) -> io::Result<T> {
-        let (mut done, result) = oneshot::channel();
-        let begin = move || -> Work {
-            Box::pin(async move {
-                if let First::Left(output) = race(work(), done.closed()).await {
-                    // The receiver may have been dropped.
-                    let _ = done.send(output);
-                }
-            })
-        };
-        let jobs = self.jobs()?;
-        let ended = || io::Error::other("it has ended");
-        jobs.send(Job { origin, begin: Box::new(begin) }).map_err(|_| ended())?;
-        result.await.map_err(|_| ended())
+        self.thread()?.run(origin, work).await
     }
 
     /// Performs the handshake with a client at `from`, and checks its identity.
@@ -238,26 +208,6 @@ impl Handshakes {
             Err(error) => Err(Failure::NoThread(error)),
         }
     }
-}
-
-/// Polls handshakes in turns until no more can be queued.
-async fn run(mut jobs: mpsc::UnboundedReceiver<Job>) {
-    let mut turns = Turns::new();
-    poll_fn(|cx| {
-        loop {
-            match jobs.poll_recv(cx) {
-                Poll::Ready(Some(Job { origin, begin })) => turns.add(origin, begin()),
-                Poll::Ready(None) => return Poll::Ready(()),
-                Poll::Pending => break,
-            }
-        }
-        if turns.poll_one(cx).is_ready() {
-            // Polls the network before the next turn.
-            end_turn(cx);
-        }
-        Poll::Pending
-    })
-    .await;
 }
 
 /// Server name (SNI) and certificate names that a client presented before it was rejected.
@@ -367,19 +317,19 @@ pub(crate) async fn connect(
     in_time(attempt).await
 }
 
-/// Runs a handshake until its deadline. The deadline is checked before each step, because a step may compute
-/// an expensive signature.
+/// Runs a handshake until its deadline.
 async fn in_time<T>(handshake: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
-    let over = tokio::time::sleep_until(deadline.into());
-    before(|| Instant::now() >= deadline, over, handshake).await.unwrap_or(Err(Failure::TimedOut))
+    before_deadline(deadline, handshake).await.unwrap_or(Err(Failure::TimedOut))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
     use std::net::Ipv4Addr;
     use std::sync::Mutex;
     use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::task::Poll;
 
     use super::*;
 

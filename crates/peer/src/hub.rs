@@ -21,7 +21,7 @@ use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use tls::{PeerNames, ServerTls, SystemResolver};
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
-use transport::{Clock, Stream};
+use transport::{Clock, Stream, end_turn};
 
 use crate::acceptor::Acceptor;
 use crate::body::Body;
@@ -46,7 +46,6 @@ use crate::places::{Guest, Places, SnapshotPlaces};
 use crate::routes;
 use crate::sessions::{Finding, Side};
 use crate::socket::Socket;
-use crate::turn::end_turn;
 
 /// Maximum number of batches taken from the inbox before the network has its turn.
 const BATCHES_PER_TURN: usize = 8;

@@ -66,7 +66,6 @@ mod snapshot_sender;
 mod socket;
 mod stream_reader;
 mod stream_writer;
-mod turn;
 
 pub use account::weight as message_bytes;
 pub use endpoint::check_url;

@@ -93,9 +93,17 @@ impl<S: ByteStream> Handshake<S> {
         }
     }
 
-    /// Continues the handshake until it is complete and all output is sent. `scratch` is empty between calls. Calls
-    /// `admit` after each read, before the bytes are processed; it may end the handshake.
+    /// Continues the handshake until it is complete and all output is sent. Calls `admit` after each read, before
+    /// the bytes are processed; it may end the handshake. It must not use the scratch buffer of the thread.
     pub fn poll_done<E: From<HandshakeError>>(
+        &mut self,
+        cx: &mut Context<'_>,
+        admit: impl FnMut(&mut S, Received<'_>) -> Result<(), E>,
+    ) -> Poll<Result<(), E>> {
+        scratch::with(|scratch| self.poll_done_by(cx, &mut scratch[..READ_BYTES], admit))
+    }
+
+    fn poll_done_by<E: From<HandshakeError>>(
         &mut self,
         cx: &mut Context<'_>,
         scratch: &mut [u8],
@@ -160,12 +168,9 @@ impl<S: ByteStream> Handshake<S> {
     /// Returns the reason why the handshake failed.
     pub async fn run(&mut self, mut admit: impl FnMut(&mut S, Received<'_>)) -> Result<(), HandshakeError> {
         poll_fn(|cx| {
-            let done = scratch::with(|scratch| {
-                let scratch = &mut scratch[..READ_BYTES];
-                self.poll_done(cx, scratch, |stream, received| {
-                    admit(stream, received);
-                    Ok::<_, HandshakeError>(())
-                })
+            let done = self.poll_done(cx, |stream, received| {
+                admit(stream, received);
+                Ok::<_, HandshakeError>(())
             });
             if matches!(done, Poll::Ready(Err(HandshakeError::Tls(_)))) {
                 // Sends the TLS alert with the reason; best effort.
@@ -194,7 +199,7 @@ impl<S: ByteStream> Handshake<S> {
 
 /// Bytes that a handshake reads at once. What comes with the last of them must fit into rustls, which takes less than
 /// 16 KiB of plaintext that nobody has read.
-pub const READ_BYTES: usize = 16 * 1024;
+const READ_BYTES: usize = 16 * 1024;
 
 /// Performs the handshake with a server.
 ///

@@ -3,6 +3,7 @@
 //! * [`Stream`] is a TCP connection or a Unix socket in an event loop, [`Detached`] one between two event loops.
 //!   [`Listener`] accepts them.
 //! * [`Handshake`] performs a TLS handshake by polling; [`connect`] and [`accept`] run one to its end.
+//!   [`HandshakeThread`] is a thread for many of them, whose origins take turns.
 //! * [`TlsStream`] is TLS over any byte stream after the handshake, for either end. [`Wire`] is that, or the
 //!   stream without TLS. It has the I/O traits of tokio and of hyper.
 //! * [`Records`], [`BarrenRecords`] and [`WriteAllowance`] are limits on TLS that rustls does not have.
@@ -25,6 +26,7 @@
 
 mod buffers;
 mod handshake;
+mod handshake_thread;
 mod hyper_io;
 mod listener;
 mod records;
@@ -34,10 +36,12 @@ mod tls_stream;
 mod wire;
 
 pub use buffers::{BUFFER_BYTES, BufferPool, Buffers, Filled, ThreadBuffers};
-pub use handshake::{Handshake, HandshakeError, READ_BYTES, Received, accept, connect};
+pub use handshake::{Handshake, HandshakeError, Received, accept, connect};
+pub use handshake_thread::{HandshakeThread, before_deadline, end_turn};
 pub use hyper_io::Clock;
 pub use listener::{Listener, ListenerSocket};
 pub use records::{BarrenRecords, RECORD_COST, Records, WriteAllowance};
+pub use scratch::with as with_scratch;
 pub use stream::{Detached, Stream};
 pub use tls_stream::{Ending, TLS_BYTES, TlsStream};
 pub use wire::{ByteStream, Wire};

@@ -3,13 +3,13 @@
 use std::cell::RefCell;
 
 /// Size of the buffer in bytes.
-pub(crate) const SCRATCH_BYTES: usize = 128 * 1024;
+const SCRATCH_BYTES: usize = 128 * 1024;
 
 thread_local! {
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; SCRATCH_BYTES].into_boxed_slice());
 }
 
-/// Calls `read` with the buffer. `read` must not call this function.
-pub(crate) fn with<T>(read: impl FnOnce(&mut [u8]) -> T) -> T {
+/// Calls `read` with the temporary buffer of this thread, of 128 KiB and with arbitrary contents. `read` must not call this function.
+pub fn with<T>(read: impl FnOnce(&mut [u8]) -> T) -> T {
     SCRATCH.with_borrow_mut(|scratch| read(scratch))
 }
