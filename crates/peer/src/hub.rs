@@ -578,9 +578,9 @@ async fn deliver_snapshot(
     }
 
     let dialed = client::dial(&hub.client.dialer, &endpoint, hub.write_timeout * SNAPSHOT_TIMEOUTS).await;
-    let (mut sender, connection) = dialed.inspect_err(|_| peer.endpoint_failed(&endpoint))?;
+    let mut link = dialed.inspect_err(|_| peer.endpoint_failed(&endpoint))?;
     let outcome = async {
-        let answer = sender.send_request(request).await.map_err(ExchangeError::from)?;
+        let answer = link.send(request).await.map_err(ExchangeError::from)?;
         let status = answer.status();
         if status == StatusCode::NO_CONTENT {
             return Ok(());
@@ -599,7 +599,7 @@ async fn deliver_snapshot(
         First::Left(outcome) => outcome,
         First::Right(()) => Err(ExchangeError::TimedOut(SNAPSHOT_ANSWER_TIMEOUT).into()),
     };
-    // A refusal arrives before the whole body is sent; aborting stops the rest of the body.
-    connection.abort();
+    // A refusal arrives before the whole body is sent; closing the connection stops the rest of the body.
+    drop(link);
     outcome
 }

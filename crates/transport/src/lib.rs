@@ -6,6 +6,7 @@
 //!   [`HandshakeThread`] is a thread for many of them, whose origins take turns.
 //! * [`TlsStream`] is TLS over any byte stream after the handshake, for either end. [`Wire`] is that, or the
 //!   stream without TLS. It has the I/O traits of tokio and of hyper.
+//! * [`http1`] sends requests to servers over connections that are kept for a while.
 //! * [`Records`], [`BarrenRecords`] and [`WriteAllowance`] are limits on TLS that rustls does not have.
 //!
 //! Invariants:
@@ -27,6 +28,7 @@
 mod buffers;
 mod handshake;
 mod handshake_thread;
+pub mod http1;
 mod hyper_io;
 mod listener;
 mod records;
