@@ -11,12 +11,13 @@ use bytes::Bytes;
 use http::uri;
 use tokio::net::{TcpStream, ToSocketAddrs};
 use tokio::task::JoinHandle;
+use transport::{Stream, Wire};
 
 use crate::call::{CallOptions, Receiver, Sender, sides};
 use crate::endpoint::Endpoint;
 use crate::session::{Driver, Session};
 use crate::tls::PeerCertificates;
-use crate::transport::{Transport, Wire, watch_over};
+use crate::transport::{Transport, watch_over};
 
 /// Connection to one server. Clones share the connection. It closes when the last clone and the last call are
 /// dropped.
@@ -62,7 +63,7 @@ impl Channel {
         stream.set_nodelay(true)?;
         let authority = stream.peer_addr()?.to_string().parse().map_err(io::Error::other)?;
         let transport = Transport { window_bytes, send_bytes_max: usize::MAX, ..Transport::default() };
-        Channel::start(Box::new(stream), authority, None, &transport, window_bytes).await
+        Channel::start(Wire::Plain(Stream::Tcp(stream)), authority, None, &transport, window_bytes).await
     }
 
     /// Connects to an endpoint of any kind. Must be called in a tokio runtime, which then drives the
@@ -82,7 +83,7 @@ impl Channel {
     }
 
     pub(crate) async fn start(
-        wire: Box<dyn Wire>,
+        wire: Wire<Stream>,
         authority: uri::Authority,
         peer: Option<Arc<PeerCertificates>>,
         transport: &Transport,

@@ -3,16 +3,17 @@ use std::io;
 use http::uri;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use transport::{Stream, Wire};
 
 use crate::channel::Channel;
 use crate::endpoint::Endpoint;
 use crate::tls::PeerCertificates;
-use crate::transport::{HTTP2, Transport, Wire};
+use crate::transport::{HTTP2, Transport};
 
 /// Connection to an endpoint on which no bytes were exchanged yet (apart from the TLS handshake), for
 /// protocols other than gRPC.
 pub struct RawConnection {
-    wire: Box<dyn Wire>,
+    wire: Wire<Stream>,
     /// Certificates that the server sent in the TLS handshake; `None` without TLS.
     pub peer: Option<PeerCertificates>,
 }
@@ -40,7 +41,7 @@ impl Channel {
     /// # Errors
     /// Returns the errors of [`Channel::open`], except those of opening the connection.
     pub async fn over(stream: TcpStream, endpoint: &Endpoint, transport: &Transport) -> io::Result<Channel> {
-        let securing = transport.secured(endpoint, Box::new(stream), HTTP2);
+        let securing = transport.secured(endpoint, Stream::Tcp(stream), HTTP2);
         let dialled = transport.bounded(endpoint, securing).await?;
         let authority = endpoint.host.parse().unwrap_or(uri::Authority::from_static("localhost"));
         let peer = dialled.peer.map(std::sync::Arc::new);

@@ -17,9 +17,9 @@ use http2::{Event, Fields, Input, Key, OpenError, Payload, Reason, Role, Templat
 use slab::Slab;
 use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
 use tokio::sync::{Notify, watch};
+use transport::{Stream, Wire};
 
 use crate::messages::Messages;
-use crate::transport::Wire;
 
 /// Maximum number of slices of output in one vectored write.
 const PIECES_MAX: usize = 64;
@@ -535,7 +535,7 @@ impl State {
 /// connection, which it closes when no [`crate::Channel`] and no call is left.
 pub(crate) struct Driver {
     session: Arc<Session>,
-    wire: Box<dyn Wire>,
+    wire: Wire<Stream>,
     input: Input,
     /// True if the connection was blocked after the last read. Frames left in `input` are then processed
     /// before more is read.
@@ -543,7 +543,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub(crate) fn new(session: Arc<Session>, wire: Box<dyn Wire>) -> Driver {
+    pub(crate) fn new(session: Arc<Session>, wire: Wire<Stream>) -> Driver {
         Driver { session, wire, input: Input::default(), was_blocked: false }
     }
 

@@ -253,7 +253,7 @@ impl PeerCertificates {
         self.chain.first().and_then(|der| certificate::not_after(der))
     }
 
-    pub(crate) fn of(connection: &rustls::ClientConnection) -> PeerCertificates {
+    pub(crate) fn of(connection: &rustls::Connection) -> PeerCertificates {
         let chain = connection.peer_certificates().unwrap_or_default();
         PeerCertificates {
             chain: chain.iter().map(|certificate| certificate.to_vec()).collect(),

@@ -6,10 +6,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncWrite};
+use rustls::ClientConnection;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::time::{Instant, sleep, timeout};
-use tokio_rustls::TlsConnector;
+use transport::{Ending, Stream, ThreadBuffers, Wire, connect};
 
 use crate::endpoint::{Address, Endpoint, Security, split_host_port};
 use crate::session::Session;
@@ -78,16 +78,15 @@ impl Keepalive {
     }
 }
 
+/// Maximum number of bytes per read of TLS.
+const READ_BYTES: usize = 64 * 1024;
+
 /// ALPN protocol name of HTTP/2.
 pub(crate) const HTTP2: &[u8] = b"h2";
 
-/// Byte stream in both directions: TCP, Unix socket or TLS.
-pub(crate) trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
-
 /// Open connection on which HTTP/2 has not started yet.
 pub(crate) struct Dialled {
-    pub(crate) wire: Box<dyn Wire>,
+    pub(crate) wire: Wire<Stream>,
     pub(crate) peer: Option<PeerCertificates>,
 }
 
@@ -121,15 +120,15 @@ impl Transport {
     }
 
     async fn dial_unbounded(&self, endpoint: &Endpoint, protocol: &[u8]) -> io::Result<Dialled> {
-        let wire: Box<dyn Wire> = match &endpoint.address {
-            Address::Tcp(address) => Box::new(dial_tcp(address).await?),
-            Address::Unix(path) => Box::new(
+        let stream = match &endpoint.address {
+            Address::Tcp(address) => Stream::Tcp(dial_tcp(address).await?),
+            Address::Unix(path) => Stream::Unix(
                 UnixStream::connect(path)
                     .await
                     .map_err(|error| said(&error, &format!("dial unix {}: connect", path.display())))?,
             ),
         };
-        self.secured(endpoint, wire, protocol).await
+        self.secured(endpoint, stream, protocol).await
     }
 
     /// Runs the TLS handshake on an open connection if the endpoint requires TLS; otherwise returns the
@@ -137,7 +136,7 @@ impl Transport {
     pub(crate) async fn secured(
         &self,
         endpoint: &Endpoint,
-        wire: Box<dyn Wire>,
+        stream: Stream,
         protocol: &[u8],
     ) -> io::Result<Dialled> {
         let system;
@@ -149,16 +148,20 @@ impl Transport {
                 Some(&system)
             }
         };
-        let Some(tls) = tls else { return Ok(Dialled { wire, peer: None }) };
+        let Some(tls) = tls else { return Ok(Dialled { wire: Wire::Plain(stream), peer: None }) };
         let name = tls.name_of(endpoint.host_name());
         let mut config = tls.config.clone();
         if protocol != HTTP2 {
             Arc::make_mut(&mut config).alpn_protocols = vec![protocol.to_vec()];
         }
-        let stream = TlsConnector::from(config).connect(name, wire).await.map_err(|error| {
+        let secured = async {
+            let connection = ClientConnection::new(config, name).map_err(io::Error::other)?;
+            connect(stream, connection, ThreadBuffers(READ_BYTES), Ending::Announced).await
+        };
+        let stream = secured.await.map_err(|error| {
             io::Error::new(error.kind(), format!("authentication handshake failed: {error}"))
         })?;
-        let connection = stream.get_ref().1;
+        let connection = stream.connection();
         // ALPN is required only for gRPC. Servers of other protocols may ignore ALPN, because the client
         // offers only one protocol.
         if protocol == HTTP2 && connection.alpn_protocol() != Some(HTTP2) {
@@ -166,7 +169,7 @@ impl Transport {
             return Err(io::Error::other(text));
         }
         let peer = PeerCertificates::of(connection);
-        Ok(Dialled { wire: Box::new(stream), peer: Some(peer) })
+        Ok(Dialled { wire: Wire::Tls(Box::new(stream)), peer: Some(peer) })
     }
 }
 

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 use std::future::poll_fn;
+use std::io;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
@@ -12,18 +13,19 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::Request;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
+use rustls::ServerConnection;
 use stdx::race;
 use telemetry::logging::Value;
 use tls::{ServerTls, Session};
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
-use tokio_rustls::TlsAcceptor;
+use transport::{Clock, Ending, Stream, Wire};
 
 use crate::answer::AnswerBody;
 use crate::body::BodyError;
 use crate::listener::Listening;
 use crate::service::Service;
 use crate::slots::Slot;
-use crate::socket::{Clock, SharedSocket, Socket, Stream, Wire};
+use crate::socket::{SharedSocket, Socket, TLS_BUFFERS};
 
 /// Interval at which the expiry of a client certificate is checked.
 const STANDING_INTERVAL: Duration = Duration::from_secs(60);
@@ -128,7 +130,7 @@ pub(crate) async fn serve(stream: Stream, listening: Rc<Listening>, service: Rc<
     let limits = service.dialer.limits;
     let evicted = poll_fn(|cx| poll_evicted(&slot, cx));
     let secured = match &listening.tls {
-        None => Ok((stream.boxed(), None)),
+        None => Ok((Wire::Plain(stream), None)),
         Some(tls) => {
             service.dialer.files.look();
             let shaken = timeout(tls::HANDSHAKE_TIMEOUT, shake_hands(stream, tls));
@@ -201,20 +203,21 @@ fn poll_evicted(slot: &Slot, cx: &Context<'_>) -> Poll<()> {
     if slot.phase.is_evicted.get() { Poll::Ready(()) } else { Poll::Pending }
 }
 
-type Secured = (Box<dyn Wire>, Option<Session>);
+type Secured = (Wire<Stream>, Option<Session>);
 
 /// Performs the TLS handshake. Only HTTP/1.1 is offered here, whatever other listeners with the same files offer.
 async fn shake_hands(stream: Stream, tls: &ServerTls) -> Result<Secured, String> {
-    let mut config = rustls_config(tls);
+    let mut config = rustls::ServerConfig::clone(&tls.config());
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    let acceptor = TlsAcceptor::from(std::sync::Arc::new(config));
-    let stream = acceptor.accept(stream.boxed()).await.map_err(|error| error.to_string())?;
-    let session = tls.admit(stream.get_ref().1.peer_certificates()).map_err(|refusal| refusal.to_string())?;
-    Ok((Box::new(stream), Some(session)))
-}
-
-fn rustls_config(tls: &ServerTls) -> tokio_rustls::rustls::ServerConfig {
-    tokio_rustls::rustls::ServerConfig::clone(&tls.config())
+    let secured = async {
+        let connection = ServerConnection::new(config.into()).map_err(io::Error::other)?;
+        // HTTP shows whether a message is complete.
+        transport::accept(stream, connection, TLS_BUFFERS, Ending::Any).await
+    };
+    let stream = secured.await.map_err(|error| error.to_string())?;
+    let chain = stream.connection().peer_certificates();
+    let session = tls.admit(chain).map_err(|refusal| refusal.to_string())?;
+    Ok((Wire::Tls(Box::new(stream)), Some(session)))
 }
 
 /// Resolves when a browser must be disconnected: its certificate has expired, or the TLS files were replaced

@@ -54,7 +54,7 @@ use tokio::task::{LocalSet, spawn_local};
 
 use crate::endpoints::Endpoints;
 use crate::forwarded::ForwardedRequests;
-use crate::listener::{Listening, Registered};
+use crate::listener::Listening;
 use crate::service::Service;
 use crate::slots::Slots;
 use crate::upstream::Dialer;
@@ -62,7 +62,8 @@ use crate::upstream::Dialer;
 pub use command::{PROGRAM, run};
 pub use endpoints::{ListMembers, Member, Source};
 pub use limits::Limits;
-pub use listener::{Listener, ListenerSocket};
+pub use listener::Listener;
+pub use transport::ListenerSocket;
 
 /// Largest number of threads for name look-ups; each name is looked up once at a time.
 const LOOK_UP_THREADS_MAX: usize = 8;
@@ -115,7 +116,7 @@ impl Console {
             let _in_runtime = runtime.enter();
             let registered = options.listeners.into_iter().map(|listener| {
                 let listening = (listener.tls, listener.host);
-                Registered::new(listener.socket).map(|socket| (socket, listening))
+                transport::Listener::new(listener.socket).map(|socket| (socket, listening))
             });
             registered.collect::<io::Result<_>>()?
         };

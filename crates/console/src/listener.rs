@@ -1,20 +1,16 @@
 //! The listeners of the console.
 
-use std::net::IpAddr;
-use std::net::TcpListener;
-use std::os::unix::net::UnixListener;
 use std::rc::Rc;
 use std::time::Duration;
 
-use std::io;
-
 use telemetry::logging::Value;
 use tls::ServerTls;
+use transport::{ListenerSocket, Stream};
 
 use crate::connection;
 use crate::service::Service;
 use crate::slots::Slots;
-use crate::socket::{Stream, prepare};
+use crate::socket::prepare;
 
 /// Pause after a connection could not be accepted, for example for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -30,66 +26,26 @@ pub struct Listener {
     pub host: String,
 }
 
-/// A socket that listens.
-#[derive(Debug)]
-pub enum ListenerSocket {
-    /// A TCP socket.
-    Tcp(TcpListener),
-    /// A Unix socket.
-    Unix(UnixListener),
-}
-
 /// Settings that the connections of a listener share.
 pub(crate) struct Listening {
     pub(crate) tls: Option<ServerTls>,
     pub(crate) host: String,
 }
 
-/// A socket that is registered with the runtime.
-pub(crate) enum Registered {
-    Tcp(tokio::net::TcpListener),
-    Unix(tokio::net::UnixListener),
-}
-
-impl Registered {
-    /// Registers a socket. Must be called inside the runtime.
-    pub(crate) fn new(socket: ListenerSocket) -> io::Result<Registered> {
-        match socket {
-            ListenerSocket::Tcp(socket) => {
-                socket.set_nonblocking(true)?;
-                tokio::net::TcpListener::from_std(socket).map(Registered::Tcp)
-            }
-            ListenerSocket::Unix(socket) => {
-                socket.set_nonblocking(true)?;
-                tokio::net::UnixListener::from_std(socket).map(Registered::Unix)
-            }
-        }
-    }
-
-    /// Accepts the next connection; returns it with its client's address, if it has one.
-    async fn accept(&self) -> io::Result<(Stream, Option<IpAddr>)> {
-        match self {
-            Registered::Tcp(socket) => {
-                let (stream, address) = socket.accept().await?;
-                prepare(&stream);
-                Ok((Stream::Tcp(stream), Some(address.ip().to_canonical())))
-            }
-            Registered::Unix(socket) => Ok((Stream::Unix(socket.accept().await?.0), None)),
-        }
-    }
-}
-
 /// Accepts connections as long as the future is polled.
 pub(crate) async fn accept(
-    socket: Registered,
+    socket: transport::Listener,
     listening: Rc<Listening>,
     service: Rc<Service>,
     slots: Rc<Slots>,
 ) {
     loop {
         match socket.accept().await {
-            Ok((stream, address)) => match slots.take(address) {
+            Ok((stream, address)) => match slots.take(address.map(|address| address.ip().to_canonical())) {
                 Some(slot) => {
+                    if let Stream::Tcp(stream) = &stream {
+                        prepare(stream);
+                    }
                     let serving = connection::serve(stream, Rc::clone(&listening), Rc::clone(&service), slot);
                     tokio::task::spawn_local(serving);
                 }

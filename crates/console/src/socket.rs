@@ -9,23 +9,24 @@ use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use hyper::rt::ReadBufCursor;
+use hyper::rt::{Read, ReadBufCursor, Write};
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
+use transport::{Stream, ThreadBuffers, Wire};
 
-/// Number of bytes read at once.
+/// Number of bytes read at once. hyper compares its buffer with its limit between two reads, so this is also the number of
+/// bytes by which a head may be longer than [`crate::Limits::buffer_bytes`].
 const READ_BYTES: usize = 8 * 1024;
+
+/// Buffers for TLS.
+pub(crate) const TLS_BUFFERS: ThreadBuffers = ThreadBuffers(16 * 1024);
 
 /// Idle time after which the kernel probes the peer.
 const KEEPALIVE: Duration = Duration::from_secs(15);
-
-/// A byte stream in both directions.
-pub(crate) trait Wire: AsyncRead + AsyncWrite + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Unpin> Wire for T {}
 
 /// Enables TCP keepalive, to detect a dead peer, and sends small responses without delay.
 pub(crate) fn prepare(stream: &TcpStream) {
@@ -35,24 +36,9 @@ pub(crate) fn prepare(stream: &TcpStream) {
     let _ = stream.set_nodelay(true);
 }
 
-/// An operating system stream.
-pub(crate) enum Stream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
-impl Stream {
-    pub(crate) fn boxed(self) -> Box<dyn Wire> {
-        match self {
-            Stream::Tcp(stream) => Box::new(stream),
-            Stream::Unix(stream) => Box::new(stream),
-        }
-    }
-}
-
 /// A connection that can be read ahead, and whose writes must make progress.
 pub(crate) struct Socket {
-    wire: Box<dyn Wire>,
+    wire: Wire<Stream>,
     /// Bytes read ahead of hyper.
     ahead: VecDeque<u8>,
     ahead_bytes_max: usize,
@@ -62,7 +48,7 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    pub(crate) fn new(wire: Box<dyn Wire>, ahead_bytes_max: usize, stall_timeout: Duration) -> Socket {
+    pub(crate) fn new(wire: Wire<Stream>, ahead_bytes_max: usize, stall_timeout: Duration) -> Socket {
         Socket { wire, ahead: VecDeque::new(), ahead_bytes_max, stall_timeout, stalled: None }
     }
 
@@ -71,7 +57,7 @@ impl Socket {
         let mut space = [0; READ_BYTES];
         loop {
             let mut buffer = ReadBuf::new(&mut space);
-            let read = ready!(Pin::new(&mut self.wire).poll_read(cx, &mut buffer));
+            let read = ready!(AsyncRead::poll_read(Pin::new(&mut self.wire), cx, &mut buffer));
             let bytes = buffer.filled();
             if read.is_err() || bytes.is_empty() || self.ahead.len() + bytes.len() > self.ahead_bytes_max {
                 return Poll::Ready(());
@@ -80,7 +66,7 @@ impl Socket {
         }
     }
 
-    fn poll_read(&mut self, cx: &mut Context<'_>, into: &mut ReadBufCursor<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(&mut self, cx: &mut Context<'_>, mut into: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
         let (ahead, _) = self.ahead.as_slices();
         if !ahead.is_empty() {
             let count = ahead.len().min(into.remaining());
@@ -91,14 +77,9 @@ impl Socket {
         let mut space = [0; READ_BYTES];
         let room = into.remaining().min(READ_BYTES);
         let mut buffer = ReadBuf::new(&mut space[..room]);
-        let polled = Pin::new(&mut self.wire).poll_read(cx, &mut buffer);
+        let polled = AsyncRead::poll_read(Pin::new(&mut self.wire), cx, &mut buffer);
         into.put_slice(buffer.filled());
-        match polled {
-            // Some servers end a TLS connection without close_notify. HTTP itself shows whether the response
-            // is complete.
-            Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Poll::Ready(Ok(())),
-            polled => polled,
-        }
+        polled
     }
 
     /// Checks the progress of a write or a flush; returns an error if there was none for too long.
@@ -118,58 +99,32 @@ impl Socket {
 #[derive(Clone)]
 pub(crate) struct SharedSocket(pub(crate) Rc<RefCell<Socket>>);
 
-impl hyper::rt::Read for SharedSocket {
+impl Read for SharedSocket {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-        mut into: ReadBufCursor<'_>,
+        into: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        self.0.borrow_mut().poll_read(cx, &mut into)
+        self.0.borrow_mut().poll_read(cx, into)
     }
 }
 
-impl hyper::rt::Write for SharedSocket {
+impl Write for SharedSocket {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let mut socket = self.0.borrow_mut();
-        let polled = Pin::new(&mut socket.wire).poll_write(cx, bytes);
+        let polled = Write::poll_write(Pin::new(&mut socket.wire), cx, bytes);
         socket.written(cx, polled)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut socket = self.0.borrow_mut();
-        let polled = Pin::new(&mut socket.wire).poll_flush(cx);
+        let polled = Write::poll_flush(Pin::new(&mut socket.wire), cx);
         socket.written(cx, polled)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut socket = self.0.borrow_mut();
-        let polled = Pin::new(&mut socket.wire).poll_shutdown(cx);
+        let polled = Write::poll_shutdown(Pin::new(&mut socket.wire), cx);
         socket.written(cx, polled)
-    }
-}
-
-/// Implements hyper's clock with tokio's.
-#[derive(Clone, Copy)]
-pub(crate) struct Clock;
-
-struct Alarm(Pin<Box<Sleep>>);
-
-impl Future for Alarm {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        self.0.as_mut().poll(cx)
-    }
-}
-
-impl hyper::rt::Sleep for Alarm {}
-
-impl hyper::rt::Timer for Clock {
-    fn sleep(&self, duration: Duration) -> Pin<Box<dyn hyper::rt::Sleep>> {
-        Box::pin(Alarm(Box::pin(sleep(duration))))
-    }
-
-    fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn hyper::rt::Sleep>> {
-        Box::pin(Alarm(Box::pin(tokio::time::sleep_until(deadline.into()))))
     }
 }

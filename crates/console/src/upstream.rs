@@ -12,18 +12,19 @@ use api::url::Url;
 use http::header::HOST;
 use http::{HeaderValue, Method, Request, Response};
 use hyper::body::Incoming;
-use hyper::client::conn::http1::{self, SendRequest};
+use rustls::ClientConnection;
 use tls::{ClientTls, Reloader};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::task::{AbortHandle, spawn_local};
+use tokio::task::spawn_local;
 use tokio::time::timeout;
-use tokio_rustls::TlsConnector;
+use transport::http1::{self, IdleLinks};
+use transport::{Ending, Stream, Wire};
 
 use crate::body::PassedOn;
 use crate::forward::RequestBody;
 use crate::limits::Limits;
 use crate::names::Names;
-use crate::socket::{SharedSocket, Socket, Stream, Wire, prepare};
+use crate::socket::{SharedSocket, Socket, TLS_BUFFERS, prepare};
 
 /// Largest number of idle connections kept for one member: as many as a browser opens at a time.
 const IDLE_LINKS_MAX: usize = 6;
@@ -40,7 +41,7 @@ pub(crate) struct Target {
     pub(crate) is_own: bool,
     /// Value of the `Host` header of requests.
     authority: RefCell<HeaderValue>,
-    idle: RefCell<Vec<(Link, Instant)>>,
+    idle: IdleLinks<OutBody>,
     has_reaper: Cell<bool>,
 }
 
@@ -57,7 +58,7 @@ impl Target {
 
     fn reached_at(url: String, place: Url, is_own: bool) -> Target {
         let authority = RefCell::new(authority(&place));
-        let (idle, has_reaper) = (RefCell::default(), Cell::new(false));
+        let (idle, has_reaper) = (IdleLinks::new(IDLE_LINKS_MAX), Cell::new(false));
         Target { url, place, is_own, authority, idle, has_reaper }
     }
 
@@ -92,38 +93,18 @@ impl Target {
 
     /// Keeps a connection for the next request.
     pub(crate) fn keep(self: &Rc<Target>, link: Link, limits: &Limits) {
-        let mut idle = self.idle.borrow_mut();
-        if link.sender.is_closed() || idle.len() >= IDLE_LINKS_MAX {
-            return;
-        }
-        idle.push((link, Instant::now() + limits.idle_link));
-        if !self.has_reaper.replace(true) {
+        let is_kept = self.idle.keep(link, Instant::now() + limits.idle_link);
+        if is_kept && !self.has_reaper.replace(true) {
             spawn_local(Target::reap(Rc::clone(self)));
         }
     }
 
     /// Closes idle connections whose time has passed, until none is left: an unused console has no timer.
     async fn reap(self: Rc<Target>) {
-        loop {
-            let now = Instant::now();
-            self.idle.borrow_mut().retain(|(link, until)| *until > now && !link.sender.is_closed());
-            let next = self.idle.borrow().iter().map(|(_, until)| *until).min();
-            let Some(next) = next else {
-                self.has_reaper.set(false);
-                return;
-            };
+        while let Some(next) = self.idle.sweep() {
             tokio::time::sleep_until(next.into()).await;
         }
-    }
-
-    /// Returns a kept connection that is still open.
-    async fn kept(&self) -> Option<Link> {
-        loop {
-            let (mut link, _) = self.idle.borrow_mut().pop()?;
-            if link.sender.ready().await.is_ok() {
-                return Some(link);
-            }
-        }
+        self.has_reaper.set(false);
     }
 }
 
@@ -166,24 +147,10 @@ impl Dialer {
             page.headers_mut().clone_from(request.headers());
             page
         });
-        loop {
-            let kept = target.kept().await;
-            let is_kept = kept.is_some();
-            let mut link = match kept {
-                Some(link) => link,
-                None => self.connect(target).await?,
-            };
-            let mut error = match link.sender.try_send_request(request).await {
-                Ok(response) => return Ok((link, response)),
-                Err(error) => error,
-            };
-            let unsent = error.take_message();
-            let page = || page.as_ref().map(|page| page.clone().map(|()| OutBody::Whole(None)));
-            match unsent.or_else(page) {
-                Some(again) if is_kept => request = again,
-                _ => return Err(UpstreamError::Broken(format!("{}: {}", target.url, text(error.error())))),
-            }
-        }
+        let again = || page.as_ref().map(|page| page.clone().map(|()| OutBody::Whole(None)));
+        let connect = async || self.connect(target).await;
+        let broken = |error| UpstreamError::Broken(format!("{}: {}", target.url, text(&error)));
+        http1::send(&target.idle, request, again, connect, broken).await
     }
 
     async fn connect(&self, target: &Target) -> Result<Link, UpstreamError> {
@@ -200,19 +167,13 @@ impl Dialer {
         };
         let socket = Socket::new(wire, 0, self.limits.stall_timeout);
         let socket = SharedSocket(Rc::new(RefCell::new(socket)));
-        let (sender, connection) = http1::Builder::new()
-            .max_buf_size(self.limits.buffer_bytes)
-            .handshake(socket)
-            .await
-            .map_err(|error| UpstreamError::Broken(format!("{}: {}", target.url, text(&error))))?;
-        // An error that ends the connection is also reported to the request.
-        let driver = spawn_local(async move {
-            let _ = connection.await;
-        });
-        Ok(Link { sender, _driver: Driver(driver.abort_handle()) })
+        let mut builder = hyper::client::conn::http1::Builder::new();
+        builder.max_buf_size(self.limits.buffer_bytes);
+        let link = Link::start(socket, &builder).await;
+        link.map_err(|error| UpstreamError::Broken(format!("{}: {}", target.url, text(&error))))
     }
 
-    async fn dial(&self, target: &Target) -> io::Result<Box<dyn Wire>> {
+    async fn dial(&self, target: &Target) -> io::Result<Wire<Stream>> {
         let place = &target.place;
         let stream = if place.scheme().is_unix() {
             Stream::Unix(UnixStream::connect(place.host()).await?)
@@ -222,13 +183,16 @@ impl Dialer {
             Stream::Tcp(stream)
         };
         if !place.scheme().is_secure() {
-            return Ok(stream.boxed());
+            return Ok(Wire::Plain(stream));
         }
         self.files.look();
         let name = self.tls.server_name(server_name(place)).map_err(io::Error::other)?;
         let config = if target.is_own { self.tls.config_for_own_listener() } else { self.tls.config() };
-        let stream = TlsConnector::from(config).connect(name, stream.boxed()).await?;
-        Ok(Box::new(stream))
+        let connection = ClientConnection::new(config, name).map_err(io::Error::other)?;
+        // Some servers end a TLS connection without close_notify. HTTP itself shows whether the response is
+        // complete.
+        let stream = transport::connect(stream, connection, TLS_BUFFERS, Ending::Any).await?;
+        Ok(Wire::Tls(Box::new(stream)))
     }
 }
 
@@ -291,19 +255,7 @@ pub(crate) fn text(error: &hyper::Error) -> String {
 }
 
 /// A connection to a member. Dropping it closes the connection.
-pub(crate) struct Link {
-    sender: SendRequest<OutBody>,
-    _driver: Driver,
-}
-
-/// The task that reads and writes for a link.
-struct Driver(AbortHandle);
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
+pub(crate) type Link = http1::Link<OutBody>;
 
 /// The body of a request to a member.
 pub(crate) type OutBody = PassedOn<RequestBody>;

@@ -10,16 +10,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustls::ServerConnection;
-use stdx::{First, before, race};
-use tls::Records;
+use rustls::Connection;
+use stdx::{First, race};
 use tokio::sync::mpsc::UnboundedSender;
+use transport::{Detached, HandshakeThread, Records, Stream, before_deadline};
 
-use crate::handshakes::{Arriving, Quota};
+use crate::handshakes::{Arriving, Quota, Shared};
 use crate::shard::Closing;
 use crate::standing::Admission;
-use crate::stream::{Detached, Stream};
-use crate::{Listener, ListenerSocket, Origin, Serves};
+use crate::{Listener, Origin, Serves};
 use accounting::{Budget, ShardCounters};
 
 /// Pause after `accept` fails with an error such as too many open files.
@@ -40,7 +39,7 @@ pub(crate) struct Handed {
 
 /// Result of a TLS handshake.
 pub(crate) struct Met {
-    pub(crate) tls: ServerConnection,
+    pub(crate) tls: Connection,
     pub(crate) records: Records,
     pub(crate) admission: Admission,
 }
@@ -129,7 +128,8 @@ pub(crate) struct Secured {
 
 /// Channels to the handshake threads.
 pub(crate) struct Reception {
-    pub(crate) threads: Vec<UnboundedSender<Arriving>>,
+    pub(crate) threads: Vec<HandshakeThread<IpAddr>>,
+    pub(crate) shared: Arc<Shared>,
     pub(crate) next: AtomicUsize,
     pub(crate) quota: Arc<Quota>,
 }
@@ -141,8 +141,11 @@ impl Reception {
         let Some(share) = self.quota.share(peer.ip()) else { return false };
         let next = self.next.fetch_add(1, Relaxed) % self.threads.len().max(1);
         if let Some(thread) = self.threads.get(next) {
-            // The quota bounds the queue. `send` fails only when the front is closing.
-            let _ = thread.send(Arriving { stream, peer, listener: listener.clone(), share, since });
+            let (shared, listener) = (self.shared.clone(), listener.clone());
+            let arriving = Arriving { stream, peer, listener, share, since };
+            // The quota bounds the queue. The handshake ends in bounded time, or with the thread; `begin` returns
+            // false only when the front is closing.
+            let _ = thread.begin(arriving.share.party, move || async move { shared.receive(arriving).await });
         }
         true
     }
@@ -190,49 +193,31 @@ pub(crate) fn spawn(mut acceptor: Acceptor) -> io::Result<JoinHandle<()>> {
 
 /// Listener that is registered in the acceptor's event loop.
 struct Accepting {
-    socket: Socket,
+    socket: transport::Listener,
+    /// Number of the next connection through a Unix socket.
+    next: Cell<u16>,
     secured: Option<Arc<Secured>>,
     also_plain: bool,
     serves: Serves,
 }
 
-enum Socket {
-    Tcp(tokio::net::TcpListener),
-    /// Unix socket, with the number that its next connection gets.
-    Unix(tokio::net::UnixListener, Cell<u16>),
-}
-
 impl Accepting {
     fn begin(listener: Listener) -> io::Result<Accepting> {
-        let socket = match listener.socket {
-            ListenerSocket::Tcp(listener) => {
-                listener.set_nonblocking(true)?;
-                Socket::Tcp(tokio::net::TcpListener::from_std(listener)?)
-            }
-            ListenerSocket::Unix(listener) => {
-                listener.set_nonblocking(true)?;
-                Socket::Unix(tokio::net::UnixListener::from_std(listener)?, Cell::new(1))
-            }
-        };
+        let socket = transport::Listener::new(listener.socket)?;
         let Listener { also_plain, checks_address, serves, .. } = listener;
         let secured = listener.tls.map(|tls| Arc::new(Secured { tls, checks_address, serves }));
-        Ok(Accepting { socket, secured, also_plain, serves })
+        Ok(Accepting { socket, next: Cell::new(1), secured, also_plain, serves })
     }
 
     /// Returns the next connection and the address of its client.
     async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
-        match &self.socket {
-            Socket::Tcp(listener) => {
-                let (stream, peer) = listener.accept().await?;
-                Ok((Stream::Tcp(stream), peer))
-            }
-            Socket::Unix(listener, next) => {
-                let (stream, _) = listener.accept().await?;
-                let number = next.get();
-                next.set(number.wrapping_add(1));
-                Ok((Stream::Unix(stream), Origin::without_address(number)))
-            }
-        }
+        let (stream, peer) = self.socket.accept().await?;
+        let peer = peer.unwrap_or_else(|| {
+            let number = self.next.get();
+            self.next.set(number.wrapping_add(1));
+            Origin::without_address(number)
+        });
+        Ok((stream, peer))
     }
 }
 
@@ -286,8 +271,7 @@ impl Acceptor {
         let deadline = since + self.handshake_timeout;
         let slot = OpenSlot::new(&self.undecided, &self.hands.1, peer.ip());
         let account = self.budget.open(peer.ip());
-        let over = tokio::time::sleep_until(deadline.into());
-        let first = before(|| Instant::now() >= deadline, over, poll_fn(|cx| stream.poll_first_byte(cx)));
+        let first = before_deadline(deadline, poll_fn(|cx| stream.poll_first_byte(cx)));
         let first = race(poll_fn(|cx| account.poll_doomed(cx)), first).await;
         drop((slot, account));
         match first {

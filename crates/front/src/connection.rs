@@ -961,7 +961,7 @@ mod tests {
 
     use super::*;
     use crate::acceptor::OpenSlot;
-    use crate::stream::Stream;
+    use transport::Stream;
 
     #[test]
     fn a_connection_and_its_task_are_small() {

@@ -98,20 +98,19 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
     }
     let hands = Arc::new(Hands(hands, Arc::default()));
     let quota = Quota::new(&options.budget);
-    let mut reception = Reception { threads: Vec::new(), next: AtomicUsize::new(0), quota };
+    let shared = Arc::new(handshakes::Shared {
+        hands: hands.clone(),
+        rejections,
+        resolver: options.resolver.clone(),
+        look_ups: Arc::new(AtomicUsize::new(0)),
+        timeout: options.handshake_timeout,
+    });
+    let mut reception = Reception { threads: Vec::new(), shared, next: AtomicUsize::new(0), quota };
     if listeners.iter().any(|listener| listener.tls.is_some()) {
-        let shared = Arc::new(handshakes::Shared {
-            hands: hands.clone(),
-            rejections,
-            resolver: options.resolver.clone(),
-            look_ups: Arc::new(AtomicUsize::new(0)),
-            timeout: options.handshake_timeout,
-        });
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         for number in 0..handshake_threads(cores, shards) {
-            let (thread, arriving) = mpsc::unbounded_channel();
-            let closing = Closing(closing_seen.clone());
-            front.threads.push(handshakes::spawn(number, shared.clone(), arriving, closing)?);
+            let (thread, joined) = handshakes::spawn(number, Closing(closing_seen.clone()))?;
+            front.threads.push(joined);
             reception.threads.push(thread);
         }
     }

@@ -17,17 +17,17 @@ use slab::Slab;
 use stdx::{First, race};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
+use transport::{BufferPool, Ending};
 
 use crate::assembler::Assembler;
 use crate::clock::{self, Clock};
-use crate::handshakes::{Ends, Failure, Quota, READ_BYTES, Shaking};
+use crate::handshakes::{Ends, Failure, Quota, begin, poll_done};
 use crate::long_turns::LongTurns;
 use crate::rejections::Rejections;
 use crate::shard::{self, Closing, ShardState};
-use crate::socket::BufferPool;
+use crate::socket::Wire;
 use crate::standing::Admission;
 use crate::turnstile::Turnstile;
-use crate::wire::{TlsStream, Wire};
 use crate::{Options, Origin, Serves, Service, connection};
 use accounting::{Budget, ShardCounters};
 
@@ -109,22 +109,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secure<S> {
     /// alert.
     pub async fn meet(stream: S, listener: &tls::ServerTls) -> Result<Secure<S>, String> {
         let connection = ServerConnection::new(listener.config()).map_err(|error| error.to_string())?;
-        let mut shaking = Shaking::new(stream, connection);
+        let mut handshake = begin(stream, connection);
         let mut share = Quota::new(&Budget::new(64 * 1024 * 1024)).share(PEER).ok_or("no room")?;
-        let mut scratch = vec![0; READ_BYTES];
         let met = async {
-            poll_fn(|cx| shaking.poll_done(cx, &mut share, &mut scratch)).await?;
-            listener.admit(shaking.tls.peer_certificates()).map_err(Failure::Refused)
+            poll_fn(|cx| poll_done(&mut handshake, cx, &mut share)).await?;
+            listener.admit(handshake.tls.peer_certificates()).map_err(Failure::Refused)
         };
         match met.await {
             Ok(session) => {
-                let Shaking { stream, tls, records, .. } = shaking;
-                let stream = TlsStream::new(stream, tls, records, Rc::new(BufferPool::default()));
+                let stream = handshake.into_stream(Rc::new(BufferPool::default()), Ending::Any);
                 let admission = Admission { tls: listener.clone(), session };
                 Ok(Secure { wire: Wire::Tls(Box::new(stream)), admission })
             }
             Err(failure) => {
-                let _ = poll_fn(|cx| shaking.poll_flush(cx)).await;
+                let _ = poll_fn(|cx| handshake.poll_flush(cx)).await;
                 Err(failure.text(&Ends { local: None, peer: SocketAddr::from((PEER, 1)) }))
             }
         }

@@ -6,33 +6,29 @@
 //! others by one step at a time. The memory that clients can make this module hold is bounded ([`Quota`]),
 //! and so is the time of each handshake ([`crate::Options::handshake_timeout`]).
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::{Pin, pin};
-use std::rc::Rc;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustls::ServerConnection;
-use stdx::{Turns, before, race};
-use tls::Records;
+use rustls::{Connection, ServerConnection};
 use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
-use tokio::sync::mpsc;
+use transport::{
+    BUFFER_BYTES, Detached, Handshake, HandshakeError, HandshakeThread, Stream, before_deadline,
+};
 
 use crate::acceptor::{Hands, Secured};
 use crate::rejections::Rejections;
 use crate::shard::Closing;
 use crate::socket::Transport;
 use crate::standing::Admission;
-use crate::stream::{Detached, Stream};
-use crate::wire::Kernel;
 use crate::{Origin, Rejected};
 use accounting::Budget;
 use accounting::{Charge, party};
@@ -46,8 +42,6 @@ const LONG_BYTES: usize = 160 * 1024;
 const SHORT_INPUT_BYTES: usize = 8 * 1024;
 /// Input limit of a handshake, in bytes; a client that sends more is rejected.
 const INPUT_BYTES_MAX: usize = 192 * 1024;
-/// Bytes read at once.
-pub(crate) const READ_BYTES: usize = 16 * 1024;
 
 /// Time for which a rejected connection still reads, so that its client receives the reason.
 const LINGER: Duration = Duration::from_secs(1);
@@ -81,7 +75,8 @@ struct QuotaHeld {
 /// Part of a [`Quota`] that one handshake holds.
 pub(crate) struct Share {
     quota: Arc<Quota>,
-    party: IpAddr,
+    /// Address of the client.
+    pub(crate) party: IpAddr,
     bytes: usize,
     _charge: Charge,
 }
@@ -182,40 +177,10 @@ pub(crate) struct Shared {
 /// Starts a handshake thread. It ends when closing begins, and drops its handshakes then.
 pub(crate) fn spawn(
     number: usize,
-    shared: Arc<Shared>,
-    mut arriving: mpsc::UnboundedReceiver<Arriving>,
     mut closing: Closing,
-) -> io::Result<JoinHandle<()>> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .max_blocking_threads(LOOK_UP_THREADS)
-        .thread_name("tls-look-up")
-        .build()?;
-    std::thread::Builder::new().name(format!("tls-{number}")).spawn(move || {
-        let hall = Rc::new(Hall { shared, scratch: RefCell::new(vec![0; READ_BYTES].into_boxed_slice()) });
-        let mut turns = Turns::new();
-        let serving = poll_fn(|cx| {
-            while let Poll::Ready(arriving) = arriving.poll_recv(cx) {
-                let Some(arriving) = arriving else { return Poll::Ready(()) };
-                let (hall, party) = (hall.clone(), arriving.share.party);
-                // The task ends in bounded time, or with the thread.
-                turns.add(party, Box::pin(async move { hall.receive(arriving).await }));
-            }
-            if turns.poll_one(cx).is_ready() {
-                // `yield_now` is never ready at its first poll, and its wake makes the runtime poll the
-                // network before the next turn.
-                let _ = pin!(tokio::task::yield_now()).poll(cx);
-            }
-            Poll::Pending
-        });
-        runtime.block_on(race(closing.begun(), serving));
-        // Sockets and timers must be dropped inside their runtime.
-        let inside = runtime.enter();
-        drop(turns);
-        drop(inside);
-        // A name look-up may take long, so the shutdown does not wait for it.
-        runtime.shutdown_background();
-    })
+) -> io::Result<(HandshakeThread<IpAddr>, JoinHandle<()>)> {
+    let until = async move { closing.begun().await };
+    HandshakeThread::start(format!("tls-{number}"), LOOK_UP_THREADS, until)
 }
 
 /// Reason why a client is not admitted.
@@ -270,85 +235,38 @@ impl Failure {
     }
 }
 
-/// Handshake in progress.
-pub(crate) struct Shaking<S> {
-    pub(crate) stream: S,
-    pub(crate) tls: ServerConnection,
-    pub(crate) records: Records,
-    received: usize,
-    /// First bytes received from the client.
-    first: [u8; 5],
+impl From<HandshakeError> for Failure {
+    fn from(error: HandshakeError) -> Failure {
+        match error {
+            HandshakeError::EndOfFile => Failure::EndOfFile,
+            HandshakeError::Closed => Failure::TooLong,
+            HandshakeError::Io(error) => Failure::Io(error),
+            HandshakeError::Tls(error) => Failure::Tls(error),
+        }
+    }
 }
 
-impl<S: Transport> Shaking<S> {
-    pub(crate) fn new(stream: S, mut tls: ServerConnection) -> Shaking<S> {
-        tls.set_buffer_limit(Some(crate::socket::BUFFER_BYTES));
-        Shaking { stream, tls, records: Records::default(), received: 0, first: [0; 5] }
-    }
+/// Creates the handshake with a client.
+pub(crate) fn begin<S: Transport>(stream: S, tls: ServerConnection) -> Handshake<S> {
+    Handshake::new(stream, tls, BUFFER_BYTES)
+}
 
-    /// Continues the handshake until it is complete and all output is sent.
-    pub(crate) fn poll_done(
-        &mut self,
-        cx: &mut Context<'_>,
-        share: &mut Share,
-        scratch: &mut [u8],
-    ) -> Poll<Result<(), Failure>> {
-        loop {
-            ready!(self.poll_flush(cx))?;
-            if !self.tls.is_handshaking() {
-                return Poll::Ready(Ok(()));
-            }
-            let mut space = ReadBuf::new(scratch);
-            ready!(Pin::new(&mut self.stream).poll_read(cx, &mut space))?;
-            let bytes = space.filled();
-            if bytes.is_empty() {
-                let is_clean = self.records.unfinished() == 0;
-                return Poll::Ready(Err(if is_clean {
-                    Failure::EndOfFile
-                } else {
-                    Failure::Io(io::ErrorKind::UnexpectedEof.into())
-                }));
-            }
-            self.take(bytes, share)?;
-        }
-    }
-
-    /// Sends the pending output of rustls.
-    pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while self.tls.wants_write() {
-            match self.tls.write_tls(&mut Kernel { stream: &mut self.stream, cx }) {
-                Ok(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Poll::Pending,
-                Err(error) => return Poll::Ready(Err(error)),
-            }
-        }
-        Poll::Ready(Ok(()))
-    }
-
-    /// Passes received bytes to rustls.
-    fn take(&mut self, mut bytes: &[u8], share: &mut Share) -> Result<(), Failure> {
-        let known = self.received.min(self.first.len());
-        let n = bytes.len().min(self.first.len() - known);
-        self.first[known..known + n].copy_from_slice(&bytes[..n]);
-        self.received += bytes.len();
-        if looks_like_http(&self.first[..self.received.min(self.first.len())]) {
+/// Continues a handshake until it is complete, within the limits on its input.
+pub(crate) fn poll_done<S: Transport>(
+    handshake: &mut Handshake<S>,
+    cx: &mut Context<'_>,
+    share: &mut Share,
+) -> Poll<Result<(), Failure>> {
+    handshake.poll_done(cx, |_, received| {
+        if looks_like_http(received.first) {
             return Err(Failure::PlainHttp);
         }
-        if self.received > INPUT_BYTES_MAX || (self.received > SHORT_INPUT_BYTES && !share.lengthen()) {
+        let is_long = received.bytes > SHORT_INPUT_BYTES;
+        if received.bytes > INPUT_BYTES_MAX || (is_long && !share.lengthen()) {
             return Err(Failure::TooLong);
         }
-        while !bytes.is_empty() {
-            let before = bytes;
-            let taken = self.tls.read_tls(&mut bytes)?;
-            if taken == 0 {
-                return Err(Failure::TooLong);
-            }
-            self.records.scan(&before[..taken]);
-            self.tls.process_new_packets().map_err(Failure::Tls)?;
-        }
         Ok(())
-    }
+    })
 }
 
 /// Returns true if the first bytes are those of an HTTP/1 request, by the same rule as Go's server.
@@ -356,34 +274,24 @@ fn looks_like_http(first: &[u8]) -> bool {
     [b"GET /", b"HEAD ", b"POST ", b"PUT /", b"OPTIO"].iter().any(|begin| first == &begin[..])
 }
 
-/// Clients of one thread whose handshakes are in progress.
-struct Hall {
-    shared: Arc<Shared>,
-    /// Read buffer, empty between reads.
-    scratch: RefCell<Box<[u8]>>,
-}
-
-impl Hall {
+impl Shared {
     /// Serves a client from its first byte until it is handed over or rejected.
-    async fn receive(&self, arriving: Arriving) {
+    pub(crate) async fn receive(&self, arriving: Arriving) {
         let Arriving { stream, peer, listener, mut share, since } = arriving;
         let Ok(stream) = stream.attach() else { return };
-        let deadline = since + self.shared.timeout;
+        let deadline = since + self.timeout;
         let Ok(tls) = ServerConnection::new(listener.tls.config()) else { return };
-        let mut shaking = Shaking::new(stream, tls);
+        let mut handshake = begin(stream, tls);
         let met = async {
-            poll_fn(|cx| shaking.poll_done(cx, &mut share, &mut self.scratch.borrow_mut())).await?;
-            self.check(&shaking.tls, &listener, peer).await.map_err(Failure::Refused)
+            poll_fn(|cx| poll_done(&mut handshake, cx, &mut share)).await?;
+            self.check(&handshake.tls, &listener, peer).await.map_err(Failure::Refused)
         };
-        // The deadline is checked before each step, because a step may compute an expensive signature.
-        let over = tokio::time::sleep_until(deadline.into());
-        let met = before(|| Instant::now() >= deadline, over, met).await;
-        match met.unwrap_or(Err(Failure::TimedOut)) {
-            Ok(session) => self.hand_over(shaking, listener, session, peer),
+        match before_deadline(deadline, met).await.unwrap_or(Err(Failure::TimedOut)) {
+            Ok(session) => self.hand_over(handshake, listener, session, peer),
             Err(failure) => {
-                self.report(&shaking, &failure, peer);
+                self.report(&handshake, &failure, peer);
                 // An error or a timeout means that the client does not read the reason.
-                let _ = tokio::time::timeout(LINGER, self.send_away(&mut shaking, &failure)).await;
+                let _ = tokio::time::timeout(LINGER, self.send_away(&mut handshake, &failure)).await;
             }
         }
     }
@@ -391,7 +299,7 @@ impl Hall {
     /// Checks the identity of the client and returns its session if the client is admitted.
     async fn check(
         &self,
-        connection: &ServerConnection,
+        connection: &Connection,
         listener: &Secured,
         peer: SocketAddr,
     ) -> Result<tls::Session, tls::Refusal> {
@@ -418,12 +326,12 @@ impl Hall {
             }
         }
         let refused = || tls::Refusal::WrongAddress("tls: too many names are being looked up".to_owned());
-        if self.shared.look_ups.fetch_add(1, Relaxed) >= LOOK_UPS_MAX {
-            self.shared.look_ups.fetch_sub(1, Relaxed);
+        if self.look_ups.fetch_add(1, Relaxed) >= LOOK_UPS_MAX {
+            self.look_ups.fetch_sub(1, Relaxed);
             return Err(refused());
         }
-        let place = Place(self.shared.look_ups.clone());
-        let resolver = self.shared.resolver.clone();
+        let place = Place(self.look_ups.clone());
+        let resolver = self.resolver.clone();
         let asked = tokio::task::spawn_blocking(move || {
             let _place = place;
             look_up.resolve(&*resolver)
@@ -433,12 +341,12 @@ impl Hall {
 
     fn hand_over(
         &self,
-        shaking: Shaking<Stream>,
+        handshake: Handshake<Stream>,
         listener: Arc<Secured>,
         session: tls::Session,
         peer: SocketAddr,
     ) {
-        let Shaking { stream, tls, records, .. } = shaking;
+        let Handshake { stream, tls, records, .. } = handshake;
         // Detaching fails only for a broken socket.
         let Ok(stream) = stream.detach() else { return };
         let is_user = listener.tls.settings().client_cert_auth;
@@ -447,48 +355,45 @@ impl Hall {
         let common_name = is_user.then(|| Arc::from(session.common_name().unwrap_or_default()));
         let origin = Origin { peer, common_name, is_tls: true, serves: listener.serves };
         let admission = Admission { tls: listener.tls.clone(), session };
-        self.shared.hands.give(
-            stream,
-            origin,
-            Some(Box::new(crate::acceptor::Met { tls, records, admission })),
-        );
+        self.hands.give(stream, origin, Some(Box::new(crate::acceptor::Met { tls, records, admission })));
     }
 
-    fn report(&self, shaking: &Shaking<Stream>, failure: &Failure, peer: SocketAddr) {
+    fn report(&self, handshake: &Handshake<Stream>, failure: &Failure, peer: SocketAddr) {
         let rejected = Rejected {
-            server_name: shaking.tls.server_name().unwrap_or_default().to_owned(),
-            names: tls::PeerNames::of(shaking.tls.peer_certificates()),
+            server_name: handshake.server_name().unwrap_or_default().to_owned(),
+            names: tls::PeerNames::of(handshake.tls.peer_certificates()),
             is_end_of_file: matches!(failure, Failure::EndOfFile),
-            ..Rejected::new(peer, failure.text(&Ends { local: shaking.stream.local_address(), peer }))
+            ..Rejected::new(peer, failure.text(&Ends { local: handshake.stream.local_address(), peer }))
         };
-        self.shared.rejections.report(rejected, Instant::now());
+        self.rejections.report(rejected, Instant::now());
     }
 
     /// Sends the reason to the client and gives it time to read it. Closing immediately, with unread bytes
     /// from the client, would destroy data in flight.
-    async fn send_away(&self, shaking: &mut Shaking<Stream>, failure: &Failure) -> io::Result<()> {
+    async fn send_away(&self, handshake: &mut Handshake<Stream>, failure: &Failure) -> io::Result<()> {
         if let Failure::PlainHttp = failure {
             let mut rest = NOT_PLAIN;
             while !rest.is_empty() {
-                let n = poll_fn(|cx| Pin::new(&mut shaking.stream).poll_write(cx, rest)).await?;
+                let n = poll_fn(|cx| Pin::new(&mut handshake.stream).poll_write(cx, rest)).await?;
                 rest = rest.get(n..).filter(|_| n > 0).ok_or(io::ErrorKind::WriteZero)?;
             }
         } else {
-            poll_fn(|cx| shaking.poll_flush(cx)).await?;
+            poll_fn(|cx| handshake.poll_flush(cx)).await?;
         }
-        poll_fn(|cx| Pin::new(&mut shaking.stream).poll_shutdown(cx)).await?;
+        poll_fn(|cx| Pin::new(&mut handshake.stream).poll_shutdown(cx)).await?;
         let mut left = LINGER_BYTES;
         poll_fn(|cx| {
-            let mut scratch = self.scratch.borrow_mut();
-            loop {
-                let mut space = ReadBuf::new(&mut scratch);
-                ready!(Pin::new(&mut shaking.stream).poll_read(cx, &mut space))?;
-                let n = space.filled().len();
-                left = left.saturating_sub(n);
-                if n == 0 || left == 0 {
-                    return Poll::Ready(Ok(()));
+            transport::with_scratch(|scratch| {
+                loop {
+                    let mut space = ReadBuf::new(scratch);
+                    ready!(Pin::new(&mut handshake.stream).poll_read(cx, &mut space))?;
+                    let n = space.filled().len();
+                    left = left.saturating_sub(n);
+                    if n == 0 || left == 0 {
+                        return Poll::Ready(Ok(()));
+                    }
                 }
-            }
+            })
         })
         .await
     }

@@ -9,13 +9,14 @@ use std::io;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use stdx::{First, race};
 
 use http::Request;
 use hyper::body::Incoming;
 use hyper::rt::ReadBufCursor;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use transport::Clock;
 
 use crate::Service;
 use crate::call::Progress;
@@ -332,31 +333,5 @@ impl<S: Transport> hyper::rt::Write for Hyper<S> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.socket).poll_shutdown(cx)
-    }
-}
-
-/// Adapts tokio's clock to hyper's timer trait.
-#[derive(Clone, Copy)]
-struct Clock;
-
-struct Alarm(Pin<Box<tokio::time::Sleep>>);
-
-impl Future for Alarm {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        self.0.as_mut().poll(cx)
-    }
-}
-
-impl hyper::rt::Sleep for Alarm {}
-
-impl hyper::rt::Timer for Clock {
-    fn sleep(&self, duration: Duration) -> Pin<Box<dyn hyper::rt::Sleep>> {
-        Box::pin(Alarm(Box::pin(tokio::time::sleep(duration))))
-    }
-
-    fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn hyper::rt::Sleep>> {
-        Box::pin(Alarm(Box::pin(tokio::time::sleep_until(deadline.into()))))
     }
 }

@@ -3,8 +3,9 @@
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::os::unix::net::UnixListener;
 use std::sync::Arc;
+
+use transport::ListenerSocket;
 
 /// Socket that accepts connections, with the settings for these connections.
 #[derive(Debug)]
@@ -44,15 +45,6 @@ impl Serves {
             Serves::Pages => !is_http2 || is_tls,
         }
     }
-}
-
-/// Socket that is already listening.
-#[derive(Debug)]
-pub enum ListenerSocket {
-    /// TCP listener, for `http` and `https` URLs.
-    Tcp(TcpListener),
-    /// Unix socket listener, for `unix` and `unixs` URLs.
-    Unix(UnixListener),
 }
 
 impl From<TcpListener> for Listener {

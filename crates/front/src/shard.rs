@@ -11,16 +11,16 @@ use stdx::{First, race};
 
 use slab::Slab;
 use tokio::sync::{mpsc, watch};
+use transport::{BufferPool, Ending, TLS_BYTES, TlsStream};
 
 use crate::acceptor::{Handed, Met};
 use crate::clock::{self, Clock};
 use crate::front::MakeService;
 use crate::long_turns::LongTurns;
 use crate::rejections::Rejections;
-use crate::socket::{BufferPool, Socket, Transport};
+use crate::socket::{Socket, Transport, Wire};
 use crate::standing::{self, Admission, Admitted, Standing};
 use crate::turnstile::{Pass, Turnstile};
-use crate::wire::{TLS_BYTES, TlsStream, Wire};
 use crate::{Options, Origin, Service, connection, http1};
 use accounting::ShardCounters;
 use accounting::{Account, Held};
@@ -164,7 +164,9 @@ pub(crate) async fn run(
                     let (wire, admission) = match met.map(|met| *met) {
                         None => (Wire::Plain(stream), None),
                         Some(Met { tls, records, admission }) => {
-                            let stream = TlsStream::new(stream, tls, records, state.pool.clone());
+                            // HTTP messages carry their own length.
+                            let pool = state.pool.clone();
+                            let stream = TlsStream::new(stream, tls, records, pool, Ending::Any);
                             (Wire::Tls(Box::new(stream)), Some(admission))
                         }
                     };

@@ -10,11 +10,7 @@ use std::task::{Context, Poll, ready};
 
 use http2::{Output, PREFACE};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-
-use crate::wire::Wire;
-
-/// Size of one buffer in bytes. A turn reads and writes at most this much at once.
-pub(crate) const BUFFER_BYTES: usize = 64 * 1024;
+use transport::{BUFFER_BYTES, BufferPool, Buffers as _, Filled};
 
 /// Bytes that one round of a connection may take from the client.
 pub(crate) const ALLOWANCE_BYTES: usize = BUFFER_BYTES;
@@ -22,63 +18,8 @@ pub(crate) const ALLOWANCE_BYTES: usize = BUFFER_BYTES;
 /// Maximum number of pieces in one vectored write.
 const PIECES_MAX: usize = 64;
 
-/// Maximum number of free buffers that a shard keeps.
-const POOLED_MAX: usize = 64;
-
-/// Buffer pool of one shard. A connection borrows a buffer while it has bytes in it, so an idle connection
-/// holds none.
-#[derive(Debug, Default)]
-pub(crate) struct BufferPool {
-    free: RefCell<Vec<Box<[u8]>>>,
-}
-
-impl BufferPool {
-    pub(crate) fn take(&self) -> Box<[u8]> {
-        self.free.borrow_mut().pop().unwrap_or_else(|| vec![0; BUFFER_BYTES].into_boxed_slice())
-    }
-
-    pub(crate) fn give(&self, buffer: Box<[u8]>) {
-        let mut free = self.free.borrow_mut();
-        if free.len() < POOLED_MAX {
-            free.push(buffer);
-        }
-    }
-}
-
-/// Borrowed buffer whose bytes `at..end` are not used yet.
-#[derive(Debug)]
-pub(crate) struct Filled {
-    buffer: Box<[u8]>,
-    at: usize,
-    end: usize,
-}
-
-impl Filled {
-    /// Wraps a buffer whose first `end` bytes are filled.
-    pub(crate) fn new(buffer: Box<[u8]>, end: usize) -> Filled {
-        Filled { buffer, at: 0, end }
-    }
-
-    /// Returns the unused bytes.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.buffer[self.at..self.end]
-    }
-
-    /// Marks `n` bytes as used. Returns the number of unused bytes left.
-    pub(crate) fn advance(&mut self, n: usize) -> usize {
-        self.at += n;
-        self.end - self.at
-    }
-
-    /// Returns the size of the whole buffer in bytes.
-    pub(crate) fn capacity(&self) -> usize {
-        self.buffer.len()
-    }
-
-    pub(crate) fn into_buffer(self) -> Box<[u8]> {
-        self.buffer
-    }
-}
+/// Byte stream of a connection, whose buffers are those of its shard.
+pub(crate) type Wire<S> = transport::Wire<S, Rc<BufferPool>>;
 
 /// Any byte stream under a connection. Its poll functions must not wake the task themselves: after a pending
 /// read, a connection does not read again in the same turn (see `Socket::drained`).
@@ -407,5 +348,49 @@ impl<S: Transport> AsyncWrite for SharedSocket<S> {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.0.borrow_mut().poll_close(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use testkit::Tape;
+    use testkit::tls_ends::{flood, pair, sent_by};
+    use transport::{Ending, Records, TlsStream};
+
+    use super::*;
+
+    #[test]
+    fn a_flood_of_key_updates_gets_no_more_than_its_turn() {
+        const ROUNDS: usize = 100;
+        let (server, mut client) = pair();
+        let mut bytes = Vec::new();
+        for _ in 0..ROUNDS {
+            bytes.extend(flood(&mut client, 15));
+            client.writer().write_all(b"x").unwrap();
+            bytes.extend(sent_by(&mut client));
+        }
+        let stream = Tape { bytes, at: 0 };
+        let stream = TlsStream::new(stream, server, Records::default(), Rc::default(), Ending::Any);
+        let mut socket = Socket::new(Wire::Tls(Box::new(stream)), Rc::default());
+        let cx = &mut Context::from_waker(std::task::Waker::noop());
+        let (mut taken, mut rounds) = (0, 0);
+        while taken < ROUNDS {
+            socket.begin_turn();
+            let (mut of_round, mut spent, mut is_dry) = (0, 0, false);
+            while spent < ALLOWANCE_BYTES && !is_dry {
+                match socket.poll_fill(cx) {
+                    Poll::Ready(cost) => spent += cost.unwrap(),
+                    Poll::Pending => is_dry = true,
+                }
+                let n = socket.unread().len();
+                socket.consume(n);
+                of_round += n;
+            }
+            assert!(of_round > 0 && of_round <= 30, "{of_round}");
+            assert!(!is_dry || taken + of_round == ROUNDS);
+            (taken, rounds) = (taken + of_round, rounds + 1);
+        }
+        assert!(rounds >= 4, "{rounds}");
     }
 }

@@ -1,5 +1,6 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -7,8 +8,7 @@ use http::header::InvalidHeaderValue;
 use http::{HeaderValue, Request, Response};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
-use hyper::client::conn::http1::SendRequest;
-use tokio::task::AbortHandle;
+use transport::http1::{self, IdleLinks};
 
 use crate::body::Body;
 use crate::dialer::Dialer;
@@ -19,13 +19,11 @@ use crate::options::{ANSWER_BYTES_MAX, DIAL_TIMEOUT, IDLE_CONNECTIONS_MAX, IDLE_
 /// Sends single requests over connections that are kept for a while. Must be used within a `LocalSet`.
 pub(crate) struct Client {
     pub(crate) dialer: Dialer,
-    idle: RefCell<HashMap<Endpoint, Vec<Idle>>>,
+    idle: RefCell<HashMap<Endpoint, Rc<IdleLinks<Body>>>>,
 }
 
-struct Idle {
-    sender: SendRequest<Body>,
-    since: Instant,
-}
+/// Connection for one request at a time.
+pub(crate) type Link = http1::Link<Body>;
 
 impl Client {
     pub(crate) fn new(dialer: Dialer) -> Client {
@@ -52,62 +50,39 @@ impl Client {
         timeout: Duration,
     ) -> Result<Response<Bytes>, ExchangeError> {
         name_host(&mut request, endpoint)?;
-        while let Some(mut sender) = self.take_idle(endpoint) {
-            match sender.try_send_request(request).await {
-                Ok(answer) => return self.collect(endpoint, sender, answer).await,
-                // The server closed the connection before it took the request, so hyper returns the request.
-                Err(mut error) => match error.take_message() {
-                    Some(unsent) => request = unsent,
-                    None => return Err(error.into_error().into()),
-                },
-            }
-        }
-        let (mut sender, _) = dial(&self.dialer, endpoint, timeout).await?;
-        let answer = sender.send_request(request).await?;
-        self.collect(endpoint, sender, answer).await
+        let idle = self.idle(endpoint);
+        let connect = async || dial(&self.dialer, endpoint, timeout).await;
+        let sent = http1::send(&idle, request, || None, connect, ExchangeError::Http).await;
+        let (link, answer) = sent?;
+        self.collect(endpoint, link, answer).await
     }
 
     async fn collect(
         &self,
         endpoint: &Endpoint,
-        sender: SendRequest<Body>,
+        link: Link,
         answer: Response<Incoming>,
     ) -> Result<Response<Bytes>, ExchangeError> {
         let (head, body) = answer.into_parts();
         let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
         let body = body.map_err(ExchangeError::BrokenOff)?.to_bytes();
-        if !sender.is_closed() {
-            self.keep(endpoint, sender);
-        }
+        self.idle(endpoint).keep(link, Instant::now() + IDLE_MAX);
         Ok(Response::from_parts(head, body))
     }
 
-    fn keep(&self, endpoint: &Endpoint, sender: SendRequest<Body>) {
+    fn idle(&self, endpoint: &Endpoint) -> Rc<IdleLinks<Body>> {
         let mut idle = self.idle.borrow_mut();
-        let kept = idle.entry(endpoint.clone()).or_default();
-        if kept.len() < IDLE_CONNECTIONS_MAX {
-            kept.push(Idle { sender, since: Instant::now() });
+        if let Some(links) = idle.get(endpoint) {
+            return Rc::clone(links);
         }
-    }
-
-    fn take_idle(&self, endpoint: &Endpoint) -> Option<SendRequest<Body>> {
-        let mut idle = self.idle.borrow_mut();
-        let kept = idle.get_mut(endpoint)?;
-        while let Some(Idle { sender, since }) = kept.pop() {
-            if since.elapsed() < IDLE_MAX && sender.is_ready() {
-                return Some(sender);
-            }
-        }
-        None
+        let links = Rc::new(IdleLinks::new(IDLE_CONNECTIONS_MAX));
+        idle.insert(endpoint.clone(), Rc::clone(&links));
+        links
     }
 
     /// Closes connections that were idle for too long.
     pub(crate) fn sweep(&self) {
-        let mut idle = self.idle.borrow_mut();
-        idle.retain(|_, kept| {
-            kept.retain(|idle| idle.since.elapsed() < IDLE_MAX && !idle.sender.is_closed());
-            !kept.is_empty()
-        });
+        self.idle.borrow_mut().retain(|_, links| links.sweep().is_some());
     }
 }
 
@@ -118,16 +93,15 @@ pub(crate) fn name_host<B>(request: &mut Request<B>, endpoint: &Endpoint) -> Res
     Ok(())
 }
 
-/// Opens a connection and runs it in a task, until its last handle is dropped or it is aborted.
+/// Opens a connection.
 pub(crate) async fn dial(
     dialer: &Dialer,
     endpoint: &Endpoint,
     write_timeout: Duration,
-) -> Result<(SendRequest<Body>, AbortHandle), ExchangeError> {
+) -> Result<Link, ExchangeError> {
     let socket =
         dialer.connect(endpoint, DIAL_TIMEOUT, write_timeout).await.map_err(ExchangeError::Connect)?;
-    let (sender, connection) = hyper::client::conn::http1::handshake(socket).await?;
-    Ok((sender, tokio::task::spawn_local(connection).abort_handle()))
+    Ok(Link::start(socket, &hyper::client::conn::http1::Builder::new()).await?)
 }
 
 /// Formats an error of hyper with its cause, which contains the actual reason.

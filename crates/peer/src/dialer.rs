@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use tls::ClientTls;
 use tokio::net::{TcpSocket, TcpStream, UnixStream, lookup_host};
+use transport::Stream;
 
 use crate::endpoint::{Endpoint, Place};
-use crate::handshakes::{self, Failure, Handshakes, Met};
+use crate::fair_stream::FairStream;
+use crate::handshakes::{self, Failure, Handshakes};
 use crate::sessions::{Sessions, Side};
 use crate::socket::Socket;
-use crate::stream::Stream;
-use crate::wire::Wire;
 
 /// Opens connections to members.
 pub(crate) struct Dialer {
@@ -54,24 +54,23 @@ impl Dialer {
             Place::Unix { path } => {
                 let stream =
                     tokio::time::timeout(dial_timeout, UnixStream::connect(path)).await.map_err(late)??;
-                return Ok(Socket::plain(Wire::new(Stream::Unix(stream), write_timeout)?));
+                return Ok(Socket::plain(FairStream::new(Stream::Unix(stream), write_timeout)?));
             }
         };
         let stream = tokio::time::timeout(dial_timeout, self.dial(host, port)).await.map_err(late)??;
         if !endpoint.is_tls {
-            return Ok(Socket::plain(Wire::new(Stream::Tcp(stream), write_timeout)?));
+            return Ok(Socket::plain(FairStream::new(Stream::Tcp(stream), write_timeout)?));
         }
         let tls = self.tls.as_ref().ok_or_else(|| io::Error::other("no TLS settings"))?;
-        let stream = stream.into_std()?;
+        let stream = Stream::Tcp(stream).detach()?;
         let met = match &self.handshakes {
             Some(thread) => thread.connect(stream, host.clone(), tls.clone(), write_timeout).await,
             None => handshakes::connect(stream, host, tls, write_timeout).await,
         };
-        let Met { stream, secured, session } = met?;
-        let wire = Wire::new(Stream::Tcp(TcpStream::from_std(stream)?), write_timeout)?;
+        let (wire, session) = met?.attach(write_timeout)?;
         let watched = self.sessions.watch(Side::Dialed(tls.clone()), session, endpoint.authority.clone());
         let watched = watched.map_err(Failure::Refused)?;
-        Ok(Socket::secured(wire, secured, watched))
+        Ok(Socket::secured(wire, watched))
     }
 
     async fn dial(&self, host: &str, port: u16) -> io::Result<TcpStream> {

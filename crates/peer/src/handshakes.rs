@@ -3,27 +3,30 @@
 
 use std::cell::RefCell;
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::pin::Pin;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::{Duration, Instant};
-use stdx::{First, Turns, before, race};
 
-use rustls::{ClientConnection, ServerConnection};
+use rustls::{ClientConnection, Connection, ServerConnection};
 use tls::{
     AddressCheck, ClientTls, HANDSHAKE_TIMEOUT, LookUp, PeerNames, Question, Refusal, Resolver, ServerTls,
     Session,
 };
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::Semaphore;
+use transport::{
+    Detached, Ending, Handshake, HandshakeError, HandshakeThread, RECORD_COST, Received, Records,
+    ThreadBuffers, TlsStream, Wire, before_deadline,
+};
 
+use crate::fair_stream::FairStream;
 use crate::origin::Origin;
-use crate::secured::{HandshakeError, Secured};
-use crate::stream::Stream;
-use crate::turn::end_turn;
-use crate::wire::Wire;
+
+/// Maximum number of bytes per read.
+const READ_BYTES: usize = 128 * 1024;
+/// Maximum number of bytes that are encrypted at once.
+const WRITE_BYTES: usize = 128 * 1024;
 
 /// Maximum number of threads that wait for name look-ups.
 pub(crate) const LOOK_UPS_MAX: usize = 8;
@@ -56,6 +59,9 @@ impl Failure {
 impl From<HandshakeError> for Failure {
     fn from(error: HandshakeError) -> Failure {
         match error {
+            HandshakeError::EndOfFile | HandshakeError::Closed => {
+                Failure::Io(io::ErrorKind::UnexpectedEof.into())
+            }
             HandshakeError::Io(error) => Failure::Io(error),
             HandshakeError::Tls(error) => Failure::Handshake(error),
         }
@@ -94,9 +100,29 @@ impl From<Failure> for io::Error {
 
 /// Connection after its handshake, whose other end was admitted.
 pub(crate) struct Met {
-    pub(crate) stream: TcpStream,
-    pub(crate) secured: Secured,
+    stream: Detached,
+    tls: Connection,
+    records: Records,
     pub(crate) session: Session,
+}
+
+impl Met {
+    fn new(handshake: Handshake<FairStream>, session: Session) -> io::Result<Met> {
+        let Handshake { stream, tls, records, .. } = handshake;
+        Ok(Met { stream: stream.detach()?, tls, records, session })
+    }
+
+    /// Registers the connection in this thread's event loop. Returns it with the session.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the operating system, for a broken socket.
+    pub(crate) fn attach(self, write_timeout: Duration) -> io::Result<(Wire<FairStream>, Session)> {
+        let stream = FairStream::new(self.stream.attach()?, write_timeout)?;
+        let stream =
+            TlsStream::new(stream, self.tls, self.records, ThreadBuffers(READ_BYTES), Ending::Announced);
+        Ok((Wire::Tls(Box::new(stream)), self.session))
+    }
 }
 
 /// Connection that was rejected, for the log.
@@ -109,41 +135,27 @@ pub(crate) struct Rejected {
     pub(crate) names: Option<PeerNames>,
 }
 
-type Work = Pin<Box<dyn Future<Output = ()>>>;
-
-struct Job {
-    origin: Origin,
-    begin: Box<dyn FnOnce() -> Work + Send>,
-}
-
 /// Handle of the handshake thread, which starts with the first handshake and ends when this handle is
 /// dropped.
 ///
 /// The callers bound the number of queued handshakes: an accepted connection already holds a slot, and few
-/// dials to one member run at a time. Addresses take turns ([`Turns`]).
+/// dials to one member run at a time. Addresses take turns.
 #[derive(Default)]
 pub(crate) struct Handshakes {
-    jobs: RefCell<Option<mpsc::UnboundedSender<Job>>>,
+    thread: RefCell<Option<HandshakeThread<Origin>>>,
 }
 
 impl Handshakes {
-    fn jobs(&self) -> io::Result<mpsc::UnboundedSender<Job>> {
-        let mut jobs = self.jobs.borrow_mut();
-        if let Some(jobs) = &*jobs {
-            return Ok(jobs.clone());
+    fn thread(&self) -> io::Result<HandshakeThread<Origin>> {
+        let mut thread = self.thread.borrow_mut();
+        if let Some(thread) = &*thread {
+            return Ok(thread.clone());
         }
-        let (sender, receiver) = mpsc::unbounded_channel();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .max_blocking_threads(LOOK_UPS_MAX)
-            .build()?;
-        std::thread::Builder::new().name("peer-tls".to_owned()).spawn(move || {
-            runtime.block_on(run(receiver));
-            // A pending look-up does not delay the end of the thread.
-            runtime.shutdown_background();
-        })?;
-        *jobs = Some(sender.clone());
-        Ok(sender)
+        // The thread ends with its handle.
+        let (started, _) =
+            HandshakeThread::start("peer-tls".to_owned(), LOOK_UPS_MAX, std::future::pending())?;
+        *thread = Some(started.clone());
+        Ok(started)
     }
 
     /// Runs a future on the thread. It is dropped if the caller stops waiting for it.
@@ -152,25 +164,13 @@ impl Handshakes {
         origin: Origin,
         work: impl FnOnce() -> F + Send + 'static,
     ) -> io::Result<T> {
-        let (mut done, result) = oneshot::channel();
-        let begin = move || -> Work {
-            Box::pin(async move {
-                if let First::Left(output) = race(work(), done.closed()).await {
-                    // The receiver may have been dropped.
-                    let _ = done.send(output);
-                }
-            })
-        };
-        let jobs = self.jobs()?;
-        let ended = || io::Error::other("it has ended");
-        jobs.send(Job { origin, begin: Box::new(begin) }).map_err(|_| ended())?;
-        result.await.map_err(|_| ended())
+        self.thread()?.run(origin, work).await
     }
 
     /// Performs the handshake with a client at `from`, and checks its identity.
     pub(crate) async fn accept(
         &self,
-        stream: TcpStream,
+        stream: Detached,
         from: SocketAddr,
         tls: ServerTls,
         write_timeout: Duration,
@@ -197,7 +197,7 @@ impl Handshakes {
     /// Performs the handshake with a member at `host`, and checks its identity.
     pub(crate) async fn connect(
         &self,
-        stream: TcpStream,
+        stream: Detached,
         host: String,
         tls: ClientTls,
         write_timeout: Duration,
@@ -210,31 +210,11 @@ impl Handshakes {
     }
 }
 
-/// Polls handshakes in turns until no more can be queued.
-async fn run(mut jobs: mpsc::UnboundedReceiver<Job>) {
-    let mut turns = Turns::new();
-    poll_fn(|cx| {
-        loop {
-            match jobs.poll_recv(cx) {
-                Poll::Ready(Some(Job { origin, begin })) => turns.add(origin, begin()),
-                Poll::Ready(None) => return Poll::Ready(()),
-                Poll::Pending => break,
-            }
-        }
-        if turns.poll_one(cx).is_ready() {
-            // Polls the network before the next turn.
-            end_turn(cx);
-        }
-        Poll::Pending
-    })
-    .await;
-}
-
 /// Server name (SNI) and certificate names that a client presented before it was rejected.
 type Shown = (String, Option<PeerNames>);
 
 async fn accept(
-    stream: TcpStream,
+    stream: Detached,
     from: SocketAddr,
     tls: &ServerTls,
     write_timeout: Duration,
@@ -242,30 +222,36 @@ async fn accept(
     look_ups: &Arc<Semaphore>,
     shown: &mut Shown,
 ) -> Result<Met, Failure> {
-    let mut wire = Wire::new(Stream::Tcp(tokio::net::TcpStream::from_std(stream)?), write_timeout)?;
-    let mut secured = Secured::server(ServerConnection::new(tls.config()).map_err(Failure::Handshake)?);
-    let shaken = secured.handshake(&mut wire).await;
-    shown.0 = secured.server_name().unwrap_or_default().to_owned();
-    shaken?;
-    match let_in(&secured, from.ip(), tls, resolver, look_ups).await {
-        Ok(session) => Ok(Met { stream: wire.into_std()?, secured, session }),
+    let stream = FairStream::new(stream.attach()?, write_timeout)?;
+    let connection = ServerConnection::new(tls.config()).map_err(Failure::Handshake)?;
+    let mut handshake = Handshake::new(stream, connection, WRITE_BYTES);
+    let done = handshake.run(count_records).await;
+    shown.0 = handshake.server_name().unwrap_or_default().to_owned();
+    done?;
+    match let_in(&handshake.tls, from.ip(), tls, resolver, look_ups).await {
+        Ok(session) => Ok(Met::new(handshake, session)?),
         Err(refusal) => {
-            shown.1 = PeerNames::of(secured.peer_certificates());
-            secured.close(&mut wire).await;
+            shown.1 = PeerNames::of(handshake.tls.peer_certificates());
+            handshake.close().await;
             Err(Failure::Refused(refusal))
         }
     }
 }
 
+/// Counts records as bytes read, because many small ones are expensive.
+fn count_records(stream: &mut FairStream, received: Received<'_>) {
+    stream.count_as_read(RECORD_COST * received.records);
+}
+
 async fn let_in(
-    secured: &Secured,
+    connection: &Connection,
     from: IpAddr,
     tls: &ServerTls,
     resolver: &SharedResolver,
     look_ups: &Arc<Semaphore>,
 ) -> Result<Session, Refusal> {
-    let session = tls.admit(secured.peer_certificates())?;
-    match tls.check_address(secured.peer_certificates(), from) {
+    let session = tls.admit(connection.peer_certificates())?;
+    match tls.check_address(connection.peer_certificates(), from) {
         AddressCheck::Passed => Ok(session),
         AddressCheck::Refused(refusal) => Err(refusal),
         AddressCheck::Ask(look_up) => resolve(look_up, resolver, look_ups).await.map(|()| session),
@@ -309,42 +295,41 @@ async fn ask(
 
 /// Performs the handshake with a server, on the current thread.
 pub(crate) async fn connect(
-    stream: TcpStream,
+    stream: Detached,
     host: &str,
     tls: &ClientTls,
     write_timeout: Duration,
 ) -> Result<Met, Failure> {
     let attempt = async {
         let name = tls.server_name(host).map_err(Failure::Refused)?;
-        let mut wire = Wire::new(Stream::Tcp(tokio::net::TcpStream::from_std(stream)?), write_timeout)?;
+        let stream = FairStream::new(stream.attach()?, write_timeout)?;
         let connection = ClientConnection::new(tls.config(), name).map_err(Failure::Handshake)?;
-        let mut secured = Secured::client(connection);
-        secured.handshake(&mut wire).await?;
-        let session = match tls.admit(secured.peer_certificates()) {
-            Ok(session) => session,
+        let mut handshake = Handshake::new(stream, connection, WRITE_BYTES);
+        handshake.run(count_records).await?;
+        match tls.admit(handshake.tls.peer_certificates()) {
+            Ok(session) => Ok(Met::new(handshake, session)?),
             Err(refusal) => {
-                secured.close(&mut wire).await;
-                return Err(Failure::Refused(refusal));
+                handshake.close().await;
+                Err(Failure::Refused(refusal))
             }
-        };
-        Ok(Met { stream: wire.into_std()?, secured, session })
+        }
     };
     in_time(attempt).await
 }
 
-/// Runs a handshake until its deadline. The deadline is checked before each step, because a step may compute
-/// an expensive signature.
+/// Runs a handshake until its deadline.
 async fn in_time<T>(handshake: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
-    let over = tokio::time::sleep_until(deadline.into());
-    before(|| Instant::now() >= deadline, over, handshake).await.unwrap_or(Err(Failure::TimedOut))
+    before_deadline(deadline, handshake).await.unwrap_or(Err(Failure::TimedOut))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
     use std::net::Ipv4Addr;
     use std::sync::Mutex;
     use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::task::Poll;
 
     use super::*;
 

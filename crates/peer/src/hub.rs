@@ -20,17 +20,19 @@ use http::header::AUTHORIZATION;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use tls::{PeerNames, ServerTls, SystemResolver};
-use tokio::net::TcpStream;
 use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
+use transport::{Clock, Stream, end_turn};
 
+use crate::acceptor::Acceptor;
 use crate::body::Body;
 use crate::client::{self, Client};
 use crate::dialer::Dialer;
 use crate::endpoint::Endpoint;
 use crate::error::{ExchangeError, PostError, RequestError};
+use crate::fair_stream::FairStream;
 use crate::frame_buffer::FrameBuffer;
 use crate::handler::{Handler, SnapshotForm};
-use crate::handshakes::{Failure, Handshakes, LOOK_UPS_MAX, Met, Rejected, SharedResolver};
+use crate::handshakes::{Failure, Handshakes, LOOK_UPS_MAX, Rejected, SharedResolver};
 use crate::identity::{self, Identity, MAINSTAY_SNAPSHOT};
 use crate::inbox::{Arrivals, Command, Inbox};
 use crate::options::{
@@ -43,10 +45,7 @@ use crate::piece::Piece;
 use crate::places::{Guest, Places, SnapshotPlaces};
 use crate::routes;
 use crate::sessions::{Finding, Side};
-use crate::socket::{Clock, Socket};
-use crate::stream::{Accepted, Acceptor, Stream};
-use crate::turn::end_turn;
-use crate::wire::Wire;
+use crate::socket::Socket;
 
 /// Maximum number of batches taken from the inbox before the network has its turn.
 const BATCHES_PER_TURN: usize = 8;
@@ -441,14 +440,14 @@ async fn run(hub: Rc<Hub>, listeners: Vec<Acceptor>) {
 async fn accept(hub: Rc<Hub>, listener: Acceptor) {
     loop {
         match listener.accept().await {
-            Ok(accepted) => match hub.places.take(accepted.from().map(|from| from.ip().to_canonical())) {
+            Ok((stream, from)) => match hub.places.take(from.map(|from| from.ip().to_canonical())) {
                 Some((guest, made_way)) => {
                     if made_way {
                         hub.crowded("closed a connection of a stranger: too many are open");
                     }
-                    let hub = Rc::clone(&hub);
+                    let (hub, tls) = (Rc::clone(&hub), listener.tls.clone());
                     tokio::task::spawn_local(async move {
-                        race(serve(&hub, &guest, accepted), guest.cut.notified()).await;
+                        race(serve(&hub, &guest, stream, from, tls), guest.cut.notified()).await;
                         hub.places.leave(&guest);
                     });
                 }
@@ -466,10 +465,17 @@ async fn accept(hub: Rc<Hub>, listener: Acceptor) {
     }
 }
 
-async fn serve(hub: &Rc<Hub>, guest: &Rc<Guest>, accepted: Accepted) {
-    let socket = match accepted {
-        Accepted::Plain(stream, _) => Wire::new(stream, hub.write_timeout).map(Socket::plain),
-        Accepted::Secured(stream, from, tls) => shake_hands(hub, guest, stream, from, tls).await,
+async fn serve(
+    hub: &Rc<Hub>,
+    guest: &Rc<Guest>,
+    stream: Stream,
+    from: Option<SocketAddr>,
+    tls: Option<ServerTls>,
+) {
+    let socket = match (tls, from) {
+        (Some(tls), Some(from)) => shake_hands(hub, guest, stream, from, tls).await,
+        // A listener on a Unix socket has no TLS.
+        _ => FairStream::new(stream, hub.write_timeout).map(Socket::plain),
     };
     // A connection that already broke is dropped without a log line.
     if let Ok(socket) = socket {
@@ -481,29 +487,29 @@ async fn serve(hub: &Rc<Hub>, guest: &Rc<Guest>, accepted: Accepted) {
 async fn shake_hands(
     hub: &Rc<Hub>,
     guest: &Rc<Guest>,
-    stream: TcpStream,
+    stream: Stream,
     from: SocketAddr,
     tls: ServerTls,
 ) -> io::Result<Socket> {
-    let stream = stream.into_std()?;
+    let stream = stream.detach()?;
     let Some(handshakes) = &hub.client.dialer.handshakes else {
         return Err(io::ErrorKind::Unsupported.into());
     };
     let (resolver, look_ups) = (Arc::clone(&hub.resolver), Arc::clone(&hub.look_ups));
     let met = handshakes.accept(stream, from, tls.clone(), hub.write_timeout, resolver, look_ups).await;
-    let Met { stream, secured, session } = met.map_err(|rejected| {
+    let met = met.map_err(|rejected| {
         hub.rejected(from, &rejected);
         rejected.failure
     })?;
-    guest.is_verified.set(session.not_after().is_some());
-    let wire = Wire::new(Stream::Tcp(TcpStream::from_std(stream)?), hub.write_timeout)?;
+    guest.is_verified.set(met.session.not_after().is_some());
+    let (wire, session) = met.attach(hub.write_timeout)?;
     let side = Side::Accepted(tls, Rc::clone(guest));
     let watched = hub.client.dialer.sessions.watch(side, session, from.to_string()).map_err(|refusal| {
         let failure = Failure::Refused(refusal);
         hub.rejected(from, &Rejected { failure, server_name: String::new(), names: None });
         io::ErrorKind::PermissionDenied
     })?;
-    Ok(Socket::secured(wire, secured, watched))
+    Ok(Socket::secured(wire, watched))
 }
 
 /// Answers the requests of one connection until it ends.
@@ -572,9 +578,9 @@ async fn deliver_snapshot(
     }
 
     let dialed = client::dial(&hub.client.dialer, &endpoint, hub.write_timeout * SNAPSHOT_TIMEOUTS).await;
-    let (mut sender, connection) = dialed.inspect_err(|_| peer.endpoint_failed(&endpoint))?;
+    let mut link = dialed.inspect_err(|_| peer.endpoint_failed(&endpoint))?;
     let outcome = async {
-        let answer = sender.send_request(request).await.map_err(ExchangeError::from)?;
+        let answer = link.send(request).await.map_err(ExchangeError::from)?;
         let status = answer.status();
         if status == StatusCode::NO_CONTENT {
             return Ok(());
@@ -593,7 +599,7 @@ async fn deliver_snapshot(
         First::Left(outcome) => outcome,
         First::Right(()) => Err(ExchangeError::TimedOut(SNAPSHOT_ANSWER_TIMEOUT).into()),
     };
-    // A refusal arrives before the whole body is sent; aborting stops the rest of the body.
-    connection.abort();
+    // A refusal arrives before the whole body is sent; closing the connection stops the rest of the body.
+    drop(link);
     outcome
 }

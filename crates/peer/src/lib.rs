@@ -30,6 +30,7 @@
 
 #![forbid(unsafe_code)]
 
+mod acceptor;
 mod account;
 mod app_encoder;
 mod body;
@@ -38,6 +39,7 @@ mod decoder;
 mod dialer;
 mod endpoint;
 mod error;
+mod fair_stream;
 mod fetch;
 mod figures;
 mod frame_buffer;
@@ -58,16 +60,12 @@ mod pipeline;
 mod places;
 mod prober;
 mod routes;
-mod secured;
 mod sessions;
 mod snapshot_receiver;
 mod snapshot_sender;
 mod socket;
-mod stream;
 mod stream_reader;
 mod stream_writer;
-mod turn;
-mod wire;
 
 pub use account::weight as message_bytes;
 pub use endpoint::check_url;
@@ -75,5 +73,6 @@ pub use error::{BoxError, ExchangeError, RequestError, UrlError, UrlFault};
 pub use fetch::fetch;
 pub use figures::{Figures, Histogram, PeerFigures, SnapshotFigures};
 pub use handler::{Handler, OpenedSnapshot, Pieces, SnapshotForm, SnapshotSource};
-pub use options::{Field, Level, Listener, ListenerSocket, Log, Options};
+pub use options::{Field, Level, Listener, Log, Options};
 pub use peers::{Peers, Target};
+pub use transport::ListenerSocket;

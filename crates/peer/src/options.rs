@@ -1,8 +1,9 @@
 use std::fmt;
-use std::net::{IpAddr, TcpListener};
-use std::os::unix::net::UnixListener;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
+
+use transport::ListenerSocket;
 
 /// Settings for communication between members.
 #[derive(Debug)]
@@ -37,21 +38,6 @@ pub struct Listener {
     pub socket: ListenerSocket,
     /// TLS settings; `None` for plain HTTP. Must be `None` for a Unix socket.
     pub tls: Option<tls::ServerTls>,
-}
-
-/// Listening socket.
-#[derive(Debug)]
-pub enum ListenerSocket {
-    /// TCP socket.
-    Tcp(TcpListener),
-    /// Unix socket.
-    Unix(UnixListener),
-}
-
-impl From<TcpListener> for ListenerSocket {
-    fn from(socket: TcpListener) -> ListenerSocket {
-        ListenerSocket::Tcp(socket)
-    }
 }
 
 /// Severity of a log line.

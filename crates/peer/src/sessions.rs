@@ -143,72 +143,31 @@ impl Sessions {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicU64, Ordering};
     use std::time::{Duration, SystemTime};
 
-    use rustls::time_provider::TimeProvider;
-    use rustls_pki_types::UnixTime;
     use testkit::TempDir;
-    use testkit::certificates::rcgen::{
-        BasicConstraints, CertificateParams, CertificateRevocationListParams, IsCa, Issuer, KeyIdMethod,
-        KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
-    };
+    use testkit::certificates::rcgen::{SerialNumber, date_time_ymd};
+    use testkit::certificates::{Clock, Folder, NOW, params};
     use tls::{Settings, Tls};
 
     use super::*;
 
-    /// 2026-06-01, in seconds since the Unix epoch.
-    const NOW: u64 = 1_780_272_000;
-
-    #[derive(Debug)]
-    struct Clock(AtomicU64);
-
-    impl TimeProvider for Clock {
-        fn current_time(&self) -> Option<UnixTime> {
-            Some(UnixTime::since_unix_epoch(Duration::from_secs(self.0.load(Ordering::Relaxed))))
-        }
-    }
-
-    fn revoked(issuer: &Issuer<'_, KeyPair>, serial: u8) -> Vec<u8> {
-        let list = CertificateRevocationListParams {
-            this_update: date_time_ymd(2026, 1, 1),
-            next_update: date_time_ymd(2055, 1, 1),
-            crl_number: SerialNumber::from(1),
-            issuing_distribution_point: None,
-            revoked_certs: vec![RevokedCertParams {
-                serial_number: SerialNumber::from_slice(&[serial]),
-                revocation_time: date_time_ymd(2026, 1, 1),
-                reason_code: None,
-                invalidity_date: None,
-            }],
-            key_identifier_method: KeyIdMethod::Sha256,
-        };
-        list.signed_by(issuer).unwrap().der().to_vec()
-    }
-
     #[test]
     fn a_certificate_that_ends_keeps_its_connections_and_one_that_is_revoked_does_not() {
         let dir = TempDir::in_memory("peer-sessions");
-        let (ca, crl) = (dir.path().join("ca"), dir.path().join("crl"));
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let key = KeyPair::generate().unwrap();
-        std::fs::write(&ca, params.self_signed(&key).unwrap().pem()).unwrap();
-        let issuer = Issuer::new(params, key);
-        std::fs::write(&crl, revoked(&issuer, 1)).unwrap();
-        let mut params = CertificateParams::default();
+        let folder = Folder::new(dir.path(), "ca");
+        let crl = folder.revoke(&[&[1]]);
+        let mut params = params("m");
         params.serial_number = Some(SerialNumber::from_slice(&[7]));
         params.not_after = date_time_ymd(2026, 6, 2);
-        let leaf = params.signed_by(&KeyPair::generate().unwrap(), &issuer).unwrap();
+        let leaf = folder.authority.issue(params);
 
-        let clock = Arc::new(Clock(AtomicU64::new(NOW)));
+        let clock = Clock::new();
         let settings =
-            Settings { trusted_ca_file: Some(ca), crl_file: Some(crl.clone()), ..Settings::default() };
+            Settings { trusted_ca_file: Some(folder.ca.clone()), crl_file: Some(crl), ..Settings::default() };
         let (tls, mut reloader) = Tls::load(settings, clock.clone()).unwrap();
         let client = tls.client();
-        let session = client.admit(Some(&[leaf.der().clone()])).unwrap();
+        let session = client.admit(Some(std::slice::from_ref(&leaf.der))).unwrap();
         let sessions = Sessions::default();
         let watch = || sessions.watch(Side::Dialed(client.clone()), session.clone(), "m".to_owned());
         let watched = watch().unwrap();
@@ -218,11 +177,11 @@ mod tests {
             findings
         };
         assert_eq!(findings(), []);
-        clock.0.store(NOW + 3 * 86_400, Ordering::Relaxed);
+        clock.set(NOW + 3 * 86_400);
         assert_eq!(findings(), [(Finding::Expired, "m".to_owned())]);
         assert!(!watched.ended.get() && findings().is_empty(), "it stays, and that is said once");
 
-        std::fs::write(&crl, revoked(&issuer, 7)).unwrap();
+        folder.revoke(&[&[7]]);
         let later = SystemTime::now() + Duration::from_secs(60);
         while tls.generation() == 1 {
             reloader.poll(later);

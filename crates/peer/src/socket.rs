@@ -1,138 +1,89 @@
 //! A connection with hyper's I/O traits, with or without TLS: [`Socket`].
 
-use std::future::Future;
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
 
-use hyper::rt::ReadBufCursor;
+use hyper::rt::{Read, ReadBufCursor, Write};
+use transport::Wire;
 
-use crate::secured::{SPACE, Secured};
+use crate::fair_stream::FairStream;
 use crate::sessions::Watched;
-use crate::wire::Wire;
 
 /// Connection with hyper's I/O traits. Writes fail if the other end takes no bytes for too long.
 pub(crate) struct Socket {
-    wire: Wire,
-    tls: Option<Box<Tls>>,
-}
-
-struct Tls {
-    secured: Secured,
-    /// Handle that shows when the other end is no longer trusted.
-    watched: Rc<Watched>,
+    wire: Wire<FairStream>,
+    /// Handle that shows when the other end of a TLS connection is no longer trusted.
+    watched: Option<Rc<Watched>>,
 }
 
 impl Socket {
-    pub(crate) fn plain(wire: Wire) -> Socket {
-        Socket { wire, tls: None }
+    pub(crate) fn plain(stream: FairStream) -> Socket {
+        Socket { wire: Wire::Plain(stream), watched: None }
     }
 
     /// Creates the socket of a TLS connection after its handshake.
-    pub(crate) fn secured(wire: Wire, secured: Secured, watched: Rc<Watched>) -> Socket {
-        Socket { wire, tls: Some(Box::new(Tls { secured, watched })) }
+    pub(crate) fn secured(wire: Wire<FairStream>, watched: Rc<Watched>) -> Socket {
+        Socket { wire, watched: Some(watched) }
     }
 
     /// Returns the address of the other end; `None` for a Unix socket.
     pub(crate) fn address(&self) -> Option<IpAddr> {
-        self.wire.address()
+        self.wire.below().address()
     }
-}
 
-impl Tls {
     fn check(&self, cx: &Context<'_>) -> io::Result<()> {
-        self.watched.check(cx)
+        self.watched.as_ref().map_or(Ok(()), |watched| watched.check(cx))
     }
 }
 
-impl hyper::rt::Read for Socket {
+impl Read for Socket {
     fn poll_read(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-        mut into: ReadBufCursor<'_>,
+        into: ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        let Socket { wire, tls } = self.get_mut();
-        if let Some(tls) = tls {
-            tls.check(cx)?;
-            let room = into.remaining();
-            return tls.secured.poll_read(wire, cx, room, |bytes| into.put_slice(bytes));
-        }
-        // Reading directly into hyper's buffer would need `unsafe`.
-        SPACE.with_borrow_mut(|space| {
-            let room = into.remaining().min(space.len());
-            let bytes = std::task::ready!(wire.poll_read(cx, &mut space[..room]))?;
-            into.put_slice(&space[..bytes]);
-            Poll::Ready(Ok(()))
+        self.check(cx)?;
+        let polled = Read::poll_read(Pin::new(&mut self.wire), cx, into);
+        let Wire::Tls(stream) = &mut self.wire else { return polled };
+        // Many small records are expensive.
+        let surplus = stream.take_surplus();
+        stream.below_mut().count_as_read(surplus);
+        // Sends the answer to received records, such as a key update: this end may have nothing to write.
+        let _ = stream.poll_answer(cx)?;
+        polled.map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), "the peer closed the connection"),
+            _ => error,
         })
     }
 }
 
-impl hyper::rt::Write for Socket {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
+impl Write for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.check(cx)?;
+        Write::poll_write(Pin::new(&mut self.wire), cx, bytes)
     }
 
     fn poll_write_vectored(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let Socket { wire, tls } = self.get_mut();
-        match tls {
-            Some(tls) => {
-                tls.check(cx)?;
-                tls.secured.poll_write(wire, cx, parts)
-            }
-            None => wire.poll_write(cx, parts),
-        }
+        self.check(cx)?;
+        Write::poll_write_vectored(Pin::new(&mut self.wire), cx, parts)
     }
 
     fn is_write_vectored(&self) -> bool {
         true
     }
 
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Socket { wire, tls } = self.get_mut();
-        match tls {
-            Some(tls) => tls.secured.poll_send(wire, cx),
-            None => Poll::Ready(Ok(())),
-        }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Write::poll_flush(Pin::new(&mut self.wire), cx)
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Socket { wire, tls } = self.get_mut();
-        match tls {
-            Some(tls) => tls.secured.poll_shutdown(wire, cx),
-            None => wire.poll_shutdown(cx),
-        }
-    }
-}
-
-/// Adapts tokio's clock to hyper's timer trait.
-#[derive(Clone, Copy)]
-pub(crate) struct Clock;
-
-struct Alarm(Pin<Box<tokio::time::Sleep>>);
-
-impl Future for Alarm {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        self.0.as_mut().poll(cx)
-    }
-}
-
-impl hyper::rt::Sleep for Alarm {}
-
-impl hyper::rt::Timer for Clock {
-    fn sleep(&self, duration: Duration) -> Pin<Box<dyn hyper::rt::Sleep>> {
-        Box::pin(Alarm(Box::pin(tokio::time::sleep(duration))))
-    }
-
-    fn sleep_until(&self, deadline: Instant) -> Pin<Box<dyn hyper::rt::Sleep>> {
-        Box::pin(Alarm(Box::pin(tokio::time::sleep_until(deadline.into()))))
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Write::poll_shutdown(Pin::new(&mut self.wire), cx)
     }
 }

@@ -15,18 +15,19 @@ use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use hyper::body::{Body as _, Incoming};
 use tokio::time::Instant;
+use transport::end_turn;
 
 use crate::body::Body;
 use crate::client::{name_host, text};
 use crate::decoder::Decoder;
 use crate::endpoint::Endpoint;
 use crate::error::{ExchangeError, NoUrl};
+use crate::fair_stream::TURN_BYTES;
 use crate::hub::Hub;
 use crate::identity::{self, RAFT_TO};
 use crate::options::{DIAL_PACE, DIAL_PACE_MAX, DIAL_TIMEOUT, Level};
 use crate::peer::{Kind, Peer};
 use crate::socket::Socket;
-use crate::turn::{TURN_BYTES, end_turn};
 
 /// Number of failed dials before the interval between dials grows.
 const QUICK_DIALS: u32 = 10;

@@ -61,10 +61,7 @@ impl Listeners {
         let mut peers = Vec::new();
         for url in &config.listen_peer_urls {
             let tls = tls.for_peers(url)?;
-            let socket = match listen(url, config, &mut files)? {
-                ListenerSocket::Tcp(socket) => peer::ListenerSocket::Tcp(socket),
-                ListenerSocket::Unix(socket) => peer::ListenerSocket::Unix(socket),
-            };
+            let socket = listen(url, config, &mut files)?;
             peers.push(peer::Listener { socket, tls });
         }
         let mut bind = |url: &Url, tls: Result<Option<ServerTls>, TlsError>, serves, checks_address| {
@@ -108,10 +105,7 @@ impl Listeners {
         let mut console = Vec::new();
         for url in &config.listen_console_urls {
             let tls = tls.for_console(url)?;
-            let socket = match listen(url, config, &mut files)? {
-                ListenerSocket::Tcp(socket) => console::ListenerSocket::Tcp(socket),
-                ListenerSocket::Unix(socket) => console::ListenerSocket::Unix(socket),
-            };
+            let socket = listen(url, config, &mut files)?;
             console.push(console::Listener { socket, tls, host: url.host().to_owned() });
         }
         Ok(Listeners { clients, client_of_url, peers, metrics, console, files })
@@ -119,26 +113,20 @@ impl Listeners {
 
     /// Returns the addresses with the real ports: port 0 in a URL lets the kernel choose one.
     pub(crate) fn addresses(&self, config: &Config) -> Listening {
-        let taken = |url: &Url, socket: &TcpListener| match socket.local_addr() {
-            Ok(address) if url.port() == 0 => format!("{}://{address}", url.scheme()),
-            _ => url.as_str().to_owned(),
-        };
-        let of_client = |(url, at): (&Url, &usize)| match &self.clients[*at].socket {
-            ListenerSocket::Tcp(socket) => taken(url, socket),
+        let taken = |url: &Url, socket: &ListenerSocket| match socket {
+            ListenerSocket::Tcp(socket) => match socket.local_addr() {
+                Ok(address) if url.port() == 0 => format!("{}://{address}", url.scheme()),
+                _ => url.as_str().to_owned(),
+            },
             ListenerSocket::Unix(_) => url.as_str().to_owned(),
         };
+        let of_client = |(url, at): (&Url, &usize)| taken(url, &self.clients[*at].socket);
         let urls = config.listen_client_urls.iter().chain(&config.listen_client_http_urls);
         let mut clients: Vec<String> = urls.zip(&self.client_of_url).map(of_client).collect();
         let pages = clients.split_off(config.listen_client_urls.len().min(clients.len()));
-        let of_peer = |(url, listener): (&Url, &peer::Listener)| match &listener.socket {
-            peer::ListenerSocket::Tcp(socket) => taken(url, socket),
-            peer::ListenerSocket::Unix(_) => url.as_str().to_owned(),
-        };
+        let of_peer = |(url, listener): (&Url, &peer::Listener)| taken(url, &listener.socket);
         let peers = config.listen_peer_urls.iter().zip(&self.peers).map(of_peer).collect();
-        let of_console = |(url, listener): (&Url, &console::Listener)| match &listener.socket {
-            console::ListenerSocket::Tcp(socket) => taken(url, socket),
-            console::ListenerSocket::Unix(_) => url.as_str().to_owned(),
-        };
+        let of_console = |(url, listener): (&Url, &console::Listener)| taken(url, &listener.socket);
         let console = config.listen_console_urls.iter().zip(&self.console).map(of_console).collect();
         Listening { clients, pages, peers, console }
     }

@@ -7,7 +7,8 @@
 //! * [`wait_until`] waits for a condition; `eventually` and `block_on` do so in a tokio runtime (feature
 //!   `tokio`).
 //! * [`ports`] finds addresses without a listener.
-//! * `certificates` makes authorities, certificates and revocation lists (feature `certificates`).
+//! * `certificates` makes authorities, certificates and revocation lists, `tls_ends` both ends of a TLS
+//!   connection (feature `certificates`).
 //! * [`http1`] and [`http2`] write and read the bytes of connections by hand, for what no well-behaved client
 //!   does.
 //!
@@ -23,12 +24,18 @@ pub mod http2;
 pub mod ports;
 #[cfg(feature = "tokio")]
 mod runtime;
+#[cfg(feature = "tokio")]
+mod tape;
 mod temp_dir;
+#[cfg(feature = "certificates")]
+pub mod tls_ends;
 mod wait;
 
 #[cfg(feature = "tokio")]
 pub use runtime::{block_on, eventually};
 pub use stdx::Random;
+#[cfg(feature = "tokio")]
+pub use tape::Tape;
 pub use temp_dir::TempDir;
 pub use wait::wait_until;
 

@@ -422,30 +422,26 @@ fn hash(parts: &[&[u8]]) -> Fingerprint {
 
 #[cfg(test)]
 mod tests {
-    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    use testkit::certificates::{Authority, NOW, Pair, params};
 
     use super::*;
 
     #[test]
     fn chains_that_were_verified_are_remembered_within_bounds() {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let key = KeyPair::generate().unwrap();
-        let pem = params.self_signed(&key).unwrap().pem();
-        let issuer = Issuer::new(params, key);
-        let leaf = CertificateParams::default().signed_by(&KeyPair::generate().unwrap(), &issuer).unwrap();
-        let trust = Trust::from_pem(Path::new("ca"), pem.as_bytes()).unwrap();
-        let now = unix_time(1_780_272_000);
+        let authority = Authority::new("authority");
+        let leaf = authority.issue(params("leaf"));
+        let trust = Trust::from_pem(Path::new("ca"), authority.pem.as_bytes()).unwrap();
+        let now = unix_time(NOW);
         let remembered = || trust.remembered().len();
-        let verify = |extra: &[CertificateDer<'_>], purpose| trust.verify(leaf.der(), extra, purpose, now);
+        let verify = |extra: &[CertificateDer<'_>], purpose| trust.verify(&leaf.der, extra, purpose, now);
 
         let first = verify(&[], Purpose::Client).unwrap();
         assert_eq!((verify(&[], Purpose::Client), remembered()), (Ok(first), 1));
         // For another purpose the chain is verified again.
         assert_eq!((verify(&[], Purpose::Server), remembered()), (Ok(first), 2));
         // A refused chain is not cached.
-        let stranger = CertificateParams::default().self_signed(&KeyPair::generate().unwrap()).unwrap();
-        assert!(trust.verify(stranger.der(), &[], Purpose::Client, now).is_err());
+        let stranger = Pair::self_signed(&params("stranger"));
+        assert!(trust.verify(&stranger.der, &[], Purpose::Client, now).is_err());
         assert_eq!(remembered(), 2);
         for extra in 0..2 * MAX_REMEMBERED as u64 {
             verify(&[extra.to_le_bytes().to_vec().into()], Purpose::Client).unwrap();

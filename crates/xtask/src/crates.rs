@@ -18,6 +18,7 @@ const ORDER: &[&str] = &[
     "api",
     "gateway",
     "html-report",
+    "transport",
     "tls",
     "accounting",
     "mvcc",

@@ -1,20 +1,20 @@
-//! The stream under a connection ([`Wire`]): plain, or TLS after the handshake ([`TlsStream`]). This module
-//! knows bytes and records, but not certificates; `handshakes` and `standing` check those.
+//! TLS over a byte stream, after the handshake ([`TlsStream`]). This module knows bytes and records, but not
+//! certificates.
 
-use std::io::{self, IoSlice, Read as _, Write as _};
+use std::io::{self, BufRead as _, IoSlice, Write as _};
 use std::pin::Pin;
-use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
-use rustls::ServerConnection;
-use tls::{BarrenRecords, Records, WriteAllowance};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use rustls::Connection;
+use tokio::io::ReadBuf;
 
-use crate::socket::{BufferPool, Filled, Transport};
+use crate::buffers::{Buffers, Filled};
+use crate::records::{BarrenRecords, RECORD_COST, Records, WriteAllowance};
+use crate::wire::ByteStream;
 
 /// Memory of an idle TLS connection besides pooled buffers, in bytes: keys, state, and rustls's buffer for an
 /// incomplete record, which is never below 4 KiB (measured: 7.9 KB of resident memory).
-pub(crate) const TLS_BYTES: usize = 8 * 1024;
+pub const TLS_BYTES: usize = 8 * 1024;
 
 /// Limit on the work of one read, in bytes, once it has produced data.
 const WORK_AT_ONCE: usize = 64 * 1024;
@@ -22,116 +22,29 @@ const WORK_AT_ONCE: usize = 64 * 1024;
 /// Record size in bytes up to which rustls's buffer for incoming records is not shrunk.
 const SMALL_RECORD_BYTES: usize = 4 * 1024;
 
-/// Byte stream of a connection.
-#[derive(Debug)]
-pub(crate) enum Wire<S> {
-    Plain(S),
-    Tls(Box<TlsStream<S>>),
+/// Meaning of an end of the stream without `close_notify`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// A normal end. For protocols whose messages carry their own length, as HTTP does.
+    Any,
+    /// An error (`UnexpectedEof`).
+    Announced,
 }
 
-impl<S: Transport> Wire<S> {
-    /// Returns the bytes of the buffers held now.
-    pub(crate) fn held_bytes(&self) -> usize {
-        match self {
-            Wire::Plain(_) => 0,
-            Wire::Tls(stream) => stream.held_bytes(),
-        }
-    }
-
-    /// Returns the cost of reading since the last call beyond the bytes read, as a number of bytes of equal
-    /// cost.
-    pub(crate) fn take_surplus(&mut self) -> usize {
-        match self {
-            Wire::Plain(_) => 0,
-            Wire::Tls(stream) => std::mem::take(&mut stream.surplus),
-        }
-    }
-
-    /// Returns true if a TLS record has arrived in part.
-    pub(crate) fn is_amid_record(&self) -> bool {
-        matches!(self, Wire::Tls(stream) if stream.records.unfinished() > 0)
-    }
-
-    /// Returns true if the client negotiated HTTP/2 by ALPN.
-    pub(crate) fn has_agreed_on_h2(&self) -> bool {
-        matches!(self, Wire::Tls(stream) if stream.tls.alpn_protocol() == Some(b"h2"))
-    }
-
-    /// Returns the total bytes of TLS records received.
-    pub(crate) fn record_bytes(&self) -> u64 {
-        match self {
-            Wire::Plain(_) => 0,
-            Wire::Tls(stream) => stream.arrived,
-        }
-    }
-
-    /// Reads bytes that will be discarded, without decrypting them.
-    pub(crate) fn poll_discard(
-        &mut self,
-        cx: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        match self {
-            Wire::Plain(stream) => Pin::new(stream).poll_read(cx, into),
-            Wire::Tls(stream) => Pin::new(&mut stream.stream).poll_read(cx, into),
-        }
-    }
-}
-
-impl<S: Transport> AsyncRead for Wire<S> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Wire::Plain(stream) => Pin::new(stream).poll_read(cx, into),
-            Wire::Tls(stream) => stream.poll_read(cx, into),
-        }
-    }
-}
-
-impl<S: Transport> AsyncWrite for Wire<S> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Wire::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
-            Wire::Tls(stream) => stream.poll_write(cx, &[IoSlice::new(bytes)]),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        parts: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Wire::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
-            Wire::Tls(stream) => stream.poll_write(cx, parts),
-        }
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Wire::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Wire::Tls(stream) => stream.poll_shutdown(cx),
-        }
-    }
-}
-
-/// TLS over a stream, after the handshake.
+/// TLS over a stream, after the handshake, for either end.
 ///
-/// A read fills a pooled buffer with ciphertext, from which rustls takes what it needs, and copies the
-/// plaintext straight to the reader. A write encrypts all offered bytes in few records for one system call.
-/// An idle connection holds no buffer except rustls's own, of 4 KiB.
+/// A read fills a borrowed buffer with ciphertext, from which rustls takes what it needs, and copies the
+/// plaintext straight to the reader. A write encrypts all offered bytes in few records for one system call,
+/// and reports them as written when the kernel has taken them. An idle connection holds no buffer except
+/// rustls's own, of 4 KiB.
+///
+/// Rejected alternative: to report bytes as written when they are encrypted, as `tokio-rustls` does. Then a
+/// connection whose other end takes nothing holds encrypted bytes that its writer does not know of.
 #[derive(Debug)]
-pub(crate) struct TlsStream<S> {
+pub struct TlsStream<S, P: Buffers> {
     stream: S,
-    tls: ServerConnection,
-    pool: Rc<BufferPool>,
+    tls: Connection,
+    buffers: P,
     /// Ciphertext that was read and not yet passed to rustls.
     input: Option<Filled>,
     records: Records,
@@ -146,26 +59,29 @@ pub(crate) struct TlsStream<S> {
     surplus: usize,
     barren: BarrenRecords,
     allowance: WriteAllowance,
-    /// True once the client has closed the stream, with or without `close_notify`.
+    ending: Ending,
+    /// True once the other end has closed the stream, with or without `close_notify`.
     has_ended: bool,
-    /// Error after which the client's input cannot be decrypted any more.
+    /// Error after which the other end's input cannot be decrypted any more.
     failure: Option<rustls::Error>,
     has_closed: bool,
 }
 
-impl<S: Transport> TlsStream<S> {
+impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
     /// Creates the stream. `records` must have scanned all bytes that `tls` was given.
-    pub(crate) fn new(
+    pub fn new(
         stream: S,
-        tls: ServerConnection,
+        tls: impl Into<Connection>,
         records: Records,
-        pool: Rc<BufferPool>,
-    ) -> TlsStream<S> {
+        buffers: P,
+        ending: Ending,
+    ) -> TlsStream<S, P> {
+        let tls = tls.into();
         TlsStream {
             stream,
             allowance: WriteAllowance::of(tls.negotiated_cipher_suite()),
             tls,
-            pool,
+            buffers,
             input: None,
             records,
             encrypted: 0,
@@ -174,29 +90,77 @@ impl<S: Transport> TlsStream<S> {
             arrived: 0,
             surplus: 0,
             barren: BarrenRecords::default(),
+            ending,
             has_ended: false,
             failure: None,
             has_closed: false,
         }
     }
 
-    fn held_bytes(&self) -> usize {
+    /// Returns the stream below TLS.
+    pub fn below(&self) -> &S {
+        &self.stream
+    }
+
+    /// Returns the stream below TLS. It must not be read or written.
+    pub fn below_mut(&mut self) -> &mut S {
+        &mut self.stream
+    }
+
+    /// Returns the state of TLS.
+    pub fn connection(&self) -> &Connection {
+        &self.tls
+    }
+
+    /// Returns the protocol that both ends agreed on by ALPN.
+    pub fn alpn_protocol(&self) -> Option<&[u8]> {
+        self.tls.alpn_protocol()
+    }
+
+    /// Returns the bytes of the buffers held now.
+    pub fn held_bytes(&self) -> usize {
         let input = self.input.as_ref().map_or(0, Filled::capacity);
         input + self.records.unfinished() + self.encrypted
     }
 
-    fn poll_read(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let before = into.filled().len();
-        let mut work = 0;
+    /// Returns the cost of reading since the last call beyond the bytes read, as a number of bytes of equal
+    /// cost.
+    pub fn take_surplus(&mut self) -> usize {
+        std::mem::take(&mut self.surplus)
+    }
+
+    /// Returns true if a record has arrived in part.
+    pub fn is_amid_record(&self) -> bool {
+        self.records.unfinished() > 0
+    }
+
+    /// Returns the total bytes of records received.
+    pub fn record_bytes(&self) -> u64 {
+        self.arrived
+    }
+
+    /// Reads bytes that will be discarded, without decrypting them.
+    pub fn poll_discard(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.stream.poll_read_unpin(cx, into)
+    }
+
+    /// Reads up to `room` bytes and passes them to `put` piece by piece. Nothing is passed at the end of the
+    /// stream.
+    pub fn poll_read(
+        &mut self,
+        cx: &mut Context<'_>,
+        room: usize,
+        mut put: impl FnMut(&[u8]),
+    ) -> Poll<io::Result<()>> {
+        let (mut given, mut work) = (0, 0);
         let polled = loop {
-            self.take_plaintext(into)?;
-            let has_given = into.filled().len() > before;
-            if into.remaining() == 0 || self.has_ended || (has_given && work >= WORK_AT_ONCE) {
+            given += self.take_plaintext(room - given, &mut put)?;
+            if given == room || self.has_ended || (given > 0 && work >= WORK_AT_ONCE) {
                 break Poll::Ready(Ok(()));
             }
             if let Some(failure) = &self.failure {
                 // Data from before the failure is returned first.
-                break Poll::Ready(if has_given { Ok(()) } else { Err(invalid(failure)) });
+                break Poll::Ready(if given > 0 { Ok(()) } else { Err(invalid(failure)) });
             }
             if self.input.is_some() {
                 // `BarrenRecords` ends a connection whose records carry no data, so this loop ends with data,
@@ -204,42 +168,51 @@ impl<S: Transport> TlsStream<S> {
                 work += self.decrypt_some(cx)?;
                 continue;
             }
-            if has_given {
+            if given > 0 {
                 break Poll::Ready(Ok(()));
             }
-            let mut buffer = self.pool.take();
+            let mut buffer = self.buffers.take();
             let mut space = ReadBuf::new(&mut buffer);
-            let polled = Pin::new(&mut self.stream).poll_read(cx, &mut space);
+            let polled = self.stream.poll_read_unpin(cx, &mut space);
             let end = space.filled().len();
             if end == 0 {
-                self.pool.give(buffer);
-                // End of file without `close_notify` counts as a normal end, because HTTP messages carry
-                // their own length.
+                self.buffers.give(buffer);
+                if matches!(polled, Poll::Ready(Ok(()))) && self.ending == Ending::Announced {
+                    // Tells rustls about the end; its reader returns the error.
+                    self.tls.read_tls(&mut io::empty())?;
+                    continue;
+                }
                 self.has_ended = polled.is_ready();
                 break polled;
             }
             self.arrived += end as u64;
             self.input = Some(Filled::new(buffer, end));
         };
-        let given = into.filled().len() - before;
         self.surplus += work.saturating_sub(given);
         polled
     }
 
-    /// Copies decrypted bytes to the reader, as far as it has room.
-    fn take_plaintext(&mut self, into: &mut ReadBuf<'_>) -> io::Result<()> {
-        while into.remaining() > 0 {
-            match self.tls.reader().read(into.initialize_unfilled()) {
-                Ok(0) => {
+    /// Passes up to `room` decrypted bytes to the reader. Returns their number.
+    fn take_plaintext(&mut self, room: usize, put: &mut impl FnMut(&[u8])) -> io::Result<usize> {
+        let (mut given, mut reader) = (0, self.tls.reader());
+        while given < room {
+            match reader.fill_buf() {
+                Ok([]) => {
                     self.has_ended = true;
-                    return Ok(());
+                    break;
                 }
-                Ok(n) => into.advance(n),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Ok(bytes) => {
+                    let bytes = &bytes[..bytes.len().min(room - given)];
+                    put(bytes);
+                    let n = bytes.len();
+                    reader.consume(n);
+                    given += n;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             }
         }
-        Ok(())
+        Ok(given)
     }
 
     /// Passes ciphertext to rustls, as much as it takes at once. Returns the cost in bytes.
@@ -248,9 +221,9 @@ impl<S: Transport> TlsStream<S> {
         let bytes = input.bytes();
         let taken = self.tls.read_tls(&mut &*bytes)?;
         let records = self.records.scan(&bytes[..taken]);
-        let cost = taken + tls::RECORD_COST * records;
+        let cost = taken + RECORD_COST * records;
         if taken == 0 {
-            self.pool.give(input.into_buffer());
+            self.buffers.give(input.buffer);
             return Err(io::ErrorKind::InvalidData.into());
         }
         let processed = self.tls.process_new_packets();
@@ -260,7 +233,7 @@ impl<S: Transport> TlsStream<S> {
             self.failure = Some(error);
         }
         if self.failure.is_some() || input.advance(taken) == 0 {
-            self.pool.give(input.into_buffer());
+            self.buffers.give(input.buffer);
             self.shrink();
         } else {
             self.input = Some(input);
@@ -278,13 +251,17 @@ impl<S: Transport> TlsStream<S> {
     }
 
     /// Encrypts and writes the parts in order.
-    fn poll_write(&mut self, cx: &mut Context<'_>, parts: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    ///
+    /// Bytes count as written when the kernel has taken them. After a pending write, the same bytes must be
+    /// offered again, possibly with more behind them.
+    pub fn poll_write(&mut self, cx: &mut Context<'_>, parts: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         while self.encrypted == 0 {
             if bytes == 0 {
                 return Poll::Ready(Ok(0));
             }
             self.allowance.check(bytes)?;
+            self.sent = 0;
             self.encrypted = self.tls.writer().write_vectored(parts)?;
             self.allowance.count(self.encrypted);
             if self.encrypted == 0 {
@@ -321,7 +298,18 @@ impl<S: Transport> TlsStream<S> {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    /// Sends everything that is encrypted: also answers to received records, such as a key update.
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_flush_records(cx)
+    }
+
+    /// Sends the answer to received records, such as a key update, unless a write is pending.
+    pub fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.encrypted > 0 { Poll::Ready(Ok(())) } else { self.poll_flush_records(cx) }
+    }
+
+    /// Sends `close_notify`, and closes the writing half.
+    pub fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.has_closed {
             self.has_closed = true;
             self.tls.send_close_notify();
@@ -331,10 +319,10 @@ impl<S: Transport> TlsStream<S> {
     }
 }
 
-impl<S> Drop for TlsStream<S> {
+impl<S, P: Buffers> Drop for TlsStream<S, P> {
     fn drop(&mut self) {
         if let Some(input) = self.input.take() {
-            self.pool.give(input.into_buffer());
+            self.buffers.give(input.buffer);
         }
     }
 }
@@ -349,7 +337,7 @@ pub(crate) struct Kernel<'a, 'b, S> {
     pub(crate) cx: &'a mut Context<'b>,
 }
 
-impl<S: Transport> io::Write for Kernel<'_, '_, S> {
+impl<S: ByteStream> io::Write for Kernel<'_, '_, S> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         at_once(Pin::new(&mut *self.stream).poll_write(self.cx, bytes))
     }
@@ -381,7 +369,7 @@ impl io::Read for Nothing {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::rc::Rc;
 
     use rustls::crypto::CryptoProvider;
     use rustls::crypto::cipher::{
@@ -389,120 +377,24 @@ mod tests {
         OutboundPlainMessage, Tls13AeadAlgorithm, UnsupportedOperationError,
     };
     use rustls::{
-        CipherSuiteCommon, ClientConfig, ClientConnection, ConnectionTrafficSecrets, RootCertStore,
-        ServerConfig, SupportedCipherSuite, Tls12CipherSuite, Tls13CipherSuite,
+        CipherSuiteCommon, ConnectionTrafficSecrets, ServerConnection, SupportedCipherSuite, Tls13CipherSuite,
     };
-    use rustls_pki_types::{PrivatePkcs8KeyDer, ServerName};
+    use testkit::Tape;
+    use testkit::tls_ends::{flood, pair, pair_by, receive, sent_by, short_lived};
+    use tokio::io::{AsyncRead as _, AsyncWrite as _};
 
     use super::*;
-    use crate::socket::{ALLOWANCE_BYTES, BUFFER_BYTES, Socket};
+    use crate::buffers::{BUFFER_BYTES, BufferPool};
+    use crate::wire::Wire;
 
-    /// Stream with fixed input; writes are discarded.
-    #[derive(Debug)]
-    struct Tape {
-        bytes: Vec<u8>,
-        at: usize,
-    }
-
-    impl AsyncRead for Tape {
-        fn poll_read(
-            mut self: Pin<&mut Self>,
-            _: &mut Context<'_>,
-            into: &mut ReadBuf<'_>,
-        ) -> Poll<io::Result<()>> {
-            let n = into.remaining().min(self.bytes.len() - self.at);
-            if n == 0 {
-                return Poll::Pending;
-            }
-            into.put_slice(&self.bytes[self.at..self.at + n]);
-            self.at += n;
-            Poll::Ready(Ok(()))
-        }
-    }
-
-    impl AsyncWrite for Tape {
-        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-            Poll::Ready(Ok(bytes.len()))
-        }
-
-        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
-
-        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
-    }
-
-    /// Returns both ends of a connection after the handshake.
-    fn pair() -> (ServerConnection, ClientConnection) {
-        pair_by(rustls::crypto::ring::default_provider(), rustls::crypto::ring::default_provider())
-    }
-
-    /// Returns both ends of a connection after the handshake, with the given crypto providers.
-    fn pair_by(at_server: CryptoProvider, at_client: CryptoProvider) -> (ServerConnection, ClientConnection) {
-        let certified = testkit::certificates::rcgen::generate_simple_self_signed(["a".to_owned()]).unwrap();
-        let certificate = certified.cert.der().clone();
-        let key = PrivatePkcs8KeyDer::from(certified.signing_key.serialize_der());
-        let server = ServerConfig::builder_with_provider(at_server.into())
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(vec![certificate.clone()], key.into())
-            .unwrap();
-        let mut roots = RootCertStore::empty();
-        roots.add(certificate).unwrap();
-        let client = ClientConfig::builder_with_provider(at_client.into())
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        let mut server = ServerConnection::new(Arc::new(server)).unwrap();
-        let name = ServerName::try_from("a").unwrap();
-        let mut client = ClientConnection::new(Arc::new(client), name).unwrap();
-        while server.is_handshaking() || client.is_handshaking() || server.wants_write() {
-            let sent = sent_by(&mut client);
-            let mut rest = sent.as_slice();
-            while !rest.is_empty() {
-                server.read_tls(&mut rest).unwrap();
-                server.process_new_packets().unwrap();
-            }
-            let mut sent = Vec::new();
-            while server.wants_write() {
-                server.write_tls(&mut sent).unwrap();
-            }
-            receive(&mut client, &sent);
-        }
-        (server, client)
-    }
-
-    fn sent_by(client: &mut ClientConnection) -> Vec<u8> {
-        let mut sent = Vec::new();
-        while client.wants_write() {
-            client.write_tls(&mut sent).unwrap();
-        }
-        sent
-    }
-
-    /// Decrypts bytes from the server.
-    fn receive(client: &mut ClientConnection, bytes: &[u8]) -> Vec<u8> {
-        let (mut rest, mut plain) = (bytes, Vec::new());
-        while !rest.is_empty() {
-            client.read_tls(&mut rest).unwrap();
-            let state = client.process_new_packets().unwrap();
-            let start = plain.len();
-            plain.resize(start + state.plaintext_bytes_to_read(), 0);
-            client.reader().read_exact(&mut plain[start..]).unwrap();
-        }
-        plain
-    }
-
-    fn tls<S: Transport>(stream: S, server: ServerConnection) -> Wire<S> {
-        Wire::Tls(Box::new(TlsStream::new(stream, server, Records::default(), Rc::default())))
+    fn tls<S: ByteStream>(stream: S, mut server: ServerConnection) -> Wire<S, Rc<BufferPool>> {
+        server.set_buffer_limit(Some(BUFFER_BYTES));
+        let stream = TlsStream::new(stream, server, Records::default(), Rc::default(), Ending::Any);
+        Wire::Tls(Box::new(stream))
     }
 
     /// Reads until the stream gives no more. Returns the data and the final result.
-    fn read_all(wire: &mut Wire<Tape>) -> (Vec<u8>, Poll<io::Result<()>>) {
+    fn read_all(wire: &mut Wire<Tape, Rc<BufferPool>>) -> (Vec<u8>, Poll<io::Result<()>>) {
         let cx = &mut Context::from_waker(std::task::Waker::noop());
         let (mut all, mut buffer) = (Vec::new(), vec![0; BUFFER_BYTES]);
         loop {
@@ -585,6 +477,39 @@ mod tests {
         into.clear();
         assert!(matches!(Pin::new(&mut wire).poll_read(cx, &mut into), Poll::Ready(Ok(()))));
         assert!(into.filled().is_empty());
+    }
+
+    #[test]
+    fn an_end_that_must_be_announced_and_is_not_is_an_error() {
+        for announces in [true, false] {
+            let (server, mut client) = pair();
+            client.writer().write_all(b"last").unwrap();
+            if announces {
+                client.send_close_notify();
+            }
+            let (stream, mut far) = tokio::io::duplex(5000);
+            let cx = &mut Context::from_waker(std::task::Waker::noop());
+            assert!(Pin::new(&mut far).poll_write(cx, &sent_by(&mut client)).is_ready());
+            drop(far);
+            let mut stream = TlsStream::new(
+                stream,
+                server,
+                Records::default(),
+                crate::buffers::ThreadBuffers(5000),
+                Ending::Announced,
+            );
+            let mut text = Vec::new();
+            let first = stream.poll_read(cx, 100, |bytes| text.extend_from_slice(bytes));
+            assert!(matches!(first, Poll::Ready(Ok(()))) && text == b"last");
+            for _ in 0..2 {
+                let end = stream.poll_read(cx, 100, |_| panic!("there is nothing more"));
+                assert!(match end {
+                    Poll::Ready(Ok(())) => announces,
+                    Poll::Ready(Err(error)) => !announces && error.kind() == io::ErrorKind::UnexpectedEof,
+                    Poll::Pending => false,
+                });
+            }
+        }
     }
 
     #[test]
@@ -697,66 +622,12 @@ mod tests {
         );
     }
 
-    /// Returns a number of key updates, which are cheap to send and expensive to process. 16 in a row are
-    /// tolerated.
-    fn flood(client: &mut ClientConnection, updates: usize) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        for _ in 0..updates {
-            client.refresh_traffic_keys().unwrap();
-            bytes.extend(sent_by(client));
-        }
-        bytes
-    }
-
     #[test]
     fn key_updates_without_anything_else_end_a_connection() {
         let (server, mut client) = pair();
         let bytes = flood(&mut client, 17);
         let (text, end) = read_all(&mut tls(Tape { bytes, at: 0 }, server));
         assert!(text.is_empty() && matches!(end, Poll::Ready(Err(_))));
-    }
-
-    #[test]
-    fn a_flood_of_key_updates_gets_no_more_than_its_turn() {
-        const ROUNDS: usize = 100;
-        let (server, mut client) = pair();
-        let mut bytes = Vec::new();
-        for _ in 0..ROUNDS {
-            bytes.extend(flood(&mut client, 15));
-            client.writer().write_all(b"x").unwrap();
-            bytes.extend(sent_by(&mut client));
-        }
-        let mut socket = Socket::new(tls(Tape { bytes, at: 0 }, server), Rc::default());
-        let cx = &mut Context::from_waker(std::task::Waker::noop());
-        let (mut taken, mut rounds) = (0, 0);
-        while taken < ROUNDS {
-            socket.begin_turn();
-            let (mut of_round, mut spent, mut is_dry) = (0, 0, false);
-            while spent < ALLOWANCE_BYTES && !is_dry {
-                match socket.poll_fill(cx) {
-                    Poll::Ready(cost) => spent += cost.unwrap(),
-                    Poll::Pending => is_dry = true,
-                }
-                let n = socket.unread().len();
-                socket.consume(n);
-                of_round += n;
-            }
-            assert!(of_round > 0 && of_round <= 30, "{of_round}");
-            assert!(!is_dry || taken + of_round == ROUNDS);
-            (taken, rounds) = (taken + of_round, rounds + 1);
-        }
-        assert!(rounds >= 4, "{rounds}");
-    }
-
-    /// Returns a provider of TLS 1.2 only, whose keys may encrypt at most `records` records.
-    fn short_lived(records: u64) -> CryptoProvider {
-        let suite = rustls::crypto::ring::cipher_suite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256;
-        let SupportedCipherSuite::Tls12(suite) = suite else { panic!("it is a suite of TLS 1.2") };
-        let Tls12CipherSuite { prf_provider, kx, sign, aead_alg, .. } = *suite;
-        let common = CipherSuiteCommon { confidentiality_limit: records, ..suite.common };
-        let suite = Tls12CipherSuite { common, prf_provider, kx, sign, aead_alg };
-        let cipher_suites = vec![SupportedCipherSuite::Tls12(Box::leak(Box::new(suite)))];
-        CryptoProvider { cipher_suites, ..rustls::crypto::ring::default_provider() }
     }
 
     #[test]

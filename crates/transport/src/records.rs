@@ -1,3 +1,6 @@
+//! TLS records: their borders ([`Records`]), and limits that rustls does not have ([`BarrenRecords`],
+//! [`WriteAllowance`]).
+
 use std::io;
 
 use rustls::{Error, IoState, SupportedCipherSuite};

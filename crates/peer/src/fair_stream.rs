@@ -1,4 +1,4 @@
-//! [`Wire`]: a connection that yields to other connections, and fails when the other end takes no bytes in
+//! [`FairStream`]: a connection that yields to other connections, and fails when the other end takes no bytes in
 //! time.
 
 use std::future::Future;
@@ -8,17 +8,20 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::io::ReadBuf;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use transport::{Detached, Stream, end_turn};
 
-use crate::stream::Stream;
-use crate::turn::{TURN_BYTES, end_turn};
+/// Bytes in one direction of one connection after which other connections have their turn, because heartbeats
+/// must not wait for a long queue to drain.
+pub(crate) const TURN_BYTES: usize = 512 * 1024;
 
 /// Interval of TCP keepalive probes, as in etcd.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// A connection. Reads and writes are pending after [`TURN_BYTES`], so that other connections have their
 /// turn. A write fails if the kernel takes no bytes for the write timeout.
-pub(crate) struct Wire {
+#[derive(Debug)]
+pub(crate) struct FairStream {
     stream: Stream,
     write_timeout: Duration,
     /// Write timeout; set while a write waits for the kernel.
@@ -28,8 +31,8 @@ pub(crate) struct Wire {
     written_bytes: usize,
 }
 
-impl Wire {
-    pub(crate) fn new(stream: Stream, write_timeout: Duration) -> io::Result<Wire> {
+impl FairStream {
+    pub(crate) fn new(stream: Stream, write_timeout: Duration) -> io::Result<FairStream> {
         if let Stream::Tcp(stream) = &stream {
             stream.set_nodelay(true)?;
             let socket = socket2::SockRef::from(stream);
@@ -38,47 +41,51 @@ impl Wire {
             #[cfg(target_os = "linux")]
             socket.set_tcp_user_timeout(Some(write_timeout))?;
         }
-        Ok(Wire { stream, write_timeout, stalled: None, read_bytes: 0, written_bytes: 0 })
+        Ok(FairStream { stream, write_timeout, stalled: None, read_bytes: 0, written_bytes: 0 })
     }
 
-    /// Removes a TCP connection from its runtime, so that another runtime can register it.
-    pub(crate) fn into_std(self) -> io::Result<std::net::TcpStream> {
-        match self.stream {
-            Stream::Tcp(stream) => stream.into_std(),
-            Stream::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
-        }
+    /// Removes the connection from its runtime, so that another runtime can register it.
+    pub(crate) fn detach(self) -> io::Result<Detached> {
+        self.stream.detach()
     }
 
     /// Returns the address of the other end; `None` for a Unix socket.
     pub(crate) fn address(&self) -> Option<IpAddr> {
-        match &self.stream {
-            Stream::Tcp(stream) => stream.peer_addr().ok().map(|address| address.ip().to_canonical()),
-            Stream::Unix(_) => None,
-        }
-    }
-
-    /// Reads bytes. Returns 0 at the end of the stream.
-    pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>, into: &mut [u8]) -> Poll<io::Result<usize>> {
-        if self.read_bytes >= TURN_BYTES {
-            self.read_bytes = 0;
-            end_turn(cx);
-            return Poll::Pending;
-        }
-        let mut buffer = ReadBuf::new(into);
-        let polled = self.stream.poll_read(cx, &mut buffer);
-        let bytes = buffer.filled().len();
-        self.read_bytes = if polled.is_ready() { self.read_bytes + bytes } else { 0 };
-        polled.map_ok(|()| bytes)
+        self.stream.peer_address().map(|address| address.ip().to_canonical())
     }
 
     /// Counts additional cost of the last read, as if `bytes` more bytes had been read.
     pub(crate) fn count_as_read(&mut self, bytes: usize) {
         self.read_bytes += bytes;
     }
+}
 
-    /// Writes the parts in order, as far as the kernel takes them. Returns the number of bytes taken.
-    pub(crate) fn poll_write(
-        &mut self,
+impl AsyncRead for FairStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.read_bytes >= TURN_BYTES {
+            self.read_bytes = 0;
+            end_turn(cx);
+            return Poll::Pending;
+        }
+        let before = into.filled().len();
+        let polled = Pin::new(&mut self.stream).poll_read(cx, into);
+        let bytes = into.filled().len() - before;
+        self.read_bytes = if polled.is_ready() { self.read_bytes + bytes } else { 0 };
+        polled
+    }
+}
+
+impl AsyncWrite for FairStream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.poll_write_vectored(cx, &[IoSlice::new(bytes)])
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
@@ -87,7 +94,7 @@ impl Wire {
             end_turn(cx);
             return Poll::Pending;
         }
-        let polled = self.stream.poll_write(cx, parts);
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
         if let Poll::Ready(result) = polled {
             self.stalled = None;
             self.written_bytes += result.as_ref().map_or(0, |written| *written);
@@ -104,7 +111,15 @@ impl Wire {
         }
     }
 
-    pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream.poll_shutdown(cx)
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

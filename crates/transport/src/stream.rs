@@ -11,21 +11,29 @@ use tokio::net::{TcpStream, UnixStream};
 
 /// Connected socket that is registered in no event loop.
 #[derive(Debug)]
-pub(crate) enum Detached {
+pub enum Detached {
+    /// A TCP connection.
     Tcp(std::net::TcpStream),
+    /// A connection through a Unix socket.
     Unix(std::os::unix::net::UnixStream),
 }
 
 /// Connected socket that is registered in this thread's event loop.
 #[derive(Debug)]
-pub(crate) enum Stream {
+pub enum Stream {
+    /// A TCP connection.
     Tcp(TcpStream),
+    /// A connection through a Unix socket.
     Unix(UnixStream),
 }
 
 impl Detached {
     /// Registers the socket in this thread's event loop.
-    pub(crate) fn attach(self) -> io::Result<Stream> {
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the operating system, for a broken socket.
+    pub fn attach(self) -> io::Result<Stream> {
         Ok(match self {
             Detached::Tcp(stream) => Stream::Tcp(TcpStream::from_std(stream)?),
             Detached::Unix(stream) => Stream::Unix(UnixStream::from_std(stream)?),
@@ -35,15 +43,23 @@ impl Detached {
 
 impl Stream {
     /// Returns the local address of the socket; `None` for a Unix socket.
-    pub(crate) fn local_address(&self) -> Option<SocketAddr> {
+    pub fn local_address(&self) -> Option<SocketAddr> {
         match self {
             Stream::Tcp(stream) => stream.local_addr().ok(),
             Stream::Unix(_) => None,
         }
     }
 
+    /// Returns the address of the other end; `None` for a Unix socket.
+    pub fn peer_address(&self) -> Option<SocketAddr> {
+        match self {
+            Stream::Tcp(stream) => stream.peer_addr().ok(),
+            Stream::Unix(_) => None,
+        }
+    }
+
     /// Peeks at the first byte without consuming it; `None` at the end of the stream.
-    pub(crate) fn poll_first_byte(&self, cx: &mut Context<'_>) -> Poll<io::Result<Option<u8>>> {
+    pub fn poll_first_byte(&self, cx: &mut Context<'_>) -> Poll<io::Result<Option<u8>>> {
         let mut byte = [0];
         let read = loop {
             match self {
@@ -66,7 +82,11 @@ impl Stream {
     }
 
     /// Removes the socket from this thread's event loop.
-    pub(crate) fn detach(self) -> io::Result<Detached> {
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the operating system, for a broken socket.
+    pub fn detach(self) -> io::Result<Detached> {
         Ok(match self {
             Stream::Tcp(stream) => Detached::Tcp(stream.into_std()?),
             Stream::Unix(stream) => Detached::Unix(stream.into_std()?),
