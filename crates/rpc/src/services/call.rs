@@ -502,9 +502,24 @@ impl Call {
         request: Bytes,
         what: &'static str,
     ) -> Result<Applied, Status> {
-        let writer = Writer::Port(self.peer.port());
-        let reply = self.send_proposal(field, request, what, writer, false)?.await?;
+        let reply = self.send_write(field, request, what)?.await?;
         self.applied(reply)
+    }
+
+    /// Sends a proposal as [`Call::propose`] does, for a handler that awaits the reply itself and passes it to
+    /// [`Call::applied`]: the calls that are made most save a future.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the request is too large, or if there are too many requests.
+    pub(super) fn send_write(
+        &mut self,
+        field: u32,
+        request: Bytes,
+        what: &'static str,
+    ) -> Result<PendingReply, Status> {
+        let writer = Writer::Port(self.peer.port());
+        self.send_proposal(field, request, what, writer, false)
     }
 
     /// Proposes a login. No other command waits for a login to share its batch.
@@ -578,7 +593,12 @@ impl Call {
         (reply.body, self.header_of(reply.revision, reply.raft_term))
     }
 
-    fn applied(&mut self, reply: Reply) -> Result<Applied, Status> {
+    /// Returns the outcome that the core replies to a proposal.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of apply.
+    pub(super) fn applied(&mut self, reply: Reply) -> Result<Applied, Status> {
         let header = self.header_of(reply.revision, reply.raft_term);
         match reply.body {
             ReplyBody::Outcome(outcome, state) => Ok(Applied { outcome: outcome?, state, header }),

@@ -85,7 +85,8 @@ pub(super) async fn put(call: &mut Call, message: Bytes) -> Result<Answer, Statu
     call.services.check_quota(check::put_cost(&request))?;
     call.note_value(&request);
     drop(request);
-    let Applied { outcome, state, header } = call.propose(field::PUT, message, "Put").await?;
+    let reply = call.send_write(field::PUT, message, "Put")?.await?;
+    let Applied { outcome, state, header } = call.applied(reply)?;
     let Outcome::Put { revision, previous } = outcome else { return Err(error::STOPPED) };
     let header = ResponseHeader { revision: revision.0, ..header };
     let services = &call.services;
@@ -158,7 +159,8 @@ pub(super) async fn txn(call: &mut Call, message: Bytes) -> Result<Answer, Statu
         Box::pin(fetch_compared(&services, compared)).await?;
     }
     drop(held);
-    let applied = call.propose(field::TXN, message, "Txn").await?;
+    let reply = call.send_write(field::TXN, message, "Txn")?.await?;
+    let applied = call.applied(reply)?;
     let Outcome::Txn(txn) = applied.outcome else { return Err(error::STOPPED) };
     let header = ResponseHeader { revision: txn.revision.0, ..applied.header };
     if let Some(answer) = services.txn_at_once(&header, &txn) {
