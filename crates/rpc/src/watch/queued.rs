@@ -55,7 +55,7 @@ impl Queued {
         Queued { body: Body::One(response::control(response)), events: 0 }
     }
 
-    /// A response with so many events that several streams may wait for, from [`Stream::share`].
+    /// A response with so many events that several streams may wait for, from `Stream::share`.
     pub fn shared(bytes: Bytes, events: u32) -> Queued {
         Queued { body: Body::Shared(bytes), events }
     }

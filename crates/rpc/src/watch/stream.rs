@@ -567,8 +567,8 @@ impl Stream {
         }
     }
 
-    /// Puts a response of at most [`SHORT_BYTES`] behind the others. It comes in parts: what is before the events, and so many
-    /// events. The caller has looked for room.
+    /// Puts a response of at most [`SHORT_BYTES`](super::queued::SHORT_BYTES) behind the others. It comes in parts: what is
+    /// before the events, and so many events. The caller has looked for room.
     pub fn push_short(&self, head: &[u8], fields: &[u8], count: u32) {
         let bytes = Messages::wire_len(head.len() + fields.len());
         let mut queue = self.queue.borrow_mut();
