@@ -20,8 +20,8 @@
 //!
 //! What could be here and is not:
 //!
-//! * `loadgen`'s `Socket` is driven by `epoll` without a runtime, and reads straight into rustls; a buffer between
-//!   them would add a copy to the cost that it measures.
+//! * The `Socket` of `bench`'s load generator is driven by polling without a runtime, and reads straight into rustls;
+//!   a buffer between them would add a copy to the cost that it measures.
 //! * Sockets of `front`, `peer` and `console` above a [`Wire`] differ in what they bound: the turns of a shard, the
 //!   trust in a member, and the bytes that hyper reads at once, which decide how long a head may be.
 //! * `doctor` sends one request per connection, and tells a server that sends nothing from one that sends no HTTP;
