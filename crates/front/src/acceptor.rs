@@ -112,7 +112,7 @@ impl Hands {
         let fewest = self.0.iter().min_by_key(|(_, counters)| standing(counters));
         if let Some((hand, counters)) = fewest {
             let slot = OpenSlot::new(counters, &self.1, origin.peer.ip());
-            // // `send` fails only when the shard is closing. The connection is then dropped, which closes
+            // `send` fails only when the shard is closing. The connection is then dropped, which closes
             // it.
             let _ = hand.send(Handed { stream, origin, met, slot });
         }
