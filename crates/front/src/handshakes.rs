@@ -2,7 +2,7 @@
 //! concurrently, check the clients' identities, and hand admitted connections over to the shards. Established
 //! connections never wait for a handshake.
 //!
-//! Addresses take turns ([`Turns`]), one handshake step each, so that an address with many handshakes delays
+//! Addresses take turns ([`stdx::Turns`]), one handshake step each, so that an address with many handshakes delays
 //! others by one step at a time. The memory that clients can make this module hold is bounded ([`Quota`]),
 //! and so is the time of each handshake ([`crate::Options::handshake_timeout`]).
 
