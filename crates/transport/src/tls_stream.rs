@@ -53,7 +53,7 @@ pub struct TlsStream<S, P: Buffers> {
     encrypted: usize,
     /// Part of `encrypted` that was reported as written.
     reported: usize,
-    /// Ciphertext bytes sent to the kernel since `encrypted` was set.
+    /// Ciphertext bytes sent to the kernel since the last call of [`TlsStream::poll_write`] that encrypted bytes.
     sent: usize,
     arrived: u64,
     surplus: usize,

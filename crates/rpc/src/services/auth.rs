@@ -21,7 +21,7 @@ use machine::auth::{Auth, Gate};
 use machine::{Outcome, check};
 use prost::Message;
 
-use super::call::{Call, ReadPath};
+use super::call::Call;
 use super::{Services, decode, whole};
 use telemetry::logging::Value;
 
@@ -140,21 +140,15 @@ pub(super) async fn user_change_password(call: &mut Call, message: Bytes) -> Res
     PasswordChange { request, user, password, set_hash, field, what }.propose(call).await
 }
 
-/// Users and roles that answer a request, and the header of the response.
-struct UsersAndRoles {
-    auth: Arc<Auth>,
-    header: ResponseHeader,
-    read: Box<ReadPath>,
-}
-
 /// Waits until this member has applied everything that was acknowledged before the request. Returns the users
 /// and roles that answer it, with the response header.
-async fn readable(call: &Call) -> Result<UsersAndRoles, Status> {
+async fn users_and_roles(call: &mut Call) -> Result<(Arc<Auth>, ResponseHeader), Status> {
     call.principal()?;
     let read = call.readable(false).await?;
+    call.reads(read);
     let state = call.services.state();
     let header = call.services.header(state.view.snapshot().current_revision(), &state);
-    Ok(UsersAndRoles { auth: Arc::clone(&state.auth), header, read })
+    Ok((Arc::clone(&state.auth), header))
 }
 
 /// Returns the rights of the call's user with these users and roles.
@@ -165,8 +159,7 @@ fn gate(call: &Call, auth: &Auth) -> Result<Gate, Status> {
 /// Answers an AuthStatus.
 pub(super) async fn status(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let AuthStatusRequest {} = decode(message)?;
-    let UsersAndRoles { auth, header, read } = readable(call).await?;
-    call.reads(read);
+    let (auth, header) = users_and_roles(call).await?;
     let (enabled, auth_revision) = (auth.is_enabled(), auth.revision());
     Ok(whole(&AuthStatusResponse { header: Some(header), enabled, auth_revision }))
 }
@@ -174,7 +167,7 @@ pub(super) async fn status(call: &mut Call, message: Bytes) -> Result<Answer, St
 /// Answers an AuthUserGet.
 pub(super) async fn user_get(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let AuthUserGetRequest { name } = decode(message)?;
-    let UsersAndRoles { auth, header, read } = readable(call).await?;
+    let (auth, header) = users_and_roles(call).await?;
     // Users may read their own entry.
     if let Err(status) = gate(call, &auth)?.admin()
         && name != call.principal()?.name()
@@ -183,7 +176,6 @@ pub(super) async fn user_get(call: &mut Call, message: Bytes) -> Result<Answer, 
     }
     let roles = &auth.user(&name).ok_or(error::USER_NOT_FOUND)?.roles;
     call.expense(|_| check::is_many(roles.len()).into())?;
-    call.reads(read);
     Ok(whole(&AuthUserGetResponse { header: Some(header), roles: roles.clone() }))
 }
 
@@ -191,9 +183,8 @@ pub(super) async fn user_get(call: &mut Call, message: Bytes) -> Result<Answer, 
 pub(super) async fn user_list(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let AuthUserListRequest {} = decode(message)?;
     call.expensive()?;
-    let UsersAndRoles { auth, header, read } = readable(call).await?;
+    let (auth, header) = users_and_roles(call).await?;
     gate(call, &auth)?.admin()?;
-    call.reads(read);
     let users = auth.users().map(|user| text(&user.name)).collect();
     Ok(whole(&AuthUserListResponse { header: Some(header), users }))
 }
@@ -201,7 +192,7 @@ pub(super) async fn user_list(call: &mut Call, message: Bytes) -> Result<Answer,
 /// Answers an AuthRoleGet.
 pub(super) async fn role_get(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let AuthRoleGetRequest { role } = decode(message)?;
-    let UsersAndRoles { auth, header, read } = readable(call).await?;
+    let (auth, header) = users_and_roles(call).await?;
     // Users may read the roles that are granted to them.
     if let Err(status) = gate(call, &auth)?.admin()
         && !auth.has_role(call.principal()?.name(), &role)
@@ -211,7 +202,6 @@ pub(super) async fn role_get(call: &mut Call, message: Bytes) -> Result<Answer, 
     let permissions = auth.role(&role).map_or(0, |role| role.key_permission.len());
     call.expense(|_| check::is_many(permissions).into())?;
     let perm = auth.permissions(&role)?;
-    call.reads(read);
     Ok(whole(&AuthRoleGetResponse { header: Some(header), perm }))
 }
 
@@ -219,9 +209,8 @@ pub(super) async fn role_get(call: &mut Call, message: Bytes) -> Result<Answer, 
 pub(super) async fn role_list(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let AuthRoleListRequest {} = decode(message)?;
     call.expensive()?;
-    let UsersAndRoles { auth, header, read } = readable(call).await?;
+    let (auth, header) = users_and_roles(call).await?;
     gate(call, &auth)?.admin()?;
-    call.reads(read);
     let roles = auth.roles().map(|role| text(&role.name)).collect();
     Ok(whole(&AuthRoleListResponse { header: Some(header), roles }))
 }
