@@ -474,8 +474,9 @@ async fn serve(
 ) {
     let socket = match (tls, from) {
         (Some(tls), Some(from)) => shake_hands(hub, guest, stream, from, tls).await,
-        // A listener on a Unix socket has no TLS.
-        _ => FairStream::new(stream, hub.write_timeout).map(Socket::plain),
+        (None, _) => FairStream::new(stream, hub.write_timeout).map(Socket::plain),
+        // A client on a Unix socket has no address that its certificate could be compared with; `Acceptor::new` refuses TLS there.
+        (Some(_), None) => return,
     };
     // A connection that already broke is dropped without a log line.
     if let Ok(socket) = socket {

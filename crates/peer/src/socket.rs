@@ -51,8 +51,12 @@ impl Read for Socket {
         // Many small records are expensive.
         let surplus = stream.take_surplus();
         stream.below_mut().count_as_read(surplus);
-        // Sends the answer to received records, such as a key update: this end may have nothing to write.
-        let _ = stream.poll_answer(cx)?;
+        // Sends the answer to received records: this end may have nothing to write. What was read, or why reading failed, counts
+        // more than an answer that cannot be sent.
+        let answered = stream.poll_answer(cx);
+        if polled.is_pending() {
+            let _ = answered?;
+        }
         polled.map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => io::Error::new(error.kind(), "the peer closed the connection"),
             _ => error,

@@ -3,13 +3,16 @@
 
 use std::cell::RefCell;
 use std::error::Error;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hyper::body::{Body, Incoming};
 use hyper::client::conn::http1::{Builder, SendRequest};
 use hyper::rt::{Read, Write};
 use hyper::{Request, Response};
 use tokio::task::{AbortHandle, spawn_local};
+
+/// Longest time for which a request waits for a kept connection to get ready.
+const READY_MAX: Duration = Duration::from_millis(100);
 
 /// Connection to a server, for one request at a time. Dropping it closes the connection at once, which cancels its
 /// request and the body of its response.
@@ -104,11 +107,14 @@ where
         has_room
     }
 
-    /// Returns the connection that was kept last and is still open.
+    /// Returns the connection that was kept last, is still open, and gets ready for a request in time: one whose server answered
+    /// early and reads no more may never be.
     async fn take(&self) -> Option<Link<B>> {
         loop {
             let (mut link, until) = self.kept.borrow_mut().pop()?;
-            if until > Instant::now() && link.sender.ready().await.is_ok() {
+            if until > Instant::now()
+                && let Ok(Ok(())) = tokio::time::timeout(READY_MAX, link.sender.ready()).await
+            {
                 return Some(link);
             }
             link.close();

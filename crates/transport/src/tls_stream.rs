@@ -182,7 +182,7 @@ impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
                     self.tls.read_tls(&mut io::empty())?;
                     continue;
                 }
-                self.has_ended = polled.is_ready();
+                self.has_ended = matches!(polled, Poll::Ready(Ok(())));
                 break polled;
             }
             self.arrived += end as u64;
@@ -381,11 +381,11 @@ mod tests {
     };
     use testkit::Tape;
     use testkit::tls_ends::{flood, pair, pair_by, receive, sent_by, short_lived};
-    use tokio::io::{AsyncRead as _, AsyncWrite as _};
 
     use super::*;
     use crate::buffers::{BUFFER_BYTES, BufferPool};
     use crate::wire::Wire;
+    use tokio::io::{AsyncRead, AsyncWrite};
 
     fn tls<S: ByteStream>(stream: S, mut server: ServerConnection) -> Wire<S, Rc<BufferPool>> {
         server.set_buffer_limit(Some(BUFFER_BYTES));
@@ -394,7 +394,7 @@ mod tests {
     }
 
     /// Reads until the stream gives no more. Returns the data and the final result.
-    fn read_all(wire: &mut Wire<Tape, Rc<BufferPool>>) -> (Vec<u8>, Poll<io::Result<()>>) {
+    fn read_all<S: ByteStream>(wire: &mut Wire<S, Rc<BufferPool>>) -> (Vec<u8>, Poll<io::Result<()>>) {
         let cx = &mut Context::from_waker(std::task::Waker::noop());
         let (mut all, mut buffer) = (Vec::new(), vec![0; BUFFER_BYTES]);
         loop {
@@ -452,6 +452,40 @@ mod tests {
         }
         assert_eq!((written, wire.held_bytes()), (text.len(), 0));
         assert!(seen == text);
+    }
+
+    /// Stream whose reads fail.
+    #[derive(Debug)]
+    struct Reset;
+
+    impl AsyncRead for Reset {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()))
+        }
+    }
+
+    impl AsyncWrite for Reset {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Ready(Ok(bytes.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[test]
+    fn a_read_that_failed_is_not_followed_by_an_end() {
+        let (server, _) = pair();
+        let mut wire = tls(Reset, server);
+        for _ in 0..3 {
+            let (_, end) = read_all(&mut wire);
+            assert!(matches!(end, Poll::Ready(Err(_))), "{end:?}");
+        }
     }
 
     #[test]
