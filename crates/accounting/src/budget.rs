@@ -114,7 +114,8 @@ struct Holder {
     /// wait for them.
     shared: AtomicUsize,
     doomed: AtomicBool,
-    /// Bytes that this holder has added to [`Sums::leaving`]. Guarded by the lock on `Sums::holders`.
+    /// Part of [`Sums::leaving`] that belongs to this holder, in bytes. Written only under the lock on
+    /// `Sums::holders`.
     leaving: AtomicUsize,
     waker: Mutex<Option<Waker>>,
 }

@@ -129,7 +129,7 @@ impl HandClock {
         UNIX_EPOCH + Duration::from_nanos(self.wall_ns.load(Ordering::Relaxed))
     }
 
-    /// Advances both clocks by this time; timers that become due fire.
+    /// Advances the monotonic time and the time of day by `by`, and fires the timers that become due.
     pub fn advance(&self, by: Duration) {
         self.now_ns.fetch_add(nanoseconds(by), Ordering::Relaxed);
         self.wall_ns.fetch_add(nanoseconds(by), Ordering::Relaxed);

@@ -27,7 +27,7 @@ pub struct Listener {
 /// Protocols that a listener serves. A connection that speaks another protocol is closed, as in etcd.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Serves {
-    /// gRPC and pages.
+    /// gRPC, and HTTP pages such as `/health` and `/metrics`.
     #[default]
     All,
     /// gRPC only; pages have a separate listener.

@@ -1,5 +1,5 @@
-//! Changes of users, roles and permissions, and requests of users over few keys, compared with a simple
-//! model.
+//! Fuzzes users, roles and permissions: changes them, sends requests of these users about a few keys, and
+//! compares the answers with those of a simple model.
 
 use std::collections::{BTreeMap, BTreeSet};
 

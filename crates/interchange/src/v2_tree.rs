@@ -54,7 +54,7 @@ enum Content {
 pub struct V2Node {
     /// Path of the node, such as `/dir/key`.
     pub path: String,
-    /// Value of a key; `None` for a directory, which is then empty.
+    /// Value of a key; `None` for a directory. Only empty directories are listed.
     pub value: Option<String>,
     /// Store index at which the node was created.
     pub created_index: u64,

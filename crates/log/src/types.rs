@@ -183,7 +183,8 @@ pub struct Options {
     /// If true, every record of every segment is verified at open, not only records from the requested index
     /// on.
     pub verify_all: bool,
-    /// End of the log when it was closed cleanly, if it was: opening is refused if the log ends elsewhere.
+    /// Position at which the log ended when it was closed cleanly; `None` if it was not closed cleanly. Opening
+    /// fails if the log ends elsewhere.
     pub closed_at: Option<LogEnd>,
     /// A position up to which the log is known to have been durable, if any: opening is refused if the log
     /// ends before it.

@@ -1,4 +1,4 @@
-//! The store: the state of the single writer, and its transactions.
+//! The store: the state that its single writer changes, and the write transactions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

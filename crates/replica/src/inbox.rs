@@ -150,7 +150,7 @@ impl<T> Inbox<T> {
         self.asleep.swap(0, Ordering::SeqCst);
     }
 
-    /// Returns true if [`Inbox::drain`] would sleep now.
+    /// Returns true if fewer than `wanted` items wait and none of them is urgent, so that [`Inbox::drain`] would sleep.
     pub fn is_short_of(&self, wanted: usize) -> bool {
         !lock(&self.waiting).is_enough(wanted.max(1))
     }

@@ -30,7 +30,7 @@ const VERSIONS_PER_SLICE: usize = 4096;
 /// core.
 const PAUSE_FACTOR: u32 = 1;
 
-/// State of a compaction's hash.
+/// Progress of computing the hash of the store at a compacted revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Computing,

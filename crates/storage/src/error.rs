@@ -199,7 +199,7 @@ pub enum Inconsistency {
         /// Entries that are missing in the log.
         lacking: Lacking,
     },
-    /// The state of the checkpoint has another applied index than its manifest states.
+    /// The applied index in the data of the checkpoint differs from the one in its manifest.
     CheckpointIndex {
         /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,

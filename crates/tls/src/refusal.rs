@@ -139,8 +139,8 @@ impl Refusal {
     }
 }
 
-/// Describes why a handshake failed, in etcd's words where it has them: the `error` field of `rejected
-/// connection on client endpoint`.
+/// Describes why a handshake failed, in etcd's words if etcd has an error for it. The text is logged as the
+/// field `error` of `rejected connection on client endpoint`.
 pub fn explain(error: &rustls::Error) -> String {
     if let Some(refusal) = Refusal::behind(error) {
         return refusal.to_string();

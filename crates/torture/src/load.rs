@@ -30,7 +30,7 @@ pub const REREADERS: u64 = 6000;
 
 /// First number of the clients whose permissions change.
 const USERS: u64 = 8000;
-/// First number of the watchers whose permissions change.
+/// Lowest client number of the watchers whose permissions change during the run.
 const SPIES: u64 = 8200;
 /// Client number of the administrator, who changes users and permissions.
 pub const ADMINISTRATOR: u64 = 8500;

@@ -290,7 +290,7 @@ impl Import {
     }
 
     /// Writes Mainstay's directory: first the contents of etcd's database, then the entries of its log and
-    /// the hard state, then the keys of the old store.
+    /// the hard state, then the keys of etcd's v2 store.
     pub fn fill(
         &self,
         mut restoration: Restoration,

@@ -287,8 +287,8 @@ impl Room {
         usize::try_from(all).unwrap_or(usize::MAX).min(PORTION_BYTES)
     }
 
-    /// Returns true if there is space for entries that a leader sent. Otherwise they are treated as lost by
-    /// the network, and the leader sends them again.
+    /// Returns true if there is space for entries that a leader sent. If not, the caller drops them, as if the
+    /// network had lost them, and the leader sends them again.
     pub fn takes_entries(&self, log: &Log, entries: &[raftpb::Entry]) -> bool {
         if planted::is(planted::Bug::FullLogFatal) {
             return true;

@@ -11,7 +11,7 @@ const USERS_MAX: usize = 10_000;
 /// changes. For earlier changes, the auth revision of the state that the process began with.
 #[derive(Debug, Default)]
 pub(super) struct Floors {
-    /// Upper bound of all revisions in the map; it spares most calls the lock.
+    /// Upper bound of all revisions in `floors`. A call whose revision is not below it need not lock `floors`.
     newest: AtomicU64,
     floors: Mutex<OfUsers>,
 }

@@ -522,7 +522,7 @@ impl Call {
         self.send_proposal(field, request, what, writer, false)
     }
 
-    /// Proposes a login. No other command waits for a login to share its batch.
+    /// Proposes a login. Other commands are not held back to share a batch with it.
     ///
     /// # Errors
     ///

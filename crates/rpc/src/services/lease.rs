@@ -61,7 +61,7 @@ const RENEWED_MAX: usize = 10_000;
 /// Memory per renewed lease in bytes: its id, and its share of the hash table.
 const RENEWED_BYTES: usize = 10;
 
-/// Number of renewals that a stream answers without waiting before other streams and calls run.
+/// Maximum number of renewals that a stream answers in a row before it yields to other streams and calls.
 const RENEWED_AT_ONCE_MAX: u32 = 64;
 
 /// The leases that a stream has renewed, counted in the statistics of its client while the stream is open.

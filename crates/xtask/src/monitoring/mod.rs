@@ -30,7 +30,7 @@ pub fn generate() -> Result<Files, String> {
     let mut table = Table::of_a_member();
     let mut wrong = Vec::new();
     let mut used = BTreeSet::new();
-    // Later rules and panels may use the series of a recording rule.
+    // The series of each recording rule are registered, because later rules and panels may use them.
     for rule in rules::RECORDED {
         match expression::check(rule.expression, &table) {
             Ok(names) => used.extend(names),
