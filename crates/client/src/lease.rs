@@ -14,6 +14,9 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::client::Client;
 use crate::stream::Stream;
 
+/// Longest TTL of a lease in etcd, in seconds.
+const TTL_SECONDS_MAX: u64 = 9_000_000_000;
+
 /// Pause before a broken stream is opened again. Source: clientv3.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -150,12 +153,12 @@ async fn renew(
             }
             Ok(Ok(Some(answer))) => answer,
         };
-        let Some(ttl) = u64::try_from(answer.ttl).ok().filter(|ttl| *ttl > 0).map(Duration::from_secs) else {
+        let Some(ttl) = u64::try_from(answer.ttl).ok().filter(|ttl| *ttl > 0) else {
             return error::LEASE_NOT_FOUND;
         };
-        let now = Instant::now();
-        // No overflow: the longest TTL is below 300 years.
-        *expires = now + ttl;
+        // A server that answers with more is broken; a time so far ahead may not exist.
+        let ttl = Duration::from_secs(ttl.min(TTL_SECONDS_MAX));
+        *expires = Instant::now() + ttl;
         // If the queue is full, the response is dropped. If the receiver was dropped, this task is aborted
         // soon.
         let _ = answers.try_send(answer);

@@ -9,7 +9,7 @@ use crate::unquote::quoted;
 
 /// Parses one condition.
 ///
-/// COMPAT: etcdctl 3.7 crashes at an unknown operator, and at every comparison of a lease. Here an unknown
+/// COMPAT-50: etcdctl 3.7 crashes at an unknown operator, and at every comparison of a lease. Here an unknown
 /// operator is refused like any malformed line, and a lease is compared by its hexadecimal id, as in etcdctl
 /// 3.8.
 ///

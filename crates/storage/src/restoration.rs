@@ -302,8 +302,12 @@ impl Restoration {
         let log_dir = log_dir.map_or_else(|| member_dir.join("log"), Path::to_path_buf);
         let mut options = log::Options::new(&log_dir, cluster_id, member_id);
         options.by_hand = true;
-        disk.create_dir_all(&log_dir).map_err(failed)?;
-        let space = disk.space(&log_dir).map_err(failed)?;
+        let failed_in_log = |doing| {
+            let path = log_dir.clone();
+            move |error| RestorationError::Io { doing, path, error }
+        };
+        disk.create_dir_all(&log_dir).map_err(failed_in_log("create"))?;
+        let space = disk.space(&log_dir).map_err(failed_in_log("ask for the free space of"))?;
         options.segment_bytes =
             if segment_bytes > 0 { segment_bytes } else { log::segment_bytes_for(space.total_bytes) };
         options.unsafe_no_fsync = true;

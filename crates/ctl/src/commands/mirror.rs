@@ -187,7 +187,7 @@ struct Names {
 }
 
 impl Names {
-    /// COMPAT: with `--rev` and no prefix given for the destination, etcdctl drops the prefix of every key;
+    /// COMPAT-56: with `--rev` and no prefix given for the destination, etcdctl drops the prefix of every key;
     /// without `--rev`, it keeps the prefix. Here the prefix is kept in both cases.
     fn read(call: &Call) -> Result<Names, Failure> {
         let text = |flag: Flag<String>| call.matches.get(flag).as_bytes().to_vec();
