@@ -202,6 +202,9 @@ func (c *comparison) opLiveEvents() operation {
 		w.readUntil(func() bool { return len(w.created) == len(liveWatches) })
 		w.readProgress(c.g.revision)
 		w.report(out)
+		if w.err != nil {
+			out["stream.error"] = w.err.Error()
+		}
 		return out
 	}}
 }
