@@ -5,7 +5,7 @@
 //! * [`monitor`] runs both regularly on the leader, as its [`Options`] say, and checks the versions that the
 //!   members run.
 //!
-//! What the crate does not know: clients. Its findings go to the core as requests.
+//! The crate does not know clients. Its findings go to the core as requests.
 //!
 //! Invariant: a difference is attributed to the member that etcd would name. Start reading with
 //! [`monitor::Monitor::start`], [`divergence::judge`] and [`corruption::check_initially`]. Tests: beside the

@@ -1,6 +1,6 @@
 //! A membership change, and the rules under which it is allowed.
 //!
-//! The same rules are checked before a change is proposed and again when it is applied: another change may be
+//! The rules are checked before a change is proposed and again when it is applied: another change may be
 //! applied in between and make it invalid, and then every member refuses it. The rules are those of etcd's
 //! `membership.RaftCluster.ValidateConfigurationChange`.
 

@@ -20,7 +20,7 @@
 //! `membership`, `install`), space (`checkpoints`, `removal`, `segments`, `room`), trouble (`alarms`,
 //! `parked`).
 //!
-//! What the crate does not know: gRPC, watches, HTTP pages. Invariants: I2 (only the core writes), I3 (the
+//! The crate does not know gRPC, watches or HTTP pages. Invariants: I2 (only the core writes), I3 (the
 //! core answers a write after the sync), I14; a turn of the core is bounded.
 //!
 //! Start reading with `core/run.rs`: `Core` and its `turn`. Tests: beside the code,

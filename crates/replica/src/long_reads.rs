@@ -6,7 +6,7 @@
 //! as it lives. The core asks before it physically removes versions. A reader that delays the removal for
 //! longer than its patience is ended: at its next slice it finds that it was overtaken.
 //!
-//! Such a reader delays the removal of versions that compactions have made unreadable since it began. It does
+//! A long reader delays the removal of versions that compactions have made unreadable since it began. It does
 //! not cost memory for data written while it runs.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -60,8 +60,8 @@ pub struct LongReads {
 #[derive(Default)]
 struct Open {
     readers: BTreeMap<u64, Entry>,
-    /// The same readers, ordered by the versions that they keep: the core asks often, and must not visit
-    /// readers that do not delay it.
+    /// Ids of all readers, ordered by the oldest revision that each keeps. The core asks often, and must not visit
+    /// readers that do not delay a removal.
     by_keeps: BTreeSet<(Revision, u64)>,
     /// Time before which no reader exceeds its patience.
     due: Option<Instant>,

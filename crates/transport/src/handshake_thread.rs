@@ -46,6 +46,8 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> HandshakeThread<O> {
         blocking_threads_max: usize,
         until: impl Future<Output = ()> + Send + 'static,
     ) -> io::Result<(HandshakeThread<O>, JoinHandle<()>)> {
+        // The callers bound the number of jobs: front by its quota of handshakes, peer by its places for guests and by
+        // the connections that it opens.
         let (jobs, receiver) = mpsc::unbounded_channel();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()

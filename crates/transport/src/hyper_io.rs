@@ -1,4 +1,4 @@
-//! What hyper needs to run on tokio: its I/O traits for [`Wire`], and [`Clock`] for timers.
+//! Adapters that let hyper run on tokio: hyper's I/O traits for [`Wire`], and [`Clock`] for its timers.
 
 use std::future::Future;
 use std::io::{self, IoSlice};

@@ -18,7 +18,7 @@
 //!
 //! Out of scope: which certificates are good (`tls`), protocols above the stream, addresses and names.
 //!
-//! What could be here and is not:
+//! Similar code that stays outside of this crate, and why:
 //!
 //! * The `Socket` of `bench`'s load generator is driven by polling without a runtime, and reads straight into rustls;
 //!   a buffer between them would add a copy to the cost that it measures.

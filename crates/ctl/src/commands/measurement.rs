@@ -1,4 +1,4 @@
-//! What the commands that measure a cluster share: their flags, the choice of a workload, and the end of a measurement.
+//! Shared parts of the commands that measure a cluster: their flags, the choice of a workload, and the end of a measurement.
 
 use cli::{Failure, Flag};
 use client::Client;

@@ -1,4 +1,5 @@
-//! The same tests for both disks, of the behavior that the log and the checkpoints rely on.
+//! Tests of the disk behavior that the log and the checkpoints rely on. Each test runs on the real disk and on
+//! the disk in memory.
 
 use std::io::{self, IoSlice};
 use std::path::Path;

@@ -1,7 +1,7 @@
 //! Snapshots in etcd's database format that are being sent to members that run etcd, and the log entries that
 //! have to be kept for their receivers.
 //!
-//! Such a snapshot always holds the whole state and may take long. If the log no longer had the entries after
+//! A snapshot in this format always holds the whole state and may take long. If the log no longer had the entries after
 //! it when it arrives, another snapshot would have to follow, and so on without end while there are writes. A
 //! snapshot in Mainstay's own format does not need this: the next one holds only the data that the receiver
 //! lacks.

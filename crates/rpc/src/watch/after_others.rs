@@ -1,4 +1,4 @@
-//! How a task lets others go first.
+//! Lets a task yield until the other tasks of its thread have run.
 
 use std::future::Future as _;
 use std::pin::pin;

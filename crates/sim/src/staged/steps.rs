@@ -1,4 +1,4 @@
-//! How staged faults begin, and go on step by step.
+//! Starts staged faults and advances them step by step.
 
 use api::Rpc;
 use api::etcdserverpb::{LeaseGrantRequest, LeaseRevokeRequest};
