@@ -204,7 +204,6 @@ impl Call {
     #[inline]
     pub fn end(&mut self, answer: &mut Result<Answer, Status>) {
         let stages = match self.path {
-            Path::Unreported if self.observers.is_none() && !has_steps(self.rpc) => return,
             Path::Unreported => None,
             Path::Core { what, asked, revision: Some(revision), is_counted } => {
                 let now = self.services.now();
