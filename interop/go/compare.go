@@ -102,7 +102,9 @@ func (c *comparison) open(reference, subject string, secured credentials.Transpo
 	return c.watchLive()
 }
 
-// watchLive opens the watches that follow everything from now on.
+// watchLive opens the watches that follow everything from now on. They exist on
+// both servers when it returns: a watch without a start revision begins at the
+// revision at which it is created, and would miss a put that overtakes it.
 func (c *comparison) watchLive() error {
 	for i, s := range c.servers {
 		// They outlive every call, so they get their own context.
@@ -113,6 +115,12 @@ func (c *comparison) watchLive() error {
 		c.live[i] = w
 		for _, create := range liveWatches {
 			w.send(&pb.WatchRequest{RequestUnion: &pb.WatchRequest_CreateRequest{CreateRequest: create}})
+		}
+		late := time.AfterFunc(callDeadline, w.cancel)
+		w.readUntil(func() bool { return len(w.created) == len(liveWatches) })
+		late.Stop()
+		if len(w.created) != len(liveWatches) {
+			return fmt.Errorf("%s: %d of %d live watches were created: %w", s.label, len(w.created), len(liveWatches), w.err)
 		}
 	}
 	return nil
@@ -199,12 +207,8 @@ func (c *comparison) opLiveEvents() operation {
 		out := answer{}
 		late := time.AfterFunc(callDeadline, w.cancel)
 		defer late.Stop()
-		w.readUntil(func() bool { return len(w.created) == len(liveWatches) })
 		w.readProgress(c.g.revision)
 		w.report(out)
-		if w.err != nil {
-			out["stream.error"] = w.err.Error()
-		}
 		return out
 	}}
 }
