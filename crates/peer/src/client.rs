@@ -10,20 +10,20 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use transport::http1::{self, IdleLinks};
 
-use crate::body::Body;
 use crate::dialer::Dialer;
 use crate::endpoint::Endpoint;
 use crate::error::ExchangeError;
 use crate::options::{ANSWER_BYTES_MAX, DIAL_TIMEOUT, IDLE_CONNECTIONS_MAX, IDLE_MAX};
+use crate::request_body::RequestBody;
 
 /// Sends single requests over connections that are kept for a while. Must be used within a `LocalSet`.
 pub(crate) struct Client {
     pub(crate) dialer: Dialer,
-    idle: RefCell<HashMap<Endpoint, Rc<IdleLinks<Body>>>>,
+    idle: RefCell<HashMap<Endpoint, Rc<IdleLinks<RequestBody>>>>,
 }
 
 /// Connection for one request at a time.
-pub(crate) type Link = http1::Link<Body>;
+pub(crate) type Link = http1::Link<RequestBody>;
 
 impl Client {
     pub(crate) fn new(dialer: Dialer) -> Client {
@@ -37,7 +37,9 @@ impl Client {
         request: Request<Bytes>,
         timeout: Duration,
     ) -> Result<Response<Bytes>, ExchangeError> {
-        match tokio::time::timeout(timeout, self.attempt(endpoint, request.map(Body::from), timeout)).await {
+        match tokio::time::timeout(timeout, self.attempt(endpoint, request.map(RequestBody::from), timeout))
+            .await
+        {
             Ok(answer) => answer,
             Err(_) => Err(ExchangeError::TimedOut(timeout)),
         }
@@ -46,7 +48,7 @@ impl Client {
     async fn attempt(
         &self,
         endpoint: &Endpoint,
-        mut request: Request<Body>,
+        mut request: Request<RequestBody>,
         timeout: Duration,
     ) -> Result<Response<Bytes>, ExchangeError> {
         name_host(&mut request, endpoint)?;
@@ -70,7 +72,7 @@ impl Client {
         Ok(Response::from_parts(head, body))
     }
 
-    fn idle(&self, endpoint: &Endpoint) -> Rc<IdleLinks<Body>> {
+    fn idle(&self, endpoint: &Endpoint) -> Rc<IdleLinks<RequestBody>> {
         let mut idle = self.idle.borrow_mut();
         if let Some(links) = idle.get(endpoint) {
             return Rc::clone(links);
@@ -102,12 +104,4 @@ pub(crate) async fn dial(
     let socket =
         dialer.connect(endpoint, DIAL_TIMEOUT, write_timeout).await.map_err(ExchangeError::Connect)?;
     Ok(Link::start(socket, &hyper::client::conn::http1::Builder::new()).await?)
-}
-
-/// Formats an error of hyper with its cause, which contains the actual reason.
-pub(crate) fn text(error: &hyper::Error) -> String {
-    match std::error::Error::source(error) {
-        Some(cause) => format!("{error}: {cause}"),
-        None => error.to_string(),
-    }
 }

@@ -165,7 +165,7 @@ impl fmt::Display for ExchangeError {
         match self {
             ExchangeError::Host(error) => error.fmt(f),
             ExchangeError::Connect(error) => error.fmt(f),
-            ExchangeError::Http(error) => f.write_str(&crate::client::text(error)),
+            ExchangeError::Http(error) => f.write_str(&http_text(error)),
             ExchangeError::BrokenOff(error) => write!(f, "the answer broke off: {error}"),
             ExchangeError::TimedOut(timeout) => write!(f, "no answer within {timeout:?}"),
         }
@@ -181,6 +181,14 @@ impl Error for ExchangeError {
             ExchangeError::BrokenOff(error) => Some(&**error),
             ExchangeError::TimedOut(_) => None,
         }
+    }
+}
+
+/// Formats an error of hyper with its cause, which contains the actual reason.
+pub(crate) fn http_text(error: &hyper::Error) -> String {
+    match error.source() {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
     }
 }
 

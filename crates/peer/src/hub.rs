@@ -24,7 +24,6 @@ use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 use transport::{Clock, Stream, end_turn};
 
 use crate::acceptor::Acceptor;
-use crate::body::Body;
 use crate::client::{self, Client};
 use crate::dialer::Dialer;
 use crate::endpoint::Endpoint;
@@ -40,12 +39,13 @@ use crate::options::{
     SESSION_CHECK_INTERVAL, SNAPSHOT_ANSWER_TIMEOUT, SNAPSHOT_TIMEOUTS, SNAPSHOTS_RECEIVED_MAX,
 };
 use crate::peer::Peer;
-use crate::peers::Target;
 use crate::piece::Piece;
 use crate::places::{Guest, Places, SnapshotPlaces};
+use crate::request_body::RequestBody;
 use crate::routes;
 use crate::sessions::{Finding, Side};
 use crate::socket::Socket;
+use crate::target::Target;
 
 /// Maximum number of batches taken from the inbox before the network has its turn.
 const BATCHES_PER_TURN: usize = 8;
@@ -562,7 +562,7 @@ async fn deliver_snapshot(
     let mut envelope = FrameBuffer::default();
     envelope.put_sized_message(message);
     let handed_over = Rc::new(Notify::new());
-    let mut request = Request::new(Body::Snapshot {
+    let mut request = Request::new(RequestBody::Snapshot {
         envelope: Some(envelope.take()),
         pieces,
         account: Arc::clone(&peer.account),

@@ -13,9 +13,10 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use crate::account::Account;
 use crate::error::{PostError, RequestError};
+use crate::figures::Figures;
 use crate::handler::SnapshotForm;
-use crate::peers::Target;
 use crate::piece::Piece;
+use crate::target::Target;
 
 /// Queue of messages and commands from other threads to the peer thread.
 pub(crate) struct Inbox {
@@ -185,9 +186,9 @@ impl Inbox {
         self.lock().unknown_snapshot_failures += 1;
     }
 
-    pub(crate) fn figures(&self) -> crate::Figures {
+    pub(crate) fn figures(&self) -> Figures {
         let state = self.lock();
-        crate::Figures {
+        Figures {
             peers: state.accounts.iter().map(|(id, account)| (*id, account.figures())).collect(),
             unknown_snapshot_failures: state.unknown_snapshot_failures,
         }

@@ -32,8 +32,8 @@
 
 mod acceptor;
 mod account;
+mod answer_body;
 mod app_encoder;
-mod body;
 mod client;
 mod decoder;
 mod dialer;
@@ -59,6 +59,7 @@ mod piece;
 mod pipeline;
 mod places;
 mod prober;
+mod request_body;
 mod routes;
 mod sessions;
 mod snapshot_receiver;
@@ -66,6 +67,7 @@ mod snapshot_sender;
 mod socket;
 mod stream_reader;
 mod stream_writer;
+mod target;
 
 pub use account::weight as message_bytes;
 pub use endpoint::check_url;
@@ -74,5 +76,6 @@ pub use fetch::fetch;
 pub use figures::{Figures, Histogram, PeerFigures, SnapshotFigures};
 pub use handler::{Handler, OpenedSnapshot, Pieces, SnapshotForm, SnapshotSource};
 pub use options::{Field, Level, Listener, Log, Options};
-pub use peers::{Peers, Target};
+pub use peers::Peers;
+pub use target::Target;
 pub use transport::ListenerSocket;

@@ -9,20 +9,13 @@ use bytes::Bytes;
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::error::RequestError;
+use crate::figures::Figures;
 use crate::handler::{Handler, SnapshotSource};
 use crate::hub::Hub;
 use crate::inbox::{Command, Inbox};
 use crate::options::{Log, Options, REQUESTS_MAX};
 use crate::snapshot_sender::SnapshotSender;
-
-/// Recipient of a request outside of raft.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Target {
-    /// Member, reached at any of its URLs that answers.
-    Member(u64),
-    /// Server at this URL, such as `http://10.0.0.1:2380`.
-    Url(String),
-}
+use crate::target::Target;
 
 /// Communication with the other members, on a separate thread.
 ///
@@ -121,7 +114,7 @@ impl Peers {
     }
 
     /// Returns the counters since the start.
-    pub fn figures(&self) -> crate::Figures {
+    pub fn figures(&self) -> Figures {
         self.inbox.figures()
     }
 

@@ -13,7 +13,7 @@ use hyper::body::Incoming;
 use prost::Message as _;
 
 use crate::account::weight;
-use crate::body::Body;
+use crate::answer_body::AnswerBody;
 use crate::hub::Hub;
 use crate::identity::{self, CLUSTER_ID, RAFT_TO, SERVER_VERSION};
 use crate::options::{
@@ -30,7 +30,11 @@ const MESSAGE_PATH: &str = "/raft";
 const STREAM_PREFIX: &str = "/raft/stream/";
 
 /// Answers a request to a peer listener with etcd's statuses and texts.
-pub(crate) async fn answer(hub: Rc<Hub>, guest: &Rc<Guest>, request: Request<Incoming>) -> Response<Body> {
+pub(crate) async fn answer(
+    hub: Rc<Hub>,
+    guest: &Rc<Guest>,
+    request: Request<Incoming>,
+) -> Response<AnswerBody> {
     if guest.member.get() == 0 {
         guest.member.set(hub.known_sender(request.headers()));
     }
@@ -48,11 +52,11 @@ pub(crate) async fn answer(hub: Rc<Hub>, guest: &Rc<Guest>, request: Request<Inc
 }
 
 /// Answers a request to a path outside of raft through the handler.
-async fn delegate(hub: &Hub, request: Request<Incoming>) -> Response<Body> {
+async fn delegate(hub: &Hub, request: Request<Incoming>) -> Response<AnswerBody> {
     let (head, body) = request.into_parts();
     let bytes_max = hub.handler.body_bytes_max(&head).min(REQUEST_BYTES_MAX);
     if bytes_max == 0 {
-        return hub.handler.http(Request::from_parts(head, Bytes::new())).await.map(Body::from);
+        return hub.handler.http(Request::from_parts(head, Bytes::new())).await.map(AnswerBody::from);
     }
     let alone = Cell::new(0);
     let body = match read(body, bytes_max, hub.read_timeout, (&alone, bytes_max)).await {
@@ -60,16 +64,16 @@ async fn delegate(hub: &Hub, request: Request<Incoming>) -> Response<Body> {
         Err(Unread::TooLong) => return refuse(StatusCode::PAYLOAD_TOO_LARGE, "request body too large"),
         Err(_) => return refuse(StatusCode::BAD_REQUEST, "error reading request body"),
     };
-    hub.handler.http(Request::from_parts(head, body)).await.map(Body::from)
+    hub.handler.http(Request::from_parts(head, body)).await.map(AnswerBody::from)
 }
 
 /// Accepts a stream that a peer dials, `msgapp/<peer id>` or `message/<peer id>`.
-fn open_stream(hub: &Rc<Hub>, request: &Request<Incoming>, stream: &str) -> Response<Body> {
+fn open_stream(hub: &Rc<Hub>, request: &Request<Incoming>, stream: &str) -> Response<AnswerBody> {
     if request.method() != Method::GET {
         return wrong_method("GET");
     }
     let mut response = match accept_stream(hub, request.headers(), stream) {
-        Ok(writer) => Response::new(Body::Stream(writer)),
+        Ok(writer) => Response::new(AnswerBody::Stream(writer)),
         Err(refusal) => *refusal,
     };
     response.headers_mut().insert(SERVER_VERSION, hub.identity.server_version.clone());
@@ -80,7 +84,7 @@ fn accept_stream(
     hub: &Rc<Hub>,
     headers: &HeaderMap,
     stream: &str,
-) -> Result<StreamWriter, Box<Response<Body>>> {
+) -> Result<StreamWriter, Box<Response<AnswerBody>>> {
     let refuse = |status, text| Box::new(refuse(status, text));
     hub.identity.check(headers).map_err(|text| refuse(StatusCode::PRECONDITION_FAILED, text))?;
     let (kind, from) = match stream.split_once('/') {
@@ -90,7 +94,7 @@ fn accept_stream(
     };
     let from = identity::parse_id(from).ok_or_else(|| refuse(StatusCode::NOT_FOUND, "invalid from"))?;
     if hub.handler.is_removed(from) {
-        let mut gone = Response::new(Body::empty());
+        let mut gone = Response::new(AnswerBody::empty());
         *gone.status_mut() = StatusCode::GONE;
         return Err(Box::new(gone));
     }
@@ -108,7 +112,7 @@ fn accept_stream(
 }
 
 /// Takes one message of a peer's pipeline.
-async fn take_message(hub: &Rc<Hub>, request: Request<Incoming>) -> Response<Body> {
+async fn take_message(hub: &Rc<Hub>, request: Request<Incoming>) -> Response<AnswerBody> {
     if request.method() != Method::POST {
         return wrong_method("POST");
     }
@@ -117,7 +121,7 @@ async fn take_message(hub: &Rc<Hub>, request: Request<Incoming>) -> Response<Bod
         hub,
         match accept_message(hub, &head.headers, body).await {
             Ok(()) => {
-                let mut taken = Response::new(Body::empty());
+                let mut taken = Response::new(AnswerBody::empty());
                 *taken.status_mut() = StatusCode::NO_CONTENT;
                 taken
             }
@@ -130,7 +134,7 @@ async fn accept_message(
     hub: &Rc<Hub>,
     headers: &HeaderMap,
     body: Incoming,
-) -> Result<(), Box<Response<Body>>> {
+) -> Result<(), Box<Response<AnswerBody>>> {
     let refuse = |status, text| Box::new(refuse(status, text));
     hub.identity.check(headers).map_err(|text| refuse(StatusCode::PRECONDITION_FAILED, text))?;
     if let Some((id, urls)) = identity::sender(headers) {
@@ -179,9 +183,10 @@ pub(crate) fn check_sender(
     hub: &Hub,
     message: &Message,
     misdirected: &str,
-) -> Result<(), Box<Response<Body>>> {
+) -> Result<(), Box<Response<AnswerBody>>> {
     if hub.handler.is_removed(message.from.unwrap_or(0)) {
-        let mut refusal = Response::new(Body::from(format!("{{\"message\":\"{}\"}}", pipeline::REMOVED)));
+        let mut refusal =
+            Response::new(AnswerBody::from(format!("{{\"message\":\"{}\"}}", pipeline::REMOVED)));
         *refusal.status_mut() = StatusCode::FORBIDDEN;
         refusal.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         return Err(Box::new(refusal));
@@ -261,27 +266,27 @@ async fn read(
 }
 
 /// Adds the header with this member's cluster id.
-pub(crate) fn stamp(hub: &Hub, mut response: Response<Body>) -> Response<Body> {
+pub(crate) fn stamp(hub: &Hub, mut response: Response<AnswerBody>) -> Response<AnswerBody> {
     response.headers_mut().insert(CLUSTER_ID, hub.identity.cluster_hex.clone());
     response
 }
 
-pub(crate) fn wrong_method(allowed: &'static str) -> Response<Body> {
+pub(crate) fn wrong_method(allowed: &'static str) -> Response<AnswerBody> {
     let mut refusal = refuse(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
     refusal.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
     refusal
 }
 
 /// Creates a refusal in the format of Go's `http.Error`.
-pub(crate) fn refuse(status: StatusCode, text: &str) -> Response<Body> {
+pub(crate) fn refuse(status: StatusCode, text: &str) -> Response<AnswerBody> {
     let mut refusal = plain(status, format!("{text}\n"));
     let nosniff = HeaderName::from_static("x-content-type-options");
     refusal.headers_mut().insert(nosniff, HeaderValue::from_static("nosniff"));
     refusal
 }
 
-fn plain(status: StatusCode, text: String) -> Response<Body> {
-    let mut response = Response::new(Body::from(text));
+fn plain(status: StatusCode, text: String) -> Response<AnswerBody> {
+    let mut response = Response::new(AnswerBody::from(text));
     *response.status_mut() = status;
     let plain = HeaderValue::from_static("text/plain; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, plain);

@@ -18,7 +18,7 @@ use prost::Message as _;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::account::Account;
-use crate::body::Body;
+use crate::answer_body::AnswerBody;
 use crate::decoder::{DecodeError, Intake, length_within};
 use crate::error::BoxError;
 use crate::handler::{Handler, SnapshotForm};
@@ -35,10 +35,14 @@ use crate::routes::{Share, check_sender, refuse, stamp, wrong_method};
 /// Path for snapshots, at both ends.
 pub(crate) const PATH: &str = "/raft/snapshot";
 
-type Refusal = Box<Response<Body>>;
+type Refusal = Box<Response<AnswerBody>>;
 
 /// Receives a snapshot. Answers 204 if the handler accepted it, 500 with the handler's text if not.
-pub(crate) async fn receive(hub: &Rc<Hub>, guest: &Rc<Guest>, request: Request<Incoming>) -> Response<Body> {
+pub(crate) async fn receive(
+    hub: &Rc<Hub>,
+    guest: &Rc<Guest>,
+    request: Request<Incoming>,
+) -> Response<AnswerBody> {
     if request.method() != Method::POST {
         return wrong_method("POST");
     }
@@ -52,7 +56,7 @@ pub(crate) async fn receive(hub: &Rc<Hub>, guest: &Rc<Guest>, request: Request<I
         hub,
         match taken {
             Ok(()) => {
-                let mut response = Response::new(Body::empty());
+                let mut response = Response::new(AnswerBody::empty());
                 *response.status_mut() = StatusCode::NO_CONTENT;
                 response
             }

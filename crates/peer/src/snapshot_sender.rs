@@ -9,8 +9,8 @@ use crate::error::PostError;
 use crate::handler::{Handler, OpenedSnapshot, SnapshotForm, SnapshotSource};
 use crate::inbox::{Command, Inbox};
 use crate::options::{Field, Level, Log, SNAPSHOT_PIECES_MAX, SNAPSHOTS_SENT_MAX};
-use crate::peers::Target;
 use crate::piece::Piece;
+use crate::target::Target;
 
 /// Path at which a Mainstay member reports which data of the snapshot it already has, so that the sender can
 /// omit it.

@@ -17,16 +17,16 @@ use hyper::body::{Body as _, Incoming};
 use tokio::time::Instant;
 use transport::end_turn;
 
-use crate::body::Body;
-use crate::client::{name_host, text};
+use crate::client::name_host;
 use crate::decoder::Decoder;
 use crate::endpoint::Endpoint;
-use crate::error::{ExchangeError, NoUrl};
+use crate::error::{ExchangeError, NoUrl, http_text};
 use crate::fair_stream::TURN_BYTES;
 use crate::hub::Hub;
 use crate::identity::{self, RAFT_TO};
 use crate::options::{DIAL_PACE, DIAL_PACE_MAX, DIAL_TIMEOUT, Level};
 use crate::peer::{Kind, Peer};
+use crate::request_body::RequestBody;
 use crate::socket::Socket;
 
 /// Number of failed dials before the interval between dials grows.
@@ -34,7 +34,7 @@ const QUICK_DIALS: u32 = 10;
 /// Maximum number of bytes read from a refusal.
 const REFUSAL_BYTES_MAX: usize = 4096;
 
-type Connection = hyper::client::conn::http1::Connection<Socket, Body>;
+type Connection = hyper::client::conn::http1::Connection<Socket, RequestBody>;
 
 /// Dials one stream of a peer repeatedly and reads it, until the task is aborted.
 pub(crate) async fn run(hub: Rc<Hub>, peer: Rc<Peer>, kind: Kind) {
@@ -168,7 +168,7 @@ async fn attempt(hub: &Rc<Hub>, peer: &Peer, kind: Kind, endpoint: &Endpoint) ->
     let (mut sender, connection) = handshake.map_err(ExchangeError::from)?;
     let mut connection = Box::pin(connection);
 
-    let mut request = Request::new(Body::empty());
+    let mut request = Request::new(RequestBody::empty());
     let path = format!("/raft/stream/{}/{:x}", kind.name(), hub.identity.local_id);
     *request.uri_mut() = path.parse().map_err(DialError::Path)?;
     name_host(&mut request, endpoint).map_err(ExchangeError::from)?;
@@ -238,7 +238,7 @@ impl Stream {
                     match Pin::new(&mut self.body).poll_frame(cx) {
                         Poll::Pending => break,
                         Poll::Ready(None) => ended = Some("the peer closed the stream".to_owned()),
-                        Poll::Ready(Some(Err(error))) => ended = Some(text(&error)),
+                        Poll::Ready(Some(Err(error))) => ended = Some(http_text(&error)),
                         Poll::Ready(Some(Ok(frame))) => {
                             let Ok(piece) = frame.into_data() else { continue };
                             bytes += piece.len();

@@ -11,14 +11,11 @@ use tokio::sync::{Notify, mpsc};
 use crate::account::Account;
 use crate::frame_buffer::Segments;
 use crate::piece::{Piece, broken_off};
-use crate::stream_writer::StreamWriter;
 
-/// Body of a request or an answer.
-pub(crate) enum Body {
+/// Body of a request to another member.
+pub(crate) enum RequestBody {
     /// Body that is complete from the start.
     Whole(Option<Segments>),
-    /// A raft stream.
-    Stream(StreamWriter),
     /// Snapshot: its message, then pieces from the thread that produces them.
     Snapshot {
         envelope: Option<Segments>,
@@ -29,28 +26,27 @@ pub(crate) enum Body {
     },
 }
 
-impl Body {
-    pub(crate) fn empty() -> Body {
-        Body::Whole(None)
+impl RequestBody {
+    pub(crate) fn empty() -> RequestBody {
+        RequestBody::Whole(None)
     }
 }
 
-impl<T: Into<Bytes>> From<T> for Body {
-    fn from(bytes: T) -> Body {
+impl<T: Into<Bytes>> From<T> for RequestBody {
+    fn from(bytes: T) -> RequestBody {
         let bytes = bytes.into();
-        Body::Whole((!bytes.is_empty()).then(|| bytes.into()))
+        RequestBody::Whole((!bytes.is_empty()).then(|| bytes.into()))
     }
 }
 
-impl hyper::body::Body for Body {
+impl hyper::body::Body for RequestBody {
     type Data = Segments;
     type Error = io::Error;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Segments>>>> {
         let segments = match self.get_mut() {
-            Body::Whole(whole) => whole.take(),
-            Body::Stream(writer) => std::task::ready!(writer.poll_segments(cx)),
-            Body::Snapshot { envelope, pieces, account, handed_over } => {
+            RequestBody::Whole(whole) => whole.take(),
+            RequestBody::Snapshot { envelope, pieces, account, handed_over } => {
                 let next = match envelope.take() {
                     Some(envelope) => Some(envelope),
                     None => match std::task::ready!(pieces.poll_recv(cx)) {
@@ -74,13 +70,15 @@ impl hyper::body::Body for Body {
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(self, Body::Whole(None))
+        matches!(self, RequestBody::Whole(None))
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Body::Whole(whole) => SizeHint::with_exact(whole.as_ref().map_or(0, |w| w.remaining() as u64)),
-            _ => SizeHint::default(),
+            RequestBody::Whole(whole) => {
+                SizeHint::with_exact(whole.as_ref().map_or(0, |w| w.remaining() as u64))
+            }
+            RequestBody::Snapshot { .. } => SizeHint::default(),
         }
     }
 }
