@@ -15,12 +15,15 @@ use hyper::rt::ReadBufCursor;
 use tokio::task::LocalSet;
 
 use crate::app_encoder::AppEncoder;
+use crate::client::Client;
 use crate::decoder::Decoder;
 use crate::frame_buffer::FrameBuffer;
-use crate::hub::{self, Hub};
+use crate::hub::Hub;
 use crate::identity::Identity;
 use crate::inbox::Inbox;
+use crate::local_member::LocalMember;
 use crate::places::Places;
+use crate::server;
 use crate::{Handler, Options};
 
 /// Decodes a stream of whole messages. Returns the messages, and the error if the stream cannot be decoded
@@ -143,14 +146,15 @@ pub fn serve(
     inbox.set_members(members.iter().map(|id| (*id, Vec::new())).collect());
     let times = (options.read_timeout, options.write_timeout);
     let dialer = crate::dialer::Dialer::new(None, None);
-    let hub = Rc::new(Hub::new(identity, handler, Arc::new(|_, _, _| {}), inbox, times, dialer));
-    let local = LocalSet::new();
-    let ended = local.block_on(runtime, async {
+    let local = LocalMember::new(identity, handler, Arc::new(|_, _, _| {}), times, Client::new(dialer));
+    let hub = Rc::new(Hub::new(local, inbox));
+    let tasks = LocalSet::new();
+    let ended = tasks.block_on(runtime, async {
         hub.set_members(members.iter().map(|id| (*id, Vec::new())).collect());
         let wire = Wire { pieces: pieces.into(), ended: false, writes: 0, ready: false };
         let Some((guest, _)) = Places::new(1).take(None) else { return false };
-        tokio::time::timeout(patience, hub::answer_requests(&hub, &guest, wire)).await.is_ok()
+        tokio::time::timeout(patience, server::answer_requests(&hub, &guest, wire)).await.is_ok()
     });
-    drop(local);
+    drop(tasks);
     Ok(ended)
 }

@@ -24,7 +24,7 @@
 //! - Input closes at most its own connection and never panics. Headers are checked before a body is read, a
 //!   slow body ends its connection, and connections of strangers give way to new ones (`garbage`, `overload`).
 //!
-//! Start reading with [`Peers`], [`Handler`] (what the caller receives), `hub.rs` and `routes.rs`. Tests also
+//! Start reading with [`Peers`], [`Handler`] (what the caller receives), `peer_thread.rs`, `hub.rs` and `routes.rs`. Tests also
 //! run beside real etcd with `MAINSTAY_TEST_ETCD=<etcd binary>`. `examples/exchange.rs` measures the cost of a
 //! message.
 
@@ -33,6 +33,7 @@
 mod acceptor;
 mod account;
 mod answer_body;
+mod answers;
 mod app_encoder;
 mod client;
 mod decoder;
@@ -50,10 +51,13 @@ mod handshakes;
 mod hub;
 mod identity;
 mod inbox;
+mod local_member;
 mod options;
 mod origin;
 mod pace;
+mod paths;
 mod peer;
+mod peer_thread;
 mod peers;
 mod piece;
 mod pipeline;
@@ -61,7 +65,10 @@ mod places;
 mod prober;
 mod request_body;
 mod routes;
+mod server;
 mod sessions;
+mod share;
+mod snapshot_post;
 mod snapshot_receiver;
 mod snapshot_sender;
 mod socket;

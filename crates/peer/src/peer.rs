@@ -1,11 +1,10 @@
 //! One other member as seen by the peer thread: [`Peer`] has its queues, its streams in both directions, its
-//! pipeline, and its activity state. Connections are opened by `stream_reader` and `pipeline`;
-//! `stream_writer` writes the accepted streams.
+//! pipeline, and its activity state. It opens no connection and starts no task: the hub starts `stream_reader` and
+//! `pipeline`, which open them; `stream_writer` writes the accepted streams.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
@@ -17,9 +16,8 @@ use tokio::task::AbortHandle;
 use crate::account::{Account, is_app};
 use crate::endpoint::{Endpoint, Endpoints};
 use crate::error::NoUrl;
-use crate::hub::Hub;
+use crate::local_member::LocalMember;
 use crate::options::{Level, PIPELINE_CONNECTIONS, PIPELINED_MAX};
-use crate::{pipeline, prober, stream_reader};
 
 /// Kind of a stream; there is one of each kind per direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +56,17 @@ struct Queues {
     piped: VecDeque<Message>,
 }
 
+/// Result of [`Peer::enqueue`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum QueueOutcome {
+    /// The message waits for a stream, or for a task of the pipeline that runs already.
+    Queued,
+    /// The message waits for the pipeline, which has one more task now; the caller starts it.
+    PipelineNeeded,
+    /// The queue of the pipeline is full.
+    Dropped,
+}
+
 /// Another member, or an unknown sender (a *remote*), which can be answered over the pipeline only.
 pub(crate) struct Peer {
     pub(crate) id: u64,
@@ -69,6 +78,7 @@ pub(crate) struct Peer {
     message: RefCell<Slot>,
     /// Number of streams that are up, in both directions.
     links: Cell<u32>,
+    /// Number of tasks that post messages from the queue of the pipeline.
     pipelines: Cell<usize>,
     /// True if the pipeline failed since it last worked or was idle, and the failure was reported.
     pipeline_failed: Cell<bool>,
@@ -83,23 +93,15 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Creates a member, and starts tasks that dial both streams until the member is closed.
-    pub(crate) fn member(hub: &Rc<Hub>, account: Arc<Account>, urls: &[String]) -> Rc<Peer> {
-        let peer = Rc::new(Peer::new(hub, account, urls, false));
-        for kind in [Kind::Message, Kind::App] {
-            let task = tokio::task::spawn_local(stream_reader::run(Rc::clone(hub), Rc::clone(&peer), kind));
-            peer.tasks.borrow_mut().push(task.abort_handle());
-        }
-        let task = tokio::task::spawn_local(prober::run(Rc::clone(hub), Rc::clone(&peer)));
-        peer.tasks.borrow_mut().push(task.abort_handle());
-        peer
+    pub(crate) fn member(local: &LocalMember, account: Arc<Account>, urls: &[String]) -> Peer {
+        Peer::new(local, account, urls, false)
     }
 
-    pub(crate) fn remote(hub: &Rc<Hub>, account: Arc<Account>, urls: &[String]) -> Rc<Peer> {
-        Rc::new(Peer::new(hub, account, urls, true))
+    pub(crate) fn remote(local: &LocalMember, account: Arc<Account>, urls: &[String]) -> Peer {
+        Peer::new(local, account, urls, true)
     }
 
-    fn new(hub: &Hub, account: Arc<Account>, urls: &[String], is_remote: bool) -> Peer {
+    fn new(local: &LocalMember, account: Arc<Account>, urls: &[String], is_remote: bool) -> Peer {
         let peer = Peer {
             id: account.id,
             account,
@@ -117,15 +119,20 @@ impl Peer {
             tasks: RefCell::default(),
             closed: Cell::new(false),
         };
-        peer.set_urls(hub, urls);
+        peer.set_urls(local, urls);
         peer
     }
 
+    /// Ends a task of the peer when the peer is closed.
+    pub(crate) fn own_task(&self, task: AbortHandle) {
+        self.tasks.borrow_mut().push(task);
+    }
+
     /// Sets the peer's URLs, which are used from the next dial on.
-    pub(crate) fn set_urls(&self, hub: &Hub, urls: &[String]) {
-        let (endpoints, complaints) = Endpoints::parse(urls, hub.client.dialer.has_tls());
+    pub(crate) fn set_urls(&self, local: &LocalMember, urls: &[String]) {
+        let (endpoints, complaints) = Endpoints::parse(urls, local.client.dialer.has_tls());
         for complaint in complaints {
-            hub.log(Level::Error, "cannot use a peer URL", self.id, &complaint.to_string());
+            local.log_peer(Level::Error, "cannot use a peer URL", self.id, &complaint.to_string());
         }
         *self.endpoints.borrow_mut() = endpoints;
         self.is_there.notify_waiters();
@@ -178,8 +185,8 @@ impl Peer {
         self.closed.get()
     }
 
-    /// Queues a message where it can be sent soonest. Returns false if it had to be dropped.
-    pub(crate) fn enqueue(self: &Rc<Self>, hub: &Rc<Hub>, message: Message) -> bool {
+    /// Queues a message where it can be sent soonest.
+    pub(crate) fn enqueue(&self, message: Message) -> QueueOutcome {
         let app_up = self.app.borrow().attached;
         let message_up = self.message.borrow().attached;
         let mut queues = self.queues.borrow_mut();
@@ -189,16 +196,16 @@ impl Peer {
             false if message_up => (&mut queues.others, &self.message),
             _ if queues.piped.len() < PIPELINED_MAX => {
                 queues.piped.push_back(message);
-                if self.pipelines.get() < PIPELINE_CONNECTIONS {
-                    self.pipelines.set(self.pipelines.get() + 1);
-                    tokio::task::spawn_local(pipeline::run(Rc::clone(hub), Rc::clone(self)));
+                if self.pipelines.get() >= PIPELINE_CONNECTIONS {
+                    return QueueOutcome::Queued;
                 }
-                return true;
+                self.pipelines.set(self.pipelines.get() + 1);
+                return QueueOutcome::PipelineNeeded;
             }
             _ => {
                 self.account.give_back(&message);
                 self.account.counters.send_failures.add(1);
-                return false;
+                return QueueOutcome::Dropped;
             }
         };
         // If the queue is not empty, the stream was already woken or waits for its connection to take bytes.
@@ -207,7 +214,7 @@ impl Peer {
         if wakes && let Some(waker) = stream.borrow_mut().waker.take() {
             waker.wake();
         }
-        true
+        QueueOutcome::Queued
     }
 
     fn slot(&self, kind: Kind) -> &RefCell<Slot> {
@@ -218,7 +225,7 @@ impl Peer {
     }
 
     /// Registers a stream that the peer dialed, replacing the previous one. Returns its generation.
-    pub(crate) fn attach(&self, hub: &Hub, kind: Kind) -> u64 {
+    pub(crate) fn attach(&self, local: &LocalMember, kind: Kind) -> u64 {
         let (generation, replaced) = {
             let mut slot = self.slot(kind).borrow_mut();
             slot.generation += 1;
@@ -229,18 +236,18 @@ impl Peer {
             (slot.generation, replaced)
         };
         if replaced {
-            hub.log(Level::Warn, "closed a stream that its reader dialed again", self.id, kind.name());
-            self.writer_lost(hub, kind);
+            local.log_peer(Level::Warn, "closed a stream that its reader dialed again", self.id, kind.name());
+            self.writer_lost(local, kind);
         } else {
-            self.link_up(hub);
+            self.link_up(local);
         }
-        hub.log(Level::Info, "a remote peer reads a stream", self.id, kind.name());
+        local.log_peer(Level::Info, "a remote peer reads a stream", self.id, kind.name());
         self.is_there.notify_waiters();
         generation
     }
 
     /// Notes that a stream that the peer dialed has ended.
-    pub(crate) fn detach(&self, hub: &Hub, kind: Kind, generation: u64) {
+    pub(crate) fn detach(&self, local: &LocalMember, kind: Kind, generation: u64) {
         {
             let mut slot = self.slot(kind).borrow_mut();
             if slot.generation != generation {
@@ -249,17 +256,17 @@ impl Peer {
             slot.attached = false;
             slot.waker = None;
         }
-        hub.log(Level::Warn, "lost a stream that a remote peer reads", self.id, kind.name());
-        self.writer_lost(hub, kind);
-        self.link_down(hub, "the stream to the peer ended");
+        local.log_peer(Level::Warn, "lost a stream that a remote peer reads", self.id, kind.name());
+        self.writer_lost(local, kind);
+        self.link_down(local, "the stream to the peer ended");
     }
 
     /// Handles the loss of a stream: its queued messages are dropped, and those in its connection may be
     /// lost.
-    fn writer_lost(&self, hub: &Hub, kind: Kind) {
+    fn writer_lost(&self, local: &LocalMember, kind: Kind) {
         let app_up = self.app.borrow().attached;
         self.drop_queued(kind == Kind::App || !app_up, kind == Kind::Message);
-        hub.unreachable(self.id);
+        local.report_unreachable(self.id);
     }
 
     fn drop_queued(&self, apps: bool, others: bool) {
@@ -306,22 +313,22 @@ impl Peer {
     }
 
     /// Notes that the peer accepted a message from the pipeline.
-    pub(crate) fn pipeline_worked(&self, hub: &Hub) {
+    pub(crate) fn pipeline_worked(&self, local: &LocalMember) {
         self.pipeline_failed.set(false);
         self.pipeline_worked.set(Some(Instant::now()));
         if !self.is_closed() {
-            self.activate(hub);
+            self.activate(local);
         }
     }
 
     /// Notes that the pipeline failed. Its queued messages are dropped, because they would fail as well.
-    pub(crate) fn pipeline_broke(&self, hub: &Hub, error: &str) {
+    pub(crate) fn pipeline_broke(&self, local: &LocalMember, error: &str) {
         self.account.counters.send_failures.add(1);
         self.drop_piped();
         self.pipeline_worked.set(None);
-        self.failed(hub, error);
+        self.failed(local, error);
         if !self.pipeline_failed.replace(true) {
-            hub.unreachable(self.id);
+            local.report_unreachable(self.id);
         }
     }
 
@@ -342,29 +349,29 @@ impl Peer {
     }
 
     /// Notes that a stream of either direction came up.
-    pub(crate) fn link_up(&self, hub: &Hub) {
+    pub(crate) fn link_up(&self, local: &LocalMember) {
         self.links.set(self.links.get() + 1);
-        self.activate(hub);
+        self.activate(local);
     }
 
     /// Notes that a stream of either direction ended.
-    pub(crate) fn link_down(&self, hub: &Hub, error: &str) {
+    pub(crate) fn link_down(&self, local: &LocalMember, error: &str) {
         self.links.set(self.links.get() - 1);
-        self.failed(hub, error);
+        self.failed(local, error);
     }
 
-    fn activate(&self, hub: &Hub) {
+    fn activate(&self, local: &LocalMember) {
         if self.account.activate() {
-            hub.log(Level::Info, "peer became active", self.id, "");
+            local.log_peer(Level::Info, "peer became active", self.id, "");
         }
     }
 
     /// Notes a failure of communication. The peer still counts as active while a stream is up or the pipeline
     /// works.
-    pub(crate) fn failed(&self, hub: &Hub, error: &str) {
-        let is_piped = self.pipeline_worked.get().is_some_and(|at| at.elapsed() < hub.read_timeout);
+    pub(crate) fn failed(&self, local: &LocalMember, error: &str) {
+        let is_piped = self.pipeline_worked.get().is_some_and(|at| at.elapsed() < local.read_timeout);
         if self.links.get() == 0 && !is_piped && self.account.deactivate() {
-            hub.log(Level::Warn, "peer became inactive (message send to peer failed)", self.id, error);
+            local.log_peer(Level::Warn, "peer became inactive (message send to peer failed)", self.id, error);
         }
     }
 }

@@ -11,9 +11,9 @@ use tokio::sync::{Semaphore, oneshot};
 use crate::error::RequestError;
 use crate::figures::Figures;
 use crate::handler::{Handler, SnapshotSource};
-use crate::hub::Hub;
 use crate::inbox::{Command, Inbox};
 use crate::options::{Log, Options, REQUESTS_MAX};
+use crate::peer_thread;
 use crate::snapshot_sender::SnapshotSender;
 use crate::target::Target;
 
@@ -37,7 +37,7 @@ impl Peers {
     pub fn start(options: Options, handler: Arc<dyn Handler>, log: Log) -> io::Result<Peers> {
         let inbox = Arc::new(Inbox::new());
         let snapshots = SnapshotSender::new(Arc::clone(&inbox), Arc::clone(&handler), Arc::clone(&log));
-        let thread = Hub::start(options, handler, log, Arc::clone(&inbox))?;
+        let thread = peer_thread::start(options, handler, log, Arc::clone(&inbox))?;
         let requests = Arc::new(Semaphore::new(REQUESTS_MAX));
         Ok(Peers { inbox, requests, snapshots, thread: Some(thread) })
     }

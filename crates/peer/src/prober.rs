@@ -6,18 +6,17 @@ use bytes::Bytes;
 use http::Request;
 use tokio::time::Instant;
 
-use crate::hub::Hub;
+use crate::local_member::LocalMember;
 use crate::options::{CLOCK_DRIFT_MAX, Level, PROBE_INTERVAL};
+use crate::paths;
 use crate::peer::Peer;
 
-/// Path of probes, at both ends.
-pub(crate) const PATH: &str = "/raft/probing";
 /// Minimum time between two warnings about clock drift.
 const DRIFT_WARNING_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Probes a peer every 4 s, to measure the round trip time and the difference of the clocks. Runs until it is
 /// aborted.
-pub(crate) async fn run(hub: Rc<Hub>, peer: Rc<Peer>) {
+pub(crate) async fn run(local: Rc<LocalMember>, peer: Rc<Peer>) {
     let mut ticks = tokio::time::interval(PROBE_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut warned: Option<Instant> = None;
@@ -25,16 +24,18 @@ pub(crate) async fn run(hub: Rc<Hub>, peer: Rc<Peer>) {
         ticks.tick().await;
         let Ok(endpoint) = peer.endpoint() else { continue };
         let mut request = Request::new(Bytes::new());
-        *request.uri_mut() = http::Uri::from_static(PATH);
+        *request.uri_mut() = http::Uri::from_static(paths::PROBES);
         let (begun, begun_clock) = (Instant::now(), SystemTime::now());
-        let Ok(answer) = hub.client.exchange(&endpoint, request, hub.read_timeout).await else { continue };
+        let Ok(answer) = local.client.exchange(&endpoint, request, local.read_timeout).await else {
+            continue;
+        };
         let took = begun.elapsed();
         let Some(now) = read(answer.body()) else { continue };
         peer.account.counters.round_trips.add(took);
         let drift = drift(begun_clock + took / 2, now);
         if drift > CLOCK_DRIFT_MAX && warned.is_none_or(|then| then.elapsed() >= DRIFT_WARNING_INTERVAL) {
             warned = Some(Instant::now());
-            hub.log(Level::Warn, "prober found high clock drift", peer.id, &format!("{drift:?}"));
+            local.log_peer(Level::Warn, "prober found high clock drift", peer.id, &format!("{drift:?}"));
         }
     }
 }

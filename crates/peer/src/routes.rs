@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use api::raftpb::{Message, MessageType};
 use bytes::{Bytes, BytesMut};
-use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use prost::Message as _;
 
 use crate::account::weight;
 use crate::answer_body::AnswerBody;
+use crate::answers::{check_sender, plain, refuse, stamp, wrong_method};
 use crate::hub::Hub;
-use crate::identity::{self, CLUSTER_ID, RAFT_TO, SERVER_VERSION};
+use crate::identity::{self, RAFT_TO, SERVER_VERSION};
 use crate::options::{
     FRAME_BYTES_MAX, MEMBERS_BODIES_BYTES_MAX, REQUEST_BYTES_MAX, STRANGERS_BODIES_BYTES_MAX,
     SURPLUS_BYTES_MAX,
@@ -23,11 +23,9 @@ use crate::options::{
 use crate::pace::Pace;
 use crate::peer::Kind;
 use crate::places::Guest;
+use crate::share::Share;
 use crate::stream_writer::StreamWriter;
-use crate::{pipeline, prober, snapshot_receiver};
-
-const MESSAGE_PATH: &str = "/raft";
-const STREAM_PREFIX: &str = "/raft/stream/";
+use crate::{paths, prober, snapshot_receiver};
 
 /// Answers a request to a peer listener with etcd's statuses and texts.
 pub(crate) async fn answer(
@@ -39,14 +37,14 @@ pub(crate) async fn answer(
         guest.member.set(hub.known_sender(request.headers()));
     }
     let path = request.uri().path();
-    if let Some(stream) = path.strip_prefix(STREAM_PREFIX) {
+    if let Some(stream) = path.strip_prefix(paths::STREAMS) {
         let stream = stream.to_owned();
         return open_stream(&hub, &request, &stream);
     }
     match path {
-        MESSAGE_PATH => take_message(&hub, request).await,
-        snapshot_receiver::PATH => snapshot_receiver::receive(&hub, guest, request).await,
-        prober::PATH => plain(StatusCode::OK, prober::answer()),
+        paths::MESSAGES => take_message(&hub, request).await,
+        paths::SNAPSHOTS => snapshot_receiver::receive(&hub, guest, request).await,
+        paths::PROBES => plain(StatusCode::OK, prober::answer()),
         _ => delegate(&hub, request).await,
     }
 }
@@ -54,17 +52,17 @@ pub(crate) async fn answer(
 /// Answers a request to a path outside of raft through the handler.
 async fn delegate(hub: &Hub, request: Request<Incoming>) -> Response<AnswerBody> {
     let (head, body) = request.into_parts();
-    let bytes_max = hub.handler.body_bytes_max(&head).min(REQUEST_BYTES_MAX);
+    let bytes_max = hub.local.handler.body_bytes_max(&head).min(REQUEST_BYTES_MAX);
     if bytes_max == 0 {
-        return hub.handler.http(Request::from_parts(head, Bytes::new())).await.map(AnswerBody::from);
+        return hub.local.handler.http(Request::from_parts(head, Bytes::new())).await.map(AnswerBody::from);
     }
     let alone = Cell::new(0);
-    let body = match read(body, bytes_max, hub.read_timeout, (&alone, bytes_max)).await {
+    let body = match read(body, bytes_max, hub.local.read_timeout, (&alone, bytes_max)).await {
         Ok(body) => body,
         Err(Unread::TooLong) => return refuse(StatusCode::PAYLOAD_TOO_LARGE, "request body too large"),
         Err(_) => return refuse(StatusCode::BAD_REQUEST, "error reading request body"),
     };
-    hub.handler.http(Request::from_parts(head, body)).await.map(AnswerBody::from)
+    hub.local.handler.http(Request::from_parts(head, body)).await.map(AnswerBody::from)
 }
 
 /// Accepts a stream that a peer dials, `msgapp/<peer id>` or `message/<peer id>`.
@@ -76,8 +74,8 @@ fn open_stream(hub: &Rc<Hub>, request: &Request<Incoming>, stream: &str) -> Resp
         Ok(writer) => Response::new(AnswerBody::Stream(writer)),
         Err(refusal) => *refusal,
     };
-    response.headers_mut().insert(SERVER_VERSION, hub.identity.server_version.clone());
-    stamp(hub, response)
+    response.headers_mut().insert(SERVER_VERSION, hub.local.identity.server_version.clone());
+    stamp(&hub.local, response)
 }
 
 fn accept_stream(
@@ -86,14 +84,14 @@ fn accept_stream(
     stream: &str,
 ) -> Result<StreamWriter, Box<Response<AnswerBody>>> {
     let refuse = |status, text| Box::new(refuse(status, text));
-    hub.identity.check(headers).map_err(|text| refuse(StatusCode::PRECONDITION_FAILED, text))?;
+    hub.local.identity.check(headers).map_err(|text| refuse(StatusCode::PRECONDITION_FAILED, text))?;
     let (kind, from) = match stream.split_once('/') {
         Some(("msgapp", from)) if !from.contains('/') => (Kind::App, from),
         Some(("message", from)) if !from.contains('/') => (Kind::Message, from),
         _ => return Err(refuse(StatusCode::NOT_FOUND, "invalid path")),
     };
     let from = identity::parse_id(from).ok_or_else(|| refuse(StatusCode::NOT_FOUND, "invalid from"))?;
-    if hub.handler.is_removed(from) {
+    if hub.local.handler.is_removed(from) {
         let mut gone = Response::new(AnswerBody::empty());
         *gone.status_mut() = StatusCode::GONE;
         return Err(Box::new(gone));
@@ -104,11 +102,11 @@ fn accept_stream(
         }
         return Err(refuse(StatusCode::NOT_FOUND, "error sender not found"));
     };
-    if headers.get(RAFT_TO) != Some(&hub.identity.local_hex) {
+    if headers.get(RAFT_TO) != Some(&hub.local.identity.local_hex) {
         return Err(refuse(StatusCode::PRECONDITION_FAILED, "to field mismatch"));
     }
     peer.account.told(headers);
-    Ok(StreamWriter::attach(Rc::clone(hub), peer, kind))
+    Ok(StreamWriter::attach(Rc::clone(&hub.local), peer, kind))
 }
 
 /// Takes one message of a peer's pipeline.
@@ -118,7 +116,7 @@ async fn take_message(hub: &Rc<Hub>, request: Request<Incoming>) -> Response<Ans
     }
     let (head, body) = request.into_parts();
     stamp(
-        hub,
+        &hub.local,
         match accept_message(hub, &head.headers, body).await {
             Ok(()) => {
                 let mut taken = Response::new(AnswerBody::empty());
@@ -136,7 +134,7 @@ async fn accept_message(
     body: Incoming,
 ) -> Result<(), Box<Response<AnswerBody>>> {
     let refuse = |status, text| Box::new(refuse(status, text));
-    hub.identity.check(headers).map_err(|text| refuse(StatusCode::PRECONDITION_FAILED, text))?;
+    hub.local.identity.check(headers).map_err(|text| refuse(StatusCode::PRECONDITION_FAILED, text))?;
     if let Some((id, urls)) = identity::sender(headers) {
         hub.add_remote(id, &urls);
     }
@@ -150,19 +148,23 @@ async fn accept_message(
         }
     };
     let body =
-        read(body, FRAME_BYTES_MAX as usize, hub.read_timeout, room).await.map_err(|why| match why {
-            Unread::Crowded => {
-                let text = "error reading raft message (too many bytes are being read)";
-                refuse(StatusCode::SERVICE_UNAVAILABLE, text)
-            }
-            Unread::TooLong | Unread::Broken => refuse(StatusCode::BAD_REQUEST, "error reading raft message"),
-        })?;
+        read(body, FRAME_BYTES_MAX as usize, hub.local.read_timeout, room).await.map_err(
+            |why| match why {
+                Unread::Crowded => {
+                    let text = "error reading raft message (too many bytes are being read)";
+                    refuse(StatusCode::SERVICE_UNAVAILABLE, text)
+                }
+                Unread::TooLong | Unread::Broken => {
+                    refuse(StatusCode::BAD_REQUEST, "error reading raft message")
+                }
+            },
+        )?;
     let bytes = body.len() as u64;
     let message = Message::decode(body)
         .ok()
         .filter(|message| bytes <= (weight(message) + SURPLUS_BYTES_MAX) as u64)
         .ok_or_else(|| refuse(StatusCode::BAD_REQUEST, "error unmarshalling raft message"))?;
-    check_sender(hub, &message, "error processing raft message")?;
+    check_sender(&hub.local, &message, "error processing raft message")?;
     if message.r#type == Some(MessageType::MsgSnap as i32) {
         return Err(refuse(StatusCode::BAD_REQUEST, "wrong raft message type"));
     }
@@ -171,28 +173,9 @@ async fn accept_message(
         account.counters.received_bytes.add(bytes);
     }
     let mut messages = vec![message];
-    hub.handler.received(&mut messages);
+    hub.local.handler.received(&mut messages);
     if let Some(account) = account {
         account.counters.receive_failures.add(messages.len() as u64);
-    }
-    Ok(())
-}
-
-/// Refuses a message from a removed member, or one that is addressed to another member.
-pub(crate) fn check_sender(
-    hub: &Hub,
-    message: &Message,
-    misdirected: &str,
-) -> Result<(), Box<Response<AnswerBody>>> {
-    if hub.handler.is_removed(message.from.unwrap_or(0)) {
-        let mut refusal =
-            Response::new(AnswerBody::from(format!("{{\"message\":\"{}\"}}", pipeline::REMOVED)));
-        *refusal.status_mut() = StatusCode::FORBIDDEN;
-        refusal.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        return Err(Box::new(refusal));
-    }
-    if message.to != Some(hub.identity.local_id) {
-        return Err(Box::new(refuse(StatusCode::INTERNAL_SERVER_ERROR, misdirected)));
     }
     Ok(())
 }
@@ -203,35 +186,6 @@ enum Unread {
     Broken,
     /// Other bodies use all of the shared memory.
     Crowded,
-}
-
-/// Part of a shared memory limit that one body uses.
-pub(crate) struct Share<'a> {
-    taken: &'a Cell<usize>,
-    bytes: usize,
-}
-
-impl<'a> Share<'a> {
-    /// Creates an empty share; `taken` is the counter of the shared limit.
-    pub(crate) fn new(taken: &'a Cell<usize>) -> Share<'a> {
-        Share { taken, bytes: 0 }
-    }
-
-    /// Adds bytes to the share. Returns false if the total would exceed `bytes_max`.
-    pub(crate) fn grow(&mut self, bytes: usize, bytes_max: usize) -> bool {
-        if self.taken.get() + bytes > bytes_max {
-            return false;
-        }
-        self.bytes += bytes;
-        self.taken.set(self.taken.get() + bytes);
-        true
-    }
-}
-
-impl Drop for Share<'_> {
-    fn drop(&mut self) {
-        self.taken.set(self.taken.get() - self.bytes);
-    }
 }
 
 /// Reads a body of at most `bytes_max` bytes, at the pace that [`Pace`] requires. Memory is taken as bytes
@@ -263,32 +217,4 @@ async fn read(
         }
     }
     Ok(if all.is_empty() { first } else { all.freeze() })
-}
-
-/// Adds the header with this member's cluster id.
-pub(crate) fn stamp(hub: &Hub, mut response: Response<AnswerBody>) -> Response<AnswerBody> {
-    response.headers_mut().insert(CLUSTER_ID, hub.identity.cluster_hex.clone());
-    response
-}
-
-pub(crate) fn wrong_method(allowed: &'static str) -> Response<AnswerBody> {
-    let mut refusal = refuse(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
-    refusal.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
-    refusal
-}
-
-/// Creates a refusal in the format of Go's `http.Error`.
-pub(crate) fn refuse(status: StatusCode, text: &str) -> Response<AnswerBody> {
-    let mut refusal = plain(status, format!("{text}\n"));
-    let nosniff = HeaderName::from_static("x-content-type-options");
-    refusal.headers_mut().insert(nosniff, HeaderValue::from_static("nosniff"));
-    refusal
-}
-
-fn plain(status: StatusCode, text: String) -> Response<AnswerBody> {
-    let mut response = Response::new(AnswerBody::from(text));
-    *response.status_mut() = status;
-    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
-    response.headers_mut().insert(CONTENT_TYPE, plain);
-    response
 }

@@ -19,6 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::account::Account;
 use crate::answer_body::AnswerBody;
+use crate::answers::{check_sender, refuse, stamp, wrong_method};
 use crate::decoder::{DecodeError, Intake, length_within};
 use crate::error::BoxError;
 use crate::handler::{Handler, SnapshotForm};
@@ -30,10 +31,7 @@ use crate::options::{
 use crate::pace::Pace;
 use crate::piece::{self, Piece};
 use crate::places::{Guest, Progress, SnapshotAdmission};
-use crate::routes::{Share, check_sender, refuse, stamp, wrong_method};
-
-/// Path for snapshots, at both ends.
-pub(crate) const PATH: &str = "/raft/snapshot";
+use crate::share::Share;
 
 type Refusal = Box<Response<AnswerBody>>;
 
@@ -50,10 +48,10 @@ pub(crate) async fn receive(
     let taken = take(hub, guest, &head.headers, &mut body).await;
     if taken.is_err() {
         // The answer is sent while the sender still writes. Closing now could destroy the answer in flight.
-        tokio::task::spawn_local(drain(body, hub.read_timeout));
+        tokio::task::spawn_local(drain(body, hub.local.read_timeout));
     }
     stamp(
-        hub,
+        &hub.local,
         match taken {
             Ok(()) => {
                 let mut response = Response::new(AnswerBody::empty());
@@ -72,7 +70,7 @@ async fn take(
     body: &mut Incoming,
 ) -> Result<(), Refusal> {
     let refuse = |status, text: &str| Box::new(refuse(status, text));
-    if let Err(text) = hub.identity.check(headers) {
+    if let Err(text) = hub.local.identity.check(headers) {
         hub.inbox.count_unknown_snapshot_failure();
         return Err(refuse(StatusCode::PRECONDITION_FAILED, text));
     }
@@ -87,7 +85,7 @@ async fn take(
         let text = "failed to process raft message (unknown sender)";
         return Err(refuse(StatusCode::FORBIDDEN, text));
     }
-    let mut pace = Pace::new(hub.read_timeout * SNAPSHOT_TIMEOUTS);
+    let mut pace = Pace::new(hub.local.read_timeout * SNAPSHOT_TIMEOUTS);
     let mut share = Share::new(&hub.members_bodies);
     let (message, rest) = read_envelope(body, &mut pace, &mut share).await.map_err(|error| {
         hub.inbox.count_unknown_snapshot_failure();
@@ -101,7 +99,7 @@ async fn take(
         return Err(refuse(StatusCode::BAD_REQUEST, "wrong raft message type"));
     }
     check_sender(
-        hub,
+        &hub.local,
         &message,
         "failed to process raft message (cannot process message to mismatch member)",
     )?;
@@ -128,16 +126,16 @@ async fn take(
             let _ = one.await;
         }
     };
-    let _ = tokio::time::timeout(hub.read_timeout, ends).await;
+    let _ = tokio::time::timeout(hub.local.read_timeout, ends).await;
     match hand_over(hub, (&account, &progress), (message, form), rest, (body, pace), taker).await {
         Ok(()) => {
             receiving.delivered = true;
-            hub.log(Level::Info, "received and saved database snapshot", from, "");
+            hub.local.log_peer(Level::Info, "received and saved database snapshot", from, "");
             Ok(())
         }
         Err(error) => {
             let mut text = error.to_string();
-            hub.log(Level::Error, "failed to save incoming database snapshot", from, &text);
+            hub.local.log_peer(Level::Error, "failed to save incoming database snapshot", from, &text);
             if form == SnapshotForm::Etcd {
                 text = format!("failed to save KV snapshot ({text})");
             }
@@ -243,7 +241,7 @@ async fn hand_over(
 ) -> Result<(), ReceiveError> {
     let (give, pieces) = mpsc::channel(SNAPSHOT_PIECES_MAX);
     let (done, taken) = oneshot::channel();
-    let handler: Arc<dyn Handler> = Arc::clone(&hub.handler);
+    let handler: Arc<dyn Handler> = Arc::clone(&hub.local.handler);
     let work = move || {
         let mut pieces = piece::Incoming::new(pieces);
         let result = handler.receive_snapshot(message, form, &mut pieces);

@@ -22,9 +22,10 @@ use crate::decoder::Decoder;
 use crate::endpoint::Endpoint;
 use crate::error::{ExchangeError, NoUrl, http_text};
 use crate::fair_stream::TURN_BYTES;
-use crate::hub::Hub;
 use crate::identity::{self, RAFT_TO};
+use crate::local_member::LocalMember;
 use crate::options::{DIAL_PACE, DIAL_PACE_MAX, DIAL_TIMEOUT, Level};
+use crate::paths;
 use crate::peer::{Kind, Peer};
 use crate::request_body::RequestBody;
 use crate::socket::Socket;
@@ -37,34 +38,39 @@ const REFUSAL_BYTES_MAX: usize = 4096;
 type Connection = hyper::client::conn::http1::Connection<Socket, RequestBody>;
 
 /// Dials one stream of a peer repeatedly and reads it, until the task is aborted.
-pub(crate) async fn run(hub: Rc<Hub>, peer: Rc<Peer>, kind: Kind) {
+pub(crate) async fn run(local: Rc<LocalMember>, peer: Rc<Peer>, kind: Kind) {
     let mut failures = 0_u32;
     let mut said = String::new();
     loop {
         let begun = Instant::now();
-        match dial(&hub, &peer, kind).await {
+        match dial(&local, &peer, kind).await {
             Ok(stream) => {
                 failures = 0;
                 said.clear();
-                peer.link_up(&hub);
-                hub.log(
+                peer.link_up(&local);
+                local.log_peer(
                     Level::Info,
                     "established TCP streaming connection with remote peer",
                     peer.id,
                     kind.name(),
                 );
-                let reason = stream.read(&hub, &peer, kind).await;
+                let reason = stream.read(&local, &peer, kind).await;
                 peer.was_reached_at(kind, None);
-                hub.log(Level::Warn, "lost TCP streaming connection with remote peer", peer.id, &reason);
-                peer.link_down(&hub, &reason);
+                local.log_peer(
+                    Level::Warn,
+                    "lost TCP streaming connection with remote peer",
+                    peer.id,
+                    &reason,
+                );
+                peer.link_down(&local, &reason);
             }
             Err(error) => {
                 failures = failures.saturating_add(1);
                 let text = error.to_string();
-                peer.failed(&hub, &text);
+                peer.failed(&local, &text);
                 // Repeated errors with the same text are logged once.
                 if said != text {
-                    hub.log(Level::Warn, "cannot dial a stream of a peer", peer.id, &text);
+                    local.log_peer(Level::Warn, "cannot dial a stream of a peer", peer.id, &text);
                     said = text;
                 }
             }
@@ -142,9 +148,10 @@ struct Stream {
     body: Incoming,
 }
 
-async fn dial(hub: &Rc<Hub>, peer: &Peer, kind: Kind) -> Result<Stream, DialError> {
+async fn dial(local: &Rc<LocalMember>, peer: &Peer, kind: Kind) -> Result<Stream, DialError> {
     let endpoint = peer.endpoint()?;
-    let attempt = tokio::time::timeout(DIAL_TIMEOUT + hub.read_timeout, attempt(hub, peer, kind, &endpoint));
+    let attempt =
+        tokio::time::timeout(DIAL_TIMEOUT + local.read_timeout, attempt(local, peer, kind, &endpoint));
     let stream = match attempt.await {
         Ok(stream) => stream,
         Err(_) => Err(DialError::TimedOut),
@@ -155,11 +162,16 @@ async fn dial(hub: &Rc<Hub>, peer: &Peer, kind: Kind) -> Result<Stream, DialErro
     stream
 }
 
-async fn attempt(hub: &Rc<Hub>, peer: &Peer, kind: Kind, endpoint: &Endpoint) -> Result<Stream, DialError> {
+async fn attempt(
+    local: &Rc<LocalMember>,
+    peer: &Peer,
+    kind: Kind,
+    endpoint: &Endpoint,
+) -> Result<Stream, DialError> {
     let socket =
-        hub.client.dialer.connect(endpoint, DIAL_TIMEOUT, hub.write_timeout).await.map_err(|error| {
+        local.client.dialer.connect(endpoint, DIAL_TIMEOUT, local.write_timeout).await.map_err(|error| {
             if error.kind() == std::io::ErrorKind::ConnectionRefused {
-                hub.handler.refused(peer.id);
+                local.handler.refused(peer.id);
             }
             ExchangeError::Connect(error)
         })?;
@@ -169,10 +181,10 @@ async fn attempt(hub: &Rc<Hub>, peer: &Peer, kind: Kind, endpoint: &Endpoint) ->
     let mut connection = Box::pin(connection);
 
     let mut request = Request::new(RequestBody::empty());
-    let path = format!("/raft/stream/{}/{:x}", kind.name(), hub.identity.local_id);
+    let path = format!("{}{}/{:x}", paths::STREAMS, kind.name(), local.identity.local_id);
     *request.uri_mut() = path.parse().map_err(DialError::Path)?;
     name_host(&mut request, endpoint).map_err(ExchangeError::from)?;
-    hub.identity.stamp(request.headers_mut());
+    local.identity.stamp(request.headers_mut());
     request.headers_mut().insert(RAFT_TO, identity::hex(peer.id));
 
     let mut ended = false;
@@ -195,7 +207,7 @@ async fn attempt(hub: &Rc<Hub>, peer: &Peer, kind: Kind, endpoint: &Endpoint) ->
         return Ok(Stream { connection, body: answer.into_body() });
     }
     if status == StatusCode::GONE {
-        hub.told_removed(peer.id);
+        local.report_removal(peer.id);
     }
     let body = Limited::new(answer.into_body(), REFUSAL_BYTES_MAX).collect();
     let body = match race(body, async { if ended { std::future::pending().await } else { connection.await } })
@@ -215,14 +227,14 @@ async fn attempt(hub: &Rc<Hub>, peer: &Peer, kind: Kind, endpoint: &Endpoint) ->
 
 impl Stream {
     /// Reads until the stream ends. Returns the reason.
-    async fn read(mut self, hub: &Hub, peer: &Peer, kind: Kind) -> String {
+    async fn read(mut self, local: &LocalMember, peer: &Peer, kind: Kind) -> String {
         let mut decoder = match kind {
-            Kind::App => Decoder::of_apps(hub.identity.local_id, peer.id),
+            Kind::App => Decoder::of_apps(local.identity.local_id, peer.id),
             Kind::Message => Decoder::of_messages(),
         };
         let mut messages = Vec::new();
         let mut heard = Instant::now();
-        let mut alarm = pin!(tokio::time::sleep_until(heard + hub.read_timeout));
+        let mut alarm = pin!(tokio::time::sleep_until(heard + local.read_timeout));
         poll_fn(|cx| {
             let (mut bytes, mut ended) = (0, None);
             // hyper delivers one piece at a time, so connection and body are polled alternately until neither
@@ -256,7 +268,7 @@ impl Stream {
             if bytes > 0 {
                 heard = Instant::now();
                 peer.account.counters.received_bytes.add(bytes as u64);
-                deliver(hub, peer, &mut messages);
+                deliver(local, peer, &mut messages);
             }
             if let Some(reason) = ended {
                 return Poll::Ready(reason);
@@ -267,9 +279,9 @@ impl Stream {
             }
             loop {
                 std::task::ready!(alarm.as_mut().poll(cx));
-                let due = heard + hub.read_timeout;
+                let due = heard + local.read_timeout;
                 if due <= Instant::now() {
-                    return Poll::Ready(format!("the peer was silent for {:?}", hub.read_timeout));
+                    return Poll::Ready(format!("the peer was silent for {:?}", local.read_timeout));
                 }
                 alarm.as_mut().reset(due);
             }
@@ -279,14 +291,14 @@ impl Stream {
 }
 
 /// Passes on the messages for this member. A MsgSnap on a stream is dropped, because its snapshot is missing.
-fn deliver(hub: &Hub, peer: &Peer, messages: &mut Vec<Message>) {
+fn deliver(local: &LocalMember, peer: &Peer, messages: &mut Vec<Message>) {
     let came = messages.len();
     messages.retain(|message| {
-        message.to == Some(hub.identity.local_id) && message.r#type != Some(MessageType::MsgSnap as i32)
+        message.to == Some(local.identity.local_id) && message.r#type != Some(MessageType::MsgSnap as i32)
     });
     peer.account.counters.receive_failures.add((came - messages.len()) as u64);
     if !messages.is_empty() {
-        hub.handler.received(messages);
+        local.handler.received(messages);
         peer.account.counters.receive_failures.add(messages.len() as u64);
         messages.clear();
     }

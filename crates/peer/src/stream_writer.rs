@@ -9,7 +9,7 @@ use tokio::time::{Instant, Sleep};
 use crate::app_encoder::AppEncoder;
 use crate::decoder::link_heartbeat;
 use crate::frame_buffer::{FrameBuffer, Segments};
-use crate::hub::Hub;
+use crate::local_member::LocalMember;
 use crate::peer::{Kind, Peer};
 
 /// Bytes handed to the connection at once, exceeded by at most one message.
@@ -19,7 +19,7 @@ const HEARTBEATS: u32 = 3;
 
 /// Writes a stream that a peer dialed, as the body of the answer to its GET.
 pub(crate) struct StreamWriter {
-    hub: Rc<Hub>,
+    local: Rc<LocalMember>,
     peer: Rc<Peer>,
     kind: Kind,
     generation: u64,
@@ -31,11 +31,11 @@ pub(crate) struct StreamWriter {
 
 impl StreamWriter {
     /// Creates the writer, which replaces the previous stream of this kind.
-    pub(crate) fn attach(hub: Rc<Hub>, peer: Rc<Peer>, kind: Kind) -> StreamWriter {
-        let generation = peer.attach(&hub, kind);
-        let heartbeat = Box::pin(tokio::time::sleep(heartbeat_interval(&hub)));
+    pub(crate) fn attach(local: Rc<LocalMember>, peer: Rc<Peer>, kind: Kind) -> StreamWriter {
+        let generation = peer.attach(&local, kind);
+        let heartbeat = Box::pin(tokio::time::sleep(heartbeat_interval(&local)));
         StreamWriter {
-            hub,
+            local,
             peer,
             kind,
             generation,
@@ -69,7 +69,7 @@ impl StreamWriter {
     /// Becomes ready when nothing was written for the heartbeat interval, with a link heartbeat in the
     /// buffer.
     fn poll_heartbeat(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let interval = heartbeat_interval(&self.hub);
+        let interval = heartbeat_interval(&self.local);
         loop {
             std::task::ready!(self.heartbeat.as_mut().poll(cx));
             let due = self.written + interval;
@@ -87,12 +87,12 @@ impl StreamWriter {
     }
 }
 
-fn heartbeat_interval(hub: &Hub) -> Duration {
-    hub.read_timeout / HEARTBEATS
+fn heartbeat_interval(local: &LocalMember) -> Duration {
+    local.read_timeout / HEARTBEATS
 }
 
 impl Drop for StreamWriter {
     fn drop(&mut self) {
-        self.peer.detach(&self.hub, self.kind, self.generation);
+        self.peer.detach(&self.local, self.kind, self.generation);
     }
 }

@@ -1,0 +1,59 @@
+//! Answers to requests of other members, with etcd's statuses and texts.
+
+use api::raftpb::Message;
+use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::{Response, StatusCode};
+
+use crate::answer_body::AnswerBody;
+use crate::identity::CLUSTER_ID;
+use crate::local_member::LocalMember;
+use crate::pipeline;
+
+/// Adds the header with this member's cluster id.
+pub(crate) fn stamp(local: &LocalMember, mut response: Response<AnswerBody>) -> Response<AnswerBody> {
+    response.headers_mut().insert(CLUSTER_ID, local.identity.cluster_hex.clone());
+    response
+}
+
+/// Refuses a method other than `allowed`.
+pub(crate) fn wrong_method(allowed: &'static str) -> Response<AnswerBody> {
+    let mut refusal = refuse(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
+    refusal.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
+    refusal
+}
+
+/// Creates a refusal in the format of Go's `http.Error`.
+pub(crate) fn refuse(status: StatusCode, text: &str) -> Response<AnswerBody> {
+    let mut refusal = plain(status, format!("{text}\n"));
+    let nosniff = HeaderName::from_static("x-content-type-options");
+    refusal.headers_mut().insert(nosniff, HeaderValue::from_static("nosniff"));
+    refusal
+}
+
+/// Creates an answer of plain text.
+pub(crate) fn plain(status: StatusCode, text: String) -> Response<AnswerBody> {
+    let mut response = Response::new(AnswerBody::from(text));
+    *response.status_mut() = status;
+    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, plain);
+    response
+}
+
+/// Refuses a message from a removed member, or one that is addressed to another member.
+pub(crate) fn check_sender(
+    local: &LocalMember,
+    message: &Message,
+    misdirected: &str,
+) -> Result<(), Box<Response<AnswerBody>>> {
+    if local.handler.is_removed(message.from.unwrap_or(0)) {
+        let mut refusal =
+            Response::new(AnswerBody::from(format!("{{\"message\":\"{}\"}}", pipeline::REMOVED)));
+        *refusal.status_mut() = StatusCode::FORBIDDEN;
+        refusal.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        return Err(Box::new(refusal));
+    }
+    if message.to != Some(local.identity.local_id) {
+        return Err(Box::new(refuse(StatusCode::INTERNAL_SERVER_ERROR, misdirected)));
+    }
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! [`LocalMember`]: the parts of this member that every connection with another member uses. It knows no peer and no
+//! listener.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::client::Client;
+use crate::handler::Handler;
+use crate::identity::Identity;
+use crate::options::{Field, Level, Log};
+use crate::sessions::Finding;
+
+/// This member as the tasks of the peer thread see it: its identity, the receiver of messages and events, the client for
+/// requests, the time limits and the log.
+///
+/// The tasks share it instead of the hub, which starts them.
+pub(crate) struct LocalMember {
+    pub(crate) identity: Identity,
+    pub(crate) handler: Arc<dyn Handler>,
+    pub(crate) client: Client,
+    pub(crate) read_timeout: Duration,
+    pub(crate) write_timeout: Duration,
+    log: Log,
+    /// True once a peer reported that this member was removed, and the handler was called.
+    removal_reported: Cell<bool>,
+    stopping: Cell<bool>,
+}
+
+impl LocalMember {
+    /// The pair of durations is [`crate::Options::read_timeout`] and [`crate::Options::write_timeout`].
+    pub(crate) fn new(
+        identity: Identity,
+        handler: Arc<dyn Handler>,
+        log: Log,
+        (read_timeout, write_timeout): (Duration, Duration),
+        client: Client,
+    ) -> LocalMember {
+        LocalMember {
+            identity,
+            handler,
+            client,
+            read_timeout,
+            write_timeout,
+            log,
+            removal_reported: Cell::new(false),
+            stopping: Cell::new(false),
+        }
+    }
+
+    /// Writes a log line.
+    pub(crate) fn log(&self, level: Level, message: &str, fields: &[(&str, Field<'_>)]) {
+        (self.log)(level, message, fields);
+    }
+
+    /// Writes a log line about a peer.
+    pub(crate) fn log_peer(&self, level: Level, message: &str, peer: u64, detail: &str) {
+        let id = format!("{peer:x}");
+        let fields = [("remote-peer-id", Field::Text(&id)), ("detail", Field::Text(detail))];
+        self.log(level, message, if detail.is_empty() { &fields[..1] } else { &fields });
+    }
+
+    /// Reports that messages to a peer were lost, unless this member is stopping.
+    pub(crate) fn report_unreachable(&self, id: u64) {
+        if !self.stopping.get() {
+            self.handler.unreachable(id);
+        }
+    }
+
+    /// Reports once that this member was removed from the cluster, as the peer `by` says.
+    pub(crate) fn report_removal(&self, by: u64) {
+        if !self.removal_reported.replace(true) {
+            self.log_peer(Level::Error, "a peer says that this member was removed from the cluster", by, "");
+            self.handler.removed();
+        }
+    }
+
+    /// Notes that the peer thread ends: messages that are dropped from now on are not reported as lost.
+    pub(crate) fn stop(&self) {
+        self.stopping.set(true);
+    }
+
+    /// Closes the TLS connections whose peers are no longer trusted.
+    pub(crate) fn check_sessions(&self) {
+        self.client.dialer.sessions.end_untrusted(|finding, remote, refusal| {
+            let error = refusal.to_string();
+            let fields = [("remote-addr", Field::Text(remote)), ("error", Field::Text(&error))];
+            let (level, text) = match finding {
+                Finding::Closed => (Level::Warn, "closed a TLS connection between members"),
+                Finding::Expired => (
+                    Level::Error,
+                    "the certificate of a connected member has ended: its connections stay, but new ones are refused; \
+                     replace the certificate",
+                ),
+            };
+            self.log(level, text, &fields);
+        });
+    }
+}
