@@ -57,7 +57,7 @@ pub(crate) struct Account {
     /// True if messages to the peer are accepted: it is a member, or an unknown sender that can be answered.
     pub(crate) reachable: AtomicBool,
     /// True if the peer is a member.
-    pub(crate) known: AtomicBool,
+    pub(crate) is_member: AtomicBool,
     active_since: Mutex<Option<Instant>>,
     /// Last release that the peer announced: the major number in the upper 32 bits, the minor number in the
     /// lower; 0 if none.
@@ -72,7 +72,7 @@ impl Account {
             id,
             counters: Counters::new(),
             reachable: AtomicBool::new(false),
-            known: AtomicBool::new(false),
+            is_member: AtomicBool::new(false),
             active_since: Mutex::new(None),
             release: AtomicU64::new(0),
             apps: Allowance::new(QUEUED_APP_BYTES_MAX),
@@ -87,7 +87,7 @@ impl Account {
     }
 
     /// Records the release from the headers of a request or answer of the peer.
-    pub(crate) fn told(&self, headers: &http::HeaderMap) {
+    pub(crate) fn note_release(&self, headers: &http::HeaderMap) {
         if let Some((major, minor)) = identity::release(headers) {
             self.release.store(u64::from(major) << 32 | u64::from(minor), Ordering::Relaxed);
         }
@@ -134,7 +134,7 @@ impl Account {
             sum as u64
         };
         PeerFigures {
-            known: self.known.load(Ordering::Relaxed),
+            known: self.is_member.load(Ordering::Relaxed),
             active: self.active_since().is_some(),
             queued_messages: waiting(|allowance| &allowance.messages),
             queued_bytes: waiting(|allowance| &allowance.bytes),

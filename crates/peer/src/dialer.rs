@@ -8,7 +8,7 @@ use tls::ClientTls;
 use tokio::net::{TcpSocket, TcpStream, UnixStream, lookup_host};
 use transport::Stream;
 
-use crate::endpoint::{Endpoint, Place};
+use crate::endpoint::{Address, Endpoint};
 use crate::fair_stream::FairStream;
 use crate::handshakes::{self, Failure, Handshakes};
 use crate::sessions::{Sessions, Side};
@@ -49,9 +49,9 @@ impl Dialer {
         write_timeout: Duration,
     ) -> io::Result<Socket> {
         let late = |_| io::Error::new(io::ErrorKind::TimedOut, "dial timed out");
-        let (host, port) = match &endpoint.place {
-            Place::Tcp { host, port } => (host, *port),
-            Place::Unix { path } => {
+        let (host, port) = match &endpoint.address {
+            Address::Tcp { host, port } => (host, *port),
+            Address::Unix { path } => {
                 let stream =
                     tokio::time::timeout(dial_timeout, UnixStream::connect(path)).await.map_err(late)??;
                 return Ok(Socket::plain(FairStream::new(Stream::Unix(stream), write_timeout)?));

@@ -8,7 +8,7 @@ use crate::error::{UrlError, UrlFault};
 /// Address of a member, parsed from a peer URL.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Endpoint {
-    pub(crate) place: Place,
+    pub(crate) address: Address,
     /// True for an `https` URL.
     pub(crate) is_tls: bool,
     /// Value of the `Host` header.
@@ -17,7 +17,7 @@ pub(crate) struct Endpoint {
 
 /// Address at which a member listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Place {
+pub(crate) enum Address {
     Tcp {
         /// Host name or address, without the brackets of IPv6.
         host: String,
@@ -43,8 +43,8 @@ impl Endpoint {
             if socket.scheme().is_secure() {
                 return Err(refused(UrlFault::Form("members speak no TLS through a Unix socket")));
             }
-            let place = Place::Unix { path: socket.host().into() };
-            return Ok(Endpoint { place, is_tls: false, authority: UNIX_AUTHORITY.to_owned() });
+            let address = Address::Unix { path: socket.host().into() };
+            return Ok(Endpoint { address, is_tls: false, authority: UNIX_AUTHORITY.to_owned() });
         }
         let uri: Uri = url.parse().map_err(|error| refused(UrlFault::Syntax(error)))?;
         let is_tls = match uri.scheme_str() {
@@ -71,7 +71,11 @@ impl Endpoint {
         if host.is_empty() {
             return Err(refused(UrlFault::Form("it names no host")));
         }
-        Ok(Endpoint { place: Place::Tcp { host, port }, is_tls, authority: authority.as_str().to_owned() })
+        Ok(Endpoint {
+            address: Address::Tcp { host, port },
+            is_tls,
+            authority: authority.as_str().to_owned(),
+        })
     }
 
     /// Parses a peer URL that is to be dialed; `has_tls` is true if this member can dial `https`.
@@ -134,12 +138,12 @@ mod tests {
     #[test]
     fn urls_of_members_are_read_and_others_refused_by_name() {
         let endpoint = Endpoint::parse("http://[::1]:2380").unwrap();
-        let tcp = |host: &str, port| Place::Tcp { host: host.to_owned(), port };
-        assert_eq!(endpoint.place, tcp("::1", 2380));
+        let tcp = |host: &str, port| Address::Tcp { host: host.to_owned(), port };
+        assert_eq!(endpoint.address, tcp("::1", 2380));
         assert_eq!(endpoint.authority, "[::1]:2380");
-        assert_eq!(Endpoint::parse("http://a.example").unwrap().place, tcp("a.example", 80));
+        assert_eq!(Endpoint::parse("http://a.example").unwrap().address, tcp("a.example", 80));
         let secure = Endpoint::parse("https://a.example").unwrap();
-        assert_eq!((&secure.place, secure.is_tls), (&tcp("a.example", 443), true));
+        assert_eq!((&secure.address, secure.is_tls), (&tcp("a.example", 443), true));
         assert_eq!(Endpoint::dialable("https://a.example", true).unwrap(), secure);
         assert_eq!(
             Endpoint::dialable("https://a:2380", false).unwrap_err().to_string(),
@@ -150,7 +154,7 @@ mod tests {
             [("unix://m1:0", "m1:0"), ("unix:///run/m.sock", "/run/m.sock"), ("unix:m.sock", "m.sock")]
         {
             let endpoint = Endpoint::dialable(url, false).unwrap();
-            assert_eq!(endpoint.place, Place::Unix { path: path.into() }, "{url}");
+            assert_eq!(endpoint.address, Address::Unix { path: path.into() }, "{url}");
         }
         for bad in [
             "",

@@ -22,8 +22,8 @@ use crate::hub::Hub;
 use crate::identity::Identity;
 use crate::inbox::Inbox;
 use crate::local_member::LocalMember;
-use crate::places::Places;
 use crate::server;
+use crate::slots::ConnectionSlots;
 use crate::{Handler, Options};
 
 /// Decodes a stream of whole messages. Returns the messages, and the error if the stream cannot be decoded
@@ -152,8 +152,8 @@ pub fn serve(
     let ended = tasks.block_on(runtime, async {
         hub.set_members(members.iter().map(|id| (*id, Vec::new())).collect());
         let wire = Wire { pieces: pieces.into(), ended: false, writes: 0, ready: false };
-        let Some((guest, _)) = Places::new(1).take(None) else { return false };
-        tokio::time::timeout(patience, server::answer_requests(&hub, &guest, wire)).await.is_ok()
+        let Some((slot, _)) = ConnectionSlots::new(1).take(None) else { return false };
+        tokio::time::timeout(patience, server::answer_requests(&hub, &slot, wire)).await.is_ok()
     });
     drop(tasks);
     Ok(ended)

@@ -99,17 +99,17 @@ impl From<Failure> for io::Error {
 }
 
 /// Connection after its handshake, whose other end was admitted.
-pub(crate) struct Met {
+pub(crate) struct SecureConnection {
     stream: Detached,
     tls: Connection,
     records: Records,
     pub(crate) session: Session,
 }
 
-impl Met {
-    fn new(handshake: Handshake<FairStream>, session: Session) -> io::Result<Met> {
+impl SecureConnection {
+    fn new(handshake: Handshake<FairStream>, session: Session) -> io::Result<SecureConnection> {
         let Handshake { stream, tls, records, .. } = handshake;
-        Ok(Met { stream: stream.detach()?, tls, records, session })
+        Ok(SecureConnection { stream: stream.detach()?, tls, records, session })
     }
 
     /// Registers the connection in this thread's event loop. Returns it with the session.
@@ -127,7 +127,7 @@ impl Met {
 
 /// Connection that was rejected, for the log.
 #[derive(Debug)]
-pub(crate) struct Rejected {
+pub(crate) struct Rejection {
     pub(crate) failure: Failure,
     /// Server name that the client asked for (SNI).
     pub(crate) server_name: String,
@@ -176,11 +176,11 @@ impl Handshakes {
         write_timeout: Duration,
         resolver: SharedResolver,
         look_ups: Arc<Semaphore>,
-    ) -> Result<Met, Rejected> {
+    ) -> Result<SecureConnection, Rejection> {
         let work = move || async move {
             let mut shown = (String::new(), None);
             let accepted = accept(stream, from, &tls, write_timeout, &resolver, &look_ups, &mut shown);
-            in_time(accepted).await.map_err(|failure| Rejected {
+            in_time(accepted).await.map_err(|failure| Rejection {
                 failure,
                 server_name: shown.0,
                 names: shown.1,
@@ -189,7 +189,7 @@ impl Handshakes {
         match self.run(Origin::of(from.ip()), work).await {
             Ok(accepted) => accepted,
             Err(error) => {
-                Err(Rejected { failure: Failure::NoThread(error), server_name: String::new(), names: None })
+                Err(Rejection { failure: Failure::NoThread(error), server_name: String::new(), names: None })
             }
         }
     }
@@ -201,7 +201,7 @@ impl Handshakes {
         host: String,
         tls: ClientTls,
         write_timeout: Duration,
-    ) -> Result<Met, Failure> {
+    ) -> Result<SecureConnection, Failure> {
         let work = move || async move { connect(stream, &host, &tls, write_timeout).await };
         match self.run(Origin::Own, work).await {
             Ok(connected) => connected,
@@ -221,7 +221,7 @@ async fn accept(
     resolver: &SharedResolver,
     look_ups: &Arc<Semaphore>,
     shown: &mut Shown,
-) -> Result<Met, Failure> {
+) -> Result<SecureConnection, Failure> {
     let stream = FairStream::new(stream.attach()?, write_timeout)?;
     let connection = ServerConnection::new(tls.config()).map_err(Failure::Handshake)?;
     let mut handshake = Handshake::new(stream, connection, WRITE_BYTES);
@@ -229,7 +229,7 @@ async fn accept(
     shown.0 = handshake.server_name().unwrap_or_default().to_owned();
     done?;
     match let_in(&handshake.tls, from.ip(), tls, resolver, look_ups).await {
-        Ok(session) => Ok(Met::new(handshake, session)?),
+        Ok(session) => Ok(SecureConnection::new(handshake, session)?),
         Err(refusal) => {
             shown.1 = PeerNames::of(handshake.tls.peer_certificates());
             handshake.close().await;
@@ -299,7 +299,7 @@ pub(crate) async fn connect(
     host: &str,
     tls: &ClientTls,
     write_timeout: Duration,
-) -> Result<Met, Failure> {
+) -> Result<SecureConnection, Failure> {
     let attempt = async {
         let name = tls.server_name(host).map_err(Failure::Refused)?;
         let stream = FairStream::new(stream.attach()?, write_timeout)?;
@@ -307,7 +307,7 @@ pub(crate) async fn connect(
         let mut handshake = Handshake::new(stream, connection, WRITE_BYTES);
         handshake.run(count_records).await?;
         match tls.admit(handshake.tls.peer_certificates()) {
-            Ok(session) => Ok(Met::new(handshake, session)?),
+            Ok(session) => Ok(SecureConnection::new(handshake, session)?),
             Err(refusal) => {
                 handshake.close().await;
                 Err(Failure::Refused(refusal))

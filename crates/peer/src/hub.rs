@@ -24,7 +24,7 @@ use crate::local_member::LocalMember;
 use crate::options::{Level, REMOTES_MAX, SNAPSHOT_TIMEOUTS, SNAPSHOTS_RECEIVED_MAX};
 use crate::peer::{Kind, Peer, QueueOutcome};
 use crate::piece::Piece;
-use crate::places::SnapshotPlaces;
+use crate::slots::SnapshotSlots;
 use crate::target::Target;
 use crate::{pipeline, prober, snapshot_post, stream_reader};
 
@@ -33,7 +33,7 @@ pub(crate) struct Hub {
     pub(crate) local: Rc<LocalMember>,
     pub(crate) inbox: Arc<Inbox>,
     /// Slots for snapshots that are being received.
-    pub(crate) receiving: SnapshotPlaces,
+    pub(crate) receiving: SnapshotSlots,
     /// Bytes of message bodies being read from senders that claim to be members.
     pub(crate) members_bodies: Cell<usize>,
     /// Bytes of message bodies being read from all other senders.
@@ -45,7 +45,7 @@ pub(crate) struct Hub {
 
 impl Hub {
     pub(crate) fn new(local: LocalMember, inbox: Arc<Inbox>) -> Hub {
-        let receiving = SnapshotPlaces::new(SNAPSHOTS_RECEIVED_MAX, local.read_timeout * SNAPSHOT_TIMEOUTS);
+        let receiving = SnapshotSlots::new(SNAPSHOTS_RECEIVED_MAX, local.read_timeout * SNAPSHOT_TIMEOUTS);
         Hub {
             local: Rc::new(local),
             inbox,

@@ -149,13 +149,13 @@ impl Inbox {
         }
         for account in state.accounts.values() {
             let is_member = members.iter().any(|member| member.0 == account.id);
-            if account.known.swap(is_member, Ordering::Relaxed) && !is_member {
+            if account.is_member.swap(is_member, Ordering::Relaxed) && !is_member {
                 account.reachable.store(false, Ordering::Relaxed);
             }
         }
         for (id, _) in &members {
             let account = state.accounts.entry(*id).or_insert_with(|| Arc::new(Account::new(*id)));
-            account.known.store(true, Ordering::Relaxed);
+            account.is_member.store(true, Ordering::Relaxed);
             account.reachable.store(true, Ordering::Relaxed);
         }
         state.arrivals.commands.push(Command::Members(members));
@@ -173,7 +173,7 @@ impl Inbox {
     /// Stops accepting messages to an unknown sender, and removes its account.
     pub(crate) fn forget_remote(&self, id: u64) {
         let mut state = self.lock();
-        if state.accounts.get(&id).is_some_and(|account| !account.known.load(Ordering::Relaxed)) {
+        if state.accounts.get(&id).is_some_and(|account| !account.is_member.load(Ordering::Relaxed)) {
             state.accounts.remove(&id);
         }
     }

@@ -85,7 +85,7 @@ pub(crate) struct Peer {
     /// Time at which the pipeline last worked, unless it failed since.
     pipeline_worked: Cell<Option<Instant>>,
     /// Notified when the peer is known to be up, to dial again without waiting longer.
-    pub(crate) is_there: Notify,
+    pub(crate) presence: Notify,
     /// Addresses at which the peer accepted the streams that are up, one per stream kind.
     reached_at: [Cell<Option<IpAddr>>; 2],
     tasks: RefCell<Vec<AbortHandle>>,
@@ -114,7 +114,7 @@ impl Peer {
             pipelines: Cell::new(0),
             pipeline_failed: Cell::new(false),
             pipeline_worked: Cell::new(None),
-            is_there: Notify::new(),
+            presence: Notify::new(),
             reached_at: Default::default(),
             tasks: RefCell::default(),
             closed: Cell::new(false),
@@ -135,7 +135,7 @@ impl Peer {
             local.log_peer(Level::Error, "cannot use a peer URL", self.id, &complaint.to_string());
         }
         *self.endpoints.borrow_mut() = endpoints;
-        self.is_there.notify_waiters();
+        self.presence.notify_waiters();
     }
 
     /// Returns true if the peer has accepted a stream at this address that is still up; host names count by
@@ -145,7 +145,7 @@ impl Peer {
     }
 
     /// Notes the address at which the peer accepted a stream; `None` when the stream is lost.
-    pub(crate) fn was_reached_at(&self, kind: Kind, address: Option<IpAddr>) {
+    pub(crate) fn set_reached_at(&self, kind: Kind, address: Option<IpAddr>) {
         let [app, message] = &self.reached_at;
         match kind {
             Kind::App => app.set(address),
@@ -242,7 +242,7 @@ impl Peer {
             self.link_up(local);
         }
         local.log_peer(Level::Info, "a remote peer reads a stream", self.id, kind.name());
-        self.is_there.notify_waiters();
+        self.presence.notify_waiters();
         generation
     }
 

@@ -22,19 +22,19 @@ use crate::options::{
 };
 use crate::pace::Pace;
 use crate::peer::Kind;
-use crate::places::Guest;
 use crate::share::Share;
+use crate::slots::ConnectionSlot;
 use crate::stream_writer::StreamWriter;
 use crate::{paths, prober, snapshot_receiver};
 
 /// Answers a request to a peer listener with etcd's statuses and texts.
 pub(crate) async fn answer(
     hub: Rc<Hub>,
-    guest: &Rc<Guest>,
+    slot: &Rc<ConnectionSlot>,
     request: Request<Incoming>,
 ) -> Response<AnswerBody> {
-    if guest.member.get() == 0 {
-        guest.member.set(hub.known_sender(request.headers()));
+    if slot.member.get() == 0 {
+        slot.member.set(hub.known_sender(request.headers()));
     }
     let path = request.uri().path();
     if let Some(stream) = path.strip_prefix(paths::STREAMS) {
@@ -43,7 +43,7 @@ pub(crate) async fn answer(
     }
     match path {
         paths::MESSAGES => take_message(&hub, request).await,
-        paths::SNAPSHOTS => snapshot_receiver::receive(&hub, guest, request).await,
+        paths::SNAPSHOTS => snapshot_receiver::receive(&hub, slot, request).await,
         paths::PROBES => plain(StatusCode::OK, prober::answer()),
         _ => delegate(&hub, request).await,
     }
@@ -105,7 +105,7 @@ fn accept_stream(
     if headers.get(RAFT_TO) != Some(&hub.local.identity.local_hex) {
         return Err(refuse(StatusCode::PRECONDITION_FAILED, "to field mismatch"));
     }
-    peer.account.told(headers);
+    peer.account.note_release(headers);
     Ok(StreamWriter::attach(Rc::clone(&hub.local), peer, kind))
 }
 
@@ -142,7 +142,7 @@ async fn accept_message(
         0 => (&hub.strangers_bodies, STRANGERS_BODIES_BYTES_MAX),
         from => {
             if let Some(peer) = hub.member(from) {
-                peer.account.told(headers);
+                peer.account.note_release(headers);
             }
             (&hub.members_bodies, MEMBERS_BODIES_BYTES_MAX)
         }

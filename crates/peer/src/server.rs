@@ -16,13 +16,13 @@ use transport::{Clock, Stream};
 
 use crate::acceptor::Acceptor;
 use crate::fair_stream::FairStream;
-use crate::handshakes::{Failure, LOOK_UPS_MAX, Rejected, SharedResolver};
+use crate::handshakes::{Failure, LOOK_UPS_MAX, Rejection, SharedResolver};
 use crate::hub::Hub;
 use crate::local_member::LocalMember;
 use crate::options::{CONNECTIONS_MAX, Field, Level, REJECTIONS_SAID_MAX};
-use crate::places::{Guest, Places};
 use crate::routes;
 use crate::sessions::Side;
+use crate::slots::{ConnectionSlot, ConnectionSlots};
 use crate::socket::Socket;
 
 /// Pause after a failed accept, for example when no file descriptors are left.
@@ -30,13 +30,13 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Rate limit for log lines about rejected connections.
 #[derive(Clone, Copy, Default)]
-struct Rejections {
+struct RejectionLimit {
     second: Option<Instant>,
     said: u32,
     left_out: u64,
 }
 
-impl Rejections {
+impl RejectionLimit {
     /// Counts a rejection. Returns `None` if it must not be logged, else the number of rejections not logged
     /// since the last one.
     fn note(&mut self, now: Instant) -> Option<u64> {
@@ -57,11 +57,11 @@ impl Rejections {
 pub(crate) struct Server {
     hub: Rc<Hub>,
     local: Rc<LocalMember>,
-    places: Places,
+    slots: ConnectionSlots,
     /// Resolver for the names in clients' certificates.
     resolver: SharedResolver,
     look_ups: Arc<Semaphore>,
-    rejections: Cell<Rejections>,
+    rejections: Cell<RejectionLimit>,
     /// Time of the last log line about too many connections.
     crowded: Cell<Option<Instant>>,
 }
@@ -71,7 +71,7 @@ impl Server {
         Server {
             local: Rc::clone(&hub.local),
             hub,
-            places: Places::new(CONNECTIONS_MAX),
+            slots: ConnectionSlots::new(CONNECTIONS_MAX),
             resolver: Arc::new(SystemResolver),
             look_ups: Arc::new(Semaphore::new(LOOK_UPS_MAX)),
             rejections: Cell::default(),
@@ -83,15 +83,15 @@ impl Server {
     pub(crate) async fn run(self: Rc<Self>, listener: Acceptor) {
         loop {
             match listener.accept().await {
-                Ok((stream, from)) => match self.places.take(from.map(|from| from.ip().to_canonical())) {
-                    Some((guest, made_way)) => {
+                Ok((stream, from)) => match self.slots.take(from.map(|from| from.ip().to_canonical())) {
+                    Some((slot, made_way)) => {
                         if made_way {
                             self.log_crowded("closed a connection of a stranger: too many are open");
                         }
                         let (server, tls) = (Rc::clone(&self), listener.tls.clone());
                         tokio::task::spawn_local(async move {
-                            race(server.serve(&guest, stream, from, tls), guest.cut.notified()).await;
-                            server.places.leave(&guest);
+                            race(server.serve(&slot, stream, from, tls), slot.cut.notified()).await;
+                            server.slots.leave(&slot);
                         });
                     }
                     None => self.log_crowded("closed a connection: too many are open"),
@@ -110,27 +110,27 @@ impl Server {
 
     async fn serve(
         &self,
-        guest: &Rc<Guest>,
+        slot: &Rc<ConnectionSlot>,
         stream: Stream,
         from: Option<SocketAddr>,
         tls: Option<ServerTls>,
     ) {
         let socket = match (tls, from) {
-            (Some(tls), Some(from)) => self.shake_hands(guest, stream, from, tls).await,
+            (Some(tls), Some(from)) => self.shake_hands(slot, stream, from, tls).await,
             (None, _) => FairStream::new(stream, self.local.write_timeout).map(Socket::plain),
             // A client on a Unix socket has no address that its certificate could be compared with; `Acceptor::new` refuses TLS there.
             (Some(_), None) => return,
         };
         // A connection that already broke is dropped without a log line.
         if let Ok(socket) = socket {
-            answer_requests(&self.hub, guest, socket).await;
+            answer_requests(&self.hub, slot, socket).await;
         }
     }
 
     /// Performs the TLS handshake of an accepted connection. A client that is not admitted is disconnected.
     async fn shake_hands(
         &self,
-        guest: &Rc<Guest>,
+        slot: &Rc<ConnectionSlot>,
         stream: Stream,
         from: SocketAddr,
         tls: ServerTls,
@@ -146,13 +146,13 @@ impl Server {
             self.log_rejection(from, &rejected);
             rejected.failure
         })?;
-        guest.is_verified.set(met.session.not_after().is_some());
+        slot.is_verified.set(met.session.not_after().is_some());
         let (wire, session) = met.attach(self.local.write_timeout)?;
-        let side = Side::Accepted(tls, Rc::clone(guest));
+        let side = Side::Accepted(tls, Rc::clone(slot));
         let watched =
             self.local.client.dialer.sessions.watch(side, session, from.to_string()).map_err(|refusal| {
                 let failure = Failure::Refused(refusal);
-                self.log_rejection(from, &Rejected { failure, server_name: String::new(), names: None });
+                self.log_rejection(from, &Rejection { failure, server_name: String::new(), names: None });
                 io::ErrorKind::PermissionDenied
             })?;
         Ok(Socket::secured(wire, watched))
@@ -168,7 +168,7 @@ impl Server {
     }
 
     /// Logs a rejected connection in etcd's words; at most a few per second, others are only counted.
-    fn log_rejection(&self, from: SocketAddr, rejected: &Rejected) {
+    fn log_rejection(&self, from: SocketAddr, rejected: &Rejection) {
         self.local.handler.rejected();
         // As in etcd, port probes, which connect and send nothing, do not fill the log.
         let is_probe = rejected.failure.is_end_of_file();
@@ -204,12 +204,12 @@ impl Server {
 /// Answers the requests of one connection until it ends.
 pub(crate) async fn answer_requests(
     hub: &Rc<Hub>,
-    guest: &Rc<Guest>,
+    slot: &Rc<ConnectionSlot>,
     socket: impl hyper::rt::Read + hyper::rt::Write + Unpin + 'static,
 ) {
     let answer = hyper::service::service_fn(|request| {
-        let (hub, guest) = (Rc::clone(hub), Rc::clone(guest));
-        async move { Ok::<_, Infallible>(routes::answer(hub, &guest, request).await) }
+        let (hub, slot) = (Rc::clone(hub), Rc::clone(slot));
+        async move { Ok::<_, Infallible>(routes::answer(hub, &slot, request).await) }
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(Clock)

@@ -7,24 +7,24 @@ use std::task::{Context, Waker};
 
 use tls::{ClientTls, Refusal, ServerTls, Session};
 
-use crate::places::Guest;
+use crate::slots::ConnectionSlot;
 
 /// All TLS connections of the peer thread.
 #[derive(Default)]
 pub(crate) struct Sessions {
-    open: RefCell<Vec<Weak<Watched>>>,
+    open: RefCell<Vec<Weak<TlsConnection>>>,
 }
 
 /// Side of a connection that this member is on, with the trust settings for the other end.
 pub(crate) enum Side {
     /// A connection that was accepted, and its slot.
-    Accepted(ServerTls, Rc<Guest>),
+    Accepted(ServerTls, Rc<ConnectionSlot>),
     /// A connection that this member has opened.
     Dialed(ClientTls),
 }
 
 /// One TLS connection.
-pub(crate) struct Watched {
+pub(crate) struct TlsConnection {
     side: Side,
     session: Session,
     /// Address or name of the other end, for the log.
@@ -36,7 +36,7 @@ pub(crate) struct Watched {
     waker: RefCell<Option<Waker>>,
 }
 
-impl Watched {
+impl TlsConnection {
     /// Checks that the connection may continue, and registers the task to wake when it must end.
     ///
     /// # Errors
@@ -73,8 +73,8 @@ impl Watched {
         if let Some(waker) = self.waker.borrow_mut().take() {
             waker.wake();
         }
-        if let Side::Accepted(_, guest) = &self.side {
-            guest.cut.notify_one();
+        if let Side::Accepted(_, slot) = &self.side {
+            slot.cut.notify_one();
         }
     }
 }
@@ -95,8 +95,13 @@ impl Sessions {
     /// # Errors
     ///
     /// Returns a refusal if files were replaced since then and the peer would not be admitted now.
-    pub(crate) fn watch(&self, side: Side, session: Session, remote: String) -> Result<Rc<Watched>, Refusal> {
-        let watched = Watched {
+    pub(crate) fn watch(
+        &self,
+        side: Side,
+        session: Session,
+        remote: String,
+    ) -> Result<Rc<TlsConnection>, Refusal> {
+        let watched = TlsConnection {
             side,
             session,
             remote,

@@ -30,22 +30,22 @@ use crate::options::{
 };
 use crate::pace::Pace;
 use crate::piece::{self, Piece};
-use crate::places::{Guest, Progress, SnapshotAdmission};
 use crate::share::Share;
+use crate::slots::{ConnectionSlot, Progress, SnapshotAdmission};
 
 type Refusal = Box<Response<AnswerBody>>;
 
 /// Receives a snapshot. Answers 204 if the handler accepted it, 500 with the handler's text if not.
 pub(crate) async fn receive(
     hub: &Rc<Hub>,
-    guest: &Rc<Guest>,
+    slot: &Rc<ConnectionSlot>,
     request: Request<Incoming>,
 ) -> Response<AnswerBody> {
     if request.method() != Method::POST {
         return wrong_method("POST");
     }
     let (head, mut body) = request.into_parts();
-    let taken = take(hub, guest, &head.headers, &mut body).await;
+    let taken = take(hub, slot, &head.headers, &mut body).await;
     if taken.is_err() {
         // The answer is sent while the sender still writes. Closing now could destroy the answer in flight.
         tokio::task::spawn_local(drain(body, hub.local.read_timeout));
@@ -65,7 +65,7 @@ pub(crate) async fn receive(
 
 async fn take(
     hub: &Rc<Hub>,
-    guest: &Rc<Guest>,
+    slot: &Rc<ConnectionSlot>,
     headers: &HeaderMap,
     body: &mut Incoming,
 ) -> Result<(), Refusal> {
@@ -112,8 +112,8 @@ async fn take(
         return Err(refuse(StatusCode::FORBIDDEN, "failed to process raft message (unknown sender)"));
     };
     let at_home =
-        guest.address.is_some_and(|address| hub.member(from).is_some_and(|peer| peer.is_reached_at(address)));
-    let Some(admission) = hub.receiving.take(guest, from, at_home, Instant::now()) else {
+        slot.address.is_some_and(|address| hub.member(from).is_some_and(|peer| peer.is_reached_at(address)));
+    let Some(admission) = hub.receiving.take(slot, from, at_home, Instant::now()) else {
         let text = "failed to save KV snapshot (too many are being received)";
         return Err(refuse(StatusCode::SERVICE_UNAVAILABLE, text));
     };
@@ -263,12 +263,12 @@ async fn hand_over(
                 Some(Ok(bytes)) => {
                     account.counters.snapshots_received.bytes.add(bytes.len() as u64);
                     account.counters.received_bytes.add(bytes.len() as u64);
-                    progress.came(bytes.len(), Instant::now());
+                    progress.note_received(bytes.len(), Instant::now());
                     Piece::Bytes(bytes)
                 }
                 Some(Err(error)) => Piece::Failed(error),
                 None => {
-                    progress.arrived();
+                    progress.note_complete();
                     Piece::End
                 }
             };
@@ -278,7 +278,7 @@ async fn hand_over(
             if give.send(piece).await.is_err() || is_last {
                 break;
             }
-            progress.waits(given.elapsed());
+            progress.note_wait(given.elapsed());
         }
         drop(give);
         std::future::pending::<()>().await;
@@ -299,22 +299,22 @@ async fn drain(mut body: Incoming, at_most: Duration) {
 /// Snapshot being received. Its slot is freed when this is dropped, even if the request is cancelled.
 struct Receiving<'a> {
     hub: &'a Hub,
-    place: u64,
+    number: u64,
     account: &'a Account,
     begun: Instant,
     delivered: bool,
 }
 
 impl<'a> Receiving<'a> {
-    fn begin(hub: &'a Hub, place: u64, account: &'a Account) -> Receiving<'a> {
+    fn begin(hub: &'a Hub, number: u64, account: &'a Account) -> Receiving<'a> {
         account.counters.snapshots_received.begin();
-        Receiving { hub, place, account, begun: Instant::now(), delivered: false }
+        Receiving { hub, number, account, begun: Instant::now(), delivered: false }
     }
 }
 
 impl Drop for Receiving<'_> {
     fn drop(&mut self) {
-        self.hub.receiving.leave(self.place);
+        self.hub.receiving.leave(self.number);
         self.account.counters.snapshots_received.end(self.delivered.then(|| self.begun.elapsed()));
     }
 }

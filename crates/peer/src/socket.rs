@@ -10,23 +10,23 @@ use hyper::rt::{Read, ReadBufCursor, Write};
 use transport::Wire;
 
 use crate::fair_stream::FairStream;
-use crate::sessions::Watched;
+use crate::sessions::TlsConnection;
 
 /// Connection with hyper's I/O traits. Writes fail if the other end takes no bytes for too long.
 pub(crate) struct Socket {
     wire: Wire<FairStream>,
     /// Handle that shows when the other end of a TLS connection is no longer trusted.
-    watched: Option<Rc<Watched>>,
+    tls: Option<Rc<TlsConnection>>,
 }
 
 impl Socket {
     pub(crate) fn plain(stream: FairStream) -> Socket {
-        Socket { wire: Wire::Plain(stream), watched: None }
+        Socket { wire: Wire::Plain(stream), tls: None }
     }
 
     /// Creates the socket of a TLS connection after its handshake.
-    pub(crate) fn secured(wire: Wire<FairStream>, watched: Rc<Watched>) -> Socket {
-        Socket { wire, watched: Some(watched) }
+    pub(crate) fn secured(wire: Wire<FairStream>, tls: Rc<TlsConnection>) -> Socket {
+        Socket { wire, tls: Some(tls) }
     }
 
     /// Returns the address of the other end; `None` for a Unix socket.
@@ -35,7 +35,7 @@ impl Socket {
     }
 
     fn check(&self, cx: &Context<'_>) -> io::Result<()> {
-        self.watched.as_ref().map_or(Ok(()), |watched| watched.check(cx))
+        self.tls.as_ref().map_or(Ok(()), |tls| tls.check(cx))
     }
 }
 

@@ -55,7 +55,7 @@ pub(crate) async fn run(local: Rc<LocalMember>, peer: Rc<Peer>, kind: Kind) {
                     kind.name(),
                 );
                 let reason = stream.read(&local, &peer, kind).await;
-                peer.was_reached_at(kind, None);
+                peer.set_reached_at(kind, None);
                 local.log_peer(
                     Level::Warn,
                     "lost TCP streaming connection with remote peer",
@@ -77,7 +77,7 @@ pub(crate) async fn run(local: Rc<LocalMember>, peer: Rc<Peer>, kind: Kind) {
         }
         let slowed = DIAL_PACE * 2_u32.saturating_pow(failures.saturating_sub(QUICK_DIALS).min(8));
         let waited = tokio::time::sleep_until(begun + slowed.min(DIAL_PACE_MAX));
-        if let First::Right(()) = race(waited, peer.is_there.notified()).await {
+        if let First::Right(()) = race(waited, peer.presence.notified()).await {
             tokio::time::sleep_until(begun + DIAL_PACE).await;
         }
     }
@@ -201,8 +201,8 @@ async fn attempt(
     };
     let status = answer.status();
     if status == StatusCode::OK {
-        peer.account.told(answer.headers());
-        peer.was_reached_at(kind, address);
+        peer.account.note_release(answer.headers());
+        peer.set_reached_at(kind, address);
         let connection = (!ended).then_some(connection);
         return Ok(Stream { connection, body: answer.into_body() });
     }

@@ -1,5 +1,5 @@
-//! Limits on the connections and snapshots that other members or other clients may have open: [`Places`] and
-//! [`SnapshotPlaces`] select the one that is closed for a new one. They serve no connection themselves.
+//! Limits on the connections and snapshots that other members or other clients may have open: [`ConnectionSlots`] and
+//! [`SnapshotSlots`] select the one that is closed for a new one. They serve no connection themselves.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -12,20 +12,20 @@ use tokio::sync::{Notify, oneshot};
 
 /// Number of connections above which a member loses its preference: two streams, the pipeline, requests, a
 /// snapshot.
-const MEMBER_PLACES: usize = 32;
+const MEMBER_SLOTS: usize = 32;
 
 /// Slots for connections that are served or perform a handshake. When all slots are in use, a connection that
 /// belongs to no member is closed for the new one, so members always find a slot. It is the oldest connection
 /// of the address with the most, so that an address with many connections does not displace others;
 /// connections with a verified certificate come last.
-pub(crate) struct Places {
+pub(crate) struct ConnectionSlots {
     max: usize,
-    taken: RefCell<BTreeMap<u64, Rc<Guest>>>,
+    taken: RefCell<BTreeMap<u64, Rc<ConnectionSlot>>>,
     next: Cell<u64>,
 }
 
 /// Slot of one connection.
-pub(crate) struct Guest {
+pub(crate) struct ConnectionSlot {
     number: u64,
     /// Id of the member that identified itself on the connection; 0 if none did.
     pub(crate) member: Cell<u64>,
@@ -37,60 +37,60 @@ pub(crate) struct Guest {
     pub(crate) cut: Notify,
 }
 
-impl Places {
-    pub(crate) fn new(max: usize) -> Places {
-        Places { max, taken: RefCell::default(), next: Cell::new(0) }
+impl ConnectionSlots {
+    pub(crate) fn new(max: usize) -> ConnectionSlots {
+        ConnectionSlots { max, taken: RefCell::default(), next: Cell::new(0) }
     }
 
     /// Takes a slot for a connection. The bool is true if another connection was closed for it. `None` if no
     /// slot can be freed.
-    pub(crate) fn take(&self, address: Option<IpAddr>) -> Option<(Rc<Guest>, bool)> {
+    pub(crate) fn take(&self, address: Option<IpAddr>) -> Option<(Rc<ConnectionSlot>, bool)> {
         let mut taken = self.taken.borrow_mut();
         let full = taken.len() >= self.max;
         if full {
-            let (address, is_verified, count) = Places::most_strangers(&taken);
+            let (address, is_verified, count) = ConnectionSlots::most_strangers(&taken);
             if count > 0 {
                 // Several are closed at once, so that the search does not run for every new connection.
                 let batch = (self.max / 128).min(count / 2).max(1);
-                let same = |guest: &Guest| {
-                    guest.member.get() == 0
-                        && guest.address == address
-                        && guest.is_verified.get() == is_verified
+                let same = |connection: &ConnectionSlot| {
+                    connection.member.get() == 0
+                        && connection.address == address
+                        && connection.is_verified.get() == is_verified
                 };
                 let cut: Vec<u64> = taken
                     .values()
-                    .filter(|guest| same(guest))
+                    .filter(|connection| same(connection))
                     .take(batch)
-                    .map(|guest| guest.number)
+                    .map(|connection| connection.number)
                     .collect();
                 for number in cut {
                     taken.remove(&number)?.cut.notify_one();
                 }
             } else {
-                let number = Places::least(&taken)?;
+                let number = ConnectionSlots::least(&taken)?;
                 taken.remove(&number)?.cut.notify_one();
             }
         }
         let number = self.next.get();
         self.next.set(number + 1);
-        let guest = Rc::new(Guest {
+        let connection = Rc::new(ConnectionSlot {
             number,
             member: Cell::new(0),
             address,
             is_verified: Cell::new(false),
             cut: Notify::new(),
         });
-        taken.insert(number, Rc::clone(&guest));
-        Some((guest, full))
+        taken.insert(number, Rc::clone(&connection));
+        Some((connection, full))
     }
 
     /// Finds the address with the most connections that belong to no member, among unverified ones if there
     /// are any. Returns the address, whether the connections are verified, and their number, which may be 0.
-    fn most_strangers(taken: &BTreeMap<u64, Rc<Guest>>) -> (Option<IpAddr>, bool, usize) {
+    fn most_strangers(taken: &BTreeMap<u64, Rc<ConnectionSlot>>) -> (Option<IpAddr>, bool, usize) {
         let mut strangers = [HashMap::new(), HashMap::new()];
-        for guest in taken.values().filter(|guest| guest.member.get() == 0) {
-            let same: &mut HashMap<_, _> = &mut strangers[usize::from(guest.is_verified.get())];
-            let (_, count) = same.entry(guest.address).or_insert((guest.number, 0_usize));
+        for connection in taken.values().filter(|connection| connection.member.get() == 0) {
+            let same: &mut HashMap<_, _> = &mut strangers[usize::from(connection.is_verified.get())];
+            let (_, count) = same.entry(connection.address).or_insert((connection.number, 0_usize));
             *count += 1;
         }
         for (strangers, is_verified) in strangers.into_iter().zip([false, true]) {
@@ -104,19 +104,19 @@ impl Places {
     }
 
     /// Returns the oldest connection of the member with the most, if that member has too many.
-    fn least(taken: &BTreeMap<u64, Rc<Guest>>) -> Option<u64> {
+    fn least(taken: &BTreeMap<u64, Rc<ConnectionSlot>>) -> Option<u64> {
         let mut of = BTreeMap::new();
-        for guest in taken.values() {
-            let (_, count) = of.entry(guest.member.get()).or_insert((guest.number, 0));
+        for connection in taken.values() {
+            let (_, count) = of.entry(connection.member.get()).or_insert((connection.number, 0));
             *count += 1;
         }
         let most = of.into_values().max_by_key(|(_, count)| *count);
-        most.filter(|(_, count)| *count > MEMBER_PLACES).map(|(number, _)| number)
+        most.filter(|(_, count)| *count > MEMBER_SLOTS).map(|(number, _)| number)
     }
 
     /// Frees the slot of a connection that has ended.
-    pub(crate) fn leave(&self, guest: &Guest) {
-        self.taken.borrow_mut().remove(&guest.number);
+    pub(crate) fn leave(&self, connection: &ConnectionSlot) {
+        self.taken.borrow_mut().remove(&connection.number);
     }
 }
 
@@ -126,19 +126,19 @@ impl Places {
 /// snapshot from an address at which this member reaches the claimed sender gets a slot unless other such
 /// snapshots hold all slots. And a sender has one snapshot in flight: when another begins in its name, the
 /// earlier ones are ended, unless they make good progress.
-pub(crate) struct SnapshotPlaces {
+pub(crate) struct SnapshotSlots {
     max: usize,
     /// Time that a snapshot may arrive slowly before it can be ended for another one.
     chance: Duration,
-    taken: RefCell<Vec<SnapshotPlace>>,
+    taken: RefCell<Vec<SnapshotSlot>>,
     next: Cell<u64>,
 }
 
-struct SnapshotPlace {
+struct SnapshotSlot {
     number: u64,
     from: u64,
     at_home: bool,
-    guest: Rc<Guest>,
+    connection: Rc<ConnectionSlot>,
     progress: Rc<Progress>,
     /// Resolves when the task that receives the snapshot has ended.
     ended: oneshot::Receiver<()>,
@@ -173,7 +173,7 @@ impl Progress {
     }
 
     /// Notes that `bytes` bytes have arrived and that no read waits now.
-    pub(crate) fn came(&self, bytes: usize, now: Instant) {
+    pub(crate) fn note_received(&self, bytes: usize, now: Instant) {
         self.waits.set(false);
         let bytes = self.bytes.get() + bytes;
         self.bytes.set(if bytes < CHANCE_BYTES { bytes } else { 0 });
@@ -184,13 +184,13 @@ impl Progress {
 
     /// Notes that a read waits again. `paused` is the time for which no read waited, and extends the
     /// deadline.
-    pub(crate) fn waits(&self, paused: Duration) {
+    pub(crate) fn note_wait(&self, paused: Duration) {
         self.waits.set(true);
         self.until.set(self.until.get() + paused);
     }
 
     /// Notes that the whole snapshot has arrived; further time is this member's own work.
-    pub(crate) fn arrived(&self) {
+    pub(crate) fn note_complete(&self) {
         self.waits.set(false);
     }
 
@@ -199,37 +199,36 @@ impl Progress {
     }
 }
 
-impl SnapshotPlaces {
-    pub(crate) fn new(max: usize, chance: Duration) -> SnapshotPlaces {
-        SnapshotPlaces { max, chance, taken: RefCell::default(), next: Cell::new(0) }
+impl SnapshotSlots {
+    pub(crate) fn new(max: usize, chance: Duration) -> SnapshotSlots {
+        SnapshotSlots { max, chance, taken: RefCell::default(), next: Cell::new(0) }
     }
 
-    /// Takes a slot for a snapshot that arrives on the connection `guest` in the name of `from`. `at_home`
+    /// Takes a slot for a snapshot that arrives on `connection` in the name of `from`. `at_home`
     /// means that the snapshot comes from the sender's address; it then ends all snapshots that come from
     /// other addresses. Slow snapshots are also ended: those of the same sender, and those of any sender if
     /// no slot is free. Snapshots are ended even if slots are free, because only one snapshot is received at
     /// a time and the new one would have to wait. Returns `None` if no slot can be freed.
     pub(crate) fn take(
         &self,
-        guest: &Rc<Guest>,
+        connection: &Rc<ConnectionSlot>,
         from: u64,
         at_home: bool,
         now: Instant,
     ) -> Option<SnapshotAdmission> {
         let mut taken = self.taken.borrow_mut();
         let full = taken.len() >= self.max;
-        let makes_way = |place: &mut SnapshotPlace| {
-            let stranger = at_home && !place.at_home;
-            let slow = place.progress.is_slow(now) && (full || place.from == from);
-            stranger || slow && (at_home || !place.at_home)
+        let makes_way = |slot: &mut SnapshotSlot| {
+            let stranger = at_home && !slot.at_home;
+            let slow = slot.progress.is_slow(now) && (full || slot.from == from);
+            stranger || slow && (at_home || !slot.at_home)
         };
         let mut before = Vec::new();
-        for place in taken.extract_if(.., makes_way) {
-            place.guest.cut.notify_one();
-            before.push(place.ended);
+        for slot in taken.extract_if(.., makes_way) {
+            slot.connection.cut.notify_one();
+            before.push(slot.ended);
         }
-        let is_well =
-            |place: &SnapshotPlace| place.from == from && place.at_home && !place.progress.is_slow(now);
+        let is_well = |slot: &SnapshotSlot| slot.from == from && slot.at_home && !slot.progress.is_slow(now);
         // A snapshot from another address must not start before one from the sender's address, which may
         // still wait for ended snapshots.
         if taken.len() >= self.max || !at_home && taken.iter().any(is_well) {
@@ -239,21 +238,21 @@ impl SnapshotPlaces {
         self.next.set(number + 1);
         let progress = Rc::new(Progress::new(self.chance, now));
         let (taker, ended) = oneshot::channel();
-        let place = SnapshotPlace {
+        let slot = SnapshotSlot {
             number,
             from,
             at_home,
-            guest: Rc::clone(guest),
+            connection: Rc::clone(connection),
             progress: Rc::clone(&progress),
             ended,
         };
-        taken.push(place);
+        taken.push(slot);
         Some(SnapshotAdmission { number, progress, taker, before })
     }
 
     /// Frees the slot of a snapshot that has ended.
     pub(crate) fn leave(&self, number: u64) {
-        self.taken.borrow_mut().retain(|place| place.number != number);
+        self.taken.borrow_mut().retain(|slot| slot.number != number);
     }
 }
 
@@ -263,131 +262,137 @@ mod tests {
 
     const CHANCE: Duration = Duration::from_secs(20);
 
-    fn is_cut(guest: &Guest) -> bool {
+    fn is_cut(connection: &ConnectionSlot) -> bool {
         use std::future::Future;
-        let mut cut = Box::pin(guest.cut.notified());
+        let mut cut = Box::pin(connection.cut.notified());
         cut.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop())).is_ready()
     }
 
     #[test]
     fn strangers_make_way_and_members_stay() {
-        let places = Places::new(80);
+        let slots = ConnectionSlots::new(80);
         let take = |member| {
-            let (guest, _) = places.take(None).expect("there is a place");
-            guest.member.set(member);
-            guest
+            let (connection, _) = slots.take(None).expect("there is a slot");
+            connection.member.set(member);
+            connection
         };
         let members: Vec<_> = (0..8).map(|n| take(1 + n % 2)).collect();
         let strangers: Vec<_> = (0..200).map(|_| take(0)).collect();
-        assert_eq!(places.taken.borrow().len(), 80);
-        assert_eq!(strangers.iter().filter(|guest| is_cut(guest)).count(), 200 - 72);
+        assert_eq!(slots.taken.borrow().len(), 80);
+        assert_eq!(strangers.iter().filter(|connection| is_cut(connection)).count(), 200 - 72);
         // A member that reconnects finds a slot, whatever connections exist.
         let back: Vec<_> = (0..20).map(|_| take(1)).collect();
-        assert!(!members.iter().chain(&back).any(|guest| is_cut(guest)));
+        assert!(!members.iter().chain(&back).any(|connection| is_cut(connection)));
         // A client that claims to be a member with too many connections does not displace others.
         let many: Vec<_> = (0..200).map(|_| take(2)).collect();
-        assert!(!back.iter().any(|guest| is_cut(guest)));
-        assert_eq!(places.taken.borrow().len(), 80);
+        assert!(!back.iter().any(|connection| is_cut(connection)));
+        assert_eq!(slots.taken.borrow().len(), 80);
         drop((strangers, many));
-        places.leave(&back[0]);
-        assert_eq!(places.taken.borrow().len(), 79);
-        assert!(places.take(None).is_some_and(|(_, cut)| !cut));
+        slots.leave(&back[0]);
+        assert_eq!(slots.taken.borrow().len(), 79);
+        assert!(slots.take(None).is_some_and(|(_, cut)| !cut));
     }
 
     #[test]
     fn an_address_with_many_connections_drives_out_its_own() {
-        let places = Places::new(20);
-        let take = |address: &str| places.take(Some(address.parse().unwrap())).expect("there is a place").0;
+        let slots = ConnectionSlots::new(20);
+        let take = |address: &str| slots.take(Some(address.parse().unwrap())).expect("there is a slot").0;
         let member = take("10.0.0.1");
         let flood: Vec<_> = (0..200).map(|_| take("10.0.0.66")).collect();
         assert!(!is_cut(&member), "it shakes hands");
-        assert_eq!(flood.iter().filter(|guest| is_cut(guest)).count(), 200 - 19);
+        assert_eq!(flood.iter().filter(|connection| is_cut(connection)).count(), 200 - 19);
         // Among unknown clients from as many addresses, the one with a verified certificate stays.
-        let places = Places::new(20);
+        let slots = ConnectionSlots::new(20);
         let all: Vec<_> =
-            (0..20).map(|n| places.take(Some([10, 0, 0, n].into())).expect("there is a place").0).collect();
+            (0..20).map(|n| slots.take(Some([10, 0, 0, n].into())).expect("there is a slot").0).collect();
         all[0].is_verified.set(true);
-        places.take(Some([10, 0, 1, 0].into())).expect("there is a place");
+        slots.take(Some([10, 0, 1, 0].into())).expect("there is a slot");
         assert_eq!((is_cut(&all[0]), is_cut(&all[1])), (false, true));
     }
 
     #[test]
     fn when_members_have_all_places_nobody_else_comes() {
-        let places = Places::new(4);
+        let slots = ConnectionSlots::new(4);
         for member in 1..=4 {
-            places.take(None).expect("there is a place").0.member.set(member);
+            slots.take(None).expect("there is a slot").0.member.set(member);
         }
-        assert!(places.take(None).is_none());
+        assert!(slots.take(None).is_none());
     }
 
     #[test]
     fn a_snapshot_from_its_senders_address_finds_a_place() {
-        let guests = Places::new(10);
-        let guest = || guests.take(None).expect("there is a place").0;
+        let connections = ConnectionSlots::new(10);
+        let connection = || connections.take(None).expect("there is a slot").0;
         let now = Instant::now();
-        let snapshots = SnapshotPlaces::new(3, CHANCE);
-        let take = |guest: &Rc<Guest>, at_home| {
-            snapshots.take(guest, 1, at_home, now).map(|admission| (admission.number, admission.before.len()))
+        let snapshots = SnapshotSlots::new(3, CHANCE);
+        let take = |connection: &Rc<ConnectionSlot>, at_home| {
+            snapshots
+                .take(connection, 1, at_home, now)
+                .map(|admission| (admission.number, admission.before.len()))
         };
-        let (member, strangers) = (guest(), [guest(), guest(), guest()]);
+        let (member, strangers) = (connection(), [connection(), connection(), connection()]);
         for stranger in &strangers {
-            take(stranger, false).expect("there is a place");
+            take(stranger, false).expect("there is a slot");
         }
-        assert_eq!(take(&guest(), false), None, "strangers drive nobody out");
+        assert_eq!(take(&connection(), false), None, "strangers drive nobody out");
         let (first, before) = take(&member, true).expect("the strangers make way");
-        assert!(strangers.iter().all(|guest| is_cut(guest)) && !is_cut(&member) && before == 3);
+        assert!(strangers.iter().all(|connection| is_cut(connection)) && !is_cut(&member) && before == 3);
         // While their tasks still run, no other snapshot gets a slot.
-        assert_eq!(take(&guest(), false), None);
+        assert_eq!(take(&connection(), false), None);
         let more = [take(&member, true), take(&member, true)];
-        assert!(more.iter().all(Option::is_some), "there is a place");
+        assert!(more.iter().all(Option::is_some), "there is a slot");
         assert_eq!(take(&member, true), None, "no member drives out a member");
         snapshots.leave(first);
         more.into_iter().flatten().for_each(|(number, _)| snapshots.leave(number));
         // A slot that was already lost can be left again.
         snapshots.leave(77);
-        assert!(take(&guest(), false).is_some_and(|(number, _)| number > first));
+        assert!(take(&connection(), false).is_some_and(|(number, _)| number > first));
     }
 
     #[test]
     fn a_snapshot_that_comes_slowly_makes_way_for_the_next_of_its_name() {
-        let guests = Places::new(10);
-        let guest = || guests.take(None).expect("there is a place").0;
+        let connections = ConnectionSlots::new(10);
+        let connection = || connections.take(None).expect("there is a slot").0;
         let now = Instant::now();
-        let snapshots = SnapshotPlaces::new(3, CHANCE);
+        let snapshots = SnapshotSlots::new(3, CHANCE);
         let all: Vec<_> = (0..3)
             .map(|n| {
-                let guest = guest();
-                let admission = snapshots.take(&guest, [1, 1, 2][n], true, now).expect("there is a place");
-                (guest, admission)
+                let connection = connection();
+                let admission =
+                    snapshots.take(&connection, [1, 1, 2][n], true, now).expect("there is a slot");
+                (connection, admission)
             })
             .collect();
-        let cut = || all.iter().map(|(guest, _)| is_cut(guest)).collect::<Vec<_>>();
+        let cut = || all.iter().map(|(connection, _)| is_cut(connection)).collect::<Vec<_>>();
         // The first snapshot arrives fast, the second does not.
         let late = now + CHANCE;
-        all[0].1.progress.came(CHANCE_BYTES, late);
-        all[0].1.progress.waits(Duration::ZERO);
-        all[1].1.progress.came(CHANCE_BYTES - 1, late);
-        assert!(snapshots.take(&guest(), 1, true, late - CHANCE / 2).is_none(), "they have their chance");
-        assert!(snapshots.take(&guest(), 3, true, late - CHANCE / 2).is_none());
+        all[0].1.progress.note_received(CHANCE_BYTES, late);
+        all[0].1.progress.note_wait(Duration::ZERO);
+        all[1].1.progress.note_received(CHANCE_BYTES - 1, late);
+        assert!(
+            snapshots.take(&connection(), 1, true, late - CHANCE / 2).is_none(),
+            "they have their chance"
+        );
+        assert!(snapshots.take(&connection(), 3, true, late - CHANCE / 2).is_none());
         // The received bytes are being processed for a while, which does not count as slow.
         let later = late + CHANCE / 2;
         assert!(
-            snapshots.take(&guest(), 2, false, later).is_none(),
+            snapshots.take(&connection(), 2, false, later).is_none(),
             "one that is no member's drives out none"
         );
-        let next = guest();
+        let next = connection();
         let admission = snapshots.take(&next, 2, true, later).expect("the slow one makes way");
         assert_eq!((cut(), admission.before.len()), (vec![false, false, true], 1));
-        all[1].1.progress.waits(CHANCE / 2);
-        assert!(snapshots.take(&guest(), 1, true, later - Duration::from_nanos(1)).is_none());
-        let admission = snapshots.take(&guest(), 1, true, later).expect("the slow one makes way");
+        all[1].1.progress.note_wait(CHANCE / 2);
+        assert!(snapshots.take(&connection(), 1, true, later - Duration::from_nanos(1)).is_none());
+        let admission = snapshots.take(&connection(), 1, true, later).expect("the slow one makes way");
         assert_eq!((cut(), admission.before.len()), (vec![false, true, false], 1));
         // Snapshots of other senders are ended only if no slot is free.
         snapshots.leave(admission.number);
         let latest = later + 2 * CHANCE;
-        let admission = snapshots.take(&guest(), 3, true, latest).expect("there is a place");
+        let admission = snapshots.take(&connection(), 3, true, latest).expect("there is a slot");
         assert!(admission.before.is_empty());
-        let admission = snapshots.take(&guest(), 4, true, latest).expect("the slow ones make way");
+        let admission = snapshots.take(&connection(), 4, true, latest).expect("the slow ones make way");
         assert_eq!((cut(), admission.before.len()), (vec![true, false, false], 2));
         assert!(is_cut(&next));
     }
