@@ -1,25 +1,21 @@
 use std::cell::Cell;
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustls::Connection;
-use stdx::{First, race};
-use tokio::sync::mpsc::UnboundedSender;
-use transport::{Detached, HandshakeThread, Records, Stream, before_deadline};
-
-use crate::handshakes::{Arriving, Quota, Shared};
-use crate::shard::Closing;
-use crate::standing::Admission;
-use crate::{Listener, Origin, Serves};
 use accounting::{Budget, ShardCounters};
+use stdx::{First, race};
+use transport::{Detached, HandshakeThread, Stream, before_deadline};
+
+use crate::closing::Closing;
+use crate::handshakes::{HandshakeContext, ListenerTls, PendingHandshake, Quota};
+use crate::shard_channels::{OpenSlot, ShardChannels};
+use crate::{Listener, Origin, Serves};
 
 /// Pause after `accept` fails with an error such as too many open files.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -27,125 +23,26 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Number of accepted connections after which the acceptor yields the processor to other threads.
 const ACCEPTED_AT_ONCE: u64 = 16;
 
-/// Connection on its way from the acceptor to its shard.
-pub(crate) struct Handed {
-    pub(crate) stream: Detached,
-    pub(crate) origin: Origin,
-    /// State after the TLS handshake; `None` for a connection without TLS.
-    pub(crate) met: Option<Box<Met>>,
-    /// Counts the connection as open until dropped.
-    pub(crate) slot: OpenSlot,
-}
-
-/// Result of a TLS handshake.
-pub(crate) struct Met {
-    pub(crate) tls: Connection,
-    pub(crate) records: Records,
-    pub(crate) admission: Admission,
-}
-
-/// Counts one open connection, for its shard and for its client address, until dropped.
-pub(crate) struct OpenSlot {
-    shard: Arc<ShardCounters>,
-    addresses: Arc<Addresses>,
-    party: IpAddr,
-}
-
-impl OpenSlot {
-    fn new(counters: &Arc<ShardCounters>, addresses: &Arc<Addresses>, peer: IpAddr) -> OpenSlot {
-        counters.connections.fetch_add(1, Relaxed);
-        let party = accounting::party(peer);
-        *addresses.lock().entry(party).or_default() += 1;
-        OpenSlot { shard: counters.clone(), addresses: addresses.clone(), party }
-    }
-}
-
-impl Drop for OpenSlot {
-    fn drop(&mut self) {
-        self.shard.connections.fetch_sub(1, Relaxed);
-        let mut open = self.addresses.lock();
-        if let Entry::Occupied(mut of_party) = open.entry(self.party) {
-            *of_party.get_mut() -= 1;
-            if *of_party.get() == 0 {
-                of_party.remove();
-            }
-        }
-    }
-}
-
-/// Open connections of each address; an IPv6 network of 64 bits counts as one.
-#[derive(Default)]
-pub(crate) struct Addresses(Mutex<HashMap<IpAddr, usize>>);
-
-impl Addresses {
-    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the number of open connections of an address. Returns 0 for the unspecified address, which
-    /// stands for Unix sockets.
-    fn open(&self, peer: IpAddr) -> usize {
-        if peer.is_unspecified() {
-            return 0;
-        }
-        self.lock().get(&accounting::party(peer)).copied().unwrap_or_default()
-    }
-}
-
-/// Channels to the shards, with the counters of each, and the open connections of each client address.
-pub(crate) struct Hands(
-    pub(crate) Vec<(UnboundedSender<Handed>, Arc<ShardCounters>)>,
-    pub(crate) Arc<Addresses>,
-);
-
-impl Hands {
-    /// Returns the number of open connections on all shards.
-    fn open(&self) -> usize {
-        self.0.iter().map(|(_, counters)| counters.connections.load(Relaxed)).sum()
-    }
-
-    /// Gives a connection to the shard with the fewest connections; shards that wait for a disk come last.
-    pub(crate) fn give(&self, stream: Detached, origin: Origin, met: Option<Box<Met>>) {
-        let standing = |counters: &ShardCounters| {
-            (counters.stands_still.load(Relaxed), counters.connections.load(Relaxed))
-        };
-        let fewest = self.0.iter().min_by_key(|(_, counters)| standing(counters));
-        if let Some((hand, counters)) = fewest {
-            let slot = OpenSlot::new(counters, &self.1, origin.peer.ip());
-            // `send` fails only when the shard is closing. The connection is then dropped, which closes
-            // it.
-            let _ = hand.send(Handed { stream, origin, met, slot });
-        }
-    }
-}
-
-/// TLS settings of a listener.
-pub(crate) struct Secured {
-    pub(crate) tls: tls::ServerTls,
-    pub(crate) checks_address: bool,
-    pub(crate) serves: Serves,
-}
-
 /// Channels to the handshake threads.
-pub(crate) struct Reception {
+pub(crate) struct HandshakeThreads {
     pub(crate) threads: Vec<HandshakeThread<IpAddr>>,
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) context: Arc<HandshakeContext>,
     pub(crate) next: AtomicUsize,
     pub(crate) quota: Arc<Quota>,
 }
 
-impl Reception {
+impl HandshakeThreads {
     /// Starts a handshake with a client that was accepted at `since`. Returns false if the handshake quota is
     /// used up.
-    fn begin(&self, stream: Detached, peer: SocketAddr, listener: &Arc<Secured>, since: Instant) -> bool {
+    fn begin(&self, stream: Detached, peer: SocketAddr, listener: &Arc<ListenerTls>, since: Instant) -> bool {
         let Some(share) = self.quota.share(peer.ip()) else { return false };
         let next = self.next.fetch_add(1, Relaxed) % self.threads.len().max(1);
         if let Some(thread) = self.threads.get(next) {
-            let (shared, listener) = (self.shared.clone(), listener.clone());
-            let arriving = Arriving { stream, peer, listener, share, since };
+            let (context, listener) = (self.context.clone(), listener.clone());
+            let pending = PendingHandshake { stream, peer, listener, share, since };
             // The quota bounds the queue. The handshake ends in bounded time, or with the thread; `begin` returns
             // false only when the front is closing.
-            let _ = thread.begin(arriving.share.party, move || async move { shared.receive(arriving).await });
+            let _ = thread.begin(pending.share.party, move || async move { context.receive(pending).await });
         }
         true
     }
@@ -157,8 +54,8 @@ impl Reception {
 /// slow handshakes affect it.
 pub(crate) struct Acceptor {
     pub(crate) listeners: Vec<Listener>,
-    pub(crate) hands: Arc<Hands>,
-    pub(crate) reception: Reception,
+    pub(crate) shards: Arc<ShardChannels>,
+    pub(crate) handshakes: HandshakeThreads,
     /// Counts connections whose first byte has not arrived yet.
     pub(crate) undecided: Arc<ShardCounters>,
     /// Time limit for the first byte and the handshake together.
@@ -176,7 +73,7 @@ pub(crate) fn spawn(mut acceptor: Acceptor) -> io::Result<JoinHandle<()>> {
     let listeners = {
         let _inside = runtime.enter();
         let listeners = std::mem::take(&mut acceptor.listeners).into_iter();
-        listeners.map(Accepting::begin).collect::<io::Result<Vec<_>>>()?
+        listeners.map(BoundListener::begin).collect::<io::Result<Vec<_>>>()?
     };
     std::thread::Builder::new().name("front-accept".to_owned()).spawn(move || {
         let local = tokio::task::LocalSet::new();
@@ -192,21 +89,21 @@ pub(crate) fn spawn(mut acceptor: Acceptor) -> io::Result<JoinHandle<()>> {
 }
 
 /// Listener that is registered in the acceptor's event loop.
-struct Accepting {
+struct BoundListener {
     socket: transport::Listener,
     /// Number of the next connection through a Unix socket.
     next: Cell<u16>,
-    secured: Option<Arc<Secured>>,
+    secured: Option<Arc<ListenerTls>>,
     also_plain: bool,
     serves: Serves,
 }
 
-impl Accepting {
-    fn begin(listener: Listener) -> io::Result<Accepting> {
+impl BoundListener {
+    fn begin(listener: Listener) -> io::Result<BoundListener> {
         let socket = transport::Listener::new(listener.socket)?;
         let Listener { also_plain, checks_address, serves, .. } = listener;
-        let secured = listener.tls.map(|tls| Arc::new(Secured { tls, checks_address, serves }));
-        Ok(Accepting { socket, next: Cell::new(1), secured, also_plain, serves })
+        let secured = listener.tls.map(|tls| Arc::new(ListenerTls { tls, checks_address, serves }));
+        Ok(BoundListener { socket, next: Cell::new(1), secured, also_plain, serves })
     }
 
     /// Returns the next connection and the address of its client.
@@ -222,7 +119,7 @@ impl Accepting {
 }
 
 impl Acceptor {
-    async fn accept_from(self: &Rc<Self>, listener: Accepting) {
+    async fn accept_from(self: &Rc<Self>, listener: BoundListener) {
         for accepted in 1_u64.. {
             if accepted.is_multiple_of(ACCEPTED_AT_ONCE) {
                 // Thousands of connections may arrive at once. Yielding lets a shard thread that became ready
@@ -237,11 +134,12 @@ impl Acceptor {
         }
     }
 
-    fn receive(self: &Rc<Self>, stream: Stream, peer: SocketAddr, listener: &Accepting) {
-        let total =
-            self.hands.open() + self.reception.quota.handshakes() + self.undecided.connections.load(Relaxed);
-        let is_too_many =
-            total >= self.connections_max || self.hands.1.open(peer.ip()) >= self.connections_per_address_max;
+    fn receive(self: &Rc<Self>, stream: Stream, peer: SocketAddr, listener: &BoundListener) {
+        let total = self.shards.open()
+            + self.handshakes.quota.handshakes()
+            + self.undecided.connections.load(Relaxed);
+        let is_too_many = total >= self.connections_max
+            || self.shards.addresses.open(peer.ip()) >= self.connections_per_address_max;
         if is_too_many || !self.budget.has_room_for(peer.ip()) {
             // Closing immediately lets the client try another member instead of waiting.
             return self.refuse();
@@ -266,10 +164,10 @@ impl Acceptor {
     }
 
     /// Waits for the first byte of a connection and routes it by that byte: with TLS or without.
-    async fn tell_apart(&self, stream: Stream, peer: SocketAddr, secured: &Arc<Secured>) {
+    async fn tell_apart(&self, stream: Stream, peer: SocketAddr, secured: &Arc<ListenerTls>) {
         let since = Instant::now();
         let deadline = since + self.handshake_timeout;
-        let slot = OpenSlot::new(&self.undecided, &self.hands.1, peer.ip());
+        let slot = OpenSlot::new(&self.undecided, &self.shards.addresses, peer.ip());
         let account = self.budget.open(peer.ip());
         let first = before_deadline(deadline, poll_fn(|cx| stream.poll_first_byte(cx)));
         let first = race(poll_fn(|cx| account.poll_doomed(cx)), first).await;
@@ -292,13 +190,13 @@ impl Acceptor {
         // Detached from this runtime's event loop; the shard thread registers the socket in its own. This
         // fails only for a broken socket.
         let Ok(stream) = stream.detach() else { return };
-        self.hands.give(stream, Origin { serves, ..Origin::plain(peer) }, None);
+        self.shards.give(stream, Origin { serves, ..Origin::plain(peer) }, None);
     }
 
     /// Starts a handshake with a client that was accepted at `since`.
-    fn shake_hands(&self, stream: Stream, peer: SocketAddr, secured: &Arc<Secured>, since: Instant) {
+    fn shake_hands(&self, stream: Stream, peer: SocketAddr, secured: &Arc<ListenerTls>, since: Instant) {
         let Ok(stream) = stream.detach() else { return };
-        if !self.reception.begin(stream, peer, secured, since) {
+        if !self.handshakes.begin(stream, peer, secured, since) {
             self.refuse();
         }
     }

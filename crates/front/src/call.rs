@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use api::{Code, Status};
 use bytes::Bytes;
@@ -17,87 +17,16 @@ use http2::{Fields, Key, Payload, Reason};
 use crate::assembler::{Assembler, PREFIX_BYTES};
 use crate::context::{ConnectionContext, Stallable};
 use crate::inbox::{Inbox, RequestStream};
-use crate::ledger::Charge;
+use crate::ledger::{CALL_BYTES, Charge, METADATA_BYTES, call_bytes};
 use crate::outbound::Sending;
 use crate::page::Page;
+use crate::progress::{Look, Progress, StreamProgress};
 use crate::reply::check_len;
-use crate::responder::{Moves, Responder};
-use crate::{Answer, Head, LocalBoxFuture, Options, PieceSource, Unary, gzip};
-
-/// Bytes of a big answer that are produced and queued before other calls have their turn.
-pub(crate) const PIECE_BYTES: usize = 64 * 1024;
+use crate::responder::{PIECE_BYTES, Responder};
+use crate::{Answer, Head, LocalBoxFuture, PieceSource, Unary, gzip};
 
 /// Status of a call that exceeded its deadline.
 pub(crate) const DEADLINE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
-
-/// Bytes charged for a call in flight besides its message: future, stream and metadata.
-pub(crate) const CALL_BYTES: usize = 4 * 1024;
-/// Bytes of metadata that [`CALL_BYTES`] includes.
-const METADATA_BYTES: usize = 1024;
-
-/// Returns the bytes charged for a call with `metadata_bytes` bytes of metadata, besides its message.
-pub(crate) fn call_bytes(metadata_bytes: usize) -> usize {
-    CALL_BYTES + metadata_bytes.saturating_sub(METADATA_BYTES)
-}
-
-/// Detects whether a counter moves.
-#[derive(Debug, Default)]
-pub(crate) struct Progress {
-    seen: Option<(u64, Instant)>,
-}
-
-impl Progress {
-    /// Returns true if the counter had the value `moved` at the last check.
-    fn is_at(&self, moved: u64) -> bool {
-        self.seen.is_some_and(|(seen, _)| seen == moved)
-    }
-
-    /// Returns true if every check within the last `timeout` or longer saw the same counter value.
-    pub(crate) fn is_stalled(&mut self, moved: u64, now: Instant, timeout: Duration) -> bool {
-        match self.seen {
-            Some((seen, since)) if seen == moved => now.saturating_duration_since(since) >= timeout,
-            _ => {
-                self.seen = Some((moved, now));
-                false
-            }
-        }
-    }
-}
-
-/// State of a connection while it checks for stalled streams.
-pub(crate) struct Look<'a> {
-    pub(crate) now: Instant,
-    pub(crate) options: &'a Options,
-    /// Answer bytes of the connection that are queued.
-    pub(crate) queued: usize,
-    /// Total answer bytes of calls that the connection has sent.
-    pub(crate) sent: u64,
-    /// True if the client has taken no byte of any answer for the stall timeout.
-    pub(crate) stands_still: bool,
-    /// True if reading from the client was suspended at some time since the last check.
-    pub(crate) was_deaf: bool,
-}
-
-/// Detects a stalled stream. The client may be slow and may take other streams first.
-#[derive(Debug, Default)]
-pub(crate) struct StreamProgress {
-    progress: Progress,
-    /// Value of the connection's counter of sent bytes at which everything is sent that was queued on other
-    /// streams when this stream last moved.
-    due: u64,
-}
-
-impl StreamProgress {
-    /// Returns true if the stream has not moved for the stall timeout, although the bytes queued on other
-    /// streams were sent in that time or no stream moves.
-    pub(crate) fn is_stalled(&mut self, stream: Moves, look: &Look<'_>) -> bool {
-        if !self.progress.is_at(stream.sent) {
-            self.due = look.sent + look.queued.saturating_sub(stream.queued) as u64;
-        }
-        self.progress.is_stalled(stream.sent, look.now, look.options.stall_timeout)
-            && (look.stands_still || look.sent >= self.due)
-    }
-}
 
 /// Unary call whose request message is incomplete.
 pub(crate) struct Gathering {
@@ -215,7 +144,10 @@ impl Call {
             Call::Finished(finished) => finished.step(around, cx),
             Call::Pieces(pieces) => pieces.step(around, cx),
             Call::Streaming(streaming) => streaming.step(around, cx),
-            Call::Page(page) => page.step(around, cx),
+            Call::Page(page) => match page.step(around, cx) {
+                Some(page) => Step::Wait(Call::Page(page)),
+                None => Step::Over,
+            },
         }
     }
 
@@ -686,41 +618,4 @@ pub(crate) fn begin_stream(
     let outbound = crate::Outbound::new(sending.clone());
     let future = around.service.clone().stream(head, inbound, outbound);
     Some(Box::new(Streaming { future, sending, inbox, progress: None, charged }))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_stream_stands_still_only_once_its_turn_has_come() {
-        let (options, start) = (Options::default(), Instant::now());
-        // 100 bytes of this stream are queued, and 1000 bytes of others.
-        let (mut connection, mut stream) = (Moves { sent: 0, queued: 1100 }, Moves { sent: 0, queued: 100 });
-        let mut progress = StreamProgress::default();
-        let mut is_stalled = |connection: Moves, stream: Moves, timeouts: u32, stands_still| {
-            let now = start + timeouts * options.stall_timeout;
-            let Moves { sent, queued } = connection;
-            progress.is_stalled(
-                stream,
-                &Look { now, options: &options, queued, sent, stands_still, was_deaf: false },
-            )
-        };
-        assert!(!is_stalled(connection, stream, 0, false));
-        // The client takes the other streams slowly, while new data is queued.
-        for timeouts in 1..10 {
-            connection.sent += 100;
-            assert!(!is_stalled(connection, stream, timeouts, false));
-        }
-        connection.sent += 100;
-        assert!(is_stalled(connection, stream, 10, false));
-        // A stream that moved gets a new timeout, as long as any other stream moves.
-        for moves in [&mut connection, &mut stream] {
-            moves.sent += 10;
-            moves.queued -= 10;
-        }
-        assert!(!is_stalled(connection, stream, 20, false));
-        assert!(!is_stalled(connection, stream, 21, false));
-        assert!(is_stalled(connection, stream, 21, true));
-    }
 }

@@ -8,21 +8,23 @@ use std::future::poll_fn;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
+use slab::Slab;
+use stdx::race;
 use tokio::time::sleep_until;
 
-use crate::shard::ShardState;
-use stdx::race;
+/// Maximum number of connections woken before other tasks run.
+const WOKEN_AT_ONCE: usize = 256;
 
-/// Wake-up times of a shard's connections, at most one per connection. [`keep`] wakes them.
+/// Wake-up times of a shard's connections, at most one per connection. [`Clock::keep`] wakes them.
 #[derive(Default)]
 pub(crate) struct Clock(RefCell<Alarms>);
 
 struct Alarms {
     /// Instant that the times in `set` count from.
     epoch: Instant,
-    /// Times in nanoseconds since `epoch`, each with the connection's index in [`ShardState::connections`].
+    /// Times in nanoseconds since `epoch`, each with the connection's index in [`crate::shard_state::ShardState::connections`].
     set: BTreeSet<(u64, u32)>,
-    /// Waker of the task [`keep`], which waits for the earliest alarm.
+    /// Waker of the task [`Clock::keep`], which waits for the earliest alarm.
     keeper: Option<Waker>,
 }
 
@@ -73,34 +75,31 @@ impl Clock {
         let alarms = self.0.borrow();
         alarms.set.first().map(|(at, _)| alarms.epoch + Duration::from_nanos(*at))
     }
-}
 
-/// Maximum number of connections woken before other tasks run.
-const WOKEN_AT_ONCE: usize = 256;
-
-/// Wakes the shard's connections at their times, forever.
-pub(crate) async fn keep(shard: &ShardState) -> Infallible {
-    loop {
-        let now = Instant::now();
-        for _ in 0..WOKEN_AT_ONCE {
-            let Some(place) = shard.clock.due(now) else { break };
-            if let Some(waker) = shard.connections.borrow().get(place as usize) {
-                waker.wake_by_ref();
+    /// Wakes the connections at their times, forever. `connections` holds their wakers.
+    pub(crate) async fn keep(&self, connections: &RefCell<Slab<Waker>>) -> Infallible {
+        loop {
+            let now = Instant::now();
+            for _ in 0..WOKEN_AT_ONCE {
+                let Some(place) = self.due(now) else { break };
+                if let Some(waker) = connections.borrow().get(place as usize) {
+                    waker.wake_by_ref();
+                }
             }
-        }
-        // Resolves when the earliest alarm changes, or when the first alarm is set.
-        let first = shard.clock.first();
-        let changed = poll_fn(|cx| {
-            if shard.clock.first() != first {
-                return Poll::Ready(());
+            // Resolves when the earliest alarm changes, or when the first alarm is set.
+            let first = self.first();
+            let changed = poll_fn(|cx| {
+                if self.first() != first {
+                    return Poll::Ready(());
+                }
+                self.0.borrow_mut().keeper = Some(cx.waker().clone());
+                Poll::Pending
+            });
+            match first {
+                None => changed.await,
+                Some(at) if at <= now => tokio::task::yield_now().await,
+                Some(at) => drop(race(changed, sleep_until(at.into())).await),
             }
-            shard.clock.0.borrow_mut().keeper = Some(cx.waker().clone());
-            Poll::Pending
-        });
-        match first {
-            None => changed.await,
-            Some(at) if at <= now => tokio::task::yield_now().await,
-            Some(at) => drop(race(changed, sleep_until(at.into())).await),
         }
     }
 }

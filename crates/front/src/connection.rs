@@ -16,14 +16,15 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
 use crate::admission::{self, Seen};
-use crate::call::{Call, Gathering, Step, Waiting, call_bytes};
+use crate::call::{Call, Gathering, Step, Waiting};
 use crate::calls::Calls;
 use crate::context::ConnectionContext;
 use crate::keepalive::{Heartbeat, PingPolicy};
-use crate::ledger::Charge;
+use crate::ledger::{Charge, call_bytes};
 use crate::long_turns::{LONG_BYTES, Ticket};
+use crate::new_connection::{NewConnection, SecureState};
 use crate::responder::Responder;
-use crate::shard::{Begun, Secured, ShardState};
+use crate::shard_state::ShardState;
 use crate::socket::{ALLOWANCE_BYTES, Socket, Transport};
 use crate::turnstile::Pass;
 use crate::{LocalBoxFuture, Options, Origin, Service};
@@ -169,7 +170,7 @@ impl Work {
 /// in the same read as its head, as most do, is answered without an entry in any table.
 struct Connection {
     around: Rc<ConnectionContext>,
-    secured: Option<Box<Secured>>,
+    secured: Option<Box<SecureState>>,
     pass: Pass,
     transport_waker: Waker,
     calls: Calls,
@@ -193,13 +194,13 @@ struct Connection {
 
 /// Serves a connection that has sent the HTTP/2 preface until it ends. `kept` is dropped at the end.
 pub(crate) fn serve<S: Transport + 'static, K: Unpin + 'static>(
-    begun: Begun<S>,
+    begun: NewConnection<S>,
     shard: Rc<ShardState>,
     service: Rc<dyn Service>,
     kept: K,
 ) -> Serving<S, K> {
     let presence = service.connected(&begun.origin);
-    let Begun { socket, origin, account, secured, .. } = begun;
+    let NewConnection { socket, origin, account, secured, .. } = begun;
     let connection = Connection::new(origin, account, secured, shard, service);
     Serving(Stage::Open(Open { connection, socket, presence, kept }))
 }
@@ -287,7 +288,7 @@ impl Connection {
     fn new(
         origin: Origin,
         account: Rc<Account>,
-        secured: Option<Box<Secured>>,
+        secured: Option<Box<SecureState>>,
         shard: Rc<ShardState>,
         service: Rc<dyn Service>,
     ) -> Connection {
@@ -298,7 +299,7 @@ impl Connection {
         let transport_waker = Waker::from(around.turn.clone());
         account.wake_when_doomed(&transport_waker);
         if let Some(secured) = &secured {
-            secured.standing().wake_when_over(&transport_waker);
+            secured.validity().wake_when_over(&transport_waker);
         }
         let alarm = now + shard.options.keepalive_interval;
         let place = shard.connections.borrow_mut().insert(transport_waker.clone()) as u32;
@@ -351,7 +352,7 @@ impl Connection {
         if around.account.is_doomed() {
             return self.send_off(Reason::ENHANCE_YOUR_CALM, b"memory");
         }
-        if self.secured.as_ref().is_some_and(|secured| secured.standing().is_over()) {
+        if self.secured.as_ref().is_some_and(|secured| secured.validity().is_over()) {
             return self.send_off(Reason::NO_ERROR, b"certificate");
         }
         let was_blocked = around.http2.borrow().is_blocked();
@@ -393,7 +394,7 @@ impl Connection {
 
     /// Returns true if the connection must close: its certificate is no longer valid, or it must free memory.
     fn is_over(&self) -> bool {
-        let is_refused = self.secured.as_ref().is_some_and(|secured| secured.standing().is_over());
+        let is_refused = self.secured.as_ref().is_some_and(|secured| secured.validity().is_over());
         is_refused || self.around.account.is_doomed()
     }
 
@@ -401,7 +402,7 @@ impl Connection {
     /// need the memory, and wakes the task even if [`crate::turn::Turn`] considers it awake.
     fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(secured) = &self.secured
-            && secured.standing().poll_over(cx).is_ready()
+            && secured.validity().poll_over(cx).is_ready()
         {
             return Poll::Ready(());
         }
@@ -960,7 +961,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::acceptor::OpenSlot;
+    use crate::shard_channels::OpenSlot;
     use transport::Stream;
 
     #[test]

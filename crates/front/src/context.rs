@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use api::Status;
 
-use crate::shard::ShardState;
+use crate::shard_state::ShardState;
 use crate::turn::Turn;
 use crate::{Origin, Service};
 use accounting::Account;

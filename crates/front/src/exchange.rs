@@ -17,13 +17,13 @@ use http::StatusCode;
 use http::request::Parts;
 use hyper::body::{Body as _, Frame, Incoming, SizeHint};
 
-use crate::http1::Pace;
 use crate::inbound::NextMessage;
 use crate::inbox::RequestStream;
 use crate::ledger::Charge;
 use crate::long_turns::Ticket;
 use crate::outbound::Sending;
-use crate::shard::ShardState;
+use crate::pace::Pace;
+use crate::shard_state::ShardState;
 use crate::{Inbound, LocalBoxFuture, Origin, Outbound};
 use accounting::ShardCounters;
 use accounting::{Account, Held};

@@ -1,5 +1,4 @@
 use std::io;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -8,24 +7,22 @@ use std::time::{Duration, Instant};
 use stdx::Gathering;
 use tokio::sync::{mpsc, watch};
 
-use crate::acceptor::{Acceptor, Handed, Hands, Reception};
-use crate::handshakes::Quota;
+use crate::acceptor::{Acceptor, HandshakeThreads};
+use crate::closing::{Closing, Shutdown};
+use crate::handshakes::{HandshakeContext, Quota};
 use crate::rejections::Rejections;
-use crate::shard::{Certificates, Closing};
-use crate::{Listener, Options, Service, Shard, ShardId, acceptor, handshakes};
+use crate::shard::{Certificates, MakeService, Shard, ShardId};
+use crate::shard_channels::{ConnectionTransfer, ShardChannels};
+use crate::{Listener, Options, acceptor, handshakes};
 use accounting::ShardCounters;
 
 /// Average number of messages per poll of the network above which a shard yields to other threads before the
 /// next poll. A client that waits for each answer sends one message.
 const GATHERED: u64 = 2;
 
-/// Creates the service of a shard. Called on that shard's thread, inside its `LocalSet`.
-pub type MakeService = Arc<dyn Fn(Shard) -> Rc<dyn Service> + Send + Sync>;
-
 /// Running front. Dropping it closes everything immediately; [`Front::shutdown`] closes gracefully.
 pub struct Front {
-    closing: watch::Sender<bool>,
-    killed: watch::Sender<bool>,
+    shutdown: watch::Sender<Shutdown>,
     /// Number of TLS reloads.
     reloads: watch::Sender<u64>,
     counters: Vec<Arc<ShardCounters>>,
@@ -44,25 +41,24 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
         shards => shards,
     };
     let options = Arc::new(options);
-    let (closing, closing_seen) = watch::channel(false);
-    let (killed, killed_seen) = watch::channel(false);
+    let (shutdown, closing) = watch::channel(Shutdown::NotBegun);
+    let closing = Closing(closing);
     let (ended_tx, ended) = mpsc::unbounded_channel::<()>();
     let mut front = Front {
-        closing,
-        killed,
+        shutdown,
         reloads: watch::Sender::new(0),
         counters: Vec::with_capacity(shards),
         refused: Arc::new(AtomicU64::new(0)),
         threads: Vec::with_capacity(shards + 1),
         ended,
     };
-    let mut hands = Vec::with_capacity(shards);
+    let mut channels = Vec::with_capacity(shards);
     let rejections = Arc::new(Rejections::new(options.rejected.clone()));
     front.counters.extend((0..shards).map(|_| Arc::new(ShardCounters::new(options.methods))));
     for shard in 0..shards {
         // Bounded by `Options::connections_max`: a connection counts as open before it is sent here.
-        let (hand, handed) = mpsc::unbounded_channel::<Handed>();
-        hands.push((hand, front.counters[shard].clone()));
+        let (channel, handed) = mpsc::unbounded_channel::<ConnectionTransfer>();
+        channels.push((channel, front.counters[shard].clone()));
         let counters = front.counters.clone();
         let (own, gathering) = (front.counters[shard].clone(), Mutex::new((0, Gathering::new(GATHERED))));
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -80,14 +76,14 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
             })
             .build()?;
         let (options, make_service) = (options.clone(), make_service.clone());
-        let closing = Closing(closing_seen.clone());
-        let shard = Shard { id: ShardId(shard), closing, counters: front.counters[shard].clone() };
-        let (killed, ended) = (killed_seen.clone(), ended_tx.clone());
+        let shard =
+            Shard { id: ShardId(shard), closing: closing.clone(), counters: front.counters[shard].clone() };
+        let ended = ended_tx.clone();
         let certificates =
             Certificates { reloads: front.reloads.subscribe(), rejections: rejections.clone() };
         let thread = std::thread::Builder::new().name(format!("front-{}", shard.id.0)).spawn(move || {
             let local = tokio::task::LocalSet::new();
-            let run = crate::shard::run(shard, options, counters, make_service, handed, killed, certificates);
+            let run = crate::shard::run(shard, options, counters, make_service, handed, certificates);
             local.block_on(&runtime, run);
             // Drops the tasks that outlived the deadline.
             drop(local);
@@ -96,35 +92,35 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
         })?;
         front.threads.push(thread);
     }
-    let hands = Arc::new(Hands(hands, Arc::default()));
+    let channels = Arc::new(ShardChannels::new(channels));
     let quota = Quota::new(&options.budget);
-    let shared = Arc::new(handshakes::Shared {
-        hands: hands.clone(),
+    let context = Arc::new(HandshakeContext {
+        shards: channels.clone(),
         rejections,
         resolver: options.resolver.clone(),
         look_ups: Arc::new(AtomicUsize::new(0)),
         timeout: options.handshake_timeout,
     });
-    let mut reception = Reception { threads: Vec::new(), shared, next: AtomicUsize::new(0), quota };
+    let mut handshakes = HandshakeThreads { threads: Vec::new(), context, next: AtomicUsize::new(0), quota };
     if listeners.iter().any(|listener| listener.tls.is_some()) {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         for number in 0..handshake_threads(cores, shards) {
-            let (thread, joined) = handshakes::spawn(number, Closing(closing_seen.clone()))?;
+            let (thread, joined) = handshakes::spawn(number, closing.clone())?;
             front.threads.push(joined);
-            reception.threads.push(thread);
+            handshakes.threads.push(thread);
         }
     }
     let acceptor = Acceptor {
         listeners,
-        hands,
-        reception,
+        shards: channels,
+        handshakes,
         undecided: Arc::new(ShardCounters::new(0)),
         handshake_timeout: options.handshake_timeout,
         connections_max: options.connections_max,
         connections_per_address_max: options.connections_per_address_max,
         budget: options.budget.clone(),
         refused: front.refused.clone(),
-        closing: Closing(closing_seen),
+        closing,
     };
     front.threads.push(acceptor::spawn(acceptor)?);
     Ok(front)
@@ -165,11 +161,11 @@ impl Front {
     /// remaining connections, and returns when all threads have ended. Works in any tokio runtime with time
     /// enabled.
     pub async fn shutdown(mut self, deadline: Instant) {
-        self.closing.send_replace(true);
+        self.shutdown.send_replace(Shutdown::Graceful);
         // The thread of a shard drops its sender when it ends.
         let all_ended = async { while self.ended.recv().await.is_some() {} };
         if tokio::time::timeout_at(deadline.into(), all_ended).await.is_err() {
-            self.killed.send_replace(true);
+            self.shutdown.send_replace(Shutdown::Immediate);
             while self.ended.recv().await.is_some() {}
         }
         self.join();
@@ -178,12 +174,12 @@ impl Front {
     /// Shuts down like [`Front::shutdown`], from a thread without a runtime. Waits at most `patience` for
     /// calls in flight and then blocks until the threads have ended.
     pub fn shutdown_blocking(mut self, patience: Duration) {
-        self.closing.send_replace(true);
+        self.shutdown.send_replace(Shutdown::Graceful);
         let deadline = Instant::now() + patience;
         while Instant::now() < deadline && self.threads.iter().any(|thread| !thread.is_finished()) {
             std::thread::park_timeout(Duration::from_millis(1));
         }
-        self.killed.send_replace(true);
+        self.shutdown.send_replace(Shutdown::Immediate);
         self.join();
     }
 
@@ -197,8 +193,7 @@ impl Front {
 
 impl Drop for Front {
     fn drop(&mut self) {
-        self.closing.send_replace(true);
-        self.killed.send_replace(true);
+        self.shutdown.send_replace(Shutdown::Immediate);
         self.join();
     }
 }

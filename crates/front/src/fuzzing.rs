@@ -16,17 +16,18 @@ use rustls::ServerConnection;
 use slab::Slab;
 use stdx::{First, race};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::watch;
 use transport::{BufferPool, Ending};
 
+use crate::admissions::{Admission, Admissions};
 use crate::assembler::Assembler;
-use crate::clock::{self, Clock};
-use crate::handshakes::{Ends, Failure, Quota, begin, poll_done};
+use crate::clock::Clock;
+use crate::closing::Closing;
+use crate::handshakes::{ConnectionEnds, Failure, Quota, begin, poll_done};
 use crate::long_turns::LongTurns;
 use crate::rejections::Rejections;
-use crate::shard::{self, Closing, ShardState};
+use crate::shard;
+use crate::shard_state::ShardState;
 use crate::socket::Wire;
-use crate::standing::Admission;
 use crate::turnstile::Turnstile;
 use crate::{Options, Origin, Serves, Service, connection};
 use accounting::{Budget, ShardCounters};
@@ -72,10 +73,9 @@ fn state(options: Options, long_turns: LongTurns) -> Rc<ShardState> {
         closing: Cell::new(false),
         connections: RefCell::new(Slab::new()),
         clock: Clock::default(),
-        admitted: RefCell::new(Slab::new()),
+        admissions: Rc::new(Admissions::new(Arc::new(Rejections::new(options.rejected.clone())))),
         turnstile: Turnstile::open(),
         long_turns,
-        rejections: Arc::new(Rejections::new(options.rejected.clone())),
     })
 }
 
@@ -86,9 +86,9 @@ async fn serve_on<S: AsyncRead + AsyncWrite + Unpin + 'static>(
     state: Rc<ShardState>,
     service: Rc<dyn Service>,
 ) -> io::Result<()> {
-    let (_closing, seen) = watch::channel(false);
-    let serving = shard::serve(wire, origin, admission, state.clone(), service, Closing(seen));
-    match race(serving, clock::keep(&state)).await {
+    let (_close, closing) = Closing::by_hand();
+    let serving = shard::serve(wire, origin, admission, state.clone(), service, closing);
+    match race(serving, state.clock.keep(&state.connections)).await {
         First::Left(result) => result,
         First::Right(never) => match never {},
     }
@@ -123,7 +123,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secure<S> {
             }
             Err(failure) => {
                 let _ = poll_fn(|cx| handshake.poll_flush(cx)).await;
-                Err(failure.text(&Ends { local: None, peer: SocketAddr::from((PEER, 1)) }))
+                Err(failure.text(&ConnectionEnds { local: None, peer: SocketAddr::from((PEER, 1)) }))
             }
         }
     }

@@ -24,12 +24,12 @@ use transport::{
     BUFFER_BYTES, Detached, Handshake, HandshakeError, HandshakeThread, Stream, before_deadline,
 };
 
-use crate::acceptor::{Hands, Secured};
+use crate::admissions::Admission;
+use crate::closing::Closing;
 use crate::rejections::Rejections;
-use crate::shard::Closing;
+use crate::shard_channels::{ShardChannels, TlsState};
 use crate::socket::Transport;
-use crate::standing::Admission;
-use crate::{Origin, Rejected};
+use crate::{Origin, Rejected, Serves};
 use accounting::Budget;
 use accounting::{Charge, party};
 
@@ -62,11 +62,11 @@ const NOT_PLAIN: &[u8] = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP r
 pub(crate) struct Quota {
     bytes_max: usize,
     budget: Budget,
-    held: Mutex<QuotaHeld>,
+    held: Mutex<QuotaUse>,
 }
 
 #[derive(Default)]
-struct QuotaHeld {
+struct QuotaUse {
     all: usize,
     handshakes: usize,
     by_party: HashMap<IpAddr, usize>,
@@ -88,7 +88,7 @@ impl Quota {
         Arc::new(Quota { bytes_max, budget: budget.clone(), held: Mutex::default() })
     }
 
-    fn held(&self) -> MutexGuard<'_, QuotaHeld> {
+    fn held(&self) -> MutexGuard<'_, QuotaUse> {
         // No code under this lock can panic halfway.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -155,19 +155,26 @@ impl Drop for Share {
     }
 }
 
+/// TLS settings of a listener.
+pub(crate) struct ListenerTls {
+    pub(crate) tls: tls::ServerTls,
+    pub(crate) checks_address: bool,
+    pub(crate) serves: Serves,
+}
+
 /// Accepted connection whose handshake has not begun.
-pub(crate) struct Arriving {
+pub(crate) struct PendingHandshake {
     pub(crate) stream: Detached,
     pub(crate) peer: SocketAddr,
-    pub(crate) listener: Arc<Secured>,
+    pub(crate) listener: Arc<ListenerTls>,
     pub(crate) share: Share,
     /// Time at which the connection was accepted.
     pub(crate) since: Instant,
 }
 
 /// State shared by the handshake threads.
-pub(crate) struct Shared {
-    pub(crate) hands: Arc<Hands>,
+pub(crate) struct HandshakeContext {
+    pub(crate) shards: Arc<ShardChannels>,
     pub(crate) rejections: Arc<Rejections>,
     pub(crate) resolver: Arc<dyn tls::Resolver + Send + Sync>,
     pub(crate) look_ups: Arc<AtomicUsize>,
@@ -202,12 +209,12 @@ impl From<io::Error> for Failure {
 }
 
 /// Addresses of both ends of a connection, displayed as in Go's errors.
-pub(crate) struct Ends {
+pub(crate) struct ConnectionEnds {
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: SocketAddr,
 }
 
-impl fmt::Display for Ends {
+impl fmt::Display for ConnectionEnds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.local {
             Some(local) => write!(f, "read tcp {local}->{}", self.peer),
@@ -218,7 +225,7 @@ impl fmt::Display for Ends {
 
 impl Failure {
     /// Returns the error text of etcd, which is Go's.
-    pub(crate) fn text(&self, ends: &Ends) -> String {
+    pub(crate) fn text(&self, ends: &ConnectionEnds) -> String {
         match self {
             Failure::EndOfFile => "EOF".to_owned(),
             Failure::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => "unexpected EOF".to_owned(),
@@ -274,10 +281,10 @@ fn looks_like_http(first: &[u8]) -> bool {
     [b"GET /", b"HEAD ", b"POST ", b"PUT /", b"OPTIO"].iter().any(|begin| first == &begin[..])
 }
 
-impl Shared {
+impl HandshakeContext {
     /// Serves a client from its first byte until it is handed over or rejected.
-    pub(crate) async fn receive(&self, arriving: Arriving) {
-        let Arriving { stream, peer, listener, mut share, since } = arriving;
+    pub(crate) async fn receive(&self, pending: PendingHandshake) {
+        let PendingHandshake { stream, peer, listener, mut share, since } = pending;
         let Ok(stream) = stream.attach() else { return };
         let deadline = since + self.timeout;
         let Ok(tls) = ServerConnection::new(listener.tls.config()) else { return };
@@ -300,7 +307,7 @@ impl Shared {
     async fn check(
         &self,
         connection: &Connection,
-        listener: &Secured,
+        listener: &ListenerTls,
         peer: SocketAddr,
     ) -> Result<tls::Session, tls::Refusal> {
         let chain = connection.peer_certificates();
@@ -319,8 +326,8 @@ impl Shared {
     async fn look_up(&self, look_up: tls::LookUp) -> Result<(), tls::Refusal> {
         /// Counts a look-up in progress until dropped. The look-up may outlast the handshake that waits for
         /// it.
-        struct Place(Arc<AtomicUsize>);
-        impl Drop for Place {
+        struct LookUpCount(Arc<AtomicUsize>);
+        impl Drop for LookUpCount {
             fn drop(&mut self) {
                 self.0.fetch_sub(1, Relaxed);
             }
@@ -330,10 +337,10 @@ impl Shared {
             self.look_ups.fetch_sub(1, Relaxed);
             return Err(refused());
         }
-        let place = Place(self.look_ups.clone());
+        let in_progress = LookUpCount(self.look_ups.clone());
         let resolver = self.resolver.clone();
         let asked = tokio::task::spawn_blocking(move || {
-            let _place = place;
+            let _in_progress = in_progress;
             look_up.resolve(&*resolver)
         });
         asked.await.unwrap_or_else(|_| Err(refused()))
@@ -342,7 +349,7 @@ impl Shared {
     fn hand_over(
         &self,
         handshake: Handshake<Stream>,
-        listener: Arc<Secured>,
+        listener: Arc<ListenerTls>,
         session: tls::Session,
         peer: SocketAddr,
     ) {
@@ -355,7 +362,7 @@ impl Shared {
         let common_name = is_user.then(|| Arc::from(session.common_name().unwrap_or_default()));
         let origin = Origin { peer, common_name, is_tls: true, serves: listener.serves };
         let admission = Admission { tls: listener.tls.clone(), session };
-        self.hands.give(stream, origin, Some(Box::new(crate::acceptor::Met { tls, records, admission })));
+        self.shards.give(stream, origin, Some(Box::new(TlsState { connection: tls, records, admission })));
     }
 
     fn report(&self, handshake: &Handshake<Stream>, failure: &Failure, peer: SocketAddr) {
@@ -363,7 +370,10 @@ impl Shared {
             server_name: handshake.server_name().unwrap_or_default().to_owned(),
             names: tls::PeerNames::of(handshake.tls.peer_certificates()),
             is_end_of_file: matches!(failure, Failure::EndOfFile),
-            ..Rejected::new(peer, failure.text(&Ends { local: handshake.stream.local_address(), peer }))
+            ..Rejected::new(
+                peer,
+                failure.text(&ConnectionEnds { local: handshake.stream.local_address(), peer }),
+            )
         };
         self.rejections.report(rejected, Instant::now());
     }

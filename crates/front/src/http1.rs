@@ -1,7 +1,7 @@
 //! HTTP/1 on the client port, served by hyper: [`serve`] runs one connection until it ends. Requests go to
 //! [`crate::Service::exchange`]. It knows no gRPC and no paths.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -19,14 +19,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use transport::Clock;
 
 use crate::Service;
-use crate::call::Progress;
+use crate::closing::Closing;
 use crate::exchange::{Exchange, Http1Body, Kept, Phase, RequestBody};
 use crate::ledger::Charge;
-use crate::long_turns::{LONG_BYTES, Ticket};
-use crate::shard::{Begun, Closing, ShardState};
+use crate::long_turns::Ticket;
+use crate::new_connection::NewConnection;
+use crate::pace::Pace;
+use crate::progress::Progress;
+use crate::shard_state::ShardState;
 use crate::socket::{SharedSocket, Socket, Transport};
 use crate::turnstile::Pass;
-use accounting::Account;
 
 /// Size of one read into hyper's buffer, in bytes.
 const READ_BYTES: usize = 8 * 1024;
@@ -40,13 +42,13 @@ const BEHIND_BYTES_MAX: usize = 64 * 1024;
 
 /// Serves an HTTP/1 connection until it ends.
 pub(crate) async fn serve<S: Transport + 'static>(
-    begun: Begun<S>,
+    begun: NewConnection<S>,
     shard: Rc<ShardState>,
     service: Rc<dyn Service>,
     mut closing: Closing,
 ) -> io::Result<()> {
-    let Begun { socket, origin, account, secured, .. } = begun;
-    let standing = secured.as_ref().map(|secured| secured.standing().clone());
+    let NewConnection { socket, origin, account, secured, .. } = begun;
+    let validity = secured.as_ref().map(|secured| secured.validity().clone());
     let timeout = shard.options.first_bytes_timeout;
     let state = shard.clone();
     // hyper does not expose the size of its buffers, so their maximum is charged.
@@ -111,7 +113,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
             if account.poll_doomed(cx).is_ready() {
                 return Poll::Ready(io::ErrorKind::OutOfMemory);
             }
-            if standing.as_ref().is_some_and(|standing| standing.poll_over(cx).is_ready()) {
+            if validity.as_ref().is_some_and(|validity| validity.poll_over(cx).is_ready()) {
                 return Poll::Ready(io::ErrorKind::PermissionDenied);
             }
             while looking.poll_tick(cx).is_ready() {
@@ -199,72 +201,6 @@ fn poll_behind<S: Transport>(
         cx.waker().wake_by_ref();
     }
     Poll::Pending
-}
-
-/// Limit on the work of the service for one connection before other connections have their turn. The bytes
-/// that the service examines and the bytes of its answers count. HTTP/2 connections follow the same rule.
-pub(crate) struct Pace {
-    account: Rc<Account>,
-    shard: Rc<ShardState>,
-    ticket: RefCell<Ticket>,
-    /// Work done in this turn, in bytes.
-    done: Cell<usize>,
-    /// Work in bytes after which other connections have their turn.
-    bytes_max: Cell<usize>,
-    /// True after a long turn: the service continues when the connection is granted another one.
-    waits: Cell<bool>,
-}
-
-impl Pace {
-    fn new(account: Rc<Account>, shard: Rc<ShardState>) -> Pace {
-        Pace {
-            account,
-            shard,
-            ticket: RefCell::default(),
-            done: Cell::new(0),
-            bytes_max: Cell::new(LONG_BYTES),
-            waits: Cell::new(false),
-        }
-    }
-
-    /// Notes that other connections have had their turn.
-    fn begin_turn(&self) {
-        self.begin_work(false);
-    }
-
-    fn begin_work(&self, has_waited: bool) {
-        self.done.set(0);
-        self.bytes_max.set(self.shard.long_turns.bytes_max(has_waited));
-    }
-
-    /// Polls the service with `go_on`, unless other connections have their turn first.
-    pub(crate) fn poll<T>(
-        &self,
-        cx: &mut Context<'_>,
-        go_on: impl FnOnce(&mut Context<'_>) -> Poll<T>,
-    ) -> Poll<T> {
-        if self.waits.get() {
-            ready!(self.ticket.borrow_mut().poll(&self.shard.long_turns, cx));
-            self.waits.set(false);
-            self.begin_work(true);
-        }
-        let polled = {
-            let _turn = self.account.begin_turn();
-            self.account.allow_work(self.bytes_max.get().saturating_sub(self.done.get()));
-            go_on(cx)
-        };
-        self.note(self.account.take_looked_at());
-        polled
-    }
-
-    /// Counts bytes of work.
-    pub(crate) fn note(&self, bytes: usize) {
-        self.done.set(self.done.get().saturating_add(bytes));
-        if self.done.get() >= self.bytes_max.get() {
-            self.waits.set(true);
-            self.shard.long_turns.note();
-        }
-    }
 }
 
 /// Bytes that a connection may read and write before other connections have their turn. Input may be cheap to

@@ -8,6 +8,16 @@ use std::task::Waker;
 
 use accounting::Account;
 
+/// Bytes charged for a call in flight besides its message: future, stream and metadata.
+pub(crate) const CALL_BYTES: usize = 4 * 1024;
+/// Bytes of metadata that [`CALL_BYTES`] includes.
+pub(crate) const METADATA_BYTES: usize = 1024;
+
+/// Returns the bytes charged for a call with `metadata_bytes` bytes of metadata, besides its message.
+pub(crate) fn call_bytes(metadata_bytes: usize) -> usize {
+    CALL_BYTES + metadata_bytes.saturating_sub(METADATA_BYTES)
+}
+
 /// Counts bytes that are held for a connection and charges them to its account.
 #[derive(Debug)]
 pub(crate) struct Ledger {

@@ -3,7 +3,7 @@
 use bytes::{Buf as _, Bytes};
 
 use crate::assembler::PREFIX_BYTES;
-use crate::outbound::TrySend;
+use crate::try_send::TrySend;
 
 /// Short messages for one stream, each behind its gRPC prefix, laid out as in the payload of a DATA frame.
 ///

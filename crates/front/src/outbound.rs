@@ -19,31 +19,9 @@ use crate::ledger::{Charge, Ledger};
 use crate::messages::Messages;
 use crate::reply::check_len;
 use crate::responder::{Moves, Responder};
-use crate::shard::ShardState;
+use crate::shard_state::ShardState;
+use crate::try_send::TrySend;
 use accounting::Account;
-
-/// Reason why a message was not queued; `M` is the type of the message, or of the messages.
-#[derive(Debug)]
-pub enum TrySend<M = Bytes> {
-    /// The stream's buffer is full, or no more messages are compressed in this turn. Contains the message;
-    /// for several messages, those that were not queued.
-    Full(M),
-    /// The message exceeds the size limit; the call should end with this status.
-    TooLong(Status),
-    /// The call has ended.
-    Closed,
-}
-
-impl<M> TrySend<M> {
-    /// Converts the returned message or messages with `wrap`.
-    pub fn map<N>(self, wrap: impl FnOnce(M) -> N) -> TrySend<N> {
-        match self {
-            TrySend::Full(message) => TrySend::Full(wrap(message)),
-            TrySend::TooLong(status) => TrySend::TooLong(status),
-            TrySend::Closed => TrySend::Closed,
-        }
-    }
-}
 
 /// Sends the answer messages of a streaming call. Unsent bytes are bounded by
 /// [`crate::Options::stream_buffer_bytes_max`] plus one message.

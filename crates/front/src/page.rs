@@ -15,12 +15,12 @@ use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, 
 use http2::{Fields, Payload, Reason};
 
 use crate::LocalBoxFuture;
-use crate::call::{Call, Look, PIECE_BYTES, Step, StreamProgress, call_bytes};
 use crate::context::{ConnectionContext, Stallable};
 use crate::exchange::{Exchange, Kept, RequestBody, ResponseBody};
 use crate::inbox::{Inbox, RequestStream};
-use crate::ledger::Charge;
-use crate::responder::Responder;
+use crate::ledger::{Charge, call_bytes};
+use crate::progress::{Look, StreamProgress};
+use crate::responder::{PIECE_BYTES, Responder};
 
 /// HTTP/2 request that is not a gRPC call.
 pub(crate) struct Page {
@@ -103,14 +103,19 @@ impl Page {
         }))
     }
 
-    pub(crate) fn step(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
+    /// Continues the request as far as possible. Returns it if it waits; `None` once it is over.
+    pub(crate) fn step(
+        mut self: Box<Self>,
+        around: &Rc<ConnectionContext>,
+        cx: &mut Context<'_>,
+    ) -> Option<Box<Page>> {
         if let State::Answering(answering) = &mut self.state {
             let polled = answering.as_mut().poll(cx);
             around.note_looked_at();
             let answer = match polled {
                 Poll::Ready(answer) => answer,
-                Poll::Pending if !self.responder.is_open() => return Step::Over,
-                Poll::Pending => return Step::Wait(Call::Page(self)),
+                Poll::Pending if !self.responder.is_open() => return None,
+                Poll::Pending => return Some(self),
             };
             let (mut head, mut body) = answer.into_parts();
             // These headers are forbidden in HTTP/2.
@@ -134,36 +139,36 @@ impl Page {
             // status 503.
             if made.len() > self.base && around.check_requests().is_err() {
                 self.responder.open_page(&empty(StatusCode::SERVICE_UNAVAILABLE), true);
-                return Step::Over;
+                return None;
             }
             if !self.responder.open_page(&head, is_empty) || is_empty {
-                return Step::Over;
+                return None;
             }
             self.state = State::Sending(body, made);
         }
         self.send(around, cx)
     }
 
-    fn send(mut self: Box<Self>, around: &ConnectionContext, cx: &mut Context<'_>) -> Step {
+    fn send(mut self: Box<Self>, around: &ConnectionContext, cx: &mut Context<'_>) -> Option<Box<Page>> {
         let responder = &self.responder;
         let State::Sending(body, made) = &mut self.state else {
             unreachable!("an answer is sent once it is made")
         };
         if !responder.is_open() {
-            return Step::Over;
+            return None;
         }
         // When the connection's answer buffer is full, each stream buffers at most one piece.
         let queued_max = if around.has_room() { PIECE_BYTES } else { 1 };
         if responder.queued_bytes() >= queued_max {
             responder.want_room();
-            return Step::Wait(Call::Page(self));
+            return Some(self);
         }
         // While no bytes are ready, one byte of window is enough to ask for the next piece.
         let room = responder.room().min(made.len().clamp(1, PIECE_BYTES));
         self.waits_for_window = room == 0;
         if room == 0 && !(made.is_empty() && is_over(body)) {
             responder.want_room();
-            return Step::Wait(Call::Page(self));
+            return Some(self);
         }
         if made.is_empty() {
             let next = match body {
@@ -172,7 +177,7 @@ impl Page {
             };
             around.note_looked_at();
             match next {
-                Poll::Pending => return Step::Wait(Call::Page(self)),
+                Poll::Pending => return Some(self),
                 Poll::Ready(Some(Ok(bytes))) => {
                     around.add_work(bytes.len());
                     self.charge.set(self.base + bytes.len());
@@ -180,26 +185,26 @@ impl Page {
                 }
                 Poll::Ready(Some(Err(_))) => {
                     self.responder.reset(Reason::INTERNAL_ERROR);
-                    return Step::Over;
+                    return None;
                 }
                 Poll::Ready(None) => {
                     self.responder.end_page();
-                    return Step::Over;
+                    return None;
                 }
             }
             // The window may have room for more than the one byte that was reserved, so the next step
             // computes it again.
             cx.waker().wake_by_ref();
-            return Step::Wait(Call::Page(self));
+            return Some(self);
         }
         let piece = made.split_to(room);
         let left = made.len();
         if !responder.send(Payload::from(piece)) {
-            return Step::Over;
+            return None;
         }
         self.charge.set(self.base + left);
         cx.waker().wake_by_ref();
-        Step::Wait(Call::Page(self))
+        Some(self)
     }
 
     /// Returns true if unsent bytes of the answer have made no progress for too long.

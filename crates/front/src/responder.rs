@@ -14,6 +14,9 @@ use crate::context::ConnectionContext;
 use crate::messages::Messages;
 use crate::reply::{Field, TEMPLATES};
 
+/// Bytes of a big answer that are produced and queued before other calls have their turn.
+pub(crate) const PIECE_BYTES: usize = 64 * 1024;
+
 /// Bytes that a stream has sent and has queued, for detecting stalled streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moves {

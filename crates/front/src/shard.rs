@@ -1,67 +1,35 @@
 //! A shard: one thread with its own runtime, the connections that live on it, and their service. [`run`] is
-//! the body of the thread; [`Closing`] signals a shutdown to services. The `acceptor` accepts connections,
-//! and no call ever leaves the thread of its shard.
+//! the body of the thread. The `acceptor` accepts connections, and no call ever leaves the thread of its
+//! shard.
 
 use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Poll, Waker};
 use stdx::{First, race};
 
+use accounting::ShardCounters;
 use slab::Slab;
 use tokio::sync::{mpsc, watch};
-use transport::{BufferPool, Ending, TLS_BYTES, TlsStream};
+use transport::{BufferPool, Ending, TlsStream};
 
-use crate::acceptor::{Handed, Met};
-use crate::clock::{self, Clock};
-use crate::front::MakeService;
+use crate::admissions::{Admission, Admissions};
+use crate::clock::Clock;
+use crate::closing::Closing;
 use crate::long_turns::LongTurns;
+use crate::new_connection::begin;
 use crate::rejections::Rejections;
-use crate::socket::{Socket, Transport, Wire};
-use crate::standing::{self, Admission, Admitted, Standing};
+use crate::shard_channels::{ConnectionTransfer, TlsState};
+use crate::shard_state::ShardState;
+use crate::socket::{Transport, Wire};
 use crate::turnstile::{Pass, Turnstile};
 use crate::{Options, Origin, Service, connection, http1};
-use accounting::ShardCounters;
-use accounting::{Account, Held};
+
+/// Creates the service of a shard. Called on that shard's thread, inside its `LocalSet`.
+pub type MakeService = Arc<dyn Fn(Shard) -> Rc<dyn Service> + Send + Sync>;
 
 /// Index of a shard, starting at 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ShardId(pub usize);
-
-/// Signals services that the front is shutting down, so that endless streams can end with their own status.
-#[derive(Clone, Debug)]
-pub struct Closing(pub(crate) watch::Receiver<bool>);
-
-/// Sender of the shutdown signal; dropping it also begins the shutdown.
-#[derive(Debug)]
-pub struct Close(watch::Sender<bool>);
-
-impl Close {
-    /// Begins the shutdown.
-    pub fn begin(&self) {
-        self.0.send_replace(true);
-    }
-}
-
-impl Closing {
-    /// Returns both ends of a shutdown signal, for services that run without a front.
-    pub fn by_hand() -> (Close, Closing) {
-        let (close, closing) = watch::channel(false);
-        (Close(close), Closing(closing))
-    }
-
-    /// Returns true if shutdown has begun.
-    pub fn has_begun(&self) -> bool {
-        *self.0.borrow()
-    }
-
-    /// Resolves when shutdown begins.
-    pub async fn begun(&mut self) {
-        // An error means that the front was dropped, which counts as closing.
-        let _ = self.0.wait_for(|begun| *begun).await;
-    }
-}
 
 /// Data about a shard, passed to [`crate::MakeService`].
 #[derive(Clone, Debug)]
@@ -74,27 +42,6 @@ pub struct Shard {
     pub counters: Arc<ShardCounters>,
 }
 
-/// State that the connections of one shard share.
-pub(crate) struct ShardState {
-    pub(crate) options: Arc<Options>,
-    /// HTTP/2 limits for clients.
-    pub(crate) http2: Arc<http2::Options>,
-    pub(crate) counters: Arc<ShardCounters>,
-    pub(crate) pool: Rc<BufferPool>,
-    pub(crate) closing: Cell<bool>,
-    /// Wakers of all connections, for the clock and for the beginning of the shutdown.
-    pub(crate) connections: RefCell<Slab<Waker>>,
-    /// Alarms of the connections.
-    pub(crate) clock: Clock,
-    /// Connections that TLS has admitted.
-    pub(crate) admitted: RefCell<Slab<Rc<Standing>>>,
-    pub(crate) rejections: Arc<Rejections>,
-    /// Throttle for work that may wait.
-    pub(crate) turnstile: Turnstile,
-    /// Queue of connections whose next turn is long.
-    pub(crate) long_turns: LongTurns,
-}
-
 /// Inputs and outputs of the shard's certificate checks.
 pub(crate) struct Certificates {
     /// Number of TLS reloads.
@@ -102,26 +49,18 @@ pub(crate) struct Certificates {
     pub(crate) rejections: Arc<Rejections>,
 }
 
-impl ShardState {
-    pub(crate) fn wake_all(&self) {
-        for (_, waker) in self.connections.borrow().iter() {
-            waker.wake_by_ref();
-        }
-    }
-}
-
-/// Runs a shard's thread: serves the connections from `handed` until closing is complete or the shard is
-/// killed. `counters` are those of all shards.
+/// Runs a shard's thread: serves the connections from `handed` until closing is complete or must be
+/// immediate. `counters` are those of all shards.
 pub(crate) async fn run(
     shard: Shard,
     options: Arc<Options>,
     counters: Vec<Arc<ShardCounters>>,
     make_service: MakeService,
-    mut handed: mpsc::UnboundedReceiver<Handed>,
-    mut killed: watch::Receiver<bool>,
+    mut handed: mpsc::UnboundedReceiver<ConnectionTransfer>,
     certificates: Certificates,
 ) {
     let mut closing = shard.closing.clone();
+    let mut killed = shard.closing.clone();
     let service = make_service(shard.clone());
     let methods = u16::try_from(options.methods).unwrap_or(u16::MAX);
     let may_wait = (0..methods).map(|method| service.may_wait(method)).collect();
@@ -133,19 +72,19 @@ pub(crate) async fn run(
         closing: Cell::new(false),
         connections: RefCell::new(Slab::new()),
         clock: Clock::default(),
-        admitted: RefCell::new(Slab::new()),
-        rejections: certificates.rejections,
+        admissions: Rc::new(Admissions::new(certificates.rejections)),
         turnstile: Turnstile::new(may_wait, counters),
         long_turns: LongTurns::default(),
     });
     // Detached: the task ends with the shard.
-    drop(tokio::task::spawn_local(standing::watch(state.clone(), certificates.reloads)));
+    let (admissions, every) = (state.admissions.clone(), state.options.certificates_checked_every);
+    drop(tokio::task::spawn_local(async move { admissions.watch(every, certificates.reloads).await }));
     let keeper = state.clone();
     drop(tokio::task::spawn_local(async move { keeper.turnstile.keep().await }));
     let keeper = state.clone();
     drop(tokio::task::spawn_local(async move { keeper.long_turns.keep().await }));
     let keeper = state.clone();
-    drop(tokio::task::spawn_local(async move { clock::keep(&keeper).await }));
+    drop(tokio::task::spawn_local(async move { keeper.clock.keep(&keeper.connections).await }));
     // Each connection holds a sender, so the channel closes with the last connection.
     let (open, mut all_closed) = mpsc::channel::<()>(1);
     let serving = async {
@@ -158,12 +97,12 @@ pub(crate) async fn run(
             // Detached: the connection ends by itself or with the shard.
             drop(tokio::task::spawn_local(async move {
                 Box::pin(Pass::default().through(&state.turnstile, handed.origin.peer.ip())).await;
-                let Handed { stream, origin, met, slot } = *handed;
+                let ConnectionTransfer { stream, origin, tls, slot } = *handed;
                 // Errors of a connection concern its client only and are not reported.
                 if let Ok(stream) = stream.attach() {
-                    let (wire, admission) = match met.map(|met| *met) {
+                    let (wire, admission) = match tls.map(|tls| *tls) {
                         None => (Wire::Plain(stream), None),
-                        Some(Met { tls, records, admission }) => {
+                        Some(TlsState { connection: tls, records, admission }) => {
                             // HTTP messages carry their own length.
                             let pool = state.pool.clone();
                             let stream = TlsStream::new(stream, tls, records, pool, Ending::Any);
@@ -198,7 +137,7 @@ pub(crate) async fn run(
         // No value is ever sent; this waits until all senders are dropped.
         let _ = all_closed.recv().await;
     };
-    race(serving, killed.wait_for(|killed| *killed)).await;
+    race(serving, killed.immediate()).await;
 }
 
 /// Serves a connection of either protocol until it ends.
@@ -215,65 +154,4 @@ pub(crate) async fn serve<S: Transport + 'static>(
         Some(begun) if begun.speaks_h2 => connection::serve(begun, state, service, ()).await,
         Some(begun) => http1::serve(begun, state, service, closing).await,
     }
-}
-
-/// Connection whose first bytes have arrived.
-pub(crate) struct Begun<S> {
-    pub(crate) socket: Socket<S>,
-    speaks_h2: bool,
-    pub(crate) origin: Origin,
-    pub(crate) account: Rc<Account>,
-    pub(crate) secured: Option<Box<Secured>>,
-}
-
-/// Additional state of a TLS connection.
-pub(crate) struct Secured {
-    admitted: Admitted,
-    _held: Held,
-}
-
-impl Secured {
-    /// Returns the handle that shows whether the client is still admitted.
-    pub(crate) fn standing(&self) -> &Rc<Standing> {
-        &self.admitted.standing
-    }
-}
-
-/// Waits for the first bytes of a connection. Returns `None` if the front closes first, or if the client
-/// speaks a protocol that its listener does not serve or that differs from the one negotiated by ALPN.
-async fn begin<S: Transport + 'static>(
-    wire: Wire<S>,
-    origin: Origin,
-    admission: Option<Admission>,
-    state: Rc<ShardState>,
-    mut closing: Closing,
-) -> std::io::Result<Option<Begun<S>>> {
-    let account = state.options.budget.open(origin.peer.ip());
-    let secured = admission.map(|admission| {
-        let admitted = Admitted::new(&state, admission, origin.peer);
-        Box::new(Secured { admitted, _held: account.hold(TLS_BYTES) })
-    });
-    let standing = secured.as_ref().map(|secured| secured.standing().clone());
-    let mut socket = Socket::new(wire, state.pool.clone());
-    let mut pass = Pass::default();
-    // The first check needs no turn: the connection was admitted through the turnstile just before.
-    let mut has_turn = true;
-    let first = poll_fn(|cx| {
-        let waits =
-            !std::mem::take(&mut has_turn) && pass.poll(&state.turnstile, origin.peer.ip(), cx).is_pending();
-        let polled = if waits { Poll::Pending } else { socket.poll_speaks_h2(cx) };
-        account.set_buffers(socket.buffer_bytes());
-        if polled.is_pending() && account.poll_doomed(cx).is_ready() {
-            return Poll::Ready(Err(std::io::ErrorKind::OutOfMemory.into()));
-        }
-        if standing.as_ref().is_some_and(|standing| standing.poll_over(cx).is_ready()) {
-            return Poll::Ready(Err(std::io::ErrorKind::PermissionDenied.into()));
-        }
-        polled
-    });
-    let first = tokio::time::timeout(state.options.first_bytes_timeout, first);
-    let First::Left(first) = race(first, closing.begun()).await else { return Ok(None) };
-    let speaks_h2 = first.map_err(|_| std::io::ErrorKind::TimedOut)??;
-    let is_taken = origin.serves.takes(speaks_h2, origin.is_tls) && (speaks_h2 || !socket.has_agreed_on_h2());
-    Ok(is_taken.then_some(Begun { socket, speaks_h2, origin, account, secured }))
 }

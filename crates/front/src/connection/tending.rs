@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use http2::{Key, Reason};
 
 use super::{Connection, PLACE_BYTES, PLACES_FREE};
-use crate::call::{Look, Progress, StreamProgress};
 use crate::keepalive::Pulse;
+use crate::progress::{Look, Progress, StreamProgress};
 use crate::responder::moves;
 use crate::socket::{Socket, Transport};
 

@@ -1,0 +1,149 @@
+//! Revalidation of clients that TLS has admitted: certificates expire, and files change. [`Admissions`] holds the admitted
+//! connections of a shard and checks them, some at a time.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use slab::Slab;
+use tokio::sync::watch;
+
+use crate::Rejected;
+use crate::rejections::Rejections;
+
+/// Maximum number of connections checked before other tasks run.
+const CHECKED_AT_ONCE: usize = 64;
+
+/// TLS settings and session with which a connection was admitted.
+pub(crate) struct Admission {
+    pub(crate) tls: tls::ServerTls,
+    pub(crate) session: tls::Session,
+}
+
+impl fmt::Debug for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Admission").field("session", &self.session).finish_non_exhaustive()
+    }
+}
+
+/// Validity of an admitted connection, registered with its shard.
+pub(crate) struct SessionValidity {
+    admission: Admission,
+    remote: SocketAddr,
+    is_over: Cell<bool>,
+    waker: RefCell<Option<Waker>>,
+}
+
+impl SessionValidity {
+    /// Returns true if the connection must close.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.get()
+    }
+
+    /// Wakes the task of `waker` when the connection must close.
+    pub(crate) fn wake_when_over(&self, waker: &Waker) {
+        let mut slot = self.waker.borrow_mut();
+        if !slot.as_ref().is_some_and(|old| old.will_wake(waker)) {
+            *slot = Some(waker.clone());
+        }
+    }
+
+    /// Resolves when the connection must close.
+    pub(crate) fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.is_over() {
+            return Poll::Ready(());
+        }
+        self.wake_when_over(cx.waker());
+        Poll::Pending
+    }
+
+    /// Closes the connection if its client would not be admitted now.
+    fn check(&self, rejections: &Rejections) {
+        if self.is_over() {
+            return;
+        }
+        let Err(refusal) = self.admission.tls.still_valid(&self.admission.session) else { return };
+        self.is_over.set(true);
+        let rejected = Rejected { was_admitted: true, ..Rejected::new(self.remote, refusal.to_string()) };
+        rejections.report(rejected, Instant::now());
+        let waker = self.waker.borrow_mut().take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// Admitted connections of one shard.
+pub(crate) struct Admissions {
+    sessions: RefCell<Slab<Rc<SessionValidity>>>,
+    rejections: Arc<Rejections>,
+}
+
+/// Registration of a connection among the admitted ones of its shard; removed when dropped.
+pub(crate) struct Registration {
+    admissions: Rc<Admissions>,
+    key: usize,
+    pub(crate) validity: Rc<SessionValidity>,
+}
+
+impl Registration {
+    pub(crate) fn new(admissions: &Rc<Admissions>, admission: Admission, remote: SocketAddr) -> Registration {
+        let validity = Rc::new(SessionValidity {
+            admission,
+            remote,
+            is_over: Cell::new(false),
+            waker: RefCell::new(None),
+        });
+        let key = admissions.sessions.borrow_mut().insert(validity.clone());
+        // The files may have been reloaded after the handshake, and the shard may have checked its
+        // connections before this one was added.
+        validity.check(&admissions.rejections);
+        Registration { admissions: admissions.clone(), key, validity }
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.admissions.sessions.borrow_mut().remove(self.key);
+    }
+}
+
+impl Admissions {
+    /// `rejections` reports the connections that must close.
+    pub(crate) fn new(rejections: Arc<Rejections>) -> Admissions {
+        Admissions { sessions: RefCell::new(Slab::new()), rejections }
+    }
+
+    /// Checks all connections after `every` and after each reload, until the front is dropped.
+    pub(crate) async fn watch(&self, every: Duration, mut reloads: watch::Receiver<u64>) {
+        loop {
+            // On a timeout the periodic check is due; on a change, the reload check. An inner error means that
+            // the front is gone.
+            if let Ok(Err(_)) = tokio::time::timeout(every, reloads.changed()).await {
+                return;
+            }
+            let mut from = Some(0);
+            while let Some(slot) = from {
+                from = self.check_some(slot);
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// Checks some connections, from slot `from` on. Returns the slot to continue at; `None` after the last
+    /// slot.
+    fn check_some(&self, from: usize) -> Option<usize> {
+        // A check wakes tasks, so the table is not borrowed meanwhile.
+        let (to, some): (usize, Vec<Rc<SessionValidity>>) = {
+            let sessions = self.sessions.borrow();
+            let to = (from + CHECKED_AT_ONCE).min(sessions.capacity());
+            (to, (from..to).filter_map(|key| sessions.get(key).cloned()).collect())
+        };
+        some.iter().for_each(|validity| validity.check(&self.rejections));
+        (to < self.sessions.borrow().capacity()).then_some(to)
+    }
+}

@@ -1,0 +1,54 @@
+//! Shutdown of a front: [`Closing`] signals it to the shards and to services, [`Close`] begins it.
+
+use tokio::sync::watch;
+
+/// Progress of a front's shutdown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shutdown {
+    /// The front serves its clients.
+    NotBegun,
+    /// Connections close when their calls have ended.
+    Graceful,
+    /// Connections close now.
+    Immediate,
+}
+
+/// Signals services that the front is shutting down, so that endless streams can end with their own status.
+#[derive(Clone, Debug)]
+pub struct Closing(pub(crate) watch::Receiver<Shutdown>);
+
+/// Sender of the shutdown signal; dropping it also begins the shutdown.
+#[derive(Debug)]
+pub struct Close(watch::Sender<Shutdown>);
+
+impl Close {
+    /// Begins the shutdown.
+    pub fn begin(&self) {
+        self.0.send_replace(Shutdown::Graceful);
+    }
+}
+
+impl Closing {
+    /// Returns both ends of a shutdown signal, for services that run without a front.
+    pub fn by_hand() -> (Close, Closing) {
+        let (close, closing) = watch::channel(Shutdown::NotBegun);
+        (Close(close), Closing(closing))
+    }
+
+    /// Returns true if shutdown has begun.
+    pub fn has_begun(&self) -> bool {
+        *self.0.borrow() != Shutdown::NotBegun
+    }
+
+    /// Resolves when shutdown begins.
+    pub async fn begun(&mut self) {
+        // An error means that the front was dropped, which counts as closing.
+        let _ = self.0.wait_for(|shutdown| *shutdown != Shutdown::NotBegun).await;
+    }
+
+    /// Resolves when connections must close without waiting for their calls.
+    pub(crate) async fn immediate(&mut self) {
+        // An error means that the front was dropped.
+        let _ = self.0.wait_for(|shutdown| *shutdown == Shutdown::Immediate).await;
+    }
+}

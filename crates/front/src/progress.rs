@@ -1,0 +1,103 @@
+//! Detection of clients that take or send nothing: [`Progress`] watches one counter, [`StreamProgress`] one stream among
+//! others.
+
+use std::time::{Duration, Instant};
+
+use crate::Options;
+use crate::responder::Moves;
+
+/// Detects whether a counter moves.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    seen: Option<(u64, Instant)>,
+}
+
+impl Progress {
+    /// Returns true if the counter had the value `moved` at the last check.
+    fn is_at(&self, moved: u64) -> bool {
+        self.seen.is_some_and(|(seen, _)| seen == moved)
+    }
+
+    /// Returns true if every check within the last `timeout` or longer saw the same counter value.
+    pub(crate) fn is_stalled(&mut self, moved: u64, now: Instant, timeout: Duration) -> bool {
+        match self.seen {
+            Some((seen, since)) if seen == moved => now.saturating_duration_since(since) >= timeout,
+            _ => {
+                self.seen = Some((moved, now));
+                false
+            }
+        }
+    }
+}
+
+/// State of a connection while it checks for stalled streams.
+pub(crate) struct Look<'a> {
+    pub(crate) now: Instant,
+    pub(crate) options: &'a Options,
+    /// Answer bytes of the connection that are queued.
+    pub(crate) queued: usize,
+    /// Total answer bytes of calls that the connection has sent.
+    pub(crate) sent: u64,
+    /// True if the client has taken no byte of any answer for the stall timeout.
+    pub(crate) stands_still: bool,
+    /// True if reading from the client was suspended at some time since the last check.
+    pub(crate) was_deaf: bool,
+}
+
+/// Detects a stalled stream. The client may be slow and may take other streams first.
+#[derive(Debug, Default)]
+pub(crate) struct StreamProgress {
+    progress: Progress,
+    /// Value of the connection's counter of sent bytes at which everything is sent that was queued on other
+    /// streams when this stream last moved.
+    due: u64,
+}
+
+impl StreamProgress {
+    /// Returns true if the stream has not moved for the stall timeout, although the bytes queued on other
+    /// streams were sent in that time or no stream moves.
+    pub(crate) fn is_stalled(&mut self, stream: Moves, look: &Look<'_>) -> bool {
+        if !self.progress.is_at(stream.sent) {
+            self.due = look.sent + look.queued.saturating_sub(stream.queued) as u64;
+        }
+        self.progress.is_stalled(stream.sent, look.now, look.options.stall_timeout)
+            && (look.stands_still || look.sent >= self.due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_stands_still_only_once_its_turn_has_come() {
+        let (options, start) = (Options::default(), Instant::now());
+        // 100 bytes of this stream are queued, and 1000 bytes of others.
+        let (mut connection, mut stream) = (Moves { sent: 0, queued: 1100 }, Moves { sent: 0, queued: 100 });
+        let mut progress = StreamProgress::default();
+        let mut is_stalled = |connection: Moves, stream: Moves, timeouts: u32, stands_still| {
+            let now = start + timeouts * options.stall_timeout;
+            let Moves { sent, queued } = connection;
+            progress.is_stalled(
+                stream,
+                &Look { now, options: &options, queued, sent, stands_still, was_deaf: false },
+            )
+        };
+        assert!(!is_stalled(connection, stream, 0, false));
+        // The client takes the other streams slowly, while new data is queued.
+        for timeouts in 1..10 {
+            connection.sent += 100;
+            assert!(!is_stalled(connection, stream, timeouts, false));
+        }
+        connection.sent += 100;
+        assert!(is_stalled(connection, stream, 10, false));
+        // A stream that moved gets a new timeout, as long as any other stream moves.
+        for moves in [&mut connection, &mut stream] {
+            moves.sent += 10;
+            moves.queued -= 10;
+        }
+        assert!(!is_stalled(connection, stream, 20, false));
+        assert!(!is_stalled(connection, stream, 21, false));
+        assert!(is_stalled(connection, stream, 21, true));
+    }
+}

@@ -1,0 +1,44 @@
+//! [`ShardState`]: what the connections of one shard share. It serves no connection.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Waker;
+
+use accounting::ShardCounters;
+use slab::Slab;
+use transport::BufferPool;
+
+use crate::Options;
+use crate::admissions::Admissions;
+use crate::clock::Clock;
+use crate::long_turns::LongTurns;
+use crate::turnstile::Turnstile;
+
+/// State that the connections of one shard share.
+pub(crate) struct ShardState {
+    pub(crate) options: Arc<Options>,
+    /// HTTP/2 limits for clients.
+    pub(crate) http2: Arc<http2::Options>,
+    pub(crate) counters: Arc<ShardCounters>,
+    pub(crate) pool: Rc<BufferPool>,
+    pub(crate) closing: Cell<bool>,
+    /// Wakers of all connections, for the clock and for the beginning of the shutdown.
+    pub(crate) connections: RefCell<Slab<Waker>>,
+    /// Alarms of the connections.
+    pub(crate) clock: Clock,
+    /// Connections that TLS has admitted.
+    pub(crate) admissions: Rc<Admissions>,
+    /// Throttle for work that may wait.
+    pub(crate) turnstile: Turnstile,
+    /// Queue of connections whose next turn is long.
+    pub(crate) long_turns: LongTurns,
+}
+
+impl ShardState {
+    pub(crate) fn wake_all(&self) {
+        for (_, waker) in self.connections.borrow().iter() {
+            waker.wake_by_ref();
+        }
+    }
+}
