@@ -1,43 +1,36 @@
-//! One HTTP/2 connection with all its calls: [`serve`] runs it. `Connection::work` is one turn: it takes new
-//! requests, steps the calls that are ready, and sends everything in one write. This module knows no protobuf
-//! and no methods; the service does.
+//! One HTTP/2 connection with all its calls: [`Connection::poll_turn`] runs one turn. `Connection::work` takes new requests
+//! (`input`), steps the calls that are ready, and sends everything in one write; `tending` has the timers. This module knows
+//! no protobuf and no methods; the service does.
 
+mod input;
 mod tending;
 
-use std::any::Any;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
-use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::admission::{self, Seen};
-use crate::call::{Call, Gathering, Step, Waiting};
+use accounting::{Account, Held};
+use http2::{Key, Limits, Rate, Reason, Role};
+
+use self::input::InputOutcome;
+use self::tending::Stalls;
+use crate::admission::Seen;
+use crate::call::{Call, Gathering, Step};
 use crate::calls::Calls;
 use crate::context::ConnectionContext;
 use crate::keepalive::{Heartbeat, PingPolicy};
-use crate::ledger::{Charge, call_bytes};
 use crate::long_turns::{LONG_BYTES, Ticket};
-use crate::new_connection::{NewConnection, SecureState};
-use crate::responder::Responder;
+use crate::new_connection::SecureState;
 use crate::shard_state::ShardState;
-use crate::socket::{ALLOWANCE_BYTES, Socket, Transport};
+use crate::socket::{Socket, Transport};
 use crate::turnstile::Pass;
-use crate::{LocalBoxFuture, Options, Origin, Service};
-use accounting::{Account, Held};
-use http2::{Event, Fields, Key, Limits, Rate, Reason, Role};
-use stdx::race;
-use tending::Stalls;
+use crate::{Options, Origin, Service};
 
 /// Maximum number of rounds in one turn; then other connections have their turn.
 const ROUNDS_MAX: usize = 8;
-
-/// Number of new calls after which a round takes no more input.
-const BEGUN_PER_ROUND_MAX: usize = 256;
 
 /// Bytes of pending output after which a round writes and answer bodies stay in their streams. Beyond twice
 /// this number the client is not read from.
@@ -53,9 +46,6 @@ const FORGOTTEN_AT_ONCE: usize = 256;
 const PLACE_BYTES: usize = 1024;
 /// Number of concurrent calls whose table entries are included in the basic charge of a connection.
 const PLACES_FREE: usize = 16;
-
-/// Time for which a closed connection still reads, so that its last frame reaches the client.
-const LINGER: Duration = Duration::from_secs(1);
 
 /// Tolerated rate of HTTP/2 streams that the client cancels in the turn in which they arrived.
 const EARLY_RESETS: Rate = Rate::new(256, 32);
@@ -84,28 +74,6 @@ pub(crate) fn engine_options(options: &Options) -> http2::Options {
         },
         ..http2::Options::default()
     }
-}
-
-/// Result of taking a client's input in one round.
-enum Took {
-    /// All available input was taken; more input wakes the connection.
-    All,
-    /// The round's allowance was used up; more input may be available.
-    Share,
-    /// The client takes no output, so no input is taken from it.
-    Blocked,
-    /// The connection has ended. If a protocol error of the client is the cause, GOAWAY was queued.
-    Ended,
-    /// The client broke a limit; the connection closes with this debug text.
-    TooMuch(&'static [u8]),
-}
-
-/// Next step after an event.
-enum Next {
-    Event,
-    /// Other connections have their turn.
-    Pause,
-    TooMuch(&'static [u8]),
 }
 
 /// State of a connection in use; an idle connection has none.
@@ -168,10 +136,10 @@ impl Work {
 /// turns ([`Connection::poll_turn`]). A turn passes the received bytes to the engine
 /// ([`http2::Connection::next`]) and each event immediately to its call. A unary call whose message arrives
 /// in the same read as its head, as most do, is answered without an entry in any table.
-struct Connection {
-    around: Rc<ConnectionContext>,
-    secured: Option<Box<SecureState>>,
-    pass: Pass,
+pub(crate) struct Connection {
+    pub(crate) around: Rc<ConnectionContext>,
+    pub(crate) secured: Option<Box<SecureState>>,
+    pub(crate) pass: Pass,
     transport_waker: Waker,
     calls: Calls,
     /// Allocated while the connection is in use, freed when it goes idle.
@@ -192,100 +160,8 @@ struct Connection {
     place: u32,
 }
 
-/// Serves a connection that has sent the HTTP/2 preface until it ends. `kept` is dropped at the end.
-pub(crate) fn serve<S: Transport + 'static, K: Unpin + 'static>(
-    begun: NewConnection<S>,
-    shard: Rc<ShardState>,
-    service: Rc<dyn Service>,
-    kept: K,
-) -> Serving<S, K> {
-    let presence = service.connected(&begun.origin);
-    let NewConnection { socket, origin, account, secured, .. } = begun;
-    let connection = Connection::new(origin, account, secured, shard, service);
-    Serving(Stage::Open(Open { connection, socket, presence, kept }))
-}
-
-/// Future that serves a connection.
-///
-/// Hand-written, because it makes up most of the memory of an idle connection: the connection and its socket
-/// are stored in the task itself, and the state for closing is allocated only when the connection ends.
-pub(crate) struct Serving<S, K>(Stage<S, K>);
-
-enum Stage<S, K> {
-    Open(Open<S, K>),
-    Leaving(LocalBoxFuture<io::Result<()>>),
-    Over,
-}
-
-/// Connection that is being served. The fields are dropped in order of declaration.
-struct Open<S, K> {
-    connection: Connection,
-    socket: Socket<S>,
-    presence: Option<Box<dyn Any>>,
-    kept: K,
-}
-
-impl<S: Transport + 'static, K: Unpin + 'static> Future for Serving<S, K> {
-    type Output = io::Result<()>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let stage = &mut self.get_mut().0;
-        if let Stage::Open(open) = stage {
-            let result = ready!(open.connection.poll_turn(&mut open.socket, cx));
-            if let Stage::Open(open) = std::mem::replace(stage, Stage::Over) {
-                *stage = Stage::Leaving(Box::pin(leave(open, result)));
-            }
-        }
-        match stage {
-            Stage::Leaving(leaving) => leaving.as_mut().poll(cx),
-            Stage::Open(_) | Stage::Over => unreachable!("a future is not polled after its end"),
-        }
-    }
-}
-
-/// Closes a connection whose last turn returned `result`.
-async fn leave<S: Transport, K>(open: Open<S, K>, result: io::Result<()>) -> io::Result<()> {
-    let Open { mut connection, mut socket, presence: _presence, kept: _kept } = open;
-    let around = connection.around.clone();
-    // The turnstile spreads thousands of simultaneous ends over time. A connection closed for memory does not
-    // wait.
-    let pass = std::mem::take(&mut connection.pass);
-    let through = pass.through(&around.shard.turnstile, around.origin.peer.ip());
-    race(poll_fn(|cx| around.account.poll_doomed(cx)), through).await;
-    // Ended in portions, because a client decides how many calls are open.
-    let mut from = Some(0);
-    while let Some(place) = from {
-        from = connection.forget_some(place);
-        if from.is_some() {
-            tokio::task::yield_now().await;
-        }
-    }
-    let _secured = connection.secured.take();
-    drop(connection);
-    // Only the last frames are still queued; their charge is updated.
-    around.charge_waiting();
-    around.account.set_buffers(socket.buffer_bytes() + memory(&around));
-    if result.is_ok() {
-        let lingering = async {
-            poll_fn(|cx| socket.poll_write(cx, around.http2.borrow_mut().output())).await?;
-            poll_fn(|cx| socket.poll_close(cx)).await?;
-            poll_fn(|cx| socket.poll_discard(cx)).await
-        };
-        // A timeout or an error is ignored: the connection has ended. Few connections linger at a time.
-        let _ = tokio::time::timeout(LINGER, lingering).await;
-    }
-    result
-}
-
-/// Returns the memory of the connection's HTTP/2 state in bytes: header tables, a partial header block,
-/// streams, and pending output.
-fn memory(around: &ConnectionContext) -> usize {
-    let mut http2 = around.http2.borrow_mut();
-    http2.heap_bytes() + http2.output().len()
-}
-
 impl Connection {
-    fn new(
+    pub(crate) fn new(
         origin: Origin,
         account: Rc<Account>,
         secured: Option<Box<SecureState>>,
@@ -323,7 +199,7 @@ impl Connection {
     }
 
     /// Runs one turn: everything that is ready, then one write.
-    fn poll_turn<S: Transport>(
+    pub(crate) fn poll_turn<S: Transport>(
         &mut self,
         socket: &mut Socket<S>,
         cx: &mut Context<'_>,
@@ -342,12 +218,12 @@ impl Connection {
         let now = Instant::now();
         around.http2.borrow_mut().begin_turn(now);
         let written = around.http2.borrow_mut().output().written();
-        let took = if self.is_over() { Took::All } else { self.work(socket, now, work_max)? };
+        let took = if self.is_over() { InputOutcome::All } else { self.work(socket, now, work_max)? };
         let was_cut = match took {
-            Took::Ended => return Poll::Ready(Ok(())),
-            Took::TooMuch(what) => return self.send_off(Reason::ENHANCE_YOUR_CALM, what),
-            Took::Share => true,
-            Took::All | Took::Blocked => false,
+            InputOutcome::Ended => return Poll::Ready(Ok(())),
+            InputOutcome::TooMuch(what) => return self.send_off(Reason::ENHANCE_YOUR_CALM, what),
+            InputOutcome::Share => true,
+            InputOutcome::All | InputOutcome::Blocked => false,
         };
         if around.account.is_doomed() {
             return self.send_off(Reason::ENHANCE_YOUR_CALM, b"memory");
@@ -375,7 +251,7 @@ impl Connection {
         }
         // After the flush, because output that remains now is output that the client does not take.
         self.tend_timers(socket, now, cx)?;
-        around.account.set_buffers(socket.buffer_bytes() + memory(&around));
+        around.account.set_buffers(socket.buffer_bytes() + around.memory_bytes());
         Poll::Pending
     }
 
@@ -414,14 +290,14 @@ impl Connection {
         self.work.get_or_insert_default().ticket.poll(&self.around.shard.long_turns, cx)
     }
 
-    /// Runs rounds of calls and transport until nothing is ready. Returns `Took::Share` if the turn was cut
+    /// Runs rounds of calls and transport until nothing is ready. Returns `InputOutcome::Share` if the turn was cut
     /// short. Open calls and new calls have separate work limits, so that neither can delay the other.
     fn work<S: Transport>(
         &mut self,
         socket: &mut Socket<S>,
         now: Instant,
         work_max: usize,
-    ) -> io::Result<Took> {
+    ) -> io::Result<InputOutcome> {
         let around = self.around.clone();
         // Checked first, because the loop below may return from any round; on a busy connection it always
         // does.
@@ -456,15 +332,15 @@ impl Connection {
             }
             let took = self.take_input(socket, now);
             self.charge_parked();
-            if matches!(took, Took::Ended | Took::TooMuch(_)) || around.account.is_doomed() {
+            if matches!(took, InputOutcome::Ended | InputOutcome::TooMuch(_)) || around.account.is_doomed() {
                 return Ok(took);
             }
-            let mut goes_on = matches!(took, Took::Share);
+            let mut goes_on = matches!(took, InputOutcome::Share);
             around.http2.borrow_mut().gather();
             if around.http2.borrow_mut().output().len() >= OUTPUT_BYTES_MAX {
                 goes_on |= self.flush(socket)?;
                 // The client takes output again, so it is read from again.
-                goes_on |= matches!(took, Took::Blocked) && !around.http2.borrow().is_blocked();
+                goes_on |= matches!(took, InputOutcome::Blocked) && !around.http2.borrow().is_blocked();
             } else {
                 goes_on |= self.wake_writable();
             }
@@ -478,7 +354,7 @@ impl Connection {
                 return Ok(took);
             }
         }
-        Ok(Took::Share)
+        Ok(InputOutcome::Share)
     }
 
     /// Returns true if calls must be polled.
@@ -500,295 +376,6 @@ impl Connection {
         {
             if self.calls.contains(key) {
                 self.step(key.slot());
-            }
-        }
-    }
-
-    /// Takes the client's input, up to the allowance of a round.
-    fn take_input<S: Transport>(&mut self, socket: &mut Socket<S>, now: Instant) -> Took {
-        let mut taken = socket.unread().len();
-        self.work.get_or_insert_default().begun = 0;
-        self.around.turn.transport_seen();
-        loop {
-            let mut at = 0;
-            let next = loop {
-                self.admit_waiting(now);
-                if self.work.as_ref().is_some_and(|work| work.begun >= BEGUN_PER_ROUND_MAX)
-                    || self.around.made.is_enough()
-                    || self.around.account.is_doomed()
-                {
-                    break Next::Pause;
-                }
-                let event = self.around.http2.borrow_mut().next(socket.unread(), &mut at);
-                match event {
-                    Ok(Some(event)) => match self.take(event, now) {
-                        Next::Event => {}
-                        next => break next,
-                    },
-                    Ok(None) => break Next::Event,
-                    // The engine has queued the GOAWAY frame for the protocol error.
-                    Err(_) => return Took::Ended,
-                }
-            };
-            socket.consume(at);
-            match next {
-                Next::Pause => return Took::Share,
-                Next::TooMuch(what) => return Took::TooMuch(what),
-                Next::Event => {}
-            }
-            if self.around.http2.borrow().is_blocked() {
-                return Took::Blocked;
-            }
-            if taken >= ALLOWANCE_BYTES {
-                return Took::Share;
-            }
-            match socket.poll_fill(&mut Context::from_waker(&self.transport_waker)) {
-                Poll::Pending => return Took::All,
-                Poll::Ready(Ok(0) | Err(_)) => return Took::Ended,
-                Poll::Ready(Ok(cost)) => {
-                    taken += cost;
-                    self.heartbeat.received(now);
-                    self.note_use();
-                }
-            }
-        }
-    }
-
-    fn take(&mut self, event: Event<'_>, now: Instant) -> Next {
-        match event {
-            Event::Head { stream, fields, end } => {
-                self.park_opening();
-                self.work.get_or_insert_default().begun += 1;
-                self.receive(stream, fields, end, now);
-            }
-            Event::Data { stream, bytes, end } => self.receive_body(stream, bytes, end),
-            Event::Trailers { stream, .. } => self.receive_body(stream, &[], true),
-            Event::Reset { stream, .. } => self.receive_reset(stream),
-            Event::Pinged => {
-                let sent = self.around.http2.borrow_mut().output().appended_of_calls();
-                let is_opening = self.work.as_ref().is_some_and(|work| work.opening.is_some());
-                let has_calls = !self.calls.is_empty() || is_opening;
-                let policy = self.ping_policy.get_or_insert_default();
-                policy.note_sent(sent);
-                if policy.is_too_many(now, has_calls, &self.around.shard.options) {
-                    accounting::add(&self.around.shard.counters.too_many_pings, 1);
-                    return Next::TooMuch(b"too_many_pings");
-                }
-            }
-            // A SETTINGS frame may cost a visit to every stream, so further frames wait for the next round.
-            Event::Settings => return Next::Pause,
-            Event::Pong(_) | Event::GoAway { .. } | Event::Informational { .. } => {}
-        }
-        Next::Event
-    }
-
-    /// Returns true if unsent answers and the work of this turn leave room for a new call.
-    fn admits(&self) -> bool {
-        let has_finished = self.work.as_ref().is_some_and(|work| !work.finished.is_empty());
-        self.around.has_room() && !has_finished && !self.around.made.is_enough()
-    }
-
-    fn receive(&mut self, key: Key, fields: Arc<Fields>, end: bool, now: Instant) {
-        self.work.get_or_insert_default().called_at = Some(now);
-        let responder = Responder::new(&self.around, key);
-        if self.admits() && self.calls.waiting() == 0 {
-            self.admit(responder, fields, &[], end, now, now);
-        } else if self.calls.waiting() < self.around.shard.options.waiting_requests_max {
-            let mut charge = Charge::new(&self.around.account);
-            charge.raise_to(call_bytes(fields.heap_bytes()));
-            let waiting = Waiting { responder, fields, body: Vec::new(), is_ended: end, charge, since: now };
-            self.calls.insert(key, Call::Waiting(Box::new(waiting)));
-            add_to(&mut self.work.get_or_insert_default().waiting, key, &self.calls);
-            self.note_places();
-        } else {
-            responder.reset(Reason::REFUSED_STREAM);
-        }
-    }
-
-    /// Begins calls that waited for room, while there is room.
-    fn admit_waiting(&mut self, now: Instant) {
-        if self.calls.waiting() == 0 {
-            return;
-        }
-        while self.calls.waiting() > 0
-            && self.admits()
-            && let Some(work) = &mut self.work
-            && work.begun < BEGUN_PER_ROUND_MAX
-            && let Some(key) = work.waiting.pop_front()
-        {
-            // A call that its client has cancelled is no longer in the table.
-            if let Some(Call::Waiting(waiting)) = self.calls.take(key) {
-                work.begun += 1;
-                self.park_opening();
-                let Waiting { responder, fields, body, is_ended, charge, since } = *waiting;
-                drop(charge);
-                self.around.http2.borrow_mut().release(key, body.len());
-                self.admit(responder, fields, &body, is_ended, since, now);
-            }
-        }
-        if self.calls.waiting() == 0
-            && let Some(work) = &mut self.work
-        {
-            work.waiting.clear();
-        }
-    }
-
-    /// Begins a call that arrived at `since`, with the part of its body that has arrived.
-    fn admit(
-        &mut self,
-        responder: Responder,
-        fields: Arc<Fields>,
-        body: &[u8],
-        end: bool,
-        since: Instant,
-        now: Instant,
-    ) {
-        let key = responder.key();
-        // The connection may wait only if all its calls may; the first call that may not wait clears the
-        // flag.
-        let can_wait = self.around.may_wait.get() || self.calls.is_empty();
-        let seen = &mut self.work.get_or_insert_default().seen;
-        let begun = admission::begin(&self.around, seen, fields, responder, since, now);
-        if !can_wait {
-            self.around.may_wait.set(false);
-        }
-        match begun {
-            None => {}
-            Some(admission::Begun::Gathering(mut gathering)) => {
-                if (end || !body.is_empty()) && gathering.take(&self.around, body, end) {
-                    self.serve(gathering);
-                } else {
-                    self.work.get_or_insert_default().opening = Some(gathering);
-                }
-            }
-            Some(admission::Begun::Streaming(streaming, deadline)) => {
-                fill(&streaming.inbox, body, end);
-                self.keep(key, Call::Streaming(streaming), deadline);
-                // The first message often follows directly behind the head.
-                self.work.get_or_insert_default().ready.push(key.slot() as u32);
-            }
-            Some(admission::Begun::Page(page)) => {
-                fill(&page.inbox, body, end);
-                self.keep(key, Call::Page(page), None);
-                self.step(key.slot());
-            }
-        }
-    }
-
-    /// Puts the newest call into the table if its message did not follow directly behind its head.
-    fn park_opening(&mut self) {
-        if let Some(work) = &mut self.work
-            && let Some(gathering) = work.opening.take()
-        {
-            let (key, deadline) = (gathering.key(), gathering.deadline());
-            work.parked.push(key);
-            self.keep(key, Call::Gathering(gathering), deadline);
-        }
-    }
-
-    /// Makes the parked calls wait for their clients if this round did not complete their messages.
-    fn charge_parked(&mut self) {
-        self.park_opening();
-        let Some(work) = &mut self.work else { return };
-        for key in work.parked.drain(..) {
-            if let Some(Call::Gathering(gathering)) = self.calls.get_mut(key)
-                && !gathering.is_gathered()
-                && gathering.wait(&self.around)
-            {
-                work.gathered.push(key);
-            }
-        }
-    }
-
-    /// Serves a call whose message is complete, or refuses it.
-    fn serve(&mut self, gathering: Box<Gathering>) {
-        let (key, deadline) = (gathering.key(), gathering.deadline());
-        let mut cx = Context::from_waker(self.calls.waker(key.slot(), &self.around.turn));
-        match gathering.serve(&self.around, &mut cx) {
-            Step::Over => {}
-            Step::Wait(call) => {
-                let is_finished = call.is_finished();
-                self.keep(key, call, deadline);
-                if is_finished {
-                    add_to(&mut self.work.get_or_insert_default().finished, key, &self.calls);
-                }
-            }
-        }
-    }
-
-    /// Puts a call into the table.
-    fn keep(&mut self, key: Key, call: Call, deadline: Option<Instant>) {
-        self.calls.insert(key, call);
-        self.note_places();
-        if let Some(deadline) = deadline {
-            self.add_deadline(deadline, key);
-        }
-    }
-
-    fn receive_body(&mut self, key: Key, bytes: &[u8], end: bool) {
-        if let Some(work) = &mut self.work
-            && let Some(opening) = work.opening(key)
-        {
-            self.around.http2.borrow_mut().release(key, bytes.len());
-            if opening.take(&self.around, bytes, end)
-                && let Some(opening) = work.opening.take()
-            {
-                if work.parked.is_empty() {
-                    self.serve(opening);
-                } else {
-                    // Earlier parked calls run first, if their bodies are completed in this round.
-                    work.gathered.push(key);
-                    let deadline = opening.deadline();
-                    self.keep(key, Call::Gathering(opening), deadline);
-                }
-            }
-            return;
-        }
-        let is_kept = match self.calls.get_mut(key) {
-            Some(Call::Gathering(gathering)) => {
-                // Not served immediately: the client may cancel the call with its next bytes.
-                if gathering.take(&self.around, bytes, end) {
-                    self.work.get_or_insert_default().gathered.push(key);
-                }
-                false
-            }
-            Some(Call::Waiting(waiting)) => {
-                waiting.body.extend_from_slice(bytes);
-                waiting.is_ended |= end;
-                true
-            }
-            Some(Call::Streaming(streaming)) => fill(&streaming.inbox, bytes, end),
-            Some(Call::Page(page)) => fill(&page.inbox, bytes, end),
-            _ => false,
-        };
-        if !is_kept {
-            self.around.http2.borrow_mut().release(key, bytes.len());
-        }
-    }
-
-    /// Handles a stream that the client has reset, or whose frames broke the protocol.
-    fn receive_reset(&mut self, key: Key) {
-        if let Some(work) = &mut self.work
-            && work.opening(key).is_some()
-        {
-            work.opening = None;
-        }
-        match self.calls.get_mut(key) {
-            None => {}
-            // The call has not begun, even if its message is complete.
-            Some(Call::Waiting(_) | Call::Gathering(_)) => self.forget(key),
-            Some(call) => {
-                match call {
-                    Call::Streaming(streaming) => {
-                        streaming.inbox.cut_off();
-                        streaming.sending.close();
-                    }
-                    Call::Page(page) => page.inbox.cut_off(),
-                    _ => {}
-                }
-                // The step lets the call see that its stream has ended.
-                self.step(key.slot());
-                self.forget(key);
             }
         }
     }
@@ -903,7 +490,7 @@ impl Connection {
 
     /// Ends some of the open calls, from slot `from` on. Returns the slot to continue at after other
     /// connections had their turn; `None` if no call is left.
-    fn forget_some(&mut self, from: usize) -> Option<usize> {
+    pub(crate) fn forget_some(&mut self, from: usize) -> Option<usize> {
         if let Some(work) = &mut self.work {
             work.opening = None;
         }
@@ -927,15 +514,6 @@ impl Connection {
     }
 }
 
-/// Adds received bytes to an inbox. Returns false if the inbox is closed and the bytes are dropped.
-fn fill(inbox: &crate::inbox::Inbox, bytes: &[u8], end: bool) -> bool {
-    let is_kept = bytes.is_empty() || inbox.push(bytes);
-    if end {
-        inbox.end();
-    }
-    is_kept
-}
-
 /// Appends a call to a waiting list. When the list grows long, entries of ended calls are removed.
 fn add_to(list: &mut VecDeque<Key>, key: Key, calls: &Calls) {
     list.push_back(key);
@@ -953,25 +531,5 @@ impl Drop for Connection {
         let shard = &self.around.shard;
         shard.clock.clear(self.place, self.alarm);
         shard.connections.borrow_mut().remove(self.place as usize);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tokio::sync::mpsc;
-
-    use super::*;
-    use crate::shard_channels::OpenSlot;
-    use transport::Stream;
-
-    #[test]
-    fn a_connection_and_its_task_are_small() {
-        // With the 96 bytes of the runtime's task header these make 384 bytes; the runtime rounds up to a
-        // multiple of 128.
-        let serving = size_of::<Serving<Stream, (OpenSlot, mpsc::Sender<()>)>>();
-        assert!(serving <= 280, "the future that serves a connection has {serving} bytes");
-        let around = size_of::<ConnectionContext>();
-        // With the 16 bytes of the `Rc` header these make 448 bytes, which is a size class of the allocator.
-        assert!(around <= 432, "what the calls of a connection share has {around} bytes");
     }
 }

@@ -107,6 +107,13 @@ impl ConnectionContext {
         })
     }
 
+    /// Returns the memory of the connection's HTTP/2 state in bytes: header tables, a partial header block,
+    /// streams, and pending output.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let mut http2 = self.http2.borrow_mut();
+        http2.heap_bytes() + http2.output().len()
+    }
+
     /// Returns the bytes of answers queued in streams, with their overhead.
     pub(crate) fn answers_bytes(&self) -> usize {
         let http2 = self.http2.borrow();

@@ -20,7 +20,7 @@
 //! - A call that has begun continues whether or not its client takes answers, and releases its resources when
 //!   its answer is made. A call whose client is gone or whose deadline has passed is dropped (`unread`).
 //!
-//! Start reading with `connection.rs` (`work` is one turn), `call.rs` (a call on its way) and `shard.rs`.
+//! Start reading with `connection.rs` (`poll_turn` is one turn), `call.rs` (a call on its way) and `shard.rs`.
 //!
 //! Other tests: beside the code for pure parts. `examples/echo.rs` is the server for measuring cost per
 //! request.
@@ -63,6 +63,7 @@ mod rejections;
 mod reply;
 mod responder;
 mod service;
+mod serving;
 mod shard;
 mod shard_channels;
 mod shard_state;

@@ -22,7 +22,7 @@ use crate::shard_channels::{ConnectionTransfer, TlsState};
 use crate::shard_state::ShardState;
 use crate::socket::{Transport, Wire};
 use crate::turnstile::{Pass, Turnstile};
-use crate::{Options, Origin, Service, connection, http1};
+use crate::{Options, Origin, Service, connection, http1, serving};
 
 /// Creates the service of a shard. Called on that shard's thread, inside its `LocalSet`.
 pub type MakeService = Arc<dyn Fn(Shard) -> Rc<dyn Service> + Send + Sync>;
@@ -115,7 +115,7 @@ pub(crate) async fn run(
                         Ok(Some(begun)) if begun.speaks_h2 => {
                             // Spawned as a separate task, so that the memory used while waiting for the first
                             // bytes is freed.
-                            let serving = connection::serve(begun, state, service, (slot, open));
+                            let serving = serving::serve(begun, state, service, (slot, open));
                             drop(tokio::task::spawn_local(serving));
                         }
                         Ok(Some(begun)) => {
@@ -151,7 +151,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
 ) -> std::io::Result<()> {
     match begin(wire, origin, admission, state.clone(), closing.clone()).await? {
         None => Ok(()),
-        Some(begun) if begun.speaks_h2 => connection::serve(begun, state, service, ()).await,
+        Some(begun) if begun.speaks_h2 => serving::serve(begun, state, service, ()).await,
         Some(begun) => http1::serve(begun, state, service, closing).await,
     }
 }
