@@ -13,9 +13,12 @@ use http2::Fields;
 use crate::assembler::Assembler;
 use crate::call::{DEADLINE, Gathering, Streaming, begin_stream};
 use crate::context::ConnectionContext;
+use crate::head::Head;
+use crate::listener::{Origin, Serves};
+use crate::metadata::Metadata;
 use crate::page::Page;
 use crate::responder::Responder;
-use crate::{Head, Kind, Metadata, Origin, Serves};
+use crate::service::{Kind, Service};
 
 /// Kind of a request, determined from its head alone. Requests with equal heads have the same kind.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +69,7 @@ pub(crate) enum Begun {
 /// already sent. The deadline counts from `since`, the time of arrival.
 pub(crate) fn begin(
     around: &Rc<ConnectionContext>,
+    service: &Rc<dyn Service>,
     seen: &mut Seen,
     fields: Arc<Fields>,
     responder: Responder,
@@ -74,7 +78,7 @@ pub(crate) fn begin(
 ) -> Option<Begun> {
     let asked = match seen.find(&fields) {
         Some(asked) => Ok(asked),
-        None => examine(around, &fields).inspect(|asked| seen.add(&fields, *asked)),
+        None => examine(around, &**service, &fields).inspect(|asked| seen.add(&fields, *asked)),
     };
     let asked = asked.and_then(|asked| Ok((asked, deadline(asked, since, now)?)));
     match asked {
@@ -83,9 +87,9 @@ pub(crate) fn begin(
             None
         }
         Ok((Asked::Page, _)) => {
-            let method = around.service.page_method(&String::from_utf8_lossy(path(&fields)));
+            let method = service.page_method(&String::from_utf8_lossy(path(&fields)));
             around.may_wait.set(method.is_some_and(|method| around.shard.turnstile.may_wait(method)));
-            Page::begin(around, &fields, responder).map(Begun::Page)
+            Page::begin(around, service, &fields, responder).map(Begun::Page)
         }
         Ok((Asked::Call { method, kind, gzip, requires_leader, .. }, deadline)) => {
             let head = Head {
@@ -104,7 +108,7 @@ pub(crate) fn begin(
                     Some(Begun::Gathering(Box::new(Gathering::new(head, responder, assembler, gzip))))
                 }
                 Kind::ServerStream | Kind::Bidi => {
-                    let streaming = begin_stream(around, head, assembler, responder, gzip);
+                    let streaming = begin_stream(around, service, head, assembler, responder, gzip);
                     streaming.map(|streaming| Begun::Streaming(streaming, deadline))
                 }
             }
@@ -155,7 +159,11 @@ impl<'a> Known<'a> {
     }
 }
 
-fn examine(around: &ConnectionContext, fields: &Fields) -> Result<Asked, (StatusCode, Status)> {
+fn examine(
+    around: &ConnectionContext,
+    service: &dyn Service,
+    fields: &Fields,
+) -> Result<Asked, (StatusCode, Status)> {
     let known = Known::of(fields.regular());
     if is_page(&around.origin, known.content_type) {
         return Ok(Asked::Page);
@@ -174,8 +182,8 @@ fn examine(around: &ConnectionContext, fields: &Fields) -> Result<Asked, (Status
         })?),
     };
     let path = String::from_utf8_lossy(path(fields));
-    let Some(method) = around.service.method(&path) else {
-        return Err((StatusCode::OK, unknown_path(around, &path)));
+    let Some(method) = service.method(&path) else {
+        return Err((StatusCode::OK, unknown_path(service, &path)));
     };
     let gzip = match known.encoding {
         None | Some(b"identity" | b"") => false,
@@ -228,10 +236,10 @@ fn check_content_type(value: Option<&[u8]>) -> Result<(), (StatusCode, Status)> 
     Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, Status::with(Code::InvalidArgument, text)))
 }
 
-fn unknown_path(around: &ConnectionContext, path: &str) -> Status {
+fn unknown_path(services: &dyn Service, path: &str) -> Status {
     let text = match path.strip_prefix('/').unwrap_or(path).rsplit_once('/') {
         None => format!("malformed method name: \"{path}\""),
-        Some((service, method)) if around.service.has_service(service) => {
+        Some((service, method)) if services.has_service(service) => {
             format!("unknown method {method} for service {service}")
         }
         Some((service, _)) => format!("unknown service {service}"),

@@ -16,14 +16,17 @@ use http2::{Fields, Key, Payload, Reason};
 
 use crate::assembler::{Assembler, PREFIX_BYTES};
 use crate::context::{ConnectionContext, Stallable};
+use crate::gzip;
+use crate::head::Head;
+use crate::inbound::Inbound;
 use crate::inbox::{Inbox, RequestStream};
 use crate::ledger::{CALL_BYTES, Charge, METADATA_BYTES, call_bytes};
-use crate::outbound::Sending;
+use crate::outbound::{Outbound, Sending};
 use crate::page::Page;
 use crate::progress::{Look, Progress, StreamProgress};
 use crate::reply::check_len;
 use crate::responder::{PIECE_BYTES, Responder};
-use crate::{Answer, Head, LocalBoxFuture, PieceSource, Unary, gzip};
+use crate::service::{Answer, LocalBoxFuture, PieceSource, Service, Unary};
 
 /// Status of a call that exceeded its deadline.
 pub(crate) const DEADLINE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
@@ -136,12 +139,17 @@ pub(crate) enum Step {
 
 impl Call {
     /// Continues the call as far as possible.
-    pub(crate) fn step(self, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
+    pub(crate) fn step(
+        self,
+        around: &Rc<ConnectionContext>,
+        service: &Rc<dyn Service>,
+        cx: &mut Context<'_>,
+    ) -> Step {
         match self {
             Call::Waiting(_) => Step::Wait(self),
-            Call::Gathering(gathering) => gathering.step(around, cx),
-            Call::Pending(pending) => pending.step(around, cx),
-            Call::Finished(finished) => finished.step(around, cx),
+            Call::Gathering(gathering) => gathering.step(around, service, cx),
+            Call::Pending(pending) => pending.step(around, service, cx),
+            Call::Finished(finished) => finished.step(around, service, cx),
             Call::Pieces(pieces) => pieces.step(around, cx),
             Call::Streaming(streaming) => streaming.step(around, cx),
             Call::Page(page) => match page.step(around, cx) {
@@ -321,13 +329,23 @@ impl Gathering {
         }
     }
 
-    fn step(self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
-        if self.is_gathered { self.serve(around, cx) } else { Step::Wait(Call::Gathering(self)) }
+    fn step(
+        self: Box<Self>,
+        around: &Rc<ConnectionContext>,
+        service: &Rc<dyn Service>,
+        cx: &mut Context<'_>,
+    ) -> Step {
+        if self.is_gathered { self.serve(around, service, cx) } else { Step::Wait(Call::Gathering(self)) }
     }
 
     /// Passes the complete message to the service, or sends the refusal.
     #[expect(clippy::boxed_local, reason = "it comes in its box, and is as long as an argument may be")]
-    pub(crate) fn serve(self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
+    pub(crate) fn serve(
+        self: Box<Self>,
+        around: &Rc<ConnectionContext>,
+        service: &Rc<dyn Service>,
+        cx: &mut Context<'_>,
+    ) -> Step {
         if let Some(status) = self.refusal {
             self.responder.refuse(StatusCode::OK, &status);
             return Step::Over;
@@ -340,17 +358,17 @@ impl Gathering {
         let (method, bytes) = (self.head.method, message.len());
         around.shard.counters.started(method);
         let charge = self.waits.map(|waits| waits.charge);
-        let made = around.service.clone().unary(self.head, message);
+        let made = service.clone().unary(self.head, message);
         around.note_looked_at();
         match made {
             Unary::Done(result) => {
-                answer(around, self.responder, method, self.gzip, result, charge, bytes, cx)
+                answer(around, service, self.responder, method, self.gzip, result, charge, bytes, cx)
             }
             Unary::Later(future) => {
                 let mut charge = charge.unwrap_or_else(|| Charge::new(&around.account));
                 charge.raise_to(CALL_BYTES + bytes);
                 let (responder, gzip) = (self.responder, self.gzip);
-                Box::new(Pending { future, responder, method, gzip, charge }).step(around, cx)
+                Box::new(Pending { future, responder, method, gzip, charge }).step(around, service, cx)
             }
         }
     }
@@ -362,13 +380,26 @@ const NO_MESSAGE: Status = Status::new(Code::Unknown, "EOF");
 const TRUNCATED_CALL: Status = Status::new(Code::Unknown, "unexpected EOF");
 
 impl Pending {
-    fn step(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
+    fn step(
+        mut self: Box<Self>,
+        around: &Rc<ConnectionContext>,
+        service: &Rc<dyn Service>,
+        cx: &mut Context<'_>,
+    ) -> Step {
         let polled = self.future.as_mut().poll(cx);
         around.note_looked_at();
         match polled {
-            Poll::Ready(result) => {
-                answer(around, self.responder, self.method, self.gzip, result, Some(self.charge), 0, cx)
-            }
+            Poll::Ready(result) => answer(
+                around,
+                service,
+                self.responder,
+                self.method,
+                self.gzip,
+                result,
+                Some(self.charge),
+                0,
+                cx,
+            ),
             Poll::Pending if !self.responder.is_open() => {
                 around.shard.counters.handled(self.method, Code::Canceled);
                 Step::Over
@@ -382,7 +413,12 @@ impl Finished {
     /// Charges the answer and tries to send it. If the connection's calls exceed their memory limit and the
     /// answer is larger than the memory that the call used before, the client receives a status instead.
     #[cold]
-    fn begin(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
+    fn begin(
+        mut self: Box<Self>,
+        around: &Rc<ConnectionContext>,
+        service: &Rc<dyn Service>,
+        cx: &mut Context<'_>,
+    ) -> Step {
         let bytes = match &self.made {
             Answer::Whole(message) => message.len(),
             Answer::Pieces { held, .. } => held.get(),
@@ -393,15 +429,20 @@ impl Finished {
         self.charge.set(CALL_BYTES + bytes.saturating_sub(METADATA_BYTES));
         around.add_work(bytes);
         if self.charge.bytes() > before && around.check_requests().is_err() {
-            let status = around.service.unanswered(self.method);
+            let status = service.unanswered(self.method);
             around.shard.counters.handled(self.method, status.code);
             self.responder.refuse(StatusCode::OK, &status);
             return Step::Over;
         }
-        self.step(around, cx)
+        self.step(around, service, cx)
     }
 
-    fn step(self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
+    fn step(
+        self: Box<Self>,
+        around: &Rc<ConnectionContext>,
+        service: &Rc<dyn Service>,
+        cx: &mut Context<'_>,
+    ) -> Step {
         if !self.responder.is_open() {
             around.shard.counters.handled(self.method, Code::Canceled);
             return Step::Over;
@@ -411,7 +452,7 @@ impl Finished {
         }
         let Finished { made, responder, method, gzip, mut charge } = *self;
         charge.set(CALL_BYTES);
-        answer(around, responder, method, gzip, Ok(made), Some(charge), 0, cx)
+        answer(around, service, responder, method, gzip, Ok(made), Some(charge), 0, cx)
     }
 }
 
@@ -420,6 +461,7 @@ impl Finished {
 #[expect(clippy::too_many_arguments, reason = "all of them are moved out of a call that is over")]
 fn answer(
     around: &Rc<ConnectionContext>,
+    service: &Rc<dyn Service>,
     responder: Responder,
     method: u16,
     gzip: bool,
@@ -446,7 +488,7 @@ fn answer(
         }
         Ok(made) if !around.has_room() => {
             let charge = charge.unwrap_or_else(|| Charge::new(&around.account));
-            Box::new(Finished { made, responder, method, gzip, charge }).begin(around, cx)
+            Box::new(Finished { made, responder, method, gzip, charge }).begin(around, service, cx)
         }
         Ok(Answer::Whole(message)) => {
             counters.handled(method, Code::Ok);
@@ -599,6 +641,7 @@ impl Drop for Streaming {
 /// Begins a streaming call; `None` if it was refused because the memory limit is reached.
 pub(crate) fn begin_stream(
     around: &Rc<ConnectionContext>,
+    service: &Rc<dyn Service>,
     head: Head,
     assembler: Assembler,
     responder: Responder,
@@ -614,8 +657,8 @@ pub(crate) fn begin_stream(
     around.shard.counters.started(method);
     let (stream, inbox) = RequestStream::new(around, responder.key());
     let sending = Sending::new(responder, gzip, method);
-    let inbound = crate::Inbound::new(stream, assembler, method);
-    let outbound = crate::Outbound::new(sending.clone());
-    let future = around.service.clone().stream(head, inbound, outbound);
+    let inbound = Inbound::new(stream, assembler, method);
+    let outbound = Outbound::new(sending.clone());
+    let future = service.clone().stream(head, inbound, outbound);
     Some(Box::new(Streaming { future, sending, inbox, progress: None, charged }))
 }

@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::io;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 use accounting::{Account, Held};
@@ -140,7 +140,7 @@ pub(crate) struct Connection {
     pub(crate) around: Rc<ConnectionContext>,
     pub(crate) secured: Option<Box<SecureState>>,
     pub(crate) pass: Pass,
-    transport_waker: Waker,
+    service: Rc<dyn Service>,
     calls: Calls,
     /// Allocated while the connection is in use, freed when it goes idle.
     work: Option<Box<Work>>,
@@ -170,12 +170,12 @@ impl Connection {
     ) -> Connection {
         let now = Instant::now();
         let http2 = http2::Connection::new(Role::Server, &shard.http2, now);
-        let around = ConnectionContext::new(http2, origin, shard, service, account);
+        let around = ConnectionContext::new(http2, origin, shard, account);
         let (account, shard) = (&around.account, &around.shard);
-        let transport_waker = Waker::from(around.turn.clone());
-        account.wake_when_doomed(&transport_waker);
+        let transport_waker = &around.transport_waker;
+        account.wake_when_doomed(transport_waker);
         if let Some(secured) = &secured {
-            secured.validity().wake_when_over(&transport_waker);
+            secured.validity().wake_when_over(transport_waker);
         }
         let alarm = now + shard.options.keepalive_interval;
         let place = shard.connections.borrow_mut().insert(transport_waker.clone()) as u32;
@@ -184,7 +184,7 @@ impl Connection {
             around,
             pass: Pass::default(),
             secured,
-            transport_waker,
+            service,
             calls: Calls::default(),
             work: None,
             was_deaf: false,
@@ -409,7 +409,7 @@ impl Connection {
         self.note_use();
         let was_finished = call.is_finished();
         let mut cx = Context::from_waker(self.calls.waker(place, &self.around.turn));
-        if let Step::Wait(call) = call.step(&self.around, &mut cx) {
+        if let Step::Wait(call) = call.step(&self.around, &self.service, &mut cx) {
             let is_finished = call.is_finished();
             self.calls.insert(key, call);
             if is_finished && !was_finished {
@@ -446,7 +446,7 @@ impl Connection {
                 }
                 is_enough = output.written() - before >= WRITTEN_AT_ONCE;
                 // Pending means that the kernel takes no more; it wakes the transport later.
-                let mut cx = Context::from_waker(&self.transport_waker);
+                let mut cx = Context::from_waker(&self.around.transport_waker);
                 if is_enough {
                     break;
                 }

@@ -4,12 +4,13 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Waker;
 
 use api::Status;
 
+use crate::listener::Origin;
 use crate::shard_state::ShardState;
 use crate::turn::Turn;
-use crate::{Origin, Service};
 use accounting::Account;
 
 /// Work of a connection's turn, in bytes: decompressed messages, compressed answers, pieces of answers, and
@@ -51,8 +52,9 @@ pub(crate) struct ConnectionContext {
     pub(crate) origin: Origin,
     /// Set of calls that must be polled.
     pub(crate) turn: Arc<Turn>,
+    /// Wakes the connection through [`Self::turn`] when its transport is ready.
+    pub(crate) transport_waker: Waker,
     pub(crate) shard: Rc<ShardState>,
-    pub(crate) service: Rc<dyn Service>,
     /// Account of the connection, charged to the server's budget. It counts separately what
     /// [`crate::ledger::Charge`] holds: request bytes in assembly and in unanswered unary calls, answers that
     /// wait for room, and a fixed amount per call in flight.
@@ -63,7 +65,7 @@ pub(crate) struct ConnectionContext {
     pub(crate) stallable: Cell<u32>,
     /// Work of the connection's current turn.
     pub(crate) made: Made,
-    /// True if all open calls and the newest call may wait a little, see [`Service::may_wait`].
+    /// True if all open calls and the newest call may wait a little, see [`crate::Service::may_wait`].
     pub(crate) may_wait: Cell<bool>,
 }
 
@@ -90,19 +92,19 @@ impl ConnectionContext {
         http2: http2::Connection,
         origin: Origin,
         shard: Rc<ShardState>,
-        service: Rc<dyn Service>,
         account: Rc<Account>,
     ) -> Rc<ConnectionContext> {
+        let turn = Turn::new();
         Rc::new(ConnectionContext {
             http2: RefCell::new(http2),
             origin,
-            turn: Turn::new(),
+            transport_waker: Waker::from(turn.clone()),
+            turn,
             waiting_charged: Cell::new(0),
             stallable: Cell::new(0),
             made: Made::default(),
             may_wait: Cell::new(false),
             shard,
-            service,
             account,
         })
     }

@@ -17,14 +17,14 @@ use http::StatusCode;
 use http::request::Parts;
 use hyper::body::{Body as _, Frame, Incoming, SizeHint};
 
-use crate::inbound::NextMessage;
+use crate::inbound::{Inbound, NextMessage};
 use crate::inbox::RequestStream;
 use crate::ledger::Charge;
+use crate::listener::Origin;
 use crate::long_turns::Ticket;
-use crate::outbound::Sending;
+use crate::outbound::{Outbound, Sending};
 use crate::pace::Pace;
 use crate::shard_state::ShardState;
-use crate::{Inbound, LocalBoxFuture, Origin, Outbound};
 use accounting::ShardCounters;
 use accounting::{Account, Held};
 
@@ -357,27 +357,4 @@ impl hyper::body::Body for Http1Body {
             ResponseBody::Chunks(_) => SizeHint::default(),
         }
     }
-}
-
-/// Reads the whole request body and answers the exchange with [`crate::Service::http`].
-pub(crate) fn answer_whole<S: crate::Service + ?Sized + 'static>(
-    service: Rc<S>,
-    mut exchange: Exchange,
-) -> LocalBoxFuture<http::Response<ResponseBody>> {
-    Box::pin(async move {
-        let body = match exchange.body.gather().await {
-            Ok(body) => body,
-            Err(status) => return plain(status),
-        };
-        let mut head = exchange.head;
-        head.extensions.insert(exchange.origin.peer);
-        head.extensions.insert(exchange.origin);
-        service.http(http::Request::from_parts(head, body)).await.map(ResponseBody::from)
-    })
-}
-
-fn plain(status: StatusCode) -> http::Response<ResponseBody> {
-    let mut response = http::Response::new(ResponseBody::from(Bytes::new()));
-    *response.status_mut() = status;
-    response
 }

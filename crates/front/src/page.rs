@@ -14,13 +14,13 @@ use http::uri::PathAndQuery;
 use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version};
 use http2::{Fields, Payload, Reason};
 
-use crate::LocalBoxFuture;
 use crate::context::{ConnectionContext, Stallable};
 use crate::exchange::{Exchange, Kept, RequestBody, ResponseBody};
 use crate::inbox::{Inbox, RequestStream};
 use crate::ledger::{Charge, call_bytes};
 use crate::progress::{Look, StreamProgress};
 use crate::responder::{PIECE_BYTES, Responder};
+use crate::service::{LocalBoxFuture, Service};
 
 /// HTTP/2 request that is not a gRPC call.
 pub(crate) struct Page {
@@ -67,6 +67,7 @@ impl Page {
     /// Begins a request; `None` if the request was refused.
     pub(crate) fn begin(
         around: &Rc<ConnectionContext>,
+        service: &Rc<dyn Service>,
         fields: &Fields,
         mut responder: Responder,
     ) -> Option<Box<Page>> {
@@ -89,7 +90,7 @@ impl Page {
         let kept: Kept = Rc::new(RefCell::new(Some(Box::new(()))));
         let (account, shard) = (around.account.clone(), around.shard.clone());
         let exchange = Exchange::new(head, body, around.origin.clone(), account, shard, kept);
-        let answering = around.service.clone().exchange(exchange);
+        let answering = service.clone().exchange(exchange);
         Some(Box::new(Page {
             state: State::Answering(answering),
             responder,

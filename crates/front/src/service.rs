@@ -7,8 +7,13 @@ use std::task::{Context, Poll};
 
 use api::{Rpc, Status};
 use bytes::Bytes;
+use http::StatusCode;
 
-use crate::{Exchange, Head, Inbound, Origin, Outbound, ResponseBody, exchange};
+use crate::exchange::{Exchange, ResponseBody};
+use crate::head::Head;
+use crate::inbound::Inbound;
+use crate::listener::Origin;
+use crate::outbound::Outbound;
 
 /// Boxed future that stays on its shard's thread.
 pub type LocalBoxFuture<T> = Pin<Box<dyn Future<Output = T>>>;
@@ -125,10 +130,33 @@ pub trait Service: 'static {
     /// Answers a request that is not a gRPC call, over HTTP/1 or HTTP/2. The default implementation reads the
     /// whole body and calls [`Service::http`].
     fn exchange(self: Rc<Self>, exchange: Exchange) -> LocalBoxFuture<http::Response<ResponseBody>> {
-        exchange::answer_whole(self, exchange)
+        answer_whole(self, exchange)
     }
 
     /// Answers a request that is not a gRPC call, with its whole body. The request's extensions hold the peer
     /// address as a [`std::net::SocketAddr`], and an [`Origin`].
     fn http(self: Rc<Self>, request: http::Request<Bytes>) -> LocalBoxFuture<http::Response<Bytes>>;
+}
+
+/// Reads the whole request body and answers the exchange with [`Service::http`].
+fn answer_whole<S: Service + ?Sized + 'static>(
+    service: Rc<S>,
+    mut exchange: Exchange,
+) -> LocalBoxFuture<http::Response<ResponseBody>> {
+    Box::pin(async move {
+        let body = match exchange.body.gather().await {
+            Ok(body) => body,
+            Err(status) => return plain(status),
+        };
+        let mut head = exchange.head;
+        head.extensions.insert(exchange.origin.peer);
+        head.extensions.insert(exchange.origin);
+        service.http(http::Request::from_parts(head, body)).await.map(ResponseBody::from)
+    })
+}
+
+fn plain(status: StatusCode) -> http::Response<ResponseBody> {
+    let mut response = http::Response::new(ResponseBody::from(Bytes::new()));
+    *response.status_mut() = status;
+    response
 }

@@ -79,7 +79,7 @@ impl Connection {
             if taken >= ALLOWANCE_BYTES {
                 return InputOutcome::Share;
             }
-            match socket.poll_fill(&mut Context::from_waker(&self.transport_waker)) {
+            match socket.poll_fill(&mut Context::from_waker(&self.around.transport_waker)) {
                 Poll::Pending => return InputOutcome::All,
                 Poll::Ready(Ok(0) | Err(_)) => return InputOutcome::Ended,
                 Poll::Ready(Ok(cost)) => {
@@ -185,7 +185,7 @@ impl Connection {
         // flag.
         let can_wait = self.around.may_wait.get() || self.calls.is_empty();
         let seen = &mut self.work.get_or_insert_default().seen;
-        let begun = admission::begin(&self.around, seen, fields, responder, since, now);
+        let begun = admission::begin(&self.around, &self.service, seen, fields, responder, since, now);
         if !can_wait {
             self.around.may_wait.set(false);
         }
@@ -241,7 +241,7 @@ impl Connection {
     fn serve(&mut self, gathering: Box<Gathering>) {
         let (key, deadline) = (gathering.key(), gathering.deadline());
         let mut cx = Context::from_waker(self.calls.waker(key.slot(), &self.around.turn));
-        match gathering.serve(&self.around, &mut cx) {
+        match gathering.serve(&self.around, &self.service, &mut cx) {
             Step::Over => {}
             Step::Wait(call) => {
                 let is_finished = call.is_finished();

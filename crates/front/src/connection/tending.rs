@@ -177,7 +177,7 @@ impl Connection {
                 call.expire(&self.around);
                 self.note_use();
                 // The status is sent in the next turn.
-                self.transport_waker.wake_by_ref();
+                self.around.transport_waker.wake_by_ref();
             }
         }
         now + self.around.shard.options.keepalive_interval
@@ -243,7 +243,7 @@ impl Connection {
             accounting::add(stalled, 1);
             self.forget(key);
             self.around.http2.borrow_mut().reset(key, Reason::CANCEL);
-            self.transport_waker.wake_by_ref();
+            self.around.transport_waker.wake_by_ref();
         }
         self.around.charge_waiting();
         // After a stream was reset, the other streams get a new timeout.
