@@ -11,7 +11,7 @@ use http::StatusCode;
 use http2::Fields;
 
 use crate::assembler::Assembler;
-use crate::call::{DEADLINE, Gathering, Streaming, begin_stream};
+use crate::call::{DEADLINE, StreamingCall, UnaryRequest, begin_stream};
 use crate::context::ConnectionContext;
 use crate::head::Head;
 use crate::listener::{Origin, Serves};
@@ -22,7 +22,7 @@ use crate::service::{Kind, Service};
 
 /// Kind of a request, determined from its head alone. Requests with equal heads have the same kind.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Asked {
+pub(crate) enum RequestKind {
     /// The request is not a gRPC call.
     Page,
     Call {
@@ -36,32 +36,32 @@ pub(crate) enum Asked {
 
 /// Cache of recent request heads with their kind. A client sends the same few heads repeatedly.
 #[derive(Default)]
-pub(crate) struct Seen {
-    heads: [Option<(Arc<Fields>, Asked)>; 2],
+pub(crate) struct HeadCache {
+    heads: [Option<(Arc<Fields>, RequestKind)>; 2],
     next: u8,
 }
 
-impl Seen {
-    fn find(&self, fields: &Arc<Fields>) -> Option<Asked> {
+impl HeadCache {
+    fn find(&self, fields: &Arc<Fields>) -> Option<RequestKind> {
         let mut known = self.heads.iter().flatten();
-        known.find(|(its, _)| Arc::ptr_eq(its, fields)).map(|(_, asked)| *asked)
+        known.find(|(its, _)| Arc::ptr_eq(its, fields)).map(|(_, request)| *request)
     }
 
     /// Caches a head that the HTTP/2 engine caches too; other heads occur once.
-    fn add(&mut self, fields: &Arc<Fields>, asked: Asked) {
+    fn add(&mut self, fields: &Arc<Fields>, request: RequestKind) {
         if Arc::strong_count(fields) > 1 {
-            self.heads[usize::from(self.next)] = Some((fields.clone(), asked));
+            self.heads[usize::from(self.next)] = Some((fields.clone(), request));
             self.next = (self.next + 1) % self.heads.len() as u8;
         }
     }
 }
 
 /// Request that was accepted.
-pub(crate) enum Begun {
+pub(crate) enum AdmittedRequest {
     /// Unary call whose message has not arrived yet.
-    Gathering(Box<Gathering>),
+    Unary(Box<UnaryRequest>),
     /// Streaming call, with its deadline.
-    Streaming(Box<Streaming>, Option<Instant>),
+    Streaming(Box<StreamingCall>, Option<Instant>),
     Page(Box<Page>),
 }
 
@@ -70,28 +70,28 @@ pub(crate) enum Begun {
 pub(crate) fn begin(
     around: &Rc<ConnectionContext>,
     service: &Rc<dyn Service>,
-    seen: &mut Seen,
+    heads: &mut HeadCache,
     fields: Arc<Fields>,
     responder: Responder,
     since: Instant,
     now: Instant,
-) -> Option<Begun> {
-    let asked = match seen.find(&fields) {
-        Some(asked) => Ok(asked),
-        None => examine(around, &**service, &fields).inspect(|asked| seen.add(&fields, *asked)),
+) -> Option<AdmittedRequest> {
+    let request = match heads.find(&fields) {
+        Some(request) => Ok(request),
+        None => examine(around, &**service, &fields).inspect(|request| heads.add(&fields, *request)),
     };
-    let asked = asked.and_then(|asked| Ok((asked, deadline(asked, since, now)?)));
-    match asked {
+    let request = request.and_then(|request| Ok((request, deadline(request, since, now)?)));
+    match request {
         Err((http, status)) => {
             responder.refuse(http, &status);
             None
         }
-        Ok((Asked::Page, _)) => {
+        Ok((RequestKind::Page, _)) => {
             let method = service.page_method(&String::from_utf8_lossy(path(&fields)));
             around.may_wait.set(method.is_some_and(|method| around.shard.turnstile.may_wait(method)));
-            Page::begin(around, service, &fields, responder).map(Begun::Page)
+            Page::begin(around, service, &fields, responder).map(AdmittedRequest::Page)
         }
-        Ok((Asked::Call { method, kind, gzip, requires_leader, .. }, deadline)) => {
+        Ok((RequestKind::Call { method, kind, gzip, requires_leader, .. }, deadline)) => {
             let head = Head {
                 method,
                 peer: around.origin.peer,
@@ -104,12 +104,12 @@ pub(crate) fn begin(
             around.may_wait.set(around.shard.turnstile.may_wait(method));
             let assembler = Assembler::new(around.shard.options.message_bytes_max, gzip);
             match kind {
-                Kind::Unary => {
-                    Some(Begun::Gathering(Box::new(Gathering::new(head, responder, assembler, gzip))))
-                }
+                Kind::Unary => Some(AdmittedRequest::Unary(Box::new(UnaryRequest::new(
+                    head, responder, assembler, gzip,
+                )))),
                 Kind::ServerStream | Kind::Bidi => {
                     let streaming = begin_stream(around, service, head, assembler, responder, gzip);
-                    streaming.map(|streaming| Begun::Streaming(streaming, deadline))
+                    streaming.map(|streaming| AdmittedRequest::Streaming(streaming, deadline))
                 }
             }
         }
@@ -122,8 +122,12 @@ fn path(fields: &Fields) -> &[u8] {
     target.split(|byte| *byte == b'?').next().unwrap_or(target)
 }
 
-fn deadline(asked: Asked, since: Instant, now: Instant) -> Result<Option<Instant>, (StatusCode, Status)> {
-    let Asked::Call { timeout: Some(timeout), .. } = asked else { return Ok(None) };
+fn deadline(
+    request: RequestKind,
+    since: Instant,
+    now: Instant,
+) -> Result<Option<Instant>, (StatusCode, Status)> {
+    let RequestKind::Call { timeout: Some(timeout), .. } = request else { return Ok(None) };
     // A deadline that the clock cannot represent counts as none.
     let deadline = since.checked_add(timeout);
     if deadline.is_some_and(|deadline| deadline <= now) {
@@ -134,17 +138,17 @@ fn deadline(asked: Asked, since: Instant, now: Instant) -> Result<Option<Instant
 
 /// Header fields that are needed for every call; of repeated fields the first value.
 #[derive(Default)]
-struct Known<'a> {
+struct CallFields<'a> {
     content_type: Option<&'a [u8]>,
     timeout: Option<&'a [u8]>,
     encoding: Option<&'a [u8]>,
     has_leader: Option<&'a [u8]>,
 }
 
-impl<'a> Known<'a> {
+impl<'a> CallFields<'a> {
     /// Collects the fields in one pass over the headers, which is cheaper than four look-ups.
-    fn of(headers: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Known<'a> {
-        let mut known = Known::default();
+    fn of(headers: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> CallFields<'a> {
+        let mut known = CallFields::default();
         for (name, value) in headers {
             let field = match name {
                 b"content-type" => &mut known.content_type,
@@ -163,10 +167,10 @@ fn examine(
     around: &ConnectionContext,
     service: &dyn Service,
     fields: &Fields,
-) -> Result<Asked, (StatusCode, Status)> {
-    let known = Known::of(fields.regular());
+) -> Result<RequestKind, (StatusCode, Status)> {
+    let known = CallFields::of(fields.regular());
     if is_page(&around.origin, known.content_type) {
-        return Ok(Asked::Page);
+        return Ok(RequestKind::Page);
     }
     check_content_type(known.content_type)?;
     if fields.method() != b"POST" {
@@ -195,7 +199,7 @@ fn examine(
         }
     };
     let requires_leader = known.has_leader == Some(b"true");
-    Ok(Asked::Call { method: method.id, kind: method.kind, timeout, gzip, requires_leader })
+    Ok(RequestKind::Call { method: method.id, kind: method.kind, timeout, gzip, requires_leader })
 }
 
 /// Returns true for an HTTP/2 request that etcd answers like an HTTP/1 request. Without TLS, etcd passes
@@ -304,7 +308,7 @@ mod tests {
             (b"grpc-timeout", b"1S"),
             (b"hasleader", b"false"),
         ];
-        let known = Known::of(fields.into_iter());
+        let known = CallFields::of(fields.into_iter());
         assert_eq!((known.has_leader, known.timeout), (Some(&b"true"[..]), Some(&b"1S"[..])));
         assert!(known.content_type.is_none() && known.encoding.is_none());
     }

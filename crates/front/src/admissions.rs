@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use slab::Slab;
 use tokio::sync::watch;
 
-use crate::Rejected;
+use crate::Rejection;
 use crate::rejections::Rejections;
 
 /// Maximum number of connections checked before other tasks run.
@@ -68,7 +68,7 @@ impl SessionValidity {
         }
         let Err(refusal) = self.admission.tls.still_valid(&self.admission.session) else { return };
         self.is_over.set(true);
-        let rejected = Rejected { was_admitted: true, ..Rejected::new(self.remote, refusal.to_string()) };
+        let rejected = Rejection { was_admitted: true, ..Rejection::new(self.remote, refusal.to_string()) };
         rejections.report(rejected, Instant::now());
         let waker = self.waker.borrow_mut().take();
         if let Some(waker) = waker {

@@ -23,7 +23,7 @@ use crate::inbox::{Inbox, RequestStream};
 use crate::ledger::{CALL_BYTES, Charge, METADATA_BYTES, call_bytes};
 use crate::outbound::{Outbound, Sending};
 use crate::page::Page;
-use crate::progress::{Look, Progress, StreamProgress};
+use crate::progress::{Progress, StallCheck, StreamProgress};
 use crate::reply::check_len;
 use crate::responder::{PIECE_BYTES, Responder};
 use crate::service::{Answer, LocalBoxFuture, PieceSource, Service, Unary};
@@ -32,7 +32,7 @@ use crate::service::{Answer, LocalBoxFuture, PieceSource, Service, Unary};
 pub(crate) const DEADLINE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 
 /// Unary call whose request message is incomplete.
-pub(crate) struct Gathering {
+pub(crate) struct UnaryRequest {
     head: Head,
     responder: Responder,
     assembler: Assembler,
@@ -55,7 +55,7 @@ struct Waits {
 }
 
 /// Unary call that the service is answering.
-pub(crate) struct Pending {
+pub(crate) struct PendingCall {
     future: LocalBoxFuture<Result<Answer, Status>>,
     responder: Responder,
     method: u16,
@@ -66,7 +66,7 @@ pub(crate) struct Pending {
 /// Unary call whose answer is made and waits for room among the answers of the connection. Its future is
 /// dropped, so that no slot for disk reads is held while waiting for a client. An answer in pieces may read
 /// from a store snapshot, which it loses if it waits too long.
-pub(crate) struct Finished {
+pub(crate) struct FinishedCall {
     made: Answer,
     responder: Responder,
     method: u16,
@@ -76,7 +76,7 @@ pub(crate) struct Finished {
 }
 
 /// Big answer that is produced while the client's flow-control window opens.
-pub(crate) struct Pieces {
+pub(crate) struct PiecewiseAnswer {
     responder: Responder,
     source: PieceSource,
     len: usize,
@@ -95,7 +95,7 @@ pub(crate) struct Pieces {
 }
 
 /// Streaming call.
-pub(crate) struct Streaming {
+pub(crate) struct StreamingCall {
     future: LocalBoxFuture<Result<(), Status>>,
     pub(crate) sending: Rc<Sending>,
     pub(crate) inbox: Rc<Inbox>,
@@ -107,7 +107,7 @@ pub(crate) struct Streaming {
 
 /// Request that has not begun because the answers of the connection have no room, with the received part of
 /// its body.
-pub(crate) struct Waiting {
+pub(crate) struct WaitingRequest {
     pub(crate) responder: Responder,
     pub(crate) fields: Arc<Fields>,
     pub(crate) body: Vec<u8>,
@@ -120,12 +120,12 @@ pub(crate) struct Waiting {
 
 /// Call that was not answered immediately.
 pub(crate) enum Call {
-    Waiting(Box<Waiting>),
-    Gathering(Box<Gathering>),
-    Pending(Box<Pending>),
-    Finished(Box<Finished>),
-    Pieces(Box<Pieces>),
-    Streaming(Box<Streaming>),
+    Waiting(Box<WaitingRequest>),
+    Gathering(Box<UnaryRequest>),
+    Pending(Box<PendingCall>),
+    Finished(Box<FinishedCall>),
+    Pieces(Box<PiecewiseAnswer>),
+    Streaming(Box<StreamingCall>),
     Page(Box<Page>),
 }
 
@@ -183,28 +183,28 @@ impl Call {
 
     /// Returns true if the call must be reset because it holds data without progress. Dropping the call
     /// resets its stream.
-    pub(crate) fn is_stalled(&mut self, look: &Look<'_>) -> bool {
+    pub(crate) fn is_stalled(&mut self, check: &StallCheck<'_>) -> bool {
         match self {
             Call::Waiting(_) | Call::Pending(_) | Call::Finished(_) => false,
-            Call::Page(page) => page.is_stalled(look),
+            Call::Page(page) => page.is_stalled(check),
             Call::Gathering(gathering) => {
                 let Some(waits) = &mut gathering.waits else { return false };
-                if look.was_deaf {
+                if check.was_deaf {
                     waits.progress = Progress::default();
                 }
-                waits.progress.is_stalled(waits.received, look.now, look.options.request_timeout)
+                waits.progress.is_stalled(waits.received, check.now, check.options.request_timeout)
             }
             Call::Pieces(pieces) => {
-                let moves = pieces.responder.moves();
-                if pieces.waits && moves.queued == 0 {
+                let bytes = pieces.responder.stream_bytes();
+                if pieces.waits && bytes.queued == 0 {
                     pieces.progress = StreamProgress::default();
                     return false;
                 }
-                pieces.progress.is_stalled(moves, look)
+                pieces.progress.is_stalled(bytes, check)
             }
-            Call::Streaming(streaming) => match streaming.sending.moves() {
-                Some(moves) if moves.queued > 0 => {
-                    streaming.progress.get_or_insert_default().is_stalled(moves, look)
+            Call::Streaming(streaming) => match streaming.sending.stream_bytes() {
+                Some(bytes) if bytes.queued > 0 => {
+                    streaming.progress.get_or_insert_default().is_stalled(bytes, check)
                 }
                 _ => {
                     streaming.progress = None;
@@ -227,9 +227,9 @@ impl Call {
     }
 }
 
-impl Gathering {
-    pub(crate) fn new(head: Head, responder: Responder, assembler: Assembler, gzip: bool) -> Gathering {
-        Gathering {
+impl UnaryRequest {
+    pub(crate) fn new(head: Head, responder: Responder, assembler: Assembler, gzip: bool) -> UnaryRequest {
+        UnaryRequest {
             head,
             responder,
             assembler,
@@ -359,7 +359,7 @@ impl Gathering {
         around.shard.counters.started(method);
         let charge = self.waits.map(|waits| waits.charge);
         let made = service.clone().unary(self.head, message);
-        around.note_looked_at();
+        around.note_examined();
         match made {
             Unary::Done(result) => {
                 answer(around, service, self.responder, method, self.gzip, result, charge, bytes, cx)
@@ -368,7 +368,7 @@ impl Gathering {
                 let mut charge = charge.unwrap_or_else(|| Charge::new(&around.account));
                 charge.raise_to(CALL_BYTES + bytes);
                 let (responder, gzip) = (self.responder, self.gzip);
-                Box::new(Pending { future, responder, method, gzip, charge }).step(around, service, cx)
+                Box::new(PendingCall { future, responder, method, gzip, charge }).step(around, service, cx)
             }
         }
     }
@@ -379,7 +379,7 @@ const NO_MESSAGE: Status = Status::new(Code::Unknown, "EOF");
 /// Status of a unary call that ends inside its message, in grpc-go's words.
 const TRUNCATED_CALL: Status = Status::new(Code::Unknown, "unexpected EOF");
 
-impl Pending {
+impl PendingCall {
     fn step(
         mut self: Box<Self>,
         around: &Rc<ConnectionContext>,
@@ -387,7 +387,7 @@ impl Pending {
         cx: &mut Context<'_>,
     ) -> Step {
         let polled = self.future.as_mut().poll(cx);
-        around.note_looked_at();
+        around.note_examined();
         match polled {
             Poll::Ready(result) => answer(
                 around,
@@ -409,7 +409,7 @@ impl Pending {
     }
 }
 
-impl Finished {
+impl FinishedCall {
     /// Charges the answer and tries to send it. If the connection's calls exceed their memory limit and the
     /// answer is larger than the memory that the call used before, the client receives a status instead.
     #[cold]
@@ -450,7 +450,7 @@ impl Finished {
         if !around.has_room() {
             return Step::Wait(Call::Finished(self));
         }
-        let Finished { made, responder, method, gzip, mut charge } = *self;
+        let FinishedCall { made, responder, method, gzip, mut charge } = *self;
         charge.set(CALL_BYTES);
         answer(around, service, responder, method, gzip, Ok(made), Some(charge), 0, cx)
     }
@@ -488,7 +488,7 @@ fn answer(
         }
         Ok(made) if !around.has_room() => {
             let charge = charge.unwrap_or_else(|| Charge::new(&around.account));
-            Box::new(Finished { made, responder, method, gzip, charge }).begin(around, service, cx)
+            Box::new(FinishedCall { made, responder, method, gzip, charge }).begin(around, service, cx)
         }
         Ok(Answer::Whole(message)) => {
             counters.handled(method, Code::Ok);
@@ -517,7 +517,7 @@ fn answer(
             let progress = StreamProgress::default();
             let _stallable = Stallable::new(around);
             let (left, begun, waits) = (len, false, false);
-            let pieces = Pieces {
+            let pieces = PiecewiseAnswer {
                 responder,
                 source,
                 len,
@@ -536,7 +536,7 @@ fn answer(
     }
 }
 
-impl Pieces {
+impl PiecewiseAnswer {
     /// Produces at most one piece, then lets other calls run.
     fn step(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         let counters = &around.shard.counters;
@@ -564,7 +564,7 @@ impl Pieces {
             return Step::Wait(Call::Pieces(self));
         }
         let piece = (self.source)(wanted.min(self.left), cx);
-        around.note_looked_at();
+        around.note_examined();
         self.charge.set(self.base + self.held.get());
         self.waits = piece.is_pending();
         let piece = match piece {
@@ -608,11 +608,11 @@ impl Pieces {
     }
 }
 
-impl Streaming {
+impl StreamingCall {
     fn step(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         let counters = &around.shard.counters;
         let polled = self.future.as_mut().poll(cx);
-        around.note_looked_at();
+        around.note_examined();
         match polled {
             Poll::Ready(result) => {
                 let code = result.as_ref().err().map_or(Code::Ok, |status| status.code);
@@ -630,7 +630,7 @@ impl Streaming {
     }
 }
 
-impl Drop for Streaming {
+impl Drop for StreamingCall {
     fn drop(&mut self) {
         // The service may still hold its end of the stream.
         self.sending.reset(Reason::CANCEL);
@@ -646,7 +646,7 @@ pub(crate) fn begin_stream(
     assembler: Assembler,
     responder: Responder,
     gzip: bool,
-) -> Option<Box<Streaming>> {
+) -> Option<Box<StreamingCall>> {
     if let Err(status) = around.check_requests() {
         responder.refuse(StatusCode::OK, &status);
         return None;
@@ -660,5 +660,5 @@ pub(crate) fn begin_stream(
     let inbound = Inbound::new(stream, assembler, method);
     let outbound = Outbound::new(sending.clone());
     let future = service.clone().stream(head, inbound, outbound);
-    Some(Box::new(Streaming { future, sending, inbox, progress: None, charged }))
+    Some(Box::new(StreamingCall { future, sending, inbox, progress: None, charged }))
 }

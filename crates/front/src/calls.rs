@@ -14,14 +14,14 @@ use crate::turn::{SlotWake, Turn};
 pub(crate) struct Calls {
     /// Allocated at the first call, and freed when the connection goes idle without open calls.
     #[expect(clippy::box_collection, reason = "an idle connection has two words less")]
-    places: Option<Box<Vec<Place>>>,
+    slots: Option<Box<Vec<CallSlot>>>,
     open: u32,
     /// Number of open calls that have not begun yet.
     waiting: u32,
 }
 
 #[derive(Default)]
-struct Place {
+struct CallSlot {
     call: Option<(Key, Call)>,
     /// Waker for the calls of this slot; later calls in the same slot reuse it.
     waker: Option<Waker>,
@@ -46,30 +46,30 @@ impl Calls {
     /// client that waits for unary answers has few streams, and checking thousands of slots costs too much.
     pub(crate) fn awaits_answer(&self) -> bool {
         const LOOKED_AT: usize = 64;
-        let places = self.places.iter().flat_map(|places| places.iter().take(LOOKED_AT));
-        places.filter_map(|place| place.call.as_ref()).any(|(_, call)| matches!(call, Call::Pending(_)))
+        let slots = self.slots.iter().flat_map(|slots| slots.iter().take(LOOKED_AT));
+        slots.filter_map(|slot| slot.call.as_ref()).any(|(_, call)| matches!(call, Call::Pending(_)))
     }
 
     /// Returns the number of slots, used or not.
-    pub(crate) fn places(&self) -> usize {
-        self.places.as_ref().map_or(0, |places| places.len())
+    pub(crate) fn slots(&self) -> usize {
+        self.slots.as_ref().map_or(0, |slots| slots.len())
     }
 
     pub(crate) fn insert(&mut self, key: Key, call: Call) {
-        let place = key.slot();
+        let slot = key.slot();
         self.open += 1;
         self.waiting += u32::from(matches!(call, Call::Waiting(_)));
-        let before = self.place(place).call.replace((key, call));
+        let before = self.slot(slot).call.replace((key, call));
         assert!(before.is_none(), "a call is taken out before its stream's place is used again");
     }
 
     /// Returns the entry of a slot, and creates it if it does not exist.
-    fn place(&mut self, place: usize) -> &mut Place {
-        let places = self.places.get_or_insert_default();
-        if place >= places.len() {
-            places.resize_with(place + 1, Place::default);
+    fn slot(&mut self, slot: usize) -> &mut CallSlot {
+        let slots = self.slots.get_or_insert_default();
+        if slot >= slots.len() {
+            slots.resize_with(slot + 1, CallSlot::default);
         }
-        &mut places[place]
+        &mut slots[slot]
     }
 
     pub(crate) fn contains(&self, key: Key) -> bool {
@@ -77,43 +77,43 @@ impl Calls {
     }
 
     /// Returns the key of the call in a slot.
-    pub(crate) fn at(&self, place: usize) -> Option<Key> {
-        self.places.as_ref()?.get(place)?.call.as_ref().map(|(key, _)| *key)
+    pub(crate) fn at(&self, slot: usize) -> Option<Key> {
+        self.slots.as_ref()?.get(slot)?.call.as_ref().map(|(key, _)| *key)
     }
 
     pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut Call> {
-        let (its, call) = self.places.as_mut()?.get_mut(key.slot())?.call.as_mut()?;
+        let (its, call) = self.slots.as_mut()?.get_mut(key.slot())?.call.as_mut()?;
         (*its == key).then_some(call)
     }
 
     /// Removes and returns a call.
     pub(crate) fn take(&mut self, key: Key) -> Option<Call> {
-        let place = self.places.as_mut()?.get_mut(key.slot())?;
-        let (_, call) = place.call.take_if(|(its, _)| *its == key)?;
+        let slot = self.slots.as_mut()?.get_mut(key.slot())?;
+        let (_, call) = slot.call.take_if(|(its, _)| *its == key)?;
         self.open -= 1;
         self.waiting -= u32::from(matches!(call, Call::Waiting(_)));
         Some(call)
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (Key, &mut Call)> {
-        let places = self.places.iter_mut().flat_map(|places| places.iter_mut());
-        places.filter_map(|place| place.call.as_mut()).map(|(key, call)| (*key, call))
+        let slots = self.slots.iter_mut().flat_map(|slots| slots.iter_mut());
+        slots.filter_map(|slot| slot.call.as_mut()).map(|(key, call)| (*key, call))
     }
 
     /// Returns the waker for the calls in a slot.
-    pub(crate) fn waker(&mut self, place: usize, turn: &Arc<Turn>) -> &Waker {
-        let fresh = || Waker::from(Arc::new(SlotWake { turn: turn.clone(), slot: place as u32 }));
-        self.place(place).waker.get_or_insert_with(fresh)
+    pub(crate) fn waker(&mut self, slot: usize, turn: &Arc<Turn>) -> &Waker {
+        let fresh = || Waker::from(Arc::new(SlotWake { turn: turn.clone(), slot: slot as u32 }));
+        self.slot(slot).waker.get_or_insert_with(fresh)
     }
 
     /// Frees the memory of unused slots behind the last used one.
     pub(crate) fn rest(&mut self) {
         if self.is_empty() {
-            self.places = None;
-        } else if let Some(places) = &mut self.places {
-            let used = places.iter().rposition(|place| place.call.is_some()).map_or(0, |last| last + 1);
-            places.truncate(used);
-            places.shrink_to_fit();
+            self.slots = None;
+        } else if let Some(slots) = &mut self.slots {
+            let used = slots.iter().rposition(|slot| slot.call.is_some()).map_or(0, |last| last + 1);
+            slots.truncate(used);
+            slots.shrink_to_fit();
         }
     }
 }

@@ -42,14 +42,14 @@ impl Alarms {
 
 impl Clock {
     /// Sets the alarm of a connection to `at`, replacing the alarm at `before`.
-    pub(crate) fn set(&self, place: u32, before: Option<Instant>, at: Instant) {
+    pub(crate) fn set(&self, connection: u32, before: Option<Instant>, at: Instant) {
         let alarms = &mut *self.0.borrow_mut();
         if let Some(before) = before {
-            alarms.set.remove(&(alarms.nanoseconds(before), place));
+            alarms.set.remove(&(alarms.nanoseconds(before), connection));
         }
         let at = alarms.nanoseconds(at);
-        alarms.set.insert((at, place));
-        if alarms.set.first() == Some(&(at, place))
+        alarms.set.insert((at, connection));
+        if alarms.set.first() == Some(&(at, connection))
             && let Some(keeper) = alarms.keeper.take()
         {
             keeper.wake();
@@ -57,9 +57,9 @@ impl Clock {
     }
 
     /// Removes the alarm of a connection that has ended.
-    pub(crate) fn clear(&self, place: u32, at: Instant) {
+    pub(crate) fn clear(&self, connection: u32, at: Instant) {
         let alarms = &mut *self.0.borrow_mut();
-        alarms.set.remove(&(alarms.nanoseconds(at), place));
+        alarms.set.remove(&(alarms.nanoseconds(at), connection));
     }
 
     /// Removes and returns an alarm that is due.
@@ -81,8 +81,8 @@ impl Clock {
         loop {
             let now = Instant::now();
             for _ in 0..WOKEN_AT_ONCE {
-                let Some(place) = self.due(now) else { break };
-                if let Some(waker) = connections.borrow().get(place as usize) {
+                let Some(connection) = self.due(now) else { break };
+                if let Some(waker) = connections.borrow().get(connection as usize) {
                     waker.wake_by_ref();
                 }
             }

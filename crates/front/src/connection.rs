@@ -17,8 +17,8 @@ use http2::{Key, Limits, Rate, Reason, Role};
 
 use self::input::InputOutcome;
 use self::tending::Stalls;
-use crate::admission::Seen;
-use crate::call::{Call, Gathering, Step};
+use crate::admission::HeadCache;
+use crate::call::{Call, Step, UnaryRequest};
 use crate::calls::Calls;
 use crate::context::ConnectionContext;
 use crate::keepalive::{Heartbeat, PingPolicy};
@@ -43,9 +43,9 @@ const WRITTEN_AT_ONCE: u64 = LONG_BYTES as u64;
 const FORGOTTEN_AT_ONCE: usize = 256;
 
 /// Bytes that a finished call leaves in tables here and in the HTTP/2 engine until the connection goes idle.
-const PLACE_BYTES: usize = 1024;
+const TABLE_ENTRY_BYTES: usize = 1024;
 /// Number of concurrent calls whose table entries are included in the basic charge of a connection.
-const PLACES_FREE: usize = 16;
+const TABLE_ENTRIES_FREE: usize = 16;
 
 /// Tolerated rate of HTTP/2 streams that the client cancels in the turn in which they arrived.
 const EARLY_RESETS: Rate = Rate::new(256, 32);
@@ -80,8 +80,8 @@ pub(crate) fn engine_options(options: &Options) -> http2::Options {
 #[derive(Default)]
 struct Work {
     /// Newest unary call; its message may follow its head in the bytes already read.
-    opening: Option<Box<Gathering>>,
-    seen: Seen,
+    opening: Option<Box<UnaryRequest>>,
+    heads: HeadCache,
     /// Slots of calls that must be polled.
     ready: Vec<u32>,
     /// Unary calls whose message was completed by a later frame.
@@ -105,9 +105,9 @@ struct Work {
     pongs_due: Option<Instant>,
     /// Time since which the connection is known to be idle.
     idle_since: Option<Instant>,
-    /// Largest number of concurrent calls since the tables were last shrunk, if above [`PLACES_FREE`], and
+    /// Largest number of concurrent calls since the tables were last shrunk, if above [`TABLE_ENTRIES_FREE`], and
     /// the charge for their table entries.
-    places: Option<(usize, Held)>,
+    table_entries: Option<(usize, Held)>,
 }
 
 impl Work {
@@ -125,7 +125,7 @@ impl Work {
     }
 
     /// Returns the newest unary call if it belongs to the stream `key`.
-    fn opening(&mut self, key: Key) -> Option<&mut Gathering> {
+    fn opening(&mut self, key: Key) -> Option<&mut UnaryRequest> {
         self.opening.as_deref_mut().filter(|gathering| gathering.key() == key)
     }
 }
@@ -157,7 +157,7 @@ pub(crate) struct Connection {
     /// True if the last turn was long and the next one may be.
     was_long: bool,
     /// Index of the connection in [`ShardState::connections`] and in the shard's clock.
-    place: u32,
+    index: u32,
 }
 
 impl Connection {
@@ -178,8 +178,8 @@ impl Connection {
             secured.validity().wake_when_over(transport_waker);
         }
         let alarm = now + shard.options.keepalive_interval;
-        let place = shard.connections.borrow_mut().insert(transport_waker.clone()) as u32;
-        shard.clock.set(place, None, alarm);
+        let index = shard.connections.borrow_mut().insert(transport_waker.clone()) as u32;
+        shard.clock.set(index, None, alarm);
         Connection {
             around,
             pass: Pass::default(),
@@ -194,7 +194,7 @@ impl Connection {
             is_resting: false,
             is_closing: false,
             was_long: false,
-            place,
+            index,
         }
     }
 
@@ -241,7 +241,7 @@ impl Connection {
             around.shard.long_turns.note();
         }
         if goes_on {
-            around.turn.go_on();
+            around.turn.stay_awake();
             if !self.was_long || self.poll_ticket(cx).is_ready() || self.poll_over(cx).is_ready() {
                 cx.waker().wake_by_ref();
             }
@@ -314,11 +314,11 @@ impl Connection {
             self.around.turn.take_ready(&mut work.ready);
             let mut ready = std::mem::take(&mut work.ready);
             let mut stepped = 0;
-            for place in &ready {
-                if around.made.is_enough() {
+            for slot in &ready {
+                if around.turn_work.is_enough() {
                     break;
                 }
-                self.step(*place as usize);
+                self.step(*slot as usize);
                 stepped += 1;
             }
             ready.drain(..stepped);
@@ -326,7 +326,7 @@ impl Connection {
             let work = self.work.get_or_insert_default();
             ready.append(&mut work.ready);
             work.ready = ready;
-            let made_enough = around.made.is_enough();
+            let made_enough = around.turn_work.is_enough();
             if made_enough {
                 around.begin_work(work_max);
             }
@@ -344,7 +344,7 @@ impl Connection {
             } else {
                 goes_on |= self.wake_writable();
             }
-            if made_enough || around.made.is_enough() {
+            if made_enough || around.turn_work.is_enough() {
                 break;
             }
             if goes_on || self.has_ready() || around.has_room() && self.has_waiting() {
@@ -370,7 +370,7 @@ impl Connection {
     /// Sends answers that waited for room.
     fn send_finished(&mut self) {
         while self.around.has_room()
-            && !self.around.made.is_enough()
+            && !self.around.turn_work.is_enough()
             && let Some(work) = &mut self.work
             && let Some(key) = work.finished.pop_front()
         {
@@ -381,16 +381,16 @@ impl Connection {
     }
 
     /// Charges the table entries of the open calls when their number reaches a new maximum.
-    fn note_places(&mut self) {
+    fn note_table_entries(&mut self) {
         let open = self.calls.len();
-        if open <= PLACES_FREE {
+        if open <= TABLE_ENTRIES_FREE {
             return;
         }
-        let places = &mut self.work.get_or_insert_default().places;
-        let (most, held) = places.get_or_insert_with(|| (0, self.around.account.hold(0)));
+        let entries = &mut self.work.get_or_insert_default().table_entries;
+        let (most, held) = entries.get_or_insert_with(|| (0, self.around.account.hold(0)));
         if open > *most {
             *most = open;
-            held.set((open - PLACES_FREE) * PLACE_BYTES);
+            held.set((open - TABLE_ENTRIES_FREE) * TABLE_ENTRY_BYTES);
         }
     }
 
@@ -403,12 +403,12 @@ impl Connection {
     }
 
     /// Polls the call in a slot, if there is one.
-    fn step(&mut self, place: usize) {
-        let Some(key) = self.calls.at(place) else { return };
+    fn step(&mut self, slot: usize) {
+        let Some(key) = self.calls.at(slot) else { return };
         let Some(call) = self.calls.take(key) else { return };
         self.note_use();
         let was_finished = call.is_finished();
-        let mut cx = Context::from_waker(self.calls.waker(place, &self.around.turn));
+        let mut cx = Context::from_waker(self.calls.waker(slot, &self.around.turn));
         if let Step::Wait(call) = call.step(&self.around, &self.service, &mut cx) {
             let is_finished = call.is_finished();
             self.calls.insert(key, call);
@@ -494,9 +494,8 @@ impl Connection {
         if let Some(work) = &mut self.work {
             work.opening = None;
         }
-        let places = from..self.calls.places();
-        let open: Vec<Key> =
-            places.filter_map(|place| self.calls.at(place)).take(FORGOTTEN_AT_ONCE).collect();
+        let slots = from..self.calls.slots();
+        let open: Vec<Key> = slots.filter_map(|slot| self.calls.at(slot)).take(FORGOTTEN_AT_ONCE).collect();
         open.iter().for_each(|key| self.forget(*key));
         open.last().filter(|_| !self.calls.is_empty()).map(|last| last.slot() + 1)
     }
@@ -525,11 +524,11 @@ fn add_to(list: &mut VecDeque<Key>, key: Key, calls: &Calls) {
 impl Drop for Connection {
     fn drop(&mut self) {
         let mut from = Some(0);
-        while let Some(place) = from {
-            from = self.forget_some(place);
+        while let Some(slot) = from {
+            from = self.forget_some(slot);
         }
         let shard = &self.around.shard;
-        shard.clock.clear(self.place, self.alarm);
-        shard.connections.borrow_mut().remove(self.place as usize);
+        shard.clock.clear(self.index, self.alarm);
+        shard.connections.borrow_mut().remove(self.index as usize);
     }
 }

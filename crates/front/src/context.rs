@@ -17,13 +17,13 @@ use accounting::Account;
 /// data that services examined. All calls follow the same rule, since for waiting connections the kind of
 /// work does not matter.
 #[derive(Debug, Default)]
-pub(crate) struct Made {
+pub(crate) struct TurnWork {
     bytes: Cell<u32>,
     /// Work in bytes after which other connections have their turn.
     bytes_max: Cell<u32>,
 }
 
-impl Made {
+impl TurnWork {
     /// Begins a turn with a limit of `bytes_max` bytes of work.
     pub(crate) fn begin_turn(&self, bytes_max: usize) {
         self.bytes_max.set(u32::try_from(bytes_max).unwrap_or(u32::MAX));
@@ -64,7 +64,7 @@ pub(crate) struct ConnectionContext {
     /// Number of calls that wait for the client and may stall.
     pub(crate) stallable: Cell<u32>,
     /// Work of the connection's current turn.
-    pub(crate) made: Made,
+    pub(crate) turn_work: TurnWork,
     /// True if all open calls and the newest call may wait a little, see [`crate::Service::may_wait`].
     pub(crate) may_wait: Cell<bool>,
 }
@@ -72,20 +72,20 @@ pub(crate) struct ConnectionContext {
 impl ConnectionContext {
     /// Begins a turn, or the second half of one, with a limit of `bytes_max` bytes of work.
     pub(crate) fn begin_work(&self, bytes_max: usize) {
-        self.made.begin_turn(bytes_max);
+        self.turn_work.begin_turn(bytes_max);
         self.account.allow_work(bytes_max);
     }
 
     /// Counts bytes of work done by the front, which reduce the work left for services in this turn.
     pub(crate) fn add_work(&self, bytes: usize) {
-        self.made.add(bytes);
+        self.turn_work.add(bytes);
         self.account.spend_work(bytes);
     }
 
     /// Counts the data that the service examined for a call as work of the turn. It is already subtracted
     /// from the work left.
-    pub(crate) fn note_looked_at(&self) {
-        self.made.add(self.account.take_looked_at());
+    pub(crate) fn note_examined(&self) {
+        self.turn_work.add(self.account.take_looked_at());
     }
 
     pub(crate) fn new(
@@ -102,7 +102,7 @@ impl ConnectionContext {
             turn,
             waiting_charged: Cell::new(0),
             stallable: Cell::new(0),
-            made: Made::default(),
+            turn_work: TurnWork::default(),
             may_wait: Cell::new(false),
             shard,
             account,

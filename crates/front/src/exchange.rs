@@ -30,7 +30,7 @@ use accounting::{Account, Held};
 
 /// Value that a service keeps per HTTP/1 connection; `None` until the service stores one. For an HTTP/2
 /// connection the value from [`crate::Service::connected`] takes this role and is stored elsewhere.
-pub(crate) type Kept = Rc<RefCell<Option<Box<dyn Any>>>>;
+pub(crate) type ConnectionValue = Rc<RefCell<Option<Box<dyn Any>>>>;
 
 /// Request that is not a gRPC call.
 pub struct Exchange {
@@ -44,7 +44,7 @@ pub struct Exchange {
     pub account: Rc<Account>,
     /// Counters of the shard that serves the connection.
     pub counters: Arc<ShardCounters>,
-    kept: Kept,
+    kept: ConnectionValue,
     shard: Rc<ShardState>,
 }
 
@@ -55,7 +55,7 @@ impl Exchange {
         origin: Origin,
         account: Rc<Account>,
         shard: Rc<ShardState>,
-        kept: Kept,
+        kept: ConnectionValue,
     ) -> Exchange {
         let counters = shard.counters.clone();
         Exchange { head, body, origin, account, counters, kept, shard }

@@ -29,7 +29,7 @@ use crate::closing::Closing;
 use crate::rejections::Rejections;
 use crate::shard_channels::{ShardChannels, TlsState};
 use crate::socket::Transport;
-use crate::{Origin, Rejected, Serves};
+use crate::{Origin, Rejection, Serves};
 use accounting::Budget;
 use accounting::{Charge, party};
 
@@ -73,7 +73,7 @@ struct QuotaUse {
 }
 
 /// Part of a [`Quota`] that one handshake holds.
-pub(crate) struct Share {
+pub(crate) struct QuotaShare {
     quota: Arc<Quota>,
     /// Address of the client.
     pub(crate) party: IpAddr,
@@ -106,13 +106,13 @@ impl Quota {
     }
 
     /// Reserves memory for another handshake with this client; `None` if the quota has no room.
-    pub(crate) fn share(self: &Arc<Quota>, peer: IpAddr) -> Option<Share> {
+    pub(crate) fn share(self: &Arc<Quota>, peer: IpAddr) -> Option<QuotaShare> {
         let party = party(peer);
         if !self.take(party, FIRST_BYTES) {
             return None;
         }
         self.held().handshakes += 1;
-        Some(Share {
+        Some(QuotaShare {
             quota: self.clone(),
             party,
             bytes: FIRST_BYTES,
@@ -126,7 +126,7 @@ impl Quota {
     }
 }
 
-impl Share {
+impl QuotaShare {
     /// Reserves the memory of a long handshake. Returns false if the quota has no room.
     fn lengthen(&mut self) -> bool {
         if self.bytes == LONG_BYTES {
@@ -141,7 +141,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for QuotaShare {
     fn drop(&mut self) {
         let mut held = self.quota.held();
         held.all -= self.bytes;
@@ -167,7 +167,7 @@ pub(crate) struct PendingHandshake {
     pub(crate) stream: Detached,
     pub(crate) peer: SocketAddr,
     pub(crate) listener: Arc<ListenerTls>,
-    pub(crate) share: Share,
+    pub(crate) share: QuotaShare,
     /// Time at which the connection was accepted.
     pub(crate) since: Instant,
 }
@@ -262,7 +262,7 @@ pub(crate) fn begin<S: Transport>(stream: S, tls: ServerConnection) -> Handshake
 pub(crate) fn poll_done<S: Transport>(
     handshake: &mut Handshake<S>,
     cx: &mut Context<'_>,
-    share: &mut Share,
+    share: &mut QuotaShare,
 ) -> Poll<Result<(), Failure>> {
     handshake.poll_done(cx, |_, received| {
         if looks_like_http(received.first) {
@@ -366,11 +366,11 @@ impl HandshakeContext {
     }
 
     fn report(&self, handshake: &Handshake<Stream>, failure: &Failure, peer: SocketAddr) {
-        let rejected = Rejected {
+        let rejected = Rejection {
             server_name: handshake.server_name().unwrap_or_default().to_owned(),
             names: tls::PeerNames::of(handshake.tls.peer_certificates()),
             is_end_of_file: matches!(failure, Failure::EndOfFile),
-            ..Rejected::new(
+            ..Rejection::new(
                 peer,
                 failure.text(&ConnectionEnds { local: handshake.stream.local_address(), peer }),
             )
@@ -421,9 +421,9 @@ mod tests {
     fn an_address_alone_gets_half_and_leaves_room_for_others() {
         let budget = Budget::new(64 * 1024 * 1024);
         let quota = Quota::new(&budget);
-        let one: Vec<Share> = std::iter::from_fn(|| quota.share(peer(1))).collect();
+        let one: Vec<QuotaShare> = std::iter::from_fn(|| quota.share(peer(1))).collect();
         assert_eq!(one.len() * FIRST_BYTES, 4 * 1024 * 1024);
-        let other: Vec<Share> = std::iter::from_fn(|| quota.share(peer(2))).collect();
+        let other: Vec<QuotaShare> = std::iter::from_fn(|| quota.share(peer(2))).collect();
         assert_eq!(other.len() * FIRST_BYTES, 2 * 1024 * 1024);
         assert!(quota.share(peer(1)).is_none() && quota.share(peer(3)).is_some());
         assert_eq!(quota.handshakes(), one.len() + other.len());
@@ -436,7 +436,7 @@ mod tests {
     #[test]
     fn long_handshakes_take_their_room() {
         let quota = Quota::new(&Budget::new(64 * 1024 * 1024));
-        let mut all: Vec<Share> = std::iter::from_fn(|| quota.share(peer(1))).take(100).collect();
+        let mut all: Vec<QuotaShare> = std::iter::from_fn(|| quota.share(peer(1))).take(100).collect();
         let long = all.iter_mut().filter_map(|share| share.lengthen().then_some(())).count();
         assert!(long > 10 && long < 30, "{long}");
         assert!(quota.held().all <= 4 * 1024 * 1024);

@@ -20,7 +20,7 @@ use transport::Clock;
 
 use crate::Service;
 use crate::closing::Closing;
-use crate::exchange::{Exchange, Http1Body, Kept, Phase, RequestBody};
+use crate::exchange::{ConnectionValue, Exchange, Http1Body, Phase, RequestBody};
 use crate::ledger::Charge;
 use crate::long_turns::Ticket;
 use crate::new_connection::NewConnection;
@@ -56,7 +56,7 @@ pub(crate) async fn serve<S: Transport + 'static>(
     // Answers stay charged until the next request, because hyper does not report when an answer was sent.
     let held = Rc::new(RefCell::new(account.hold(0)));
     let whose = account.clone();
-    let kept = Kept::default();
+    let kept = ConnectionValue::default();
     let phase = Rc::new(Phase::default());
     let heard = phase.clone();
     let pace = Rc::new(Pace::new(account.clone(), shard.clone()));

@@ -12,14 +12,14 @@ use accounting::ShardCounters;
 /// Receives the messages of a client on a streaming call. Messages that are not taken keep the client's
 /// window closed.
 pub struct Inbound {
-    from: From,
+    source: MessageSource,
 }
 
 /// Poll function for the next request of a call without an HTTP/2 stream, with the results of
 /// [`Inbound::next`].
 pub type NextMessage = Box<dyn FnMut(&mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>>>;
 
-enum From {
+enum MessageSource {
     Wire(Wire),
     Local { next: NextMessage, counters: Arc<ShardCounters>, method: u16, ended: bool },
 }
@@ -42,11 +42,11 @@ pub(crate) const TRUNCATED: Status = Status::new(Code::Internal, "unexpected EOF
 
 impl Inbound {
     pub(crate) fn new(stream: RequestStream, assembler: Assembler, method: u16) -> Inbound {
-        Inbound { from: From::Wire(Wire { stream, assembler, method, ended: false, charged: 0 }) }
+        Inbound { source: MessageSource::Wire(Wire { stream, assembler, method, ended: false, charged: 0 }) }
     }
 
     pub(crate) fn local(next: NextMessage, counters: Arc<ShardCounters>, method: u16) -> Inbound {
-        Inbound { from: From::Local { next, counters, method, ended: false } }
+        Inbound { source: MessageSource::Local { next, counters, method, ended: false } }
     }
 
     /// Returns the next message; `None` when the client has closed its side. Fails if a message is too large
@@ -57,10 +57,10 @@ impl Inbound {
 
     /// Polls for the result of [`Inbound::next`], for a hand-written future.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>> {
-        match &mut self.from {
-            From::Wire(wire) => wire.poll_next(cx),
-            From::Local { ended: true, .. } => Poll::Ready(Ok(None)),
-            From::Local { next, counters, method, ended } => {
+        match &mut self.source {
+            MessageSource::Wire(wire) => wire.poll_next(cx),
+            MessageSource::Local { ended: true, .. } => Poll::Ready(Ok(None)),
+            MessageSource::Local { next, counters, method, ended } => {
                 let message = ready!(next(cx));
                 match &message {
                     Ok(Some(message)) => counters.received(*method, message.len()),

@@ -142,7 +142,7 @@ impl RequestStream {
     /// Pending if bytes are left to cut and the turn's work limit is reached; the connection's next turn
     /// continues then.
     pub(crate) fn poll_turn(&self, cx: &Context<'_>) -> Poll<()> {
-        if !self.around.made.is_enough() || self.inbox.0.borrow().bytes.is_empty() {
+        if !self.around.turn_work.is_enough() || self.inbox.0.borrow().bytes.is_empty() {
             return Poll::Ready(());
         }
         cx.waker().wake_by_ref();

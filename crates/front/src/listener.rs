@@ -1,5 +1,5 @@
 //! Sources of connections: [`Listener`] is a socket to accept on and its TLS settings, [`Origin`] describes
-//! an accepted connection, [`Rejected`] describes a connection that TLS does not admit.
+//! an accepted connection, [`Rejection`] describes a connection that TLS does not admit.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -104,7 +104,7 @@ pub fn shown_peer(peer: SocketAddr) -> impl fmt::Display {
 
 /// Connection that TLS did not admit, or that is closed because it would not be admitted any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rejected {
+pub struct Rejection {
     /// Address of the client.
     pub remote: SocketAddr,
     /// Server name that the client asked for (SNI); empty if the client sent none.

@@ -21,7 +21,7 @@ const UNANNOUNCED_BYTES: usize = LONG_BYTES / 8;
 #[derive(Default)]
 pub(crate) struct LongTurns {
     /// Waiting connections, the next one first. Some of them may be closed already.
-    waiting: RefCell<VecDeque<Rc<Place>>>,
+    waiting: RefCell<VecDeque<Rc<QueueEntry>>>,
     /// True if a long turn was taken since the last poll of the network.
     is_used: Cell<bool>,
     /// Waker of the task [`LongTurns::keep`] while it waits for a long turn to be taken.
@@ -32,7 +32,7 @@ pub(crate) struct LongTurns {
 
 /// Entry of one waiting connection.
 #[derive(Debug)]
-struct Place {
+struct QueueEntry {
     is_through: Cell<bool>,
     waker: RefCell<Waker>,
 }
@@ -70,9 +70,9 @@ impl LongTurns {
             // woke.
             tokio::task::yield_now().await;
             match self.pop() {
-                Some(place) => {
-                    place.is_through.set(true);
-                    place.waker.borrow().wake_by_ref();
+                Some(entry) => {
+                    entry.is_through.set(true);
+                    entry.waker.borrow().wake_by_ref();
                 }
                 None => self.is_used.set(false),
             }
@@ -88,16 +88,16 @@ impl LongTurns {
     }
 
     /// Removes and returns the next waiting connection that still exists.
-    fn pop(&self) -> Option<Rc<Place>> {
+    fn pop(&self) -> Option<Rc<QueueEntry>> {
         let mut waiting = self.waiting.borrow_mut();
         // Only the queue still references the entry: its connection was dropped.
-        std::iter::from_fn(|| waiting.pop_front()).find(|place| Rc::strong_count(place) > 1)
+        std::iter::from_fn(|| waiting.pop_front()).find(|entry| Rc::strong_count(entry) > 1)
     }
 }
 
 /// Handle of one connection to its entry in the queue.
 #[derive(Debug, Default)]
-pub(crate) struct Ticket(Option<Rc<Place>>);
+pub(crate) struct Ticket(Option<Rc<QueueEntry>>);
 
 impl Ticket {
     /// Returns true if the connection is queued.
@@ -114,17 +114,17 @@ impl Ticket {
             }
             None => {
                 let waker = RefCell::new(cx.waker().clone());
-                let place = Rc::new(Place { is_through: Cell::new(false), waker });
-                turns.waiting.borrow_mut().push_back(place.clone());
-                self.0 = Some(place);
+                let entry = Rc::new(QueueEntry { is_through: Cell::new(false), waker });
+                turns.waiting.borrow_mut().push_back(entry.clone());
+                self.0 = Some(entry);
                 Poll::Pending
             }
-            Some(place) if place.is_through.get() => {
+            Some(entry) if entry.is_through.get() => {
                 self.0 = None;
                 Poll::Ready(())
             }
-            Some(place) => {
-                place.waker.borrow_mut().clone_from(cx.waker());
+            Some(entry) => {
+                entry.waker.borrow_mut().clone_from(cx.waker());
                 Poll::Pending
             }
         }

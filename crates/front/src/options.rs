@@ -2,7 +2,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::Rejected;
+use crate::Rejection;
 use accounting::Budget;
 
 /// Limits and timeouts of a front. [`Options::default`] has etcd's defaults where etcd has one.
@@ -74,7 +74,7 @@ pub struct Options {
     pub certificates_checked_every: Duration,
     /// Callback for connections that TLS rejects, rate limited to a few per second. Called on any thread;
     /// must not block.
-    pub rejected: Arc<dyn Fn(&Rejected) + Send + Sync>,
+    pub rejected: Arc<dyn Fn(&Rejection) + Send + Sync>,
 }
 
 impl Options {

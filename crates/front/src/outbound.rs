@@ -18,7 +18,7 @@ use crate::inbound::CANCELED;
 use crate::ledger::{Charge, Ledger};
 use crate::messages::Messages;
 use crate::reply::check_len;
-use crate::responder::{Moves, Responder};
+use crate::responder::{Responder, StreamBytes};
 use crate::shard_state::ShardState;
 use crate::try_send::TrySend;
 use accounting::Account;
@@ -213,16 +213,16 @@ impl Sending {
 
     /// Returns the bytes sent and queued; `None` for a call that has sent nothing yet or has no HTTP/2
     /// stream.
-    pub(crate) fn moves(&self) -> Option<Moves> {
+    pub(crate) fn stream_bytes(&self) -> Option<StreamBytes> {
         match &*self.state.borrow() {
-            State::Wire(responder) if responder.is_opened() => Some(responder.moves()),
+            State::Wire(responder) if responder.is_opened() => Some(responder.stream_bytes()),
             State::Wire(_) | State::Local(_) | State::Closed => None,
         }
     }
 
     fn has_packed_enough(&self) -> bool {
         match &*self.state.borrow() {
-            State::Wire(responder) => responder.around().made.is_enough(),
+            State::Wire(responder) => responder.around().turn_work.is_enough(),
             State::Local(_) | State::Closed => false,
         }
     }

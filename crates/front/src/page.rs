@@ -15,10 +15,10 @@ use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, 
 use http2::{Fields, Payload, Reason};
 
 use crate::context::{ConnectionContext, Stallable};
-use crate::exchange::{Exchange, Kept, RequestBody, ResponseBody};
+use crate::exchange::{ConnectionValue, Exchange, RequestBody, ResponseBody};
 use crate::inbox::{Inbox, RequestStream};
 use crate::ledger::{Charge, call_bytes};
-use crate::progress::{Look, StreamProgress};
+use crate::progress::{StallCheck, StreamProgress};
 use crate::responder::{PIECE_BYTES, Responder};
 use crate::service::{LocalBoxFuture, Service};
 
@@ -87,7 +87,7 @@ impl Page {
         let body = RequestBody::http2(stream, Charge::new(&around.account), &around.shard);
         // The service's value for an HTTP/2 connection is stored in the connection, so this slot is filled
         // with a dummy.
-        let kept: Kept = Rc::new(RefCell::new(Some(Box::new(()))));
+        let kept: ConnectionValue = Rc::new(RefCell::new(Some(Box::new(()))));
         let (account, shard) = (around.account.clone(), around.shard.clone());
         let exchange = Exchange::new(head, body, around.origin.clone(), account, shard, kept);
         let answering = service.clone().exchange(exchange);
@@ -112,7 +112,7 @@ impl Page {
     ) -> Option<Box<Page>> {
         if let State::Answering(answering) = &mut self.state {
             let polled = answering.as_mut().poll(cx);
-            around.note_looked_at();
+            around.note_examined();
             let answer = match polled {
                 Poll::Ready(answer) => answer,
                 Poll::Pending if !self.responder.is_open() => return None,
@@ -176,7 +176,7 @@ impl Page {
                 ResponseBody::Whole(_) => Poll::Ready(None),
                 ResponseBody::Chunks(source) => source(cx),
             };
-            around.note_looked_at();
+            around.note_examined();
             match next {
                 Poll::Pending => return Some(self),
                 Poll::Ready(Some(Ok(bytes))) => {
@@ -209,17 +209,17 @@ impl Page {
     }
 
     /// Returns true if unsent bytes of the answer have made no progress for too long.
-    pub(crate) fn is_stalled(&mut self, look: &Look<'_>) -> bool {
-        let moves = self.responder.moves();
+    pub(crate) fn is_stalled(&mut self, check: &StallCheck<'_>) -> bool {
+        let bytes = self.responder.stream_bytes();
         let waits = match &self.state {
             State::Answering(_) => false,
-            State::Sending(_, made) => self.waits_for_window || !made.is_empty() || moves.queued > 0,
+            State::Sending(_, made) => self.waits_for_window || !made.is_empty() || bytes.queued > 0,
         };
         if !waits {
             self.progress = StreamProgress::default();
             return false;
         }
-        self.progress.is_stalled(moves, look)
+        self.progress.is_stalled(bytes, check)
     }
 }
 

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::Options;
-use crate::responder::Moves;
+use crate::responder::StreamBytes;
 
 /// Detects whether a counter moves.
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ impl Progress {
 }
 
 /// State of a connection while it checks for stalled streams.
-pub(crate) struct Look<'a> {
+pub(crate) struct StallCheck<'a> {
     pub(crate) now: Instant,
     pub(crate) options: &'a Options,
     /// Answer bytes of the connection that are queued.
@@ -56,12 +56,12 @@ pub(crate) struct StreamProgress {
 impl StreamProgress {
     /// Returns true if the stream has not moved for the stall timeout, although the bytes queued on other
     /// streams were sent in that time or no stream moves.
-    pub(crate) fn is_stalled(&mut self, stream: Moves, look: &Look<'_>) -> bool {
+    pub(crate) fn is_stalled(&mut self, stream: StreamBytes, check: &StallCheck<'_>) -> bool {
         if !self.progress.is_at(stream.sent) {
-            self.due = look.sent + look.queued.saturating_sub(stream.queued) as u64;
+            self.due = check.sent + check.queued.saturating_sub(stream.queued) as u64;
         }
-        self.progress.is_stalled(stream.sent, look.now, look.options.stall_timeout)
-            && (look.stands_still || look.sent >= self.due)
+        self.progress.is_stalled(stream.sent, check.now, check.options.stall_timeout)
+            && (check.stands_still || check.sent >= self.due)
     }
 }
 
@@ -73,14 +73,15 @@ mod tests {
     fn a_stream_stands_still_only_once_its_turn_has_come() {
         let (options, start) = (Options::default(), Instant::now());
         // 100 bytes of this stream are queued, and 1000 bytes of others.
-        let (mut connection, mut stream) = (Moves { sent: 0, queued: 1100 }, Moves { sent: 0, queued: 100 });
+        let (mut connection, mut stream) =
+            (StreamBytes { sent: 0, queued: 1100 }, StreamBytes { sent: 0, queued: 100 });
         let mut progress = StreamProgress::default();
-        let mut is_stalled = |connection: Moves, stream: Moves, timeouts: u32, stands_still| {
+        let mut is_stalled = |connection: StreamBytes, stream: StreamBytes, timeouts: u32, stands_still| {
             let now = start + timeouts * options.stall_timeout;
-            let Moves { sent, queued } = connection;
+            let StreamBytes { sent, queued } = connection;
             progress.is_stalled(
                 stream,
-                &Look { now, options: &options, queued, sent, stands_still, was_deaf: false },
+                &StallCheck { now, options: &options, queued, sent, stands_still, was_deaf: false },
             )
         };
         assert!(!is_stalled(connection, stream, 0, false));

@@ -3,7 +3,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::Rejected;
+use crate::Rejection;
 
 /// Maximum number of reports in one [`SPAN`]; further rejections are only counted.
 const REPORTS_MAX: u64 = 10;
@@ -12,7 +12,7 @@ const SPAN: Duration = Duration::from_secs(1);
 /// Rate-limited reporter of rejected connections. The limit is needed because clients decide how many there
 /// are.
 pub(crate) struct Rejections {
-    tell: Arc<dyn Fn(&Rejected) + Send + Sync>,
+    callback: Arc<dyn Fn(&Rejection) + Send + Sync>,
     /// Rate-limit states: one for refusals, one for clients that closed the connection themselves. They are
     /// separate because port probes cause many of the latter, which matter less.
     states: Mutex<[State; 2]>,
@@ -32,12 +32,12 @@ impl fmt::Debug for Rejections {
 }
 
 impl Rejections {
-    pub(crate) fn new(tell: Arc<dyn Fn(&Rejected) + Send + Sync>) -> Rejections {
-        Rejections { tell, states: Mutex::default() }
+    pub(crate) fn new(callback: Arc<dyn Fn(&Rejection) + Send + Sync>) -> Rejections {
+        Rejections { callback, states: Mutex::default() }
     }
 
     /// Reports a rejection, unless the rate limit is reached.
-    pub(crate) fn report(&self, mut rejected: Rejected, now: Instant) {
+    pub(crate) fn report(&self, mut rejected: Rejection, now: Instant) {
         {
             // No code under this lock can panic halfway, so the state is consistent even if the lock is
             // poisoned.
@@ -54,14 +54,14 @@ impl Rejections {
             state.reported += 1;
             rejected.not_reported = std::mem::take(&mut state.not_reported);
         }
-        (self.tell)(&rejected);
+        (self.callback)(&rejected);
     }
 }
 
-impl Rejected {
+impl Rejection {
     /// Creates the report for a client that is not admitted.
-    pub(crate) fn new(remote: SocketAddr, error: String) -> Rejected {
-        Rejected {
+    pub(crate) fn new(remote: SocketAddr, error: String) -> Rejection {
+        Rejection {
             remote,
             server_name: String::new(),
             error,
@@ -81,11 +81,11 @@ mod tests {
     fn too_many_are_counted() {
         let seen: Arc<Mutex<Vec<u64>>> = Arc::default();
         let sink = seen.clone();
-        let tell = move |rejected: &Rejected| sink.lock().unwrap().push(rejected.not_reported);
+        let tell = move |rejected: &Rejection| sink.lock().unwrap().push(rejected.not_reported);
         let rejections = Rejections::new(Arc::new(tell));
         let now = Instant::now();
         let report =
-            |at| rejections.report(Rejected::new(SocketAddr::from(([1, 2, 3, 4], 5)), "EOF".to_owned()), at);
+            |at| rejections.report(Rejection::new(SocketAddr::from(([1, 2, 3, 4], 5)), "EOF".to_owned()), at);
         for _ in 0..50 {
             report(now);
         }
@@ -99,14 +99,15 @@ mod tests {
     fn ends_take_no_place_and_no_count_of_others() {
         let seen: Arc<Mutex<Vec<(bool, u64)>>> = Arc::default();
         let sink = seen.clone();
-        let tell = move |rejected: &Rejected| {
+        let tell = move |rejected: &Rejection| {
             sink.lock().unwrap().push((rejected.is_end_of_file, rejected.not_reported));
         };
         let rejections = Rejections::new(Arc::new(tell));
         let now = Instant::now();
         let report = |is_end_of_file, at| {
             let remote = SocketAddr::from(([1, 2, 3, 4], 5));
-            rejections.report(Rejected { is_end_of_file, ..Rejected::new(remote, "because".to_owned()) }, at);
+            rejections
+                .report(Rejection { is_end_of_file, ..Rejection::new(remote, "because".to_owned()) }, at);
         };
         for _ in 0..50 {
             report(true, now);

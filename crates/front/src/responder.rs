@@ -19,7 +19,7 @@ pub(crate) const PIECE_BYTES: usize = 64 * 1024;
 
 /// Bytes that a stream has sent and has queued, for detecting stalled streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Moves {
+pub(crate) struct StreamBytes {
     /// Total bytes ever sent.
     pub(crate) sent: u64,
     /// Bytes that are queued.
@@ -108,7 +108,7 @@ impl Responder {
     pub(crate) fn finish(mut self, result: &Result<(), Status>) {
         self.is_done = true;
         TEMPLATES.with_trailers(result, |trailers, more| {
-            self.told(self.around.http2.borrow_mut().send_trailers(self.key, trailers, more));
+            self.ignore_end(self.around.http2.borrow_mut().send_trailers(self.key, trailers, more));
         });
         self.around.charge_waiting();
     }
@@ -117,7 +117,7 @@ impl Responder {
     pub(crate) fn refuse(mut self, http: StatusCode, status: &Status) {
         self.is_done = true;
         TEMPLATES.with_refusal(http, status, |head, more| {
-            self.told(self.around.http2.borrow_mut().send_head(self.key, head, more, true));
+            self.ignore_end(self.around.http2.borrow_mut().send_head(self.key, head, more, true));
         });
     }
 
@@ -139,7 +139,7 @@ impl Responder {
     pub(crate) fn end_page(mut self) {
         self.is_done = true;
         let end = Payload::from(Bytes::new());
-        self.told(self.around.http2.borrow_mut().send_data(self.key, end, true));
+        self.ignore_end(self.around.http2.borrow_mut().send_data(self.key, end, true));
         self.around.charge_waiting();
     }
 
@@ -151,7 +151,7 @@ impl Responder {
     }
 
     /// Ignores the error of a stream that has ended. Any other error is a bug, which debug builds assert.
-    fn told(&self, sent: Result<(), SendError>) {
+    fn ignore_end(&self, sent: Result<(), SendError>) {
         debug_assert!(!matches!(sent, Err(SendError::NoHead | SendError::Invalid(_))), "{sent:?}");
     }
 
@@ -166,8 +166,8 @@ impl Responder {
     }
 
     /// Returns the bytes sent and queued on the stream.
-    pub(crate) fn moves(&self) -> Moves {
-        moves(&self.around.http2.borrow(), self.key)
+    pub(crate) fn stream_bytes(&self) -> StreamBytes {
+        stream_bytes(&self.around.http2.borrow(), self.key)
     }
 
     /// Returns the number of bytes that the client's window and the connection's output accept now.
@@ -182,8 +182,8 @@ impl Responder {
 }
 
 /// Returns the bytes sent and queued on a stream.
-pub(crate) fn moves(http2: &http2::Connection, key: Key) -> Moves {
-    Moves { sent: http2.stream_sent_bytes(key), queued: http2.stream_queued_bytes(key) }
+pub(crate) fn stream_bytes(http2: &http2::Connection, key: Key) -> StreamBytes {
+    StreamBytes { sent: http2.stream_sent_bytes(key), queued: http2.stream_queued_bytes(key) }
 }
 
 impl Drop for Responder {

@@ -81,8 +81,8 @@ async fn leave<S: Transport, K>(open: Open<S, K>, result: io::Result<()>) -> io:
     race(poll_fn(|cx| around.account.poll_doomed(cx)), through).await;
     // Ended in portions, because a client decides how many calls are open.
     let mut from = Some(0);
-    while let Some(place) = from {
-        from = connection.forget_some(place);
+    while let Some(slot) = from {
+        from = connection.forget_some(slot);
         if from.is_some() {
             tokio::task::yield_now().await;
         }

@@ -55,7 +55,7 @@ impl Turn {
     }
 
     /// Clears the transport's wake flag; called right before the transport is polled.
-    pub(crate) fn transport_seen(&self) {
+    pub(crate) fn clear_transport_wake(&self) {
         self.transport.store(false, SeqCst);
     }
 
@@ -78,7 +78,7 @@ impl Turn {
 
     /// Suppresses wakes of the task by calls and the transport, because the task is certain to run another
     /// turn, even if the current turn has ended.
-    pub(crate) fn go_on(&self) {
+    pub(crate) fn stay_awake(&self) {
         self.awake.store(true, SeqCst);
     }
 

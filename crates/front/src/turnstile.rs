@@ -46,7 +46,7 @@ struct Queue {
     /// True once all turns are admitted without waiting; never reset.
     is_open: bool,
     /// Waiting turns by address; no queue in the map is empty.
-    waiting: HashMap<IpAddr, VecDeque<Rc<Place>>>,
+    waiting: HashMap<IpAddr, VecDeque<Rc<QueueEntry>>>,
     /// Addresses with waiting turns, the next one first.
     order: VecDeque<IpAddr>,
     /// Waker of the task that begins steps, while no step is needed.
@@ -54,26 +54,26 @@ struct Queue {
 }
 
 /// Entry of one waiting turn.
-struct Place {
+struct QueueEntry {
     is_through: Cell<bool>,
     waker: RefCell<Waker>,
 }
 
 impl Queue {
     /// Removes and returns the next waiting turn whose connection still exists.
-    fn pop(&mut self) -> Option<Rc<Place>> {
+    fn pop(&mut self) -> Option<Rc<QueueEntry>> {
         loop {
             let address = self.order.pop_front()?;
             let Some(of_address) = self.waiting.get_mut(&address) else { continue };
-            let place = of_address.pop_front();
+            let entry = of_address.pop_front();
             if of_address.is_empty() {
                 self.waiting.remove(&address);
             } else {
                 self.order.push_back(address);
             }
             // Only the queue still references the entry: its connection was dropped.
-            if let Some(place) = place.filter(|place| Rc::strong_count(place) > 1) {
-                return Some(place);
+            if let Some(entry) = entry.filter(|entry| Rc::strong_count(entry) > 1) {
+                return Some(entry);
             }
         }
     }
@@ -146,16 +146,16 @@ impl Turnstile {
     fn let_through(&self, turns: usize) {
         for _ in 0..turns {
             let mut queue = self.queue.borrow_mut();
-            let Some(place) = queue.pop() else { return };
+            let Some(entry) = queue.pop() else { return };
             queue.left = queue.left.saturating_sub(1);
             drop(queue);
-            place.is_through.set(true);
-            place.waker.borrow().wake_by_ref();
+            entry.is_through.set(true);
+            entry.waker.borrow().wake_by_ref();
         }
     }
 
     /// Admits the caller now (`None`), or queues it and returns its entry.
-    fn enter(&self, party: IpAddr, waker: &Waker) -> Option<Rc<Place>> {
+    fn enter(&self, party: IpAddr, waker: &Waker) -> Option<Rc<QueueEntry>> {
         let queue = &mut *self.queue.borrow_mut();
         if queue.is_open {
             return None;
@@ -167,13 +167,13 @@ impl Turnstile {
             }
             return None;
         }
-        let place = Rc::new(Place { is_through: Cell::new(false), waker: RefCell::new(waker.clone()) });
+        let entry = Rc::new(QueueEntry { is_through: Cell::new(false), waker: RefCell::new(waker.clone()) });
         let of_address = queue.waiting.entry(party).or_default();
         if of_address.is_empty() {
             queue.order.push_back(party);
         }
-        of_address.push_back(place.clone());
-        Some(place)
+        of_address.push_back(entry.clone());
+        Some(entry)
     }
 
     /// Returns the number of messages received on all shards, except for calls that may wait.
@@ -209,7 +209,7 @@ impl Others {
 
 /// Repeated admissions of one connection through a turnstile.
 #[derive(Default)]
-pub(crate) struct Pass(Option<Rc<Place>>);
+pub(crate) struct Pass(Option<Rc<QueueEntry>>);
 
 impl Pass {
     /// Becomes ready when the turn is admitted, for a client at address `peer`. The call after that requests
@@ -217,8 +217,8 @@ impl Pass {
     pub(crate) fn poll(&mut self, turnstile: &Turnstile, peer: IpAddr, cx: &Context<'_>) -> Poll<()> {
         match &self.0 {
             None => self.0 = turnstile.enter(party(peer), cx.waker()),
-            Some(place) if place.is_through.get() => self.0 = None,
-            Some(place) => place.waker.borrow_mut().clone_from(cx.waker()),
+            Some(entry) if entry.is_through.get() => self.0 = None,
+            Some(entry) => entry.waker.borrow_mut().clone_from(cx.waker()),
         }
         if self.0.is_none() { Poll::Ready(()) } else { Poll::Pending }
     }

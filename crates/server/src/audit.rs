@@ -27,7 +27,7 @@ pub(crate) fn start(
 }
 
 /// Callback for each refused TLS handshake.
-type Rejections = Arc<dyn Fn(&front::Rejected) + Send + Sync>;
+type Rejections = Arc<dyn Fn(&front::Rejection) + Send + Sync>;
 
 /// Returns a callback that writes refused TLS handshakes to the audit log, and then calls `others`.
 pub(crate) fn rejections(shared: &Shared, others: Rejections) -> Rejections {

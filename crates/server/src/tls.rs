@@ -378,9 +378,9 @@ pub fn dialing(config: &Config) -> Result<tls::ClientTls, TlsError> {
 pub(crate) fn rejections(
     metrics: &Metrics,
     logger: &Arc<Logger>,
-) -> Arc<dyn Fn(&front::Rejected) + Send + Sync> {
+) -> Arc<dyn Fn(&front::Rejection) + Send + Sync> {
     let (counter, logger) = (metrics.tls.rejected.clone(), Arc::clone(logger));
-    Arc::new(move |rejected: &front::Rejected| {
+    Arc::new(move |rejected: &front::Rejection| {
         counter.with(&[Side::Client.name()]).add(1 + rejected.not_reported);
         let remote = front::shown_peer(rejected.remote);
         let mut fields = vec![

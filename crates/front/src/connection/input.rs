@@ -8,7 +8,7 @@ use http2::{Event, Fields, Key, Reason};
 
 use super::{Connection, add_to};
 use crate::admission;
-use crate::call::{Call, Gathering, Step, Waiting};
+use crate::call::{Call, Step, UnaryRequest, WaitingRequest};
 use crate::inbox::Inbox;
 use crate::ledger::{Charge, call_bytes};
 use crate::responder::Responder;
@@ -45,13 +45,13 @@ impl Connection {
     pub(super) fn take_input<S: Transport>(&mut self, socket: &mut Socket<S>, now: Instant) -> InputOutcome {
         let mut taken = socket.unread().len();
         self.work.get_or_insert_default().begun = 0;
-        self.around.turn.transport_seen();
+        self.around.turn.clear_transport_wake();
         loop {
             let mut at = 0;
             let next = loop {
                 self.admit_waiting(now);
                 if self.work.as_ref().is_some_and(|work| work.begun >= BEGUN_PER_ROUND_MAX)
-                    || self.around.made.is_enough()
+                    || self.around.turn_work.is_enough()
                     || self.around.account.is_doomed()
                 {
                     break EventOutcome::Pause;
@@ -122,7 +122,7 @@ impl Connection {
     /// Returns true if unsent answers and the work of this turn leave room for a new call.
     fn admits(&self) -> bool {
         let has_finished = self.work.as_ref().is_some_and(|work| !work.finished.is_empty());
-        self.around.has_room() && !has_finished && !self.around.made.is_enough()
+        self.around.has_room() && !has_finished && !self.around.turn_work.is_enough()
     }
 
     fn receive(&mut self, key: Key, fields: Arc<Fields>, end: bool, now: Instant) {
@@ -133,10 +133,11 @@ impl Connection {
         } else if self.calls.waiting() < self.around.shard.options.waiting_requests_max {
             let mut charge = Charge::new(&self.around.account);
             charge.raise_to(call_bytes(fields.heap_bytes()));
-            let waiting = Waiting { responder, fields, body: Vec::new(), is_ended: end, charge, since: now };
+            let waiting =
+                WaitingRequest { responder, fields, body: Vec::new(), is_ended: end, charge, since: now };
             self.calls.insert(key, Call::Waiting(Box::new(waiting)));
             add_to(&mut self.work.get_or_insert_default().waiting, key, &self.calls);
-            self.note_places();
+            self.note_table_entries();
         } else {
             responder.reset(Reason::REFUSED_STREAM);
         }
@@ -157,7 +158,7 @@ impl Connection {
             if let Some(Call::Waiting(waiting)) = self.calls.take(key) {
                 work.begun += 1;
                 self.park_opening();
-                let Waiting { responder, fields, body, is_ended, charge, since } = *waiting;
+                let WaitingRequest { responder, fields, body, is_ended, charge, since } = *waiting;
                 drop(charge);
                 self.around.http2.borrow_mut().release(key, body.len());
                 self.admit(responder, fields, &body, is_ended, since, now);
@@ -184,27 +185,27 @@ impl Connection {
         // The connection may wait only if all its calls may; the first call that may not wait clears the
         // flag.
         let can_wait = self.around.may_wait.get() || self.calls.is_empty();
-        let seen = &mut self.work.get_or_insert_default().seen;
-        let begun = admission::begin(&self.around, &self.service, seen, fields, responder, since, now);
+        let heads = &mut self.work.get_or_insert_default().heads;
+        let begun = admission::begin(&self.around, &self.service, heads, fields, responder, since, now);
         if !can_wait {
             self.around.may_wait.set(false);
         }
         match begun {
             None => {}
-            Some(admission::Begun::Gathering(mut gathering)) => {
+            Some(admission::AdmittedRequest::Unary(mut gathering)) => {
                 if (end || !body.is_empty()) && gathering.take(&self.around, body, end) {
                     self.serve(gathering);
                 } else {
                     self.work.get_or_insert_default().opening = Some(gathering);
                 }
             }
-            Some(admission::Begun::Streaming(streaming, deadline)) => {
+            Some(admission::AdmittedRequest::Streaming(streaming, deadline)) => {
                 fill(&streaming.inbox, body, end);
                 self.keep(key, Call::Streaming(streaming), deadline);
                 // The first message often follows directly behind the head.
                 self.work.get_or_insert_default().ready.push(key.slot() as u32);
             }
-            Some(admission::Begun::Page(page)) => {
+            Some(admission::AdmittedRequest::Page(page)) => {
                 fill(&page.inbox, body, end);
                 self.keep(key, Call::Page(page), None);
                 self.step(key.slot());
@@ -238,7 +239,7 @@ impl Connection {
     }
 
     /// Serves a call whose message is complete, or refuses it.
-    fn serve(&mut self, gathering: Box<Gathering>) {
+    fn serve(&mut self, gathering: Box<UnaryRequest>) {
         let (key, deadline) = (gathering.key(), gathering.deadline());
         let mut cx = Context::from_waker(self.calls.waker(key.slot(), &self.around.turn));
         match gathering.serve(&self.around, &self.service, &mut cx) {
@@ -256,7 +257,7 @@ impl Connection {
     /// Puts a call into the table.
     fn keep(&mut self, key: Key, call: Call, deadline: Option<Instant>) {
         self.calls.insert(key, call);
-        self.note_places();
+        self.note_table_entries();
         if let Some(deadline) = deadline {
             self.add_deadline(deadline, key);
         }

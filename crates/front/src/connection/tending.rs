@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use http2::{Key, Reason};
 
-use super::{Connection, PLACE_BYTES, PLACES_FREE};
+use super::{Connection, TABLE_ENTRIES_FREE, TABLE_ENTRY_BYTES};
 use crate::keepalive::Pulse;
-use crate::progress::{Look, Progress, StreamProgress};
-use crate::responder::moves;
+use crate::progress::{Progress, StallCheck, StreamProgress};
+use crate::responder::stream_bytes;
 use crate::socket::{Socket, Transport};
 
 /// Time without activity after which a connection frees memory that only makes the next call cheaper.
@@ -71,7 +71,7 @@ impl Connection {
             // An early alarm only causes one extra check; moving it to a later time in every turn would cost
             // more.
             if next < self.alarm || self.alarm <= now {
-                self.around.shard.clock.set(self.place, Some(self.alarm), next);
+                self.around.shard.clock.set(self.index, Some(self.alarm), next);
                 self.alarm = next;
             }
             if next > now {
@@ -149,17 +149,17 @@ impl Connection {
         work.deadlines.retain(|Reverse((_, key))| calls.contains(*key));
         let deadlines = std::mem::take(&mut work.deadlines);
         // `Calls::rest` keeps all slots up to the last open call, so the charge for these slots remains.
-        let kept = calls.places();
-        let places = work.places.take().filter(|_| kept > PLACES_FREE);
+        let kept = calls.slots();
+        let entries = work.table_entries.take().filter(|_| kept > TABLE_ENTRIES_FREE);
         self.work = None;
         if !deadlines.is_empty() {
             let work = self.work.get_or_insert_default();
             work.deadlines = deadlines;
             work.deadlines.shrink_to_fit();
         }
-        if let Some((_, mut held)) = places {
-            held.set((kept - PLACES_FREE) * PLACE_BYTES);
-            self.work.get_or_insert_default().places = Some((kept, held));
+        if let Some((_, mut held)) = entries {
+            held.set((kept - TABLE_ENTRIES_FREE) * TABLE_ENTRY_BYTES);
+            self.work.get_or_insert_default().table_entries = Some((kept, held));
         }
     }
 
@@ -231,14 +231,14 @@ impl Connection {
             return Err(io::ErrorKind::TimedOut.into());
         }
         let queued = self.around.http2.borrow().queued_bytes();
-        let look = Look { now, options: &options, queued, sent, stands_still, was_deaf };
+        let check = StallCheck { now, options: &options, queued, sent, stands_still, was_deaf };
         let mut over = Vec::new();
         for (key, call) in self.calls.iter_mut() {
-            if call.is_stalled(&look) {
+            if call.is_stalled(&check) {
                 over.push(key);
             }
         }
-        over.extend(self.stalled_answers(&look));
+        over.extend(self.stalled_answers(&check));
         for key in over {
             accounting::add(stalled, 1);
             self.forget(key);
@@ -260,17 +260,17 @@ impl Connection {
     }
 
     /// Returns the streams whose calls have ended and whose answers are stalled.
-    fn stalled_answers(&mut self, look: &Look<'_>) -> Vec<Key> {
+    fn stalled_answers(&mut self, check: &StallCheck<'_>) -> Vec<Key> {
         let http2 = self.around.http2.borrow();
         let stalls = self.work.get_or_insert_default().stalls.get_or_insert_default();
         let (mut seen, mut over) = (BTreeMap::new(), Vec::new());
         for key in http2.keys() {
-            let moves = moves(&http2, key);
-            if moves.queued == 0 || self.calls.contains(key) {
+            let bytes = stream_bytes(&http2, key);
+            if bytes.queued == 0 || self.calls.contains(key) {
                 continue;
             }
             let mut progress = stalls.undelivered.remove(&key).unwrap_or_default();
-            if progress.is_stalled(moves, look) {
+            if progress.is_stalled(bytes, check) {
                 over.push(key);
             } else {
                 seen.insert(key, progress);

@@ -12,7 +12,7 @@ use ::tls::{Resolver, ServerTls, Settings, Version};
 use accounting::Budget;
 use bytes::Bytes;
 use client::Channel;
-use mainstay_front::{Listener, ListenerSocket, Options, Rejected, Serves};
+use mainstay_front::{Listener, ListenerSocket, Options, Rejection, Serves};
 use rustls::{ClientConfig, ClientConnection};
 use rustls_pki_types::ServerName;
 use testkit::TIMEOUT;
@@ -26,7 +26,7 @@ const MIB: usize = 1 << 20;
 
 /// Records the rejections that a front reports.
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<Vec<Rejected>>>);
+struct Told(Arc<Mutex<Vec<Rejection>>>);
 
 impl Told {
     fn options(&self) -> Options {
@@ -39,7 +39,7 @@ impl Told {
     }
 
     /// Waits for the next rejection.
-    fn next(&self) -> Rejected {
+    fn next(&self) -> Rejection {
         testkit::wait_until("a rejection", TIMEOUT, || {
             let mut told = self.0.lock().unwrap();
             (!told.is_empty()).then(|| told.remove(0))
@@ -411,7 +411,7 @@ fn plain_clients_of_a_listener_that_takes_both_do_not_wait_for_handshakes() {
     let (tls, _reloader) = pki.load(pki.settings());
     let (told, gate) = (Told::default(), Arc::new(Names::default()));
     let (sink, waits) = (told.clone(), gate.clone());
-    let rejected = Arc::new(move |rejected: &Rejected| {
+    let rejected = Arc::new(move |rejected: &Rejection| {
         sink.0.lock().unwrap().push(rejected.clone());
         waits.wait();
     });
@@ -647,7 +647,7 @@ fn unix_sockets_are_served_with_and_without_tls() {
 fn held_up(options: Options, tls: &ServerTls) -> (Running, Told, Arc<Names>) {
     let (told, gate) = (Told::default(), Arc::new(Names::default()));
     let (sink, waits) = (told.clone(), gate.clone());
-    let rejected = Arc::new(move |rejected: &Rejected| {
+    let rejected = Arc::new(move |rejected: &Rejection| {
         sink.0.lock().unwrap().push(rejected.clone());
         waits.wait();
     });
