@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use api::raftpb::{ConfState, Entry, Message, MessageType, Snapshot, SnapshotMetadata};
 use bytes::Bytes;
-use peer::{BoxError, Handler, Options, SnapshotForm, fuzzing};
+use peer::{BoxError, Handler, Options, SnapshotForm, SnapshotOutcome, fuzzing};
 use prost::Message as _;
 
 use crate::script::{Scribe, Script, pieces};
@@ -120,7 +120,7 @@ impl Handler for Hole {
 
     fn unreachable(&self, _: u64) {}
 
-    fn snapshot_sent(&self, _: u64, _: bool) {}
+    fn snapshot_sent(&self, _: u64, _: SnapshotOutcome) {}
 
     fn removed(&self) {}
 

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use api::raftpb::{Entry, Message, MessageType};
 use bytes::Bytes;
-use mainstay_peer::{BoxError, Handler, Listener, Log, Options, Peers, SnapshotForm};
+use mainstay_peer::{BoxError, Handler, Listener, Log, Options, Peers, SnapshotForm, SnapshotOutcome};
 use testkit::certificates::{Pair, params_for};
 
 #[derive(Default)]
@@ -49,7 +49,7 @@ impl Handler for Member {
         eprintln!("unreachable: {id}");
     }
 
-    fn snapshot_sent(&self, _: u64, _: bool) {}
+    fn snapshot_sent(&self, _: u64, _: SnapshotOutcome) {}
 
     fn removed(&self) {}
 

@@ -29,7 +29,7 @@ pub trait Handler: Send + Sync + 'static {
     fn rejected(&self) {}
 
     /// Called when sending a snapshot has ended, on the snapshot's own thread or on the peer thread.
-    fn snapshot_sent(&self, to: u64, delivered: bool);
+    fn snapshot_sent(&self, to: u64, outcome: SnapshotOutcome);
 
     /// Called once, when a peer reports that this member was removed from the cluster.
     fn removed(&self);
@@ -58,6 +58,15 @@ pub trait Handler: Send + Sync + 'static {
         &self,
         request: http::Request<Bytes>,
     ) -> Pin<Box<dyn Future<Output = http::Response<Bytes>> + Send>>;
+}
+
+/// Result of sending a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SnapshotOutcome {
+    /// The receiver has accepted the whole snapshot.
+    Delivered,
+    /// The snapshot was not sent, or the receiver did not accept it.
+    Failed,
 }
 
 /// Format of a snapshot's bytes.

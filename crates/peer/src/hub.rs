@@ -17,7 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::account::Account;
 use crate::endpoint::Endpoint;
 use crate::error::{PostError, RequestError};
-use crate::handler::SnapshotForm;
+use crate::handler::{SnapshotForm, SnapshotOutcome};
 use crate::identity;
 use crate::inbox::{Arrivals, Command, Inbox};
 use crate::local_member::LocalMember;
@@ -153,7 +153,7 @@ impl Hub {
             self.local.report_unreachable(id);
         }
         for id in arrivals.snapshots_refused {
-            self.local.handler.snapshot_sent(id, false);
+            self.local.handler.snapshot_sent(id, SnapshotOutcome::Failed);
         }
     }
 

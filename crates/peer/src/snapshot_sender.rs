@@ -6,7 +6,7 @@ use api::raftpb::Message;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::PostError;
-use crate::handler::{Handler, OpenedSnapshot, SnapshotForm, SnapshotSource};
+use crate::handler::{Handler, OpenedSnapshot, SnapshotForm, SnapshotOutcome, SnapshotSource};
 use crate::inbox::{Command, Inbox};
 use crate::options::{Field, Level, Log, SNAPSHOT_PIECES_MAX, SNAPSHOTS_SENT_MAX};
 use crate::piece::Piece;
@@ -60,8 +60,10 @@ impl SnapshotSender {
                     );
                 }
             }
-            handler.snapshot_sent(to, sent.is_ok());
-            if sent.is_err() {
+            if sent.is_ok() {
+                handler.snapshot_sent(to, SnapshotOutcome::Delivered);
+            } else {
+                handler.snapshot_sent(to, SnapshotOutcome::Failed);
                 handler.unreachable(to);
             }
         };

@@ -20,7 +20,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use machine::Member;
 use numbers::{LeaseId, MemberId, Seconds};
-use peer::{BoxError, SnapshotForm};
+use peer::{BoxError, SnapshotForm, SnapshotOutcome};
 use prost::Message as _;
 use serde_json::json;
 
@@ -310,7 +310,8 @@ impl peer::Handler for Peering {
         self.shared.metrics.tls.rejected.with(&["peer"]).inc();
     }
 
-    fn snapshot_sent(&self, to: u64, delivered: bool) {
+    fn snapshot_sent(&self, to: u64, outcome: SnapshotOutcome) {
+        let delivered = outcome == SnapshotOutcome::Delivered;
         self.shared.core.send(PeerRequest::SnapshotSent { to: MemberId(to), delivered });
     }
 

@@ -11,7 +11,7 @@ use api::Rpc;
 use api::raftpb::Message;
 use bytes::Bytes;
 use oracle::History;
-use peer::{Handler as _, RequestError};
+use peer::{Handler as _, RequestError, SnapshotOutcome};
 
 use crate::checks::Checks;
 use crate::member::{Caller, Heard, Place, Process, Reply};
@@ -406,7 +406,9 @@ impl World {
             Event::SnapshotEnded { from: (at, life), to, delivered } => {
                 if let Some(process) = self.wake(at, life) {
                     process.sending.retain(|sending| sending.to != to);
-                    process.stepped.peering().snapshot_sent(to, delivered);
+                    let outcome =
+                        if delivered { SnapshotOutcome::Delivered } else { SnapshotOutcome::Failed };
+                    process.stepped.peering().snapshot_sent(to, outcome);
                     if !delivered {
                         process.stepped.peering().unreachable(to);
                     }

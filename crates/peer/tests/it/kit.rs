@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use api::raftpb::{Entry, Message, MessageType};
 use bytes::Bytes;
-use mainstay_peer::{BoxError, Handler, Listener, Log, Options, Peers, SnapshotForm};
+use mainstay_peer::{BoxError, Handler, Listener, Log, Options, Peers, SnapshotForm, SnapshotOutcome};
 
 pub const CLUSTER: u64 = 0xc1;
 pub const DEADLINE: Duration = testkit::TIMEOUT;
@@ -101,7 +101,8 @@ impl Handler for Recorder {
         self.with(|heard| heard.unreachable.push(id));
     }
 
-    fn snapshot_sent(&self, to: u64, delivered: bool) {
+    fn snapshot_sent(&self, to: u64, outcome: SnapshotOutcome) {
+        let delivered = outcome == SnapshotOutcome::Delivered;
         self.with(|heard| heard.snapshots_sent.push((to, delivered)));
     }
 

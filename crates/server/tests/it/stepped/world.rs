@@ -19,7 +19,7 @@ use clock::{Clock, HandClock};
 use config::{Config, Invocation, parse};
 use disk::MemDisk;
 use mainstay_server::stepped::{Beginning, Going, Setup, Stepped, Switches, Thresholds};
-use peer::{Figures, Handler as _, RequestError, SnapshotForm, SnapshotSource, Target};
+use peer::{Figures, Handler as _, RequestError, SnapshotForm, SnapshotOutcome, SnapshotSource, Target};
 use prost::Message as _;
 use replica::peer_links::{Answered, PeerLinks};
 use telemetry::logging::{Format, Level, Logger};
@@ -487,7 +487,9 @@ impl World {
             }
             Letter::Taken { from, to, delivered } => {
                 if let Some(member) = self.reached(from) {
-                    member.peering().snapshot_sent(to, delivered);
+                    let outcome =
+                        if delivered { SnapshotOutcome::Delivered } else { SnapshotOutcome::Failed };
+                    member.peering().snapshot_sent(to, outcome);
                 }
             }
         }
