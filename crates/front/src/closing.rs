@@ -52,3 +52,34 @@ impl Closing {
         let _ = self.0.wait_for(|shutdown| *shutdown == Shutdown::Immediate).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    fn poll(future: impl Future<Output = ()>) -> Poll<()> {
+        pin!(future).poll(&mut Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn a_shutdown_begins_before_it_is_immediate() {
+        let (sender, receiver) = watch::channel(Shutdown::NotBegun);
+        let mut closing = Closing(receiver);
+        assert!(!closing.has_begun() && poll(closing.begun()).is_pending());
+        sender.send_replace(Shutdown::Graceful);
+        assert!(closing.has_begun() && poll(closing.begun()).is_ready());
+        assert!(poll(closing.immediate()).is_pending());
+        sender.send_replace(Shutdown::Immediate);
+        assert!(poll(closing.begun()).is_ready() && poll(closing.immediate()).is_ready());
+    }
+
+    #[test]
+    fn a_front_that_was_dropped_counts_as_shut_down() {
+        let (close, mut closing) = Closing::by_hand();
+        drop(close);
+        assert!(poll(closing.begun()).is_ready() && poll(closing.immediate()).is_ready());
+    }
+}

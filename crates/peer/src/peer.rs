@@ -375,3 +375,97 @@ impl Peer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::Future;
+    use std::io;
+    use std::pin::Pin;
+    use std::time::Duration;
+
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::client::Client;
+    use crate::dialer::Dialer;
+    use crate::handler::{Handler, SnapshotForm, SnapshotOutcome};
+    use crate::identity::Identity;
+    use crate::options::Options;
+    use crate::{BoxError, Log};
+
+    /// Handler of a member that receives nothing.
+    struct NoHandler;
+
+    impl Handler for NoHandler {
+        fn received(&self, _: &mut Vec<Message>) {}
+
+        fn is_removed(&self, _: u64) -> bool {
+            false
+        }
+
+        fn unreachable(&self, _: u64) {}
+
+        fn snapshot_sent(&self, _: u64, _: SnapshotOutcome) {}
+
+        fn removed(&self) {}
+
+        fn receive_snapshot(
+            &self,
+            _: Message,
+            _: SnapshotForm,
+            _: &mut dyn Iterator<Item = io::Result<Bytes>>,
+        ) -> Result<(), BoxError> {
+            Ok(())
+        }
+
+        fn http(
+            &self,
+            _: http::Request<Bytes>,
+        ) -> Pin<Box<dyn Future<Output = http::Response<Bytes>> + Send>> {
+            Box::pin(async { http::Response::new(Bytes::new()) })
+        }
+    }
+
+    fn local_member() -> LocalMember {
+        let options = Options {
+            local_id: 1,
+            cluster_id: 7,
+            peer_urls: Vec::new(),
+            server_version: "3.7.0",
+            min_cluster_version: "3.0.0",
+            read_timeout: Duration::from_secs(5),
+            write_timeout: Duration::from_secs(5),
+            listeners: Vec::new(),
+            tls: None,
+            local_address: None,
+        };
+        let identity = Identity::new(&options).expect("the versions are header values");
+        let (log, times): (Log, _) = (Arc::new(|_, _, _| {}), (options.read_timeout, options.write_timeout));
+        LocalMember::new(identity, Arc::new(NoHandler), log, times, Client::new(Dialer::new(None, None)))
+    }
+
+    #[test]
+    fn a_message_waits_for_a_stream_or_else_for_the_pipeline() {
+        let (local, account) = (local_member(), Arc::new(Account::new(2)));
+        let peer = Peer::member(&local, Arc::clone(&account), &[]);
+        let enqueue = || {
+            let message = Message { to: Some(2), ..Message::default() };
+            assert!(account.take(&message));
+            peer.enqueue(message)
+        };
+        let outcomes: Vec<QueueOutcome> = (0..=PIPELINED_MAX).map(|_| enqueue()).collect();
+        let (first, rest) = outcomes.split_at(PIPELINE_CONNECTIONS);
+        assert!(first.iter().all(|outcome| *outcome == QueueOutcome::PipelineNeeded), "{first:?}");
+        let (last, between) = rest.split_last().expect("the queue is longer");
+        assert!(between.iter().all(|outcome| *outcome == QueueOutcome::Queued), "{between:?}");
+        assert_eq!(*last, QueueOutcome::Dropped);
+        // A stream takes messages although the queue of the pipeline is full.
+        let generation = peer.attach(&local, Kind::Message);
+        assert_eq!(enqueue(), QueueOutcome::Queued);
+        assert!(peer.next(Kind::Message).is_some() && peer.next(Kind::Message).is_none());
+        peer.detach(&local, Kind::Message, generation);
+        assert_eq!(enqueue(), QueueOutcome::Dropped);
+        peer.close();
+        assert_eq!(account.figures().queued_messages, 0);
+    }
+}
