@@ -15,7 +15,7 @@ use transport::{Detached, HandshakeThread, Stream, before_deadline};
 use crate::closing::Closing;
 use crate::handshakes::{HandshakeContext, ListenerTls, PendingHandshake, Quota};
 use crate::shard_channels::{OpenSlot, ShardChannels};
-use crate::{Listener, Origin, Serves};
+use crate::{Listener, Origin, Protocols};
 
 /// Pause after `accept` fails with an error such as too many open files.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -95,7 +95,7 @@ struct BoundListener {
     next: Cell<u16>,
     secured: Option<Arc<ListenerTls>>,
     also_plain: bool,
-    serves: Serves,
+    serves: Protocols,
 }
 
 impl BoundListener {
@@ -186,7 +186,7 @@ impl Acceptor {
     }
 
     /// Gives a connection without TLS to a shard.
-    fn let_in(&self, stream: Stream, peer: SocketAddr, serves: Serves) {
+    fn let_in(&self, stream: Stream, peer: SocketAddr, serves: Protocols) {
         // Detached from this runtime's event loop; the shard thread registers the socket in its own. This
         // fails only for a broken socket.
         let Ok(stream) = stream.detach() else { return };

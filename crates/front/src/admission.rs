@@ -14,7 +14,7 @@ use crate::assembler::Assembler;
 use crate::call::{DEADLINE, StreamingCall, UnaryRequest, begin_stream};
 use crate::context::ConnectionContext;
 use crate::head::Head;
-use crate::listener::{Origin, Serves};
+use crate::listener::{Origin, Protocols};
 use crate::metadata::Metadata;
 use crate::page::Page;
 use crate::responder::Responder;
@@ -207,9 +207,9 @@ fn examine(
 fn is_page(from: &Origin, content_type: Option<&[u8]>) -> bool {
     from.is_tls
         && match from.serves {
-            Serves::Grpc => false,
-            Serves::Pages => true,
-            Serves::All => !is_grpc(content_type.unwrap_or_default()),
+            Protocols::Grpc => false,
+            Protocols::Pages => true,
+            Protocols::All => !is_grpc(content_type.unwrap_or_default()),
         }
 }
 

@@ -29,7 +29,7 @@ use crate::shard;
 use crate::shard_state::ShardState;
 use crate::socket::Wire;
 use crate::turnstile::Turnstile;
-use crate::{Options, Origin, Serves, Service, connection};
+use crate::{Options, Origin, Protocols, Service, connection};
 use accounting::{Budget, ShardCounters};
 
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -149,7 +149,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secure<S> {
     {
         let name = self.common_name().map(Arc::from);
         let peer = SocketAddr::from((PEER, 1));
-        let origin = Origin { peer, common_name: name, is_tls: true, serves: Serves::All };
+        let origin = Origin { peer, common_name: name, is_tls: true, serves: Protocols::All };
         serve_on(self.wire, origin, Some(self.admission), state(options, LongTurns::open()), service).await
     }
 }

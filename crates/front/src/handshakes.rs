@@ -29,7 +29,7 @@ use crate::closing::Closing;
 use crate::rejections::Rejections;
 use crate::shard_channels::{ShardChannels, TlsState};
 use crate::socket::Transport;
-use crate::{Origin, Rejection, Serves};
+use crate::{Origin, Protocols, Rejection};
 use accounting::Budget;
 use accounting::{Charge, party};
 
@@ -159,7 +159,7 @@ impl Drop for QuotaShare {
 pub(crate) struct ListenerTls {
     pub(crate) tls: tls::ServerTls,
     pub(crate) checks_address: bool,
-    pub(crate) serves: Serves,
+    pub(crate) serves: Protocols,
 }
 
 /// Accepted connection whose handshake has not begun.

@@ -77,7 +77,7 @@ pub use exchange::{ChunkSource, Exchange, LocalStream, RequestBody, ResponseBody
 pub use front::{Front, start};
 pub use head::Head;
 pub use inbound::{Inbound, NextMessage};
-pub use listener::{Listener, Origin, Rejection, Serves, shown_peer};
+pub use listener::{Listener, Origin, Protocols, Rejection, shown_peer};
 pub use messages::Messages;
 pub use metadata::Metadata;
 pub use options::Options;

@@ -21,12 +21,12 @@ pub struct Listener {
     /// listeners for metrics.
     pub checks_address: bool,
     /// Protocols that the listener serves.
-    pub serves: Serves,
+    pub serves: Protocols,
 }
 
 /// Protocols that a listener serves. A connection that speaks another protocol is closed, as in etcd.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Serves {
+pub enum Protocols {
     /// gRPC, and HTTP pages such as `/health` and `/metrics`.
     #[default]
     All,
@@ -36,13 +36,13 @@ pub enum Serves {
     Pages,
 }
 
-impl Serves {
+impl Protocols {
     /// Returns true if connections of this protocol are served. Pages are served over HTTP/2 only with TLS.
     pub(crate) fn takes(self, is_http2: bool, is_tls: bool) -> bool {
         match self {
-            Serves::All => true,
-            Serves::Grpc => is_http2,
-            Serves::Pages => !is_http2 || is_tls,
+            Protocols::All => true,
+            Protocols::Grpc => is_http2,
+            Protocols::Pages => !is_http2 || is_tls,
         }
     }
 }
@@ -54,7 +54,7 @@ impl From<TcpListener> for Listener {
             tls: None,
             also_plain: false,
             checks_address: false,
-            serves: Serves::All,
+            serves: Protocols::All,
         }
     }
 }
@@ -71,13 +71,13 @@ pub struct Origin {
     /// True if the connection is encrypted.
     pub is_tls: bool,
     /// Protocols that the connection's listener serves.
-    pub serves: Serves,
+    pub serves: Protocols,
 }
 
 impl Origin {
     /// Creates the origin of an unencrypted connection.
     pub fn plain(peer: SocketAddr) -> Origin {
-        Origin { peer, common_name: None, is_tls: false, serves: Serves::All }
+        Origin { peer, common_name: None, is_tls: false, serves: Protocols::All }
     }
 
     /// Returns the placeholder address for a client of a Unix socket. Numbers repeat after 65,536

@@ -16,7 +16,7 @@ use api::{Rpc, Status, error};
 use bytes::Bytes;
 use cli::Matches;
 use client::{CallOptions, Client, Settings, Tls, TlsFiles, Transport};
-use front::{Front, Listener, Serves};
+use front::{Front, Listener, Protocols};
 use prost::Message as _;
 use telemetry::logging::{Format, Level, Logger, Value};
 use tls::{Event, Reloader, SelfSigned, SystemClock};
@@ -172,8 +172,11 @@ impl GrpcProxy {
                     "cannot listen on TLS for {at}: KeyFile and CertFile are not presented"
                 )));
             }
-            let listener =
-                Listener { tls: server.filter(|_| secure), serves: Serves::Pages, ..Listener::from(socket) };
+            let listener = Listener {
+                tls: server.filter(|_| secure),
+                serves: Protocols::Pages,
+                ..Listener::from(socket)
+            };
             let options = front::Options { shards: 1, ..front_options };
             fronts
                 .push(front::start(options, vec![listener], Arc::new(move |_| make(false))).map_err(fault)?);

@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use config::{Config, Url};
-use front::{ListenerSocket, Serves};
+use front::{ListenerSocket, Protocols};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use tls::ServerTls;
 
@@ -77,9 +77,10 @@ impl Listeners {
         let has_pages_apart = !config.listen_client_http_urls.is_empty();
         let mut clients: Vec<front::Listener> = Vec::new();
         let (mut addresses, mut client_of_url) = (Vec::new(), Vec::new());
-        let of_all = if has_pages_apart { Serves::Grpc } else { Serves::All };
+        let of_all = if has_pages_apart { Protocols::Grpc } else { Protocols::All };
         let urls = config.listen_client_urls.iter().map(|url| (url, of_all));
-        for (url, serves) in urls.chain(config.listen_client_http_urls.iter().map(|url| (url, Serves::Pages)))
+        for (url, serves) in
+            urls.chain(config.listen_client_http_urls.iter().map(|url| (url, Protocols::Pages)))
         {
             // As in etcd, one socket serves all URLs of one address, even if one URL uses TLS and another does not.
             let address = (url.scheme().is_unix(), url.host(), url.port(), serves);
@@ -100,7 +101,7 @@ impl Listeners {
         for url in &config.listen_metrics_urls {
             // As in etcd, only the listeners for metrics compare names in clients' certificates with the
             // client's address.
-            metrics.push(bind(url, tls.for_metrics(url), Serves::All, true)?);
+            metrics.push(bind(url, tls.for_metrics(url), Protocols::All, true)?);
         }
         let mut console = Vec::new();
         for url in &config.listen_console_urls {

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::SeqCst;
 
 use accounting::Budget;
-use mainstay_front::{Listener, ListenerSocket, Options, Serves};
+use mainstay_front::{Listener, ListenerSocket, Options, Protocols};
 use testkit::http2::{
     Connection, DATA, END_HEADERS, END_STREAM, Frame, HEADERS, RST_STREAM, WINDOW_UPDATE, block, frame,
     message,
@@ -25,7 +25,7 @@ struct Secured {
     _pki: Pki,
 }
 
-fn secured(options: Options, serves: Serves) -> Secured {
+fn secured(options: Options, serves: Protocols) -> Secured {
     let pki = Pki::new();
     let (tls, _) = pki.load(pki.settings());
     let (listener, address) = testkit::ports::listen();
@@ -70,7 +70,7 @@ fn body(raw: &mut Connection, stream: u32) -> Vec<u8> {
 fn answers_that_wait_for_a_window_are_charged() {
     const EACH: usize = 100_000;
     let budget = Budget::new(16 * MIB);
-    let secured = secured(Options { budget: budget.clone(), ..Options::default() }, Serves::All);
+    let secured = secured(Options { budget: budget.clone(), ..Options::default() }, Protocols::All);
     let mut raw = Connection::h2(secured.tunnel.address, &SHUT);
     for call in 0..50 {
         ask(&mut raw, "/whole/100000", 2 * call + 1);
@@ -96,7 +96,7 @@ fn bodies_count_against_what_the_calls_of_a_connection_may_hold() {
     const PART: usize = 50_000;
     let budget = Budget::new(64 * MIB);
     let options = Options { budget: budget.clone(), request_bytes_max: 2 * PART - 1, ..Options::default() };
-    let secured = secured(options, Serves::All);
+    let secured = secured(options, Protocols::All);
     let mut raw = Connection::h2(secured.tunnel.address, &SHUT);
     let post = [(":method", "POST"), (":scheme", "https"), (":path", "/whole/1"), (":authority", "test")];
     raw.send(&frame(HEADERS, END_HEADERS, 1, &block(&post)));
@@ -123,7 +123,7 @@ fn bodies_count_against_what_the_calls_of_a_connection_may_hold() {
 fn pieces_are_made_only_for_an_open_window() {
     const CALLS: u32 = 20;
     let budget = Budget::new(64 * MIB);
-    let secured = secured(Options { budget: budget.clone(), ..Options::default() }, Serves::All);
+    let secured = secured(Options { budget: budget.clone(), ..Options::default() }, Protocols::All);
     let made = || secured.running.seen.pieces.load(SeqCst);
     let mut raw = Connection::h2(secured.tunnel.address, &SHUT);
     for call in 0..CALLS {
@@ -153,7 +153,7 @@ fn pieces_are_made_only_for_an_open_window() {
 
 #[test]
 fn an_answer_arrives_whole() {
-    let secured = secured(Options::default(), Serves::All);
+    let secured = secured(Options::default(), Protocols::All);
     let mut raw = Connection::h2(secured.tunnel.address, &[]);
     for (call, path) in ["/whole/300000", "/chunks/100000", "/whole/1"].into_iter().enumerate() {
         let stream = 2 * u32::try_from(call).unwrap() + 1;
@@ -165,7 +165,7 @@ fn an_answer_arrives_whole() {
 
 #[test]
 fn a_listener_for_one_of_both_serves_no_other() {
-    let apart = secured(Options::default(), Serves::Pages);
+    let apart = secured(Options::default(), Protocols::Pages);
     let mut raw = Connection::h2(apart.tunnel.address, &[]);
     ask(&mut raw, "/whole/5", 1);
     assert_eq!(body(&mut raw, 1).len(), 5);
@@ -173,7 +173,7 @@ fn a_listener_for_one_of_both_serves_no_other() {
     raw.call(3, "/test.Echo/Unary", &[], &message(0, b"a"));
     assert!(body(&mut raw, 3).starts_with(b"POST"));
 
-    let apart = secured(Options::default(), Serves::Grpc);
+    let apart = secured(Options::default(), Protocols::Grpc);
     let mut raw = Connection::h2(apart.tunnel.address, &[]);
     ask(&mut raw, "/whole/5", 1);
     assert_eq!(raw.next_of(HEADERS).flags & END_STREAM, END_STREAM, "it is refused as a call");

@@ -12,7 +12,7 @@ use ::tls::{Resolver, ServerTls, Settings, Version};
 use accounting::Budget;
 use bytes::Bytes;
 use client::Channel;
-use mainstay_front::{Listener, ListenerSocket, Options, Rejection, Serves};
+use mainstay_front::{Listener, ListenerSocket, Options, Protocols, Rejection};
 use rustls::{ClientConfig, ClientConnection};
 use rustls_pki_types::ServerName;
 use testkit::TIMEOUT;
@@ -62,7 +62,7 @@ fn serve_with(options: Options, tls: &ServerTls, checks_address: bool) -> Runnin
             tls: Some(tls.clone()),
             also_plain: false,
             checks_address,
-            serves: Serves::All,
+            serves: Protocols::All,
         }],
     )
 }
@@ -316,7 +316,7 @@ fn the_first_byte_tells_tls_from_plain_where_a_listener_takes_both() {
         tls: Some(tls.clone()),
         also_plain: true,
         checks_address: false,
-        serves: Serves::All,
+        serves: Protocols::All,
     };
     let options = Options { handshake_timeout: Duration::from_secs(3600), ..told.options() };
     let running = run_on(options, address, sockets.map(both).into());
@@ -354,7 +354,7 @@ fn a_listener_that_takes_both_waits_for_a_first_byte_as_for_a_handshake() {
     let (listener, address) = testkit::ports::listen();
     let socket = ListenerSocket::Tcp(listener);
     let listener =
-        Listener { socket, tls: Some(tls), also_plain: true, checks_address: false, serves: Serves::All };
+        Listener { socket, tls: Some(tls), also_plain: true, checks_address: false, serves: Protocols::All };
     let _running = run_on(options, address, vec![listener]);
     let mut silent = testkit::http1::connect(address);
     assert!(told.next().error.ends_with("i/o timeout"));
@@ -370,7 +370,7 @@ fn serve_both(tls: &ServerTls, options: Options) -> Running {
         tls: Some(tls.clone()),
         also_plain: true,
         checks_address: false,
-        serves: Serves::All,
+        serves: Protocols::All,
     };
     let options = Options { handshake_timeout: Duration::from_secs(3600), ..options };
     run_on(options, address, vec![listener])
@@ -619,7 +619,7 @@ fn unix_sockets_are_served_with_and_without_tls() {
         let running = run_on(
             one_shard(),
             nowhere,
-            vec![Listener { socket, tls, also_plain: false, checks_address: true, serves: Serves::All }],
+            vec![Listener { socket, tls, also_plain: false, checks_address: true, serves: Protocols::All }],
         );
         let mut stream = UnixStream::connect(&path).unwrap();
         stream.set_read_timeout(Some(TIMEOUT)).unwrap();
