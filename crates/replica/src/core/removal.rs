@@ -43,9 +43,34 @@ pub(super) struct Compaction {
     pub revision: Revision,
 }
 
+/// A compaction whose removal has not begun, because watches that lag behind may still need its versions.
+#[derive(Clone, Copy)]
+struct Pending {
+    /// Compact revision that the compaction set.
+    revision: Revision,
+    /// Current revision when the compaction was applied; its removal begins once all watches have seen
+    /// everything up to here.
+    after: Revision,
+    since: Instant,
+}
+
+impl Pending {
+    /// Returns true if the removal may begin: all watches have seen enough, or were given enough time.
+    fn is_due(&self, all_saw: impl Fn(Revision) -> bool, now: Instant) -> bool {
+        all_saw(self.after) || now.saturating_duration_since(self.since) >= WATCHES_TIMEOUT
+    }
+}
+
 /// The removal of versions that compactions made unreadable. It begins once all watches have seen everything
 /// up to the publication of the compaction and the new [`Removal::through`] is published, and then continues
 /// in slices with pauses in between.
+///
+/// Compactions may follow each other faster than the watches that lag behind. Then the oldest compaction keeps
+/// its own time limit, and its removal begins without the newer ones.
+///
+/// Worked example: compactions arrive every 4 s, and one watch reads nothing. Those of 0 s and 4 s are pending;
+/// that of 8 s replaces that of 4 s. At 10 s the removal of the first begins, and the watch is canceled. At the
+/// next step all remaining watches have seen everything, and the compaction of 8 s follows.
 ///
 /// This type only decides when to remove; it removes nothing itself.
 pub(super) struct Removal {
@@ -53,15 +78,20 @@ pub(super) struct Removal {
     pause: Duration,
     /// Compact revision of the state.
     compacted: Revision,
+    /// The oldest compaction whose removal has not begun.
+    oldest: Option<Pending>,
+    /// The newest compaction behind `oldest`. It covers those between the two.
+    newest: Option<Pending>,
+    /// True if the present `through` was published by this process and may have left versions to remove. A
+    /// removal that a start continues has not: it waits with a pending compaction.
+    has_slices: bool,
     /// Compactions that are not published yet.
     unpublished: Vec<Compaction>,
     is_open: bool,
     next: Instant,
     /// Revision above which all versions are still present.
     through: Revision,
-    /// Current revision when the last compaction was applied; its removal begins once all watches have seen
-    /// everything up to here.
-    after: Revision,
+    /// Time of the last compaction.
     asked: Instant,
     /// Answers to compaction requests that wait for the removal.
     waiters: Vec<Reply>,
@@ -74,11 +104,13 @@ impl Removal {
         Removal {
             pause,
             compacted,
+            oldest: None,
+            newest: None,
+            has_slices: false,
             unpublished: Vec::new(),
             is_open: true,
             next: now,
             through: compacted,
-            after: Revision(0),
             asked: now,
             waiters: Vec::new(),
         }
@@ -91,15 +123,21 @@ impl Removal {
         if is_hashed {
             self.unpublished.push(Compaction { previous, revision });
         }
-        (self.is_open, self.next, self.after, self.asked) = (true, now, current, now);
+        let pending = Pending { revision, after: current, since: now };
+        match self.oldest {
+            Some(_) => self.newest = Some(pending),
+            None => self.oldest = Some(pending),
+        }
+        (self.is_open, self.next, self.asked) = (true, now, now);
     }
 
-    /// Records that another member's state, with these compact and current revisions, replaced the present
-    /// one. The sender may have removed any compacted version: watches that need one are canceled, because
-    /// they would miss events.
-    pub fn restored(&mut self, compacted: Revision, current: Revision, now: Instant) {
+    /// Records that another member's state, with this compact revision, replaced the present one. The sender
+    /// may have removed any compacted version: watches that need one are canceled, because they would miss
+    /// events.
+    pub fn restored(&mut self, compacted: Revision, now: Instant) {
         (self.compacted, self.through) = (compacted, compacted);
-        (self.is_open, self.next, self.after, self.asked) = (true, now, current, now);
+        (self.oldest, self.newest, self.has_slices) = (None, None, false);
+        (self.is_open, self.next, self.asked) = (true, now, now);
         // These compactions belong to the replaced state.
         self.unpublished.clear();
     }
@@ -120,25 +158,26 @@ impl Removal {
     }
 
     /// Returns the next step. `all_saw` says if all watches were notified of everything up to a revision.
-    pub fn step(
-        &mut self,
-        compacted: Revision,
-        all_saw: impl FnOnce(Revision) -> bool,
-        now: Instant,
-    ) -> Step {
+    pub fn step(&mut self, all_saw: impl Fn(Revision) -> bool, now: Instant) -> Step {
         if !self.is_open || now < self.next {
             return Step::Nothing;
         }
         self.next = now + self.pause;
-        if self.through >= compacted {
-            return Step::Remove;
-        }
-        let waited = now.saturating_duration_since(self.asked) >= WATCHES_TIMEOUT;
-        if !all_saw(self.after) && !waited {
-            return Step::Nothing;
-        }
+        let Some(oldest) = self.oldest else { return Step::Remove };
+        let begun = match self.newest {
+            Some(newest) if newest.is_due(&all_saw, now) => {
+                (self.oldest, self.newest) = (None, None);
+                newest
+            }
+            _ if oldest.is_due(&all_saw, now) => {
+                self.oldest = self.newest.take();
+                oldest
+            }
+            _ if self.has_slices => return Step::Remove,
+            _ => return Step::Nothing,
+        };
         // The revision is published before anything is removed.
-        self.through = compacted;
+        (self.through, self.has_slices) = (begun.revision, true);
         Step::Publish
     }
 
@@ -147,12 +186,17 @@ impl Removal {
     pub fn sliced(&mut self, sliced: Sliced, now: Instant) -> (Vec<Reply>, Option<Duration>) {
         let took = match sliced {
             Sliced::Some => return (Vec::new(), None),
+            // The rest belongs to a compaction whose removal has not begun.
+            Sliced::Waits | Sliced::All if self.oldest.is_some() => {
+                self.has_slices = false;
+                return (Vec::new(), None);
+            }
             Sliced::Waits => {
                 self.next = now + READERS_PAUSE;
                 None
             }
             Sliced::All => {
-                self.is_open = false;
+                (self.is_open, self.has_slices) = (false, false);
                 Some(now.saturating_duration_since(self.asked))
             }
         };
@@ -195,16 +239,50 @@ mod tests {
         let mut removal = Removal::new(Revision(0), PAUSE, now);
         removal.compacted(Revision(5), Revision(9), true, now);
         assert_eq!(removal.take_unpublished(), [Compaction { previous: Revision(0), revision: Revision(5) }]);
-        assert_eq!(removal.step(Revision(5), |revision| revision < Revision(9), now), Step::Nothing);
+        assert_eq!(removal.step(|revision| revision < Revision(9), now), Step::Nothing);
         assert_eq!((removal.through(), removal.wait(now)), (Revision(0), Some(PAUSE)));
-        assert_eq!(removal.step(Revision(5), |_| true, now), Step::Nothing, "it pauses");
-        assert_eq!(removal.step(Revision(5), |revision| revision <= Revision(9), now + PAUSE), Step::Publish);
+        assert_eq!(removal.step(|_| true, now), Step::Nothing, "it pauses");
+        assert_eq!(removal.step(|revision| revision <= Revision(9), now + PAUSE), Step::Publish);
         assert_eq!(removal.through(), Revision(5));
-        assert_eq!(removal.step(Revision(5), |_| false, now + 2 * PAUSE), Step::Remove);
+        assert_eq!(removal.step(|_| false, now + 2 * PAUSE), Step::Remove);
         // Watches that lag behind for too long are not waited for.
         removal.compacted(Revision(7), Revision(12), false, now);
         assert!(removal.take_unpublished().is_empty());
-        assert_eq!(removal.step(Revision(7), |_| false, now + WATCHES_TIMEOUT), Step::Publish);
+        assert_eq!(removal.step(|_| false, now + WATCHES_TIMEOUT), Step::Publish);
+    }
+
+    #[test]
+    fn compactions_that_follow_each_other_quickly_do_not_keep_a_lagging_watch_for_ever() {
+        let start = Instant::now();
+        let mut removal = Removal::new(Revision(0), PAUSE, start);
+        let at = |seconds| start + Duration::from_secs(seconds);
+        for (seconds, revision) in [(0, 5), (4, 6), (8, 7)] {
+            removal.compacted(Revision(revision), Revision(10 + revision), false, at(seconds));
+            removal.keep(reply());
+            assert_eq!(removal.step(|_| false, at(seconds)), Step::Nothing, "after {seconds} s");
+        }
+        assert_eq!(removal.step(|_| false, at(10)), Step::Publish);
+        assert_eq!(removal.through(), Revision(5), "a watch has 10 s after each compaction");
+        assert_eq!(removal.step(|_| false, at(11)), Step::Remove);
+        let (told, took) = removal.sliced(Sliced::Waits, at(11));
+        assert!(told.is_empty() && took.is_none(), "the compactions behind it are not removed");
+        assert_eq!(removal.step(|_| false, at(12)), Step::Nothing);
+        assert_eq!(removal.step(|_| false, at(18)), Step::Publish);
+        assert_eq!(removal.through(), Revision(7));
+        assert_eq!(removal.step(|_| false, at(19)), Step::Remove);
+        let (told, took) = removal.sliced(Sliced::All, at(19));
+        assert_eq!((told.len(), took), (3, Some(Duration::from_secs(11))));
+    }
+
+    #[test]
+    fn watches_that_saw_the_newest_compaction_let_all_be_removed_at_once() {
+        let now = Instant::now();
+        let mut removal = Removal::new(Revision(0), PAUSE, now);
+        removal.compacted(Revision(5), Revision(9), false, now);
+        removal.compacted(Revision(7), Revision(12), false, now);
+        assert_eq!(removal.step(|_| true, now), Step::Publish);
+        assert_eq!(removal.through(), Revision(7));
+        assert_eq!(removal.step(|_| true, now + PAUSE), Step::Remove);
     }
 
     #[test]
@@ -212,7 +290,7 @@ mod tests {
         let now = Instant::now();
         let mut removal = Removal::new(Revision(0), PAUSE, now);
         removal.compacted(Revision(5), Revision(9), true, now);
-        removal.restored(Revision(20), Revision(30), now);
+        removal.restored(Revision(20), now);
         assert!(removal.take_unpublished().is_empty());
         removal.compacted(Revision(25), Revision(30), true, now);
         assert_eq!(

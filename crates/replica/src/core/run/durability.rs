@@ -379,8 +379,7 @@ impl Core {
         if !self.machine.is_whole() {
             return;
         }
-        let compacted = self.machine.store.compact_revision();
-        match self.removal.step(compacted, |revision| self.shared.all_saw(revision), now) {
+        match self.removal.step(|revision| self.shared.all_saw(revision), now) {
             removal::Step::Nothing => return,
             removal::Step::Publish => {
                 self.applied_since = true;
@@ -388,15 +387,14 @@ impl Core {
             }
             removal::Step::Remove => {}
         }
-        let removable = self.shared.long_reads.removable(compacted, now);
+        // Versions of a compaction whose removal has not begun stay: watches may still need them.
+        let wanted = self.removal.through();
+        let removable = self.shared.long_reads.removable(wanted, now);
         if removable.overtaken > 0 {
             self.shared.metrics.long_reads.overtaken.add(removable.overtaken as u64);
             self.logger.warn(
                 "ended readers that kept a compaction from removing for too long",
-                &[
-                    ("readers", Value::Uint(removable.overtaken as u64)),
-                    ("revision", Value::Int(compacted.0)),
-                ],
+                &[("readers", Value::Uint(removable.overtaken as u64)), ("revision", Value::Int(wanted.0))],
             );
         }
         let versions = self.machine.store.stats().versions;

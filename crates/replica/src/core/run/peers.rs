@@ -926,8 +926,7 @@ impl Core {
             self.proposals.forget_commands();
         }
         self.history.restored(restore.index, restore.term);
-        let store = &self.machine.store;
-        self.removal.restored(store.compact_revision(), store.current_revision(), now);
+        self.removal.restored(self.machine.store.compact_revision(), now);
         self.alarms = Arc::new(self.machine.alarms.clone());
         self.auth = Arc::new(self.machine.auth.clone());
         self.shared.credentials.auth_restored(self.auth.is_enabled(), self.auth.revision());
