@@ -364,7 +364,7 @@ impl Start {
 }
 
 /// Returns the number of bytes that a record with a payload of this length takes in the file.
-pub(crate) fn padded(payload: usize) -> usize {
+pub(crate) const fn padded(payload: usize) -> usize {
     (RECORD_HEADER_BYTES + payload).next_multiple_of(8)
 }
 

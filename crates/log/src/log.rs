@@ -597,6 +597,5 @@ impl Worker {
 fn size(batch: &Batch) -> usize {
     let entries: usize = batch.entries.iter().map(|entry| padded(entry.data.len())).sum();
     let values: usize = batch.values.iter().map(|value| padded(VALUE_HEAD_BYTES + value.data.len())).sum();
-    // Space for the batch's Reset and HardState records.
-    entries + values + padded(0) + padded(8)
+    entries + values + Batch::OWN_BYTES
 }

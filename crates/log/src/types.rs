@@ -7,6 +7,7 @@ use bytes::Bytes;
 use numbers::{ClusterId, EntryId, Index, Location, MemberId, Term};
 
 use crate::LogEnd;
+use crate::format::{RECORD_HEADER_BYTES, VALUE_HEAD_BYTES, padded};
 
 /// A raft entry. The log never interprets `data`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +82,14 @@ pub struct Batch {
     pub values: Vec<Value>,
     /// The new hard state.
     pub hard_state: Option<HardState>,
+}
+
+impl Batch {
+    /// Maximum bytes that an entry or a value takes in the log in addition to its data: the record's header,
+    /// the sub revision of a value, and padding.
+    pub const RECORD_BYTES_MAX: usize = RECORD_HEADER_BYTES + VALUE_HEAD_BYTES + 7;
+    /// Bytes counted for a batch in addition to its entries and values: a Reset and a HardState record.
+    pub const OWN_BYTES: usize = padded(0) + padded(8);
 }
 
 /// An event of the log, reported on the log's thread (or in [`crate::Log::turn`] if the log is driven by

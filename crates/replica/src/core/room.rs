@@ -42,9 +42,15 @@ const LOG_QUEUE_BYTES: usize = 64 << 20;
 /// Bytes waiting for the log above which entries from other members are dropped, as if the network had lost
 /// them.
 const RECEIVED_QUEUE_BYTES: usize = 128 << 20;
-/// Maximum bytes that a record takes in the log in addition to its data: a header, the hard state after it,
-/// and the unused rest of a segment that cannot hold the whole record.
-const RECORD_BYTES: usize = 128;
+/// Bytes counted for an entry in addition to its data: more than its record takes.
+const ENTRY_BYTES: usize = 64;
+/// Bytes counted for each write, and for each value that is moved, in addition to the data: more than a record
+/// and the batch's own records take. The unused rest of a segment, which may be as long as the next record, is
+/// not counted here; [`Room::kept_for_others`] covers it.
+const WRITE_BYTES: usize = 128;
+
+const _: () = assert!(Batch::RECORD_BYTES_MAX <= ENTRY_BYTES);
+const _: () = assert!(Batch::RECORD_BYTES_MAX + Batch::OWN_BYTES <= WRITE_BYTES);
 
 /// Purpose for which a command needs disk space; when space runs out, commands are refused in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -260,12 +266,12 @@ impl Room {
         if purpose == Purpose::Adds && !self.is_ample(log) {
             return false;
         }
-        self.left(log, purpose) >= (bytes + RECORD_BYTES) as u64 + Room::kept_for_others(log, purpose)
+        self.left(log, purpose) >= (bytes + WRITE_BYTES) as u64 + Room::kept_for_others(log, purpose)
     }
 
     /// Returns the bytes that values take in the log, given the size of each.
     pub fn bytes_of(values: impl Iterator<Item = usize>) -> usize {
-        values.map(|bytes| bytes + RECORD_BYTES).sum()
+        values.map(|bytes| bytes + WRITE_BYTES).sum()
     }
 
     /// Checks if the disk has space for this many bytes of another member's whole state, and returns the
@@ -296,7 +302,7 @@ impl Room {
         if self.parked.is_empty() && self.has_plenty(log) && log.queued_bytes() < RECEIVED_QUEUE_BYTES {
             return true;
         }
-        let bytes_of = |entry: &raftpb::Entry| 64 + entry.data.as_ref().map_or(0, Bytes::len);
+        let bytes_of = |entry: &raftpb::Entry| ENTRY_BYTES + entry.data.as_ref().map_or(0, Bytes::len);
         let bytes: usize = entries.iter().map(bytes_of).sum();
         let largest = entries.iter().map(bytes_of).max().unwrap_or(0);
         // A record larger than a segment gets a new, larger segment instead of the spare files: the rest of
@@ -316,7 +322,7 @@ impl Room {
         let mut bytes = 0;
         message.entries.retain(|entry| {
             let data = entry.data.as_ref();
-            let with = bytes + 64 + data.map_or(0, Bytes::len);
+            let with = bytes + ENTRY_BYTES + data.map_or(0, Bytes::len);
             let change = entry.r#type.unwrap_or(0) != raftpb::EntryType::EntryNormal as i32;
             let purpose = if change { Purpose::Mends } else { data.map_or(Purpose::Own, purpose_of) };
             let fits = self.has(log, with, purpose);
@@ -478,6 +484,23 @@ mod tests {
         Batch {
             entries: vec![log::Entry { term: Term(1), index: Index(index), entry_type: 0, data }],
             ..Batch::default()
+        }
+    }
+
+    #[test]
+    fn the_bytes_that_are_counted_cover_those_that_the_log_takes() {
+        for (count, bytes) in [(1, 0), (1, 1), (3, 8), (5, 9), (2, 4095)] {
+            let data = Bytes::from(vec![7; bytes]);
+            let entry =
+                |index| log::Entry { term: Term(1), index: Index(index), entry_type: 0, data: data.clone() };
+            let entries: Vec<log::Entry> = (1..=count).map(entry).collect();
+            let value = || log::Value { id: log::ValueId { main: 5, sub: 0 }, data: data.clone() };
+            let values: Vec<log::Value> = (0..count).map(|_| value()).collect();
+            let counted =
+                entries.iter().map(|entry| ENTRY_BYTES + entry.data.len()).sum::<usize>() + WRITE_BYTES;
+            assert!(Log::bytes_of(&Batch { entries, ..Batch::default() }) <= counted);
+            let counted = Room::bytes_of(values.iter().map(|value| value.data.len()));
+            assert!(Log::bytes_of(&Batch { values, ..Batch::default() }) <= counted);
         }
     }
 
