@@ -206,7 +206,7 @@ impl MemDisk {
     }
 
     /// Simulates a power cut and a restart: unsynced sectors and names are kept, lost or zeroed; open files
-    /// fail; locks, planned faults and the count of operations are reset.
+    /// fail; locks, planned faults and lies, and the count of operations are reset.
     pub fn crash(&self) {
         let mut state = self.state();
         let mut random = state.random.clone();
@@ -235,24 +235,22 @@ impl MemDisk {
         state.random = random;
         state.epoch += 1;
         state.locks.clear();
-        state.fault = None;
-        state.planned.clear();
-        state.lie = None;
+        state.disarm();
         state.dark = false;
         state.down = None;
         state.ops = 0;
     }
 
     /// Simulates that the process using the disk is killed while the machine runs on: written data stays
-    /// readable, synced or not; open files and locks become invalid. Every call fails until
+    /// readable, synced or not; open files and locks become invalid, and planned faults and lies, which were
+    /// meant for the killed process, are canceled. Every call fails until
     /// [`MemDisk::heal`], so that the remains of the killed process cannot change anything while they are
     /// dropped.
     pub fn kill(&self) {
         let mut state = self.state();
         state.epoch += 1;
         state.locks.clear();
-        state.fault = None;
-        state.planned.clear();
+        state.disarm();
         state.down = Some(libc::EIO);
     }
 
@@ -332,13 +330,11 @@ impl MemDisk {
         self.state().fault = Some((nth, fault));
     }
 
-    /// Cancels [`MemDisk::fail_at`] and [`MemDisk::fail_next`], and ends a fault of kind [`Fault::Always`]
-    /// and the effect of [`MemDisk::kill`].
+    /// Cancels [`MemDisk::fail_at`], [`MemDisk::fail_next`] and [`MemDisk::lie_about_writes`], and ends a
+    /// fault of kind [`Fault::Always`] and the effect of [`MemDisk::kill`].
     pub fn heal(&self) {
         let mut state = self.state();
-        state.fault = None;
-        state.planned.clear();
-        state.lie = None;
+        state.disarm();
         // After a power cut only `crash` brings the disk back.
         state.down = state.dark.then_some(libc::EIO);
     }
@@ -474,6 +470,13 @@ impl State {
             node.written.extend(pages);
         }
         Ok(())
+    }
+
+    /// Cancels the faults and the lie that wait for an operation.
+    fn disarm(&mut self) {
+        self.fault = None;
+        self.planned.clear();
+        self.lie = None;
     }
 
     fn alive(&self) -> io::Result<()> {

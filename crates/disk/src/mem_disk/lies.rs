@@ -191,6 +191,17 @@ mod tests {
     }
 
     #[test]
+    fn a_lie_that_waits_ends_with_the_process() {
+        let disk = disk();
+        let ends: [fn(&MemDisk); 3] = [MemDisk::kill, MemDisk::heal, MemDisk::crash];
+        for end in ends {
+            disk.lie_about_writes(Lie::Lost, 1, 1);
+            end(&disk);
+            assert!(disk.state().lie.is_none());
+        }
+    }
+
+    #[test]
     fn what_is_not_chosen_was_written_after_all() {
         let disk = disk();
         disk.lie_about_writes(Lie::Lost, 1, 2);
