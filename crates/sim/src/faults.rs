@@ -7,6 +7,7 @@ use std::path::Path;
 use disk::{Lie, Operation};
 use server::stepped::DataDirError;
 
+use crate::member::Slowness;
 use crate::network::{Host, Weather};
 use crate::profile::Fault;
 use crate::schedule::{MILLI, SECOND};
@@ -31,7 +32,7 @@ impl World {
         }
         if self.profile.fails(Fault::SlowDisk) {
             let at = self.dice.faults.place(self.places.len());
-            self.places[at].slowness = self.dice.faults.between(2, 30);
+            self.places[at].slowness = Slowness::for_good(self.dice.faults.between(2, 30));
         }
     }
 
@@ -161,7 +162,7 @@ impl World {
             Undo::Network => self.network.join(),
             Undo::Weather => self.network.weather = Weather::default(),
             Undo::Full(at) => self.places[at].disk.set_capacity(self.profile.capacity()),
-            Undo::SlowDisk(at) => self.places[at].slowness = 1,
+            Undo::SlowDisk(at) => self.places[at].slowness.end(),
             Undo::Drift(at) => self.places[at].time.drift(now, 0),
             Undo::Cache(at) => self.drop_cache_somehow(at),
         }
@@ -203,7 +204,7 @@ impl World {
             place.disk.drop_cache(|_, _| false);
             place.paused_until = 0;
             place.stalled_until = 0;
-            place.slowness = 1;
+            place.slowness = Slowness::default();
             let capacity = self.profile.capacity().map(|most| {
                 let used = place.disk.used_bytes();
                 let nearly = most > used && most - used < u64::from(self.profile.segment_bytes);

@@ -71,6 +71,42 @@ impl LocalTime {
     }
 }
 
+/// Factor by which a disk is slower than others: for the whole run, and for a while.
+#[derive(Clone, Copy, Debug)]
+pub struct Slowness {
+    /// Factor that only the end of all faults takes away.
+    lasting: u64,
+    now: u64,
+}
+
+impl Default for Slowness {
+    fn default() -> Slowness {
+        Slowness { lasting: 1, now: 1 }
+    }
+}
+
+impl Slowness {
+    /// Returns a disk that is slower by this factor until all faults end.
+    pub fn for_good(factor: u64) -> Slowness {
+        Slowness { lasting: factor, now: factor }
+    }
+
+    /// Returns the factor that applies now.
+    pub fn factor(self) -> u64 {
+        self.now
+    }
+
+    /// Slows the disk down by this factor for a while. A disk that is slower for good stays so.
+    pub fn begin(&mut self, factor: u64) {
+        self.now = factor.max(self.lasting);
+    }
+
+    /// Ends what [`Slowness::begin`] began.
+    pub fn end(&mut self) {
+        self.now = self.lasting;
+    }
+}
+
 /// Host of one member: its disk, its clocks and, while it runs, its process.
 pub struct Place {
     /// Number of the place.
@@ -93,8 +129,8 @@ pub struct Place {
     pub paused_until: Nanos,
     /// World time until which the disk finishes no operation.
     pub stalled_until: Nanos,
-    /// Factor by which the disk is slower than others.
-    pub slowness: u64,
+    /// Speed of the disk.
+    pub slowness: Slowness,
     /// True if a disk fault is active, or was active since the process started; then the process may end by
     /// itself.
     pub may_end: bool,
@@ -134,7 +170,7 @@ impl Place {
             lives: 0,
             paused_until: 0,
             stalled_until: 0,
-            slowness: 1,
+            slowness: Slowness::default(),
             may_end: false,
             may_not_start: false,
             lost: false,
@@ -331,6 +367,21 @@ fn disk_of(seed: u64, number: u64) -> MemDisk {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_disk_that_is_slow_for_good_stays_slow_after_another_fault() {
+        let mut slowness = Slowness::for_good(20);
+        slowness.begin(30);
+        assert_eq!(slowness.factor(), 30);
+        slowness.end();
+        assert_eq!(slowness.factor(), 20);
+        slowness.begin(2);
+        assert_eq!(slowness.factor(), 20);
+        let mut slowness = Slowness::default();
+        slowness.begin(30);
+        slowness.end();
+        assert_eq!(slowness.factor(), 1);
+    }
 
     #[test]
     fn local_time_drifts_and_jumps_but_never_goes_back() {

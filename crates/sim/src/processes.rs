@@ -345,7 +345,7 @@ impl World {
     }
 
     pub(crate) fn disk_delay(&mut self, at: Host) -> Nanos {
-        let slowness = self.places[at].slowness;
+        let slowness = self.places[at].slowness.factor();
         (self.dice.schedule.around(self.profile.sync) + MICRO) * slowness
     }
 

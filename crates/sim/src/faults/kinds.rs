@@ -199,7 +199,8 @@ impl World {
 
     /// Slows a member's disk down by a factor of 2 to 30 for a while.
     pub(super) fn slow_disk(&mut self, at: Host) {
-        self.places[at].slowness = self.dice.faults.between(2, 30);
+        let factor = self.dice.faults.between(2, 30);
+        self.places[at].slowness.begin(factor);
         let length = self.duration(SECOND, 10 * SECOND);
         self.schedule.after(length, Event::Undo(Undo::SlowDisk(at)));
     }

@@ -106,7 +106,8 @@ impl World {
             for at in &others {
                 let length = election * self.dice.faults.between(22, 40) / 10;
                 self.places[*at].stalled_until = now + length;
-                self.places[*at].slowness = self.dice.faults.pick(&[1, 10, 30]);
+                let factor = self.dice.faults.pick(&[1, 10, 30]);
+                self.places[*at].slowness.begin(factor);
                 self.schedule.after(length + 4 * SECOND, Event::Undo(Undo::SlowDisk(*at)));
             }
             // Writes after the removal fill the replication windows.
