@@ -27,11 +27,15 @@
 
 #![forbid(unsafe_code)]
 
+mod batches;
 mod effects;
 mod entry;
 mod event;
+mod followers;
+mod leaderless;
 mod node;
 mod outbox;
+mod programs;
 mod tail;
 mod terms;
 mod validate;

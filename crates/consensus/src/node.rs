@@ -2,7 +2,7 @@
 //! [`Node::request`] take events and requests, [`Node::effects`] returns the resulting actions. The node
 //! itself carries out nothing.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque, btree_map};
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::raftpb;
 use bytes::Bytes;
@@ -11,16 +11,19 @@ use planted::Bug;
 use raft::eraftpb::{self, MessageType};
 use raft::{RawNode, SnapshotStatus, StateRole};
 
+use crate::batches::Batches;
 use crate::effects::{
     Append, ConfirmedRead, Effects, Others, Progress, ProgressState, Restore, Role, Standing,
 };
 use crate::entry::{ConfChange, ConfChangeKind, Entry, HardState};
 use crate::event::{Broken, Config, Event, Fetch, Refused, Request, Restored};
+use crate::followers::Followers;
+use crate::leaderless::LeaderlessQueue;
 use crate::outbox::Outbox;
+use crate::programs::Programs;
 use crate::tail::Tail;
 use crate::terms::Terms;
 use crate::validate;
-use crate::window::Window;
 use crate::wire::{self, BINDS_AND_NO_ETCD, BINDS_PROPOSALS, RUNS_MAINSTAY};
 
 /// Maximum payload bytes of one append, and of entries read back from the log for a follower at a time.
@@ -31,14 +34,6 @@ const APPENDS_IN_FLIGHT_MAX: usize = 512;
 const PENDING_READS_MAX: usize = 4096;
 /// Maximum number of membership changes forwarded by other members that wait for an earlier one.
 const EARLY_CHANGES_MAX: usize = 64;
-/// Maximum number of forwarded proposals that wait until a leader is known.
-const LEADERLESS_MAX: usize = 1024;
-/// Maximum bytes of forwarded proposals that wait until a leader is known. They are sent all at once, so half
-/// of the send queue to a member is left to other messages.
-const LEADERLESS_BYTES_MAX: usize = 8 << 20;
-
-/// Memory of an entry in addition to its bytes.
-const ENTRY_BYTES: usize = 64;
 
 /// Context of the heartbeats with which a removed leader announces that its removal is committed, and of
 /// their answers.
@@ -79,52 +74,26 @@ pub struct Node {
     withheld: (u64, Vec<Entry>),
     /// Term and vote as last given out for the log.
     vote: (u64, u64),
-    /// Number of the newest batch of raft's decisions, with or without data for the log.
-    batch: u64,
-    /// The batches given out for the log and not synced yet.
-    unsynced: VecDeque<Unsynced>,
-    /// Index of the last entry of the newest synced batch.
-    stored: Index,
+    batches: Batches,
     /// The snapshot that is being restored.
     restoring: Option<Restoring>,
     /// Index of the last entry that the caller has applied; raft is notified once that entry is synced, too.
     applied: Index,
     outbox: Outbox,
-    /// Windows of appends, by follower; only while leading.
-    windows: BTreeMap<u64, Window>,
-    /// Term to which `windows` and the fetches belong.
-    windows_term: u64,
-    /// Fetches without an answer, by follower.
-    fetching: BTreeMap<u64, Fetch>,
-    /// Fetches that are queued and not handed to the caller yet.
-    fetches: Vec<Fetch>,
+    followers: Followers,
     /// Reads that arrived before this leader had committed an entry of its term.
     early_reads: Vec<eraftpb::Message>,
     disk_stalled: bool,
-    /// Forwarded proposals of etcd members that wait until a leader is known, for at most two election
-    /// timeouts. If `speaks_as_etcd` is set, all forwarded proposals, without a time limit.
-    leaderless: Vec<eraftpb::Message>,
-    /// Bytes of the proposals in `leaderless`.
-    leaderless_bytes: usize,
-    /// Tick at which the first proposal in `leaderless` arrived.
-    leaderless_since: u64,
+    /// Forwarded proposals that wait until a leader is known, for at most two election timeouts; if
+    /// `speaks_as_etcd` is set, without a time limit.
+    leaderless: LeaderlessQueue,
     /// Membership changes that other members forwarded to this leader while an earlier one may not be applied
     /// yet.
     early_changes: Vec<eraftpb::Message>,
     leaving: Option<Leaving>,
     /// True if the standing has changed in a way that the raft crate does not report.
     stands_anew: bool,
-    /// Term whose leader has announced that it binds proposals to their term.
-    bound_term: u64,
-    /// Term whose leader's last heartbeat has announced that no voter runs etcd.
-    no_etcd_term: u64,
-    /// True if this node has followed a leader that runs etcd, see [`Node::take_followed_etcd`].
-    followed_etcd: bool,
-    /// For each member that has answered: true if its last answer shows that it does not run etcd. Only while
-    /// leading.
-    runs_mainstay: BTreeMap<u64, bool>,
-    /// Term to which the answers in `runs_mainstay` belong.
-    answers_term: u64,
+    programs: Programs,
 }
 
 /// A snapshot that was given out to be restored and is not synced yet.
@@ -133,15 +102,6 @@ struct Restoring {
     index: Index,
     /// Number of the batch that the snapshot belongs to.
     batch: u64,
-}
-
-/// A batch that was given out for the log and is not synced yet.
-struct Unsynced {
-    number: u64,
-    /// Index of the last entry of the log once the batch is synced.
-    last: Index,
-    /// True if the batch replaces entries in the log.
-    replaces: bool,
 }
 
 impl std::fmt::Debug for Node {
@@ -228,29 +188,18 @@ impl Node {
             looked_through,
             withheld: (0, Vec::new()),
             vote,
-            batch: 0,
-            unsynced: VecDeque::new(),
-            stored: last_entry,
+            batches: Batches::new(last_entry),
             restoring: None,
             applied: restored.applied,
             outbox: Outbox::default(),
-            windows: BTreeMap::new(),
-            windows_term: 0,
-            fetching: BTreeMap::new(),
-            fetches: Vec::new(),
+            followers: Followers::default(),
             early_reads: Vec::new(),
             disk_stalled: false,
-            leaderless: Vec::new(),
-            leaderless_bytes: 0,
-            leaderless_since: 0,
+            leaderless: LeaderlessQueue::default(),
             early_changes: Vec::new(),
             leaving: None,
             stands_anew: false,
-            bound_term: 0,
-            no_etcd_term: 0,
-            followed_etcd: false,
-            runs_mainstay: BTreeMap::new(),
-            answers_term: 0,
+            programs: Programs::default(),
         };
         node.settle_timeout();
         Ok(node)
@@ -515,7 +464,7 @@ impl Node {
     pub fn binds_proposals(&self) -> bool {
         let raft = &self.raw.raft;
         raft.state == StateRole::Leader
-            || self.bound_term == raft.term
+            || self.programs.is_bound(raft.term)
             || planted::is(Bug::ProposedAgainAfterEtcd)
     }
 
@@ -540,7 +489,7 @@ impl Node {
     pub fn has_no_etcd(&self) -> bool {
         let raft = &self.raw.raft;
         if raft.state != StateRole::Leader {
-            return self.no_etcd_term == raft.term;
+            return self.programs.has_no_etcd(raft.term);
         }
         let voters = raft.prs().conf().voters();
         raft.prs().iter().filter(|(id, _)| **id != self.config.id.0).all(|(id, _)| {
@@ -552,14 +501,13 @@ impl Node {
     /// Returns true if this member has followed a leader that runs etcd since it was started, or since the
     /// last call.
     pub fn take_followed_etcd(&mut self) -> bool {
-        std::mem::take(&mut self.followed_etcd)
+        self.programs.take_followed_etcd()
     }
 
     /// Returns `Some(true)` if this member's last answer to this leader shows that it does not run etcd;
     /// `None` if it has not answered in this leader's term.
     fn runs_mainstay(&self, id: u64) -> Option<bool> {
-        let answers = self.answers_term == self.raw.raft.term;
-        self.runs_mainstay.get(&id).copied().filter(|_| answers)
+        self.programs.runs_mainstay(id, self.raw.raft.term)
     }
 
     /// Records the program that a member runs, from its answer to this leader.
@@ -568,11 +516,7 @@ impl Node {
         if raft.state != StateRole::Leader || raft.term != term || raft.prs().get(from).is_none() {
             return;
         }
-        if self.answers_term != term {
-            self.answers_term = term;
-            self.runs_mainstay.clear();
-        }
-        self.runs_mainstay.insert(from, hint == RUNS_MAINSTAY);
+        self.programs.answered(from, term, hint == RUNS_MAINSTAY);
     }
 
     fn propose_conf_change(&mut self, change: crate::ConfChange, data: Bytes) -> Result<(), Refused> {
@@ -707,16 +651,15 @@ impl Node {
         }
         if self.raw.raft.leader_id == from && self.raw.raft.term == term {
             if binds {
-                self.bound_term = term;
+                self.programs.binds(term);
             }
             if kind == MessageType::MsgHeartbeat {
-                self.no_etcd_term = if no_etcd { term } else { 0 };
-                self.followed_etcd |= !binds && !self.config.speaks_as_etcd;
+                let is_etcd = !binds && !self.config.speaks_as_etcd;
+                self.programs.heartbeat(term, no_etcd, is_etcd);
             }
         }
         if kind == MessageType::MsgHeartbeatResponse
-            && let Some(window) = self.windows.get_mut(&from)
-            && let Some(append) = window.nudge(self.ticks)
+            && let Some(append) = self.followers.nudge(from, self.ticks)
         {
             let persisted = self.raw.raft.raft_log.persisted;
             self.outbox.post(append, persisted);
@@ -750,32 +693,19 @@ impl Node {
 
     /// Keeps a forwarded proposal until a leader is known. Returns false if the limits are reached.
     fn wait_for_leader(&mut self, mut message: eraftpb::Message) -> bool {
-        let bytes: usize =
-            message.entries.iter().map(|entry| entry.data.len() + entry.context.len() + ENTRY_BYTES).sum();
-        let fits =
-            self.leaderless.len() < LEADERLESS_MAX && self.leaderless_bytes + bytes <= LEADERLESS_BYTES_MAX;
-        if fits {
-            if self.leaderless.is_empty() {
-                self.leaderless_since = self.ticks;
-            }
-            message.from = self.config.id.0;
-            self.leaderless_bytes += bytes;
-            self.leaderless.push(message);
-        }
-        fits
+        message.from = self.config.id.0;
+        self.leaderless.push(message, self.ticks)
     }
 
     fn settle_leaderless(&mut self) {
         if self.leaderless.is_empty() {
             return;
         }
-        let waited = self.ticks - self.leaderless_since;
+        let waited = self.leaderless.waited(self.ticks);
         if waited > 2 * self.config.election_ticks as u64 && !self.config.speaks_as_etcd {
-            self.leaderless.clear();
-            self.leaderless_bytes = 0;
+            self.leaderless.take();
         } else if self.raw.raft.leader_id != 0 && self.transferring().is_none() && self.leaving.is_none() {
-            self.leaderless_bytes = 0;
-            for message in std::mem::take(&mut self.leaderless) {
+            for message in self.leaderless.take() {
                 if self.is_early_change(&message) && self.early_changes.len() < EARLY_CHANGES_MAX {
                     self.early_changes.push(message);
                     continue;
@@ -787,22 +717,13 @@ impl Node {
     }
 
     fn synced(&mut self, number: u64) -> Result<(), Broken> {
-        if number > self.batch {
-            return Err(Broken(format!("batch {number} is synced, the last one was {}", self.batch)));
-        }
-        while let Some(batch) = self.unsynced.front()
-            && batch.number <= number
-        {
-            self.stored = batch.last;
-            self.unsynced.pop_front();
-        }
+        self.batches.synced(number)?;
         // The raft crate identifies synced entries by index and term. If an entry was overwritten and written
         // again, it would confuse the new entry with the one on disk, although the overwriting may still
         // reach the disk and the rest be lost. So it is not notified of any sync while an overwriting batch
         // is in flight.
-        if self.unsynced.iter().all(|batch| !batch.replaces) || planted::is(Bug::OverwrittenCountsAsSynced) {
-            // Batches without data for the log count as synced together with the batch before them.
-            self.raw.on_persist_ready(self.unsynced.front().map_or(self.batch, |next| next.number - 1));
+        if !self.batches.are_replacing() || planted::is(Bug::OverwrittenCountsAsSynced) {
+            self.raw.on_persist_ready(self.batches.synced_through());
         }
         if let Some(restored) = self.restoring.take_if(|restoring| restoring.batch <= number) {
             self.applied = self.applied.max(restored.index);
@@ -823,10 +744,9 @@ impl Node {
     }
 
     fn fetched(&mut self, fetch: Fetch, entries: &[Entry]) {
-        if self.fetching.get(&fetch.to.0) != Some(&fetch) {
+        if !self.followers.fetched(fetch) {
             return;
         }
-        self.fetching.remove(&fetch.to.0);
         let tail = self.raw.store();
         let sound = entries.iter().enumerate().all(|(at, entry)| {
             entry.index == fetch.first + at as u64
@@ -857,7 +777,7 @@ impl Node {
         if !self.raw.has_ready() {
             let commit = self.given_out(Vec::new());
             self.assert_order(&commit);
-            let quiet = self.outbox.is_empty() && self.fetches.is_empty() && !self.stands_anew;
+            let quiet = self.outbox.is_empty() && !self.followers.has_fetches() && !self.stands_anew;
             if quiet && commit.is_empty() {
                 return None;
             }
@@ -866,7 +786,7 @@ impl Node {
                 standing,
                 commit,
                 messages: self.outgoing(),
-                fetches: std::mem::take(&mut self.fetches),
+                fetches: self.followers.take_fetches(),
                 ..Effects::default()
             });
         }
@@ -882,7 +802,7 @@ impl Node {
         effects.reads = ready.take_read_states().into_iter().filter_map(read_of).collect();
         let hard_state = ready.hs().cloned();
         let number = ready.number();
-        self.batch = number;
+        self.batches.made(number);
         if !ready.snapshot().is_empty() {
             let metadata = ready.snapshot().get_metadata().clone();
             self.raw.mut_store().restore(&metadata);
@@ -917,16 +837,16 @@ impl Node {
             let vote = hard_state.map_or(self.vote, |hs| (hs.term, hs.vote));
             self.outbox.appended(number, vote != self.vote || notes_commit);
             self.vote = vote;
-            self.unsynced.push_back(Unsynced { number, last: Index(self.raw.store().last()), replaces });
+            self.batches.appended(number, Index(self.raw.store().last()), replaces);
             let entries = entries.into_iter().map(Entry::from_raft).collect();
             effects.append = Some(Append { number, entries, hard_state: self.unsaved.take() });
-        } else if self.unsynced.is_empty() {
+        } else if self.batches.are_synced() {
             // The raft crate keeps a record of each batch until it is notified of the sync.
             self.raw.on_persist_ready(number);
         }
         self.post(messages);
         effects.messages = self.outgoing();
-        effects.fetches = std::mem::take(&mut self.fetches);
+        effects.fetches = self.followers.take_fetches();
         Some(effects)
     }
 
@@ -1015,8 +935,7 @@ impl Node {
         let persisted = self.raw.raft.raft_log.persisted;
         for message in messages {
             let message = if message.get_msg_type() == MessageType::MsgAppend {
-                let window = self.windows.entry(message.to).or_default();
-                window.offer(message, self.config.bytes_in_flight_max)
+                self.followers.offer(message, self.config.bytes_in_flight_max)
             } else {
                 Some(message)
             };
@@ -1029,13 +948,8 @@ impl Node {
     /// Brings windows and fetches in line with raft's view of the followers.
     fn settle_followers(&mut self) {
         let raft = &self.raw.raft;
-        let term = raft.term;
-        if raft.state != StateRole::Leader || self.windows_term != term {
-            self.windows_term = term;
-            self.windows.clear();
-            self.fetching.clear();
-            self.fetches.clear();
-            let leads = raft.state == StateRole::Leader;
+        let leads = raft.state == StateRole::Leader;
+        if self.followers.begin_term(raft.term, leads) {
             let tail = self.raw.mut_store();
             tail.fetched.clear();
             if !leads {
@@ -1045,9 +959,9 @@ impl Node {
         }
         let persisted = self.raw.raft.raft_log.persisted;
         let progress = self.raw.raft.prs();
-        self.windows.retain(|id, _| progress.get(*id).is_some());
-        for (id, window) in &mut self.windows {
-            let Some(progress) = progress.get(*id) else { continue };
+        self.followers.retain(|id| progress.get(id).is_some());
+        for (id, window) in self.followers.windows() {
+            let Some(progress) = progress.get(id) else { continue };
             if progress.state != raft::ProgressState::Replicate {
                 window.clear();
             }
@@ -1055,7 +969,6 @@ impl Node {
                 self.outbox.post(append, persisted);
             }
         }
-        self.fetching.retain(|id, _| progress.get(*id).is_some());
         self.settle_fetches();
     }
 
@@ -1079,12 +992,8 @@ impl Node {
             .collect();
         behind.sort_unstable();
         for (to, first) in behind {
-            if let btree_map::Entry::Vacant(free) = self.fetching.entry(to) {
-                let fetch =
-                    Fetch { to: MemberId(to), first: Index(first), last, bytes_max: APPEND_BYTES_MAX };
-                free.insert(fetch);
-                self.fetches.push(fetch);
-            }
+            let fetch = Fetch { to: MemberId(to), first: Index(first), last, bytes_max: APPEND_BYTES_MAX };
+            self.followers.fetch(fetch);
         }
         let next: BTreeMap<u64, u64> =
             self.raw.raft.prs().iter().map(|(id, progress)| (*id, progress.next_idx)).collect();
@@ -1193,7 +1102,7 @@ impl Node {
     /// Returns the index of the last entry that is on disk. While entries on disk are being replaced, raft is
     /// notified of it later.
     pub fn stored_index(&self) -> Index {
-        self.stored
+        self.batches.stored()
     }
 
     /// Returns the first index that this node can still send to other members, from memory or from the log.

@@ -1,0 +1,108 @@
+//! What a leader keeps for each follower: appends in flight, and entries that are read back from the log.
+
+use std::collections::{BTreeMap, btree_map};
+
+use raft::eraftpb;
+
+use crate::event::Fetch;
+use crate::window::Window;
+
+/// Windows of appends and fetches of old entries, by follower. All of it belongs to one term in which this
+/// node leads.
+#[derive(Debug, Default)]
+pub(crate) struct Followers {
+    /// Term to which the rest belongs.
+    term: u64,
+    windows: BTreeMap<u64, Window>,
+    /// Fetches without an answer.
+    fetching: BTreeMap<u64, Fetch>,
+    /// Fetches that are queued and not handed to the caller yet.
+    fetches: Vec<Fetch>,
+}
+
+impl Followers {
+    /// Drops everything that belongs to another term or, if this node does not lead, all. Returns true if it
+    /// did.
+    pub fn begin_term(&mut self, term: u64, leads: bool) -> bool {
+        let is_over = !leads || self.term != term;
+        if is_over {
+            self.term = term;
+            self.windows.clear();
+            self.fetching.clear();
+            self.fetches.clear();
+        }
+        is_over
+    }
+
+    /// Drops the state of members for which `stays` is false.
+    pub fn retain(&mut self, stays: impl Fn(u64) -> bool) {
+        self.windows.retain(|id, _| stays(*id));
+        self.fetching.retain(|id, _| stays(*id));
+    }
+
+    /// Takes an append to a follower; returns it if it may be sent now.
+    pub fn offer(&mut self, append: eraftpb::Message, bytes_max: usize) -> Option<eraftpb::Message> {
+        self.windows.entry(append.to).or_default().offer(append, bytes_max)
+    }
+
+    /// Returns the windows by follower.
+    pub fn windows(&mut self) -> impl Iterator<Item = (u64, &mut Window)> {
+        self.windows.iter_mut().map(|(id, window)| (*id, window))
+    }
+
+    /// Releases one more append to a follower that answers but acknowledges nothing, see [`Window::nudge`].
+    pub fn nudge(&mut self, id: u64, tick: u64) -> Option<eraftpb::Message> {
+        self.windows.get_mut(&id)?.nudge(tick)
+    }
+
+    /// Queues a fetch, unless one for this follower has no answer yet.
+    pub fn fetch(&mut self, fetch: Fetch) {
+        if let btree_map::Entry::Vacant(free) = self.fetching.entry(fetch.to.0) {
+            free.insert(fetch);
+            self.fetches.push(fetch);
+        }
+    }
+
+    /// Records the answer to a fetch. Returns false if nobody waits for it any more.
+    pub fn fetched(&mut self, fetch: Fetch) -> bool {
+        let is_awaited = self.fetching.get(&fetch.to.0) == Some(&fetch);
+        if is_awaited {
+            self.fetching.remove(&fetch.to.0);
+        }
+        is_awaited
+    }
+
+    /// Returns true if a fetch is queued.
+    pub fn has_fetches(&self) -> bool {
+        !self.fetches.is_empty()
+    }
+
+    /// Takes out the queued fetches.
+    pub fn take_fetches(&mut self) -> Vec<Fetch> {
+        std::mem::take(&mut self.fetches)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use numbers::{Index, MemberId};
+
+    use super::*;
+
+    #[test]
+    fn a_follower_has_one_fetch_at_a_time_and_none_of_an_earlier_term() {
+        let fetch = |to, first| Fetch { to: MemberId(to), first: Index(first), last: Index(9), bytes_max: 1 };
+        let mut followers = Followers::default();
+        assert!(followers.begin_term(4, true) && !followers.begin_term(4, true));
+        followers.fetch(fetch(2, 1));
+        followers.fetch(fetch(2, 5));
+        followers.fetch(fetch(3, 5));
+        assert_eq!(followers.take_fetches(), [fetch(2, 1), fetch(3, 5)]);
+        assert!(!followers.fetched(fetch(2, 5)) && followers.fetched(fetch(2, 1)));
+        followers.retain(|id| id != 3);
+        assert!(!followers.fetched(fetch(3, 5)), "the member is gone");
+        followers.fetch(fetch(2, 5));
+        assert!(followers.begin_term(5, true) && !followers.has_fetches());
+        assert!(followers.begin_term(5, false) && followers.begin_term(5, false), "it does not lead");
+    }
+}
