@@ -22,7 +22,8 @@
 //! A peer's message that no correct peer sends is refused before the raft crate sees it, and changes nothing
 //! (`validate.rs`).
 //!
-//! Start reading with [`Node`], then `outbox.rs` (messages that wait for a sync) and `window.rs` (bytes in
+//! Start reading with [`Node`] and the files of `node/`, then `outbox.rs` (messages that wait for a sync),
+//! `batches.rs` (batches on their way to the disk) and `window.rs` (bytes in
 //! flight). Tests: `tests/it` (`transcripts`, `scenarios`, `refusals`, and the simulated cluster of `chaos`).
 
 #![forbid(unsafe_code)]

@@ -1,0 +1,203 @@
+//! The node's effects: what the caller has to carry out.
+
+use api::raftpb;
+use numbers::{Index, MemberId, Term};
+use planted::Bug;
+use raft::StateRole;
+use raft::eraftpb::{self, MessageType};
+
+use super::{Node, Restoring, named};
+use crate::effects::{Append, ConfirmedRead, Effects, Restore};
+use crate::entry::{ConfChangeKind, Entry, HardState};
+use crate::wire::{self, BINDS_AND_NO_ETCD, BINDS_PROPOSALS, RUNS_MAINSTAY};
+
+impl Node {
+    /// Returns the actions that result from the events so far; `None` once nothing more is to be done.
+    pub fn effects(&mut self) -> Option<Effects> {
+        if !self.raw.has_ready() {
+            let commit = self.given_out(Vec::new());
+            self.assert_order(&commit);
+            let quiet = self.outbox.is_empty() && !self.followers.has_fetches() && !self.stands_anew;
+            if quiet && commit.is_empty() {
+                return None;
+            }
+            let standing = std::mem::take(&mut self.stands_anew).then(|| self.standing());
+            return Some(Effects {
+                standing,
+                commit,
+                messages: self.outgoing(),
+                fetches: self.followers.take_fetches(),
+                ..Effects::default()
+            });
+        }
+        let mut ready = self.raw.ready();
+        let mut effects = Effects::default();
+        if ready.ss().is_some() || std::mem::take(&mut self.stands_anew) {
+            effects.standing = Some(self.standing());
+        }
+        // `Outbox` decides which messages wait for which batch, not the raft crate.
+        let mut messages = ready.take_messages();
+        messages.append(&mut ready.take_persisted_messages());
+        let committed = ready.take_committed_entries();
+        effects.reads = ready.take_read_states().into_iter().filter_map(read_of).collect();
+        let hard_state = ready.hs().cloned();
+        let number = ready.number();
+        self.batches.made(number);
+        if !ready.snapshot().is_empty() {
+            let metadata = ready.snapshot().get_metadata().clone();
+            self.raw.mut_store().restore(&metadata);
+            self.withheld.1.clear();
+            self.restoring = Some(Restoring { index: Index(metadata.index), batch: number });
+            let state = metadata.get_conf_state();
+            effects.restore = Some(Restore {
+                index: Index(metadata.index),
+                term: Term(metadata.term),
+                voters: named(&state.voters),
+                learners: named(&state.learners),
+            });
+        }
+        let entries = ready.take_entries();
+        let last = self.raw.store().last();
+        let replaces = effects.restore.is_some() || entries.first().is_some_and(|entry| entry.index <= last);
+        self.raw.mut_store().append(&entries);
+        if let Some(hs) = &hard_state {
+            self.unsaved =
+                Some(HardState { term: Term(hs.term), vote: MemberId(hs.vote), commit: Index(hs.commit) });
+            self.raw.mut_store().hard_state = hs.clone();
+        }
+        let notes_commit = self.notes_commit_first();
+        if notes_commit {
+            self.withheld.0 = number;
+        }
+        effects.commit = self.given_out(committed);
+        self.assert_order(&effects.commit);
+        let must_sync = ready.must_sync() || notes_commit;
+        self.raw.advance_append_async(ready);
+        if must_sync {
+            let vote = hard_state.map_or(self.vote, |hs| (hs.term, hs.vote));
+            self.outbox.appended(number, vote != self.vote || notes_commit);
+            self.vote = vote;
+            self.batches.appended(number, Index(self.raw.store().last()), replaces);
+            let entries = entries.into_iter().map(Entry::from_raft).collect();
+            effects.append = Some(Append { number, entries, hard_state: self.unsaved.take() });
+        } else if self.batches.are_synced() {
+            // The raft crate keeps a record of each batch until it is notified of the sync.
+            self.raw.on_persist_ready(number);
+        }
+        self.post(messages);
+        effects.messages = self.outgoing();
+        effects.fetches = self.followers.take_fetches();
+        Some(effects)
+    }
+
+    /// Returns the committed entries that may be applied, in order.
+    fn given_out(&mut self, committed: Vec<eraftpb::Entry>) -> Vec<Entry> {
+        let committed = committed.into_iter().map(Entry::from_raft);
+        let (batch, withheld) = &mut self.withheld;
+        if self.outbox.is_synced(*batch) {
+            if withheld.is_empty() {
+                return committed.collect();
+            }
+            let mut all = std::mem::take(withheld);
+            all.extend(committed);
+            return all;
+        }
+        withheld.extend(committed);
+        Vec::new()
+    }
+
+    /// Asserts the order of positions that [`Standing`] and [`Effects::commit`] promise. An entry given out
+    /// earlier would be applied from a log that may still lose or replace it.
+    fn assert_order(&self, given_out: &[Entry]) {
+        let log = &self.raw.raft.raft_log;
+        let (commit, last, synced) = (Index(log.committed), Index(log.last_index()), Index(log.persisted));
+        assert!(commit <= last, "entry {commit} is committed, but the log ends with entry {last}");
+        let (Some(first), Some(newest)) = (given_out.first(), given_out.last()) else { return };
+        let index = newest.index;
+        assert!(index <= commit, "entry {index} is to be applied, but only {commit} is committed");
+        assert!(index <= synced, "entry {index} is to be applied, but only {synced} is synced here");
+        assert_eq!(index - first.index + 1, given_out.len() as u64, "entries are given out without a gap");
+    }
+
+    /// Returns true if the commit index has to be on disk before it is reported to any member, because it has
+    /// reached the removal of a member. The remaining members may need the removed member's vote until they
+    /// know that the removal is committed, but the removed member ends once it knows. So no member reports,
+    /// confirms or applies the commit of a removal while it might still forget it. Other changes end no
+    /// member, and the majorities before and after one of them have a member in common: their commit may be
+    /// forgotten and found again.
+    fn notes_commit_first(&mut self) -> bool {
+        let committed = self.raw.raft.raft_log.committed;
+        let looked_through = std::mem::replace(&mut self.looked_through, committed);
+        let mut entries = self.raw.store().between(looked_through, committed);
+        entries.any(may_remove) && !planted::is(Bug::RemovalToldUnnoted)
+    }
+
+    fn outgoing(&mut self) -> Vec<raftpb::Message> {
+        let mut messages = self.outbox.take();
+        if self.config.speaks_as_etcd {
+            return messages.into_iter().map(wire::message_from_raft).collect();
+        }
+        for message in &mut messages {
+            let answers = match message.get_msg_type() {
+                MessageType::MsgHeartbeatResponse => true,
+                MessageType::MsgAppendResponse => !message.reject,
+                _ => false,
+            };
+            if answers {
+                message.reject_hint = RUNS_MAINSTAY;
+            }
+        }
+        let (leads, term) = (self.raw.raft.state == StateRole::Leader, self.raw.raft.term);
+        let is_heartbeat = |message: &eraftpb::Message| message.get_msg_type() == MessageType::MsgHeartbeat;
+        let no_etcd = leads && messages.iter().any(is_heartbeat) && self.has_no_etcd();
+        for message in &mut messages {
+            let of_this_term = leads && message.term == term;
+            message.reject_hint = match message.get_msg_type() {
+                MessageType::MsgHeartbeat if no_etcd && of_this_term => BINDS_AND_NO_ETCD,
+                // Set also in a heartbeat that is sent after this leader was deposed: members that do not
+                // know that yet would take it for a leader that runs etcd.
+                MessageType::MsgHeartbeat => BINDS_PROPOSALS,
+                // Only the first append of a term carries it; later ones are many.
+                MessageType::MsgAppend if of_this_term && self.is_probed(message.to) => BINDS_PROPOSALS,
+                _ => continue,
+            };
+        }
+        messages.into_iter().map(wire::message_from_raft).collect()
+    }
+
+    /// Returns true if this leader does not know yet which entries the member has.
+    fn is_probed(&self, id: u64) -> bool {
+        let progress = self.raw.raft.prs().get(id);
+        progress.is_some_and(|progress| progress.state == raft::ProgressState::Probe)
+    }
+
+    fn post(&mut self, messages: Vec<eraftpb::Message>) {
+        let persisted = self.raw.raft.raft_log.persisted;
+        for message in messages {
+            let message = if message.get_msg_type() == MessageType::MsgAppend {
+                self.followers.offer(message, self.config.bytes_in_flight_max)
+            } else {
+                Some(message)
+            };
+            if let Some(message) = message {
+                self.outbox.post(message, persisted);
+            }
+        }
+    }
+}
+
+/// Returns true if an entry may remove a member. An entry that cannot be decoded counts as a removal.
+fn may_remove(entry: &eraftpb::Entry) -> bool {
+    match entry.entry_type {
+        eraftpb::EntryType::EntryNormal => false,
+        eraftpb::EntryType::EntryConfChange => wire::decode_conf_change(&entry.context)
+            .map_or(true, |change| change.kind == ConfChangeKind::Remove),
+        eraftpb::EntryType::EntryConfChangeV2 => true,
+    }
+}
+
+/// Returns a confirmed read in the caller's form; `None` for a context that this program's reads do not have.
+fn read_of(state: raft::ReadState) -> Option<ConfirmedRead> {
+    let context = <[u8; 8]>::try_from(&state.request_ctx[..]).ok()?;
+    Some(ConfirmedRead { number: u64::from_be_bytes(context), index: Index(state.index) })
+}

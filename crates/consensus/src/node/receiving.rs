@@ -1,0 +1,219 @@
+//! Messages of other members: forwarded proposals and reads, some of which wait until a leader can take them,
+//! and everything that goes to the raft crate.
+
+use api::raftpb;
+use bytes::Bytes;
+use planted::Bug;
+use raft::StateRole;
+use raft::eraftpb::{self, MessageType};
+
+use super::farewell::FAREWELL;
+use super::{Node, other};
+use crate::event::Refused;
+use crate::validate;
+use crate::wire::{self, BINDS_AND_NO_ETCD, BINDS_PROPOSALS, RUNS_MAINSTAY};
+
+/// Maximum number of reads for which a leader seeks confirmation at the same time.
+const PENDING_READS_MAX: usize = 4096;
+
+/// Maximum number of membership changes forwarded by other members that wait for an earlier one.
+const EARLY_CHANGES_MAX: usize = 64;
+
+impl Node {
+    pub(super) fn receive(&mut self, message: raftpb::Message) -> Result<(), Refused> {
+        let mut message = wire::message_to_raft(message)?;
+        if message.get_msg_type() == MessageType::MsgPropose && message.term != 0 {
+            if self.config.speaks_as_etcd && message.term != self.raw.raft.term {
+                return Err(Refused::NoLeader);
+            }
+            message.context = Bytes::copy_from_slice(&message.term.to_be_bytes());
+            message.term = 0;
+        }
+        validate::check(&message, &self.raw)?;
+        let (kind, from, term) = (message.get_msg_type(), message.from, message.term);
+        let hint = message.reject_hint;
+        let no_etcd = kind == MessageType::MsgHeartbeat && hint == BINDS_AND_NO_ETCD;
+        let binds = (hint == BINDS_PROPOSALS || no_etcd)
+            && matches!(kind, MessageType::MsgAppend | MessageType::MsgHeartbeat)
+            && !self.config.speaks_as_etcd;
+        match kind {
+            MessageType::MsgHeartbeatResponse => self.note_answer(from, term, hint),
+            MessageType::MsgAppendResponse if !message.reject => self.note_answer(from, term, hint),
+            _ => {}
+        }
+        if let Some(leaving) = &mut self.leaving {
+            match kind {
+                MessageType::MsgPropose | MessageType::MsgReadIndex | MessageType::MsgTransferLeader => {
+                    return Err(Refused::NoLeader);
+                }
+                MessageType::MsgHeartbeatResponse
+                    if message.term == self.raw.raft.term && message.context[..] == *FAREWELL =>
+                {
+                    leaving.acknowledged(from);
+                }
+                _ => {}
+            }
+        }
+        match kind {
+            // The leader takes proposals again if no member campaigns.
+            MessageType::MsgTimeoutNow if !self.may_campaign() => return Ok(()),
+            MessageType::MsgTransferLeader if message.term == self.raw.raft.term => message.term = 0,
+            MessageType::MsgReadIndex => return self.read(message),
+            // A member that binds its proposal to a term learns of a new leader and proposes again. etcd's
+            // members do not: without this, each of their clients would wait for its timeout, as it does
+            // where etcd leads.
+            MessageType::MsgPropose if self.transferring().is_some() => {
+                let may_keep = !self.config.speaks_as_etcd && wire::bound_term(&message).is_none();
+                let is_kept = may_keep && self.wait_for_leader(message);
+                return if is_kept { Ok(()) } else { Err(Refused::Transferring) };
+            }
+            MessageType::MsgPropose if self.config.speaks_as_etcd => return self.pass_on(message),
+            MessageType::MsgPropose if self.is_for_another_term(&message) => {
+                return Err(Refused::NoLeader);
+            }
+            MessageType::MsgPropose if self.raw.raft.leader_id == 0 => {
+                return if self.wait_for_leader(message) { Ok(()) } else { Err(Refused::NoLeader) };
+            }
+            // The raft crate would append an empty entry instead.
+            MessageType::MsgPropose if self.is_early_change(&message) => {
+                if self.early_changes.len() >= EARLY_CHANGES_MAX {
+                    return Err(other("too many membership changes wait"));
+                }
+                self.early_changes.push(message);
+                return Ok(());
+            }
+            // As etcd's members do: the next receiver sees the forwarding member as the sender.
+            MessageType::MsgPropose if self.raw.raft.state != StateRole::Leader => {
+                message.from = self.config.id.0;
+            }
+            _ => {}
+        }
+        match self.raw.step(message) {
+            Ok(()) => {}
+            Err(raft::Error::ProposalDropped) => return Err(Refused::NoLeader),
+            Err(e) => return Err(other(e)),
+        }
+        if self.raw.raft.leader_id == from && self.raw.raft.term == term {
+            if binds {
+                self.programs.binds(term);
+            }
+            if kind == MessageType::MsgHeartbeat {
+                let is_etcd = !binds && !self.config.speaks_as_etcd;
+                self.programs.heartbeat(term, no_etcd, is_etcd);
+            }
+        }
+        if kind == MessageType::MsgHeartbeatResponse
+            && let Some(append) = self.followers.nudge(from, self.ticks)
+        {
+            let persisted = self.raw.raft.raft_log.persisted;
+            self.outbox.post(append, persisted);
+        }
+        Ok(())
+    }
+
+    /// Returns true if a forwarded proposal is bound to a term in which this node does not lead. The
+    /// forwarding member may then conclude, from the first entry of a newer term, that the proposal never got
+    /// into the log, and propose it again: so it must not get there in another way. Proposals of etcd's
+    /// members have no term; they are taken at any time.
+    fn is_for_another_term(&self, message: &eraftpb::Message) -> bool {
+        if planted::is(Bug::ForwardedInAnyTerm) {
+            return false;
+        }
+        let raft = &self.raw.raft;
+        wire::bound_term(message).is_some_and(|term| term != raft.term || raft.state != StateRole::Leader)
+    }
+
+    /// Takes a forwarded proposal as etcd's members do: like this member's own proposal, which may reach a
+    /// leader in any term.
+    fn pass_on(&mut self, mut message: eraftpb::Message) -> Result<(), Refused> {
+        message.context = Bytes::new();
+        if self.raw.raft.leader_id == 0 {
+            self.wait_for_leader(message);
+            return Ok(());
+        }
+        message.from = self.config.id.0;
+        self.raw.raft.step(message).map_err(other)
+    }
+
+    /// Keeps a forwarded proposal until a leader is known. Returns false if the limits are reached.
+    fn wait_for_leader(&mut self, mut message: eraftpb::Message) -> bool {
+        message.from = self.config.id.0;
+        self.leaderless.push(message, self.ticks)
+    }
+
+    pub(super) fn settle_leaderless(&mut self) {
+        if self.leaderless.is_empty() {
+            return;
+        }
+        let waited = self.leaderless.waited(self.ticks);
+        if waited > 2 * self.config.election_ticks as u64 && !self.config.speaks_as_etcd {
+            self.leaderless.take();
+        } else if self.raw.raft.leader_id != 0 && self.transferring().is_none() && self.leaving.is_none() {
+            for message in self.leaderless.take() {
+                if self.is_early_change(&message) && self.early_changes.len() < EARLY_CHANGES_MAX {
+                    self.early_changes.push(message);
+                    continue;
+                }
+                // A proposal that is dropped now is lost, as in etcd.
+                let _ = self.raw.raft.step(message);
+            }
+        }
+    }
+
+    fn is_early_change(&self, message: &eraftpb::Message) -> bool {
+        let raft = &self.raw.raft;
+        raft.state == StateRole::Leader
+            && raft.has_pending_conf()
+            && message.entries.iter().any(|entry| entry.entry_type == eraftpb::EntryType::EntryConfChange)
+    }
+
+    pub(super) fn settle_changes(&mut self) {
+        if self.early_changes.is_empty() {
+            return;
+        }
+        if self.raw.raft.state != StateRole::Leader || self.leaving.is_some() {
+            self.early_changes.clear();
+        } else if !self.raw.raft.has_pending_conf() && self.transferring().is_none() {
+            let message = self.early_changes.remove(0);
+            // A dropped change counts as lost by the network.
+            let _ = self.raw.raft.step(message);
+        }
+    }
+
+    /// Takes a read of a client or a follower. The raft crate's leader drops reads that arrive before it has
+    /// committed an entry of its term, because it does not know the commit index before that; here they wait.
+    pub(super) fn read(&mut self, message: eraftpb::Message) -> Result<(), Refused> {
+        let raft = &mut self.raw.raft;
+        if raft.pending_read_count() + self.early_reads.len() >= PENDING_READS_MAX {
+            return Err(other("too many reads wait for confirmation"));
+        }
+        if raft.state == StateRole::Leader && !raft.commit_to_current_term() {
+            self.early_reads.push(message);
+            return Ok(());
+        }
+        raft.step(message).map_err(other)
+    }
+
+    pub(super) fn settle_reads(&mut self) {
+        if self.early_reads.is_empty() {
+            return;
+        }
+        if self.raw.raft.state != StateRole::Leader {
+            self.early_reads.clear();
+        } else if self.raw.raft.commit_to_current_term() {
+            for message in std::mem::take(&mut self.early_reads) {
+                let taken = self.raw.raft.step(message);
+                assert!(taken.is_ok(), "a leader takes reads");
+            }
+        }
+    }
+
+    /// Records the program that a member runs, from its answer to this leader.
+    fn note_answer(&mut self, from: u64, term: u64, hint: u64) {
+        let raft = &self.raw.raft;
+        if raft.state != StateRole::Leader || raft.term != term || raft.prs().get(from).is_none() {
+            return;
+        }
+        self.programs.answered(from, term, hint == RUNS_MAINSTAY);
+    }
+}
