@@ -17,9 +17,11 @@ use std::time::Instant;
 use consensus::Entry;
 use numbers::{Index, Term};
 
+use super::meters::Meters;
 use super::{CoreRequest, StorageRequest};
 use crate::inbox::Inbox;
 use storage::readers::{Arrived, Reading};
+use storage::values::LogValues;
 
 /// Maximum bytes of committed entries that are not applied; above it, further entries from a leader are not
 /// accepted.
@@ -33,11 +35,21 @@ fn held_bytes(entry: &Entry) -> usize {
     ENTRY_BYTES + entry.data.len()
 }
 
+/// What the core needs to apply committed entries, in addition to the machine.
+pub(super) struct Apply {
+    /// Entries that are not applied yet.
+    pub queue: ApplyQueue,
+    /// Values on which entries depend.
+    pub values: LogValues,
+    /// Metrics of the applied entries.
+    pub meters: Meters,
+}
+
 /// Committed entries that are not applied yet, and the cost that this turn may still spend on applying them.
 ///
 /// This type keeps the entries, and the values that the next entry waits for. The machine applies the
 /// entries.
-pub(super) struct Applying {
+pub(super) struct ApplyQueue {
     entries: VecDeque<Entry>,
     bytes: usize,
     /// Cost that this turn may still spend on applying entries.
@@ -72,9 +84,9 @@ impl Wake for ValuesRead {
     }
 }
 
-impl Applying {
-    pub fn new(core: &Arc<Inbox<CoreRequest>>) -> Applying {
-        Applying {
+impl ApplyQueue {
+    pub fn new(core: &Arc<Inbox<CoreRequest>>) -> ApplyQueue {
+        ApplyQueue {
             entries: VecDeque::new(),
             bytes: 0,
             left: 0,
@@ -225,7 +237,7 @@ mod tests {
 
     #[test]
     fn a_turn_applies_so_much_and_an_entry_begins_once_all_before_it_is_published() {
-        let mut applying = Applying::new(&Arc::new(Inbox::default()));
+        let mut applying = ApplyQueue::new(&Arc::new(Inbox::default()));
         applying.committed(vec![entry(1, 10), entry(2, 10)]);
         assert!(applying.has_to_apply() && applying.next().is_none(), "no turn has begun");
         applying.begin_turn(5);
@@ -245,7 +257,7 @@ mod tests {
 
     #[test]
     fn what_waits_is_bounded_by_its_bytes() {
-        let mut applying = Applying::new(&Arc::new(Inbox::default()));
+        let mut applying = ApplyQueue::new(&Arc::new(Inbox::default()));
         applying.committed(vec![entry(1, BEHIND_BYTES_MAX)]);
         assert!(applying.is_far_behind());
         applying.clear();

@@ -132,6 +132,11 @@ impl Checkpoints {
         }
     }
 
+    /// Returns the limits from which on checkpoints are due, and the work allowed in one turn.
+    pub fn thresholds(&self) -> &Thresholds {
+        &self.thresholds
+    }
+
     /// Returns true if a checkpoint is in progress.
     pub fn is_busy(&self) -> bool {
         self.busy

@@ -1,5 +1,5 @@
-//! Snapshots in etcd's database format that are being sent to members that run etcd, and the log entries that
-//! have to be kept for their receivers.
+//! Snapshots for other members: those that raft asks for, those in etcd's database format that are being sent
+//! to members that run etcd, and the log entries that have to be kept for the receivers of these.
 //!
 //! A snapshot in this format always holds the whole state and may take long. If the log no longer had the entries after
 //! it when it arrives, another snapshot would have to follow, and so on without end while there are writes. A
@@ -9,18 +9,22 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use api::raftpb;
 use numbers::{Index, MemberId};
 
 /// Time for which the log keeps the entries after a delivered database, as in etcd.
 const KEPT_AFTER: Duration = Duration::from_secs(30);
 
-/// The databases that this member is sending or has sent recently, by receiver.
+/// The snapshots that this member has to send, and the databases that it is sending or has sent recently, by
+/// receiver.
 ///
 /// The core reports the start and the end of each transfer and the time; this type says which entries the log
 /// has to keep.
 #[derive(Default)]
 pub(super) struct Outgoing {
     databases: BTreeMap<MemberId, Database>,
+    /// Raft messages that ask for a snapshot to be sent to a member, with the next published state.
+    wanted: Vec<raftpb::Message>,
 }
 
 struct Database {
@@ -31,6 +35,16 @@ struct Database {
 }
 
 impl Outgoing {
+    /// Sets a raft message aside that asks for a snapshot.
+    pub fn want(&mut self, message: raftpb::Message) {
+        self.wanted.push(message);
+    }
+
+    /// Takes out the raft messages that ask for a snapshot.
+    pub fn take_wanted(&mut self) -> Vec<raftpb::Message> {
+        std::mem::take(&mut self.wanted)
+    }
+
     /// Records that a database of the state at log index `index` is being sent to a member.
     pub fn begun(&mut self, to: MemberId, index: Index) {
         self.databases.insert(to, Database { index, until: None });

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use api::raftpb;
 use bytes::Bytes;
-use numbers::{LeaseId, Seconds, Term};
+use numbers::{Index, LeaseId, Seconds, Term};
 use planted::{Bug, Measure};
 
 use super::batching::Batching;
@@ -118,6 +118,8 @@ pub(super) struct Proposals {
     waiting: FoldMap<u64, Open>,
     /// Bytes of the clients' commands in `waiting`.
     open_bytes: usize,
+    /// Index of the last entry of the last batch of clients' commands.
+    gathered_through: Index,
     next_sweep: Instant,
 }
 
@@ -134,6 +136,7 @@ impl Proposals {
             logins: 0,
             waiting: FoldMap::default(),
             open_bytes: 0,
+            gathered_through: Index(0),
             next_sweep: now,
         }
     }
@@ -355,6 +358,16 @@ impl Proposals {
             let open = Open { waiter, since: proposal.since, given, data: Some(proposal.data) };
             self.waiting.insert(proposal.id, open);
         }
+    }
+
+    /// Records the index of the last entry of the batch that was just proposed.
+    pub fn gathered_through(&mut self, last: Index) {
+        self.gathered_through = last;
+    }
+
+    /// Returns true if the entry at this index ends the last batch of clients' commands.
+    pub fn has_gathered_through(&self, last: Index) -> bool {
+        self.gathered_through == last
     }
 
     /// Takes out the gathered commands for which `stays` returns false.

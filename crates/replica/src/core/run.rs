@@ -17,42 +17,38 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use api::raftpb;
 use consensus::{Fetch, Node};
 use log::{EntryPlace, Log};
-use machine::auth::Auth;
-use machine::{Alarms, Machine};
+use machine::Machine;
 use numbers::{Index, MemberId, Revision};
 use stdx::Gathering;
 
-use super::alarms::NospaceAlarm;
 use super::answers::Answers;
-use super::apply::Applying;
+use super::apply::{Apply, ApplyQueue};
 use super::attributes::Attributes;
 use super::checkpoints::{Checkpoints, Thresholds};
-use super::compactor::Compactor;
+use super::compactions::Compactions;
 use super::cpu_pressure::CpuPressure;
+use super::disk_space::DiskSpace;
 use super::history::History;
 use super::install::Install;
 use super::leadership::Leadership;
 use super::leases::{LeaseClocks, LeaseRules};
+use super::lifecycle::Lifecycle;
 use super::membership::{MemberRules, Membership};
 use super::meters::Meters;
 use super::options::Options;
 use super::outgoing::Outgoing;
-use super::parked::Parked;
+use super::pace::Pace;
 use super::proposals::Proposals;
+use super::publication::Publication;
 use super::questions::Questions;
-use super::quota_warning::QuotaWarning;
 use super::reads::Reads;
-use super::removal::Removal;
-use super::room::Room;
-use super::segments::{Moves, Segments};
-use super::writing::{self, Occasion, Writing};
+use super::workers::Workers;
+use super::writing::{self, Occasion};
 use super::{CoreRequest, Fatal};
 use crate::seat::Work;
 use crate::shared::Shared;
-use crate::stages::Positions;
 use storage::checkpointer::Order;
 use storage::compaction_hash::Job;
 use storage::nospace::Cause;
@@ -131,62 +127,28 @@ pub struct Parts {
 pub struct Core {
     shared: Arc<Shared>,
     logger: Arc<Logger>,
-    machine: Machine,
-    leases: LeaseClocks,
-    /// True if this member is stopping and has handed leadership over, or has no member to hand it to.
-    handed_over: bool,
-    /// True if this member led when it was asked to stop.
-    resigned: bool,
     options: Options,
+    machine: Machine,
     node: Node,
     log: Log,
     history: History,
-    values: LogValues,
-    fetches: SyncSender<Fetch>,
-    orders: SyncSender<Order>,
-    hash_jobs: SyncSender<Job>,
-    attributes: Attributes,
+    workers: Workers,
+    apply: Apply,
     proposals: Proposals,
-    /// Index of the last entry of the last batch of client commands.
-    gathered_through: Index,
-    writing: Writing,
-    meters: Meters,
-    cpu_pressure: CpuPressure,
     reads: Reads,
+    questions: Questions,
+    answers: Answers,
+    leases: LeaseClocks,
     membership: Membership,
+    attributes: Attributes,
     leadership: Leadership,
-    /// Raft messages that ask for a snapshot to be sent to a member.
-    snapshots_wanted: Vec<raftpb::Message>,
     install: Install,
     outgoing: Outgoing,
-    answers: Answers,
-    /// Committed entries that are not applied yet.
-    applying: Applying,
-    questions: Questions,
-    removal: Removal,
-    compactor: Compactor,
-    quota_warning: QuotaWarning,
-    room: Room,
-    nospace: NospaceAlarm,
-    next_tick: Instant,
-    /// Index of the newest entry that this member's disk has.
-    synced: Index,
-    /// Time at which the log had written the entries that it synced last.
-    written: Option<Instant>,
-    /// Positions for which the stages of writes were recorded last.
-    noted: Option<Positions>,
-    applied_since: bool,
-    thresholds: Thresholds,
-    checkpoints: Checkpoints,
-    segments: Segments,
-    moves: Moves,
-    alarms: Arc<Alarms>,
-    /// Users and roles as of their last change.
-    auth: Arc<Auth>,
-    stopping: Option<Instant>,
-    /// The reason why this member is out of service, if it is.
-    parked: Option<Parked>,
-    ready: Option<SyncSender<()>>,
+    compactions: Compactions,
+    space: DiskSpace,
+    pace: Pace,
+    publication: Publication,
+    lifecycle: Lifecycle,
 }
 
 impl Core {
@@ -216,61 +178,38 @@ impl Core {
             grace: parts.options.election_timeout,
             note_interval: parts.thresholds.note_interval,
         };
-        let room = Room::new(now, &parts.log);
-        let nospace = NospaceAlarm::new(parts.shared.identity.member_id, parts.cause);
+        let cpu = if parts.shared.threads { CpuPressure::here(now) } else { CpuPressure::none(now) };
+        let values = LogValues::fetched_by(&parts.shared.readers, parts.shared.values.clone());
+        let meters = Meters::new(Arc::clone(&parts.shared.metrics));
         Core {
-            values: LogValues::fetched_by(&parts.shared.readers, parts.shared.values.clone()),
-            applying: Applying::new(&parts.shared.core),
-            questions: Questions::default(),
-            history: History::new(parts.log.entries(), parts.locations, parts.terms, now),
-            fetches: parts.fetches,
             logger: parts.logger,
+            history: History::new(parts.log.entries(), parts.locations, parts.terms, now),
+            workers: Workers { checkpointer: parts.orders, catch_up: parts.fetches, hasher: parts.hash_jobs },
+            apply: Apply { queue: ApplyQueue::new(&parts.shared.core), values, meters },
+            proposals: Proposals::new(now, parts.options.batch_fsync_window),
+            reads: Reads::default(),
+            questions: Questions::default(),
+            answers: Answers::new(shards),
             leases: LeaseClocks::new(
                 rules,
                 Arc::clone(&parts.shared.renewals),
                 Arc::clone(&parts.shared.metrics),
                 now,
             ),
-            handed_over: false,
-            resigned: false,
-            compactor: Compactor::new(parts.options.auto_compaction, now),
-            quota_warning: QuotaWarning::default(),
-            alarms: Arc::new(parts.machine.alarms.clone()),
-            auth: Arc::new(parts.machine.auth.clone()),
-            machine: parts.machine,
-            proposals: Proposals::new(now, parts.options.batch_fsync_window),
-            gathered_through: Index(0),
-            writing: Writing::new(now),
-            options: parts.options,
-            node: parts.node,
-            log: parts.log,
-            orders: parts.orders,
-            hash_jobs: parts.hash_jobs,
-            attributes,
-            reads: Reads::default(),
             membership,
+            attributes,
             leadership: Leadership::new(advances, now),
-            snapshots_wanted: Vec::new(),
             install: Install::default(),
             outgoing: Outgoing::default(),
-            answers: Answers::new(shards),
-            meters: Meters::new(Arc::clone(&parts.shared.metrics)),
-            cpu_pressure: if parts.shared.threads { CpuPressure::here(now) } else { CpuPressure::none(now) },
-            removal: Removal::new(compacted, pause, now),
-            room,
-            nospace,
-            next_tick: now,
-            synced: Index(0),
-            written: None,
-            noted: None,
-            applied_since: true,
-            thresholds: parts.thresholds,
-            checkpoints,
-            segments: Segments::default(),
-            moves: Moves::default(),
-            stopping: None,
-            parked: None,
-            ready: Some(parts.ready),
+            compactions: Compactions::new(parts.options.auto_compaction, compacted, pause, now),
+            space: DiskSpace::new(&parts.log, MemberId(own), parts.cause, checkpoints, now),
+            pace: Pace::new(cpu, now),
+            publication: Publication::new(&parts.machine),
+            lifecycle: Lifecycle::new(parts.ready),
+            options: parts.options,
+            machine: parts.machine,
+            node: parts.node,
+            log: parts.log,
             shared: parts.shared,
         }
     }
@@ -295,7 +234,7 @@ impl Core {
                 std::thread::yield_now();
                 let took = began.elapsed();
                 gathering.gave_way(took);
-                core.cpu_pressure.gave_way(took);
+                core.pace.cpu.gave_way(took);
                 (patience, wanted) = core.before_sleep();
             }
             if let Some(outcome) = core.sleep(&shared.core, patience, wanted) {
@@ -310,7 +249,7 @@ impl Core {
         };
         let mut core = core.leave();
         core.leases.open_to_shards(false);
-        core.moves.end(&core.orders);
+        core.space.moves.end(&core.workers.checkpointer);
         shared.core.close();
         outcome
     }
@@ -350,12 +289,12 @@ impl Core {
     ///
     /// The member cannot continue: the disk failed, or an entry cannot be applied.
     pub fn turn(&mut self, requests: &mut Vec<CoreRequest>, now: Instant) -> Result<bool, Fatal> {
-        if self.parked.is_some() {
+        if self.lifecycle.is_parked() {
             return self.parked_turn(requests, now);
         }
         let is_led = self.leadership.leader() != MemberId::NONE;
-        let thresholds = &self.thresholds;
-        self.applying.begin_turn(if is_led {
+        let thresholds = self.space.checkpoints.thresholds();
+        self.apply.queue.begin_turn(if is_led {
             thresholds.applied_per_turn
         } else {
             thresholds.applied_per_turn_unled
@@ -364,7 +303,7 @@ impl Core {
         for request in requests.drain(..) {
             self.take(request, now)?;
         }
-        self.room.retry(&mut self.log)?;
+        self.space.room.retry(&mut self.log)?;
         self.propose_gathered(now);
         self.hold_departures(now);
         self.propose_change(now);
@@ -375,7 +314,7 @@ impl Core {
         self.log.owner_writes(writes_here);
         self.carry_out(now)?;
         self.finish_rounds(now);
-        let leases_as_of = self.writing.leases_as_of(now);
+        let leases_as_of = self.pace.writing.leases_as_of(now);
         self.leases.look(self.machine.applied_index, self.node.standing().commit, leases_as_of);
         self.remove_slice(now);
         // From here on the newest view and the state match, except for an entry that is partly applied.
@@ -384,9 +323,9 @@ impl Core {
         self.answer_questions(now);
         self.answer();
         if writes_here && let Some(took) = self.log.write_here(writing::FEW_BYTES) {
-            self.writing.took(took, now);
+            self.pace.writing.took(took, now);
         }
-        if self.parked.is_some() {
+        if self.lifecycle.is_parked() {
             return Ok(false);
         }
         // A replaced state is released before the checkpointer begins the checkpoint of the new one.
@@ -396,16 +335,16 @@ impl Core {
         if self.membership.has_left(self.node.is_leaving(), now) {
             return Ok(true);
         }
-        Ok(self.stopping.is_some_and(|since| {
+        Ok(self.lifecycle.stopping().is_some_and(|since| {
             // A member that has handed leadership over keeps forwarding proposals from members that run etcd,
             // until another leader is known.
             let waited = now.saturating_duration_since(since);
-            let succeeded = !self.resigned
+            let succeeded = !self.lifecycle.has_resigned()
                 || self.node.standing().leader != MemberId::NONE
                 || waited > 2 * self.shared.limits.election_timeout;
             let idle = self.proposals.open() == 0
                 && !self.proposals.has_gathered()
-                && self.handed_over
+                && self.lifecycle.has_handed_over()
                 && succeeded
                 && self.node.transferring().is_none()
                 && !self.node.keeps_proposals();
@@ -419,11 +358,11 @@ impl Core {
         // The member list of the state does not suffice: a member that catches up may have a state from when
         // the cluster had one member.
         let is_alone = self.shared.threads
-            && self.stopping.is_none()
+            && !self.lifecycle.is_stopping()
             && self.machine.members.by_id.len() == 1
             && self.leads_alone();
         let occasion = Occasion { is_alone, proposals, queued_bytes: self.log.queued_bytes() };
-        self.writing.is_for_core(occasion, now)
+        self.pace.writing.is_for_core(occasion, now)
     }
 
     /// Records which entries have passed which stage, before the writes among them are answered.
@@ -433,14 +372,7 @@ impl Core {
             true => (self.machine.applied_index, self.machine.store.current_revision()),
             false => (Index(0), Revision(0)),
         };
-        let positions = Positions {
-            last: standing.last,
-            synced: self.synced,
-            commit: standing.commit,
-            published,
-            written: self.written,
-        };
-        if self.noted.replace(positions) != Some(positions) {
+        if let Some(positions) = self.publication.note(standing, published) {
             let shared = &self.shared;
             shared.stages.turn(positions, now, || shared.clock.now());
             self.count_memory();
@@ -460,8 +392,8 @@ impl Core {
     /// Returns the time that the core may sleep, and the number of waiting requests that justify waking it.
     fn patience(&self) -> (Duration, usize) {
         let now = self.shared.clock.now();
-        let mut patience = self.next_tick.saturating_duration_since(now);
-        if let Some(left) = self.removal.wait(now) {
+        let mut patience = self.pace.left(now);
+        if let Some(left) = self.compactions.removal.wait(now) {
             patience = patience.min(left);
         }
         if let Some(left) = self.round_waits(now) {
@@ -500,7 +432,7 @@ impl Work for Core {
     /// Returns true if the core would write a write that arrives now by itself, and no other work is in
     /// flight.
     fn is_for_others(&self) -> bool {
-        self.parked.is_none()
+        !self.lifecycle.is_parked()
             && self.machine.is_whole()
             && self.proposals.open() == 0
             && self.writes_here(1, self.shared.clock.now())

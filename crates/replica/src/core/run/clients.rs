@@ -34,7 +34,7 @@ impl Core {
     fn footing(&self) -> Footing {
         let can_ask = self.node.standing().leader.is_some()
             && (!self.leadership.leads() || self.leadership.has_settled());
-        Footing { can_ask, pace: self.cpu_pressure.pace() }
+        Footing { can_ask, pace: self.pace.cpu.pace() }
     }
 
     /// Returns the time until the next round may begin for the waiting reads, see
@@ -207,29 +207,28 @@ impl Core {
         } else {
             self.leases.end_noting();
         }
-        if let Some(since) = self.stopping
-            && !self.handed_over
+        if let Some(since) = self.lifecycle.has_to_hand_over()
             && (!self.leases.is_noting() || now.saturating_duration_since(since) > STOP_TIMEOUT / 2)
         {
-            self.handed_over = true;
+            self.lifecycle.hands_over();
             self.hand_over();
         }
     }
 
     /// Returns true if another slice of the work on leases can be done at once.
     pub(super) fn lease_slices_wait(&self) -> bool {
-        if self.parked.is_some() {
+        if self.lifecycle.is_parked() {
             return false;
         }
         let has_room = || Room::takes_more(&self.log);
         let reach = (self.node.standing().last, self.machine.applied_index);
         self.leases.has_to_forget()
-            || self.leads_now() && self.leases.has_to_do(self.stopping.is_none(), has_room, reach)
+            || self.leads_now() && self.leases.has_to_do(!self.lifecycle.is_stopping(), has_room, reach)
     }
 
     /// Proposes to revoke the leases that have expired.
     fn expire_leases(&mut self, now: Instant) {
-        if self.stopping.is_some() {
+        if self.lifecycle.is_stopping() {
             return;
         }
         let expired = self.leases.take_expired();
@@ -275,10 +274,10 @@ impl Core {
             // A write goes at once if the log's next sync is due anyway, for an entry that the core itself
             // has proposed.
             let standing = self.node.standing();
-            let own = standing.last > standing.commit && standing.last != self.gathered_through;
+            let own = standing.last > standing.commit && !self.proposals.has_gathered_through(standing.last);
             return if own { None } else { self.proposals.wait(now) };
         }
-        self.proposals.wait_in_cluster(self.is_proposing(), self.cpu_pressure.pace(), now)
+        self.proposals.wait_in_cluster(self.is_proposing(), self.pace.cpu.pace(), now)
     }
 
     /// Returns true if proposals are in flight: on a leader until they are committed, on a follower until
@@ -299,21 +298,21 @@ impl Core {
             return;
         }
         let mut ground = self.ground();
-        let (room, log, node, logger) = (&self.room, &self.log, &mut self.node, &self.logger);
+        let (room, log, node, logger) = (&self.space.room, &self.log, &mut self.node, &self.logger);
         let thin_out = |message: &mut raftpb::Message| room.thin_out(log, message);
         let take = |message| step_received(node, logger, message);
         let forwarded_bytes = self.proposals.go(ground, thin_out, take, now);
         if !self.proposals.has_own() {
             return;
         }
-        if self.stopping.is_some() {
+        if self.lifecycle.is_stopping() {
             for proposal in self.proposals.take_all() {
                 self.shared.proposal_taken(proposal.data.len());
                 self.refuse(proposal.request_id, error::STOPPED);
             }
             return;
         }
-        if !self.room.has_plenty(&self.log) {
+        if !self.space.room.has_plenty(&self.log) {
             self.refuse_without_room();
         }
         // The forwarded commands were just proposed and are not in the log's figures yet.
@@ -327,7 +326,7 @@ impl Core {
             self.proposals.refused();
             return;
         }
-        self.gathered_through = self.node.standing().last;
+        self.proposals.gathered_through(self.node.standing().last);
         let given = self.given();
         self.proposals.proposed(count, given, |bytes| self.shared.proposal_taken(bytes));
     }
@@ -336,19 +335,19 @@ impl Core {
         Ground {
             leads: self.leadership.leads(),
             queued_bytes: self.queued_bytes(),
-            queued_bytes_max: self.room.queued_bytes_max(&self.log),
+            queued_bytes_max: self.space.room.queued_bytes_max(&self.log),
         }
     }
 
     /// Returns true if commands that were held back for lack of space in the queue can be proposed now,
     /// because entries were applied. Unlike the end of a sync, applying does not wake the core.
     pub(super) fn has_room_again(&self) -> bool {
-        self.proposals.is_held_for_room() && self.queued_bytes() < self.room.queued_bytes_max(&self.log)
+        self.proposals.is_held_for_room() && self.queued_bytes() < self.space.room.queued_bytes_max(&self.log)
     }
 
     /// Returns the bytes of entries that wait to be synced or applied.
     pub(super) fn queued_bytes(&self) -> usize {
-        self.log.queued_bytes() + self.applying.bytes()
+        self.log.queued_bytes() + self.apply.queue.bytes()
     }
 
     /// Returns the leadership under which a proposal made now is given.
@@ -358,7 +357,7 @@ impl Core {
 
     /// Refuses the gathered commands that the disk has no space for.
     fn refuse_without_room(&mut self) {
-        let (room, log) = (&self.room, &self.log);
+        let (room, log) = (&self.space.room, &self.log);
         // While a batch is being written, its space counts as used twice and may become free again: the
         // commands wait for that.
         let waits = log.queued_bytes() != 0 && log.space() == Space::Ample;
@@ -400,7 +399,7 @@ impl Core {
         // segment that cannot hold the entry is lost, so its bytes count twice; an entry that may use the
         // last byte is small.
         let wasted = if purpose == Purpose::Own { 0 } else { data.len() };
-        let full = self.leadership.leads() && !self.room.has(&self.log, data.len() + wasted, purpose);
+        let full = self.leadership.leads() && !self.space.room.has(&self.log, data.len() + wasted, purpose);
         let refused = full || self.node.request(Request::Propose(vec![data])).is_err();
         if refused {
             self.give_up(waiter, error::NO_LEADER);
@@ -450,25 +449,25 @@ impl Core {
     }
 
     fn publish_view(&mut self) -> Arc<View> {
-        self.applying.published();
+        self.apply.queue.published();
         let view = self.machine.store.publish();
-        self.segments.published(&view);
+        self.space.segments.published(&view);
         view
     }
 
     pub(super) fn publish(&mut self) {
         // Updated even if nothing is applied: a leader without a quorum should show the pending proposals.
         self.shared.metrics.server.proposals_pending.set_u64(self.proposals.open() as u64);
-        if !self.applied_since && !self.applying.is_unpublished() {
+        if !self.publication.is_due() && !self.apply.queue.is_unpublished() {
             return;
         }
-        self.applied_since = false;
+        self.publication.done();
         let view = match self.machine.is_whole() {
             true => self.publish_view(),
             // Only data outside the view has changed, for example the leader.
             false => Arc::clone(&self.shared.state.load().view),
         };
-        let (moment, removed_through) = (view.moment(), self.removal.through());
+        let (moment, removed_through) = (view.moment(), self.compactions.removal.through());
         // Watches rely on this: versions that they may still have to read are present.
         assert!(
             view.removed_through() <= removed_through,
@@ -476,28 +475,32 @@ impl Core {
             view.removed_through()
         );
         let standing = self.node.standing();
-        self.leases.open_to_shards(self.leads_alone() && self.parked.is_none());
-        self.shared.metrics.mvcc.db_open_read_transactions.set_u64(self.segments.open_views() as u64);
+        self.leases.open_to_shards(self.leads_alone() && !self.lifecycle.is_parked());
+        self.shared.metrics.mvcc.db_open_read_transactions.set_u64(self.space.segments.open_views() as u64);
         let published = Published {
             view,
             applied_index: self.machine.applied_index,
             applied_term: self.machine.applied_term,
             commit_index: standing.commit,
-            leader: if self.parked.is_some() { 0 } else { standing.leader.0 },
-            reads_local: if self.parked.is_some() { self.is_parked_complete() } else { self.reads_local() },
-            alarms: Arc::clone(&self.alarms),
+            leader: if self.lifecycle.is_parked() { 0 } else { standing.leader.0 },
+            reads_local: if self.lifecycle.is_parked() {
+                self.is_parked_complete()
+            } else {
+                self.reads_local()
+            },
+            alarms: Arc::clone(&self.publication.alarms),
             members: Arc::clone(self.membership.members()),
-            auth: Arc::clone(&self.auth),
+            auth: Arc::clone(&self.publication.auth),
             in_use_bytes: self.machine.in_use_bytes(),
             removed_through,
         };
         published.assert_follows(&self.shared.state.load());
         self.shared.state.store(Arc::new(published));
-        for Compaction { previous, revision } in self.removal.take_unpublished() {
+        for Compaction { previous, revision } in self.compactions.removal.take_unpublished() {
             // The reader keeps the versions that the compaction removes, because the hash covers them.
             let state = self.shared.read_long_at(Reader::Hash, moment.keeping_from(previous));
             let hashes = &self.shared.compaction_hashes;
-            if !hashes.order(&self.hash_jobs, state, previous, revision) {
+            if !hashes.order(&self.workers.hasher, state, previous, revision) {
                 self.logger.warn(
                     "too many compactions wait for their hashes: the hash of this one is not computed",
                     &[("revision", Value::Int(revision.0))],
@@ -507,15 +510,7 @@ impl Core {
         // As in etcd, a member serves clients once its first proposal is applied, which proves that it has
         // caught up.
         if self.attributes.have_caught_up() {
-            self.serve();
-        }
-    }
-
-    /// Signals that clients may be served, once.
-    pub(super) fn serve(&mut self) {
-        if let Some(ready) = self.ready.take() {
-            // Boot waits for the signal; if boot has given up, the member is about to stop.
-            let _ = ready.try_send(());
+            self.lifecycle.serve();
         }
     }
 
@@ -535,7 +530,7 @@ impl Core {
 
     pub(super) fn answer(&mut self) {
         let view = Arc::clone(&self.shared.state.load().view);
-        let removal = &mut self.removal;
+        let removal = &mut self.compactions.removal;
         self.answers.published(removal.is_open(), |reply| removal.keep(reply));
         for Told { request_id, outcome, raft_term } in self.membership.take_told() {
             let body = match outcome {

@@ -109,7 +109,7 @@ impl Core {
             // The old locations become free once no checkpoint refers to them.
             StorageRequest::Relocated => {
                 if self.has_emptied() {
-                    self.checkpoints.want_whole();
+                    self.space.checkpoints.want_whole();
                 }
             }
             StorageRequest::Log(event) => self.log_told(event, now)?,
@@ -124,14 +124,14 @@ impl Core {
             ControlRequest::ClusterVersion(version) => self.set_cluster_version(version),
             ControlRequest::Downgraded(version) => self.end_downgrade(&version),
             ControlRequest::Stop => {
-                if self.stopping.is_none() {
+                if !self.lifecycle.is_stopping() {
                     // After a restart the leases continue with the time that they have left now.
                     if self.leads_now() {
                         self.leases.others_are(self.node.others());
                         self.leases.note_before_stop();
                     }
                     self.shared.values.wind_down();
-                    self.stopping = Some(now);
+                    self.lifecycle.stop(now);
                     self.lease_slices(now);
                 }
             }
@@ -143,13 +143,13 @@ impl Core {
 /// Timed work.
 impl Core {
     pub(super) fn tick(&mut self, now: Instant) -> Result<(), Fatal> {
-        if now < self.next_tick {
+        if !self.pace.is_due(now) {
             return Ok(());
         }
         // Missed ticks are not made up for: a process that was suspended should not campaign at once.
         self.note_late_tick(now);
-        self.next_tick = now + self.options.heartbeat_interval;
-        self.cpu_pressure.look(now);
+        self.pace.tick_at(now + self.options.heartbeat_interval);
+        self.pace.cpu.look(now);
         self.watch_disk(now)?;
         self.step(Event::Ticked)?;
         self.resign_if_corrupt();
@@ -169,14 +169,14 @@ impl Core {
         if self.leads_now() {
             self.leases.others_are(self.node.others());
         }
-        let leads = self.leads_now() && self.stopping.is_none();
+        let leads = self.leads_now() && !self.lifecycle.is_stopping();
         if leads {
             self.leases.allow_revokes();
             self.leases.note_if_due(now);
         }
         let in_use = self.machine.in_use_bytes();
         if let Some(quota) = self.shared.limits.quota_bytes
-            && let Some(percent) = self.quota_warning.look(in_use, quota)
+            && let Some(percent) = self.space.quota_warning.look(in_use, quota)
         {
             self.logger.warn(
                 "the data is near its quota; once it is reached, writes are refused until keys are deleted and compacted",
@@ -189,7 +189,7 @@ impl Core {
         }
         let store = &self.machine.store;
         let (revision, compacted) = (store.current_revision(), store.compact_revision());
-        if let Some(revision) = self.compactor.due(revision, compacted, leads, now) {
+        if let Some(revision) = self.compactions.automatic.due(revision, compacted, leads, now) {
             self.logger.info("starting auto compaction", &[("revision", Value::Int(revision.0))]);
             let compaction = Some(CompactionRequest { revision: revision.0, physical: false });
             self.propose_own(InternalRaftRequest { compaction, ..Default::default() }, Waiter::Nobody);
@@ -218,7 +218,7 @@ impl Core {
                 self.give_up(waiter, why.clone());
             }
         }
-        self.applying.clear();
+        self.apply.queue.clear();
         // The core no longer checks if a received state can continue or is saved, so its receiver gets the
         // error now.
         self.install.tell(Outcome::GivenUp(parked.why()));
@@ -226,17 +226,17 @@ impl Core {
             self.refuse(request_id, parked.why());
         }
         self.end_install();
-        self.removal.stop();
+        self.compactions.removal.stop();
         // Makes this turn publish the entries applied before, and a state without a leader.
-        self.applied_since = true;
-        self.next_tick = now + IDLE;
-        self.parked = Some(parked);
-        self.serve();
+        self.publication.request();
+        self.pace.tick_at(now + IDLE);
+        self.lifecycle.park(parked);
+        self.lifecycle.serve();
     }
 
     /// Returns true if this member is out of service and its published state answers linearizable reads.
     pub(super) fn is_parked_complete(&self) -> bool {
-        self.parked.as_ref().is_some_and(Parked::is_complete)
+        self.lifecycle.parked().is_some_and(Parked::is_complete)
     }
 
     /// Does one turn of a member out of service. Returns true if it was asked to stop.
@@ -245,9 +245,9 @@ impl Core {
     ///
     /// The log failed.
     pub(super) fn parked_turn(&mut self, asks: &mut Vec<CoreRequest>, now: Instant) -> Result<bool, Fatal> {
-        self.next_tick = now + IDLE;
+        self.pace.tick_at(now + IDLE);
         let mut stops = false;
-        if let Some(parked) = &self.parked {
+        if let Some(parked) = self.lifecycle.parked() {
             let why = parked.why();
             for request_id in self.questions.take_refused() {
                 self.refuse(request_id, why.clone());
@@ -264,7 +264,7 @@ impl Core {
     }
 
     fn take_parked(&mut self, request: CoreRequest, now: Instant, stops: &mut bool) -> Result<(), Fatal> {
-        let Some(parked) = &self.parked else { return Ok(()) };
+        let Some(parked) = self.lifecycle.parked() else { return Ok(()) };
         match parked.respond(request) {
             Response::Nothing => {}
             Response::Stop => *stops = true,

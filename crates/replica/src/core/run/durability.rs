@@ -1,6 +1,5 @@
 //! Work with the log and the disk: applying entries, checkpoints, and disk space.
 
-use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 
@@ -57,9 +56,8 @@ impl Core {
     }
 
     fn synced(&mut self, synced: Synced) -> Result<(), Fatal> {
-        let number = self.room.synced(synced.ticket);
-        self.synced = synced.last_index;
-        self.written = synced.written.or(self.written);
+        let number = self.space.room.synced(synced.ticket);
+        self.publication.synced(synced.last_index, synced.written);
         if let Some(took) = synced.took {
             self.proposals.synced(took);
         }
@@ -67,13 +65,13 @@ impl Core {
         self.install.placed(synced.ticket, &synced.values);
         for (id, to) in synced.values {
             let change = ChangeId { main: Revision(id.main), sub: u32::try_from(id.sub).unwrap_or(u32::MAX) };
-            if let Some(from) = self.moves.arrived(change)
+            if let Some(from) = self.space.moves.arrived(change)
                 && self.machine.relocate(change, from, to)
             {
-                self.checkpoints.moved_out_of(from.segment);
+                self.space.checkpoints.moved_out_of(from.segment);
             }
         }
-        self.moves.tell();
+        self.space.moves.tell();
         if let Some(number) = number {
             self.step(Event::LogSynced(number))?;
         }
@@ -85,7 +83,7 @@ impl Core {
 impl Core {
     /// Checks the disk at intervals: raises and clears the alarm, and starts freeing space when it is short.
     pub(super) fn look_at_disk(&mut self, now: Instant) {
-        let Some(look) = self.room.look(&self.log, now) else { return };
+        let Some(look) = self.space.room.look(&self.log, now) else { return };
         if look.wants_reserve {
             self.have_room_kept(look.is_short);
         }
@@ -93,26 +91,29 @@ impl Core {
             self.raise_no_space(Cause::Disk, now);
         }
         let within = self.shared.limits.quota_bytes.is_none_or(|quota| self.machine.in_use_bytes() < quota);
-        let may_clear = self.room.is_roomy(&self.log) && within;
+        let may_clear = self.space.room.is_roomy(&self.log) && within;
         let present =
             Present { alarms: &self.machine.alarms, has_leader: self.leadership.leader().is_some() };
-        let ample = self.room.is_ample(&self.log);
-        if let Some(action) = self.nospace.look(ample, may_clear, present, now) {
+        let ample = self.space.room.is_ample(&self.log);
+        if let Some(action) = self.space.nospace.look(ample, may_clear, present, now) {
             self.logger.info("the disk has room again: clearing the NOSPACE alarm that it had raised", &[]);
             self.propose_alarm(action);
         }
         self.note_cause();
-        if self.room.may_free(&self.log, now) && !self.checkpoints.is_to_free() && self.has_garbage() {
-            self.room.freed(now);
-            self.checkpoints.would_free(now);
+        if self.space.room.may_free(&self.log, now)
+            && !self.space.checkpoints.is_to_free()
+            && self.has_garbage()
+        {
+            self.space.room.freed(now);
+            self.space.checkpoints.would_free(now);
         }
     }
 
     /// Orders the checkpointer to reserve space for the next checkpoint.
     fn have_room_kept(&mut self, is_short: bool) {
-        let Some(queued) = self.room.order_of_reserve() else { return };
-        if self.orders.try_send(Order::Reserve { is_short, queued }).is_ok() {
-            self.room.reserved();
+        let Some(queued) = self.space.room.order_of_reserve() else { return };
+        if self.workers.order(Order::Reserve { is_short, queued }) {
+            self.space.room.reserved();
         }
     }
 
@@ -120,7 +121,7 @@ impl Core {
     pub(super) fn raise_no_space(&mut self, cause: Cause, now: Instant) {
         let present =
             Present { alarms: &self.machine.alarms, has_leader: self.leadership.leader().is_some() };
-        let wanted = self.nospace.raise(cause, present, now);
+        let wanted = self.space.nospace.raise(cause, present, now);
         if wanted.note {
             self.note_cause();
         }
@@ -131,7 +132,7 @@ impl Core {
 
     /// Handles an alarm that was raised or cleared.
     fn alarms_changed(&mut self, raised: Option<Raised>) {
-        self.nospace.changed(raised, &self.machine.alarms);
+        self.space.nospace.changed(raised, &self.machine.alarms);
         self.note_cause();
     }
 
@@ -142,7 +143,7 @@ impl Core {
             alarm: AlarmType::Nospace as i32,
         };
         let alarm_cause = match action {
-            AlarmAction::Activate => self.nospace.cause().in_entry(),
+            AlarmAction::Activate => self.space.nospace.cause().in_entry(),
             _ => 0,
         };
         let request =
@@ -153,11 +154,11 @@ impl Core {
     /// Orders the cause of the NOSPACE alarm to be written to the note beside the log. Returns true if the
     /// checkpointer took the order; it carries it out before any later order.
     fn note_cause(&mut self) -> bool {
-        let Some(cause) = self.nospace.unnoted() else { return true };
-        if self.orders.try_send(Order::Note(cause)).is_err() {
+        let Some(cause) = self.space.nospace.unnoted() else { return true };
+        if !self.workers.order(Order::Note(cause)) {
             return false;
         }
-        self.nospace.was_noted();
+        self.space.nospace.was_noted();
         self.logger.debug("noted the cause of the NOSPACE alarm", &[("cause", Value::Str(cause.name()))]);
         true
     }
@@ -167,24 +168,24 @@ impl Core {
 impl Core {
     /// Returns true if the next turn has an entry to apply.
     pub(super) fn has_to_apply(&self) -> bool {
-        self.parked.is_none() && self.applying.has_to_apply()
+        !self.lifecycle.is_parked() && self.apply.queue.has_to_apply()
     }
 
     /// Applies committed entries, up to the limit of this turn.
     pub(super) fn apply_some(&mut self, now: Instant) -> Result<(), Fatal> {
         let before = self.machine.applied_index;
-        while self.parked.is_none() {
-            if self.applying.is_amid() {
-                if !self.applying.can_go_on() {
+        while !self.lifecycle.is_parked() {
+            if self.apply.queue.is_amid() {
+                if !self.apply.queue.can_go_on() {
                     break;
                 }
                 self.go_on(now)?;
             } else {
-                let Some(entry) = self.applying.next() else { break };
+                let Some(entry) = self.apply.queue.next() else { break };
                 self.begin_entry(&entry, now)?;
             }
         }
-        if self.machine.applied_index > before && self.parked.is_none() {
+        if self.machine.applied_index > before && !self.lifecycle.is_parked() {
             self.step(Event::Applied(self.machine.applied_index))?;
             self.forget()?;
         }
@@ -206,18 +207,18 @@ impl Core {
                 let since = self.shared.clock.now();
                 let begun = Begun { index: entry.index, term: entry.term, bytes: entry.data.len(), since };
                 let proposals = &self.proposals;
-                let values = AtHand::new(&self.values, &[]);
-                let mut left = self.applying.left();
+                let values = AtHand::new(&self.apply.values, &[]);
+                let mut left = self.apply.queue.left();
                 let outcome = self.machine.begin(command, &values, &mut left, |id| proposals.is_awaited(id));
-                self.applying.set_left(left.saturating_sub(bytes));
+                self.apply.queue.set_left(left.saturating_sub(bytes));
                 match outcome {
                     Ok(Some(applied)) => self.applied(&begun, applied, now),
-                    Ok(None) => self.applying.begun(begun),
+                    Ok(None) => self.apply.queue.begun(begun),
                     Err(fatal) => self.cannot_apply(fatal, now)?,
                 }
             }
             EntryKind::ConfChange => {
-                self.applying.set_left(self.applying.left().saturating_sub(bytes));
+                self.apply.queue.set_left(self.apply.queue.left().saturating_sub(bytes));
                 self.passed(entry.index, entry.term);
                 self.apply_conf_change(entry, command)?;
             }
@@ -227,18 +228,18 @@ impl Core {
 
     /// Continues the entry that was begun.
     fn go_on(&mut self, now: Instant) -> Result<(), Fatal> {
-        let values = AtHand::new(&self.values, self.applying.arrived());
-        let mut left = self.applying.left();
+        let values = AtHand::new(&self.apply.values, self.apply.queue.arrived());
+        let mut left = self.apply.queue.left();
         let progress = self.machine.go_on(&values, &mut left);
         let missing = values.into_missing();
-        self.applying.set_left(0);
+        self.apply.queue.set_left(0);
         match progress {
             Ok(Progress::More) => {}
             Ok(Progress::Waits) => self.fetch_values(&missing),
             Ok(Progress::Whole(applied)) => {
                 // The rest of the turn's budget is left to the entries after this entry.
-                self.applying.set_left(left);
-                if let Some(begun) = self.applying.ended() {
+                self.apply.queue.set_left(left);
+                if let Some(begun) = self.apply.queue.ended() {
                     self.applied(&begun, *applied, now);
                 }
             }
@@ -248,7 +249,7 @@ impl Core {
     }
 
     fn fetch_values(&mut self, missing: &[mvcc::Value]) {
-        self.applying.wait_for(self.values.fetch_first(missing));
+        self.apply.queue.wait_for(self.apply.values.fetch_first(missing));
     }
 
     fn cannot_apply(&mut self, fatal: machine::Fatal, now: Instant) -> Result<(), Fatal> {
@@ -264,9 +265,9 @@ impl Core {
         if self.history.applied(index, term) {
             self.propose_again(term);
         }
-        self.applied_since = true;
-        self.applying.applied();
-        self.checkpoints.entry_applied();
+        self.publication.request();
+        self.apply.queue.applied();
+        self.space.checkpoints.entry_applied();
     }
 
     /// Handles an entry that was applied.
@@ -281,7 +282,7 @@ impl Core {
                 &[("index", Value::Uint(begun.index.0)), ("why", Value::Str(&status.message))],
             );
         }
-        self.meters.applied(applied.op, &applied.outcome, begun.bytes, took);
+        self.apply.meters.applied(applied.op, &applied.outcome, begun.bytes, took);
         if took > self.options.warning_apply_duration {
             self.shared.metrics.server.slow_apply.inc();
             self.logger.warn(
@@ -343,10 +344,15 @@ impl Core {
             Change::Compacted(revision) => {
                 // Like etcd, a member has no hashes of compactions from before its start.
                 let is_hashed = !self.history.was_replayed(self.machine.applied_index);
-                self.removal.compacted(revision, self.machine.store.current_revision(), is_hashed, now);
+                self.compactions.removal.compacted(
+                    revision,
+                    self.machine.store.current_revision(),
+                    is_hashed,
+                    now,
+                );
             }
             Change::Alarms(raised) => {
-                self.alarms = Arc::new(self.machine.alarms.clone());
+                self.publication.alarms_changed(&self.machine);
                 self.alarms_changed(raised);
             }
             Change::Members => self.tell_members(),
@@ -366,7 +372,7 @@ impl Core {
             // An authentication does not change the state.
             AuthChange::Authenticated { .. } => {}
             AuthChange::Changed | AuthChange::Forget(_) | AuthChange::Enabled | AuthChange::Disabled => {
-                self.auth = Arc::new(self.machine.auth.clone());
+                self.publication.auth_changed(&self.machine);
             }
         }
     }
@@ -379,16 +385,16 @@ impl Core {
         if !self.machine.is_whole() {
             return;
         }
-        match self.removal.step(|revision| self.shared.all_saw(revision), now) {
+        match self.compactions.removal.step(|revision| self.shared.all_saw(revision), now) {
             removal::Step::Nothing => return,
             removal::Step::Publish => {
-                self.applied_since = true;
+                self.publication.request();
                 return;
             }
             removal::Step::Remove => {}
         }
         // Versions of a compaction whose removal has not begun stay: watches may still need them.
-        let wanted = self.removal.through();
+        let wanted = self.compactions.removal.through();
         let removable = self.shared.long_reads.removable(wanted, now);
         if removable.overtaken > 0 {
             self.shared.metrics.long_reads.overtaken.add(removable.overtaken as u64);
@@ -405,18 +411,18 @@ impl Core {
             false if removed == 0 => Sliced::Waits,
             false => Sliced::Some,
         };
-        let (told, took) = self.removal.sliced(sliced, now);
+        let (told, took) = self.compactions.removal.sliced(sliced, now);
         if sliced != Sliced::Waits {
             let metrics = &self.shared.metrics.mvcc;
             metrics.db_compaction_keys.add(removed);
             let pause = self.shared.clock.now().saturating_duration_since(now);
             metrics.db_compaction_pause.observe_milliseconds(pause);
             // The removed versions leave memory with the next publications.
-            self.applied_since = true;
+            self.publication.request();
         }
         if let Some(took) = took {
             if self.has_garbage() {
-                self.checkpoints.would_free(now);
+                self.space.checkpoints.would_free(now);
             }
             let metrics = &self.shared.metrics.mvcc;
             metrics.db_compaction_total.observe_milliseconds(took);
@@ -428,14 +434,7 @@ impl Core {
     }
 
     fn survey(&self) -> Survey<'_> {
-        Survey {
-            log: &self.log,
-            machine: &self.machine,
-            room: &self.room,
-            segments: &self.segments,
-            kept_behind: self.kept_behind(self.machine.applied_index),
-            dead_bytes_min: self.thresholds.reclaim_dead_bytes,
-        }
+        self.space.survey(&self.log, &self.machine, self.kept_behind(self.machine.applied_index))
     }
 
     /// Returns true if sealed segments hold so much garbage that a checkpoint would free some segments, or
@@ -447,17 +446,17 @@ impl Core {
     /// Returns true if values were moved out of segments that are now empty; only a whole checkpoint frees
     /// these segments.
     pub(super) fn has_emptied(&self) -> bool {
-        self.checkpoints.has_emptied(|segment| self.survey().is_empty(segment))
+        self.space.checkpoints.has_emptied(|segment| self.survey().is_empty(segment))
     }
 
     /// Orders a checkpoint if one is due and may be taken.
     pub(super) fn order_checkpoint(&mut self, now: Instant) {
         // A stopping member makes no new files: the next start replays the unsaved entries.
-        if self.stopping.is_some() {
+        if self.lifecycle.is_stopping() {
             return;
         }
         // While a snapshot is being received, nothing that it refers to may be freed.
-        if self.checkpoints.is_busy() || self.install.is_receiving() || !self.machine.is_whole() {
+        if self.space.checkpoints.is_busy() || self.install.is_receiving() || !self.machine.is_whole() {
             return;
         }
         // An installed state is saved by a whole checkpoint, because the runs on disk do not know the
@@ -479,14 +478,14 @@ impl Core {
         }
         let log_bytes = self.log.figures().written_bytes();
         let usage = |segment| self.machine.usage().get(&segment).is_none_or(|usage| usage.values == 0);
-        let Some(whole) = self.checkpoints.due(log_bytes, usage, now) else { return };
+        let Some(whole) = self.space.checkpoints.due(log_bytes, usage, now) else { return };
         // The entry that raised an alarm may leave the log after the checkpoint, so its cause is noted first.
         if !self.note_cause() {
             return;
         }
         let moment = self.shared.state.load().view.moment_of_everything();
         let mut empty_segments = self.survey().empty_segments();
-        empty_segments.retain(|segment| self.checkpoints.frees(*segment, whole));
+        empty_segments.retain(|segment| self.space.checkpoints.frees(*segment, whole));
         let terms = self.history.terms();
         let mut head = Box::new(self.machine.head());
         if planted::is(Bug::AppliedIndexEarly) {
@@ -494,13 +493,13 @@ impl Core {
         }
         let state = self.shared.read_long_at(Reader::Checkpoint, moment);
         let order = Order::Checkpoint { head, state, whole, terms };
-        if self.orders.try_send(order).is_err() {
+        if !self.workers.order(order) {
             return;
         }
-        self.checkpoints.ordered(empty_segments, whole, log_bytes, now);
+        self.space.checkpoints.ordered(empty_segments, whole, log_bytes, now);
         if planted::is(Bug::SegmentDeletedEarly) {
-            let early = self.checkpoints.take_empty();
-            early.into_iter().for_each(|segment| self.segments.delete_later(segment));
+            let early = self.space.checkpoints.take_empty();
+            early.into_iter().for_each(|segment| self.space.segments.delete_later(segment));
         }
     }
 
@@ -509,7 +508,7 @@ impl Core {
         match self.machine.members.by_id.len() {
             0 | 1 => applied_index,
             // A follower that lags behind then gets the whole state.
-            _ if self.room.is_tight(&self.log) => applied_index,
+            _ if self.space.room.is_tight(&self.log) => applied_index,
             _ => {
                 let kept = applied_index.saturating_sub(self.options.snapshot_catchup_entries);
                 self.outgoing.kept_behind().map_or(kept, |behind| behind.min(kept))
@@ -527,10 +526,10 @@ impl Core {
             Ok(done) => {
                 let (saved, applied) = (done.applied_index, self.machine.applied_index);
                 assert!(saved <= applied, "entry {saved} is in a checkpoint, but only {applied} is applied");
-                for segment in self.checkpoints.saved(&done, now) {
-                    self.segments.delete_later(segment);
+                for segment in self.space.checkpoints.saved(&done, now) {
+                    self.space.segments.delete_later(segment);
                 }
-                self.room.checkpointed(true);
+                self.space.room.checkpointed(true);
                 self.log.forget_below(self.kept_behind(done.applied_index));
                 self.logger
                     .debug("saved a checkpoint", &[("applied-index", Value::Uint(done.applied_index.0))]);
@@ -538,14 +537,14 @@ impl Core {
                 self.reclaim();
             }
             Err(error) => {
-                self.checkpoints.failed(now);
+                self.space.checkpoints.failed(now);
                 let why = error.to_string();
                 self.install.failed(&why, now);
                 self.logger.warn("could not save a checkpoint", &[("error", Value::Str(&why))]);
                 if error.is_full() {
                     // `look_at_disk` raises the alarm; the next checkpoint that is saved ends the shortage.
-                    self.room.checkpointed(false);
-                    self.checkpoints.retry(now);
+                    self.space.room.checkpointed(false);
+                    self.space.checkpoints.retry(now);
                 }
             }
         }
@@ -555,18 +554,18 @@ impl Core {
 
     /// Orders the live values of sparsely used segments to be moved.
     fn reclaim(&mut self) {
-        let segments = self.survey().worth_emptying(self.checkpoints.applied_index());
+        let segments = self.survey().worth_emptying(self.space.checkpoints.applied_index());
         if !segments.is_empty() {
             // If the checkpointer is busy, the next checkpoint tries again.
-            let portion_bytes = self.room.portion_bytes(&self.log);
-            let _ = self.orders.try_send(Order::Relocate { segments, portion_bytes });
+            let portion_bytes = self.space.room.portion_bytes(&self.log);
+            let _ = self.workers.order(Order::Relocate { segments, portion_bytes });
         }
     }
 
     /// Publishes the bytes on disk to the other threads.
     pub(super) fn measure_disk(&self) {
         let log_bytes: u64 = self.log.segments().iter().map(|s| s.used_bytes).sum();
-        self.shared.set_disk_bytes(log_bytes + self.checkpoints.bytes());
+        self.shared.set_disk_bytes(log_bytes + self.space.checkpoints.bytes());
     }
 
     pub(super) fn measure_readers(&self, now: Instant) {
@@ -579,8 +578,8 @@ impl Core {
     pub(super) fn relocate(&mut self, values: Vec<Relocation>, done: SyncSender<()>, now: Instant) {
         let receiving = self.install.is_receiving();
         let bytes = Room::bytes_of(values.iter().map(|value| value.data.len()));
-        let fits = self.room.has(&self.log, bytes, Purpose::Moves) && !self.room.is_full();
-        if !fits || self.stopping.is_some() || receiving || values.is_empty() {
+        let fits = self.space.room.has(&self.log, bytes, Purpose::Moves) && !self.space.room.is_full();
+        if !fits || self.lifecycle.is_stopping() || receiving || values.is_empty() {
             let _ = done.try_send(());
             return;
         }
@@ -592,11 +591,11 @@ impl Core {
             batch.push(log::Value { id, data: value.data });
         }
         // Values that the log does not take now stay at their locations: the next checkpoint tries again.
-        if self.room.hand_values(&mut self.log, batch, now).is_none() {
+        if self.space.room.hand_values(&mut self.log, batch, now).is_none() {
             let _ = done.try_send(());
             return;
         }
-        self.moves.begin(moving, done);
+        self.space.moves.begin(moving, done);
     }
 
     /// Deletes the segments that nothing durable needs and no view refers to.
@@ -605,10 +604,13 @@ impl Core {
             return;
         }
         let (log, logger) = (&mut self.log, &self.logger);
-        self.applied_since |= self.segments.release(|segment| {
+        let has_to_publish = self.space.segments.release(|segment| {
             if let Err(why) = log.release(segment) {
                 logger.warn("could not release a segment", &[("error", Value::Str(&format!("{why:?}")))]);
             }
         });
+        if has_to_publish {
+            self.publication.request();
+        }
     }
 }

@@ -1,6 +1,5 @@
 //! Work with the other members: raft, leadership, membership changes, and snapshots.
 
-use std::sync::Arc;
 use std::sync::mpsc::TrySendError;
 use std::time::Instant;
 
@@ -55,7 +54,7 @@ impl Core {
             let proposed = kind == MessageType::MsgProp as i32;
             let entries = !message.entries.is_empty() && kind != MessageType::MsgReadIndex as i32;
             if proposed && self.leadership.leads() {
-                self.room.thin_out(&self.log, &mut message);
+                self.space.room.thin_out(&self.log, &mut message);
             }
             // Entries that the log cannot take, because the disk is full or hangs, are treated as lost by the
             // network: they are sent again.
@@ -63,9 +62,9 @@ impl Core {
                 && if proposed {
                     message.entries.is_empty()
                 } else {
-                    !self.room.takes_entries(&self.log, &message.entries)
+                    !self.space.room.takes_entries(&self.log, &message.entries)
                         || !Room::takes_more(&self.log)
-                        || self.applying.is_far_behind()
+                        || self.apply.queue.is_far_behind()
                 };
             if snapshot || full || self.machine.members.removed.contains(&from) {
                 continue;
@@ -90,7 +89,7 @@ impl Core {
         let mut rest = Vec::with_capacity(messages.len());
         for message in messages {
             if message.r#type == Some(MessageType::MsgSnap as i32) {
-                self.snapshots_wanted.push(message);
+                self.outgoing.want(message);
             } else {
                 rest.push(message);
             }
@@ -100,12 +99,9 @@ impl Core {
 
     /// Orders entries to be read that a follower needs and that are no longer in memory.
     fn fetch(&mut self, fetch: Fetch) -> Result<(), Fatal> {
-        match self.fetches.try_send(fetch) {
+        match self.workers.fetch(fetch) {
             Ok(()) => Ok(()),
-            Err(
-                std::sync::mpsc::TrySendError::Full(fetch)
-                | std::sync::mpsc::TrySendError::Disconnected(fetch),
-            ) => self.step(Event::Fetched { fetch, entries: Vec::new() }),
+            Err(fetch) => self.step(Event::Fetched { fetch, entries: Vec::new() }),
         }
     }
 
@@ -168,7 +164,7 @@ impl Core {
     pub(super) fn carry_out(&mut self, now: Instant) -> Result<(), Fatal> {
         self.apply_some(now)?;
         loop {
-            while self.parked.is_none()
+            while !self.lifecycle.is_parked()
                 && let Some(effects) = self.node.effects()
             {
                 self.follow(effects, now)?;
@@ -204,14 +200,14 @@ impl Core {
         for fetch in effects.fetches {
             self.fetch(fetch)?;
         }
-        self.applying.committed(effects.commit);
+        self.apply.queue.committed(effects.commit);
         self.apply_some(now)
     }
 
     /// Campaigns at once if this member is the only voter, because no other member could win. Returns true if
     /// it has campaigned.
     fn campaign_alone(&mut self) -> bool {
-        if self.parked.is_some() {
+        if self.lifecycle.is_parked() {
             return false;
         }
         let standing = self.node.standing();
@@ -228,7 +224,7 @@ impl Core {
     /// Makes the first proposals of a leader that has just applied the first entry of its term; a start waits
     /// for them. Returns false if that has not just happened.
     fn begin_to_lead(&mut self, now: Instant) -> bool {
-        if self.parked.is_some() || !self.leadership.take_settled() {
+        if self.lifecycle.is_parked() || !self.leadership.take_settled() {
             return false;
         }
         // In this order: a member that is ready to serve knows the cluster version.
@@ -265,7 +261,7 @@ impl Core {
         let hard_state =
             append.hard_state.map(|hs| log::HardState { term: hs.term, vote: hs.vote, commit: hs.commit });
         let batch = Batch { reset, entries, hard_state, ..Batch::default() };
-        self.room.hand(&mut self.log, batch, append.number, now)?;
+        self.space.room.hand(&mut self.log, batch, append.number, now)?;
         if planted::is(Bug::LeaderCountsUnsynced) && self.leadership.leads() {
             self.step(Event::LogSynced(append.number))?;
         }
@@ -282,7 +278,7 @@ impl Core {
 
     /// Checks if the disk hangs in a sync: a member with such a disk must not lead.
     pub(super) fn watch_disk(&mut self, now: Instant) -> Result<(), Fatal> {
-        let oldest = self.room.oldest();
+        let oldest = self.space.room.oldest();
         let members = &self.machine.members;
         let has_others = || members.voters().len() >= 2;
         let step = self.leadership.watch_disk(oldest, self.options.election_timeout, has_others, now);
@@ -319,7 +315,7 @@ impl Core {
         }
         let Some(to) = self.successor() else { return };
         self.logger.info("handing leadership over before stopping", &[("to", Value::Id(to.0))]);
-        self.resigned = true;
+        self.lifecycle.resigns();
         self.transfer_to(to);
     }
 
@@ -412,7 +408,7 @@ impl Core {
         if stood.cuts_off {
             self.install.cut_off(now);
         }
-        self.applied_since = true;
+        self.publication.request();
         let Some(before) = stood.was else { return };
         self.reads.ask_again();
         if planted::is(planted::Bug::ProposedAgainEarly) && standing.leader.is_some() {
@@ -502,7 +498,7 @@ impl Core {
 
     /// Proposes the next membership change, once the one before is applied.
     pub(super) fn propose_change(&mut self, now: Instant) {
-        if self.membership.has_next() && self.stopping.is_none() {
+        if self.membership.has_next() && !self.lifecycle.is_stopping() {
             let step = self.ask_membership(|membership, present| membership.next_change(present, now));
             self.change(step);
         }
@@ -535,7 +531,7 @@ impl Core {
         let id = self.shared.command_id();
         let Some((raft, data)) = self.membership.encode_next(id, &self.node) else { return };
         // On a follower the own disk does not matter for a forwarded entry.
-        if self.leadership.leads() && !self.room.has(&self.log, data.len(), Purpose::Mends) {
+        if self.leadership.leads() && !self.space.room.has(&self.log, data.len(), Purpose::Mends) {
             if let Some((request_id, ..)) = self.membership.take_next(None) {
                 self.refuse(request_id, error::NO_SPACE);
             }
@@ -602,7 +598,7 @@ impl Core {
     /// Passes the members to the connections with other members, and publishes them.
     pub(super) fn tell_members(&mut self) {
         let others = self.membership.changed(&self.machine.members);
-        self.applied_since = true;
+        self.publication.request();
         if let Some(peers) = self.shared.peers() {
             self.shared.arrivals.set_members(others.iter().map(|(id, _)| *id));
             peers.set_members(others);
@@ -747,7 +743,7 @@ impl Core {
     /// Counts and logs heartbeats that a leader sent late, because other members may conclude that it is
     /// gone.
     pub(super) fn note_late_tick(&mut self, now: Instant) {
-        let late = now.saturating_duration_since(self.next_tick);
+        let late = self.pace.late(now);
         // The tick itself is due one interval after the last.
         if !self.leadership.leads()
             || late <= self.options.heartbeat_interval
@@ -775,9 +771,9 @@ impl Core {
         let standing = self.node.standing();
         if (standing.leader, standing.term) != (attempt.from, attempt.term) {
             self.refuse(request_id, error::NOT_LEADER);
-        } else if self.stopping.is_none() && self.install.hold_offer(request_id, now) {
+        } else if !self.lifecycle.is_stopping() && self.install.hold_offer(request_id, now) {
             // A later tick answers the offer.
-        } else if self.install.is_under_way() || self.stopping.is_some() {
+        } else if self.install.is_under_way() || self.lifecycle.is_stopping() {
             self.refuse(request_id, error::TOO_MANY_REQUESTS);
         } else {
             self.reply(request_id, ReplyBody::Readable(None));
@@ -792,12 +788,15 @@ impl Core {
             self.refuse(request_id, error::NOT_LEADER);
             return;
         }
-        let shortage = attempt.whole_bytes.and_then(|bytes| self.room.shortage_of_state(&self.log, bytes));
+        let shortage =
+            attempt.whole_bytes.and_then(|bytes| self.space.room.shortage_of_state(&self.log, bytes));
         if let Some(shortage) = shortage {
             self.reply(request_id, ReplyBody::Shortage(shortage));
             return;
         }
-        let busy = self.moves.are_under_way() || self.checkpoints.is_busy() || self.stopping.is_some();
+        let busy = self.space.moves.are_under_way()
+            || self.space.checkpoints.is_busy()
+            || self.lifecycle.is_stopping();
         if !self.install.begin(attempt.claim, busy) {
             self.refuse(request_id, error::TOO_MANY_REQUESTS);
             return;
@@ -830,15 +829,15 @@ impl Core {
         // Values that a full disk cannot take must not wait in the log's queue before the member's own
         // entries.
         let bytes = Room::bytes_of(values.iter().map(|value| value.data.len()));
-        if is_whole && let Some(shortage) = self.room.shortage_of_state(&self.log, bytes as u64) {
+        if is_whole && let Some(shortage) = self.space.room.shortage_of_state(&self.log, bytes as u64) {
             // The receiver may have given up; then there is nobody to answer.
             let _ = done.send(Err(shortage));
             return;
         }
-        if !self.room.has(&self.log, bytes, Purpose::Frees) || self.room.is_full() {
+        if !self.space.room.has(&self.log, bytes, Purpose::Frees) || self.space.room.is_full() {
             return;
         }
-        if let Some(ticket) = self.room.hand_values(&mut self.log, values, now) {
+        if let Some(ticket) = self.space.room.hand_values(&mut self.log, values, now) {
             self.install.place(ticket, done);
         }
     }
@@ -920,16 +919,17 @@ impl Core {
         self.shared.metrics.long_reads.overtaken.add(overtaken as u64);
         let replaced = std::mem::replace(&mut self.machine, *machine);
         // The new state contains the partly applied entry, and the entries that waited after it.
-        self.applying.clear();
-        self.applying.applied();
+        self.apply.queue.clear();
+        self.apply.queue.applied();
         if !planted::is(Bug::ProposedAgainAfterSnapshot) {
             self.proposals.forget_commands();
         }
         self.history.restored(restore.index, restore.term);
-        self.removal.restored(self.machine.store.compact_revision(), now);
-        self.alarms = Arc::new(self.machine.alarms.clone());
-        self.auth = Arc::new(self.machine.auth.clone());
-        self.shared.credentials.auth_restored(self.auth.is_enabled(), self.auth.revision());
+        self.compactions.removal.restored(self.machine.store.compact_revision(), now);
+        self.publication.alarms_changed(&self.machine);
+        self.publication.auth_changed(&self.machine);
+        let auth = &self.machine.auth;
+        self.shared.credentials.auth_restored(auth.is_enabled(), auth.revision());
         self.tell_members();
         self.install.installed(Reset { index: restore.index, term: restore.term }, replaced);
         Ok(())
@@ -940,9 +940,9 @@ impl Core {
         let state = self.shared.read_long_at(Reader::Checkpoint, moment);
         let terms = self.history.known_terms();
         let order = Order::Checkpoint { head: Box::new(self.machine.head()), state, whole: true, terms };
-        if self.orders.try_send(order).is_ok() {
+        if self.workers.order(order) {
             self.install.saving();
-            self.checkpoints.begun(self.log.figures().written_bytes(), now);
+            self.space.checkpoints.begun(self.log.figures().written_bytes(), now);
             if planted::is(Bug::SnapshotAcknowledgedEarly) {
                 // The held batches are this member's own entries and cannot be refused.
                 let _ = self.install_saved(self.machine.applied_index, now);
@@ -963,7 +963,7 @@ impl Core {
 
     /// Passes objects whose drop takes long to the checkpointer.
     pub(super) fn release_discarded(&mut self) {
-        let orders = &self.orders;
+        let orders = &self.workers.checkpointer;
         self.install.release(|what| match orders.try_send(Order::Drop(what)) {
             Err(TrySendError::Full(Order::Drop(what)) | TrySendError::Disconnected(Order::Drop(what))) => {
                 Err(what)
@@ -974,7 +974,7 @@ impl Core {
 
     /// Sends the state just published to the members that need a snapshot.
     pub(super) fn send_snapshots(&mut self, view: &mvcc::View) {
-        for mut message in std::mem::take(&mut self.snapshots_wanted) {
+        for mut message in self.outgoing.take_wanted() {
             // The message may have waited until an entry was complete, and its term may be over.
             if message.term != Some(self.node.standing().term.0) {
                 continue;

@@ -62,7 +62,7 @@ impl Core {
         if self.questions.is_empty() {
             return;
         }
-        self.questions.begin_turn(self.thresholds.questions_per_turn);
+        self.questions.begin_turn(self.space.checkpoints.thresholds().questions_per_turn);
         let is_whole = self.machine.is_whole();
         let timeout = self.shared.limits.request_timeout;
         let mut common = Common::default();

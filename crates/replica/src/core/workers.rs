@@ -1,0 +1,32 @@
+//! Queues of orders to the threads that work for the core.
+
+use std::sync::mpsc::{SyncSender, TrySendError};
+
+use consensus::Fetch;
+use storage::checkpointer::Order;
+use storage::compaction_hash::Job;
+
+/// The threads that work for the core. The core never waits for space in their queues: an order that a full
+/// queue does not take is given again later, or is not needed.
+pub(super) struct Workers {
+    /// Writes checkpoints, moves values, and drops large objects.
+    pub checkpointer: SyncSender<Order>,
+    /// Reads entries that are no longer in memory, for followers that lag behind.
+    pub catch_up: SyncSender<Fetch>,
+    /// Computes the hashes of compactions.
+    pub hasher: SyncSender<Job>,
+}
+
+impl Workers {
+    /// Gives an order to the checkpointer. Returns false if its queue does not take the order.
+    pub fn order(&self, order: Order) -> bool {
+        self.checkpointer.try_send(order).is_ok()
+    }
+
+    /// Orders entries to be read for a follower. Returns the order if the queue does not take it.
+    pub fn fetch(&self, fetch: Fetch) -> Result<(), Fetch> {
+        self.catch_up.try_send(fetch).map_err(|error| match error {
+            TrySendError::Full(fetch) | TrySendError::Disconnected(fetch) => fetch,
+        })
+    }
+}
