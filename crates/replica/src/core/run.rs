@@ -5,9 +5,12 @@
 mod clients;
 mod control;
 mod durability;
+mod leadership;
+mod membership;
 mod peers;
 mod probe;
 mod questions;
+mod snapshots;
 
 pub use probe::Probe;
 
@@ -109,8 +112,8 @@ pub struct Parts {
 /// never waits for a peer, and for the disk only in the cases that `writing.rs` describes: the results of
 /// peers and disks arrive as requests. Each part (`Reads`, `Proposals`, `Membership` and so on) owns its
 /// fields, gets events and the time as arguments, and returns actions; it is tested without a core. The loop
-/// carries out the actions, in `run/clients.rs`, `peers.rs`, `durability.rs` and `control.rs`, by the source
-/// of the request.
+/// carries out the actions, in the files of `run/`. Small parts of one subject are grouped: `DiskSpace`,
+/// `Apply`, `Compactions`, `Publication`, `Pace`, `Lifecycle`, `Workers`.
 ///
 /// **What it trades.** All writes go through one processor core, and requests that arrive during a turn wait
 /// for its end. Therefore a turn is bounded: it applies a limited number of entries, checks a limited number

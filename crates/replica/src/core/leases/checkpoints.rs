@@ -1,0 +1,239 @@
+//! Lease checkpoints: the passes that set them, and those that clear them while a member runs etcd.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use api::etcdserverpb::LeaseCheckpoint;
+use consensus::{Node, Others};
+use machine::Leases;
+use machine::request::granted_lease;
+use numbers::{Index, LeaseId, Seconds};
+use planted::Bug;
+
+use super::{LEASES_PER_TURN, LeaseClocks};
+use crate::expiry::Expiry;
+
+/// Maximum number of leases in one lease-checkpoint entry.
+pub(super) const NOTES_PER_ENTRY: usize = 1000;
+/// Maximum number of unapplied entries that clear lease checkpoints: a pass over all leases waits for the
+/// disks.
+pub(super) const TAKEN_BACK_AHEAD: usize = 4;
+/// Used-up part of the TTL from which on a leader that stops checkpoints a lease.
+const STOP_NOTES_USED: Duration = Duration::from_secs(1);
+/// Maximum number of unapplied entries behind which a lease checkpoint may be proposed: all of them are
+/// searched for grants.
+pub(super) const NOTED_BEHIND_MAX: u64 = 1 << 16;
+
+/// A pass that checkpoints leases, slice by slice.
+pub(super) struct CheckpointPass {
+    /// Id of the last lease that was checked.
+    behind: Option<LeaseId>,
+    /// Minimum used-up part of the TTL for which a lease is checkpointed.
+    used: Duration,
+    /// Leases granted by entries that were not applied when they were searched.
+    granted: BTreeSet<LeaseId>,
+    /// Index of the last entry that was searched for grants.
+    looked_through: Index,
+}
+
+/// A pass that clears lease checkpoints, slice by slice.
+#[derive(Clone, Copy)]
+pub(super) struct ClearingPass {
+    /// Id of the last lease that was checked.
+    behind: Option<LeaseId>,
+    /// True if the checkpoints of all leases are cleared; otherwise only those in this member's state.
+    of_all: bool,
+}
+
+/// Lease checkpoints.
+impl LeaseClocks {
+    /// Records which programs the other members run. Called at each tick while this member leads, and before
+    /// it stops. Once a member is known to run etcd, all lease checkpoints are cleared.
+    pub fn others_are(&mut self, others: Others) {
+        self.slice_refused = false;
+        let before = std::mem::replace(&mut self.others, others);
+        if others != Others::Mainstay {
+            self.noting = None;
+        }
+        // While lease checkpoints are distrusted, they are being cleared already, and no leader makes new
+        // ones.
+        if others == Others::SomeEtcd && before != others && !self.doubt && !self.none_noted {
+            self.doubt = true;
+            self.take_back(true);
+        }
+    }
+
+    /// Begins, once per interval, to checkpoint leases that have not been renewed for that interval, so that
+    /// their remaining time survives a restart. If a member runs etcd, clears existing checkpoints instead,
+    /// for example those that an etcd leader has made.
+    pub fn note_if_due(&mut self, now: Instant) {
+        if now < self.next_note {
+            return;
+        }
+        self.next_note = now + self.rules.note_interval;
+        if !self.is_noting() {
+            self.note_below(self.rules.note_interval);
+        }
+    }
+
+    /// Begins to checkpoint all leases before the member stops, so that they continue with their remaining
+    /// time after the restart.
+    pub fn note_before_stop(&mut self) {
+        self.note_below(STOP_NOTES_USED);
+    }
+
+    /// Begins to checkpoint every lease that has used up at least `used` of its TTL; if a member runs etcd,
+    /// begins to clear checkpoints instead. Does nothing while some members have not announced their program,
+    /// or while all checkpoints are being cleared already.
+    fn note_below(&mut self, used: Duration) {
+        if self.doubt {
+            return;
+        }
+        match self.others {
+            Others::SomeEtcd => self.take_back(false),
+            Others::Unheard => {}
+            Others::Mainstay => {
+                self.none_noted = false;
+                self.noting = Some(CheckpointPass {
+                    behind: None,
+                    used,
+                    granted: BTreeSet::new(),
+                    looked_through: Index(0),
+                });
+            }
+        }
+    }
+
+    /// Begins to clear the checkpoints of all leases, or only of those that have one in this member's state.
+    pub(super) fn take_back(&mut self, of_all: bool) {
+        if of_all {
+            // While lease checkpoints are distrusted, a renewal may have to clear one that another member
+            // has.
+            self.renewals.with(Expiry::look_again);
+        }
+        self.noting = None;
+        self.taking_back = Some(ClearingPass { behind: None, of_all });
+    }
+
+    /// Returns true if a pass that sets or clears lease checkpoints is in progress.
+    pub fn is_noting(&self) -> bool {
+        self.noting.is_some() || self.taking_back.is_some()
+    }
+
+    /// Ends the passes that set or clear lease checkpoints, because this member no longer leads.
+    pub fn end_noting(&mut self) {
+        (self.noting, self.taking_back, self.slice_began) = (None, None, None);
+        self.slice_refused = false;
+        self.slices.clear();
+    }
+
+    /// Records that the last slice of [`LeaseClocks::note_some`] is in the log at this index, or was refused.
+    /// A refused slice that clears checkpoints is tried again at the next tick.
+    pub fn proposed(&mut self, taken: Option<Index>) {
+        let Some(began) = self.slice_began.take() else { return };
+        match taken {
+            Some(index) => self.slices.push_back(index),
+            None => (self.taking_back, self.slice_refused) = (Some(began), true),
+        }
+    }
+
+    /// Returns true if so few entries of the log are unapplied that they can be searched before leases are
+    /// checkpointed.
+    pub(super) fn can_note(last: Index, applied: Index) -> bool {
+        last - applied <= NOTED_BEHIND_MAX
+    }
+
+    /// Returns the next lease checkpoints to be set or cleared, for at most one entry; `None` if nothing is
+    /// to be done now. `has_room` says if the log takes more.
+    pub fn note_some(
+        &mut self,
+        node: &Node,
+        (leases, applied): (&Leases, Index),
+        has_room: bool,
+        now: Instant,
+    ) -> Option<Vec<LeaseCheckpoint>> {
+        let last = node.standing().last;
+        if !has_room || self.renewals.with(|expiry| expiry.is_starting()) {
+            // A lease whose clock is not started yet would start with the new checkpoint, as if an earlier
+            // leader had made it.
+            return None;
+        }
+        if self.taking_back.is_some() {
+            return self.take_some_back(leases, last);
+        }
+        if !LeaseClocks::can_note(last, applied) {
+            return None;
+        }
+        let noting = self.noting.as_mut()?;
+        // A checkpoint after an entry that grants a lease applies to the newly granted lease. If another
+        // lease with that id exists now, it is revoked before that entry.
+        if !planted::is(Bug::NoteOverGrant) {
+            let behind = noting.looked_through.max(applied);
+            noting.granted.extend(node.data_after(behind).filter_map(|(_, data)| granted_lease(data)));
+            noting.looked_through = last;
+        }
+        let mut notes = Vec::new();
+        let mut looked = 0;
+        self.renewals.with(|expiry| {
+            for (id, left) in expiry.after(noting.behind, now).take(LEASES_PER_TURN) {
+                looked += 1;
+                noting.behind = Some(id);
+                let Some(lease) = leases.get(id) else { continue };
+                let left = Seconds::rounded_up(left).max(Seconds(1));
+                let ttl = lease.ttl.max(self.rules.ttl_min).duration();
+                if ttl >= left.duration() + noting.used
+                    && lease.remaining != left
+                    && !noting.granted.contains(&id)
+                {
+                    notes.push(LeaseCheckpoint { id: id.0, remaining_ttl: left.0 });
+                    if notes.len() == NOTES_PER_ENTRY {
+                        break;
+                    }
+                }
+            }
+            // Done under the lock, so that no shard renews a lease between the reading of its time and the
+            // checkpoint.
+            notes.iter().for_each(|note| expiry.about_to_be_noted(LeaseId(note.id)));
+        });
+        if looked < LEASES_PER_TURN && notes.len() < NOTES_PER_ENTRY {
+            self.noting = None;
+        }
+        (!notes.is_empty()).then_some(notes)
+    }
+
+    /// Returns the next lease checkpoints to be cleared, for at most one entry; `last` is the last entry of
+    /// the log. No checkpoint in flight is missed: a pass over all leases comes after every checkpoint in the
+    /// log, and a pass over the checkpoints in the state only begins while no Mainstay leader makes any.
+    fn take_some_back(&mut self, leases: &Leases, last: Index) -> Option<Vec<LeaseCheckpoint>> {
+        let began = self.taking_back.filter(|_| self.may_take_back())?;
+        let mut taking = began;
+        let mut notes = Vec::new();
+        let mut looked = 0;
+        for (id, lease) in leases.after(began.behind).take(LEASES_PER_TURN) {
+            looked += 1;
+            taking.behind = Some(id);
+            if began.of_all || lease.remaining > Seconds::ZERO {
+                notes.push(LeaseCheckpoint { id: id.0, remaining_ttl: 0 });
+                if notes.len() == NOTES_PER_ENTRY {
+                    break;
+                }
+            }
+        }
+        if !notes.is_empty() {
+            // The slice after the last one is empty and ends the pass.
+            (self.taking_back, self.slice_began) = (Some(taking), Some(began));
+            return Some(notes);
+        }
+        self.taking_back = (looked == LEASES_PER_TURN).then_some(taking);
+        if self.taking_back.is_none() && began.of_all {
+            self.doubt_ends = Some(last);
+        }
+        None
+    }
+
+    /// Returns true if more lease checkpoints may be cleared now: no slice was refused since the last tick,
+    /// and few are in flight. More slices would only queue for the disk, and could make it look stalled.
+    pub(super) fn may_take_back(&self) -> bool {
+        !self.slice_refused && self.slices.len() < TAKEN_BACK_AHEAD
+    }
+}

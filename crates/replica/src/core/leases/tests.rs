@@ -1,0 +1,415 @@
+use consensus::HardState;
+use machine::{GrantedLease, SharedMap};
+use numbers::{MemberId, Term};
+use telemetry::metrics::MetricsDetail;
+
+use super::checkpoints::{NOTES_PER_ENTRY, TAKEN_BACK_AHEAD};
+use super::*;
+
+const RULES: LeaseRules = LeaseRules {
+    ttl_min: Seconds(2),
+    request_timeout: Duration::from_secs(7),
+    grace: Duration::from_secs(1),
+    note_interval: Duration::from_secs(60),
+};
+const REQUEST: RequestId = RequestId { shard: 0, slot: 1, generation: 0 };
+/// Index of the last entry of a log, and of the last applied entry.
+const REACH: (Index, Index) = (Index(0), Index(0));
+
+fn lease(ttl: Seconds, remaining: Seconds) -> Lease {
+    Lease { ttl, remaining, keys: SharedMap::default() }
+}
+
+fn clocks(now: Instant) -> LeaseClocks {
+    let mut clocks = LeaseClocks::new(
+        RULES,
+        Arc::new(Renewals::new(now)),
+        Arc::new(Metrics::new(&[], MetricsDetail::Basic)),
+        now,
+    );
+    clocks.allow_revokes();
+    clocks
+}
+
+fn seconds(count: u64) -> Duration {
+    Duration::from_secs(count)
+}
+
+#[test]
+fn a_lease_expires_once_and_whoever_renews_it_then_hears_when_it_is_gone() {
+    let start = Instant::now();
+    let mut clocks = clocks(start);
+    clocks.granted(LeaseId(5), Seconds(10), true, start);
+    clocks.granted(LeaseId(6), Seconds(1), false, start);
+    assert_eq!(clocks.running(), 1, "on a member that does not lead no clock runs");
+    clocks.look(Index(1), Index(1), start + seconds(9));
+    assert!(clocks.take_expired().is_empty());
+    let late = start + seconds(11);
+    clocks.look(Index(1), Index(1), late);
+    assert!(clocks.has_to_do(true, || false, REACH) && !clocks.has_to_do(false, || false, REACH));
+    assert_eq!(clocks.take_expired(), [5].map(LeaseId));
+    assert!(clocks.take_expired().is_empty());
+    let renewal =
+        clocks.renew((REQUEST, LeaseId(5)), Some(&lease(Seconds(10), Seconds(0))), Index(1), late, late);
+    assert_eq!(renewal, Renewal::Waits);
+    assert_eq!(clocks.revoked(LeaseId(5)), [(REQUEST, late)]);
+    clocks.revocation_ended(LeaseId(5), false, late);
+    assert_eq!(
+        clocks.renew((REQUEST, LeaseId(5)), None, Index(1), late, late),
+        Renewal::Answered(Seconds(0))
+    );
+}
+
+#[test]
+fn while_apply_is_behind_nothing_expires() {
+    let start = Instant::now();
+    let mut clocks = clocks(start);
+    clocks.granted(LeaseId(5), Seconds(10), true, start);
+    clocks.look(Index(1), Index(2), start + seconds(11));
+    clocks.look(Index(1), Index(3), start + seconds(20));
+    assert!(clocks.take_expired().is_empty());
+    clocks.look(Index(2), Index(3), start + seconds(21));
+    assert_eq!(clocks.take_expired(), [5].map(LeaseId), "what was committed after eleven seconds is applied");
+}
+
+#[test]
+fn a_renewal_takes_a_note_back_that_is_applied_or_under_way() {
+    let start = Instant::now();
+    let mut clocks = clocks(start);
+    clocks.granted(LeaseId(5), Seconds(10), true, start);
+    let renew = |clocks: &mut LeaseClocks, remaining, applied| {
+        clocks.renew((REQUEST, LeaseId(5)), Some(&lease(Seconds(10), remaining)), applied, start, start)
+    };
+    assert_eq!(renew(&mut clocks, Seconds(0), Index(1)), Renewal::Answered(Seconds(10)));
+    assert_eq!(renew(&mut clocks, Seconds(3), Index(1)), Renewal::TakesBack(Seconds(10)));
+    clocks.noted(&[LeaseCheckpoint { id: 5, remaining_ttl: 3 }], Index(9));
+    assert_eq!(renew(&mut clocks, Seconds(0), Index(8)), Renewal::TakesBack(Seconds(10)));
+    assert_eq!(renew(&mut clocks, Seconds(0), Index(9)), Renewal::Answered(Seconds(10)));
+}
+
+/// Returns a node whose log ends at `last`, and whose entries cannot be read.
+fn node(last: Index) -> Node {
+    let config = consensus::Config { id: MemberId(1), ..consensus::Config::default() };
+    let restored = consensus::Restored {
+        hard_state: HardState { term: Term(1), commit: last, ..HardState::default() },
+        voters: vec![MemberId(1)],
+        applied: last,
+        applied_term: Term(1),
+        ..consensus::Restored::default()
+    };
+    let node = Node::new(config, restored).expect("starts");
+    assert_eq!(node.standing().last, last);
+    node
+}
+
+/// Returns `count` leases of 60 s. The leases whose ids `noted` selects have a checkpoint of 25 s.
+fn leases(count: i64, noted: impl Fn(i64) -> bool) -> Leases {
+    let granted = (1..=count).map(|id| GrantedLease {
+        id: LeaseId(id),
+        ttl: Seconds(60),
+        remaining: Seconds(if noted(id) { 25 } else { 0 }),
+    });
+    Leases::granted(granted).expect("are sound")
+}
+
+/// Starts all clocks of a new leader.
+fn lead(clocks: &mut LeaseClocks, leases: &Leases, doubted: bool, now: Instant) {
+    clocks.start(leases, doubted, now);
+    while clocks.renewals.with(|expiry| expiry.is_starting()) {
+        clocks.start_some(leases);
+    }
+}
+
+/// Takes the next slice as if it got into the log, or was refused; returns the ids of the leases whose
+/// checkpoints it clears.
+fn slice(clocks: &mut LeaseClocks, leases: &Leases, is_taken: bool, now: Instant) -> Vec<i64> {
+    let notes = clocks.note_some(&node(Index(0)), (leases, Index(0)), true, now).unwrap_or_default();
+    clocks.proposed(is_taken.then_some(Index(0)));
+    assert!(notes.iter().all(|note| note.remaining_ttl == 0));
+    notes.iter().map(|note| note.id).collect()
+}
+
+/// Returns the remaining time of the lease with the id 1, in seconds, including the grace of a new
+/// leader.
+fn left(clocks: &LeaseClocks, now: Instant) -> u64 {
+    clocks.left(LeaseId(1), now).expect("has a clock").as_secs()
+}
+
+#[test]
+fn in_doubt_the_notes_of_all_leases_are_taken_back() {
+    let start = Instant::now();
+    // Another member may have lease checkpoints that this member does not have.
+    let leases = leases(2_500, |id| id == 7);
+    for heard in [false, true] {
+        let mut clocks = clocks(start);
+        lead(&mut clocks, &leases, !heard, start);
+        if heard {
+            clocks.others_are(Others::Mainstay);
+            clocks.others_are(Others::SomeEtcd);
+        }
+        let mut all = Vec::new();
+        while clocks.is_noting() {
+            assert!(clocks.has_to_do(false, || true, REACH));
+            all.append(&mut slice(&mut clocks, &leases, true, start));
+        }
+        assert!(all.iter().copied().eq(1..=2_500));
+        assert!(!clocks.has_to_do(false, || true, REACH));
+        // Later passes clear only lease checkpoints that are in the state.
+        clocks.look(Index(0), Index(0), start);
+        clocks.others_are(Others::SomeEtcd);
+        clocks.note_if_due(start + seconds(61));
+        assert_eq!(slice(&mut clocks, &leases, true, start), [7]);
+    }
+}
+
+#[test]
+fn doubt_outlives_leadership_until_all_notes_are_taken_back() {
+    let start = Instant::now();
+    let leases = leases(10, |_| true);
+    let mut clocks = clocks(start);
+    lead(&mut clocks, &leases, false, start);
+    assert_eq!(left(&clocks, start), 26);
+    clocks.stop(start);
+    lead(&mut clocks, &leases, true, start);
+    assert_eq!(left(&clocks, start), 61);
+    let renewal = (REQUEST, LeaseId(1));
+    let renewed = clocks.renew(renewal, Some(&lease(Seconds(60), Seconds(0))), Index(0), start, start);
+    assert_eq!(renewed, Renewal::TakesBack(Seconds(60)), "another member may have a note");
+    clocks.stop(start);
+    lead(&mut clocks, &leases, false, start);
+    assert_eq!(left(&clocks, start), 61, "it was only begun");
+    assert_eq!(slice(&mut clocks, &leases, true, start).len(), 10);
+    assert_eq!(slice(&mut clocks, &leases, true, start), [0; 0]);
+    clocks.stop(start);
+    clocks.look(Index(0), Index(0), start);
+    lead(&mut clocks, &leases, false, start);
+    assert_eq!(left(&clocks, start), 61, "it was in the log of a leader that is none any more");
+    // No lease is checkpointed while lease checkpoints are distrusted.
+    clocks.others_are(Others::Mainstay);
+    clocks.note_before_stop();
+    assert_eq!(slice(&mut clocks, &leases, true, start + seconds(2)).len(), 10);
+    assert_eq!(slice(&mut clocks, &leases, true, start), [0; 0]);
+    clocks.look(Index(0), Index(0), start);
+    let renewed = clocks.renew(renewal, Some(&lease(Seconds(60), Seconds(0))), Index(0), start, start);
+    assert_eq!(renewed, Renewal::Answered(Seconds(60)));
+    clocks.stop(start);
+    lead(&mut clocks, &leases, false, start);
+    assert_eq!(left(&clocks, start), 26);
+}
+
+#[test]
+fn a_slice_that_is_refused_is_taken_back_after_the_next_tick() {
+    let start = Instant::now();
+    let leases = leases(1_500, |_| true);
+    let mut clocks = clocks(start);
+    lead(&mut clocks, &leases, true, start);
+    assert_eq!(slice(&mut clocks, &leases, true, start).len(), 1_000);
+    for _ in 0..2 {
+        assert_eq!(slice(&mut clocks, &leases, false, start).first(), Some(&1_001));
+        assert!(clocks.is_noting() && !clocks.has_to_do(false, || true, REACH), "it does not spin");
+        assert_eq!(slice(&mut clocks, &leases, true, start), [0; 0]);
+        clocks.others_are(Others::Unheard);
+        assert!(clocks.has_to_do(false, || true, REACH));
+    }
+    assert_eq!(slice(&mut clocks, &leases, true, start).len(), 500);
+    assert_eq!(slice(&mut clocks, &leases, true, start), [0; 0]);
+    assert!(!clocks.is_noting());
+}
+
+/// Renews the lease with the id 1 like a shard, without the core; `None` if the core has to be asked.
+fn by_shard(clocks: &LeaseClocks, now: Instant) -> Option<Seconds> {
+    clocks.renewals.renew(LeaseId(1), now)
+}
+
+#[test]
+fn no_shard_renews_a_lease_once_its_time_left_has_been_looked_at_for_a_note() {
+    let start = Instant::now();
+    let leases = leases(1, |_| false);
+    let mut clocks = clocks(start);
+    lead(&mut clocks, &leases, false, start);
+    clocks.open_to_shards(true);
+    clocks.others_are(Others::Mainstay);
+    let renew = |clocks: &mut LeaseClocks, applied, now| {
+        clocks.renew((REQUEST, LeaseId(1)), leases.get(LeaseId(1)), Index(applied), now, now)
+    };
+    let answered = Renewal::Answered(Seconds(60));
+    assert_eq!(by_shard(&clocks, start), None);
+    assert_eq!(renew(&mut clocks, 1, start), answered);
+    assert_eq!(by_shard(&clocks, start + seconds(5)), Some(Seconds(60)));
+    clocks.note_before_stop();
+    let notes = clocks.note_some(&node(Index(0)), (&leases, Index(0)), true, start + seconds(15));
+    assert_eq!(notes, Some(vec![LeaseCheckpoint { id: 1, remaining_ttl: 50 }]));
+    // The lease checkpoint is not even proposed yet.
+    assert_eq!(by_shard(&clocks, start + seconds(15)), None);
+    clocks.noted(&notes.expect("is noted"), Index(9));
+    assert_eq!(by_shard(&clocks, start + seconds(16)), None);
+    assert_eq!(renew(&mut clocks, 8, start + seconds(17)), Renewal::TakesBack(Seconds(60)));
+    assert_eq!(by_shard(&clocks, start + seconds(18)), None);
+    clocks.noted(&[LeaseCheckpoint { id: 1, remaining_ttl: 0 }], Index(10));
+    assert_eq!(renew(&mut clocks, 10, start + seconds(19)), answered);
+    assert_eq!(by_shard(&clocks, start + seconds(20)), Some(Seconds(60)));
+    // Another proposer may have made any lease checkpoint, so a renewal may have to clear it.
+    clocks.noted_by_another();
+    assert_eq!(by_shard(&clocks, start + seconds(20)), None);
+    assert_eq!(renew(&mut clocks, 10, start + seconds(20)), answered);
+    assert_eq!(by_shard(&clocks, start + seconds(20)), Some(Seconds(60)));
+}
+
+#[test]
+fn no_shard_renews_a_lease_in_doubt_or_for_a_member_that_leads_no_more() {
+    let start = Instant::now();
+    let leases = leases(1, |_| false);
+    let mut clocks = clocks(start);
+    lead(&mut clocks, &leases, false, start);
+    clocks.open_to_shards(true);
+    let renew = |clocks: &mut LeaseClocks| {
+        clocks.renew((REQUEST, LeaseId(1)), leases.get(LeaseId(1)), Index(1), start, start)
+    };
+    assert_eq!(renew(&mut clocks), Renewal::Answered(Seconds(60)));
+    assert_eq!(by_shard(&clocks, start), Some(Seconds(60)));
+    clocks.others_are(Others::SomeEtcd);
+    assert_eq!(by_shard(&clocks, start), None, "another member may have a note");
+    assert_eq!(renew(&mut clocks), Renewal::TakesBack(Seconds(60)));
+    assert_eq!(by_shard(&clocks, start), None);
+    clocks.stop(start);
+    lead(&mut clocks, &leases, false, start);
+    clocks.noted(&[LeaseCheckpoint { id: 1, remaining_ttl: 0 }], Index(1));
+    assert_eq!(renew(&mut clocks), Renewal::Answered(Seconds(60)));
+    assert_eq!(by_shard(&clocks, start), None, "nobody has said that no other member can lead");
+    clocks.open_to_shards(true);
+    assert_eq!(by_shard(&clocks, start), Some(Seconds(60)));
+    clocks.stop(start);
+    assert_eq!(by_shard(&clocks, start), None);
+}
+
+#[test]
+fn few_slices_are_under_way_and_they_go_on_however_far_apply_is_behind() {
+    let start = Instant::now();
+    let leases = leases(6_500, |_| false);
+    let mut clocks = clocks(start);
+    lead(&mut clocks, &leases, true, start);
+    // More unapplied entries than the limit for proposing a lease checkpoint.
+    let mut last = Index(NOTED_BEHIND_MAX + 1);
+    let mut applied = Index(0);
+    let mut next = |clocks: &mut LeaseClocks, applied: Index| {
+        let notes = clocks.note_some(&node(last), (&leases, applied), true, start)?;
+        last = Index(last.0 + 1);
+        clocks.proposed(Some(last));
+        Some((notes.len(), last))
+    };
+    for _ in 0..TAKEN_BACK_AHEAD {
+        assert!(clocks.has_to_do(false, || true, (Index(1 << 20), applied)));
+        assert_eq!(next(&mut clocks, applied).map(|(count, _)| count), Some(NOTES_PER_ENTRY));
+    }
+    let first = Index(NOTED_BEHIND_MAX + 2);
+    for (done, count) in [(0, 1_000), (1, 1_000), (2, 500)] {
+        assert!(clocks.is_noting() && !clocks.has_to_do(false, || true, (Index(1 << 20), applied)));
+        assert_eq!(next(&mut clocks, applied), None, "the disk has enough to do");
+        applied = Index(first.0 + done);
+        clocks.look(applied, applied, start);
+        assert!(clocks.has_to_do(false, || true, (Index(1 << 20), applied)));
+        assert_eq!(next(&mut clocks, applied).map(|(count, _)| count), Some(count));
+    }
+    // A new leadership does not wait for slices in the log of the earlier one.
+    clocks.stop(start);
+    lead(&mut clocks, &leases, true, start);
+    assert_eq!(next(&mut clocks, applied).map(|(count, _)| count), Some(NOTES_PER_ENTRY));
+}
+
+#[test]
+fn doubt_ends_with_the_last_entry_and_a_renewal_makes_one_of_its_own_at_most() {
+    let start = Instant::now();
+    let leases = leases(2, |_| false);
+    let mut clocks = clocks(start);
+    lead(&mut clocks, &leases, true, start);
+    let renew = |clocks: &mut LeaseClocks, id, applied| {
+        let lease = lease(Seconds(60), Seconds(0));
+        clocks.renew((REQUEST, LeaseId(id)), Some(&lease), applied, start, start)
+    };
+    let (own, behind) = (Renewal::Answered(Seconds(60)), Renewal::TakesBack(Seconds(60)));
+    assert_eq!(renew(&mut clocks, 1, Index(8)), behind);
+    clocks.noted(&[LeaseCheckpoint { id: 1, remaining_ttl: 0 }], Index(9));
+    assert_eq!(renew(&mut clocks, 1, Index(8)), behind, "its entry is under way");
+    assert_eq!(renew(&mut clocks, 1, Index(9)), own, "its note is taken back");
+    assert_eq!(renew(&mut clocks, 2, Index(9)), behind, "another member may have one of it");
+    // Entry 10 clears both lease checkpoints, and entry 11 follows it.
+    assert_eq!(
+        clocks.note_some(&node(Index(9)), (&leases, Index(9)), true, start).map(|notes| notes.len()),
+        Some(2)
+    );
+    clocks.proposed(Some(Index(10)));
+    assert_eq!(clocks.note_some(&node(Index(11)), (&leases, Index(9)), true, start), None);
+    assert!(!clocks.is_noting());
+    for (applied, renewed) in [(10, behind), (11, own)] {
+        clocks.look(Index(applied), Index(11), start);
+        assert_eq!(renew(&mut clocks, 2, Index(applied)), renewed);
+    }
+}
+
+#[test]
+fn all_notes_are_taken_back_once_more_where_some_were_made_since() {
+    let start = Instant::now();
+    let leases = leases(10, |_| false);
+    let mut clocks = clocks(start);
+    lead(&mut clocks, &leases, false, start);
+    let all_taken_back = |clocks: &mut LeaseClocks| {
+        clocks.others_are(Others::SomeEtcd);
+        let taken_back = slice(clocks, &leases, true, start);
+        while clocks.is_noting() {
+            assert_eq!(slice(clocks, &leases, true, start), [0; 0]);
+        }
+        clocks.look(Index(0), Index(0), start);
+        taken_back.len()
+    };
+    assert_eq!(all_taken_back(&mut clocks), 10);
+    // The member that runs etcd is removed, and added again.
+    clocks.others_are(Others::Mainstay);
+    assert_eq!(all_taken_back(&mut clocks), 0, "none were made");
+    clocks.others_are(Others::Mainstay);
+    clocks.note_if_due(start + seconds(61));
+    assert_eq!(slice(&mut clocks, &leases, true, start), [0; 0]);
+    assert_eq!(all_taken_back(&mut clocks), 10);
+    assert_eq!(all_taken_back(&mut clocks), 0);
+    // Other members may have led and made lease checkpoints.
+    clocks.stop(start);
+    lead(&mut clocks, &leases, false, start);
+    assert_eq!(all_taken_back(&mut clocks), 10);
+}
+
+#[test]
+fn whoever_waits_is_told_when_leadership_is_lost_or_time_is_up() {
+    let start = Instant::now();
+    for stops in [false, true] {
+        let mut clocks = clocks(start);
+        clocks.granted(LeaseId(5), Seconds(2), true, start);
+        let late = start + seconds(3);
+        clocks.look(Index(1), Index(1), late);
+        assert_eq!(
+            clocks.renew((REQUEST, LeaseId(5)), Some(&lease(Seconds(2), Seconds(0))), Index(1), late, late),
+            Renewal::Waits
+        );
+        assert!(clocks.sweep(late + seconds(6)).is_empty());
+        let told = if stops { clocks.stop(late) } else { clocks.sweep(late + seconds(7)) };
+        assert_eq!(told, [REQUEST]);
+        assert!(clocks.sweep(late + seconds(8)).is_empty());
+    }
+}
+
+#[test]
+fn revocations_are_counted_between_ticks_and_tried_again() {
+    let start = Instant::now();
+    let mut clocks = clocks(start);
+    let leases = i64::try_from(REVOKES_PER_TICK).expect("fits") + 10;
+    (0..leases).for_each(|id| clocks.granted(LeaseId(id), Seconds(2), true, start));
+    let late = start + seconds(3);
+    clocks.look(Index(1), Index(1), late);
+    let first = clocks.take_expired();
+    assert_eq!(first.len(), REVOKES_PER_TICK);
+    assert!(clocks.take_expired().is_empty());
+    clocks.allow_revokes();
+    assert_eq!(clocks.take_expired().len(), 10);
+    clocks.revocation_ended(first[0], true, late);
+    assert!(clocks.take_expired().is_empty());
+    clocks.look(Index(1), Index(1), late + REVOKE_PAUSE);
+    assert_eq!(clocks.take_expired(), [first[0]]);
+}

@@ -1,0 +1,262 @@
+//! Leadership: gaining it, giving it away, and members that must not have it.
+
+use std::time::Instant;
+
+use api::error;
+use api::etcdserverpb::alarm_request::AlarmAction;
+use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest};
+use consensus::{Event, Node, Refused, Request, Role, Standing};
+use machine::Machine;
+use numbers::MemberId;
+use telemetry::logging::Value;
+
+use super::Core;
+use crate::core::leadership::Leaves;
+use crate::core::proposals::Waiter;
+use crate::core::{Fatal, ReplyBody, RequestId};
+use crate::shared::Shared;
+
+const CORRUPT: i32 = AlarmType::Corrupt as i32;
+
+/// Leadership.
+impl Core {
+    /// Returns the voter that could lead at once: the connected voter with the most entries.
+    fn successor(&self) -> Option<MemberId> {
+        successor(&self.node, &self.machine, &self.shared)
+    }
+
+    /// Checks if the disk hangs in a sync: a member with such a disk must not lead.
+    pub(super) fn watch_disk(&mut self, now: Instant) -> Result<(), Fatal> {
+        let oldest = self.space.room.oldest();
+        let members = &self.machine.members;
+        let has_others = || members.voters().len() >= 2;
+        let step = self.leadership.watch_disk(oldest, self.options.election_timeout, has_others, now);
+        if let Some(stalled) = step.stalled {
+            self.step(Event::DiskStalled(stalled))?;
+            if stalled {
+                self.logger.warn(
+                    "the disk has not finished a sync for an election timeout",
+                    &[("leads", Value::Bool(self.leadership.leads()))],
+                );
+            }
+        }
+        match step.leaves {
+            None => {}
+            Some(Leaves::HandsOver) => {
+                if let Some(to) = self.successor() {
+                    self.logger.warn("handing leadership over: the disk stalls", &[("to", Value::Id(to.0))]);
+                    self.transfer_to(to);
+                }
+            }
+            Some(Leaves::GivesUp) => {
+                self.logger.warn("giving leadership up: the disk stalls", &[]);
+                self.step(Event::StepDownRequested)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands leadership over before this member stops, so that the cluster need not wait for an election
+    /// timeout.
+    pub(super) fn hand_over(&mut self) {
+        if !self.leadership.leads() {
+            return;
+        }
+        let Some(to) = self.successor() else { return };
+        self.logger.info("handing leadership over before stopping", &[("to", Value::Id(to.0))]);
+        self.lifecycle.resigns();
+        self.transfer_to(to);
+    }
+
+    /// Asks raft to hand leadership to another member. A leader that was deposed in this turn cannot; the
+    /// callers for which it matters try again at the next tick.
+    pub(super) fn transfer_to(&mut self, to: MemberId) {
+        if let Err(why) = self.node.request(Request::Transfer(to)) {
+            let why = why.to_string();
+            self.logger.debug(
+                "leadership is not handed over",
+                &[("to", Value::Id(to.0)), ("reason", Value::Str(&why))],
+            );
+        }
+    }
+
+    pub(super) fn move_leader(&mut self, request_id: RequestId, to: MemberId, now: Instant) {
+        // The member may have been deposed in this turn, which `leads` shows only at the end of the turn.
+        if !self.leadership.leads() || self.node.standing().role != Role::Leader {
+            self.refuse(request_id, error::NOT_LEADER);
+            return;
+        }
+        let voter = self.machine.members.by_id.get(&to.0).is_some_and(|member| !member.is_learner);
+        if !voter {
+            self.refuse(request_id, error::BAD_LEADER_TRANSFEREE);
+            return;
+        }
+        if to == MemberId(self.shared.identity.member_id) {
+            self.reply(request_id, ReplyBody::LeaderMoved);
+            return;
+        }
+        match self.node.request(Request::Transfer(to)) {
+            Ok(()) => {
+                self.leadership.wait_for(request_id, to, now + self.shared.limits.request_timeout);
+            }
+            Err(Refused::NoLeader | Refused::Transferring) => self.refuse(request_id, error::NOT_LEADER),
+            Err(Refused::Other(_)) => self.refuse(request_id, error::BAD_LEADER_TRANSFEREE),
+        }
+    }
+
+    /// Answers the clients that wait for a member to lead.
+    pub(super) fn look_at_moves(&mut self, now: Instant) {
+        for (request_id, leads) in self.leadership.take_moved(self.node.standing().leader, now) {
+            if leads {
+                self.reply(request_id, ReplyBody::LeaderMoved);
+            } else {
+                self.refuse(request_id, error::LEADER_TRANSFER_TIMEOUT);
+            }
+        }
+    }
+
+    /// Shortens the first election timeout after a start, once messages from other members arrive.
+    pub(super) fn advance_ticks(&mut self, now: Instant) -> Result<(), Fatal> {
+        let own = self.shared.identity.member_id;
+        let (members, peers) = (&self.machine.members, self.shared.peers());
+        let connected = |id: &u64| *id != own && peers.is_some_and(|peers| peers.active_since(*id).is_some());
+        let hears = || members.by_id.keys().any(connected);
+        if !self.leadership.advances(self.node.standing(), hears, now) {
+            return Ok(());
+        }
+        // The first message of a slow leader may still be in flight: two ticks are left for it.
+        for _ in 2..self.election_ticks() {
+            self.step(Event::Ticked)?;
+        }
+        Ok(())
+    }
+
+    /// Handles the end of the leader's process: its host refuses connections, so waiting for its heartbeats
+    /// is useless. The election timeout counts as over, except for the random part that keeps members from
+    /// campaigning at the same time. If this is a mistake, the leader's next heartbeat corrects it.
+    pub(super) fn leader_ended(&mut self, id: MemberId) -> Result<(), Fatal> {
+        if !self.leadership.has_ended(id, self.node.standing()) {
+            return Ok(());
+        }
+        self.logger.warn("the leader's process has ended", &[("leader", Value::Id(id.0))]);
+        for _ in 0..self.election_ticks() {
+            self.step(Event::Ticked)?;
+        }
+        Ok(())
+    }
+
+    fn election_ticks(&self) -> u128 {
+        self.options.election_timeout.as_millis() / self.options.heartbeat_interval.as_millis().max(1)
+    }
+
+    pub(super) fn stands(&mut self, standing: Standing, now: Instant) {
+        let stood = self.leadership.stands(standing);
+        if stood.stops_leases {
+            self.stop_leases(now);
+        }
+        if stood.cuts_off {
+            self.install.cut_off(now);
+        }
+        self.publication.request();
+        let Some(before) = stood.was else { return };
+        self.reads.ask_again();
+        if planted::is(planted::Bug::ProposedAgainEarly) && standing.leader.is_some() {
+            self.propose_again(standing.term);
+        }
+        self.shared.leader_is(standing.leader.0, now);
+        if standing.leader == MemberId::NONE {
+            self.logger.warn(
+                "lost the leader",
+                &[("was", Value::Id(before.0)), ("term", Value::Uint(standing.term.0))],
+            );
+        } else {
+            self.shared.metrics.server.leader_changes.inc();
+            let what = if self.leadership.leads() { "became leader" } else { "follows" };
+            self.logger.info(
+                what,
+                &[("term", Value::Uint(standing.term.0)), ("leader", Value::Id(standing.leader.0))],
+            );
+        }
+        self.look_at_moves(now);
+        // A start waits for this proposal.
+        self.propose_attributes(now);
+    }
+}
+
+/// A member whose state differs.
+impl Core {
+    /// Raises the CORRUPT alarm for a member whose state differs from that of most others, so that all
+    /// members know it. The id 0 stands for an unknown member.
+    pub(super) fn raise_corrupt(&mut self, member_id: u64) {
+        let raised = if member_id == 0 {
+            // The alarm may have been raised for a known member by now.
+            self.machine.alarms.any(CORRUPT)
+        } else {
+            self.machine.alarms.is_raised(CORRUPT, member_id)
+        };
+        if raised || !self.leadership.leads() {
+            return;
+        }
+        self.logger.error(
+            "raising the CORRUPT alarm: the cluster takes no writes until it is disarmed; replace the member that it \
+             names (remove it, delete its data directory, add it again), then disarm the alarm",
+            &[("member-id", Value::Id(member_id))],
+        );
+        let alarm = AlarmRequest { action: AlarmAction::Activate as i32, member_id, alarm: CORRUPT };
+        let request = InternalRaftRequest { alarm: Some(alarm), ..InternalRaftRequest::default() };
+        self.propose_own(request, Waiter::Nobody);
+    }
+
+    /// Hands leadership over if the CORRUPT alarm names this member, to a reachable member that it does not
+    /// name.
+    pub(super) fn resign_if_corrupt(&mut self) {
+        let own = self.shared.identity.member_id;
+        if !self.leadership.leads()
+            || !self.machine.alarms.is_raised(CORRUPT, own)
+            || self.node.transferring().is_some()
+        {
+            return;
+        }
+        let Some(to) = self.successor() else { return };
+        self.logger.warn(
+            "handing leadership over: this member's state differs from the others'",
+            &[("to", Value::Id(to.0))],
+        );
+        self.transfer_to(to);
+    }
+
+    /// Counts and logs heartbeats that a leader sent late, because other members may conclude that it is
+    /// gone.
+    pub(super) fn note_late_tick(&mut self, now: Instant) {
+        let late = self.pace.late(now);
+        // The tick itself is due one interval after the last.
+        if !self.leadership.leads()
+            || late <= self.options.heartbeat_interval
+            || self.machine.members.by_id.len() < 2
+        {
+            return;
+        }
+        self.shared.metrics.server.heartbeat_send_failures.inc();
+        self.logger.warn(
+            "leader failed to send out heartbeat on time; took too long, leader is overloaded likely from slow disk",
+            &[
+                ("heartbeat-interval", Value::Duration(self.options.heartbeat_interval)),
+                ("expected-duration", Value::Duration(2 * self.options.heartbeat_interval)),
+                ("exceeded-duration", Value::Duration(late - self.options.heartbeat_interval)),
+            ],
+        );
+    }
+}
+
+/// Returns the voter that could lead at once: the connected voter with the most entries.
+pub(super) fn successor(node: &Node, machine: &Machine, shared: &Shared) -> Option<MemberId> {
+    let peers = shared.peers()?;
+    let corrupt = AlarmType::Corrupt as i32;
+    node.progress()
+        .into_iter()
+        .filter(|p| !p.is_learner && p.recently_active && p.id != MemberId(shared.identity.member_id))
+        .filter(|p| peers.active_since(p.id.0).is_some())
+        .filter(|p| !machine.alarms.is_raised(corrupt, p.id.0))
+        .max_by_key(|p| p.matched)
+        .map(|p| p.id)
+}

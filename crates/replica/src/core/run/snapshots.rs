@@ -1,0 +1,259 @@
+//! Whole states: another member's, which this member receives and installs, and its own, which it sends.
+
+use std::sync::mpsc::TrySendError;
+use std::time::Instant;
+
+use api::error;
+use consensus::{Request, Restore};
+use log::Reset;
+use numbers::{Index, MemberId};
+use planted::Bug;
+use storage::checkpointer::Order;
+use telemetry::logging::Value;
+
+use super::Core;
+use crate::core::room::{Purpose, Room};
+use crate::core::{Fatal, Placement, ReplyBody, RequestId, SnapshotAttempt};
+use crate::long_reads::Reader;
+use crate::received::{Outcome, Received};
+
+/// Installing another member's state, and sending this member's state.
+impl Core {
+    /// Answers if a whole state that is offered would be taken now: its sender leads, and no other one is
+    /// being received. While an earlier one is being saved, the answer waits.
+    pub(super) fn look_at_offer(&mut self, request_id: RequestId, attempt: SnapshotAttempt, now: Instant) {
+        let standing = self.node.standing();
+        if (standing.leader, standing.term) != (attempt.from, attempt.term) {
+            self.refuse(request_id, error::NOT_LEADER);
+        } else if !self.lifecycle.is_stopping() && self.install.hold_offer(request_id, now) {
+            // A later tick answers the offer.
+        } else if self.install.is_under_way() || self.lifecycle.is_stopping() {
+            self.refuse(request_id, error::TOO_MANY_REQUESTS);
+        } else {
+            self.reply(request_id, ReplyBody::Readable(None));
+        }
+    }
+
+    /// Begins to receive another member's state. Refused while values of the present state are being moved.
+    pub(super) fn begin_install(&mut self, request_id: RequestId, attempt: SnapshotAttempt) {
+        // Only the current leader may send. A leader that this member does not know yet tries again.
+        let standing = self.node.standing();
+        if (standing.leader, standing.term) != (attempt.from, attempt.term) {
+            self.refuse(request_id, error::NOT_LEADER);
+            return;
+        }
+        let shortage =
+            attempt.whole_bytes.and_then(|bytes| self.space.room.shortage_of_state(&self.log, bytes));
+        if let Some(shortage) = shortage {
+            self.reply(request_id, ReplyBody::Shortage(shortage));
+            return;
+        }
+        let busy = self.space.moves.are_under_way()
+            || self.space.checkpoints.is_busy()
+            || self.lifecycle.is_stopping();
+        if !self.install.begin(attempt.claim, busy) {
+            self.refuse(request_id, error::TOO_MANY_REQUESTS);
+            return;
+        }
+        self.shared.metrics.server.snapshot_apply_in_progress.set_u64(1);
+        self.answers.want_image(request_id);
+    }
+
+    /// Resumes a snapshot whose stream broke off, if its sender leads.
+    pub(super) fn resume_install(&mut self, request_id: RequestId, attempt: SnapshotAttempt) {
+        let standing = self.node.standing();
+        if (standing.leader, standing.term) != (attempt.from, attempt.term) {
+            self.refuse(request_id, error::NOT_LEADER);
+            return;
+        }
+        if self.install.resume(attempt.claim) {
+            self.reply(request_id, ReplyBody::Readable(None));
+        } else {
+            self.refuse(request_id, error::TOO_MANY_REQUESTS);
+        }
+    }
+
+    /// Writes values of a snapshot to the log.
+    pub(super) fn place(&mut self, placement: Placement, now: Instant) {
+        let Placement { claim, values, is_whole, done } = placement;
+        // Dropping the sender tells the receiving thread that it cannot continue.
+        if !self.install.may_place(claim) || values.is_empty() {
+            return;
+        }
+        // Values that a full disk cannot take must not wait in the log's queue before the member's own
+        // entries.
+        let bytes = Room::bytes_of(values.iter().map(|value| value.data.len()));
+        if is_whole && let Some(shortage) = self.space.room.shortage_of_state(&self.log, bytes as u64) {
+            // The receiver may have given up; then there is nobody to answer.
+            let _ = done.send(Err(shortage));
+            return;
+        }
+        if !self.space.room.has(&self.log, bytes, Purpose::Frees) || self.space.room.is_full() {
+            return;
+        }
+        if let Some(ticket) = self.space.room.hand_values(&mut self.log, values, now) {
+            self.install.place(ticket, done);
+        }
+    }
+
+    /// Handles a state that has arrived completely: raft decides if it is still needed.
+    pub(super) fn snapshot_received(
+        &mut self,
+        claim: u64,
+        received: Box<Received>,
+        now: Instant,
+    ) -> Result<(), Fatal> {
+        // A state that was built on the present one is useless if that one has changed.
+        let current = received.base_applied.is_none_or(|applied| applied == self.machine.applied_index);
+        let message = received.message.clone();
+        let is_past = self.node.standing().term.0 > message.term();
+        if !self.install.receive(claim, received) {
+            self.give_up_install(claim);
+            return Ok(());
+        }
+        if is_past {
+            // Raft would drop the message of an older term silently.
+            self.install.tell(Outcome::GivenUp(error::LEADER_CHANGED));
+        } else if current && let Err(why) = self.node.request(Request::Receive(message)) {
+            let why = why.to_string();
+            self.logger.warn("refused a snapshot", &[("reason", Value::Str(&why))]);
+            self.install.tell(Outcome::Refused(why));
+        }
+        self.carry_out(now)?;
+        self.end_install();
+        Ok(())
+    }
+
+    /// Ends this attempt to receive a state.
+    pub(super) fn give_up_install(&mut self, claim: u64) {
+        if self.install.is_of(claim) {
+            self.end_install();
+        }
+    }
+
+    /// Gives up an attempt that broke off and was not resumed in time, and answers offers that have waited.
+    pub(super) fn look_at_install(&mut self, now: Instant) {
+        if self.install.is_over(now) {
+            self.end_install();
+        }
+        // Refused even if the state has been saved in the meantime: the leader most likely still has the
+        // entries after it.
+        for request_id in self.install.offers_over(now) {
+            self.refuse(request_id, error::TOO_MANY_REQUESTS);
+        }
+    }
+
+    /// Gives up receiving, unless raft has accepted the received state.
+    pub(super) fn end_install(&mut self) {
+        self.install.give_up();
+        if !self.install.is_busy() {
+            self.shared.metrics.server.snapshot_apply_in_progress.set_u64(0);
+        }
+    }
+
+    /// Replaces the present state with the received one, because raft has accepted its snapshot.
+    pub(super) fn restore(&mut self, restore: &Restore, now: Instant) -> Result<(), Fatal> {
+        let Some(received) = self.install.take_received() else {
+            return Err(Fatal::NoSnapshot);
+        };
+        let machine = received.machine;
+        if (machine.applied_index, machine.applied_term) != (restore.index, restore.term) {
+            return Err(Fatal::OtherSnapshot { accepted: restore.index, received: machine.applied_index });
+        }
+        self.logger.info(
+            "installed a snapshot",
+            &[
+                ("index", Value::Uint(restore.index.0)),
+                ("revision", Value::Int(machine.store.current_revision().0)),
+                ("before", Value::Uint(self.machine.applied_index.0)),
+            ],
+        );
+        let overtaken = self.shared.long_reads.end_all();
+        self.answers.replaced();
+        self.shared.metrics.long_reads.overtaken.add(overtaken as u64);
+        let replaced = std::mem::replace(&mut self.machine, *machine);
+        // The new state contains the partly applied entry, and the entries that waited after it.
+        self.apply.queue.clear();
+        self.apply.queue.applied();
+        if !planted::is(Bug::ProposedAgainAfterSnapshot) {
+            self.proposals.forget_commands();
+        }
+        self.history.restored(restore.index, restore.term);
+        self.compactions.removal.restored(self.machine.store.compact_revision(), now);
+        self.publication.alarms_changed(&self.machine);
+        self.publication.auth_changed(&self.machine);
+        let auth = &self.machine.auth;
+        self.shared.credentials.auth_restored(auth.is_enabled(), auth.revision());
+        self.tell_members();
+        self.install.installed(Reset { index: restore.index, term: restore.term }, replaced);
+        Ok(())
+    }
+
+    pub(super) fn order_install(&mut self, now: Instant) {
+        let moment = self.shared.state.load().view.moment();
+        let state = self.shared.read_long_at(Reader::Checkpoint, moment);
+        let terms = self.history.known_terms();
+        let order = Order::Checkpoint { head: Box::new(self.machine.head()), state, whole: true, terms };
+        if self.workers.order(order) {
+            self.install.saving();
+            self.space.checkpoints.begun(self.log.figures().written_bytes(), now);
+            if planted::is(Bug::SnapshotAcknowledgedEarly) {
+                // The held batches are this member's own entries and cannot be refused.
+                let _ = self.install_saved(self.machine.applied_index, now);
+            }
+        }
+    }
+
+    /// Handles a durable checkpoint. If it covers an installed state, the log restarts after that state.
+    pub(super) fn install_saved(&mut self, applied_index: Index, now: Instant) -> Result<(), Fatal> {
+        let Some((reset, held)) = self.install.saved(applied_index) else { return Ok(()) };
+        self.shared.metrics.server.snapshot_apply_in_progress.set_u64(0);
+        let mut reset = Some(reset);
+        for append in held {
+            self.append_behind(reset.take(), append, now)?;
+        }
+        Ok(())
+    }
+
+    /// Passes objects whose drop takes long to the checkpointer.
+    pub(super) fn release_discarded(&mut self) {
+        let orders = &self.workers.checkpointer;
+        self.install.release(|what| match orders.try_send(Order::Drop(what)) {
+            Err(TrySendError::Full(Order::Drop(what)) | TrySendError::Disconnected(Order::Drop(what))) => {
+                Err(what)
+            }
+            _ => Ok(()),
+        });
+    }
+
+    /// Sends the state just published to the members that need a snapshot.
+    pub(super) fn send_snapshots(&mut self, view: &mvcc::View) {
+        for mut message in self.outgoing.take_wanted() {
+            // The message may have waited until an entry was complete, and its term may be over.
+            if message.term != Some(self.node.standing().term.0) {
+                continue;
+            }
+            let Some(peers) = self.shared.peers() else { return };
+            let head = self.machine.head();
+            let state = self.shared.read_long_at(Reader::Transfer, view.moment_of_everything());
+            let metadata = api::raftpb::SnapshotMetadata {
+                conf_state: Some(api::raftpb::ConfState {
+                    voters: self.node.voters().into_iter().map(|id| id.0).collect(),
+                    learners: self.node.learners().into_iter().map(|id| id.0).collect(),
+                    ..Default::default()
+                }),
+                index: Some(head.applied_index.0),
+                term: Some(head.applied_term.0),
+            };
+            message.snapshot = Some(api::raftpb::Snapshot { metadata: Some(metadata), data: None });
+            let to = message.to.unwrap_or(0);
+            self.logger.info(
+                "sending a snapshot",
+                &[("to", Value::Id(to)), ("index", Value::Uint(head.applied_index.0))],
+            );
+            let trail = self.machine.state_trail(Index(0));
+            let source = crate::transfer::Source::new(MemberId(to), head, trail, state, &self.shared);
+            peers.send_snapshot(message, Box::new(source));
+        }
+    }
+}
