@@ -23,26 +23,26 @@
 //! otherwise a whole base is written. The new run is synced first, then a new `MANIFEST` that names it
 //! replaces the old one; after that, files that no manifest names are deleted.
 
-use std::any::Any;
-use std::fmt;
+mod moving;
+mod orders;
+
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
 use disk::DiskSpace;
 use log::Need;
 use log::checkpoint::{CheckpointStore, CommitError, Manifest, Run};
+use machine::AsOf;
 use machine::image::{Head, RunWriter};
-use machine::key_value::read_version;
-use machine::{AsOf, Overtaken};
-use mvcc::{Location, View};
+use mvcc::View;
 use numbers::{ChangeId, Index, Revision, Term};
 use telemetry::metrics::Metrics;
 
+use self::moving::Moving;
+pub use self::orders::{CheckpointError, Checkpointed, Event, Order, Relocation};
 use crate::identity::Identity;
-use crate::nospace::{Cause, Note};
-use crate::terms::Terms;
+use crate::nospace::Note;
 use crate::values::LogValues;
 
 /// Maximum number of runs; beyond it runs are merged, whatever their sizes.
@@ -59,11 +59,6 @@ const SETTLE_PAUSE: Duration = Duration::from_millis(200);
 /// minimum of the measured size.
 const VERSION_BYTES: u64 = 48;
 const VERSION_BYTES_MIN: u64 = 8;
-/// Maximum number of versions that are visited in one view to find values to move.
-const LOOKED_AT_MAX: usize = 16 << 10;
-/// Bytes that a moved value counts in addition to its own: the core looks each one up, and remembers it until
-/// it is on disk.
-const MOVED_BYTES: usize = 128;
 /// Maximum bytes that a run may exceed its estimated size by.
 const RUN_SLACK_BYTES: u64 = 256 << 10;
 /// Minimum bytes that a run may exceed its estimated size by: a block of most file systems.
@@ -71,125 +66,6 @@ const RUN_SLACK_BYTES_MIN: u64 = 4096;
 /// If this many bytes, plus four times the size of a checkpoint, are free, no space is reserved for the next
 /// checkpoint.
 const RESERVE_FREE_BYTES: u64 = 1 << 30;
-
-/// A durable checkpoint. It contains at least the entries of the checkpoint before it, and only applied
-/// entries.
-#[derive(Clone, Copy, Debug)]
-pub struct Checkpointed {
-    /// Log index up to which entries are in the checkpoint.
-    pub applied_index: Index,
-    /// True if all runs were written new, so that the checkpoint contains no old location of a moved value.
-    pub whole: bool,
-    /// Total size of the checkpoint's files in bytes.
-    pub bytes: u64,
-    /// Time that the checkpointer paused, so that it takes a small part of one core. Under load that is most
-    /// of the time.
-    pub paused: Duration,
-}
-
-/// Reason why a checkpoint failed. The checkpoint before it stays valid.
-#[derive(Debug)]
-pub enum CheckpointError {
-    /// A file could not be written, synced or removed.
-    Files(log::OpenError),
-    /// The state was compacted while it was being written.
-    Overtaken(Overtaken),
-}
-
-impl From<log::OpenError> for CheckpointError {
-    fn from(error: log::OpenError) -> CheckpointError {
-        CheckpointError::Files(error)
-    }
-}
-
-impl From<Overtaken> for CheckpointError {
-    fn from(error: Overtaken) -> CheckpointError {
-        CheckpointError::Overtaken(error)
-    }
-}
-
-impl CheckpointError {
-    /// Returns true if the file system of the data directory has no space for the checkpoint.
-    pub fn is_full(&self) -> bool {
-        let CheckpointError::Files(log::OpenError::Io { error, .. }) = self else { return false };
-        disk::is_full(error)
-    }
-}
-
-impl fmt::Display for CheckpointError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            CheckpointError::Files(error) => error.fmt(f),
-            CheckpointError::Overtaken(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for CheckpointError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            CheckpointError::Files(error) => error.source(),
-            CheckpointError::Overtaken(_) => None,
-        }
-    }
-}
-
-/// A value that is to be moved.
-#[derive(Clone, Debug)]
-pub struct Relocation {
-    /// Id of the change that wrote the value.
-    pub id: ChangeId,
-    /// Current location of the value.
-    pub from: Location,
-    /// Bytes of the value.
-    pub data: Bytes,
-}
-
-/// Order from the core to the checkpointer.
-pub enum Order {
-    /// Writes the state of this moment.
-    Checkpoint {
-        /// The state except keys and values.
-        head: Box<Head>,
-        /// Keys and values, including all versions that physically exist.
-        state: AsOf,
-        /// True to write everything, false to write only the changes since the last checkpoint.
-        whole: bool,
-        /// Terms of the entries before the checkpoint.
-        terms: Terms,
-    },
-    /// Finds the live values in these segments and requests their relocation.
-    Relocate {
-        /// Numbers of the segments.
-        segments: Vec<u32>,
-        /// Bytes of values to request at once.
-        portion_bytes: usize,
-    },
-    /// Records the cause of this member's NOSPACE alarm in a file beside the log.
-    Note(Cause),
-    /// Reserves space for the next checkpoint, because the disk may become full.
-    Reserve {
-        /// True if the disk was found to be full, whatever the file system reports as free: a quota of a
-        /// server is not included in that.
-        is_short: bool,
-        /// Dropped when the order is received.
-        queued: Arc<()>,
-    },
-    /// Drops this value, because dropping takes long.
-    Drop(Box<dyn Any + Send>),
-    /// Ends the checkpointer.
-    Stop,
-}
-
-/// An event that the checkpointer reports to the core.
-pub enum Event {
-    /// A checkpoint was made, or failed.
-    Checkpointed(Result<Checkpointed, CheckpointError>),
-    /// Requests to move these values out of their segments; the core signals the sender when that is done.
-    Relocate(Vec<Relocation>, SyncSender<()>),
-    /// All values of an order to relocate were moved or could not be moved.
-    Relocated,
-}
 
 /// Interfaces of the member that the checkpointer uses.
 pub struct Surface {
@@ -312,20 +188,6 @@ enum Stage {
     Whole(Run),
     /// The manifest names the run; files that it does not name can be deleted.
     Committed,
-}
-
-/// Values that are being moved out of some segments.
-struct Moving {
-    /// Main revision up to which versions are visited: later ones are in later segments.
-    through: Revision,
-    segments: Vec<u32>,
-    /// Bytes of values per portion.
-    portion_bytes: usize,
-    values: LogValues,
-    /// Id of the last version that was visited.
-    behind: ChangeId,
-    /// Signals that the current portion of the core is on disk at its new location.
-    moved: Option<Receiver<()>>,
 }
 
 impl Checkpointer {
@@ -689,81 +551,24 @@ impl Checkpointer {
     }
 }
 
-impl Moving {
-    /// Blocks until the core has moved its portion.
-    fn wait(&mut self) {
-        if let Some(moved) = &self.moved
-            && moved.recv().is_ok()
-        {
-            self.moved = None;
-        }
-    }
-
-    /// Sends the core the next portion of live values to write again. Returns false if none are left, or the
-    /// core has stopped.
-    fn step(&mut self, member: &Surface) -> bool {
-        if let Some(moved) = &self.moved {
-            match moved.try_recv() {
-                Ok(()) => self.moved = None,
-                Err(TryRecvError::Empty) => return true,
-                Err(TryRecvError::Disconnected) => return false,
-            }
-        }
-        let (mut portion, mut bytes) = (Vec::new(), 0);
-        let mut ended = false;
-        while bytes < self.portion_bytes && !ended {
-            // Versions that were removed in the meantime need not be moved, so each iteration may use the
-            // newest view.
-            let view = (member.newest)();
-            let mut looked_at = 0;
-            let snapshot = view.snapshot();
-            let mut versions = snapshot.written_after(self.behind);
-            while bytes < self.portion_bytes && looked_at < LOOKED_AT_MAX {
-                let Some(looked) = versions.look().filter(|looked| looked.id.main <= self.through) else {
-                    ended = true;
-                    break;
-                };
-                looked_at += 1;
-                self.behind = looked.id;
-                let Some(version) = looked.version else { continue };
-                let from = version.location();
-                if version.value_len() == 0 || !self.segments.contains(&from.segment) {
-                    continue;
-                }
-                let mut data = BytesMut::new();
-                if read_version(version, &self.values, &mut data).is_err() {
-                    // A client's request for this value fails, too; the segment is not emptied and so not
-                    // deleted.
-                    continue;
-                }
-                bytes += data.len() + MOVED_BYTES;
-                portion.push(Relocation { id: version.id(), from, data: data.freeze() });
-            }
-        }
-        if portion.is_empty() {
-            return false;
-        }
-        let (done, moved) = sync_channel(1);
-        (member.tell)(Event::Relocate(portion, done));
-        self.moved = Some(moved);
-        true
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::Path;
     use std::sync::mpsc::channel;
 
     use api::etcdserverpb::{InternalRaftRequest, PutRequest};
+    use bytes::Bytes;
     use disk::{Disk, MemDisk};
     use machine::{Command, Machine, Rules};
+    use mvcc::Location;
     use prost::Message as _;
     use telemetry::metrics::MetricsDetail;
 
     use numbers::{ClusterId, MemberId};
 
+    use super::moving::MOVED_BYTES;
     use super::*;
+    use crate::terms::Terms;
 
     fn level(from: i64, to: i64, file_bytes: u64) -> Level {
         let (from, to) = (Revision(from), Revision(to));

@@ -4,7 +4,11 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
+use bytes::Bytes;
+use consensus::{Entry, EntryKind};
 use disk::{Fault, MemDisk};
+use machine::Rules;
+use numbers::Term;
 use telemetry::logging::{Format, Level};
 
 use super::*;

@@ -1,0 +1,91 @@
+//! Moving live values out of segments: finds them, portion by portion; the core writes them again.
+
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
+
+use bytes::BytesMut;
+use machine::key_value::read_version;
+use numbers::{ChangeId, Revision};
+
+use super::{Event, Relocation, Surface};
+use crate::values::LogValues;
+
+/// Maximum number of versions that are visited in one view to find values to move.
+const LOOKED_AT_MAX: usize = 16 << 10;
+/// Bytes that a moved value counts in addition to its own: the core looks each one up, and remembers it until
+/// it is on disk.
+pub(super) const MOVED_BYTES: usize = 128;
+
+/// Values that are being moved out of some segments.
+pub(super) struct Moving {
+    /// Main revision up to which versions are visited: later ones are in later segments.
+    pub(super) through: Revision,
+    pub(super) segments: Vec<u32>,
+    /// Bytes of values per portion.
+    pub(super) portion_bytes: usize,
+    pub(super) values: LogValues,
+    /// Id of the last version that was visited.
+    pub(super) behind: ChangeId,
+    /// Signals that the current portion of the core is on disk at its new location.
+    pub(super) moved: Option<Receiver<()>>,
+}
+
+impl Moving {
+    /// Blocks until the core has moved its portion.
+    pub(super) fn wait(&mut self) {
+        if let Some(moved) = &self.moved
+            && moved.recv().is_ok()
+        {
+            self.moved = None;
+        }
+    }
+
+    /// Sends the core the next portion of live values to write again. Returns false if none are left, or the
+    /// core has stopped.
+    pub(super) fn step(&mut self, member: &Surface) -> bool {
+        if let Some(moved) = &self.moved {
+            match moved.try_recv() {
+                Ok(()) => self.moved = None,
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => return false,
+            }
+        }
+        let (mut portion, mut bytes) = (Vec::new(), 0);
+        let mut ended = false;
+        while bytes < self.portion_bytes && !ended {
+            // Versions that were removed in the meantime need not be moved, so each iteration may use the
+            // newest view.
+            let view = (member.newest)();
+            let mut looked_at = 0;
+            let snapshot = view.snapshot();
+            let mut versions = snapshot.written_after(self.behind);
+            while bytes < self.portion_bytes && looked_at < LOOKED_AT_MAX {
+                let Some(looked) = versions.look().filter(|looked| looked.id.main <= self.through) else {
+                    ended = true;
+                    break;
+                };
+                looked_at += 1;
+                self.behind = looked.id;
+                let Some(version) = looked.version else { continue };
+                let from = version.location();
+                if version.value_len() == 0 || !self.segments.contains(&from.segment) {
+                    continue;
+                }
+                let mut data = BytesMut::new();
+                if read_version(version, &self.values, &mut data).is_err() {
+                    // A client's request for this value fails, too; the segment is not emptied and so not
+                    // deleted.
+                    continue;
+                }
+                bytes += data.len() + MOVED_BYTES;
+                portion.push(Relocation { id: version.id(), from, data: data.freeze() });
+            }
+        }
+        if portion.is_empty() {
+            return false;
+        }
+        let (done, moved) = sync_channel(1);
+        (member.tell)(Event::Relocate(portion, done));
+        self.moved = Some(moved);
+        true
+    }
+}
