@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::{MemDisk, Node, SECTOR_BYTES, Sector, State};
+use super::contents::{Node, Sector};
+use super::{MemDisk, SECTOR_BYTES, State};
 
 /// A way in which a disk fails to do a write that it reports as done, and later as synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
