@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use numbers::Index;
 
-use crate::event::Broken;
+use crate::event::NodeBug;
 
 /// A batch that was given out for the log and is not synced yet.
 #[derive(Debug)]
@@ -49,9 +49,9 @@ impl Batches {
     /// # Errors
     ///
     /// The batch was never given out.
-    pub fn synced(&mut self, number: u64) -> Result<(), Broken> {
+    pub fn synced(&mut self, number: u64) -> Result<(), NodeBug> {
         if number > self.newest {
-            return Err(Broken(format!("batch {number} is synced, the last one was {}", self.newest)));
+            return Err(NodeBug(format!("batch {number} is synced, the last one was {}", self.newest)));
         }
         while let Some(batch) = self.unsynced.front()
             && batch.number <= number

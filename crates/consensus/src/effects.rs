@@ -1,4 +1,4 @@
-//! Actions that a node requests from its caller, and the node's standing.
+//! Actions that a node requests from its caller, and the node's status.
 
 use api::raftpb;
 use numbers::{Index, MemberId, Term};
@@ -8,7 +8,7 @@ use crate::event::Fetch;
 
 /// Knowledge of a leader about the programs that the other members run, learners included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Others {
+pub enum OtherPrograms {
     /// All other members have answered this leader in its term, and none of them runs etcd; or no other
     /// members exist.
     Mainstay,
@@ -29,14 +29,14 @@ pub enum Role {
     Leader,
 }
 
-/// The present standing of a node.
+/// The present status of a node.
 ///
 /// The applied index is never beyond `commit`, and `commit` is never beyond `last`. The synced index of this
 /// member has no fixed order with `commit`: an entry is committed once a majority has synced it, and this
 /// member, leader or follower, need not be part of that majority. Entries in [`Effects::commit`] are always
 /// synced here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct RaftStatus {
     /// Role of the node.
     pub role: Role,
     /// Id of the leader that the node knows; 0 for none.
@@ -125,7 +125,7 @@ pub struct Effects {
     /// synced. A `MsgSnap` has only metadata, which the sender replaces by the metadata of the state that it
     /// sends.
     pub messages: Vec<raftpb::Message>,
-    /// Committed entries, to be applied in order, without a gap. None is beyond [`Standing::commit`], and
+    /// Committed entries, to be applied in order, without a gap. None is beyond [`RaftStatus::commit`], and
     /// none beyond [`Node::synced_index`](crate::Node::synced_index).
     pub commit: Vec<Entry>,
     /// Answers to [`Request::Read`](crate::Request::Read).
@@ -133,6 +133,6 @@ pub struct Effects {
     /// Entries to be read from the log, at most one fetch per follower at a time. Each is answered by
     /// [`Event::Fetched`](crate::Event::Fetched).
     pub fetches: Vec<Fetch>,
-    /// The node's new standing, if role or leader changed.
-    pub standing: Option<Standing>,
+    /// The node's new status, if role or leader changed.
+    pub status: Option<RaftStatus>,
 }

@@ -45,7 +45,7 @@ impl Default for Config {
 
 /// The state from which a node starts: the checkpoint's position and the content of the log.
 #[derive(Clone, Debug, Default)]
-pub struct Restored {
+pub struct RestoredState {
     /// Term, vote and commit index as last synced.
     pub hard_state: HardState,
     /// Ids of the members with a vote, as of `applied`. Empty for a member that learns the membership from
@@ -157,19 +157,19 @@ pub enum Event {
 
 /// The node could not take an event, because it contradicts the node's state: a bug of this program.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Broken(pub String);
+pub struct NodeBug(pub String);
 
-impl std::fmt::Display for Broken {
+impl std::fmt::Display for NodeBug {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Broken {}
+impl std::error::Error for NodeBug {}
 
 /// Reason for which the node refused a request.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum Refusal {
     /// There is no leader to take a proposal, a read or a transfer.
     NoLeader,
     /// Leadership is being handed over; no proposals are taken until that has ended.
@@ -178,21 +178,21 @@ pub enum Refused {
     Other(String),
 }
 
-impl Refused {
+impl Refusal {
     /// Returns a refusal with a reason that only the operator sees.
-    pub(crate) fn because(why: impl Into<String>) -> Refused {
-        Refused::Other(why.into())
+    pub(crate) fn because(why: impl Into<String>) -> Refusal {
+        Refusal::Other(why.into())
     }
 }
 
-impl std::fmt::Display for Refused {
+impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Refused::NoLeader => f.write_str("no leader takes proposals"),
-            Refused::Transferring => f.write_str("leadership is being handed over"),
-            Refused::Other(text) => f.write_str(text),
+            Refusal::NoLeader => f.write_str("no leader takes proposals"),
+            Refusal::Transferring => f.write_str("leadership is being handed over"),
+            Refusal::Other(text) => f.write_str(text),
         }
     }
 }
 
-impl std::error::Error for Refused {}
+impl std::error::Error for Refusal {}

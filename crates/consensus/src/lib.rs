@@ -43,7 +43,9 @@ mod validate;
 mod window;
 mod wire;
 
-pub use effects::{Append, ConfirmedRead, Effects, Others, Progress, ProgressState, Restore, Role, Standing};
+pub use effects::{
+    Append, ConfirmedRead, Effects, OtherPrograms, Progress, ProgressState, RaftStatus, Restore, Role,
+};
 pub use entry::{ConfChange, ConfChangeKind, Entry, EntryKind, HardState};
-pub use event::{Broken, Config, Event, Fetch, Refused, Request, Restored};
+pub use event::{Config, Event, Fetch, NodeBug, Refusal, Request, RestoredState};
 pub use node::Node;

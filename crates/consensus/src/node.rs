@@ -17,7 +17,7 @@ use raft::{RawNode, SnapshotStatus, StateRole};
 use self::farewell::Farewell;
 use crate::batches::Batches;
 use crate::entry::{ConfChange, ConfChangeKind, Entry, HardState};
-use crate::event::{Broken, Config, Event, Refused, Request, Restored};
+use crate::event::{Config, Event, NodeBug, Refusal, Request, RestoredState};
 use crate::followers::Followers;
 use crate::leaderless::LeaderlessQueue;
 use crate::outbox::Outbox;
@@ -63,7 +63,7 @@ pub struct Node {
     /// yet.
     early_changes: Vec<eraftpb::Message>,
     leaving: Option<Farewell>,
-    /// True if the standing has changed in a way that the raft crate does not report.
+    /// True if the status has changed in a way that the raft crate does not report.
     stands_anew: bool,
     programs: Programs,
 }
@@ -78,12 +78,12 @@ struct Restoring {
 
 impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Node").field("id", &self.config.id).field("standing", &self.standing()).finish()
+        f.debug_struct("Node").field("id", &self.config.id).field("status", &self.status()).finish()
     }
 }
 
-fn other(error: impl std::fmt::Display) -> Refused {
-    Refused::Other(error.to_string())
+fn other(error: impl std::fmt::Display) -> Refusal {
+    Refusal::Other(error.to_string())
 }
 
 impl Node {
@@ -92,7 +92,7 @@ impl Node {
     /// # Errors
     ///
     /// Configuration and restored state contradict each other; the text gives the reason.
-    pub fn new(config: Config, restored: Restored) -> Result<Node, Refused> {
+    pub fn new(config: Config, restored: RestoredState) -> Result<Node, Refusal> {
         let (voters, learners) = (bare(restored.voters), bare(restored.learners));
         validate::check_members(&voters, &learners)?;
         let numbers = [restored.applied.0, restored.hard_state.term.0, restored.applied_term.0];
@@ -128,7 +128,7 @@ impl Node {
         for (at, entry) in entries.iter().enumerate() {
             let expected = restored.applied.next() + at as u64;
             if entry.index != expected.0 {
-                return Err(Refused::Other(format!("the log has no entry {expected}")));
+                return Err(Refusal::Other(format!("the log has no entry {expected}")));
             }
         }
         tail.append(&entries);
@@ -182,7 +182,7 @@ impl Node {
     /// # Errors
     ///
     /// The event contradicts the node's state: a bug of this program.
-    pub fn step(&mut self, event: Event) -> Result<(), Broken> {
+    pub fn step(&mut self, event: Event) -> Result<(), NodeBug> {
         let outcome = self.take(event);
         self.settle();
         outcome
@@ -193,7 +193,7 @@ impl Node {
     /// # Errors
     ///
     /// The request is refused, and nothing has changed.
-    pub fn request(&mut self, request: Request) -> Result<(), Refused> {
+    pub fn request(&mut self, request: Request) -> Result<(), Refusal> {
         let outcome = self.consider(request);
         self.settle();
         outcome
@@ -208,14 +208,14 @@ impl Node {
         self.settle_reads();
     }
 
-    fn take(&mut self, event: Event) -> Result<(), Broken> {
+    fn take(&mut self, event: Event) -> Result<(), NodeBug> {
         match event {
             Event::Ticked => self.tick(),
             Event::LogSynced(number) => return self.synced(number),
             Event::Applied(index) => {
                 let committed = Index(self.raw.raft.raft_log.committed);
                 if index > committed {
-                    return Err(Broken(format!("entry {index} is applied, committed is {committed}")));
+                    return Err(NodeBug(format!("entry {index} is applied, committed is {committed}")));
                 }
                 self.applied = self.applied.max(index);
                 self.settle_applied();
@@ -260,9 +260,9 @@ impl Node {
         Ok(())
     }
 
-    fn consider(&mut self, request: Request) -> Result<(), Refused> {
+    fn consider(&mut self, request: Request) -> Result<(), Refusal> {
         if self.leaving.is_some() && !matches!(request, Request::Receive(_)) {
-            return Err(Refused::NoLeader);
+            return Err(Refusal::NoLeader);
         }
         match request {
             Request::Propose(commands) => {
@@ -282,7 +282,7 @@ impl Node {
             Request::Receive(message) => self.receive(message),
             Request::Read(context) => {
                 if self.raw.raft.leader_id == 0 {
-                    return Err(Refused::NoLeader);
+                    return Err(Refusal::NoLeader);
                 }
                 let data = Bytes::copy_from_slice(&context.to_be_bytes());
                 let mut message = eraftpb::Message::default();
@@ -292,10 +292,10 @@ impl Node {
             }
             Request::Transfer(to) => {
                 if self.raw.raft.leader_id == 0 {
-                    return Err(Refused::NoLeader);
+                    return Err(Refusal::NoLeader);
                 }
                 if !self.raw.raft.prs().conf().voters().contains(to.0) {
-                    return Err(Refused::Other(format!("member {to:x} has no vote and cannot lead")));
+                    return Err(Refusal::Other(format!("member {to:x} has no vote and cannot lead")));
                 }
                 self.raw.transfer_leader(to.0);
                 Ok(())
@@ -303,8 +303,8 @@ impl Node {
         }
     }
 
-    fn change_conf(&mut self, change: ConfChange) -> Result<(), Broken> {
-        let state = self.raw.apply_conf_change(&change.to_raft()).map_err(|e| Broken(e.to_string()))?;
+    fn change_conf(&mut self, change: ConfChange) -> Result<(), NodeBug> {
+        let state = self.raw.apply_conf_change(&change.to_raft()).map_err(|e| NodeBug(e.to_string()))?;
         self.raw.mut_store().conf_state = state;
         // A leader without a vote must not count itself, and the raft crate cannot lead without doing that.
         if !self.raw.raft.promotable() {
@@ -347,12 +347,12 @@ impl Node {
         }
     }
 
-    fn propose(&mut self, entries: Vec<eraftpb::Entry>) -> Result<(), Refused> {
+    fn propose(&mut self, entries: Vec<eraftpb::Entry>) -> Result<(), Refusal> {
         if self.raw.raft.leader_id == 0 {
-            return Err(Refused::NoLeader);
+            return Err(Refusal::NoLeader);
         }
         if self.transferring().is_some() {
-            return Err(Refused::Transferring);
+            return Err(Refusal::Transferring);
         }
         let mut message = eraftpb::Message::default();
         message.set_msg_type(MessageType::MsgPropose);
@@ -364,12 +364,12 @@ impl Node {
         }
         match self.raw.raft.step(message) {
             Ok(()) => Ok(()),
-            Err(raft::Error::ProposalDropped) => Err(Refused::NoLeader),
+            Err(raft::Error::ProposalDropped) => Err(Refusal::NoLeader),
             Err(e) => Err(other(e)),
         }
     }
 
-    fn propose_conf_change(&mut self, change: crate::ConfChange, data: Bytes) -> Result<(), Refused> {
+    fn propose_conf_change(&mut self, change: crate::ConfChange, data: Bytes) -> Result<(), Refusal> {
         // The raft crate would append an empty entry instead, and no caller would learn of it.
         if self.raw.raft.state == StateRole::Leader && self.raw.raft.has_pending_conf() {
             return Err(other("an earlier membership change may not be applied yet"));
@@ -378,7 +378,7 @@ impl Node {
         self.propose(vec![entry])
     }
 
-    fn synced(&mut self, number: u64) -> Result<(), Broken> {
+    fn synced(&mut self, number: u64) -> Result<(), NodeBug> {
         self.batches.synced(number)?;
         // The raft crate identifies synced entries by index and term. If an entry was overwritten and written
         // again, it would confuse the new entry with the one on disk, although the overwriting may still

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use numbers::{EntryId, Index, Term};
 
-use crate::event::Refused;
+use crate::event::Refusal;
 
 /// Runs of equal terms over a range of the log, oldest first. A log of millions of entries has as many runs as it had
 /// elections.
@@ -20,13 +20,13 @@ impl Terms {
     /// # Errors
     ///
     /// The runs are not in order or contradict the term of `last`.
-    pub fn restore(runs: &[EntryId], last: EntryId) -> Result<Terms, Refused> {
+    pub fn restore(runs: &[EntryId], last: EntryId) -> Result<Terms, Refusal> {
         let mut terms = Terms::default();
         for &first in runs.iter().filter(|first| first.index <= last.index) {
             if let Some(before) = terms.runs.back()
                 && (first.index <= before.index || first.term < before.term)
             {
-                return Err(Refused::because(format!(
+                return Err(Refusal::because(format!(
                     "the log's terms are out of order at entry {}",
                     first.index
                 )));
@@ -34,7 +34,7 @@ impl Terms {
             terms.push(first);
         }
         if terms.runs.back().is_some_and(|run| run.term > last.term) {
-            return Err(Refused::because(format!(
+            return Err(Refusal::because(format!(
                 "the log's terms contradict the term of entry {}",
                 last.index
             )));

@@ -7,53 +7,53 @@
 use raft::eraftpb::{self, MessageType};
 use raft::{RawNode, StateRole, Storage};
 
-use crate::event::Refused;
+use crate::event::Refusal;
 use crate::wire::{self, NUMBER_MAX};
 
 /// Checks that a snapshot or restored checkpoint has at least one voter, if any member, and neither duplicate
 /// ids nor the id 0.
-pub(crate) fn check_members(voters: &[u64], learners: &[u64]) -> Result<(), Refused> {
+pub(crate) fn check_members(voters: &[u64], learners: &[u64]) -> Result<(), Refusal> {
     let mut ids: Vec<u64> = voters.iter().chain(learners).copied().collect();
     ids.sort_unstable();
     if ids.first() == Some(&0) {
-        return Err(Refused::because("a member with the id 0"));
+        return Err(Refusal::because("a member with the id 0"));
     }
     if ids.windows(2).any(|pair| pair[0] == pair[1]) {
-        return Err(Refused::because("a member named twice"));
+        return Err(Refusal::because("a member named twice"));
     }
     if voters.is_empty() && !learners.is_empty() {
-        return Err(Refused::because("learners without a voter"));
+        return Err(Refusal::because("learners without a voter"));
     }
     Ok(())
 }
 
 /// Returns the reason if a message is invalid; `message` is the result of `message_to_raft`.
-pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -> Result<(), Refused> {
+pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -> Result<(), Refusal> {
     use MessageType as M;
     let raft = &node.raft;
     let kind = message.get_msg_type();
     if message.to != raft.id {
-        return Err(Refused::because(format!("a message to {:x}, which is not this member", message.to)));
+        return Err(Refusal::because(format!("a message to {:x}, which is not this member", message.to)));
     }
     if message.from == 0 {
-        return Err(Refused::because("a message from nobody"));
+        return Err(Refusal::because("a message from nobody"));
     }
     // A transfer request has the transferee as its sender, which may be the leader that receives it.
     if message.from == raft.id && kind != M::MsgTransferLeader {
-        return Err(Refused::because("a message from this member itself"));
+        return Err(Refusal::because("a message from this member itself"));
     }
     let numbers = [message.term, message.log_term, message.index, message.commit, message.reject_hint];
     if numbers.iter().any(|n| *n > NUMBER_MAX) {
-        return Err(Refused::because("a term or an index beyond all measure"));
+        return Err(Refusal::because("a term or an index beyond all measure"));
     }
     // A term of 0 marks messages of a node to itself; a forwarded request has it, because it has no term.
     match kind {
         M::MsgPropose | M::MsgReadIndex if message.term != 0 => {
-            return Err(Refused::because(format!("{} with a term", wire::name(kind))));
+            return Err(Refusal::because(format!("{} with a term", wire::name(kind))));
         }
         M::MsgPropose | M::MsgReadIndex => {}
         _ if message.term == 0 => {
-            return Err(Refused::because(format!("{} without a term", wire::name(kind))));
+            return Err(Refusal::because(format!("{} without a term", wire::name(kind))));
         }
         _ => {}
     }
@@ -64,35 +64,35 @@ pub(crate) fn check<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -
     let last = raft.raft_log.last_index();
     let leads_this_term = raft.state == StateRole::Leader && message.term == raft.term;
     match kind {
-        M::MsgPropose if message.entries.is_empty() => Err(Refused::because("a proposal of nothing")),
+        M::MsgPropose if message.entries.is_empty() => Err(Refusal::because("a proposal of nothing")),
         M::MsgAppend => check_append(message),
         M::MsgAppendResponse if leads_this_term && message.index > last => {
-            Err(Refused::because(format!("an answer about entry {}, the last one is {last}", message.index)))
+            Err(Refusal::because(format!("an answer about entry {}, the last one is {last}", message.index)))
         }
         M::MsgAppendResponse if leads_this_term && message.reject && message.reject_hint > last => {
-            Err(Refused::because(format!("a hint at entry {}, the last one is {last}", message.reject_hint)))
+            Err(Refusal::because(format!("a hint at entry {}, the last one is {last}", message.reject_hint)))
         }
-        M::MsgHeartbeat if message.commit > last => Err(Refused::because(format!(
+        M::MsgHeartbeat if message.commit > last => Err(Refusal::because(format!(
             "a heartbeat that commits entry {}, the last one is {last}",
             message.commit
         ))),
         M::MsgSnapshot => check_snapshot(message, node),
         // The raft crate cannot forward a request that has a term; its sender asks again.
         M::MsgTransferLeader if raft.state != StateRole::Leader => {
-            Err(Refused::because("a transfer request to a member that does not lead"))
+            Err(Refusal::because("a transfer request to a member that does not lead"))
         }
         M::MsgReadIndex | M::MsgReadIndexResp => match message.entries.as_slice() {
             [entry] if !entry.data.is_empty() => Ok(()),
-            _ => Err(Refused::because(format!("{} without its one context", wire::name(kind)))),
+            _ => Err(Refusal::because(format!("{} without its one context", wire::name(kind)))),
         },
         _ => Ok(()),
     }
 }
 
 /// Checks that entries are consecutive, and follow the entry before them, in index and in term.
-fn check_append(message: &eraftpb::Message) -> Result<(), Refused> {
+fn check_append(message: &eraftpb::Message) -> Result<(), Refusal> {
     if (message.index == 0) != (message.log_term == 0) {
-        return Err(Refused::because(format!(
+        return Err(Refusal::because(format!(
             "an append after entry {} of term {}",
             message.index, message.log_term
         )));
@@ -100,10 +100,10 @@ fn check_append(message: &eraftpb::Message) -> Result<(), Refused> {
     let (mut index, mut term) = (message.index, message.log_term);
     for entry in message.entries.iter() {
         if entry.index != index + 1 {
-            return Err(Refused::because(format!("entry {} where {} belongs", entry.index, index + 1)));
+            return Err(Refusal::because(format!("entry {} where {} belongs", entry.index, index + 1)));
         }
         if entry.term < term.max(1) || entry.term > message.term {
-            return Err(Refused::because(format!(
+            return Err(Refusal::because(format!(
                 "entry {} of term {} after one of term {term}",
                 entry.index, entry.term
             )));
@@ -111,7 +111,7 @@ fn check_append(message: &eraftpb::Message) -> Result<(), Refused> {
         (index, term) = (entry.index, entry.term);
     }
     if term > message.term {
-        return Err(Refused::because(format!(
+        return Err(Refusal::because(format!(
             "an append of term {} after an entry of term {term}",
             message.term
         )));
@@ -119,28 +119,28 @@ fn check_append(message: &eraftpb::Message) -> Result<(), Refused> {
     Ok(())
 }
 
-fn check_snapshot<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -> Result<(), Refused> {
+fn check_snapshot<T: Storage>(message: &eraftpb::Message, node: &RawNode<T>) -> Result<(), Refusal> {
     let metadata = message.get_snapshot().get_metadata();
     let conf = metadata.get_conf_state();
     if metadata.index == 0 || metadata.term == 0 {
-        return Err(Refused::because("a snapshot of nothing"));
+        return Err(Refusal::because("a snapshot of nothing"));
     }
     if metadata.index > NUMBER_MAX || metadata.term > message.term {
-        return Err(Refused::because(format!(
+        return Err(Refusal::because(format!(
             "a snapshot of entry {} in term {}",
             metadata.index, metadata.term
         )));
     }
     if !conf.voters_outgoing.is_empty() || !conf.learners_next.is_empty() || conf.auto_leave {
-        return Err(Refused::because("a snapshot in the middle of a joint conf change"));
+        return Err(Refusal::because("a snapshot in the middle of a joint conf change"));
     }
     if conf.voters.is_empty() {
-        return Err(Refused::because("a snapshot without a voter"));
+        return Err(Refusal::because("a snapshot without a voter"));
     }
     check_members(&conf.voters, &conf.learners)?;
     let log = &node.raft.raft_log;
     if metadata.index == log.committed && !log.match_term(metadata.index, metadata.term) {
-        return Err(Refused::because(format!(
+        return Err(Refusal::because(format!(
             "a snapshot that contradicts the committed entry {}",
             metadata.index
         )));

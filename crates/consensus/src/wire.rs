@@ -11,7 +11,7 @@ use protobuf::Message as _;
 use raft::eraftpb;
 
 use crate::entry::{ConfChange, ConfChangeKind};
-use crate::event::Refused;
+use crate::event::Refusal;
 
 /// Indexes and terms above this number are refused, so that no sum of two of them overflows.
 pub(crate) const NUMBER_MAX: u64 = 1 << 62;
@@ -93,25 +93,25 @@ pub(crate) fn name(raft: eraftpb::MessageType) -> &'static str {
 }
 
 /// Decodes etcd's `ConfChange`.
-pub(crate) fn decode_conf_change(data: &[u8]) -> Result<ConfChange, Refused> {
+pub(crate) fn decode_conf_change(data: &[u8]) -> Result<ConfChange, Refusal> {
     use raftpb::ConfChangeType as W;
     let change = raftpb::ConfChange::decode(data)
-        .map_err(|e| Refused::because(format!("a conf change that cannot be read: {e}")))?;
+        .map_err(|e| Refusal::because(format!("a conf change that cannot be read: {e}")))?;
     let kind = change.r#type.unwrap_or_default();
     let kind = match W::try_from(kind) {
         Ok(W::ConfChangeAddNode) => ConfChangeKind::AddVoter,
         Ok(W::ConfChangeRemoveNode) => ConfChangeKind::Remove,
         Ok(W::ConfChangeUpdateNode) => ConfChangeKind::Update,
         Ok(W::ConfChangeAddLearnerNode) => ConfChangeKind::AddLearner,
-        Err(_) => return Err(Refused::because(format!("a conf change of the unknown kind {kind}"))),
+        Err(_) => return Err(Refusal::because(format!("a conf change of the unknown kind {kind}"))),
     };
     Ok(ConfChange { kind, node: MemberId(change.node_id()) })
 }
 
 /// Returns the entry in which the raft crate stores a conf change: the raft crate reads `data`, all other
 /// code reads `context`.
-pub(crate) fn conf_change_entry(change: ConfChange, data: Bytes) -> Result<eraftpb::Entry, Refused> {
-    let form = change.to_raft().write_to_bytes().map_err(|e| Refused::because(e.to_string()))?;
+pub(crate) fn conf_change_entry(change: ConfChange, data: Bytes) -> Result<eraftpb::Entry, Refusal> {
+    let form = change.to_raft().write_to_bytes().map_err(|e| Refusal::because(e.to_string()))?;
     Ok(eraftpb::Entry {
         entry_type: eraftpb::EntryType::EntryConfChange,
         data: form.into(),
@@ -120,7 +120,7 @@ pub(crate) fn conf_change_entry(change: ConfChange, data: Bytes) -> Result<eraft
     })
 }
 
-fn entry_to_raft(entry: raftpb::Entry) -> Result<eraftpb::Entry, Refused> {
+fn entry_to_raft(entry: raftpb::Entry) -> Result<eraftpb::Entry, Refusal> {
     let kind = entry.r#type.unwrap_or_default();
     let (term, index) = (entry.term.unwrap_or_default(), entry.index.unwrap_or_default());
     let data = entry.data.unwrap_or_default();
@@ -129,9 +129,9 @@ fn entry_to_raft(entry: raftpb::Entry) -> Result<eraftpb::Entry, Refused> {
         Ok(raftpb::EntryType::EntryConfChange) => conf_change_entry(decode_conf_change(&data)?, data)?,
         // etcd never proposes a conf change of the second form, and this program could not apply it.
         Ok(raftpb::EntryType::EntryConfChangeV2) => {
-            return Err(Refused::because("a conf change of the second form"));
+            return Err(Refusal::because("a conf change of the second form"));
         }
-        Err(_) => return Err(Refused::because(format!("an entry of the unknown type {kind}"))),
+        Err(_) => return Err(Refusal::because(format!("an entry of the unknown type {kind}"))),
     };
     Ok(eraftpb::Entry { term, index, ..entry })
 }
@@ -153,13 +153,13 @@ fn entry_from_raft(entry: eraftpb::Entry) -> raftpb::Entry {
 
 /// Translates a message from a peer. Fields 13 and 14 have different meanings in the two protocols and are
 /// ignored; so is `commit` where etcd gives it no meaning.
-pub(crate) fn message_to_raft(message: raftpb::Message) -> Result<eraftpb::Message, Refused> {
+pub(crate) fn message_to_raft(message: raftpb::Message) -> Result<eraftpb::Message, Refusal> {
     use eraftpb::MessageType as R;
     let number = message.r#type.unwrap_or_default();
     let kind = raftpb::MessageType::try_from(number)
         .ok()
         .and_then(to_raft_type)
-        .ok_or_else(|| Refused::because(format!("a message of type {number}, which no peer sends")))?;
+        .ok_or_else(|| Refusal::because(format!("a message of type {number}, which no peer sends")))?;
     let mut out = eraftpb::Message::default();
     out.set_msg_type(kind);
     out.to = message.to.unwrap_or_default();
@@ -173,7 +173,7 @@ pub(crate) fn message_to_raft(message: raftpb::Message) -> Result<eraftpb::Messa
     out.reject = message.reject.unwrap_or_default();
     out.reject_hint = message.reject_hint.unwrap_or_default();
     out.context = message.context.unwrap_or_default();
-    let entries = message.entries.into_iter().map(entry_to_raft).collect::<Result<Vec<_>, Refused>>()?;
+    let entries = message.entries.into_iter().map(entry_to_raft).collect::<Result<Vec<_>, Refusal>>()?;
     out.set_entries(entries.into());
     if let Some(snapshot) = message.snapshot {
         let metadata = snapshot.metadata.unwrap_or_default();

@@ -27,7 +27,7 @@ use disk::MemDisk;
 use front::TrySend;
 use peer::{Figures, RequestError, SnapshotSource, Target};
 use prost::Message as _;
-use replica::peer_links::{Answered, PeerLinks};
+use replica::peer_links::{PeerLinks, ResponseFuture};
 use server::stepped::{Requests, Responses, Setup, Stepped, Switches, Thresholds};
 use telemetry::logging::{Format, Level, Logger};
 
@@ -60,7 +60,7 @@ impl PeerLinks for Nobody {
         None
     }
 
-    fn request(&self, _: Target, _: http::Request<Bytes>, _: Duration) -> Answered {
+    fn request(&self, _: Target, _: http::Request<Bytes>, _: Duration) -> ResponseFuture {
         Box::pin(async { Err(RequestError::Stopping) })
     }
 

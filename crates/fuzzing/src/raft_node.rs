@@ -3,8 +3,8 @@
 use api::raftpb::{self, MessageType};
 use bytes::Bytes;
 use consensus::{
-    ConfChange, ConfChangeKind, Config, Effects, Entry, EntryKind, Event, HardState, Node, Request, Restored,
-    Role,
+    ConfChange, ConfChangeKind, Config, Effects, Entry, EntryKind, Event, HardState, Node, Request,
+    RestoredState, Role,
 };
 use numbers::{EntryId, Index, MemberId, Term};
 use prost::Message as _;
@@ -20,7 +20,7 @@ const STEPS_MAX: usize = 300;
 fn follower() -> Node {
     let entry =
         |index| Entry { term: Term(2), index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
-    let restored = Restored {
+    let restored = RestoredState {
         hard_state: HardState { term: Term(3), vote: MemberId::NONE, commit: Index(8) },
         voters: vec![MemberId(1), MemberId(2), MemberId(3)],
         learners: vec![MemberId(4)],
@@ -115,7 +115,7 @@ impl Member {
             let change =
                 ConfChange { kind: kinds[usize::from(how & 3)], node: MemberId(u64::from(how >> 2) % 6) };
             // The change is not validated here; the state machine would refuse the removal of the last voter.
-            let standing_alone = self.node.standing();
+            let standing_alone = self.node.status();
             let _ = standing_alone;
             let _ = self.node.step(Event::ConfChanged(change));
         }
@@ -142,7 +142,7 @@ fn message(kind: MessageType, term: u64) -> raftpb::Message {
 
 /// Builds a message from numbers that are meaningful to the node.
 fn composed(script: &mut Script<'_>, node: &Node) -> raftpb::Message {
-    let standing = node.standing();
+    let standing = node.status();
     let indexes = [standing.last.0, standing.commit.0, standing.last.0, 0, 6, 3, standing.last.0 + 1];
     let terms = [standing.term.0, standing.term.0, standing.term.0, standing.term.0 + 1];
     let kind = script.pick(&[2, 3, 3, 3, 4, 4, 5, 6, 7, 8, 9, 13, 14, 15, 16, 17, 18, 0, 23]);
@@ -208,7 +208,7 @@ pub fn run(data: &[u8]) {
             break;
         }
         step(&mut script, &mut member);
-        let standing = member.node.standing();
+        let standing = member.node.status();
         assert!(standing.term >= term && standing.commit >= commit, "terms and commits only rise");
         (term, commit) = (standing.term, standing.commit);
     }
@@ -220,9 +220,9 @@ fn step(script: &mut Script<'_>, member: &mut Member) {
     match script.below(20) {
         0..=6 => {
             let message = composed(script, node);
-            let before = node.standing();
+            let before = node.status();
             if node.request(Request::Receive(message)).is_err() {
-                assert_eq!(node.standing().commit, before.commit);
+                assert_eq!(node.status().commit, before.commit);
             }
         }
         7 => {
@@ -297,7 +297,7 @@ fn step(script: &mut Script<'_>, member: &mut Member) {
             }
         }
         _ => {
-            assert!(node.standing().role != Role::Leader || node.standing().leader == MemberId(1));
+            assert!(node.status().role != Role::Leader || node.status().leader == MemberId(1));
         }
     }
 }

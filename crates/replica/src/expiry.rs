@@ -74,7 +74,7 @@ impl Timer {
 
 /// The result of a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Renewed {
+pub enum RenewalOutcome {
     /// The lease has its whole TTL again. The number is the index of the last log entry that sets or clears a
     /// lease checkpoint of it; 0 if this leader has proposed none.
     Noted(Index),
@@ -255,20 +255,20 @@ impl Expiry {
 
     /// Renews a lease from `now` on, unless it had expired as of `as_of`. `held` is the time until which this
     /// renewal has kept it from expiring.
-    pub fn renew(&mut self, id: LeaseId, held: Instant, as_of: Instant, now: Instant) -> Renewed {
+    pub fn renew(&mut self, id: LeaseId, held: Instant, as_of: Instant, now: Instant) -> RenewalOutcome {
         let (held, as_of) = (self.ns(held), self.ns(as_of));
         self.renewed_at_ns = self.renewed_at_ns.max(self.ns(now));
         let now = self.renewed_at_ns;
         match self.timer(id) {
-            None => Renewed::Unknown,
-            Some(timer) if timer.ends_ns() <= as_of => Renewed::Expired,
+            None => RenewalOutcome::Unknown,
+            Some(timer) if timer.ends_ns() <= as_of => RenewalOutcome::Expired,
             Some(timer) => {
                 // A renewal that arrived later may keep the lease for longer.
                 if timer.held_ns <= held {
                     timer.held_ns = 0;
                 }
                 timer.renew(now);
-                Renewed::Noted(timer.noted_by)
+                RenewalOutcome::Noted(timer.noted_by)
             }
         }
     }
@@ -420,12 +420,12 @@ mod tests {
         assert!(expiry.expired(start + 20 * SECOND, 10).is_empty());
         assert_eq!(
             expiry.renew(LeaseId(1), start + 3 * SECOND, start + 3 * SECOND, start + 3 * SECOND),
-            Renewed::Expired
+            RenewalOutcome::Expired
         );
         expiry.retry(LeaseId(1), start + 20 * SECOND, SECOND);
         assert_eq!(
             expiry.renew(LeaseId(1), start + 20 * SECOND, start + 20 * SECOND, start + 20 * SECOND),
-            Renewed::Expired,
+            RenewalOutcome::Expired,
             "nothing revives it"
         );
         assert_eq!(expiry.expired(start + 21 * SECOND, 10), [1].map(LeaseId));
@@ -438,7 +438,7 @@ mod tests {
         expiry.start(LeaseId(7), 2 * SECOND, 2 * SECOND, start);
         for n in 1..50u32 {
             let now = start + SECOND * n;
-            assert_eq!(expiry.renew(LeaseId(7), now, now, now), Renewed::Noted(Index(0)));
+            assert_eq!(expiry.renew(LeaseId(7), now, now, now), RenewalOutcome::Noted(Index(0)));
             assert!(expiry.expired(now, 10).is_empty());
         }
         assert_eq!(expiry.left(LeaseId(7), start + SECOND * 50), Some(SECOND));
@@ -472,7 +472,7 @@ mod tests {
         assert_eq!(expiry.renew_alone(id, at(2)), ttl);
         assert_eq!(expiry.left(id, at(2)), Some(10 * SECOND));
         // The core uses the time at which its turn began: the later promise stays valid.
-        assert_eq!(expiry.renew(id, at(1), at(1), at(1)), Renewed::Noted(Index(0)));
+        assert_eq!(expiry.renew(id, at(1), at(1), at(1)), RenewalOutcome::Noted(Index(0)));
         assert_eq!(expiry.left(id, at(2)), Some(10 * SECOND));
         type End = fn(&mut Expiry);
         let ends: [(&str, End); 4] = [
@@ -505,10 +505,10 @@ mod tests {
         expiry.start(LeaseId(7), SECOND, SECOND, start);
         assert_eq!(
             expiry.renew(LeaseId(7), start + SECOND, start + SECOND, start + SECOND),
-            Renewed::Expired
+            RenewalOutcome::Expired
         );
         assert_eq!(expiry.expired(start + SECOND, 10), [7].map(LeaseId));
-        assert_eq!(expiry.renew(LeaseId(8), start, start, start), Renewed::Unknown);
+        assert_eq!(expiry.renew(LeaseId(8), start, start, start), RenewalOutcome::Unknown);
     }
 
     #[test]
@@ -546,13 +546,13 @@ mod tests {
         expiry.hold(LeaseId(3), at(2), at(9));
         assert_eq!(expiry.expired(at(2), 10), [3].map(LeaseId));
         expiry.hold(LeaseId(3), at(2), at(9));
-        assert_eq!(expiry.renew(LeaseId(3), at(9), at(3), at(3)), Renewed::Expired);
+        assert_eq!(expiry.renew(LeaseId(3), at(9), at(3), at(3)), RenewalOutcome::Expired);
         // Another renewal of the same lease arrives, and the first one is carried out: the other still keeps
         // the lease from expiring.
         expiry.hold(LeaseId(1), at(4), at(11));
-        assert_eq!(expiry.renew(LeaseId(1), at(8), at(6), at(6)), Renewed::Noted(Index(0)));
+        assert_eq!(expiry.renew(LeaseId(1), at(8), at(6), at(6)), RenewalOutcome::Noted(Index(0)));
         assert_eq!(expiry.expired(at(9), 10), [2].map(LeaseId), "its renewal was given up");
-        assert_eq!(expiry.renew(LeaseId(1), at(11), at(10), at(10)), Renewed::Noted(Index(0)));
+        assert_eq!(expiry.renew(LeaseId(1), at(11), at(10), at(10)), RenewalOutcome::Noted(Index(0)));
         assert!(expiry.expired(at(11), 10).is_empty());
         assert_eq!(expiry.expired(at(12), 10), [1].map(LeaseId), "nothing holds it");
     }
@@ -599,7 +599,7 @@ mod tests {
         };
         check(&expiry);
         // Renewed, revoked, and granted again before their clocks are started.
-        assert_eq!(expiry.renew(LeaseId(500), now, now, now), Renewed::Noted(Index(0)));
+        assert_eq!(expiry.renew(LeaseId(500), now, now, now), RenewalOutcome::Noted(Index(0)));
         expiry.stop(LeaseId(600));
         expiry.stop(LeaseId(700));
         expiry.start(LeaseId(700), 3 * SECOND, 3 * SECOND, now);

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use peer::{Figures, Peers, RequestError, SnapshotSource, Target};
 
 /// Future of the response to an HTTP request outside of raft, or of the error that prevented a response.
-pub type Answered = Pin<Box<dyn Future<Output = Result<http::Response<Bytes>, RequestError>> + Send>>;
+pub type ResponseFuture = Pin<Box<dyn Future<Output = Result<http::Response<Bytes>, RequestError>> + Send>>;
 
 /// Carries messages, snapshots and requests to the other members. No method blocks.
 ///
@@ -37,7 +37,7 @@ pub trait PeerLinks: Send + Sync + 'static {
 
     /// Sends a request outside of raft. A response with any status counts as success; a response that does
     /// not arrive within `timeout` is an error.
-    fn request(&self, target: Target, request: http::Request<Bytes>, timeout: Duration) -> Answered;
+    fn request(&self, target: Target, request: http::Request<Bytes>, timeout: Duration) -> ResponseFuture;
 
     /// Returns the counters since the start.
     fn figures(&self) -> Figures;
@@ -67,7 +67,7 @@ impl PeerLinks for Peers {
         Peers::release(self, id)
     }
 
-    fn request(&self, target: Target, request: http::Request<Bytes>, timeout: Duration) -> Answered {
+    fn request(&self, target: Target, request: http::Request<Bytes>, timeout: Duration) -> ResponseFuture {
         Box::pin(Peers::request(self, target, request, timeout))
     }
 

@@ -1,4 +1,4 @@
-//! A state that has arrived from another member ([`Received`]), and what became of it ([`Outcome`]).
+//! A state that has arrived from another member ([`ReceivedState`]), and what became of it ([`Outcome`]).
 
 use api::{Status, raftpb};
 use machine::Machine;
@@ -6,7 +6,7 @@ use numbers::Index;
 use tokio::sync::oneshot;
 
 /// A state that has arrived completely.
-pub struct Received {
+pub struct ReceivedState {
     /// The MsgSnap message of the state.
     pub message: raftpb::Message,
     /// The received state.

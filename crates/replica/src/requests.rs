@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 
 use crate::arrivals::Charge;
 use crate::inbox::Inbox;
-use crate::received::Received;
+use crate::received::ReceivedState;
 use crate::stages::RoundTimes;
 
 /// Identifies a request that waits for its reply: a slot among the open requests of one shard. The generation keeps a
@@ -213,7 +213,7 @@ pub enum PeerRequest {
     /// The attempt continues with a new stream.
     ResumeSnapshot(RequestId, SnapshotAttempt),
     /// The whole state has arrived in the attempt with this number.
-    SnapshotReceived(u64, Box<Received>),
+    SnapshotReceived(u64, Box<ReceivedState>),
     /// The attempt with this number to receive a state is given up.
     SnapshotGivenUp(u64),
     /// Write these values of a snapshot that is being received to the log, and return their locations.

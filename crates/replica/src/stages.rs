@@ -56,7 +56,7 @@ pub struct RoundTimes {
 
 /// Times at which one write passed each stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Passed {
+pub struct WriteTimes {
     /// Time at which the core passed the write's entry to the log and to the other members.
     pub appended: Instant,
     /// Time at which the log had written the entry to the file and began to sync it.
@@ -69,7 +69,7 @@ pub struct Passed {
     pub published: Instant,
 }
 
-impl Passed {
+impl WriteTimes {
     /// Returns the stages, in order and with their durations, of a write that was requested at `asked` and
     /// answered at `answered`. The durations add up to the time between the two.
     pub fn stages(&self, asked: Instant, answered: Instant) -> [(Stage, Duration); 6] {
@@ -132,7 +132,7 @@ impl Stages {
 
     /// Returns the times of a write that was requested at `asked` and answered at `revision`; `None` if they
     /// are no longer remembered.
-    pub fn of(&self, asked: Instant, revision: Revision) -> Option<Passed> {
+    pub fn of(&self, asked: Instant, revision: Revision) -> Option<WriteTimes> {
         let batches = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         batches.iter().find_map(|batch| {
             let (published, reached) = batch.published?;
@@ -143,7 +143,7 @@ impl Stages {
             // The entry may be committed and applied before this member's disk has reported it as synced.
             let synced = batch.synced.unwrap_or(committed);
             let written = batch.written.unwrap_or(synced);
-            Some(Passed { appended: batch.appended, written, synced, committed, published })
+            Some(WriteTimes { appended: batch.appended, written, synced, committed, published })
         })
     }
 }
@@ -174,7 +174,7 @@ mod tests {
         stages.turn(at(9, 9, 9, 9), ms(40), || ms(41));
         let passed = stages.of(ms(5), Revision(7)).expect("it is known");
         let [appended, written, synced, committed, published] = [10, 16, 20, 30, 31].map(ms);
-        assert_eq!(passed, Passed { appended, written, synced, committed, published });
+        assert_eq!(passed, WriteTimes { appended, written, synced, committed, published });
         let told = passed.stages(ms(5), ms(35)).map(|(stage, took)| (stage.name(), took.as_millis()));
         let expected =
             [("queue", 5), ("append", 6), ("fsync", 4), ("replicate", 10), ("apply", 1), ("answer", 4)];

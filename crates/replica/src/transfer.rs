@@ -26,7 +26,7 @@ use numbers::{Index, MemberId, Revision, Term};
 use tokio::sync::oneshot;
 
 use crate::inbox::Inbox;
-use crate::received::{Outcome, Received};
+use crate::received::{Outcome, ReceivedState};
 use crate::requests::{CoreRequest, PeerRequest, Placement, ReplyBody, Shortage, SnapshotAttempt};
 use crate::shared::Shared;
 use storage::values::LogValues;
@@ -367,7 +367,7 @@ impl Receiver {
             self.shared.core.send(PeerRequest::SnapshotGivenUp(partial.claim));
             ReceiveError::Assemble(e)
         })?;
-        let received = Received { message, machine: Box::new(machine), base_applied, told: None };
+        let received = ReceivedState { message, machine: Box::new(machine), base_applied, told: None };
         self.shared.core.send(PeerRequest::SnapshotReceived(partial.claim, Box::new(received)));
         self.refusals.note(Ok(()), self.shared.clock.now());
         Ok(())

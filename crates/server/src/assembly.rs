@@ -183,7 +183,7 @@ fn first_state(machine: &mut Machine, node: &Node) -> Published {
         view: machine.store.publish(),
         applied_index: machine.applied_index,
         applied_term: machine.applied_term,
-        commit_index: node.standing().commit,
+        commit_index: node.status().commit,
         leader: 0,
         reads_local: false,
         alarms: Arc::new(machine.alarms.clone()),

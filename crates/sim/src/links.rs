@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use api::raftpb::Message;
 use bytes::Bytes;
 use peer::{Figures, RequestError, SnapshotSource, Target};
-use replica::peer_links::{Answered, PeerLinks};
+use replica::peer_links::{PeerLinks, ResponseFuture};
 use tokio::sync::oneshot;
 
 use crate::network::Host;
@@ -147,7 +147,7 @@ impl PeerLinks for Links {
         None
     }
 
-    fn request(&self, target: Target, request: http::Request<Bytes>, timeout: Duration) -> Answered {
+    fn request(&self, target: Target, request: http::Request<Bytes>, timeout: Duration) -> ResponseFuture {
         let (answer, answered) = oneshot::channel();
         let mut state = self.state();
         if !state.closed {

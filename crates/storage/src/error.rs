@@ -102,7 +102,7 @@ pub enum DataDirError {
     },
     /// The log of this member is in another directory than the options name, or that directory cannot be used
     /// for it.
-    Misplaced(Box<Misplaced>),
+    LogDirMismatch(Box<LogDirMismatch>),
     /// Files of the directory contradict each other, or one lacks data that another needs.
     Inconsistent(Box<Inconsistency>),
     /// The first entries of a member without data could not be determined: [`crate::opening::Opening::begin`]
@@ -122,7 +122,7 @@ pub enum DataDirError {
 
 /// Reason why a directory cannot be that of a member's log.
 #[derive(Debug)]
-pub enum Misplaced {
+pub enum LogDirMismatch {
     /// The log is in another directory.
     Elsewhere {
         /// Path of the log's directory.
@@ -190,14 +190,14 @@ pub enum Inconsistency {
         /// Error of the checkpoint.
         checkpoint: DataDirError,
         /// Entries that are missing in the log.
-        lacking: Lacking,
+        lacking: MissingEntries,
     },
     /// The checkpoint is missing, and the log does not contain every entry since the first.
     NoCheckpoint {
         /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
         /// Entries that are missing in the log.
-        lacking: Lacking,
+        lacking: MissingEntries,
     },
     /// The applied index in the data of the checkpoint differs from the one in its manifest.
     CheckpointIndex {
@@ -229,7 +229,7 @@ pub enum Inconsistency {
         /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
         /// Error of raft.
-        refused: consensus::Refused,
+        refused: consensus::Refusal,
     },
     /// The manifest names a file that cannot be a run of the checkpoint.
     UnknownRun {
@@ -254,7 +254,7 @@ pub enum Inconsistency {
 
 /// Entries that are missing in a log that should contain every entry since the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lacking {
+pub enum MissingEntries {
     /// The log starts after a snapshot that was installed at this entry.
     Before(Index),
     /// One or more entries in the middle of the log.
@@ -305,9 +305,9 @@ impl From<Inconsistency> for DataDirError {
     }
 }
 
-impl From<Misplaced> for DataDirError {
-    fn from(what: Misplaced) -> DataDirError {
-        DataDirError::Misplaced(Box::new(what))
+impl From<LogDirMismatch> for DataDirError {
+    fn from(what: LogDirMismatch) -> DataDirError {
+        DataDirError::LogDirMismatch(Box::new(what))
     }
 }
 
@@ -343,7 +343,7 @@ impl Error for DataDirError {
     }
 }
 
-impl Error for Misplaced {}
+impl Error for LogDirMismatch {}
 
 impl Error for Inconsistency {
     fn source(&self) -> Option<&(dyn Error + 'static)> {

@@ -63,7 +63,7 @@ pub enum KeptOut {
 }
 
 /// Result of [`keep_out`].
-pub struct Kept {
+pub struct Exclusion {
     /// The state that was found, and the change that was made.
     pub out: KeptOut,
     /// Lock of the database in a directory that was moved aside, for as long as the member runs: an etcd that
@@ -88,18 +88,22 @@ const LOOKS_MAX: u32 = 4;
 /// Returns [`DataDirError::EtcdRuns`] or [`DataDirError::EtcdBeside`] if an etcd runs or has created a store
 /// since the previous check. Returns [`DataDirError::Files`] if the operating system refuses an operation;
 /// the member can be served anyway.
-pub fn keep_out(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) -> Result<Kept, DataDirError> {
+pub fn keep_out(
+    disk: &dyn Disk,
+    member_dir: &Path,
+    wal_dir: Option<&Path>,
+) -> Result<Exclusion, DataDirError> {
     let path = member_dir.join("snap");
     let io = |doing, path: &Path, error| OpenError::Io { doing, path: path.to_path_buf(), error };
-    let mut kept = Kept { out: KeptOut::Guarded, lock: None };
+    let mut kept = Exclusion { out: KeptOut::Guarded, lock: None };
     let mut looks = 1;
     loop {
         if is_dir(disk, &path).map_err(|error| io("list", &path, error))? {
             if TakenOver::read(disk, member_dir)?.is_some() {
-                return Ok(Kept { out: KeptOut::TakenOver, lock: None });
+                return Ok(Exclusion { out: KeptOut::TakenOver, lock: None });
             }
             let (to, lock) = move_aside(disk, member_dir, wal_dir)?;
-            kept = Kept { out: KeptOut::Moved(to), lock: Some(lock.and(kept.lock)) };
+            kept = Exclusion { out: KeptOut::Moved(to), lock: Some(lock.and(kept.lock)) };
         } else if disk.exists(&path).map_err(|error| io("look for", &path, error))? {
             return Ok(kept);
         }

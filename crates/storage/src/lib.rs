@@ -58,6 +58,6 @@ pub mod taken_over;
 pub mod terms;
 pub mod values;
 
-pub use error::{DataDirError, FirstEntriesError, Inconsistency, Lacking, Misplaced};
+pub use error::{DataDirError, FirstEntriesError, Inconsistency, LogDirMismatch, MissingEntries};
 pub use identity::Identity;
 pub use options::{Options, rules};

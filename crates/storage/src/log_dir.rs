@@ -30,7 +30,7 @@ use std::sync::Arc;
 use disk::{Disk, Lock};
 use log::{Log, OpenError};
 
-use crate::error::{DataDirError, Misplaced};
+use crate::error::{DataDirError, LogDirMismatch};
 
 const MAGIC: [u8; 8] = *b"MNSTWAL\n";
 const VERSION: u32 = 1;
@@ -65,7 +65,7 @@ pub(crate) struct LogDir {
 
 /// Summary of a data directory's files other than the log.
 #[derive(Clone, Copy)]
-pub(crate) struct Beside {
+pub(crate) struct OtherFiles {
     /// True if a file exists that is written only after the first entries of a log.
     pub is_anything: bool,
     /// True if the end of the log at the last stop of the member is recorded.
@@ -84,7 +84,7 @@ impl LogDir {
         disk: &Arc<dyn Disk>,
         member_dir: &Path,
         given: Option<&Path>,
-        beside: Beside,
+        beside: OtherFiles,
     ) -> Result<LogDir, DataDirError> {
         let own = member_dir.join("log");
         let noted = read_note(&**disk, member_dir)?;
@@ -124,19 +124,21 @@ impl LogDir {
         // If the log has moved with its data directory, a log at the noted path belongs to the data directory
         // from which this one was copied.
         if goes_along.is_none() && holds_log(&**disk, &from)? {
-            return Err(Misplaced::Elsewhere { log_dir: from, chosen: to, own }.into());
+            return Err(LogDirMismatch::Elsewhere { log_dir: from, chosen: to, own }.into());
         }
         let is_there = holds_log(&**disk, &to)?;
         if !beside.is_anything {
             // Nothing was ever written for this member, except possibly the note.
             if is_there {
-                return Err(Misplaced::OfAnother { log_dir: to, member_dir: member_dir.to_path_buf() }.into());
+                return Err(
+                    LogDirMismatch::OfAnother { log_dir: to, member_dir: member_dir.to_path_buf() }.into()
+                );
             }
             found.refuse_strangers()?;
         } else if !is_there {
-            return Err(Misplaced::Missing { log_dir: from, chosen: to }.into());
+            return Err(LogDirMismatch::Missing { log_dir: from, chosen: to }.into());
         } else if !beside.stopped_cleanly {
-            return Err(Misplaced::MovedInUse { log_dir: from, chosen: to }.into());
+            return Err(LogDirMismatch::MovedInUse { log_dir: from, chosen: to }.into());
         }
         found.note = Some((!is_own).then(|| to.clone()));
         Ok(found)
@@ -152,7 +154,7 @@ impl LogDir {
         let Some(path) = known(&**disk, member_dir)? else { return Ok((member_dir.join("log"), None)) };
         if !holds_log(&**disk, &path)? {
             let member_dir = member_dir.to_path_buf();
-            return Err(Misplaced::NotThere { log_dir: path, member_dir }.into());
+            return Err(LogDirMismatch::NotThere { log_dir: path, member_dir }.into());
         }
         let mut found = LogDir {
             path,
@@ -207,7 +209,7 @@ impl LogDir {
         let member_dir = absolute(&self.member_dir)?;
         let is_part = [member_dir.join("checkpoint"), member_dir.join("lock")].contains(&self.path);
         if is_part || member_dir.starts_with(&self.path) {
-            return Err(Misplaced::Overlaps { chosen: self.path.clone(), member_dir }.into());
+            return Err(LogDirMismatch::Overlaps { chosen: self.path.clone(), member_dir }.into());
         }
         let io = |error| OpenError::Io { doing: "list", path: self.path.clone(), error };
         let there = self.disk.exists(&self.path).map_err(io)?;
@@ -232,7 +234,7 @@ impl LogDir {
         }
         match self.disk.list(&self.path).map_err(io)?.into_iter().next() {
             Some(name) => {
-                Err(Misplaced::NotEmpty { chosen: self.path.clone(), file: self.path.join(name) }.into())
+                Err(LogDirMismatch::NotEmpty { chosen: self.path.clone(), file: self.path.join(name) }.into())
             }
             None => Ok(()),
         }
@@ -418,11 +420,11 @@ mod tests {
         (Arc::new(disk.clone()), disk)
     }
 
-    const NOTHING: Beside = Beside { is_anything: false, stopped_cleanly: false };
-    const CRASHED: Beside = Beside { is_anything: true, stopped_cleanly: false };
-    const STOPPED: Beside = Beside { is_anything: true, stopped_cleanly: true };
+    const NOTHING: OtherFiles = OtherFiles { is_anything: false, stopped_cleanly: false };
+    const CRASHED: OtherFiles = OtherFiles { is_anything: true, stopped_cleanly: false };
+    const STOPPED: OtherFiles = OtherFiles { is_anything: true, stopped_cleanly: true };
 
-    fn find(disk: &Arc<dyn Disk>, given: Option<&str>, beside: Beside) -> Result<PathBuf, String> {
+    fn find(disk: &Arc<dyn Disk>, given: Option<&str>, beside: OtherFiles) -> Result<PathBuf, String> {
         let given = given.map(Path::new);
         let mut found =
             LogDir::find(disk, Path::new(MEMBER), given, beside).map_err(|error| error.to_string())?;

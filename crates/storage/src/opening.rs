@@ -30,7 +30,7 @@ use crate::etcd_beside::{self, KeptOut};
 use crate::etcd_store::EtcdFiles;
 use crate::exported;
 use crate::identity::Identity;
-use crate::log_dir::{self, Beside, LogDir};
+use crate::log_dir::{self, LogDir, OtherFiles};
 use crate::nospace::{Cause, Note};
 use crate::options::Options;
 use crate::taken_over::TakenOver;
@@ -379,7 +379,7 @@ fn look<'a>(opening: &Opening<'_>, member_dir: &'a Path) -> Result<Found<'a>, Da
         Err(error) => return Err(error.into()),
     };
     let clean_shutdown = CleanShutdown::read(disk, member_dir, opening.logger)?;
-    let beside = Beside {
+    let beside = OtherFiles {
         is_anything: manifest.is_some() || unusable.is_some() || clean_shutdown.was_there,
         stopped_cleanly: clean_shutdown.known.is_some_and(|record| record.end.is_some()),
     };

@@ -49,7 +49,7 @@ fn place(segment: u32, offset: u32) -> u64 {
 }
 
 /// A value that was read, or the error, with its location as one number.
-pub type Arrived = (u64, Result<Bytes, ReadError>);
+pub type ReadValue = (u64, Result<Bytes, ReadError>);
 
 /// Neighbouring values that are read together.
 type Run = Vec<Wanted>;
@@ -126,7 +126,7 @@ struct Portion {
     left: std::ops::Range<usize>,
     /// Number of runs that threads are reading.
     reading: usize,
-    arrived: Vec<Arrived>,
+    arrived: Vec<ReadValue>,
     waker: Option<Waker>,
     /// True if the call of the portion was dropped.
     abandoned: bool,
@@ -150,7 +150,7 @@ impl Inner {
         of_budget.min(ADMITTED_BYTES_MAX)
     }
 
-    fn read(&self, run: &[Wanted]) -> Vec<Arrived> {
+    fn read(&self, run: &[Wanted]) -> Vec<ReadValue> {
         let mut arrived = Vec::with_capacity(run.len());
         self.log.read_run(run, |wanted, outcome| {
             let outcome = outcome.map_err(|error| match error {
@@ -308,7 +308,7 @@ impl State {
     }
 
     /// Adds the values of a run to its portion.
-    fn settle(&mut self, id: u64, arrived: Vec<Arrived>, bytes_max: usize) {
+    fn settle(&mut self, id: u64, arrived: Vec<ReadValue>, bytes_max: usize) {
         let Some(portion) = self.portions.get_mut(&id) else { return };
         let lane = if matches!(portion.stage, Stage::OfCore) { &mut self.core } else { &mut self.clients };
         lane.threads -= 1;
@@ -422,7 +422,7 @@ impl Readers {
     }
 
     /// Returns a reading whose values have arrived already, for tests with their own values.
-    pub fn arrived(self: &Arc<Self>, arrived: Vec<Arrived>) -> Reading {
+    pub fn arrived(self: &Arc<Self>, arrived: Vec<ReadValue>) -> Reading {
         let mut reading = self.read(&[]);
         reading.arrived = arrived;
         reading

@@ -20,7 +20,7 @@ use mvcc::Value;
 use numbers::Location;
 
 use crate::buffers::{BUFFER_BYTES_MAX, Buffer};
-use crate::readers::{Arrived, Readers, Reading, place_of};
+use crate::readers::{ReadValue, Readers, Reading, place_of};
 
 /// Number of slots in the cache; a power of two.
 const SLOTS: usize = 4096;
@@ -252,7 +252,7 @@ pub struct Attempt {
     source: Rc<dyn Source>,
     passes: u32,
     /// Fetched values in ascending order of location.
-    arrived: Vec<Arrived>,
+    arrived: Vec<ReadValue>,
     arrived_bytes: usize,
     charged: Charged,
     missing: RefCell<Vec<Value>>,
@@ -486,13 +486,13 @@ impl Values for Attempt {
 pub struct AtHand<'a> {
     source: &'a LogValues,
     /// Fetched values in ascending order of location.
-    arrived: &'a [Arrived],
+    arrived: &'a [ReadValue],
     missing: RefCell<Vec<Value>>,
 }
 
 impl<'a> AtHand<'a> {
     /// Returns a reader of the values in `source` and in `arrived`, which is in ascending order of location.
-    pub fn new(source: &'a LogValues, arrived: &'a [Arrived]) -> AtHand<'a> {
+    pub fn new(source: &'a LogValues, arrived: &'a [ReadValue]) -> AtHand<'a> {
         AtHand { source, arrived, missing: RefCell::default() }
     }
 

@@ -21,9 +21,9 @@ impl Node {
             if quiet && commit.is_empty() {
                 return None;
             }
-            let standing = std::mem::take(&mut self.stands_anew).then(|| self.standing());
+            let status = std::mem::take(&mut self.stands_anew).then(|| self.status());
             return Some(Effects {
-                standing,
+                status,
                 commit,
                 messages: self.outgoing(),
                 fetches: self.followers.take_fetches(),
@@ -33,7 +33,7 @@ impl Node {
         let mut ready = self.raw.ready();
         let mut effects = Effects::default();
         if ready.ss().is_some() || std::mem::take(&mut self.stands_anew) {
-            effects.standing = Some(self.standing());
+            effects.status = Some(self.status());
         }
         // `Outbox` decides which messages wait for which batch, not the raft crate.
         let mut messages = ready.take_messages();
@@ -106,7 +106,7 @@ impl Node {
         Vec::new()
     }
 
-    /// Asserts the order of positions that [`Standing`] and [`Effects::commit`] promise. An entry given out
+    /// Asserts the order of positions that [`RaftStatus`] and [`Effects::commit`] promise. An entry given out
     /// earlier would be applied from a log that may still lose or replace it.
     fn assert_order(&self, given_out: &[Entry]) {
         let log = &self.raw.raft.raft_log;

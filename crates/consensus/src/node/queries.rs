@@ -5,13 +5,13 @@ use planted::Bug;
 use raft::StateRole;
 
 use super::{Node, named};
-use crate::effects::{Others, Progress, ProgressState, Role, Standing};
+use crate::effects::{OtherPrograms, Progress, ProgressState, RaftStatus, Role};
 
 impl Node {
-    /// Returns the present standing of the node.
-    pub fn standing(&self) -> Standing {
+    /// Returns the present status of the node.
+    pub fn status(&self) -> RaftStatus {
         let raft = &self.raw.raft;
-        Standing {
+        RaftStatus {
             role: match raft.state {
                 StateRole::Leader if self.leaving.is_none() => Role::Leader,
                 StateRole::Leader | StateRole::Follower => Role::Follower,
@@ -147,17 +147,17 @@ impl Node {
     }
 
     /// Returns the programs that the other members run, by their answers to this leader in its term; a member
-    /// that is down counts by its last answer. [`Others::Unheard`] on members that do not lead.
-    pub fn others(&self) -> Others {
+    /// that is down counts by its last answer. [`OtherPrograms::Unheard`] on members that do not lead.
+    pub fn others(&self) -> OtherPrograms {
         if self.raw.raft.state != StateRole::Leader || self.config.speaks_as_etcd {
-            return Others::Unheard;
+            return OtherPrograms::Unheard;
         }
         let others = self.raw.raft.prs().iter().filter(|(id, _)| **id != self.config.id.0);
-        others.fold(Others::Mainstay, |all, (id, _)| match self.runs_mainstay(*id) {
+        others.fold(OtherPrograms::Mainstay, |all, (id, _)| match self.runs_mainstay(*id) {
             Some(true) => all,
-            Some(false) => Others::SomeEtcd,
-            None if all == Others::SomeEtcd => all,
-            None => Others::Unheard,
+            Some(false) => OtherPrograms::SomeEtcd,
+            None if all == OtherPrograms::SomeEtcd => all,
+            None => OtherPrograms::Unheard,
         })
     }
 

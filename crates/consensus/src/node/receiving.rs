@@ -9,7 +9,7 @@ use raft::eraftpb::{self, MessageType};
 
 use super::farewell::FAREWELL;
 use super::{Node, other};
-use crate::event::Refused;
+use crate::event::Refusal;
 use crate::validate;
 use crate::wire::{self, BINDS_AND_NO_ETCD, BINDS_PROPOSALS, RUNS_MAINSTAY};
 
@@ -20,11 +20,11 @@ const PENDING_READS_MAX: usize = 4096;
 const EARLY_CHANGES_MAX: usize = 64;
 
 impl Node {
-    pub(super) fn receive(&mut self, message: raftpb::Message) -> Result<(), Refused> {
+    pub(super) fn receive(&mut self, message: raftpb::Message) -> Result<(), Refusal> {
         let mut message = wire::message_to_raft(message)?;
         if message.get_msg_type() == MessageType::MsgPropose && message.term != 0 {
             if self.config.speaks_as_etcd && message.term != self.raw.raft.term {
-                return Err(Refused::NoLeader);
+                return Err(Refusal::NoLeader);
             }
             message.context = Bytes::copy_from_slice(&message.term.to_be_bytes());
             message.term = 0;
@@ -44,7 +44,7 @@ impl Node {
         if let Some(leaving) = &mut self.leaving {
             match kind {
                 MessageType::MsgPropose | MessageType::MsgReadIndex | MessageType::MsgTransferLeader => {
-                    return Err(Refused::NoLeader);
+                    return Err(Refusal::NoLeader);
                 }
                 MessageType::MsgHeartbeatResponse
                     if message.term == self.raw.raft.term && message.context[..] == *FAREWELL =>
@@ -65,14 +65,14 @@ impl Node {
             MessageType::MsgPropose if self.transferring().is_some() => {
                 let may_keep = !self.config.speaks_as_etcd && wire::bound_term(&message).is_none();
                 let is_kept = may_keep && self.wait_for_leader(message);
-                return if is_kept { Ok(()) } else { Err(Refused::Transferring) };
+                return if is_kept { Ok(()) } else { Err(Refusal::Transferring) };
             }
             MessageType::MsgPropose if self.config.speaks_as_etcd => return self.pass_on(message),
             MessageType::MsgPropose if self.is_for_another_term(&message) => {
-                return Err(Refused::NoLeader);
+                return Err(Refusal::NoLeader);
             }
             MessageType::MsgPropose if self.raw.raft.leader_id == 0 => {
-                return if self.wait_for_leader(message) { Ok(()) } else { Err(Refused::NoLeader) };
+                return if self.wait_for_leader(message) { Ok(()) } else { Err(Refusal::NoLeader) };
             }
             // The raft crate would append an empty entry instead.
             MessageType::MsgPropose if self.is_early_change(&message) => {
@@ -90,7 +90,7 @@ impl Node {
         }
         match self.raw.step(message) {
             Ok(()) => {}
-            Err(raft::Error::ProposalDropped) => return Err(Refused::NoLeader),
+            Err(raft::Error::ProposalDropped) => return Err(Refusal::NoLeader),
             Err(e) => return Err(other(e)),
         }
         if self.raw.raft.leader_id == from && self.raw.raft.term == term {
@@ -125,7 +125,7 @@ impl Node {
 
     /// Takes a forwarded proposal as etcd's members do: like this member's own proposal, which may reach a
     /// leader in any term.
-    fn pass_on(&mut self, mut message: eraftpb::Message) -> Result<(), Refused> {
+    fn pass_on(&mut self, mut message: eraftpb::Message) -> Result<(), Refusal> {
         message.context = Bytes::new();
         if self.raw.raft.leader_id == 0 {
             self.wait_for_leader(message);
@@ -182,7 +182,7 @@ impl Node {
 
     /// Takes a read of a client or a follower. The raft crate's leader drops reads that arrive before it has
     /// committed an entry of its term, because it does not know the commit index before that; here they wait.
-    pub(super) fn read(&mut self, message: eraftpb::Message) -> Result<(), Refused> {
+    pub(super) fn read(&mut self, message: eraftpb::Message) -> Result<(), Refusal> {
         let raft = &mut self.raw.raft;
         if raft.pending_read_count() + self.early_reads.len() >= PENDING_READS_MAX {
             return Err(other("too many reads wait for confirmation"));

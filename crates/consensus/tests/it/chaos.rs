@@ -205,7 +205,7 @@ fn run(seed: u64) -> (u64, u64, u64, u64) {
         let state = sim.member(leader).state.clone();
         let members: Vec<u64> = state.voters.iter().chain(&state.learners).copied().collect();
         if members.iter().all(|id| sim.member(*id).state == state)
-            && sim.node(leader).standing().commit == Index(state.index)
+            && sim.node(leader).status().commit == Index(state.index)
         {
             let context = sim.read(leader).expect("a leader");
             sim.rest();

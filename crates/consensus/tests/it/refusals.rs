@@ -3,8 +3,8 @@
 use api::raftpb::{self, EntryType, MessageType};
 use bytes::Bytes;
 use consensus::{
-    Broken, ConfChange, ConfChangeKind, Config, Entry, EntryKind, Event, HardState, Node, Others, Refused,
-    Request, Restored, Role,
+    ConfChange, ConfChangeKind, Config, Entry, EntryKind, Event, HardState, Node, NodeBug, OtherPrograms,
+    Refusal, Request, RestoredState, Role,
 };
 use mainstay_consensus as consensus;
 use numbers::{EntryId, Index, MemberId, Term};
@@ -18,10 +18,10 @@ fn run(index: u64, term: u64) -> EntryId {
 }
 
 /// Returns member 1 of three, with entries 1 to 10 of term 2, of which 8 are committed and 6 applied.
-fn restored() -> Restored {
+fn restored() -> RestoredState {
     let entry =
         |index| Entry { term: Term(2), index, kind: EntryKind::Normal, data: Bytes::from_static(b"x") };
-    Restored {
+    RestoredState {
         hard_state: HardState { term: Term(3), vote: MemberId(0), commit: Index(8) },
         voters: vec![MemberId(1), MemberId(2), MemberId(3)],
         learners: vec![MemberId(4)],
@@ -55,8 +55,8 @@ fn elected(mut node: Node) -> Node {
     drain(&mut node);
     node.request(Request::Receive(message(MessageType::MsgVoteResp, 4))).expect("taken");
     drain(&mut node);
-    assert_eq!(node.standing().role, Role::Leader);
-    assert_eq!(node.standing().last, Index(11));
+    assert_eq!(node.status().role, Role::Leader);
+    assert_eq!(node.status().last, Index(11));
     node
 }
 
@@ -108,12 +108,12 @@ fn snapshot(index: u64, term: u64, voters: &[u64], learners: &[u64]) -> raftpb::
 
 #[track_caller]
 fn refused(mut node: Node, message: raftpb::Message, why: &str) {
-    let before = node.standing();
-    let Err(Refused::Other(text)) = node.request(Request::Receive(message)) else {
+    let before = node.status();
+    let Err(Refusal::Other(text)) = node.request(Request::Receive(message)) else {
         panic!("not refused: {why}")
     };
     assert_eq!(text, why);
-    assert_eq!(node.standing(), before);
+    assert_eq!(node.status(), before);
     assert!(node.effects().is_none(), "something follows from what was refused");
 }
 
@@ -151,7 +151,7 @@ fn what_never_comes_from_a_peer() {
 fn heartbeats() {
     let commit = |index| raftpb::Message { commit: Some(index), ..message(MessageType::MsgHeartbeat, 3) };
     refused(follower(), commit(11), "a heartbeat that commits entry 11, the last one is 10");
-    assert_eq!(taken(follower(), commit(10)).standing().commit, Index(10));
+    assert_eq!(taken(follower(), commit(10)).status().commit, Index(10));
     // A message of an older term is answered with the newer term, whatever its content.
     let mut node = taken(follower(), raftpb::Message { term: Some(2), ..commit(99) });
     assert_eq!(drain(&mut node)[0].r#type(), MessageType::MsgAppResp);
@@ -187,14 +187,14 @@ fn appends() {
     );
     let mut node = follower();
     let garbage = Request::Receive(append(10, 2, vec![typed(1, &[0xff, 0xff])]));
-    let Err(Refused::Other(text)) = node.request(garbage) else { panic!("garbage is no conf change") };
+    let Err(Refusal::Other(text)) = node.request(garbage) else { panic!("garbage is no conf change") };
     assert!(text.starts_with("a conf change that cannot be read: "), "{text}");
 
     let replaced = taken(follower(), append(8, 2, vec![entry(9, 3)]));
-    assert_eq!((replaced.standing().last, replaced.term_of(Index(9))), (Index(9), Some(Term(3))));
+    assert_eq!((replaced.status().last, replaced.term_of(Index(9))), (Index(9), Some(Term(3))));
     // A commit index beyond the entries of the append is reduced to them.
     let ahead = raftpb::Message { commit: Some(1000), ..append(10, 2, vec![entry(11, 3)]) };
-    assert_eq!(taken(follower(), ahead).standing().commit, Index(11));
+    assert_eq!(taken(follower(), ahead).status().commit, Index(11));
 }
 
 #[test]
@@ -224,17 +224,17 @@ fn snapshots() {
     let effects = node.effects().expect("a snapshot to restore");
     assert_eq!(effects.restore.expect("accepted").index, Index(20));
     assert_eq!(
-        (node.standing().last, node.standing().commit, node.term_of(Index(20))),
+        (node.status().last, node.status().commit, node.term_of(Index(20))),
         (Index(20), Index(20), Some(Term(3)))
     );
     // A campaign now would search for conf changes in entries that no longer exist.
     let mut timeout = message(MessageType::MsgTimeoutNow, 3);
     timeout.from = Some(2);
     let mut node = taken(node, timeout);
-    assert_eq!(node.standing().role, Role::Follower);
+    assert_eq!(node.status().role, Role::Follower);
     assert_eq!(
         node.request(Request::Campaign),
-        Err(Refused::Other("this member must not campaign now".to_owned()))
+        Err(Refusal::Other("this member must not campaign now".to_owned()))
     );
     node.step(Event::LogSynced(effects.append.expect("comes with it").number)).expect("taken");
     node.request(Request::Campaign).expect("taken");
@@ -256,10 +256,10 @@ fn a_late_sync_does_not_pass_for_a_snapshots() {
     }
     node.step(Event::LogSynced(numbers[0])).expect("taken");
     node = taken(node, message(MessageType::MsgTimeoutNow, 4));
-    assert_eq!(node.standing().role, Role::Follower);
+    assert_eq!(node.status().role, Role::Follower);
     node.step(Event::LogSynced(numbers[2])).expect("taken");
     let node = taken(node, message(MessageType::MsgTimeoutNow, 4));
-    assert_eq!(node.standing().role, Role::Candidate);
+    assert_eq!(node.status().role, Role::Candidate);
 }
 
 /// Entries are overwritten and written again while the disk hangs: the sync of the first write must not count
@@ -310,7 +310,7 @@ fn answers_to_a_leader() {
     refused(leader(), answer(12, false, 0), "an answer about entry 12, the last one is 11");
     refused(leader(), answer(12, true, 3), "an answer about entry 12, the last one is 11");
     refused(leader(), answer(10, true, 12), "a hint at entry 12, the last one is 11");
-    assert_eq!(taken(leader(), answer(11, false, 0)).standing().commit, Index(11));
+    assert_eq!(taken(leader(), answer(11, false, 0)).status().commit, Index(11));
     let stranger = raftpb::Message { from: Some(99), ..answer(11, false, 0) };
     refused(leader(), stranger, "raft: cannot step as peer not found");
 }
@@ -330,10 +330,10 @@ fn forwarded_requests() {
     refused(leader(), message(MessageType::MsgProp, 0), "a proposal of nothing");
     refused(leader(), message(MessageType::MsgProp, 4), "a proposal of nothing");
     let bound = |term| raftpb::Message { entries: vec![entry(0, 0)], ..message(MessageType::MsgProp, term) };
-    let term = leader().standing().term;
-    assert_eq!(leader().request(Request::Receive(bound((term - 1).0))), Err(Refused::NoLeader));
+    let term = leader().status().term;
+    assert_eq!(leader().request(Request::Receive(bound((term - 1).0))), Err(Refusal::NoLeader));
     assert_eq!(leader().request(Request::Receive(bound(term.0))), Ok(()));
-    assert_eq!(follower().request(Request::Receive(bound(3))), Err(Refused::NoLeader));
+    assert_eq!(follower().request(Request::Receive(bound(3))), Err(Refusal::NoLeader));
     // The raft crate cannot forward a message that has a term, and this follower knows a leader.
     let follower = taken(follower(), message(MessageType::MsgHeartbeat, 3));
     let mut node = follower;
@@ -347,18 +347,18 @@ fn forwarded_requests() {
 
 #[test]
 fn what_the_caller_says_wrongly() {
-    let other = |text: &str| Err(Refused::Other(text.to_owned()));
+    let other = |text: &str| Err(Refusal::Other(text.to_owned()));
     let mut node = follower();
-    let broken = |text: &str| Err(Broken(text.to_owned()));
+    let broken = |text: &str| Err(NodeBug(text.to_owned()));
     assert_eq!(node.step(Event::Applied(Index(9))), broken("entry 9 is applied, committed is 8"));
     assert_eq!(node.step(Event::LogSynced(1000)), broken("batch 1000 is synced, the last one was 1"));
-    assert_eq!(node.request(Request::Read(1)), Err(Refused::NoLeader));
-    assert_eq!(node.request(Request::Transfer(MemberId(2))), Err(Refused::NoLeader));
+    assert_eq!(node.request(Request::Read(1)), Err(Refusal::NoLeader));
+    assert_eq!(node.request(Request::Transfer(MemberId(2))), Err(Refusal::NoLeader));
     assert_eq!(
         leader().request(Request::Transfer(MemberId(4))),
         other("member 4 has no vote and cannot lead")
     );
-    let refused = |change: fn(&mut Restored)| {
+    let refused = |change: fn(&mut RestoredState)| {
         let mut restored = restored();
         change(&mut restored);
         Node::new(Config { id: MemberId(1), ..Config::default() }, restored).expect_err("refused").to_string()
@@ -379,7 +379,7 @@ fn what_the_caller_says_wrongly() {
 fn a_vote_of_an_older_term_binds_nobody() {
     let entries = Vec::new();
     let hard_state = HardState { term: Term(3), vote: MemberId(2), commit: Index(6) };
-    let restored = Restored { hard_state, applied_term: Term(5), terms: vec![], entries, ..restored() };
+    let restored = RestoredState { hard_state, applied_term: Term(5), terms: vec![], entries, ..restored() };
     let mut node = Node::new(Config { id: MemberId(1), ..Config::default() }, restored).expect("starts");
     let ask = raftpb::Message {
         from: Some(3),
@@ -397,7 +397,7 @@ fn a_vote_of_an_older_term_binds_nobody() {
 fn only_the_entries_of_the_log_are_sent() {
     let mut node = leader();
     for index in [8, 11] {
-        node.step(Event::Applied(node.standing().commit.min(Index(index)))).expect("taken");
+        node.step(Event::Applied(node.status().commit.min(Index(index)))).expect("taken");
     }
     node.step(Event::Forgotten(Index(8))).expect("taken");
     let reject = raftpb::Message {
@@ -446,14 +446,14 @@ fn proposals_wait_while_leadership_is_handed_over() {
     node.request(Request::Transfer(MemberId(2))).expect("taken");
     assert_eq!(node.transferring(), Some(MemberId(2)));
     let command = || vec![Bytes::from_static(b"z")];
-    assert_eq!(node.request(Request::Propose(command())), Err(Refused::Transferring));
-    let last = node.standing().last;
+    assert_eq!(node.request(Request::Propose(command())), Err(Refusal::Transferring));
+    let last = node.status().last;
     // A member that binds its proposal to a term proposes again; an etcd member does not.
     let forwarded =
         |term| raftpb::Message { entries: vec![entry(0, 0)], ..message(MessageType::MsgProp, term) };
-    assert_eq!(node.request(Request::Receive(forwarded(4))), Err(Refused::Transferring));
+    assert_eq!(node.request(Request::Receive(forwarded(4))), Err(Refusal::Transferring));
     node.request(Request::Receive(forwarded(0))).expect("kept");
-    assert_eq!(node.standing().last, last);
+    assert_eq!(node.status().last, last);
     for _ in 0..10 {
         node.step(Event::Ticked).expect("taken");
         // Answers of another member keep the leader in office.
@@ -461,7 +461,7 @@ fn proposals_wait_while_leadership_is_handed_over() {
         node.request(Request::Receive(answer)).expect("taken");
     }
     assert_eq!(node.transferring(), None);
-    assert_eq!(node.standing().last, Index(last.0 + 1), "what was kept is proposed");
+    assert_eq!(node.status().last, Index(last.0 + 1), "what was kept is proposed");
     node.request(Request::Propose(command())).expect("taken");
 }
 
@@ -486,7 +486,7 @@ fn what_members_of_etcd_forward_while_leadership_is_handed_over_goes_to_the_next
         node.request(Request::Receive(forwarded())).expect("kept");
     }
     let refused = node.request(Request::Receive(forwarded()));
-    assert_eq!(refused, Err(Refused::Transferring), "8 MiB are kept at most");
+    assert_eq!(refused, Err(Refusal::Transferring), "8 MiB are kept at most");
     drain(&mut node);
     // The node votes for another member, and does not know the leader yet.
     node.request(Request::Receive(vote_of_transferee())).expect("taken");
@@ -522,7 +522,7 @@ fn heartbeats_of_a_leader_that_was_deposed_are_not_taken_for_those_of_etcd() {
     let ask = raftpb::Message { entries: vec![read], ..message(MessageType::MsgReadIndex, 0) };
     node.request(Request::Receive(ask)).expect("taken");
     node.request(Request::Receive(message(MessageType::MsgHeartbeat, 5))).expect("taken");
-    assert_eq!(node.standing().role, Role::Follower);
+    assert_eq!(node.status().role, Role::Follower);
     let sent = drain(&mut node);
     let hints: Vec<u64> = sent
         .iter()
@@ -542,11 +542,11 @@ fn a_learner_that_runs_etcd_counts_and_one_that_was_not_started_does_not() {
     };
     // Member 4 is the learner.
     for (from, hint, expected) in [
-        (2, HINTS[0], (false, Others::Unheard)),
-        (3, HINTS[0], (true, Others::Unheard)),
-        (4, 0, (false, Others::SomeEtcd)),
-        (4, HINTS[0], (true, Others::Mainstay)),
-        (3, 0, (false, Others::SomeEtcd)),
+        (2, HINTS[0], (false, OtherPrograms::Unheard)),
+        (3, HINTS[0], (true, OtherPrograms::Unheard)),
+        (4, 0, (false, OtherPrograms::SomeEtcd)),
+        (4, HINTS[0], (true, OtherPrograms::Mainstay)),
+        (3, 0, (false, OtherPrograms::SomeEtcd)),
     ] {
         node.request(Request::Receive(answer(from, hint))).expect("taken");
         drain(&mut node);
@@ -571,7 +571,7 @@ fn a_leader_that_speaks_as_etcd_drops_what_is_forwarded_while_it_hands_over() {
     let mut node = elected(follower_with(Config { speaks_as_etcd: true, ..Config::default() }));
     node.request(Request::Transfer(MemberId(2))).expect("taken");
     let forwarded = raftpb::Message { entries: vec![entry(0, 0)], ..message(MessageType::MsgProp, 0) };
-    assert_eq!(node.request(Request::Receive(forwarded)), Err(Refused::Transferring));
+    assert_eq!(node.request(Request::Receive(forwarded)), Err(Refusal::Transferring));
     assert!(!node.keeps_proposals());
 }
 
@@ -582,7 +582,7 @@ fn a_membership_change_that_was_kept_waits_for_the_one_before_it() {
     let data = conf_change(change);
     // The leader's own first entry is not applied, so an unapplied change might be among the entries before
     // it.
-    let last = node.standing().last;
+    let last = node.status().last;
     node.request(Request::Transfer(MemberId(2))).expect("taken");
     let next =
         raftpb::Entry { r#type: Some(EntryType::EntryConfChange as i32), data: Some(data), ..entry(0, 0) };
@@ -594,7 +594,7 @@ fn a_membership_change_that_was_kept_waits_for_the_one_before_it() {
         node.request(Request::Receive(answer)).expect("taken");
     }
     assert!(!node.keeps_proposals());
-    assert_eq!(node.standing().last, last, "raft would put an empty entry in its place");
+    assert_eq!(node.status().last, last, "raft would put an empty entry in its place");
 }
 
 #[test]
@@ -624,8 +624,8 @@ fn noise() {
         let mut members = vec![1, 2, 3, 4];
         let mut commits: Vec<Entry> = Vec::new();
         for _ in 0..300 {
-            let standing = node.standing();
-            leaders += u64::from(standing.role == Role::Leader);
+            let status = node.status();
+            leaders += u64::from(status.role == Role::Leader);
             let noisy = noise_message(&mut dice, &node);
             let _ = node.request(Request::Receive(noisy));
             if dice.one_in(10) {
@@ -672,20 +672,20 @@ fn noise() {
 }
 
 fn noise_message(dice: &mut Random, node: &Node) -> raftpb::Message {
-    let standing = node.standing();
+    let status = node.status();
     let index = |dice: &mut Random| {
-        let bounds = [0, 1, standing.commit.0, standing.last.0, standing.last.0 + 1, 1 << 40, u64::MAX];
+        let bounds = [0, 1, status.commit.0, status.last.0, status.last.0 + 1, 1 << 40, u64::MAX];
         match dice.below(4) {
             0 => dice.pick(&bounds),
             1 => dice.pick(&bounds).saturating_sub(1),
-            _ => standing.last.saturating_sub(dice.below(6)).0,
+            _ => status.last.saturating_sub(dice.below(6)).0,
         }
     };
     let term = |dice: &mut Random| match dice.below(12) {
         0 => 0,
-        1 => standing.term.0 + 1,
-        2 => standing.term.previous().0,
-        _ => standing.term.0,
+        1 => status.term.0 + 1,
+        2 => status.term.previous().0,
+        _ => status.term.0,
     };
     let kind = dice.pick(&[2, 3, 3, 3, 4, 4, 5, 6, 7, 8, 9, 13, 14, 15, 16, 17, 18]);
     let at = index(dice);
@@ -697,7 +697,7 @@ fn noise_message(dice: &mut Random, node: &Node) -> raftpb::Message {
             let change = dice.one_in(8).then(|| conf_change(change));
             raftpb::Entry {
                 r#type: Some(i32::from(change.is_some())),
-                term: Some(if dice.one_in(20) { term(dice) } else { standing.term.0 }),
+                term: Some(if dice.one_in(20) { term(dice) } else { status.term.0 }),
                 index: Some(index),
                 data: Some(change.unwrap_or_else(|| Bytes::from_static(b"12345678"))),
             }

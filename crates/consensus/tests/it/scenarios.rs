@@ -1,7 +1,7 @@
 //! Required behaviour of a cluster, one aspect per test.
 
 use api::raftpb::MessageType;
-use consensus::{ConfChangeKind, Event, Others, ProgressState, Refused, Request, Role};
+use consensus::{ConfChangeKind, Event, OtherPrograms, ProgressState, Refusal, Request, Role};
 use mainstay_consensus as consensus;
 use numbers::{Index, MemberId, Term};
 
@@ -44,7 +44,7 @@ fn a_write_reaches_everybody() {
 #[test]
 fn the_fastest_majority_commits_while_the_leader_still_syncs() {
     let mut sim = led(3);
-    let before = sim.node(1).standing().commit;
+    let before = sim.node(1).status().commit;
     sim.propose(1, 1, 8).expect("a leader");
     assert_eq!(sim.member(1).unsynced(), 1, "the leader's own write is on its way");
     assert_eq!(sim.network.len(), 2, "the appends do not wait for it");
@@ -56,7 +56,7 @@ fn the_fastest_majority_commits_while_the_leader_still_syncs() {
         sim.sync(3, usize::MAX);
     }
     assert_eq!(sim.member(1).unsynced(), 1);
-    assert_eq!(sim.node(1).standing().commit, before + 1);
+    assert_eq!(sim.node(1).status().commit, before + 1);
     // The leader does not apply an entry that it has not synced itself.
     assert_eq!(sim.to_apply(1), 0);
     sim.sync(1, 1);
@@ -98,7 +98,7 @@ fn a_vote_waits_for_its_sync() {
     // Pre-votes need no disk.
     deliver(&mut sim);
     deliver(&mut sim);
-    assert_eq!(sim.node(1).standing().term, Term(2));
+    assert_eq!(sim.node(1).status().term, Term(2));
     assert!(sim.network.is_empty(), "a candidate asks before it has its own vote on disk");
     sim.sync(1, 1);
     deliver(&mut sim);
@@ -175,7 +175,7 @@ fn a_fetch_that_fails_is_repeated_and_one_is_under_way_at_a_time() {
     wait(&mut sim);
     assert_eq!(sim.member(1).fetches.len(), 1);
     let first = sim.member(1).fetches[0];
-    assert_eq!((first.to, first.last), (MemberId(3), sim.node(1).standing().last + 1));
+    assert_eq!((first.to, first.last), (MemberId(3), sim.node(1).status().last + 1));
     sim.fetch(1, 0);
     assert!(sim.member(1).fetches.is_empty(), "a disk that fails is not asked again at once");
     wait(&mut sim);
@@ -253,10 +253,10 @@ fn a_learner_joins_learns_and_gets_its_vote() {
     // A learner neither campaigns nor is needed for a majority.
     sim.isolate(&[1]);
     sim.ticks(60);
-    assert_eq!(sim.node(2).standing().role, Role::Follower);
+    assert_eq!(sim.node(2).status().role, Role::Follower);
     sim.propose(1, 1, 8).expect("a leader");
     sim.rest();
-    assert_eq!(sim.member(1).state.index, sim.node(1).standing().last.0);
+    assert_eq!(sim.member(1).state.index, sim.node(1).status().last.0);
     sim.heal();
     sim.ticks(3);
     sim.propose_change(1, ConfChangeKind::AddVoter, 2).expect("a leader");
@@ -265,7 +265,7 @@ fn a_learner_joins_learns_and_gets_its_vote() {
     sim.isolate(&[1]);
     sim.propose(1, 1, 8).expect("a leader");
     sim.rest();
-    assert!(sim.member(1).state.index < sim.node(1).standing().last.0, "the new voter is needed");
+    assert!(sim.member(1).state.index < sim.node(1).status().last.0, "the new voter is needed");
     sim.heal();
     sim.ticks(3);
     same(&sim, &[1, 2]);
@@ -287,7 +287,7 @@ fn leadership_is_handed_over() {
     sim.rest();
     sim.heal();
     sim.must_take(2, Request::Transfer(MemberId(1)));
-    assert_eq!(sim.propose(2, 1, 8), Err(Refused::Transferring));
+    assert_eq!(sim.propose(2, 1, 8), Err(Refusal::Transferring));
     sim.ticks(3);
     assert_eq!(sim.leader(), Some(1));
     sim.ticks(1);
@@ -299,11 +299,11 @@ fn a_removed_leader_steps_down_and_a_removed_follower_disturbs_nobody() {
     let mut sim = led(4);
     sim.propose_change(1, ConfChangeKind::Remove, 1).expect("a leader");
     sim.rest();
-    assert_eq!(sim.node(1).standing().role, Role::Follower);
-    assert_eq!(sim.propose(1, 1, 8), Err(Refused::NoLeader));
+    assert_eq!(sim.node(1).status().role, Role::Follower);
+    assert_eq!(sim.propose(1, 1, 8), Err(Refusal::NoLeader));
     assert_eq!(
         sim.request(1, Request::Campaign),
-        Err(Refused::Other("this member must not campaign now".to_owned()))
+        Err(Refusal::Other("this member must not campaign now".to_owned()))
     );
     sim.ticks(60);
     let leader = sim.leader().expect("the others elect one");
@@ -314,12 +314,12 @@ fn a_removed_leader_steps_down_and_a_removed_follower_disturbs_nobody() {
     sim.isolate(&[victim]);
     sim.propose_change(leader, ConfChangeKind::Remove, victim).expect("a leader");
     sim.rest();
-    let term = sim.node(leader).standing().term;
+    let term = sim.node(leader).status().term;
     sim.ticks(60);
     sim.heal();
     sim.ticks(60);
     assert_eq!(sim.leader(), Some(leader));
-    assert_eq!(sim.node(leader).standing().term, term);
+    assert_eq!(sim.node(leader).status().term, term);
 }
 
 /// Half of an even cluster and its leader commit the leader's removal. The remaining members count the leader
@@ -329,16 +329,16 @@ fn a_removed_leader_goes_on_until_the_others_know() {
     for members in 3..=6 {
         let mut sim = led(members);
         sim.propose_change(1, ConfChangeKind::Remove, 1).expect("a leader");
-        let change = sim.node(1).standing().last;
+        let change = sim.node(1).status().last;
         let tells = |message: &api::raftpb::Message| message.commit.is_some_and(|commit| commit >= change.0);
         for _ in 0..60 {
             sim.rest_losing(tells);
             sim.tick(1);
         }
         assert!(sim.node(1).is_leaving(), "nobody knows yet");
-        assert_eq!(sim.node(1).standing().role, Role::Follower);
-        assert_eq!(sim.propose(1, 1, 8), Err(Refused::NoLeader));
-        assert_eq!(sim.read(1), Err(Refused::NoLeader));
+        assert_eq!(sim.node(1).status().role, Role::Follower);
+        assert_eq!(sim.propose(1, 1, 8), Err(Refusal::NoLeader));
+        assert_eq!(sim.read(1), Err(Refusal::NoLeader));
         assert_eq!(ids(&sim.node(1).voters()), (2..=members).collect::<Vec<u64>>());
         sim.rest();
         sim.tick(1);
@@ -359,7 +359,7 @@ fn a_removed_leader_goes_on_until_the_others_know() {
 fn a_removed_leader_whom_nobody_answers_follows_the_next() {
     let mut sim = led(3);
     sim.propose_change(1, ConfChangeKind::Remove, 1).expect("a leader");
-    let change = sim.node(1).standing().last;
+    let change = sim.node(1).status().last;
     let tells = |message: &api::raftpb::Message| message.commit.is_some_and(|commit| commit >= change.0);
     for _ in 0..3 {
         sim.rest_losing(tells);
@@ -446,7 +446,7 @@ fn only_the_commit_of_a_removal_waits_for_the_disk_of_whoever_tells_it() {
     ] {
         let mut sim = led(3);
         sim.propose_change(1, kind, node).expect("a leader");
-        let change = sim.node(1).standing().last;
+        let change = sim.node(1).status().last;
         for _ in 0..4 {
             for message in std::mem::take(&mut sim.network) {
                 sim.deliver(message);
@@ -455,7 +455,7 @@ fn only_the_commit_of_a_removal_waits_for_the_disk_of_whoever_tells_it() {
             sim.sync(3, usize::MAX);
         }
         assert!(sim.member(1).unsynced() > 0);
-        assert_eq!(sim.node(1).standing().commit, change);
+        assert_eq!(sim.node(1).status().commit, change);
         sim.network.clear();
         (0..2).for_each(|_| sim.tick(1));
         let sends = |sim: &Sim, kind| sim.network.iter().any(|message| message.r#type() == kind);
@@ -486,18 +486,18 @@ fn members_say_that_they_do_not_run_etcd_and_hear_it_of_the_others() {
     let mut sim = led(3);
     (0..2).for_each(|_| sim.tick(1));
     sim.rest();
-    assert_eq!(sim.node(1).others(), Others::Mainstay);
+    assert_eq!(sim.node(1).others(), OtherPrograms::Mainstay);
     (0..2).for_each(|_| sim.tick(1));
     sim.rest();
     assert!((1..=3).all(|id| sim.node(id).has_no_etcd()));
-    assert_eq!(sim.node(2).others(), Others::Unheard, "it does not lead");
+    assert_eq!(sim.node(2).others(), OtherPrograms::Unheard, "it does not lead");
     // Answers of an earlier term may be outdated.
     sim.isolate(&[3]);
     sim.must_take(1, Request::Transfer(MemberId(2)));
     sim.rest();
     (0..2).for_each(|_| sim.tick(2));
     sim.rest();
-    assert_eq!((sim.leader(), sim.node(2).others()), (Some(2), Others::Unheard));
+    assert_eq!((sim.leader(), sim.node(2).others()), (Some(2), OtherPrograms::Unheard));
     assert!(!sim.node(1).has_no_etcd() && !sim.node(2).has_no_etcd());
 }
 
@@ -567,7 +567,7 @@ fn reads_wait_until_the_leader_has_committed_in_its_term() {
     // Waiting reads are dropped with the leadership of the leader that holds them.
     sim.isolate(&[2]);
     sim.must(2, Event::StepDownRequested);
-    assert_eq!(sim.read(2), Err(Refused::NoLeader));
+    assert_eq!(sim.read(2), Err(Refusal::NoLeader));
 }
 
 #[test]
@@ -577,7 +577,7 @@ fn one_membership_change_at_a_time() {
     let refused = sim.propose_change(1, ConfChangeKind::AddLearner, 5);
     assert_eq!(
         refused,
-        Err(Refused::Other("an earlier membership change may not be applied yet".to_owned()))
+        Err(Refusal::Other("an earlier membership change may not be applied yet".to_owned()))
     );
     sim.rest();
     sim.propose_change(1, ConfChangeKind::AddLearner, 5).expect("the first one is applied");
@@ -592,20 +592,20 @@ fn reads_that_wait_are_bounded() {
     for _ in 0..4096 {
         sim.read(1).expect("there is room");
     }
-    assert_eq!(sim.read(1), Err(Refused::Other("too many reads wait for confirmation".to_owned())));
+    assert_eq!(sim.read(1), Err(Refusal::Other("too many reads wait for confirmation".to_owned())));
 }
 
 #[test]
 fn a_member_that_comes_back_does_not_depose_the_leader() {
     let mut sim = led(3);
-    let term = sim.node(1).standing().term;
+    let term = sim.node(1).status().term;
     sim.isolate(&[3]);
     sim.ticks(100);
-    assert_eq!(sim.node(3).standing().role, Role::Candidate);
+    assert_eq!(sim.node(3).status().role, Role::Candidate);
     sim.propose(1, 1, 8).expect("a leader");
     sim.heal();
     sim.ticks(30);
-    assert_eq!((sim.leader(), sim.node(1).standing().term), (Some(1), term));
+    assert_eq!((sim.leader(), sim.node(1).status().term), (Some(1), term));
     same(&sim, &[1, 2, 3]);
 }
 
@@ -617,19 +617,19 @@ fn a_leader_without_a_majority_steps_down() {
         sim.tick(1);
         sim.rest();
     }
-    assert_ne!(sim.node(1).standing().role, Role::Leader);
-    assert_eq!(sim.read(1), Err(Refused::NoLeader));
+    assert_ne!(sim.node(1).status().role, Role::Leader);
+    assert_eq!(sim.read(1), Err(Refusal::NoLeader));
 }
 
 #[test]
 fn a_leader_steps_down_when_told() {
     let mut sim = led(3);
-    let term = sim.node(1).standing().term;
+    let term = sim.node(1).status().term;
     sim.must(1, Event::StepDownRequested);
-    assert_eq!((sim.node(1).standing().role, sim.node(1).standing().term), (Role::Follower, term));
+    assert_eq!((sim.node(1).status().role, sim.node(1).status().term), (Role::Follower, term));
     sim.ticks(60);
     let leader = sim.leader().expect("somebody leads again");
-    assert!(sim.node(leader).standing().term > term);
+    assert!(sim.node(leader).status().term > term);
 }
 
 #[test]
@@ -641,7 +641,7 @@ fn a_member_with_a_stalled_disk_does_not_campaign() {
     assert_eq!(sim.leader(), Some(1));
     assert_eq!(
         sim.request(2, Request::Campaign),
-        Err(Refused::Other("this member must not campaign now".to_owned()))
+        Err(Refusal::Other("this member must not campaign now".to_owned()))
     );
     sim.ticks(12);
     sim.must(3, Event::DiskStalled(true));
@@ -655,9 +655,9 @@ fn a_member_with_a_stalled_disk_does_not_campaign() {
     sim.crash(2, 0);
     sim.must(3, Event::DiskStalled(false));
     sim.ticks(60);
-    assert_eq!(sim.node(3).standing().role, Role::Candidate);
+    assert_eq!(sim.node(3).status().role, Role::Candidate);
     sim.must(3, Event::DiskStalled(true));
-    assert_eq!(sim.node(3).standing().role, Role::Follower);
+    assert_eq!(sim.node(3).status().role, Role::Follower);
 }
 
 #[test]
@@ -679,7 +679,7 @@ fn bytes_in_flight_are_limited_and_lost_appends_found() {
     }
     sim.ticks(10);
     same(&sim, &[1, 2, 3]);
-    assert_eq!(sim.member(1).state.index, sim.node(1).standing().last.0);
+    assert_eq!(sim.member(1).state.index, sim.node(1).status().last.0);
 }
 
 /// Batches of an idle leader leave nothing behind, and a crash of all members loses nothing acknowledged.
@@ -698,6 +698,6 @@ fn everybody_crashes() {
     }
     sim.ticks(60);
     let leader = sim.leader().expect("elected");
-    assert!(sim.node(leader).standing().commit > Index(commit));
+    assert!(sim.node(leader).status().commit > Index(commit));
     same(&sim, &[1, 2, 3]);
 }

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use api::raftpb::{self, MessageType};
 use bytes::Bytes;
 use consensus::{
-    Broken, ConfChange, ConfChangeKind, Config, ConfirmedRead, Effects, Entry, EntryKind, Event, Fetch,
-    HardState, Node, Refused, Request, Restored, Role,
+    ConfChange, ConfChangeKind, Config, ConfirmedRead, Effects, Entry, EntryKind, Event, Fetch, HardState,
+    Node, NodeBug, Refusal, Request, RestoredState, Role,
 };
 use mainstay_consensus as consensus;
 use numbers::{EntryId, Index, MemberId, Term};
@@ -101,7 +101,7 @@ impl Disk {
         }
     }
 
-    fn restored(&self) -> Restored {
+    fn restored(&self) -> RestoredState {
         let applied = self.checkpoint.index;
         let mut terms: Vec<EntryId> = Vec::new();
         for index in self.before.0.max(1)..=applied {
@@ -110,7 +110,7 @@ impl Disk {
                 terms.push(EntryId { index: Index(index), term });
             }
         }
-        Restored {
+        RestoredState {
             hard_state: self.hard_state,
             voters: self.checkpoint.voters.iter().copied().map(MemberId).collect(),
             learners: self.checkpoint.learners.iter().copied().map(MemberId).collect(),
@@ -289,8 +289,8 @@ impl Sim {
     pub fn leader(&self) -> Option<u64> {
         self.running()
             .into_iter()
-            .filter(|id| self.node(*id).standing().role == Role::Leader)
-            .max_by_key(|id| self.node(*id).standing().term)
+            .filter(|id| self.node(*id).status().role == Role::Leader)
+            .max_by_key(|id| self.node(*id).status().term)
     }
 
     pub fn start(&mut self, id: u64) {
@@ -325,14 +325,14 @@ impl Sim {
     }
 
     /// Steps an event into a running node and carries out its effects at once.
-    pub fn step(&mut self, id: u64, event: Event) -> Result<(), Broken> {
+    pub fn step(&mut self, id: u64, event: Event) -> Result<(), NodeBug> {
         let node = self.members.get_mut(&id).expect("known").node.as_mut().expect("runs");
         let outcome = node.step(event);
         self.settle(id);
         outcome
     }
 
-    pub fn request(&mut self, id: u64, request: Request) -> Result<(), Refused> {
+    pub fn request(&mut self, id: u64, request: Request) -> Result<(), Refusal> {
         let node = self.members.get_mut(&id).expect("known").node.as_mut().expect("runs");
         let outcome = node.request(request);
         self.settle(id);
@@ -398,8 +398,8 @@ impl Sim {
             self.answered_reads.insert(context, index);
         }
         member.fetches.extend(effects.fetches);
-        if let Some(standing) = effects.standing {
-            member.role = standing.role;
+        if let Some(status) = effects.status {
+            member.role = status.role;
         }
         for mut message in effects.messages {
             // A proposal may have a term, because it may be bound to one.
@@ -431,18 +431,18 @@ impl Sim {
     /// Checks the invariants that hold at all times.
     fn check(&mut self, id: u64) {
         let node = self.node(id);
-        let standing = node.standing();
+        let status = node.status();
         let voters = node.voters();
-        self.commit = self.commit.max(standing.commit.0);
-        if standing.role != Role::Leader {
+        self.commit = self.commit.max(status.commit.0);
+        if status.role != Role::Leader {
             // A commit index learned from other members was committed by the members at that time.
-            self.members.get_mut(&id).expect("known").checked = standing.commit.0;
+            self.members.get_mut(&id).expect("known").checked = status.commit.0;
             return;
         }
-        let leader = *self.leaders.entry(standing.term.0).or_insert(id);
-        assert_eq!(leader, id, "two leaders in term {}", standing.term);
+        let leader = *self.leaders.entry(status.term.0).or_insert(id);
+        assert_eq!(leader, id, "two leaders in term {}", status.term);
         // A deposed leader may lack entries that the newer one commits.
-        if self.leaders.last_key_value().is_some_and(|(term, _)| *term == standing.term.0) {
+        if self.leaders.last_key_value().is_some_and(|(term, _)| *term == status.term.0) {
             for (index, entry) in self.committed.iter().rev().take(20) {
                 let term = self.node(id).term_of(Index(*index));
                 let discarded = *index <= self.members[&id].disk.before.0;
@@ -453,23 +453,23 @@ impl Sim {
             }
         }
         let member = &self.members[&id];
-        if standing.commit > Index(member.checked) {
-            let term = self.node(id).term_of(standing.commit).expect("in the log");
+        if status.commit > Index(member.checked) {
+            let term = self.node(id).term_of(status.commit).expect("in the log");
             let holders = voters
                 .iter()
                 .filter(|voter| {
                     self.members.get(&voter.0).is_some_and(|m| {
-                        m.disk.checkpoint.index >= standing.commit.0
-                            || m.disk.term_of(standing.commit.0) == Some(term.0)
+                        m.disk.checkpoint.index >= status.commit.0
+                            || m.disk.term_of(status.commit.0) == Some(term.0)
                     })
                 })
                 .count();
             assert!(
                 holders > voters.len() / 2,
                 "entry {} is committed on {holders} of {voters:?}",
-                standing.commit
+                status.commit
             );
-            self.members.get_mut(&id).expect("known").checked = standing.commit.0;
+            self.members.get_mut(&id).expect("known").checked = status.commit.0;
         }
     }
 
@@ -562,7 +562,7 @@ impl Sim {
     }
 
     /// Proposes commands of `bytes` bytes each.
-    pub fn propose(&mut self, id: u64, count: usize, bytes: usize) -> Result<(), Refused> {
+    pub fn propose(&mut self, id: u64, count: usize, bytes: usize) -> Result<(), Refusal> {
         let commands = (0..count)
             .map(|_| {
                 self.payload += 1;
@@ -574,13 +574,13 @@ impl Sim {
         self.request(id, Request::Propose(commands))
     }
 
-    pub fn propose_change(&mut self, id: u64, kind: ConfChangeKind, node: u64) -> Result<(), Refused> {
+    pub fn propose_change(&mut self, id: u64, kind: ConfChangeKind, node: u64) -> Result<(), Refusal> {
         let change = ConfChange { kind, node: MemberId(node) };
         self.request(id, Request::ProposeConfChange(change, conf_change(change)))
     }
 
     /// Begins a read; returns its context.
-    pub fn read(&mut self, id: u64) -> Result<u64, Refused> {
+    pub fn read(&mut self, id: u64) -> Result<u64, Refusal> {
         self.context += 1;
         self.reads.insert(self.context, self.commit);
         self.request(id, Request::Read(self.context)).map(|()| self.context)
@@ -600,8 +600,8 @@ impl Sim {
             let wire = message.encode_to_vec();
             let message = raftpb::Message::decode(&wire[..]).expect("own encoding");
             match self.request(to, Request::Receive(message.clone())) {
-                Ok(()) | Err(Refused::NoLeader | Refused::Transferring) => {}
-                Err(Refused::Other(text)) => {
+                Ok(()) | Err(Refusal::NoLeader | Refusal::Transferring) => {}
+                Err(Refusal::Other(text)) => {
                     let known = [
                         "a transfer request to a member that does not lead",
                         "raft: cannot step as peer not found",
@@ -662,13 +662,13 @@ impl Sim {
         panic!("the cluster does not come to rest");
     }
 
-    /// Returns the standing of all members, for the output of a failed test.
+    /// Returns the status of all members, for the output of a failed test.
     pub fn describe(&self) -> String {
         let line = |m: &Member| {
             let node = m
                 .node
                 .as_ref()
-                .map(|n| (n.standing(), n.progress(), n.voters(), n.learners(), n.transferring()));
+                .map(|n| (n.status(), n.progress(), n.voters(), n.learners(), n.transferring()));
             format!("{} applied {} disk {:?}..{} {node:?}", m.id, m.state.index, m.disk.before, m.disk.last())
         };
         self.members.values().map(line).collect::<Vec<_>>().join("\n")

@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use bytes::Bytes;
 use consensus::{
-    ConfChange, ConfChangeKind, Config, Entry, EntryKind, Event, HardState, Node, Refused, Request, Restored,
+    ConfChange, ConfChangeKind, Config, Entry, EntryKind, Event, HardState, Node, Refusal, Request,
+    RestoredState,
 };
 use mainstay_consensus as consensus;
 use numbers::{Index, MemberId, Term};
@@ -13,8 +14,8 @@ fn config() -> Config {
     Config { id: MemberId(7), seed: 1, ..Config::default() }
 }
 
-fn bootstrap() -> Restored {
-    Restored {
+fn bootstrap() -> RestoredState {
+    RestoredState {
         hard_state: HardState { term: Term(1), vote: MemberId(0), commit: Index(1) },
         voters: vec![MemberId(7)],
         entries: vec![Entry {
@@ -23,19 +24,15 @@ fn bootstrap() -> Restored {
             kind: EntryKind::ConfChange,
             data: Bytes::from_static(b"add 7"),
         }],
-        ..Restored::default()
+        ..RestoredState::default()
     }
 }
 
 /// Drains the effects into lines, applying and confirming nothing.
 fn drain(node: &mut Node, out: &mut String, numbers: &mut Vec<u64>) {
     while let Some(effects) = node.effects() {
-        if let Some(standing) = effects.standing {
-            let _ = writeln!(
-                out,
-                "  standing {:?} leader {} term {}",
-                standing.role, standing.leader, standing.term
-            );
+        if let Some(status) = effects.status {
+            let _ = writeln!(out, "  status {:?} leader {} term {}", status.role, status.leader, status.term);
         }
         if let Some(append) = effects.append {
             let _ = write!(out, "  append");
@@ -85,7 +82,7 @@ fn a_single_voter_from_bootstrap_to_a_committed_write() {
 ConfChanged(ConfChange { kind: AddVoter, node: 7 })
 Applied(1)
 Campaign
-  standing Leader leader 7 term 2
+  status Leader leader 7 term 2
   append [term 2 vote 7 commit 1] 2.2 b\"\"
 Propose([b\"put\"])
   append 2.3 b\"put\"
@@ -117,8 +114,8 @@ fn nothing_commits_before_it_is_synced() {
             assert!(effects.commit.is_empty(), "committed without a sync");
         }
     }
-    assert_eq!(node.standing().commit, Index(1));
-    assert_eq!(node.standing().last, Index(102));
+    assert_eq!(node.status().commit, Index(1));
+    assert_eq!(node.status().last, Index(102));
 }
 
 #[test]
@@ -131,7 +128,7 @@ fn a_restart_commits_what_was_acknowledged_under_a_new_term() {
             data: Bytes::from(format!("e{index}")),
         })
         .collect();
-    let restored = Restored {
+    let restored = RestoredState {
         // The commit index lags behind: it is not synced for its own sake.
         hard_state: HardState { term: Term(2), vote: MemberId(7), commit: Index(3) },
         voters: vec![MemberId(7)],
@@ -139,7 +136,7 @@ fn a_restart_commits_what_was_acknowledged_under_a_new_term() {
         applied: Index(3),
         applied_term: Term(2),
         entries,
-        ..Restored::default()
+        ..RestoredState::default()
     };
     let mut node = Node::new(config(), restored).expect("starts");
     let mut out = String::new();
@@ -148,7 +145,7 @@ fn a_restart_commits_what_was_acknowledged_under_a_new_term() {
     drain(&mut node, &mut out, &mut numbers);
     node.step(Event::LogSynced(numbers[0])).expect("taken");
     drain(&mut node, &mut out, &mut numbers);
-    let expected = "  standing Leader leader 7 term 3
+    let expected = "  status Leader leader 7 term 3
   append [term 3 vote 7 commit 3] 3.7 b\"\"
   commit 2.4 Normal b\"e4\"
   commit 2.5 Normal b\"e5\"
@@ -171,11 +168,11 @@ fn a_gap_in_the_restored_log_is_refused() {
         data: Bytes::new(),
     });
     let refused = Node::new(config(), restored).expect_err("a gap");
-    assert_eq!(refused, Refused::Other("the log has no entry 2".to_owned()));
+    assert_eq!(refused, Refusal::Other("the log has no entry 2".to_owned()));
 }
 
 #[test]
 fn a_proposal_without_a_leader_is_refused() {
     let mut node = Node::new(config(), bootstrap()).expect("starts");
-    assert_eq!(node.request(Request::Propose(vec![Bytes::from_static(b"x")])), Err(Refused::NoLeader));
+    assert_eq!(node.request(Request::Propose(vec![Bytes::from_static(b"x")])), Err(Refusal::NoLeader));
 }

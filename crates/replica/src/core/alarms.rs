@@ -15,7 +15,7 @@ const NOSPACE: i32 = AlarmType::Nospace as i32;
 
 /// Facts about this member from which the alarm is decided.
 #[derive(Clone, Copy)]
-pub(super) struct Present<'a> {
+pub(super) struct AlarmContext<'a> {
     /// The alarms that are raised.
     pub alarms: &'a Alarms,
     /// True if there is a leader that could take a proposal.
@@ -24,7 +24,7 @@ pub(super) struct Present<'a> {
 
 /// Actions that the core has to take for the alarm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct AlarmStep {
     /// True if the cause of the alarm should be written to the note beside the log.
     pub note: bool,
     /// Proposal to raise or clear the alarm, if one should be made.
@@ -67,7 +67,7 @@ impl NospaceAlarm {
     }
 
     /// Handles a shortage: the disk has no space, or a client's write would exceed the quota.
-    pub fn raise(&mut self, cause: Cause, present: Present<'_>, now: Instant) -> Wanted {
+    pub fn raise(&mut self, cause: Cause, present: AlarmContext<'_>, now: Instant) -> AlarmStep {
         // An alarm that the quota has raised keeps that cause. If the cause is unknown, the present shortage
         // is the cause.
         let raised = present.alarms.is_raised(NOSPACE, self.own);
@@ -84,7 +84,7 @@ impl NospaceAlarm {
         }
         let raises = !present.alarms.any(NOSPACE);
         let propose = if raises { self.propose(AlarmAction::Activate, present, now) } else { None };
-        Wanted { note, propose }
+        AlarmStep { note, propose }
     }
 
     /// Handles an alarm that was raised or cleared; a proposal of this member is then no longer in flight.
@@ -114,7 +114,7 @@ impl NospaceAlarm {
         &mut self,
         ample: bool,
         may_clear: bool,
-        present: Present<'_>,
+        present: AlarmContext<'_>,
         now: Instant,
     ) -> Option<AlarmAction> {
         let quiet = self.proposed.is_none_or(|at| now.saturating_duration_since(at) >= ALARM_PAUSE);
@@ -132,7 +132,12 @@ impl NospaceAlarm {
         }
     }
 
-    fn propose(&mut self, action: AlarmAction, present: Present<'_>, now: Instant) -> Option<AlarmAction> {
+    fn propose(
+        &mut self,
+        action: AlarmAction,
+        present: AlarmContext<'_>,
+        now: Instant,
+    ) -> Option<AlarmAction> {
         let proposed = self.proposed.is_some_and(|at| now.saturating_duration_since(at) < ALARM_PAUSE);
         if proposed || !present.has_leader {
             return None;
@@ -154,8 +159,8 @@ mod tests {
         Alarms::raised([AlarmMember { member_id: OWN, alarm: NOSPACE }])
     }
 
-    fn present(alarms: &Alarms) -> Present<'_> {
-        Present { alarms, has_leader: true }
+    fn present(alarms: &Alarms) -> AlarmContext<'_> {
+        AlarmContext { alarms, has_leader: true }
     }
 
     #[test]
@@ -163,11 +168,11 @@ mod tests {
         let (none, some, now) = (Alarms::default(), raised(), Instant::now());
         let mut alarm = NospaceAlarm::new(OWN, Cause::Nothing);
         let wanted = alarm.raise(Cause::Disk, present(&none), now);
-        assert_eq!(wanted, Wanted { note: true, propose: Some(AlarmAction::Activate) });
+        assert_eq!(wanted, AlarmStep { note: true, propose: Some(AlarmAction::Activate) });
         assert_eq!(alarm.unnoted(), Some(Cause::Disk));
         alarm.was_noted();
         // The proposal is in flight.
-        assert_eq!(alarm.raise(Cause::Disk, present(&none), now), Wanted::default());
+        assert_eq!(alarm.raise(Cause::Disk, present(&none), now), AlarmStep::default());
         alarm.changed(None, &some);
         assert_eq!(alarm.look(true, false, present(&some), now), None);
         assert_eq!(alarm.look(true, true, present(&some), now), Some(AlarmAction::Deactivate));
@@ -183,7 +188,7 @@ mod tests {
         let mut alarm = NospaceAlarm::new(OWN, Cause::Nothing);
         assert!(alarm.raise(Cause::Quota, present(&none), now).note);
         // A shortage of the disk does not replace the cause.
-        assert_eq!(alarm.raise(Cause::Disk, present(&none), now), Wanted::default());
+        assert_eq!(alarm.raise(Cause::Disk, present(&none), now), AlarmStep::default());
         alarm.changed(None, &some);
         assert_eq!((alarm.cause(), alarm.look(true, true, present(&some), now)), (Cause::Quota, None));
         let mut alarm = NospaceAlarm::new(OWN, Cause::Nothing);
@@ -194,7 +199,7 @@ mod tests {
     fn without_a_leader_nothing_is_proposed_and_what_is_lost_is_proposed_again() {
         let (none, now) = (Alarms::default(), Instant::now());
         let mut alarm = NospaceAlarm::new(OWN, Cause::Nothing);
-        let alone = Present { alarms: &none, has_leader: false };
+        let alone = AlarmContext { alarms: &none, has_leader: false };
         assert_eq!(alarm.raise(Cause::Disk, alone, now).propose, None);
         assert_eq!(alarm.raise(Cause::Disk, present(&none), now).propose, Some(AlarmAction::Activate));
         let later = now + ALARM_PAUSE;

@@ -20,7 +20,7 @@ use numbers::{Index, Term};
 use super::meters::Meters;
 use super::{CoreRequest, StorageRequest};
 use crate::inbox::Inbox;
-use storage::readers::{Arrived, Reading};
+use storage::readers::{ReadValue, Reading};
 use storage::values::LogValues;
 
 /// Maximum bytes of committed entries that are not applied; above it, further entries from a leader are not
@@ -55,13 +55,13 @@ pub(super) struct ApplyQueue {
     /// Cost that this turn may still spend on applying entries.
     left: u64,
     /// The entry that the machine has begun and will continue.
-    begun: Option<Begun>,
+    begun: Option<OpenEntry>,
     /// True if an entry was applied since the last view was published.
     unpublished: bool,
     /// Read in progress of values that the current entry depends on.
     reading: Option<Reading>,
     /// Values that have been read, by location.
-    arrived: Vec<Arrived>,
+    arrived: Vec<ReadValue>,
     /// Memory charges of the values in `arrived`.
     charges: Vec<accounting::Charge>,
     /// Waker that notifies the core when the values have been read.
@@ -69,7 +69,7 @@ pub(super) struct ApplyQueue {
 }
 
 /// An entry that is being applied in slices.
-pub(super) struct Begun {
+pub(super) struct OpenEntry {
     pub index: Index,
     pub term: Term,
     pub bytes: usize,
@@ -169,12 +169,12 @@ impl ApplyQueue {
     }
 
     /// Records that an entry was begun that takes longer than this turn.
-    pub fn begun(&mut self, begun: Begun) {
+    pub fn begun(&mut self, begun: OpenEntry) {
         self.begun = Some(begun);
     }
 
     /// Returns the values that were read for the current entry, by location.
-    pub fn arrived(&self) -> &[Arrived] {
+    pub fn arrived(&self) -> &[ReadValue] {
         &self.arrived
     }
 
@@ -187,7 +187,7 @@ impl ApplyQueue {
 
     /// Ends the current entry, which is applied completely now. Returns it if it had been begun in an earlier
     /// turn.
-    pub fn ended(&mut self) -> Option<Begun> {
+    pub fn ended(&mut self) -> Option<OpenEntry> {
         self.arrived.clear();
         self.charges.clear();
         self.begun.take()
@@ -245,7 +245,7 @@ mod tests {
         applying.applied();
         assert_eq!(applying.next().map(|entry| entry.index), Some(Index(2)));
         assert_eq!(applying.bytes(), 0);
-        applying.begun(Begun { index: Index(2), term: Term(1), bytes: 10, since: Instant::now() });
+        applying.begun(OpenEntry { index: Index(2), term: Term(1), bytes: 10, since: Instant::now() });
         assert!(applying.is_amid() && !applying.can_go_on(), "what was applied before it is not published");
         applying.published();
         assert!(applying.can_go_on());

@@ -18,7 +18,7 @@ pub enum Fatal {
     /// A committed entry cannot be applied.
     Apply(Box<machine::Fatal>),
     /// The core's input to the raft node contradicts the node's state.
-    Raft(consensus::Broken),
+    Raft(consensus::NodeBug),
     /// An entry was committed before the log reported its location, so it is not on disk.
     Unlocated {
         /// The index of the entry.
@@ -47,8 +47,8 @@ impl From<machine::Fatal> for Fatal {
     }
 }
 
-impl From<consensus::Broken> for Fatal {
-    fn from(broken: consensus::Broken) -> Fatal {
+impl From<consensus::NodeBug> for Fatal {
+    fn from(broken: consensus::NodeBug) -> Fatal {
         Fatal::Raft(broken)
     }
 }

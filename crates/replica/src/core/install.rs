@@ -24,7 +24,7 @@ use planted::Bug;
 use tokio::sync::oneshot;
 
 use super::{Forget, RequestId, Shortage};
-use crate::received::{Outcome, Received};
+use crate::received::{Outcome, ReceivedState};
 
 /// Time for which the received part of a state is kept after its stream broke off.
 const RESUME_TIMEOUT: Duration = Duration::from_secs(60);
@@ -72,7 +72,7 @@ type Placing = (u64, Places, Placed);
 pub(super) struct Install {
     stage: Stage,
     /// The received state, until raft accepts or ignores it.
-    received: Option<Box<Received>>,
+    received: Option<Box<ReceivedState>>,
     /// Sender for the outcome of the received state.
     told: Option<oneshot::Sender<Outcome>>,
     /// Time from which on a checkpoint of the installed state is tried again after a failure.
@@ -266,7 +266,7 @@ impl Install {
 
     /// Keeps a state that has arrived completely, for raft to accept or ignore. Returns true if it belongs to
     /// the attempt in progress; otherwise the state is dropped.
-    pub fn receive(&mut self, of: u64, mut received: Box<Received>) -> bool {
+    pub fn receive(&mut self, of: u64, mut received: Box<ReceivedState>) -> bool {
         let takes = self.takes(of);
         if takes {
             self.told = received.told.take();
@@ -280,8 +280,8 @@ impl Install {
 
     /// Discards a state that has arrived completely but cannot be used, and reports the reason to its
     /// receiver.
-    pub fn turn_away(&mut self, received: Box<Received>, why: Status) {
-        let Received { machine, told, .. } = *received;
+    pub fn turn_away(&mut self, received: Box<ReceivedState>, why: Status) {
+        let ReceivedState { machine, told, .. } = *received;
         self.discard(machine);
         if let Some(told) = told {
             // The sending side may have gone; then there is nobody to answer.
@@ -290,7 +290,7 @@ impl Install {
     }
 
     /// Takes out the state that raft has accepted.
-    pub fn take_received(&mut self) -> Option<Box<Received>> {
+    pub fn take_received(&mut self) -> Option<Box<ReceivedState>> {
         self.received.take()
     }
 
@@ -466,11 +466,16 @@ mod tests {
     }
 
     /// Returns a state that has arrived, and the receiver of its outcome.
-    fn arrived() -> (Box<Received>, oneshot::Receiver<Outcome>) {
+    fn arrived() -> (Box<ReceivedState>, oneshot::Receiver<Outcome>) {
         let (told, outcome) = oneshot::channel();
         let machine = Box::new(Machine::new(machine::Rules { learners_max: 1 }));
         (
-            Box::new(Received { message: Default::default(), machine, base_applied: None, told: Some(told) }),
+            Box::new(ReceivedState {
+                message: Default::default(),
+                machine,
+                base_applied: None,
+                told: Some(told),
+            }),
             outcome,
         )
     }

@@ -1,5 +1,5 @@
 //! Leadership: which member leads, if this member may act as the leader, and when it should give leadership
-//! away. The core reports the standing of the raft node and of the disk to [`Leadership`], which does not
+//! away. The core reports the status of the raft node and of the disk to [`Leadership`], which does not
 //! talk to raft.
 //!
 //! # Example: when a leader has settled
@@ -15,7 +15,7 @@
 
 use std::time::{Duration, Instant};
 
-use consensus::{Role, Standing};
+use consensus::{RaftStatus, Role};
 use numbers::{MemberId, Term};
 
 use super::RequestId;
@@ -23,9 +23,9 @@ use super::RequestId;
 /// Time after a start in which the first election timeout may be shortened.
 const ADVANCE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Consequences of a new standing of the raft node.
+/// Consequences of a new status of the raft node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Stood {
+pub(super) struct StandingChange {
     /// True if this member stopped leading, leads in another term, or has just begun to lead: no lease clock
     /// runs.
     pub stops_leases: bool,
@@ -41,12 +41,12 @@ pub(super) struct DiskStep {
     /// `Some(true)` if the disk has stalled just now, `Some(false)` if it works again.
     pub stalled: Option<bool>,
     /// The way in which leadership has to be given away now, if it has to.
-    pub leaves: Option<Leaves>,
+    pub leaves: Option<Resignation>,
 }
 
 /// The way in which a leader whose disk hangs gives leadership away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Leaves {
+pub(super) enum Resignation {
     /// It transfers leadership to another member.
     HandsOver,
     /// The transfer failed, so it becomes a follower.
@@ -113,33 +113,33 @@ impl Leadership {
     /// Returns true if this member leads at this moment and has applied all entries of earlier leaders. A
     /// message of this turn may have deposed it: then this is false at once, while [`Leadership::leads`]
     /// stays true until the end of the turn.
-    pub fn is_leading(&self, standing: Standing) -> bool {
-        self.settled && standing.role == Role::Leader && standing.term == self.term
+    pub fn is_leading(&self, raft_status: RaftStatus) -> bool {
+        self.settled && raft_status.role == Role::Leader && raft_status.term == self.term
     }
 
-    /// Takes over the standing of the raft node, and returns the consequences.
-    pub fn stands(&mut self, standing: Standing) -> Stood {
-        let leads = standing.role == Role::Leader;
-        let mut stood = Stood::default();
-        if leads != self.leads || leads && standing.term != self.term {
+    /// Takes over the status of the raft node, and returns the consequences.
+    pub fn stands(&mut self, raft_status: RaftStatus) -> StandingChange {
+        let leads = raft_status.role == Role::Leader;
+        let mut stood = StandingChange::default();
+        if leads != self.leads || leads && raft_status.term != self.term {
             self.settled = false;
             self.settled_unnoted = false;
             stood.stops_leases = true;
         }
         self.leads = leads;
-        stood.cuts_off =
-            standing.term != self.term || (standing.leader.is_some() && standing.leader != self.leader);
-        self.term = standing.term;
-        if standing.leader != self.leader {
-            stood.was = Some(std::mem::replace(&mut self.leader, standing.leader));
+        stood.cuts_off = raft_status.term != self.term
+            || (raft_status.leader.is_some() && raft_status.leader != self.leader);
+        self.term = raft_status.term;
+        if raft_status.leader != self.leader {
+            stood.was = Some(std::mem::replace(&mut self.leader, raft_status.leader));
         }
         stood
     }
 
     /// Records that an entry of this term was applied. Returns true if this member, which leads in that term,
     /// has settled by it.
-    pub fn applied(&mut self, term: Term, standing: Standing) -> bool {
-        let settles = self.leads && !self.settled && term == standing.term;
+    pub fn applied(&mut self, term: Term, raft_status: RaftStatus) -> bool {
+        let settles = self.leads && !self.settled && term == raft_status.term;
         self.settled |= settles;
         self.settled_unnoted |= settles;
         settles
@@ -171,11 +171,11 @@ impl Leadership {
         match self.gives_up_at {
             None => {
                 self.gives_up_at = Some(now + timeout);
-                step.leaves = Some(Leaves::HandsOver);
+                step.leaves = Some(Resignation::HandsOver);
             }
             Some(until) if now >= until => {
                 self.gives_up_at = None;
-                step.leaves = Some(Leaves::GivesUp);
+                step.leaves = Some(Resignation::GivesUp);
             }
             Some(_) => {}
         }
@@ -202,9 +202,9 @@ impl Leadership {
 
     /// Returns true if the first election after the start should begin at once: no leader is known, and
     /// messages from another member arrive. Returns true only once.
-    pub fn advances(&mut self, standing: Standing, hears: impl FnOnce() -> bool, now: Instant) -> bool {
+    pub fn advances(&mut self, raft_status: RaftStatus, hears: impl FnOnce() -> bool, now: Instant) -> bool {
         let Some(until) = self.advance_until else { return false };
-        if standing.leader.is_some() || standing.role != Role::Follower || now >= until {
+        if raft_status.leader.is_some() || raft_status.role != Role::Follower || now >= until {
             self.advance_until = None;
             return false;
         }
@@ -217,11 +217,11 @@ impl Leadership {
 
     /// Handles the end of a member's process. Returns true if it was the leader that this member follows; at
     /// most once per term.
-    pub fn has_ended(&mut self, member: MemberId, standing: Standing) -> bool {
-        if self.leads || standing.leader != member || self.ended_term == standing.term {
+    pub fn has_ended(&mut self, member: MemberId, raft_status: RaftStatus) -> bool {
+        if self.leads || raft_status.leader != member || self.ended_term == raft_status.term {
             return false;
         }
-        self.ended_term = standing.term;
+        self.ended_term = raft_status.term;
         true
     }
 }
@@ -234,41 +234,41 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(1);
 
-    fn standing(role: Role, leader: u64, term: u64) -> Standing {
-        Standing { role, leader: MemberId(leader), term: Term(term), commit: Index(0), last: Index(0) }
+    fn raft_status(role: Role, leader: u64, term: u64) -> RaftStatus {
+        RaftStatus { role, leader: MemberId(leader), term: Term(term), commit: Index(0), last: Index(0) }
     }
 
     #[test]
     fn a_leader_settles_by_an_entry_of_its_own_term() {
         let mut leadership = Leadership::new(false, Instant::now());
-        let leads = standing(Role::Leader, 1, 2);
+        let leads = raft_status(Role::Leader, 1, 2);
         let stood = leadership.stands(leads);
-        assert_eq!(stood, Stood { stops_leases: true, cuts_off: true, was: Some(MemberId(0)) });
+        assert_eq!(stood, StandingChange { stops_leases: true, cuts_off: true, was: Some(MemberId(0)) });
         assert!(leadership.leads() && !leadership.has_settled() && !leadership.is_leading(leads));
         assert!(!leadership.applied(Term(1), leads));
         assert!(leadership.applied(Term(2), leads) && !leadership.applied(Term(2), leads));
         assert!(leadership.is_leading(leads));
         // A message has deposed the member in this turn.
-        assert!(leadership.has_settled() && !leadership.is_leading(standing(Role::Follower, 0, 3)));
-        let stood = leadership.stands(standing(Role::Follower, 0, 3));
-        assert_eq!(stood, Stood { stops_leases: true, cuts_off: true, was: Some(MemberId(1)) });
+        assert!(leadership.has_settled() && !leadership.is_leading(raft_status(Role::Follower, 0, 3)));
+        let stood = leadership.stands(raft_status(Role::Follower, 0, 3));
+        assert_eq!(stood, StandingChange { stops_leases: true, cuts_off: true, was: Some(MemberId(1)) });
         assert!(!leadership.leads() && !leadership.has_settled());
-        assert_eq!(leadership.stands(standing(Role::Follower, 0, 3)), Stood::default());
+        assert_eq!(leadership.stands(raft_status(Role::Follower, 0, 3)), StandingChange::default());
     }
 
     #[test]
     fn a_leader_whose_disk_stands_still_hands_over_and_then_gives_up() {
         let start = Instant::now();
         let mut leadership = Leadership::new(false, start);
-        leadership.stands(standing(Role::Leader, 1, 2));
+        leadership.stands(raft_status(Role::Leader, 1, 2));
         let watch = |leadership: &mut Leadership, oldest, late: u64, others| {
             leadership.watch_disk(oldest, TIMEOUT, || others, start + Duration::from_millis(late))
         };
         assert_eq!(watch(&mut leadership, Some(start), 1000, true), DiskStep::default());
-        let stalls = DiskStep { stalled: Some(true), leaves: Some(Leaves::HandsOver) };
+        let stalls = DiskStep { stalled: Some(true), leaves: Some(Resignation::HandsOver) };
         assert_eq!(watch(&mut leadership, Some(start), 1001, true), stalls);
         assert_eq!(watch(&mut leadership, Some(start), 1500, true), DiskStep::default());
-        assert_eq!(watch(&mut leadership, Some(start), 2001, true).leaves, Some(Leaves::GivesUp));
+        assert_eq!(watch(&mut leadership, Some(start), 2001, true).leaves, Some(Resignation::GivesUp));
         assert_eq!(
             watch(&mut leadership, Some(start), 2002, false),
             DiskStep::default(),
@@ -293,12 +293,12 @@ mod tests {
     fn elections_are_brought_forward_once() {
         let start = Instant::now();
         let mut leadership = Leadership::new(true, start);
-        let follows = standing(Role::Follower, 0, 1);
+        let follows = raft_status(Role::Follower, 0, 1);
         assert!(!leadership.advances(follows, || false, start));
         assert!(leadership.advances(follows, || true, start));
         assert!(!leadership.advances(follows, || true, start));
         assert!(!Leadership::new(true, start).advances(follows, || true, start + ADVANCE_TIMEOUT));
-        let follows = standing(Role::Follower, 3, 1);
+        let follows = raft_status(Role::Follower, 3, 1);
         assert!(!leadership.has_ended(MemberId(2), follows));
         assert!(leadership.has_ended(MemberId(3), follows) && !leadership.has_ended(MemberId(3), follows));
     }

@@ -50,7 +50,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::etcdserverpb::LeaseCheckpoint;
-use consensus::{Node, Others};
+use consensus::{Node, OtherPrograms};
 use machine::request::lease_change;
 use machine::{Lease, Leases};
 use numbers::{Index, LeaseId, Seconds};
@@ -59,7 +59,7 @@ use planted::Bug;
 use self::checkpoints::{CheckpointPass, ClearingPass, NOTED_BEHIND_MAX};
 use super::granted_ahead::{self, GrantedAhead};
 use super::{ReplyBody, RequestId};
-use crate::expiry::{Expiry, Renewed, noted_or_granted};
+use crate::expiry::{Expiry, RenewalOutcome, noted_or_granted};
 use crate::renewals::Renewals;
 use telemetry::metrics::Metrics;
 
@@ -151,7 +151,7 @@ pub(super) struct LeaseClocks {
     /// Number of leases that may still be revoked before the next tick.
     revokes_allowed: usize,
     /// Programs that the other members run, as of the last tick.
-    others: Others,
+    others: OtherPrograms,
     /// The pass that checkpoints leases, if one is in progress.
     noting: Option<CheckpointPass>,
     /// The pass that clears lease checkpoints, if one is in progress.
@@ -196,7 +196,7 @@ impl LeaseClocks {
             forgotten: Vec::new(),
             revokes_open: 0,
             revokes_allowed: 0,
-            others: Others::Unheard,
+            others: OtherPrograms::Unheard,
             noting: None,
             taking_back: None,
             slice_began: None,
@@ -255,7 +255,7 @@ impl LeaseClocks {
         self.end_noting();
         // Another leader may have replaced the entries that were searched.
         self.granted_ahead = GrantedAhead::default();
-        (self.others, self.doubt_ends, self.none_noted) = (Others::Unheard, None, false);
+        (self.others, self.doubt_ends, self.none_noted) = (OtherPrograms::Unheard, None, false);
         let waiting = std::mem::take(&mut self.renewals_of_expired);
         waiting.into_values().flatten().map(|(request_id, _)| request_id).collect()
     }
@@ -337,15 +337,15 @@ impl LeaseClocks {
         let renewed = self.renewals.with(|expiry| expiry.renew(id, held_until, self.time.as_of, now));
         let Some((ttl, noted)) = lease else { return Renewal::Answered(Seconds::ZERO) };
         let noted_by = match renewed {
-            Renewed::Noted(index) => index,
-            Renewed::Expired if planted::is(Bug::ExpiredRenewedEarly) => {
+            RenewalOutcome::Noted(index) => index,
+            RenewalOutcome::Expired if planted::is(Bug::ExpiredRenewedEarly) => {
                 return Renewal::Answered(Seconds::ZERO);
             }
-            Renewed::Expired => {
+            RenewalOutcome::Expired => {
                 self.renewals_of_expired.entry(id).or_default().push((request_id, now));
                 return Renewal::Waits;
             }
-            Renewed::Unknown => return Renewal::Answered(Seconds::ZERO),
+            RenewalOutcome::Unknown => return Renewal::Answered(Seconds::ZERO),
         };
         self.metrics.lease.renewed.inc();
         let under_way = noted_by > applied && !planted::is(Bug::NoteOverRenewal);
@@ -512,7 +512,7 @@ impl LeaseClocks {
         now: Instant,
     ) -> Vec<LeaseId> {
         let behind = self.granted_ahead.applied(applied);
-        let last = node.standing().last;
+        let last = node.status().last;
         if expired.is_empty() || last <= applied {
             return expired;
         }

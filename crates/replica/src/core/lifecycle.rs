@@ -3,7 +3,7 @@
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 
-use super::parked::Parked;
+use super::parked::OutOfService;
 
 /// The stage of service in which this member is. The core reports what happens; other parts ask what they may
 /// still begin.
@@ -11,7 +11,7 @@ pub(super) struct Lifecycle {
     /// Signalled once, when this member may serve clients; `None` from then on.
     ready: Option<SyncSender<()>>,
     /// The reason why this member is out of service, if it is.
-    parked: Option<Parked>,
+    parked: Option<OutOfService>,
     /// Time at which this member was asked to stop.
     stopping: Option<Instant>,
     /// True if this member is stopping and has handed leadership over, or has no member to hand it to.
@@ -35,12 +35,12 @@ impl Lifecycle {
     }
 
     /// Takes the member out of service.
-    pub fn park(&mut self, parked: Parked) {
+    pub fn park(&mut self, parked: OutOfService) {
         self.parked = Some(parked);
     }
 
     /// Returns the reason why this member is out of service, if it is.
-    pub fn parked(&self) -> Option<&Parked> {
+    pub fn parked(&self) -> Option<&OutOfService> {
         self.parked.as_ref()
     }
 

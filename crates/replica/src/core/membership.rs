@@ -88,7 +88,7 @@ pub(super) struct MemberRules {
 
 /// Facts about this member by which a change is checked.
 #[derive(Clone, Copy)]
-pub(super) struct Present<'a> {
+pub(super) struct ChangeContext<'a> {
     /// The members as applied.
     pub members: &'a Members,
     /// The raft node.
@@ -132,11 +132,11 @@ pub(super) enum Step {
 }
 
 /// A change that a client waits for: the request, the change, and its time of arrival.
-pub(super) type Wanted = (RequestId, MemberChange, Instant);
+pub(super) type QueuedChange = (RequestId, MemberChange, Instant);
 
 /// The answer to a request for a change.
 #[derive(Debug, PartialEq)]
-pub(super) struct Told {
+pub(super) struct ChangeAnswer {
     /// The request that is answered.
     pub request_id: RequestId,
     /// Result of the change.
@@ -152,14 +152,14 @@ pub(super) struct Told {
 pub(super) struct Membership {
     rules: MemberRules,
     /// Changes that wait.
-    changes: VecDeque<Wanted>,
+    changes: VecDeque<QueuedChange>,
     /// Id in the entry of the change in progress.
     open: Option<u64>,
     /// Proposals of other members to remove this member, which leads, with their times of arrival.
     departures: VecDeque<(raftpb::Message, Instant)>,
     /// Time at which this leader, which is to be removed, last began to hand over.
     departure_tried: Option<Instant>,
-    outcomes: Vec<Told>,
+    outcomes: Vec<ChangeAnswer>,
     /// Time at which this member ends, because it was removed from the cluster.
     removed_at: Option<Instant>,
     /// Existing members that are not yet in this member's log.
@@ -194,7 +194,7 @@ impl Membership {
         &mut self,
         request_id: RequestId,
         change: MemberChange,
-        present: Present<'_>,
+        present: ChangeContext<'_>,
         now: Instant,
     ) -> Result<(), Status> {
         if self.changes.len() >= CHANGES_MAX {
@@ -209,7 +209,7 @@ impl Membership {
     }
 
     /// Checks if a change may be proposed, given the current members and their connections.
-    fn may_be(&self, change: &MemberChange, present: Present<'_>, now: Instant) -> Result<(), Status> {
+    fn may_be(&self, change: &MemberChange, present: ChangeContext<'_>, now: Instant) -> Result<(), Status> {
         if self.rules.strict {
             self.is_safe(change, present, now)?;
         }
@@ -230,17 +230,17 @@ impl Membership {
         }
     }
 
-    fn connected_since(&self, id: u64, since: Instant, present: Present<'_>) -> bool {
+    fn connected_since(&self, id: u64, since: Instant, present: ChangeContext<'_>) -> bool {
         id == self.rules.own || (present.active_since)(id).is_some_and(|at| at <= since)
     }
 
-    fn connected(&self, since: Instant, present: Present<'_>) -> usize {
+    fn connected(&self, since: Instant, present: ChangeContext<'_>) -> usize {
         let voters = present.members.voters().into_iter();
         voters.filter(|id| self.connected_since(*id, since, present)).count()
     }
 
     /// Applies etcd's `--strict-reconfig-check`: the cluster must not lose its quorum by the change.
-    fn is_safe(&self, change: &MemberChange, present: Present<'_>, now: Instant) -> Result<(), Status> {
+    fn is_safe(&self, change: &MemberChange, present: ChangeContext<'_>, now: Instant) -> Result<(), Status> {
         let enough = |all: usize, started: usize| started > all / 2;
         let healthy_since = now.checked_sub(HEALTHY_FOR).unwrap_or(now);
         let members = present.members;
@@ -294,7 +294,7 @@ impl Membership {
     /// removal after a while, see [`consensus::Node::is_leaving`]; but one of two members never does. If it
     /// ended before the other learned of the removal, the other would wait for its vote for ever; and without
     /// the other nothing is committed anyway.
-    fn departs(&mut self, since: Instant, present: Present<'_>, now: Instant) -> Departure {
+    fn departs(&mut self, since: Instant, present: ChangeContext<'_>, now: Instant) -> Departure {
         let attempt = self.rules.election_timeout;
         let voters = present.node.voters().len();
         let late = voters > 2 && now.saturating_duration_since(since) >= attempt * DEPARTURE_TIMEOUTS;
@@ -344,7 +344,7 @@ impl Membership {
     }
 
     /// Returns the next action for proposals to remove this member.
-    pub fn next_departure(&mut self, present: Present<'_>, now: Instant) -> Step {
+    pub fn next_departure(&mut self, present: ChangeContext<'_>, now: Instant) -> Step {
         let Some(since) = self.departures.front().map(|(_, since)| *since) else { return Step::Nothing };
         let late = now.saturating_duration_since(since) >= self.rules.request_timeout;
         let departure = self.departs(since, present, now);
@@ -358,9 +358,9 @@ impl Membership {
                 Departure::Waits | Departure::Goes => Step::Nothing,
             };
         }
-        let standing = present.node.standing();
-        let waits =
-            standing.leader == MemberId::NONE || (!present.leads && present.applied_term != standing.term);
+        let raft_status = present.node.status();
+        let waits = raft_status.leader == MemberId::NONE
+            || (!present.leads && present.applied_term != raft_status.term);
         if waits && !late {
             return Step::Nothing;
         }
@@ -382,7 +382,7 @@ impl Membership {
     }
 
     /// Returns the next action for the next change.
-    pub fn next_change(&mut self, present: Present<'_>, now: Instant) -> Step {
+    pub fn next_change(&mut self, present: ChangeContext<'_>, now: Instant) -> Step {
         let Some((_, change, since)) = self.changes.front().filter(|_| self.open.is_none()) else {
             return Step::Nothing;
         };
@@ -396,7 +396,7 @@ impl Membership {
         }
         // A new leader turns a change into an empty entry if it arrives before the leader has applied its
         // first entry.
-        if !present.leads && present.applied_term != present.node.standing().term {
+        if !present.leads && present.applied_term != present.node.status().term {
             return Step::Nothing;
         }
         // Other changes may have been applied since the request. When an entry is applied, members check it
@@ -433,13 +433,13 @@ impl Membership {
     }
 
     /// Takes out the next change: it was proposed with this id, or refused.
-    pub fn take_next(&mut self, proposed: Option<u64>) -> Option<Wanted> {
+    pub fn take_next(&mut self, proposed: Option<u64>) -> Option<QueuedChange> {
         self.open = proposed;
         self.changes.pop_front()
     }
 
     /// Takes back a change that was lost with its leader; it is proposed again before all others.
-    pub fn was_lost(&mut self, change: Wanted) {
+    pub fn was_lost(&mut self, change: QueuedChange) {
         self.open = None;
         self.changes.push_front(change);
     }
@@ -462,12 +462,12 @@ impl Membership {
     }
 
     /// Queues the result of a change for its client, to be sent once the change is published.
-    pub fn tell(&mut self, told: Told) {
+    pub fn tell(&mut self, told: ChangeAnswer) {
         self.outcomes.push(told);
     }
 
     /// Takes out the queued results of membership changes, to be sent to clients.
-    pub fn take_told(&mut self) -> Vec<Told> {
+    pub fn take_told(&mut self) -> Vec<ChangeAnswer> {
         std::mem::take(&mut self.outcomes)
     }
 
@@ -491,7 +491,7 @@ impl Membership {
         let (queued, rest): (VecDeque<_>, VecDeque<_>) =
             std::mem::take(&mut self.changes).into_iter().partition(|(_, change, _)| change.removes(own));
         self.changes = rest;
-        let told = |request_id| Told { request_id, outcome: Ok(()), raft_term: term };
+        let told = |request_id| ChangeAnswer { request_id, outcome: Ok(()), raft_term: term };
         self.outcomes.extend(queued.into_iter().map(|(request_id, ..)| told(request_id)));
         self.open
     }
@@ -538,7 +538,7 @@ fn voting(members: &Members, but: u64) -> (usize, usize) {
 ///
 /// etcd's errors: this member does not lead, the id is not the id of a learner, or the learner is not in sync
 /// with the leader.
-fn is_caught_up(id: u64, present: Present<'_>) -> Result<(), Status> {
+fn is_caught_up(id: u64, present: ChangeContext<'_>) -> Result<(), Status> {
     if !present.leads {
         return Err(error::NOT_LEADER);
     }
@@ -548,7 +548,7 @@ fn is_caught_up(id: u64, present: Present<'_>) -> Result<(), Status> {
     }
     let matched =
         present.node.progress().iter().find(|p| p.id == MemberId(id)).map_or(Index(0), |p| p.matched);
-    let own = present.node.standing().last;
+    let own = present.node.status().last;
     if u128::from(matched.0) * 10 < u128::from(own.0) * 9 {
         return Err(error::LEARNER_NOT_READY);
     }

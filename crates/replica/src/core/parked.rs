@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use super::{
     ClientRequest, ControlRequest, CoreRequest, Forget, PeerRequest, Reply, RequestId, StorageRequest,
 };
-use crate::received::Received;
+use crate::received::ReceivedState;
 
 /// Pause between two turns without requests.
 pub(super) const IDLE: Duration = Duration::from_secs(1);
@@ -44,24 +44,24 @@ pub(super) enum Response {
     /// The member discards the received part of a snapshot.
     Discard(Forget),
     /// The member rejects a snapshot that has arrived completely.
-    TurnAway(Box<Received>),
+    TurnAway(Box<ReceivedState>),
     /// The log has failed, so the member ends.
     Failed(log::Fatal),
 }
 
 /// The reason why a member is out of service, and the rules for the requests that it still answers.
-pub(super) struct Parked {
+pub(super) struct OutOfService {
     why: Status,
     /// True if the published state contains everything that was ever acknowledged: this is the only voter,
     /// and it has applied all entries that were in the log at its start.
     is_complete: bool,
 }
 
-impl Parked {
+impl OutOfService {
     /// Returns the state of a member out of service for this reason.
-    pub fn new(fatal: &Fatal, is_complete: bool) -> Parked {
+    pub fn new(fatal: &Fatal, is_complete: bool) -> OutOfService {
         let text = format!("mainstay: this member is out of service: {fatal}");
-        Parked { why: Status::with(Code::Unavailable, text), is_complete }
+        OutOfService { why: Status::with(Code::Unavailable, text), is_complete }
     }
 
     /// Returns the error that clients get.
@@ -145,12 +145,12 @@ mod tests {
     fn it_answers_what_its_state_can_and_refuses_the_rest_with_the_reason() {
         let request_id = RequestId { shard: 0, slot: 1, generation: 2 };
         let fatal = Fatal { index: Index(5), why: "a value cannot be read".to_owned(), is_unreadable: true };
-        let complete = Parked::new(&fatal, true);
+        let complete = OutOfService::new(&fatal, true);
         assert!(complete.why().message.contains("out of service"));
         assert!(
             matches!(complete.respond(ClientRequest::Read(request_id).into()), Response::Readable(to) if to == request_id)
         );
-        let behind = Parked::new(&fatal, false);
+        let behind = OutOfService::new(&fatal, false);
         assert!(
             matches!(behind.respond(ClientRequest::Read(request_id).into()), Response::Refuse(to, None) if to == request_id)
         );
@@ -166,7 +166,7 @@ mod tests {
         assert!(matches!(behind.respond(propose.into()), Response::Refuse(_, Some(4))));
         assert!(matches!(behind.respond(PeerRequest::Removed.into()), Response::Nothing));
         let machine = Box::new(machine::Machine::new(machine::Rules { learners_max: 1 }));
-        let received = Received { message: Default::default(), machine, base_applied: None, told: None };
+        let received = ReceivedState { message: Default::default(), machine, base_applied: None, told: None };
         assert!(matches!(
             behind.respond(PeerRequest::SnapshotReceived(1, Box::new(received)).into()),
             Response::TurnAway(_)

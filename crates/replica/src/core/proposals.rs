@@ -5,7 +5,7 @@
 //! # Example: a forwarded proposal and a new leader
 //!
 //! Member 2 follows member 1, the leader of term 4. Two puts of its clients are forwarded in one message that
-//! names term 4; they wait here under the ids 71 and 72, `Given { term: 4, bound: true }`.
+//! names term 4; they wait here under the ids 71 and 72, `ProposalTerm { term: 4, bound: true }`.
 //!
 //! ```text
 //! log    entry 100, term 4   put, id 71        member 1 appends it, and stops before it takes id 72
@@ -59,14 +59,14 @@ pub(super) enum Waiter {
 struct Open {
     waiter: Waiter,
     since: Instant,
-    given: Given,
+    given: ProposalTerm,
     /// A client's command, kept so that it can be proposed again if the leader did not append it.
     data: Option<Bytes>,
 }
 
 /// The leadership under which a proposal was made.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Given {
+pub(super) struct ProposalTerm {
     /// Term of the leader that the proposal was given to.
     pub term: Term,
     /// True if the entry gets into the log in that term or never. Otherwise it may be applied at any later
@@ -85,7 +85,7 @@ pub(super) struct Proposal {
 
 /// Limits for the proposals that can be made now.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ground {
+pub(super) struct ProposalLimits {
     /// True if this member leads, so that its own log takes the proposals. Otherwise they are forwarded to
     /// the leader.
     pub leads: bool,
@@ -238,7 +238,7 @@ impl Proposals {
     /// for, and `take` receives each message of the batch. Returns the bytes of the entries taken.
     pub fn go(
         &mut self,
-        ground: Ground,
+        ground: ProposalLimits,
         thin_out: impl FnMut(&mut raftpb::Message),
         take: impl FnMut(raftpb::Message),
         now: Instant,
@@ -261,7 +261,7 @@ impl Proposals {
 
     fn go_forwarded(
         &mut self,
-        ground: Ground,
+        ground: ProposalLimits,
         mut thin_out: impl FnMut(&mut raftpb::Message),
         mut take: impl FnMut(raftpb::Message),
     ) -> (usize, usize) {
@@ -269,7 +269,7 @@ impl Proposals {
             return (0, 0);
         }
         // A member that does not lead any more passes the rest to raft, which refuses it.
-        let Ground { leads: bounded, mut queued_bytes, queued_bytes_max: bytes_max } = ground;
+        let ProposalLimits { leads: bounded, mut queued_bytes, queued_bytes_max: bytes_max } = ground;
         let (mut went, mut went_bytes, mut waits) = (0, 0, Vec::new());
         for (mut message, charge) in std::mem::take(&mut self.forwarded) {
             if bounded && queued_bytes >= bytes_max && !planted::is(Bug::HandedOnWithoutRoom) {
@@ -313,7 +313,7 @@ impl Proposals {
 
     /// Returns the commands of clients to propose now, the oldest first, as far as the log has space for them
     /// or, on a follower, as [`FORWARDED_BYTES_MAX`] allows. They stay here until [`Proposals::proposed`].
-    pub fn next_batch(&mut self, ground: Ground) -> Vec<Bytes> {
+    pub fn next_batch(&mut self, ground: ProposalLimits) -> Vec<Bytes> {
         let mut queued_bytes = ground.queued_bytes;
         // Commands that the log cannot take yet wait here for its next sync.
         let mut fits = |proposal: &Proposal| {
@@ -350,7 +350,7 @@ impl Proposals {
 
     /// Records that the oldest `count` of the gathered commands were given to a leader. `taken` is called
     /// with the bytes of each.
-    pub fn proposed(&mut self, count: usize, given: Given, mut taken: impl FnMut(usize)) {
+    pub fn proposed(&mut self, count: usize, given: ProposalTerm, mut taken: impl FnMut(usize)) {
         for proposal in self.gathered.drain(..count) {
             taken(proposal.data.len());
             let waiter = Waiter::Client(proposal.request_id, proposal.wait_removed);
@@ -399,7 +399,7 @@ impl Proposals {
     }
 
     /// Registers a request that waits for the entry with this id, which was given to a leader.
-    pub fn await_entry(&mut self, id: u64, waiter: Waiter, since: Instant, given: Given) {
+    pub fn await_entry(&mut self, id: u64, waiter: Waiter, since: Instant, given: ProposalTerm) {
         self.waiting.insert(id, Open { waiter, since, given, data: None });
     }
 
@@ -496,8 +496,8 @@ mod tests {
     use super::*;
     use crate::arrivals::Arrivals;
 
-    const GIVEN: Given = Given { term: Term(2), bound: true };
-    const LEADS: Ground = Ground { leads: true, queued_bytes: 0, queued_bytes_max: 1000 };
+    const GIVEN: ProposalTerm = ProposalTerm { term: Term(2), bound: true };
+    const LEADS: ProposalLimits = ProposalLimits { leads: true, queued_bytes: 0, queued_bytes_max: 1000 };
 
     fn proposal(id: u64, bytes: usize, since: Instant) -> Proposal {
         let request_id = RequestId { shard: 0, slot: u32::try_from(id).expect("small"), generation: 0 };
@@ -510,7 +510,7 @@ mod tests {
         proposals
     }
 
-    fn went(proposals: &mut Proposals, ground: Ground, now: Instant) -> usize {
+    fn went(proposals: &mut Proposals, ground: ProposalLimits, now: Instant) -> usize {
         proposals.go(ground, |_| {}, |_| {}, now);
         let batch = proposals.next_batch(ground);
         proposals.proposed(batch.len(), GIVEN, |_| {});
@@ -523,10 +523,10 @@ mod tests {
         let mut proposals = gathered(&[(1, 600), (2, 600), (3, 600)], now);
         assert_eq!(went(&mut proposals, LEADS, now), 2);
         assert!(proposals.is_held_back() && proposals.is_held_for_room() && proposals.is_under_way());
-        assert_eq!(went(&mut proposals, Ground { queued_bytes: 1000, ..LEADS }, now), 0);
+        assert_eq!(went(&mut proposals, ProposalLimits { queued_bytes: 1000, ..LEADS }, now), 0);
         let half = FORWARDED_BYTES_MAX / 2;
         let mut proposals = gathered(&[(1, half), (2, half), (3, 1)], now);
-        let follows = Ground { leads: false, queued_bytes: 0, queued_bytes_max: usize::MAX };
+        let follows = ProposalLimits { leads: false, queued_bytes: 0, queued_bytes_max: usize::MAX };
         assert_eq!(went(&mut proposals, follows, now), 2);
         assert!(proposals.is_held_back() && !proposals.is_held_for_room());
         assert!(matches!(proposals.take(1), Some(Waiter::Client(request_id, false)) if request_id.slot == 1));
@@ -538,7 +538,7 @@ mod tests {
     fn a_write_does_not_wait_for_logins() {
         let now = Instant::now();
         let mut proposals = Proposals::new(now, Duration::from_millis(2));
-        let ground = Ground { queued_bytes_max: usize::MAX, ..LEADS };
+        let ground = ProposalLimits { queued_bytes_max: usize::MAX, ..LEADS };
         let push = |proposals: &mut Proposals, writer| proposals.push(proposal(1, 10, now), writer, now);
         for _ in 0..20 {
             (0..100).for_each(|port| push(&mut proposals, Writer::Login(port)));
@@ -577,7 +577,7 @@ mod tests {
             proposals.forward(admitted.remove(0), charge, now);
         }
         let mut taken = Vec::new();
-        let ground = Ground { queued_bytes_max: 600, ..LEADS };
+        let ground = ProposalLimits { queued_bytes_max: 600, ..LEADS };
         assert_eq!(proposals.go(ground, |_| {}, |message| taken.push(message.entries.len()), now), 600);
         assert_eq!(taken, [1]);
         assert!(proposals.has_gathered() && proposals.is_held_for_room());
@@ -594,7 +594,7 @@ mod tests {
         let mut proposals = gathered(&[(1, 10), (2, 10)], now);
         assert_eq!(went(&mut proposals, LEADS, now), 2);
         proposals.await_entry(3, Waiter::Expiry(LeaseId(9)), now, GIVEN);
-        proposals.await_entry(4, Waiter::Nobody, now, Given { bound: false, ..GIVEN });
+        proposals.await_entry(4, Waiter::Nobody, now, ProposalTerm { bound: false, ..GIVEN });
         proposals.push(proposal(5, 10, now), Writer::Port(1), now);
         assert!(proposals.lost(Term(2), |_| panic!("it may still be applied")).is_empty());
         let mut again = 0;

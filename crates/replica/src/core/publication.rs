@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use consensus::Standing;
+use consensus::RaftStatus;
 use machine::auth::Auth;
 use machine::{Alarms, Machine};
 use numbers::{Index, Revision};
@@ -76,11 +76,11 @@ impl Publication {
 
     /// Returns the positions of this turn if they differ from those of the last. `published` is the index and
     /// the revision of the published state.
-    pub fn note(&mut self, standing: Standing, published: (Index, Revision)) -> Option<Positions> {
+    pub fn note(&mut self, raft_status: RaftStatus, published: (Index, Revision)) -> Option<Positions> {
         let positions = Positions {
-            last: standing.last,
+            last: raft_status.last,
             synced: self.synced,
-            commit: standing.commit,
+            commit: raft_status.commit,
             published,
             written: self.written,
         };

@@ -52,7 +52,7 @@ const WARN_PAUSE: Duration = Duration::from_secs(5);
 
 /// A request that waits for a round.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Want {
+pub(super) enum RoundRequest {
     /// A read.
     Read(RequestId),
     /// A renewal of this lease: only a leader whose leadership is confirmed may promise a client more time.
@@ -62,11 +62,12 @@ pub(super) enum Want {
     TimeToLive(RequestId, LeaseId, bool),
 }
 
-impl Want {
+impl RoundRequest {
     /// Returns the id of the request.
     pub fn request_id(self) -> RequestId {
-        let (Want::Read(request_id) | Want::Renewal(request_id, _) | Want::TimeToLive(request_id, _, _)) =
-            self;
+        let (RoundRequest::Read(request_id)
+        | RoundRequest::Renewal(request_id, _)
+        | RoundRequest::TimeToLive(request_id, _, _)) = self;
         request_id
     }
 }
@@ -74,7 +75,7 @@ impl Want {
 /// A round that is in flight.
 struct Round {
     context: u64,
-    wants: Vec<(Want, Instant)>,
+    wants: Vec<(RoundRequest, Instant)>,
     began: Instant,
 }
 
@@ -82,17 +83,17 @@ struct Round {
 struct Confirmed {
     /// The leader's commit index when it was asked.
     index: Index,
-    wants: Vec<(Want, Instant)>,
+    wants: Vec<(RoundRequest, Instant)>,
     /// Time at which the first of the rounds began, and time at which the last was confirmed.
     times: RoundTimes,
 }
 
 /// A waiting request, and the time at which it arrived.
-pub(super) type Waiting = (Want, Instant);
+pub(super) type TimedRequest = (RoundRequest, Instant);
 
 /// Facts about this member that decide if a round can begin.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Footing {
+pub(super) struct RoundConditions {
     /// True if a leader is known that knows the commit index. If this member leads, it must have committed an
     /// entry of its term: before that it does not know what earlier leaders have committed.
     pub can_ask: bool,
@@ -102,14 +103,14 @@ pub(super) struct Footing {
 
 /// Actions that the core has to take for rounds that are not confirmed in time.
 #[derive(Debug, Default)]
-pub(super) struct Retried {
+pub(super) struct RetryStep {
     /// True if rounds are repeated after having waited for [`RETRY`].
     pub late: bool,
     /// True if a warning should be logged, because the last one is long enough ago.
     pub warns: bool,
     /// Requests that have waited for the request timeout; their clients have already received a timeout
     /// error.
-    pub expired: Vec<Want>,
+    pub expired: Vec<RoundRequest>,
 }
 
 /// Linearizable reads, and the requests that share their rounds, from arrival until they may be answered.
@@ -119,7 +120,7 @@ pub(super) struct Retried {
 /// It knows neither raft nor the state.
 #[derive(Default)]
 pub(super) struct Reads {
-    waiting: Vec<(Want, Instant)>,
+    waiting: Vec<(RoundRequest, Instant)>,
     rounds: VecDeque<Round>,
     confirmed: VecDeque<Confirmed>,
     /// Reads whose round is confirmed and whose entries are applied; they are answered once that state is
@@ -136,7 +137,7 @@ pub(super) struct Reads {
 
 impl Reads {
     /// Adds a request that needs a new enough state.
-    pub fn push(&mut self, want: Want, now: Instant) {
+    pub fn push(&mut self, want: RoundRequest, now: Instant) {
         self.waiting.push((want, now));
     }
 
@@ -171,9 +172,9 @@ impl Reads {
 
     /// Takes out requests that have waited for `timeout`, in whatever stage. Their callers have already
     /// received a timeout error.
-    fn expired(&mut self, timeout: Duration, now: Instant) -> Vec<Want> {
+    fn expired(&mut self, timeout: Duration, now: Instant) -> Vec<RoundRequest> {
         let mut expired = Vec::new();
-        let mut sweep = |wants: &mut Vec<(Want, Instant)>| {
+        let mut sweep = |wants: &mut Vec<(RoundRequest, Instant)>| {
             wants.retain(|(want, since)| {
                 let keep = now.saturating_duration_since(*since) < timeout;
                 if !keep {
@@ -192,14 +193,19 @@ impl Reads {
     }
 
     /// Takes out all requests that wait for a round; the newest state answers them without one.
-    pub fn take_waiting(&mut self) -> Vec<Waiting> {
+    pub fn take_waiting(&mut self) -> Vec<TimedRequest> {
         std::mem::take(&mut self.waiting)
     }
 
     /// Begins a round for the waiting requests, if a leader can be asked and the pause has passed; `number`
     /// yields the round's number. Returns that number if the raft node should be asked now. If the node
     /// refuses, the caller calls [`Reads::refused`].
-    pub fn begin(&mut self, footing: Footing, number: impl FnOnce() -> u64, now: Instant) -> Option<u64> {
+    pub fn begin(
+        &mut self,
+        footing: RoundConditions,
+        number: impl FnOnce() -> u64,
+        now: Instant,
+    ) -> Option<u64> {
         if self.wait(footing, now).is_none_or(|left| !left.is_zero()) {
             return None;
         }
@@ -223,7 +229,7 @@ impl Reads {
 
     /// Returns the time until the next round may begin for the waiting reads. `None` if no read waits, or if
     /// a round can only begin after an event, such as the election of a leader.
-    pub fn wait(&self, footing: Footing, now: Instant) -> Option<Duration> {
+    pub fn wait(&self, footing: RoundConditions, now: Instant) -> Option<Duration> {
         if self.waiting.is_empty() || !footing.can_ask || self.rounds.len() >= ROUNDS_MAX {
             return None;
         }
@@ -252,7 +258,7 @@ impl Reads {
     /// Takes out one group of requests whose round is confirmed and whose entries are applied, the oldest
     /// first, with the times of its round; `None` if no such group is left. The caller may push the requests
     /// again.
-    pub fn finish(&mut self, applied: Index) -> Option<(Vec<Waiting>, RoundTimes)> {
+    pub fn finish(&mut self, applied: Index) -> Option<(Vec<TimedRequest>, RoundTimes)> {
         let done = |confirmed: &Confirmed| confirmed.index <= applied || planted::is(Bug::ReadBeforeApplied);
         let at = self.confirmed.iter().position(done)?;
         self.confirmed.remove(at).map(|confirmed| (confirmed.wants, confirmed.times))
@@ -272,7 +278,7 @@ impl Reads {
     /// Puts the requests of all rounds in flight back into the queue, because the leader has changed or is
     /// unknown: the next leader is asked again.
     pub fn ask_again(&mut self) {
-        let mut again: Vec<Waiting> = Vec::new();
+        let mut again: Vec<TimedRequest> = Vec::new();
         for mut round in self.rounds.drain(..) {
             again.append(&mut round.wants);
         }
@@ -284,9 +290,9 @@ impl Reads {
 
     /// Repeats rounds that are not confirmed in time, and takes out requests that have waited for `timeout`.
     /// Called at each tick.
-    pub fn retry(&mut self, timeout: Duration, now: Instant) -> Retried {
+    pub fn retry(&mut self, timeout: Duration, now: Instant) -> RetryStep {
         let late = |round: &Round| now.saturating_duration_since(round.began) >= RETRY;
-        let mut retried = Retried { late: self.rounds.iter().any(late), ..Retried::default() };
+        let mut retried = RetryStep { late: self.rounds.iter().any(late), ..RetryStep::default() };
         if retried.late {
             if self.slow_until.is_none_or(|until| now >= until) {
                 self.slow_until = Some(now + WARN_PAUSE);
@@ -303,13 +309,13 @@ impl Reads {
 mod tests {
     use super::*;
 
-    const FOOTING: Footing = Footing { can_ask: true, pace: Duration::ZERO };
+    const FOOTING: RoundConditions = RoundConditions { can_ask: true, pace: Duration::ZERO };
 
-    fn read(slot: u32) -> Want {
-        Want::Read(RequestId { shard: 0, slot, generation: 0 })
+    fn read(slot: u32) -> RoundRequest {
+        RoundRequest::Read(RequestId { shard: 0, slot, generation: 0 })
     }
 
-    fn slots(wants: &[Waiting]) -> Vec<u32> {
+    fn slots(wants: &[TimedRequest]) -> Vec<u32> {
         wants.iter().map(|(want, _)| want.request_id().slot).collect()
     }
 
@@ -319,7 +325,7 @@ mod tests {
         let mut reads = Reads::default();
         reads.push(read(1), now);
         reads.push(read(2), now);
-        assert_eq!(reads.begin(Footing { can_ask: false, ..FOOTING }, || 7, now), None);
+        assert_eq!(reads.begin(RoundConditions { can_ask: false, ..FOOTING }, || 7, now), None);
         assert_eq!(reads.begin(FOOTING, || 7, now), Some(7));
         // The next round begins a little later, unless the round in flight ends first.
         reads.push(read(3), now);

@@ -25,7 +25,7 @@ pub(super) enum Step {
 
 /// The result of removing a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sliced {
+pub(super) enum SliceOutcome {
     /// The slice has removed some versions, and more are left.
     Some,
     /// All versions are removed, except those that readers still need.
@@ -183,19 +183,19 @@ impl Removal {
 
     /// Records the result of a slice. Returns the answers that waited for it, and the duration of the whole
     /// removal if it has ended. A compaction request does not wait for readers, as in etcd.
-    pub fn sliced(&mut self, sliced: Sliced, now: Instant) -> (Vec<Reply>, Option<Duration>) {
+    pub fn sliced(&mut self, sliced: SliceOutcome, now: Instant) -> (Vec<Reply>, Option<Duration>) {
         let took = match sliced {
-            Sliced::Some => return (Vec::new(), None),
+            SliceOutcome::Some => return (Vec::new(), None),
             // The rest belongs to a compaction whose removal has not begun.
-            Sliced::Waits | Sliced::All if self.oldest.is_some() => {
+            SliceOutcome::Waits | SliceOutcome::All if self.oldest.is_some() => {
                 self.has_slices = false;
                 return (Vec::new(), None);
             }
-            Sliced::Waits => {
+            SliceOutcome::Waits => {
                 self.next = now + READERS_PAUSE;
                 None
             }
-            Sliced::All => {
+            SliceOutcome::All => {
                 (self.is_open, self.has_slices) = (false, false);
                 Some(now.saturating_duration_since(self.asked))
             }
@@ -264,13 +264,13 @@ mod tests {
         assert_eq!(removal.step(|_| false, at(10)), Step::Publish);
         assert_eq!(removal.through(), Revision(5), "a watch has 10 s after each compaction");
         assert_eq!(removal.step(|_| false, at(11)), Step::Remove);
-        let (told, took) = removal.sliced(Sliced::Waits, at(11));
+        let (told, took) = removal.sliced(SliceOutcome::Waits, at(11));
         assert!(told.is_empty() && took.is_none(), "the compactions behind it are not removed");
         assert_eq!(removal.step(|_| false, at(12)), Step::Nothing);
         assert_eq!(removal.step(|_| false, at(18)), Step::Publish);
         assert_eq!(removal.through(), Revision(7));
         assert_eq!(removal.step(|_| false, at(19)), Step::Remove);
-        let (told, took) = removal.sliced(Sliced::All, at(19));
+        let (told, took) = removal.sliced(SliceOutcome::All, at(19));
         assert_eq!((told.len(), took), (3, Some(Duration::from_secs(11))));
     }
 
@@ -304,12 +304,12 @@ mod tests {
         let now = Instant::now();
         let mut removal = Removal::new(Revision(5), PAUSE, now);
         removal.keep(reply());
-        let (told, took) = removal.sliced(Sliced::Some, now);
+        let (told, took) = removal.sliced(SliceOutcome::Some, now);
         assert!(told.is_empty() && took.is_none());
-        let (told, took) = removal.sliced(Sliced::Waits, now);
+        let (told, took) = removal.sliced(SliceOutcome::Waits, now);
         assert!(told.len() == 1 && took.is_none() && removal.wait(now) == Some(READERS_PAUSE));
         removal.keep(reply());
-        let (told, took) = removal.sliced(Sliced::All, now + PAUSE);
+        let (told, took) = removal.sliced(SliceOutcome::All, now + PAUSE);
         assert!(told.len() == 1 && took == Some(PAUSE) && removal.wait(now).is_none());
         assert!(!removal.is_open());
     }

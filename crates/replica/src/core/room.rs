@@ -68,7 +68,7 @@ pub(super) enum Purpose {
 }
 
 /// A batch that the log had no space for. To raft it looks like a batch whose sync takes long.
-struct Parked {
+struct ParkedBatch {
     batch: Batch,
     /// Raft's number of the batch.
     raft: u64,
@@ -86,7 +86,7 @@ struct Syncing {
 
 /// The result of a check of the disk.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Look {
+pub(super) struct DiskCheck {
     /// True if the checkpointer should reserve space for the next checkpoint. The core calls
     /// [`Room::reserved`] once it has given the order.
     pub wants_reserve: bool,
@@ -99,7 +99,7 @@ pub(super) struct Look {
 /// Batches go to the log in order. Those that find no space wait here until the log takes them. A caller that
 /// wants to put more into the log asks first, see [`Purpose`].
 pub(super) struct Room {
-    parked: VecDeque<Parked>,
+    parked: VecDeque<ParkedBatch>,
     /// Batches that the log is syncing, the oldest first.
     syncing: VecDeque<Syncing>,
     /// Free bytes of the file system at the last check.
@@ -158,20 +158,20 @@ impl Room {
             batch.hard_state = batch.hard_state.or(hard_state);
         }
         if self.parked.is_empty() {
-            self.hand_now(log, Parked { batch, raft, since: now })
+            self.hand_now(log, ParkedBatch { batch, raft, since: now })
         } else {
-            self.parked.push_back(Parked { batch, raft, since: now });
+            self.parked.push_back(ParkedBatch { batch, raft, since: now });
             Ok(())
         }
     }
 
-    fn hand_now(&mut self, log: &mut Log, parked: Parked) -> Result<(), Fatal> {
-        let Parked { batch, raft, since } = parked;
+    fn hand_now(&mut self, log: &mut Log, parked: ParkedBatch) -> Result<(), Fatal> {
+        let ParkedBatch { batch, raft, since } = parked;
         match log.append(batch) {
             Ok(ticket) => self.syncing.push_back(Syncing { ticket, raft, since }),
             Err(refused) => match refused.reason {
                 Refusal::NoSpace | Refusal::QueueFull if !planted::is(planted::Bug::FullLogFatal) => {
-                    self.parked.push_front(Parked { batch: refused.batch, raft, since });
+                    self.parked.push_front(ParkedBatch { batch: refused.batch, raft, since });
                 }
                 // The disk has failed, which the log reports as an event, or this is a bug of this program.
                 reason => return Err(Fatal::LogRefused(reason)),
@@ -346,7 +346,7 @@ impl Room {
     }
 
     /// Checks the disk, at most once per interval; `None` if the interval has not passed.
-    pub fn look(&mut self, log: &Log, now: Instant) -> Option<Look> {
+    pub fn look(&mut self, log: &Log, now: Instant) -> Option<DiskCheck> {
         if now < self.next_look {
             return None;
         }
@@ -358,7 +358,7 @@ impl Room {
         let has_plenty = self.has_plenty(log);
         self.reserve_asked &= !has_plenty;
         let wants_reserve = !has_plenty && !self.reserve_asked || log.holds_room();
-        Some(Look { wants_reserve, is_short: !self.is_ample(log) })
+        Some(DiskCheck { wants_reserve, is_short: !self.is_ample(log) })
     }
 
     /// Returns a token that belongs to an order to reserve space for the next checkpoint; `None` if such an

@@ -318,7 +318,7 @@ impl Core {
         self.carry_out(now)?;
         self.finish_rounds(now);
         let leases_as_of = self.pace.writing.leases_as_of(now);
-        self.leases.look(self.machine.applied_index, self.node.standing().commit, leases_as_of);
+        self.leases.look(self.machine.applied_index, self.node.status().commit, leases_as_of);
         self.remove_slice(now);
         // From here on the newest view and the state match, except for an entry that is partly applied.
         self.publish();
@@ -343,7 +343,7 @@ impl Core {
             // until another leader is known.
             let waited = now.saturating_duration_since(since);
             let succeeded = !self.lifecycle.has_resigned()
-                || self.node.standing().leader != MemberId::NONE
+                || self.node.status().leader != MemberId::NONE
                 || waited > 2 * self.shared.limits.election_timeout;
             let idle = self.proposals.open() == 0
                 && !self.proposals.has_gathered()
@@ -370,12 +370,12 @@ impl Core {
 
     /// Records which entries have passed which stage, before the writes among them are answered.
     fn note_stages(&mut self, now: Instant) {
-        let standing = self.node.standing();
+        let raft_status = self.node.status();
         let published = match self.machine.is_whole() {
             true => (self.machine.applied_index, self.machine.store.current_revision()),
             false => (Index(0), Revision(0)),
         };
-        if let Some(positions) = self.publication.note(standing, published) {
+        if let Some(positions) = self.publication.note(raft_status, published) {
             let shared = &self.shared;
             shared.stages.turn(positions, now, || shared.clock.now());
             self.count_memory();

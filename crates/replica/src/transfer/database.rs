@@ -26,7 +26,7 @@ use storage::etcd_database::{self, EtcdDatabase, EtcdDatabaseError, TooManyChang
 use storage::values::LogValues;
 use tokio::sync::oneshot;
 
-use super::{Outcome, Portion, ReceiveError, Received, Receiver, attempt};
+use super::{Outcome, Portion, ReceiveError, ReceivedState, Receiver, attempt};
 use crate::requests::{PeerRequest, ReplyBody};
 
 /// Name of the file in the member's directory, which exists only for a moment.
@@ -327,7 +327,8 @@ impl Receiver {
         }
         let (claim, machine) = self.read_database(&message, image, body).await?;
         let (told, outcome) = oneshot::channel();
-        let received = Received { message, machine: Box::new(machine), base_applied: None, told: Some(told) };
+        let received =
+            ReceivedState { message, machine: Box::new(machine), base_applied: None, told: Some(told) };
         self.shared.core.send(PeerRequest::SnapshotReceived(claim, Box::new(received)));
         match outcome.await {
             // A sender whose entries this member already has is behind; it gets the same answer as from etcd.

@@ -13,7 +13,7 @@ use clock::Clock;
 use machine::{ReadError, Values};
 use mvcc::Value;
 use numbers::Revision;
-use replica::stages::{Passed, RoundTimes};
+use replica::stages::{RoundTimes, WriteTimes};
 use telemetry::stages::{Stage, StageTimes};
 
 use super::Services;
@@ -189,7 +189,7 @@ impl Services {
         (asked, answered): (Instant, Instant),
         revision: Revision,
     ) -> StageTimes {
-        let passed: Option<Passed> = self.shared.stages.of(asked, revision);
+        let passed: Option<WriteTimes> = self.shared.stages.of(asked, revision);
         let mut stages = started(begun, asked);
         stages.extend(passed.into_iter().flat_map(|passed| passed.stages(asked, answered)));
         stages

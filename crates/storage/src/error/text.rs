@@ -4,7 +4,7 @@ use std::fmt;
 
 use interchange::wal::GUARD_NAMES;
 
-use super::{DataDirError, FirstEntriesError, Inconsistency, Lacking, Misplaced};
+use super::{DataDirError, FirstEntriesError, Inconsistency, LogDirMismatch, MissingEntries};
 use crate::log_dir::NOTE_NAME;
 use crate::nospace;
 use crate::shell::in_shell;
@@ -110,7 +110,7 @@ impl fmt::Display for DataDirError {
                 identity.cluster_id,
                 log::REMEDY
             ),
-            DataDirError::Misplaced(what) => what.fmt(f),
+            DataDirError::LogDirMismatch(what) => what.fmt(f),
             DataDirError::Inconsistent(what) => what.fmt(f),
             DataDirError::Begin(error) => error.fmt(f),
             DataDirError::ForceNewCluster(error) => error.fmt(f),
@@ -124,10 +124,10 @@ impl fmt::Display for DataDirError {
     }
 }
 
-impl fmt::Display for Misplaced {
+impl fmt::Display for LogDirMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Misplaced::Elsewhere { log_dir, chosen, own } => {
+            LogDirMismatch::Elsewhere { log_dir, chosen, own } => {
                 let is_own = log_dir == own;
                 let (log_dir, chosen) = (log_dir.display(), chosen.display());
                 write!(f, "the log of this member is in {log_dir}, not in {chosen}: ")?;
@@ -137,7 +137,7 @@ impl fmt::Display for Misplaced {
                 }
                 write!(f, ", or, while the member is stopped, move all files of {log_dir} to {chosen}")
             }
-            Misplaced::Missing { log_dir, chosen } => write!(
+            LogDirMismatch::Missing { log_dir, chosen } => write!(
                 f,
                 "the log of this member was in {}, which holds no log now, nor does {}: check --wal-dir, and that the disk \
                  of the log is mounted; if it is lost, {}",
@@ -145,7 +145,7 @@ impl fmt::Display for Misplaced {
                 chosen.display(),
                 log::REMEDY
             ),
-            Misplaced::NotThere { log_dir, member_dir } => write!(
+            LogDirMismatch::NotThere { log_dir, member_dir } => write!(
                 f,
                 "{} notes that the log of this member is in {log}, which holds no log: mount its disk. If the log was moved, or its \
                  directory renamed, start the member with the --wal-dir where it is now, which notes that, or make {log} a link to \
@@ -154,7 +154,7 @@ impl fmt::Display for Misplaced {
                 log::REMEDY,
                 log = log_dir.display()
             ),
-            Misplaced::MovedInUse { log_dir, chosen } => write!(
+            LogDirMismatch::MovedInUse { log_dir, chosen } => write!(
                 f,
                 "the log of this member was in {from}, and the member was not stopped cleanly: it cannot be told whether \
                  what is in {} now is all of it, or an older copy. Start the member once with the log where it was, stop \
@@ -163,7 +163,7 @@ impl fmt::Display for Misplaced {
                 chosen.display(),
                 from = log_dir.display()
             ),
-            Misplaced::OfAnother { log_dir, member_dir } => write!(
+            LogDirMismatch::OfAnother { log_dir, member_dir } => write!(
                 f,
                 "{} holds the log of another data directory: {} has nothing of that member. Check --data-dir and \
                  --wal-dir; if that data directory is lost, {}",
@@ -171,13 +171,13 @@ impl fmt::Display for Misplaced {
                 member_dir.display(),
                 log::REMEDY
             ),
-            Misplaced::NotEmpty { chosen, file } => write!(
+            LogDirMismatch::NotEmpty { chosen, file } => write!(
                 f,
                 "--wal-dir={}: there is {}, which is not of a log: name a directory that is empty or does not exist",
                 chosen.display(),
                 file.display()
             ),
-            Misplaced::Overlaps { chosen, member_dir } => write!(
+            LogDirMismatch::Overlaps { chosen, member_dir } => write!(
                 f,
                 "--wal-dir={}: the log needs a directory to itself, and this one holds {} or belongs to it",
                 chosen.display(),
@@ -232,16 +232,16 @@ impl fmt::Display for Inconsistency {
     }
 }
 
-impl fmt::Display for Lacking {
+impl fmt::Display for MissingEntries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Lacking::Before(index) => {
+            MissingEntries::Before(index) => {
                 write!(f, "it begins behind a state that was taken over at entry {index}")
             }
-            Lacking::Gap { found, expected } => {
+            MissingEntries::Gap { found, expected } => {
                 write!(f, "entry {found} follows where {expected} was expected")
             }
-            Lacking::UpTo(index) => write!(f, "it lacks entries up to {index}"),
+            MissingEntries::UpTo(index) => write!(f, "it lacks entries up to {index}"),
         }
     }
 }

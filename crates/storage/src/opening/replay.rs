@@ -9,7 +9,7 @@ use log::{EntryPlace, Log, LogEvent, Recovered, Replayed};
 use numbers::Index;
 
 use crate::catch_up::entry_of;
-use crate::error::Lacking;
+use crate::error::MissingEntries;
 
 /// An opened log, and its entries that are not in the checkpoint.
 pub(crate) struct ReplayedLog {
@@ -25,15 +25,17 @@ impl ReplayedLog {
     /// # Errors
     ///
     /// Returns the entries that are missing.
-    pub fn is_whole(&self) -> Result<(), Lacking> {
+    pub fn is_whole(&self) -> Result<(), MissingEntries> {
         if self.recovered.base.index > Index(0) {
-            return Err(Lacking::Before(self.recovered.base.index));
+            return Err(MissingEntries::Before(self.recovered.base.index));
         }
         let numbered = self.entries.iter().zip(1..).find(|(entry, index)| entry.index != Index(*index));
         match numbered {
-            Some((entry, expected)) => Err(Lacking::Gap { found: entry.index, expected: Index(expected) }),
+            Some((entry, expected)) => {
+                Err(MissingEntries::Gap { found: entry.index, expected: Index(expected) })
+            }
             None if self.entries.len() as u64 == self.recovered.last_index.0 => Ok(()),
-            None => Err(Lacking::UpTo(self.recovered.last_index)),
+            None => Err(MissingEntries::UpTo(self.recovered.last_index)),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use api::raftpb;
-use consensus::{Entry, EntryKind, HardState, Node, Restored};
+use consensus::{Entry, EntryKind, HardState, Node, RestoredState};
 use log::checkpoint::Manifest;
 use log::{Batch, EntryPlace, Log, LogEvent, Recovered, Reset};
 use machine::{Machine, Members};
@@ -168,7 +168,7 @@ impl Start {
         identity: &Identity,
         machine: &Machine,
         terms: &Terms,
-    ) -> Result<Node, consensus::Refused> {
+    ) -> Result<Node, consensus::Refusal> {
         let options = opening.options;
         let first_index =
             self.log.entries().first_index().max(terms.first_index().unwrap_or_default().next());
@@ -186,7 +186,7 @@ impl Start {
                 speaks_as_etcd: switches.speaks_as_etcd,
                 ..standard
             },
-            Restored {
+            RestoredState {
                 hard_state: self.hard_state,
                 voters: machine.members.voters().into_iter().map(MemberId).collect(),
                 learners: machine.members.learners().into_iter().map(MemberId).collect(),

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use accounting::Charge;
 
-use super::{Arrived, Portion, Readers, Run, Stage};
+use super::{Portion, ReadValue, Readers, Run, Stage};
 
 /// Maximum bytes of a portion; a single value may be larger.
 const PORTION_BYTES: usize = 1 << 20;
@@ -27,7 +27,7 @@ pub struct Reading {
     pub(super) portion: Option<(u64, usize)>,
     /// Number of times that the current portion was revoked before this call took it.
     pub(super) taken_back: u32,
-    pub(super) arrived: Vec<Arrived>,
+    pub(super) arrived: Vec<ReadValue>,
     /// Charges for the values that have arrived.
     pub(super) charges: Vec<Charge>,
 }
@@ -113,9 +113,9 @@ impl Reading {
 }
 
 impl Future for Reading {
-    type Output = Vec<Arrived>;
+    type Output = Vec<ReadValue>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Vec<Arrived>> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Vec<ReadValue>> {
         loop {
             if let Some((id, end)) = self.portion
                 && self.take(id, end, context).is_pending()

@@ -20,7 +20,7 @@ fn value(segment: u32, len: u32) -> Value {
     Value { location: mvcc::Location { segment, offset: 1 << 20 }, len, crc: 0 }
 }
 
-fn poll(reading: &mut Reading) -> Poll<Vec<Arrived>> {
+fn poll(reading: &mut Reading) -> Poll<Vec<ReadValue>> {
     Pin::new(reading).poll(&mut Context::from_waker(Waker::noop()))
 }
 

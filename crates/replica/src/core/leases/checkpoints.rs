@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use api::etcdserverpb::LeaseCheckpoint;
-use consensus::{Node, Others};
+use consensus::{Node, OtherPrograms};
 use machine::Leases;
 use machine::request::granted_lease;
 use numbers::{Index, LeaseId, Seconds};
@@ -49,15 +49,15 @@ pub(super) struct ClearingPass {
 impl LeaseClocks {
     /// Records which programs the other members run. Called at each tick while this member leads, and before
     /// it stops. Once a member is known to run etcd, all lease checkpoints are cleared.
-    pub fn others_are(&mut self, others: Others) {
+    pub fn others_are(&mut self, others: OtherPrograms) {
         self.slice_refused = false;
         let before = std::mem::replace(&mut self.others, others);
-        if others != Others::Mainstay {
+        if others != OtherPrograms::Mainstay {
             self.noting = None;
         }
         // While lease checkpoints are distrusted, they are being cleared already, and no leader makes new
         // ones.
-        if others == Others::SomeEtcd && before != others && !self.doubt && !self.none_noted {
+        if others == OtherPrograms::SomeEtcd && before != others && !self.doubt && !self.none_noted {
             self.doubt = true;
             self.take_back(true);
         }
@@ -90,9 +90,9 @@ impl LeaseClocks {
             return;
         }
         match self.others {
-            Others::SomeEtcd => self.take_back(false),
-            Others::Unheard => {}
-            Others::Mainstay => {
+            OtherPrograms::SomeEtcd => self.take_back(false),
+            OtherPrograms::Unheard => {}
+            OtherPrograms::Mainstay => {
                 self.none_noted = false;
                 self.noting = Some(CheckpointPass {
                     behind: None,
@@ -152,7 +152,7 @@ impl LeaseClocks {
         has_room: bool,
         now: Instant,
     ) -> Option<Vec<LeaseCheckpoint>> {
-        let last = node.standing().last;
+        let last = node.status().last;
         if !has_room || self.renewals.with(|expiry| expiry.is_starting()) {
             // A lease whose clock is not started yet would start with the new checkpoint, as if an earlier
             // leader had made it.

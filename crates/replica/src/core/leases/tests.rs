@@ -90,15 +90,15 @@ fn a_renewal_takes_a_note_back_that_is_applied_or_under_way() {
 /// Returns a node whose log ends at `last`, and whose entries cannot be read.
 fn node(last: Index) -> Node {
     let config = consensus::Config { id: MemberId(1), ..consensus::Config::default() };
-    let restored = consensus::Restored {
+    let restored = consensus::RestoredState {
         hard_state: HardState { term: Term(1), commit: last, ..HardState::default() },
         voters: vec![MemberId(1)],
         applied: last,
         applied_term: Term(1),
-        ..consensus::Restored::default()
+        ..consensus::RestoredState::default()
     };
     let node = Node::new(config, restored).expect("starts");
-    assert_eq!(node.standing().last, last);
+    assert_eq!(node.status().last, last);
     node
 }
 
@@ -144,8 +144,8 @@ fn in_doubt_the_notes_of_all_leases_are_taken_back() {
         let mut clocks = clocks(start);
         lead(&mut clocks, &leases, !heard, start);
         if heard {
-            clocks.others_are(Others::Mainstay);
-            clocks.others_are(Others::SomeEtcd);
+            clocks.others_are(OtherPrograms::Mainstay);
+            clocks.others_are(OtherPrograms::SomeEtcd);
         }
         let mut all = Vec::new();
         while clocks.is_noting() {
@@ -156,7 +156,7 @@ fn in_doubt_the_notes_of_all_leases_are_taken_back() {
         assert!(!clocks.has_to_do(false, || true, REACH));
         // Later passes clear only lease checkpoints that are in the state.
         clocks.look(Index(0), Index(0), start);
-        clocks.others_are(Others::SomeEtcd);
+        clocks.others_are(OtherPrograms::SomeEtcd);
         clocks.note_if_due(start + seconds(61));
         assert_eq!(slice(&mut clocks, &leases, true, start), [7]);
     }
@@ -185,7 +185,7 @@ fn doubt_outlives_leadership_until_all_notes_are_taken_back() {
     lead(&mut clocks, &leases, false, start);
     assert_eq!(left(&clocks, start), 61, "it was in the log of a leader that is none any more");
     // No lease is checkpointed while lease checkpoints are distrusted.
-    clocks.others_are(Others::Mainstay);
+    clocks.others_are(OtherPrograms::Mainstay);
     clocks.note_before_stop();
     assert_eq!(slice(&mut clocks, &leases, true, start + seconds(2)).len(), 10);
     assert_eq!(slice(&mut clocks, &leases, true, start), [0; 0]);
@@ -208,7 +208,7 @@ fn a_slice_that_is_refused_is_taken_back_after_the_next_tick() {
         assert_eq!(slice(&mut clocks, &leases, false, start).first(), Some(&1_001));
         assert!(clocks.is_noting() && !clocks.has_to_do(false, || true, REACH), "it does not spin");
         assert_eq!(slice(&mut clocks, &leases, true, start), [0; 0]);
-        clocks.others_are(Others::Unheard);
+        clocks.others_are(OtherPrograms::Unheard);
         assert!(clocks.has_to_do(false, || true, REACH));
     }
     assert_eq!(slice(&mut clocks, &leases, true, start).len(), 500);
@@ -228,7 +228,7 @@ fn no_shard_renews_a_lease_once_its_time_left_has_been_looked_at_for_a_note() {
     let mut clocks = clocks(start);
     lead(&mut clocks, &leases, false, start);
     clocks.open_to_shards(true);
-    clocks.others_are(Others::Mainstay);
+    clocks.others_are(OtherPrograms::Mainstay);
     let renew = |clocks: &mut LeaseClocks, applied, now| {
         clocks.renew((REQUEST, LeaseId(1)), leases.get(LeaseId(1)), Index(applied), now, now)
     };
@@ -267,7 +267,7 @@ fn no_shard_renews_a_lease_in_doubt_or_for_a_member_that_leads_no_more() {
     };
     assert_eq!(renew(&mut clocks), Renewal::Answered(Seconds(60)));
     assert_eq!(by_shard(&clocks, start), Some(Seconds(60)));
-    clocks.others_are(Others::SomeEtcd);
+    clocks.others_are(OtherPrograms::SomeEtcd);
     assert_eq!(by_shard(&clocks, start), None, "another member may have a note");
     assert_eq!(renew(&mut clocks), Renewal::TakesBack(Seconds(60)));
     assert_eq!(by_shard(&clocks, start), None);
@@ -353,7 +353,7 @@ fn all_notes_are_taken_back_once_more_where_some_were_made_since() {
     let mut clocks = clocks(start);
     lead(&mut clocks, &leases, false, start);
     let all_taken_back = |clocks: &mut LeaseClocks| {
-        clocks.others_are(Others::SomeEtcd);
+        clocks.others_are(OtherPrograms::SomeEtcd);
         let taken_back = slice(clocks, &leases, true, start);
         while clocks.is_noting() {
             assert_eq!(slice(clocks, &leases, true, start), [0; 0]);
@@ -363,9 +363,9 @@ fn all_notes_are_taken_back_once_more_where_some_were_made_since() {
     };
     assert_eq!(all_taken_back(&mut clocks), 10);
     // The member that runs etcd is removed, and added again.
-    clocks.others_are(Others::Mainstay);
+    clocks.others_are(OtherPrograms::Mainstay);
     assert_eq!(all_taken_back(&mut clocks), 0, "none were made");
-    clocks.others_are(Others::Mainstay);
+    clocks.others_are(OtherPrograms::Mainstay);
     clocks.note_if_due(start + seconds(61));
     assert_eq!(slice(&mut clocks, &leases, true, start), [0; 0]);
     assert_eq!(all_taken_back(&mut clocks), 10);

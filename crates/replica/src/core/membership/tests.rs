@@ -1,4 +1,4 @@
-use consensus::{Config, HardState, Restored};
+use consensus::{Config, HardState, RestoredState};
 use machine::Member;
 
 use super::*;
@@ -12,7 +12,8 @@ fn members(ids: &[u64]) -> Members {
 }
 
 fn node(voters: &[u64]) -> Node {
-    let restored = Restored { voters: voters.iter().copied().map(MemberId).collect(), ..Restored::default() };
+    let restored =
+        RestoredState { voters: voters.iter().copied().map(MemberId).collect(), ..RestoredState::default() };
     Node::new(Config { id: MemberId(1), ..Config::default() }, restored).expect("they go together")
 }
 
@@ -33,7 +34,7 @@ fn what_would_cost_the_quorum_is_refused() {
     let mut membership = membership(&all);
     let here = |id| (id != 3).then_some(now);
     let absent = |_| None;
-    let present = |active_since| Present {
+    let present = |active_since| ChangeContext {
         members: &all,
         node: &node,
         leads: true,
@@ -71,7 +72,7 @@ fn a_member_is_added_where_those_that_are_there_are_a_quorum_without_it() {
             let ids: Vec<u64> = (1..=voters).collect();
             let (all, node, now) = (members(&ids), node(&ids), Instant::now());
             let active_since = |id| (id <= voters - away).then_some(now);
-            let present = Present {
+            let present = ChangeContext {
                 members: &all,
                 node: &node,
                 leads: true,
@@ -93,11 +94,11 @@ fn a_leader_of_two_hands_over_before_it_is_removed_and_pauses_in_between() {
     let mut membership = membership(&all);
     let seen = start.checked_sub(HEALTHY_FOR).unwrap_or(start);
     let active_since = move |_| Some(seen);
-    let present = |leads| Present {
+    let present = |leads| ChangeContext {
         members: &all,
         node: &node,
         leads,
-        applied_term: node.standing().term,
+        applied_term: node.status().term,
         active_since: &active_since,
         successor: &|| Some(MemberId(2)),
     };
@@ -119,7 +120,10 @@ fn a_leader_of_two_hands_over_before_it_is_removed_and_pauses_in_between() {
     assert!(membership.has_next());
     assert!(membership.was_removed(start) && !membership.was_removed(start));
     assert_eq!(membership.tell_of_removal(Term(3)), None);
-    assert_eq!(membership.take_told(), [Told { request_id: REQUEST, outcome: Ok(()), raft_term: Term(3) }]);
+    assert_eq!(
+        membership.take_told(),
+        [ChangeAnswer { request_id: REQUEST, outcome: Ok(()), raft_term: Term(3) }]
+    );
     assert!(!membership.has_left(false, start) && membership.has_left(false, start + REMOVED_PAUSE));
     assert!(!membership.has_left(true, start + REMOVED_PAUSE));
 }
@@ -130,7 +134,7 @@ fn a_learner_whose_url_changes_stays_one_for_members_of_old_etcd() {
         let mut all = members(&[1, 2, 3]);
         all.by_id.insert(3, Member { id: 3, is_learner, ..Member::default() });
         let (mut membership, node, now) = (membership(&all), node(&[1, 2]), Instant::now());
-        let present = Present {
+        let present = ChangeContext {
             members: &all,
             node: &node,
             leads: true,
@@ -158,7 +162,7 @@ fn a_change_is_judged_again_when_it_is_proposed() {
         let mut membership = membership(&all);
         let active_since = |id| (id < 4).then_some(start);
         let ask = |membership: &mut Membership, all: &Members, change| {
-            let present = Present {
+            let present = ChangeContext {
                 members: all,
                 node: &node,
                 leads: true,
@@ -196,17 +200,17 @@ fn the_entry_carries_the_limit_that_members_of_etcd_have() {
     // A follower in term 0 has no leader that could run etcd; in term 3 it has heard nothing of its leader.
     for (term, limit) in [(0, 5), (3, 1)] {
         let all = members(&[1, 2]);
-        let restored = Restored {
+        let restored = RestoredState {
             voters: vec![MemberId(1), MemberId(2)],
             hard_state: HardState { term: Term(term), ..HardState::default() },
-            ..Restored::default()
+            ..RestoredState::default()
         };
         let config = Config { id: MemberId(1), ..Config::default() };
         let node = Node::new(config, restored).expect("they go together");
         let mut membership = membership(&all);
         (membership.rules.learners_max, membership.rules.strict) = (5, false);
         assert_eq!(membership.is_held_back(&node), limit == 1);
-        let present = Present {
+        let present = ChangeContext {
             members: &all,
             node: &node,
             leads: false,

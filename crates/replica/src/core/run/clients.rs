@@ -18,10 +18,10 @@ use telemetry::logging::{Logger, Value};
 
 use super::{Core, STOP_TIMEOUT};
 use crate::core::leases::Renewal;
-use crate::core::membership::Told;
-use crate::core::proposals::{Given, Ground, Proposal, Waiter};
+use crate::core::membership::ChangeAnswer;
+use crate::core::proposals::{Proposal, ProposalLimits, ProposalTerm, Waiter};
 use crate::core::questions::Question;
-use crate::core::reads::{Footing, RETRY, Waiting, Want};
+use crate::core::reads::{RETRY, RoundConditions, RoundRequest, TimedRequest};
 use crate::core::removal::Compaction;
 use crate::core::room::{Purpose, Room, purpose_of};
 use crate::core::{Reply, ReplyBody, RequestId};
@@ -31,10 +31,10 @@ use crate::stages::RoundTimes;
 
 /// Linearizable reads.
 impl Core {
-    fn footing(&self) -> Footing {
-        let can_ask = self.node.standing().leader.is_some()
+    fn footing(&self) -> RoundConditions {
+        let can_ask = self.node.status().leader.is_some()
             && (!self.leadership.leads() || self.leadership.has_settled());
-        Footing { can_ask, pace: self.pace.cpu.pace() }
+        RoundConditions { can_ask, pace: self.pace.cpu.pace() }
     }
 
     /// Returns the time until the next round may begin for the waiting reads, see
@@ -70,17 +70,17 @@ impl Core {
         }
     }
 
-    fn grant(&mut self, wants: Vec<Waiting>, times: Option<RoundTimes>, now: Instant) {
+    fn grant(&mut self, wants: Vec<TimedRequest>, times: Option<RoundTimes>, now: Instant) {
         for (want, since) in wants {
             match want {
-                Want::Read(request_id) => self.reads.readable(request_id, times),
+                RoundRequest::Read(request_id) => self.reads.readable(request_id, times),
                 // Leadership was lost while the request waited, and the lease clocks run on the next leader.
                 want if !self.leadership.leads() => self.refuse(want.request_id(), error::NOT_PRIMARY_LESSOR),
                 // The round was confirmed to this member as a follower, which has become the leader since.
                 // Its lease clocks do not run yet.
                 want if !self.leadership.has_settled() => self.reads.push(want, since),
-                Want::Renewal(request_id, id) => self.renew(request_id, id, since, now),
-                Want::TimeToLive(request_id, id, keys) => {
+                RoundRequest::Renewal(request_id, id) => self.renew(request_id, id, since, now),
+                RoundRequest::TimeToLive(request_id, id, keys) => {
                     self.ask(Question::TimeToLive(request_id, id, keys), since);
                 }
             }
@@ -118,7 +118,7 @@ impl Core {
     /// Returns true if this member leads at this moment of the turn and has applied all entries of earlier
     /// leaders.
     pub(super) fn leads_now(&self) -> bool {
-        self.leadership.is_leading(self.node.standing())
+        self.leadership.is_leading(self.node.status())
     }
 
     /// Renews a lease for a client, once a ReadIndex round has confirmed that this member still leads. A
@@ -135,7 +135,7 @@ impl Core {
             self.renew(request_id, id, now, now);
         } else {
             self.leases.hold(id, now);
-            self.reads.push(Want::Renewal(request_id, id), now);
+            self.reads.push(RoundRequest::Renewal(request_id, id), now);
         }
     }
 
@@ -166,13 +166,13 @@ impl Core {
             return None;
         }
         let noted = checkpoints.clone();
-        let before = self.node.standing().last;
+        let before = self.node.status().last;
         let request = InternalRaftRequest {
             lease_checkpoint: Some(LeaseCheckpointRequest { checkpoints }),
             ..InternalRaftRequest::default()
         };
         self.propose_own_for(purpose, request, waiter);
-        let index = Some(self.node.standing().last).filter(|last| *last > before)?;
+        let index = Some(self.node.status().last).filter(|last| *last > before)?;
         self.leases.noted(&noted, index);
         Some(index)
     }
@@ -221,7 +221,7 @@ impl Core {
             return false;
         }
         let has_room = || Room::takes_more(&self.log);
-        let reach = (self.node.standing().last, self.machine.applied_index);
+        let reach = (self.node.status().last, self.machine.applied_index);
         self.leases.has_to_forget()
             || self.leads_now() && self.leases.has_to_do(!self.lifecycle.is_stopping(), has_room, reach)
     }
@@ -265,7 +265,7 @@ impl Core {
     /// Returns how many more proposals to wait for, and how long; `None` to propose now.
     pub(super) fn batching_wait(&self, now: Instant) -> Option<(usize, Duration)> {
         let one_by_one = !self.options.raft_pipeline && self.leadership.leads();
-        if one_by_one && self.node.standing().last > self.machine.applied_index {
+        if one_by_one && self.node.status().last > self.machine.applied_index {
             // The end of a sync wakes the core, but a commit by acknowledgements of other members may come
             // without one, so the wait is short.
             return Some((usize::MAX, ONE_BY_ONE_LOOK));
@@ -273,8 +273,9 @@ impl Core {
         if self.machine.members.by_id.len() <= 1 {
             // A write goes at once if the log's next sync is due anyway, for an entry that the core itself
             // has proposed.
-            let standing = self.node.standing();
-            let own = standing.last > standing.commit && !self.proposals.has_gathered_through(standing.last);
+            let raft_status = self.node.status();
+            let own = raft_status.last > raft_status.commit
+                && !self.proposals.has_gathered_through(raft_status.last);
             return if own { None } else { self.proposals.wait(now) };
         }
         self.proposals.wait_in_cluster(self.is_proposing(), self.pace.cpu.pace(), now)
@@ -283,9 +284,9 @@ impl Core {
     /// Returns true if proposals are in flight: on a leader until they are committed, on a follower until
     /// they are applied.
     fn is_proposing(&self) -> bool {
-        let standing = self.node.standing();
+        let raft_status = self.node.status();
         match self.leadership.leads() {
-            true => standing.last > standing.commit,
+            true => raft_status.last > raft_status.commit,
             false => self.proposals.is_under_way(),
         }
     }
@@ -326,13 +327,13 @@ impl Core {
             self.proposals.refused();
             return;
         }
-        self.proposals.gathered_through(self.node.standing().last);
+        self.proposals.gathered_through(self.node.status().last);
         let given = self.given();
         self.proposals.proposed(count, given, |bytes| self.shared.proposal_taken(bytes));
     }
 
-    fn ground(&self) -> Ground {
-        Ground {
+    fn ground(&self) -> ProposalLimits {
+        ProposalLimits {
             leads: self.leadership.leads(),
             queued_bytes: self.queued_bytes(),
             queued_bytes_max: self.space.room.queued_bytes_max(&self.log),
@@ -351,8 +352,8 @@ impl Core {
     }
 
     /// Returns the leadership under which a proposal made now is given.
-    pub(super) fn given(&self) -> Given {
-        Given { term: self.node.standing().term, bound: self.node.binds_proposals() }
+    pub(super) fn given(&self) -> ProposalTerm {
+        ProposalTerm { term: self.node.status().term, bound: self.node.binds_proposals() }
     }
 
     /// Refuses the gathered commands that the disk has no space for.
@@ -474,15 +475,15 @@ impl Core {
             "removed through {}, published {removed_through}",
             view.removed_through()
         );
-        let standing = self.node.standing();
+        let raft_status = self.node.status();
         self.leases.open_to_shards(self.leads_alone() && !self.lifecycle.is_parked());
         self.shared.metrics.mvcc.db_open_read_transactions.set_u64(self.space.segments.open_views() as u64);
         let published = Published {
             view,
             applied_index: self.machine.applied_index,
             applied_term: self.machine.applied_term,
-            commit_index: standing.commit,
-            leader: if self.lifecycle.is_parked() { 0 } else { standing.leader.0 },
+            commit_index: raft_status.commit,
+            leader: if self.lifecycle.is_parked() { 0 } else { raft_status.leader.0 },
             reads_local: if self.lifecycle.is_parked() {
                 self.is_parked_complete()
             } else {
@@ -532,7 +533,7 @@ impl Core {
         let view = Arc::clone(&self.shared.state.load().view);
         let removal = &mut self.compactions.removal;
         self.answers.published(removal.is_open(), |reply| removal.keep(reply));
-        for Told { request_id, outcome, raft_term } in self.membership.take_told() {
+        for ChangeAnswer { request_id, outcome, raft_term } in self.membership.take_told() {
             let body = match outcome {
                 Ok(()) => ReplyBody::MembersChanged,
                 Err(status) => ReplyBody::Outcome(Err(status), None),
@@ -565,7 +566,7 @@ pub(super) fn step_received(node: &mut Node, logger: &Logger, message: raftpb::M
     let (kind, from) = (message.r#type.unwrap_or(0), message.from.unwrap_or(0));
     let commit = message.commit.unwrap_or(0);
     if let Err(why) = node.request(Request::Receive(message)) {
-        let last = node.standing().last;
+        let last = node.status().last;
         if kind == raftpb::MessageType::MsgHeartbeat as i32 && commit > last.0 {
             // A heartbeat contains only a commit index up to which this member has acknowledged its log.
             logger.error(

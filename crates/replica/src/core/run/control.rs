@@ -9,10 +9,10 @@ use storage::nospace::Cause;
 use telemetry::logging::Value;
 
 use super::Core;
-use crate::core::parked::{IDLE, Parked, Response};
+use crate::core::parked::{IDLE, OutOfService, Response};
 use crate::core::proposals::{Proposal, Waiter};
 use crate::core::questions::Question;
-use crate::core::reads::Want;
+use crate::core::reads::RoundRequest;
 use crate::core::{
     ClientRequest, ControlRequest, CoreRequest, Fatal, PeerRequest, ReplyBody, StorageRequest,
 };
@@ -44,7 +44,7 @@ impl Core {
                 let proposal = Proposal { request_id, id, data, wait_removed, since: now };
                 self.proposals.push(proposal, writer, now);
             }
-            ClientRequest::Read(request_id) => self.reads.push(Want::Read(request_id), now),
+            ClientRequest::Read(request_id) => self.reads.push(RoundRequest::Read(request_id), now),
             ClientRequest::ChangeMembers(request_id, change, asks_again) => {
                 self.change_members(request_id, change, asks_again, now)
             }
@@ -52,7 +52,7 @@ impl Core {
             ClientRequest::RaiseNoSpace => self.raise_no_space(Cause::Quota, now),
             ClientRequest::KeepAlive(request_id, id) => self.keep_alive(request_id, id, now),
             ClientRequest::TimeToLive(request_id, id, keys) => {
-                self.reads.push(Want::TimeToLive(request_id, id, keys), now);
+                self.reads.push(RoundRequest::TimeToLive(request_id, id, keys), now);
             }
             ClientRequest::LeaseKeys(request_id, id) => self.ask(Question::LeaseKeys(request_id, id), now),
             // Answered even while an entry is partly applied: until its end the lease may expire.
@@ -207,7 +207,7 @@ impl Core {
             &[("index", Value::Uint(fatal.index.0)), ("why", Value::Str(&fatal.why))],
         );
         let alone = self.node.voters() == [MemberId(self.shared.identity.member_id)];
-        let parked = Parked::new(fatal, alone && !self.history.was_replayed(fatal.index));
+        let parked = OutOfService::new(fatal, alone && !self.history.was_replayed(fatal.index));
         let why = parked.why();
         for proposal in self.proposals.take_all() {
             self.shared.proposal_taken(proposal.data.len());
@@ -236,7 +236,7 @@ impl Core {
 
     /// Returns true if this member is out of service and its published state answers linearizable reads.
     pub(super) fn is_parked_complete(&self) -> bool {
-        self.lifecycle.parked().is_some_and(Parked::is_complete)
+        self.lifecycle.parked().is_some_and(OutOfService::is_complete)
     }
 
     /// Does one turn of a member out of service. Returns true if it was asked to stop.

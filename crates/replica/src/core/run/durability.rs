@@ -6,7 +6,7 @@ use std::time::Instant;
 use api::error;
 use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest};
-use consensus::{Entry, EntryKind, Event, Others};
+use consensus::{Entry, EntryKind, Event, OtherPrograms};
 use log::{LogEvent, Space, Synced};
 use machine::auth::AuthChange;
 use machine::{Applied, AsOf, Change, Command, Outcome, Progress, Raised};
@@ -19,12 +19,12 @@ use telemetry::logging::Value;
 
 use super::Core;
 use crate::core::Fatal;
-use crate::core::alarms::Present;
+use crate::core::alarms::AlarmContext;
 use crate::core::answers::Answerable;
-use crate::core::apply::Begun;
+use crate::core::apply::OpenEntry;
 use crate::core::proposals::Waiter;
 use crate::core::removal;
-use crate::core::removal::Sliced;
+use crate::core::removal::SliceOutcome;
 use crate::core::room::{Purpose, Room};
 use crate::core::space::Survey;
 use crate::long_reads::Reader;
@@ -93,7 +93,7 @@ impl Core {
         let within = self.shared.limits.quota_bytes.is_none_or(|quota| self.machine.in_use_bytes() < quota);
         let may_clear = self.space.room.is_roomy(&self.log) && within;
         let present =
-            Present { alarms: &self.machine.alarms, has_leader: self.leadership.leader().is_some() };
+            AlarmContext { alarms: &self.machine.alarms, has_leader: self.leadership.leader().is_some() };
         let ample = self.space.room.is_ample(&self.log);
         if let Some(action) = self.space.nospace.look(ample, may_clear, present, now) {
             self.logger.info("the disk has room again: clearing the NOSPACE alarm that it had raised", &[]);
@@ -120,7 +120,7 @@ impl Core {
     /// Raises the NOSPACE alarm for this member.
     pub(super) fn raise_no_space(&mut self, cause: Cause, now: Instant) {
         let present =
-            Present { alarms: &self.machine.alarms, has_leader: self.leadership.leader().is_some() };
+            AlarmContext { alarms: &self.machine.alarms, has_leader: self.leadership.leader().is_some() };
         let wanted = self.space.nospace.raise(cause, present, now);
         if wanted.note {
             self.note_cause();
@@ -205,7 +205,8 @@ impl Core {
         match entry.kind {
             EntryKind::Normal => {
                 let since = self.shared.clock.now();
-                let begun = Begun { index: entry.index, term: entry.term, bytes: entry.data.len(), since };
+                let begun =
+                    OpenEntry { index: entry.index, term: entry.term, bytes: entry.data.len(), since };
                 let proposals = &self.proposals;
                 let values = AtHand::new(&self.apply.values, &[]);
                 let mut left = self.apply.queue.left();
@@ -271,7 +272,7 @@ impl Core {
     }
 
     /// Handles an entry that was applied.
-    fn applied(&mut self, begun: &Begun, applied: Applied, now: Instant) {
+    fn applied(&mut self, begun: &OpenEntry, applied: Applied, now: Instant) {
         self.passed(begun.index, begun.term);
         let took = self.shared.clock.now().saturating_duration_since(begun.since);
         if applied.op == machine::UNDECODABLE
@@ -321,9 +322,9 @@ impl Core {
                 self.answers.once_published(Answerable { waiter, outcome, state, revision, raft_term });
             }
         }
-        if self.leadership.applied(begun.term, self.node.standing()) {
+        if self.leadership.applied(begun.term, self.node.status()) {
             // Started only now, because all lease checkpoints of earlier terms are applied by now.
-            let doubted = self.node.take_followed_etcd() || self.node.others() == Others::SomeEtcd;
+            let doubted = self.node.take_followed_etcd() || self.node.others() == OtherPrograms::SomeEtcd;
             self.leases.start(&self.machine.leases, doubted, now);
         }
     }
@@ -407,12 +408,12 @@ impl Core {
         let done = self.machine.compact_step_through(removable.through, self.options.compaction_batch_limit);
         let removed = versions.saturating_sub(self.machine.store.stats().versions);
         let sliced = match done {
-            true => Sliced::All,
-            false if removed == 0 => Sliced::Waits,
-            false => Sliced::Some,
+            true => SliceOutcome::All,
+            false if removed == 0 => SliceOutcome::Waits,
+            false => SliceOutcome::Some,
         };
         let (told, took) = self.compactions.removal.sliced(sliced, now);
-        if sliced != Sliced::Waits {
+        if sliced != SliceOutcome::Waits {
             let metrics = &self.shared.metrics.mvcc;
             metrics.db_compaction_keys.add(removed);
             let pause = self.shared.clock.now().saturating_duration_since(now);

@@ -5,13 +5,13 @@ use std::time::Instant;
 use api::error;
 use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest};
-use consensus::{Event, Node, Refused, Request, Role, Standing};
+use consensus::{Event, Node, RaftStatus, Refusal, Request, Role};
 use machine::Machine;
 use numbers::MemberId;
 use telemetry::logging::Value;
 
 use super::Core;
-use crate::core::leadership::Leaves;
+use crate::core::leadership::Resignation;
 use crate::core::proposals::Waiter;
 use crate::core::{Fatal, ReplyBody, RequestId};
 use crate::shared::Shared;
@@ -42,13 +42,13 @@ impl Core {
         }
         match step.leaves {
             None => {}
-            Some(Leaves::HandsOver) => {
+            Some(Resignation::HandsOver) => {
                 if let Some(to) = self.successor() {
                     self.logger.warn("handing leadership over: the disk stalls", &[("to", Value::Id(to.0))]);
                     self.transfer_to(to);
                 }
             }
-            Some(Leaves::GivesUp) => {
+            Some(Resignation::GivesUp) => {
                 self.logger.warn("giving leadership up: the disk stalls", &[]);
                 self.step(Event::StepDownRequested)?;
             }
@@ -82,7 +82,7 @@ impl Core {
 
     pub(super) fn move_leader(&mut self, request_id: RequestId, to: MemberId, now: Instant) {
         // The member may have been deposed in this turn, which `leads` shows only at the end of the turn.
-        if !self.leadership.leads() || self.node.standing().role != Role::Leader {
+        if !self.leadership.leads() || self.node.status().role != Role::Leader {
             self.refuse(request_id, error::NOT_LEADER);
             return;
         }
@@ -99,14 +99,14 @@ impl Core {
             Ok(()) => {
                 self.leadership.wait_for(request_id, to, now + self.shared.limits.request_timeout);
             }
-            Err(Refused::NoLeader | Refused::Transferring) => self.refuse(request_id, error::NOT_LEADER),
-            Err(Refused::Other(_)) => self.refuse(request_id, error::BAD_LEADER_TRANSFEREE),
+            Err(Refusal::NoLeader | Refusal::Transferring) => self.refuse(request_id, error::NOT_LEADER),
+            Err(Refusal::Other(_)) => self.refuse(request_id, error::BAD_LEADER_TRANSFEREE),
         }
     }
 
     /// Answers the clients that wait for a member to lead.
     pub(super) fn look_at_moves(&mut self, now: Instant) {
-        for (request_id, leads) in self.leadership.take_moved(self.node.standing().leader, now) {
+        for (request_id, leads) in self.leadership.take_moved(self.node.status().leader, now) {
             if leads {
                 self.reply(request_id, ReplyBody::LeaderMoved);
             } else {
@@ -121,7 +121,7 @@ impl Core {
         let (members, peers) = (&self.machine.members, self.shared.peers());
         let connected = |id: &u64| *id != own && peers.is_some_and(|peers| peers.active_since(*id).is_some());
         let hears = || members.by_id.keys().any(connected);
-        if !self.leadership.advances(self.node.standing(), hears, now) {
+        if !self.leadership.advances(self.node.status(), hears, now) {
             return Ok(());
         }
         // The first message of a slow leader may still be in flight: two ticks are left for it.
@@ -135,7 +135,7 @@ impl Core {
     /// is useless. The election timeout counts as over, except for the random part that keeps members from
     /// campaigning at the same time. If this is a mistake, the leader's next heartbeat corrects it.
     pub(super) fn leader_ended(&mut self, id: MemberId) -> Result<(), Fatal> {
-        if !self.leadership.has_ended(id, self.node.standing()) {
+        if !self.leadership.has_ended(id, self.node.status()) {
             return Ok(());
         }
         self.logger.warn("the leader's process has ended", &[("leader", Value::Id(id.0))]);
@@ -149,8 +149,8 @@ impl Core {
         self.options.election_timeout.as_millis() / self.options.heartbeat_interval.as_millis().max(1)
     }
 
-    pub(super) fn stands(&mut self, standing: Standing, now: Instant) {
-        let stood = self.leadership.stands(standing);
+    pub(super) fn stands(&mut self, raft_status: RaftStatus, now: Instant) {
+        let stood = self.leadership.stands(raft_status);
         if stood.stops_leases {
             self.stop_leases(now);
         }
@@ -160,21 +160,21 @@ impl Core {
         self.publication.request();
         let Some(before) = stood.was else { return };
         self.reads.ask_again();
-        if planted::is(planted::Bug::ProposedAgainEarly) && standing.leader.is_some() {
-            self.propose_again(standing.term);
+        if planted::is(planted::Bug::ProposedAgainEarly) && raft_status.leader.is_some() {
+            self.propose_again(raft_status.term);
         }
-        self.shared.leader_is(standing.leader.0, now);
-        if standing.leader == MemberId::NONE {
+        self.shared.leader_is(raft_status.leader.0, now);
+        if raft_status.leader == MemberId::NONE {
             self.logger.warn(
                 "lost the leader",
-                &[("was", Value::Id(before.0)), ("term", Value::Uint(standing.term.0))],
+                &[("was", Value::Id(before.0)), ("term", Value::Uint(raft_status.term.0))],
             );
         } else {
             self.shared.metrics.server.leader_changes.inc();
             let what = if self.leadership.leads() { "became leader" } else { "follows" };
             self.logger.info(
                 what,
-                &[("term", Value::Uint(standing.term.0)), ("leader", Value::Id(standing.leader.0))],
+                &[("term", Value::Uint(raft_status.term.0)), ("leader", Value::Id(raft_status.leader.0))],
             );
         }
         self.look_at_moves(now);

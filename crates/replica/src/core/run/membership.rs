@@ -12,7 +12,7 @@ use telemetry::logging::Value;
 use super::Core;
 use super::leadership::successor;
 use crate::cluster_version::minor;
-use crate::core::membership::{Membership, Told};
+use crate::core::membership::{ChangeAnswer, Membership};
 use crate::core::proposals::Waiter;
 use crate::core::room::Purpose;
 use crate::core::{Fatal, MemberChange, RequestId, membership};
@@ -20,12 +20,15 @@ use crate::core::{Fatal, MemberChange, RequestId, membership};
 /// Membership changes.
 impl Core {
     /// Calls `ask` with the state of membership changes and the facts that it needs.
-    fn ask_membership<R>(&mut self, ask: impl FnOnce(&mut Membership, membership::Present<'_>) -> R) -> R {
+    fn ask_membership<R>(
+        &mut self,
+        ask: impl FnOnce(&mut Membership, membership::ChangeContext<'_>) -> R,
+    ) -> R {
         let Core { membership, node, machine, leadership, shared, .. } = self;
         let peers = shared.peers();
         let active_since = |id| peers.and_then(|peers| peers.active_since(id));
         let successor = || successor(node, machine, shared);
-        let present = membership::Present {
+        let present = membership::ChangeContext {
             members: &machine.members,
             node,
             leads: leadership.leads(),
@@ -158,7 +161,7 @@ impl Core {
                 self.shared.metrics.server.learner_promote_successes.inc();
             }
             let (outcome, raft_term) = (applied.outcome.map(|_| ()), entry.term);
-            self.membership.tell(Told { request_id, outcome, raft_term });
+            self.membership.tell(ChangeAnswer { request_id, outcome, raft_term });
         }
         Ok(())
     }
@@ -209,7 +212,7 @@ impl Core {
         if let Some(id) = proposed
             && let Some(Waiter::Members(request_id, _)) = self.proposals.take(id)
         {
-            self.membership.tell(Told { request_id, outcome: Ok(()), raft_term: term });
+            self.membership.tell(ChangeAnswer { request_id, outcome: Ok(()), raft_term: term });
         }
     }
 
@@ -221,7 +224,7 @@ impl Core {
         let (members, node) = (&self.machine.members, &self.node);
         let own = self.shared.identity.member_id;
         let are_old = self.shared.may_be_before_3_5(members);
-        let has_leader = || members.by_id.contains_key(&own) && node.standing().leader.is_some();
+        let has_leader = || members.by_id.contains_key(&own) && node.status().leader.is_some();
         if let Some(request) = self.attributes.propose(has_leader, are_old, now) {
             self.propose_own(request, Waiter::Attributes);
         }

@@ -115,7 +115,7 @@ impl Core {
             return self.step(Event::Forgotten(applied));
         }
         let (entries, bytes) = self.node.kept();
-        let last = self.node.standing().last;
+        let last = self.node.status().last;
         let keep = self.options.snapshot_catchup_entries;
         let entries = entries as u64;
         // The limit is exceeded by an eighth first, so that this is not done for every entry.
@@ -168,8 +168,8 @@ impl Core {
         }
         // Messages go first: sending and the member's own disk then work in parallel.
         self.send(effects.messages);
-        if let Some(standing) = effects.standing {
-            self.stands(standing, now);
+        if let Some(raft_status) = effects.status {
+            self.stands(raft_status, now);
         }
         if let Some(restore) = effects.restore {
             self.restore(&restore, now)?;
@@ -193,9 +193,9 @@ impl Core {
         if self.lifecycle.is_parked() {
             return false;
         }
-        let standing = self.node.standing();
+        let raft_status = self.node.status();
         let alone = self.node.voters() == [MemberId(self.shared.identity.member_id)];
-        if standing.role != Role::Follower || !alone || self.machine.applied_index < standing.commit {
+        if raft_status.role != Role::Follower || !alone || self.machine.applied_index < raft_status.commit {
             return false;
         }
         // Refused while the log is not synced; the end of the sync causes another turn.

@@ -79,19 +79,19 @@ pub struct Probe {
 impl Core {
     /// Returns the state of the core between two turns.
     pub fn probe(&self) -> Probe {
-        let standing = self.node.standing();
+        let raft_status = self.node.status();
         Probe {
             id: self.shared.identity.member_id,
-            role: standing.role,
-            term: standing.term,
+            role: raft_status.role,
+            term: raft_status.term,
             vote: self.node.voted_for().0,
-            leader: standing.leader.0,
+            leader: raft_status.leader.0,
             settled: self.leadership.has_settled(),
-            commit: standing.commit,
+            commit: raft_status.commit,
             applied: self.machine.applied_index,
             applied_term: self.machine.applied_term,
             first_index: self.node.first_index(),
-            last_index: standing.last,
+            last_index: raft_status.last,
             synced_index: self.node.synced_index(),
             stored_index: self.node.stored_index(),
             voters: self.node.voters().into_iter().map(|id| id.0).collect(),

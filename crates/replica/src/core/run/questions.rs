@@ -11,7 +11,7 @@ use numbers::{LeaseId, Seconds};
 
 use super::Core;
 use crate::core::questions::{Question, Questions};
-use crate::core::reads::Want;
+use crate::core::reads::RoundRequest;
 use crate::core::{ReplyBody, RequestId};
 use crate::inbox::OPEN_REQUESTS_PER_SHARD_MAX;
 use crate::long_reads::Reader;
@@ -75,7 +75,7 @@ impl Core {
             {
                 // Leadership was lost while the question waited here, and with it the lease clocks.
                 if self.leadership.leads() {
-                    self.reads.push(Want::TimeToLive(request_id, id, keys), since);
+                    self.reads.push(RoundRequest::TimeToLive(request_id, id, keys), since);
                 } else {
                     self.refuse(request_id, error::NOT_PRIMARY_LESSOR);
                 }

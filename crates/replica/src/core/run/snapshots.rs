@@ -15,15 +15,15 @@ use super::Core;
 use crate::core::room::{Purpose, Room};
 use crate::core::{Fatal, Placement, ReplyBody, RequestId, SnapshotAttempt};
 use crate::long_reads::Reader;
-use crate::received::{Outcome, Received};
+use crate::received::{Outcome, ReceivedState};
 
 /// Installing another member's state, and sending this member's state.
 impl Core {
     /// Answers if a whole state that is offered would be taken now: its sender leads, and no other one is
     /// being received. While an earlier one is being saved, the answer waits.
     pub(super) fn look_at_offer(&mut self, request_id: RequestId, attempt: SnapshotAttempt, now: Instant) {
-        let standing = self.node.standing();
-        if (standing.leader, standing.term) != (attempt.from, attempt.term) {
+        let raft_status = self.node.status();
+        if (raft_status.leader, raft_status.term) != (attempt.from, attempt.term) {
             self.refuse(request_id, error::NOT_LEADER);
         } else if !self.lifecycle.is_stopping() && self.install.hold_offer(request_id, now) {
             // A later tick answers the offer.
@@ -37,8 +37,8 @@ impl Core {
     /// Begins to receive another member's state. Refused while values of the present state are being moved.
     pub(super) fn begin_install(&mut self, request_id: RequestId, attempt: SnapshotAttempt) {
         // Only the current leader may send. A leader that this member does not know yet tries again.
-        let standing = self.node.standing();
-        if (standing.leader, standing.term) != (attempt.from, attempt.term) {
+        let raft_status = self.node.status();
+        if (raft_status.leader, raft_status.term) != (attempt.from, attempt.term) {
             self.refuse(request_id, error::NOT_LEADER);
             return;
         }
@@ -61,8 +61,8 @@ impl Core {
 
     /// Resumes a snapshot whose stream broke off, if its sender leads.
     pub(super) fn resume_install(&mut self, request_id: RequestId, attempt: SnapshotAttempt) {
-        let standing = self.node.standing();
-        if (standing.leader, standing.term) != (attempt.from, attempt.term) {
+        let raft_status = self.node.status();
+        if (raft_status.leader, raft_status.term) != (attempt.from, attempt.term) {
             self.refuse(request_id, error::NOT_LEADER);
             return;
         }
@@ -100,13 +100,13 @@ impl Core {
     pub(super) fn snapshot_received(
         &mut self,
         claim: u64,
-        received: Box<Received>,
+        received: Box<ReceivedState>,
         now: Instant,
     ) -> Result<(), Fatal> {
         // A state that was built on the present one is useless if that one has changed.
         let current = received.base_applied.is_none_or(|applied| applied == self.machine.applied_index);
         let message = received.message.clone();
-        let is_past = self.node.standing().term.0 > message.term();
+        let is_past = self.node.status().term.0 > message.term();
         if !self.install.receive(claim, received) {
             self.give_up_install(claim);
             return Ok(());
@@ -230,7 +230,7 @@ impl Core {
     pub(super) fn send_snapshots(&mut self, view: &mvcc::View) {
         for mut message in self.outgoing.take_wanted() {
             // The message may have waited until an entry was complete, and its term may be over.
-            if message.term != Some(self.node.standing().term.0) {
+            if message.term != Some(self.node.status().term.0) {
                 continue;
             }
             let Some(peers) = self.shared.peers() else { return };

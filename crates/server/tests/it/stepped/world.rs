@@ -21,7 +21,7 @@ use disk::MemDisk;
 use mainstay_server::stepped::{Beginning, Going, Setup, Stepped, Switches, Thresholds};
 use peer::{Figures, Handler as _, RequestError, SnapshotForm, SnapshotOutcome, SnapshotSource, Target};
 use prost::Message as _;
-use replica::peer_links::{Answered, PeerLinks};
+use replica::peer_links::{PeerLinks, ResponseFuture};
 use telemetry::logging::{Format, Level, Logger};
 use tokio::sync::oneshot;
 
@@ -129,7 +129,7 @@ impl PeerLinks for Links {
         lock(&self.post).releases.get(&id).copied()
     }
 
-    fn request(&self, target: Target, request: Request<Bytes>, _timeout: Duration) -> Answered {
+    fn request(&self, target: Target, request: Request<Bytes>, _timeout: Duration) -> ResponseFuture {
         let (answer, answered) = oneshot::channel();
         if let Target::Member(to) = target {
             lock(&self.post).letters.push_back(Letter::Request { to, request, answer });
