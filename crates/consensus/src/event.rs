@@ -150,9 +150,10 @@ pub enum Event {
         /// Entries from `fetch.first` on, without a gap; none if they could not be read.
         entries: Vec<Entry>,
     },
-    /// The disk hangs (`true`), or works again (`false`). While it hangs, this node starts no campaign,
-    /// because it could not keep up as a leader.
-    DiskStalled(bool),
+    /// The disk hangs. While it does, this node starts no campaign, because it could not keep up as a leader.
+    DiskStalled,
+    /// The disk works again.
+    DiskRecovered,
 }
 
 /// The node could not take an event, because it contradicts the node's state: a bug of this program.

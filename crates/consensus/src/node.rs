@@ -250,9 +250,10 @@ impl Node {
                 self.raw.report_snapshot(to.0, status);
             }
             Event::Fetched { fetch, entries } => self.fetched(fetch, &entries),
-            Event::DiskStalled(stalled) => {
-                self.disk_stalled = stalled;
-                if stalled && self.raw.raft.state != StateRole::Leader {
+            Event::DiskRecovered => self.disk_stalled = false,
+            Event::DiskStalled => {
+                self.disk_stalled = true;
+                if self.raw.raft.state != StateRole::Leader {
                     self.stand_down();
                 }
             }

@@ -259,7 +259,8 @@ fn step(script: &mut Script<'_>, member: &mut Member) {
                 3 => {
                     Event::SnapshotReported { to: MemberId(script.below(6).into()), delivered: script.flip() }
                 }
-                4 => Event::DiskStalled(script.flip()),
+                4 if script.flip() => Event::DiskStalled,
+                4 => Event::DiskRecovered,
                 _ => {
                     let _ = node.request(Request::Campaign);
                     return;

@@ -55,8 +55,8 @@ pub use options::Options;
 pub use run::{Core, Parts, Probe};
 
 pub use crate::requests::{
-    ClientRequest, ControlRequest, CoreRequest, Forget, MemberChange, PeerRequest, Placement, Reply,
-    ReplyBody, RequestId, Shortage, SnapshotAttempt, StorageRequest, Writer,
+    ChangeAttempt, ClientRequest, ControlRequest, CoreRequest, Forget, LeaseDetail, MemberChange,
+    PeerRequest, Placement, Reply, ReplyBody, RequestId, Shortage, SnapshotAttempt, StorageRequest, Writer,
 };
 
 /// Maximum number of points of a state trail that the core returns: the newest points.

@@ -91,6 +91,32 @@ impl MemberChange {
 /// exists.
 pub type Forget = Box<dyn FnOnce() -> Option<Box<dyn Any + Send>> + Send>;
 
+/// The effect of a refusal of a membership change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangeAttempt {
+    /// The shard retries once this member has applied all earlier changes, so a refusal because of the current
+    /// members ([`MemberChange::is_of_members`]) is neither counted nor logged.
+    Tentative,
+    /// The client gets the refusal.
+    Final,
+}
+
+/// The content of an answer about a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseDetail {
+    /// The remaining time.
+    Time,
+    /// The remaining time and the keys.
+    TimeAndKeys,
+}
+
+impl LeaseDetail {
+    /// Returns the detail of an answer with or without keys.
+    pub fn of(with_keys: bool) -> LeaseDetail {
+        if with_keys { LeaseDetail::TimeAndKeys } else { LeaseDetail::Time }
+    }
+}
+
 /// A client's request, from a shard of this member or forwarded by another member.
 pub enum ClientRequest {
     /// Replicate a command.
@@ -109,16 +135,14 @@ pub enum ClientRequest {
     },
     /// Reply once the newest published state is new enough for a linearizable read.
     Read(RequestId),
-    /// Change the membership. With `true`, the shard will retry once this member has applied all earlier
-    /// changes, so a refusal because of the current members ([`MemberChange::is_of_members`]) is neither
-    /// counted nor logged.
-    ChangeMembers(RequestId, MemberChange, bool),
+    /// Change the membership.
+    ChangeMembers(RequestId, MemberChange, ChangeAttempt),
     /// Hand leadership over to the member with this id.
     MoveLeader(RequestId, MemberId),
     /// Renew the lease with this id.
     KeepAlive(RequestId, LeaseId),
-    /// Return the remaining time of the lease with this id and, with `true`, its keys.
-    TimeToLive(RequestId, LeaseId, bool),
+    /// Return the remaining time of the lease with this id, and its keys if they are wanted.
+    TimeToLive(RequestId, LeaseId, LeaseDetail),
     /// Return the keys of the lease with this id, as this member has them.
     LeaseKeys(RequestId, LeaseId),
     /// Return the keys of the lease with this id, which a user who renews the lease must be allowed to write.

@@ -25,7 +25,9 @@ use prost::Message as _;
 use serde_json::json;
 
 use answers::{JSON, PLAIN, answer, refused};
-use replica::core::{ClientRequest, LISTED_AT_ONCE, MemberChange, PeerRequest, ReplyBody};
+use replica::core::{
+    ChangeAttempt, ClientRequest, LISTED_AT_ONCE, LeaseDetail, MemberChange, PeerRequest, ReplyBody,
+};
 use replica::shared::Shared;
 use replica::transfer::{ReceiveError, Receiver};
 use storage::block_on::block_on;
@@ -141,7 +143,9 @@ async fn promote(
     let promotion = async {
         is_root.await?;
         shared
-            .ask(move |request_id| ClientRequest::ChangeMembers(request_id, MemberChange::Promote(id), false))
+            .ask(move |request_id| {
+                ClientRequest::ChangeMembers(request_id, MemberChange::Promote(id), ChangeAttempt::Final)
+            })
             .await
     };
     let status = match promotion.await.map(|reply| reply.body) {
@@ -200,11 +204,14 @@ async fn time_to_live(shared: &Shared, body: Bytes) -> Response<Bytes> {
     let Some(LeaseTimeToLiveRequest { id, keys }) = request.and_then(|r| r.lease_time_to_live_request) else {
         return refused(StatusCode::BAD_REQUEST, "error unmarshalling request");
     };
-    let reply =
-        match shared.ask(move |request_id| ClientRequest::TimeToLive(request_id, LeaseId(id), keys)).await {
-            Ok(reply) => reply,
-            Err(status) => return lease_refused(&status),
-        };
+    let detail = LeaseDetail::of(keys);
+    let reply = match shared
+        .ask(move |request_id| ClientRequest::TimeToLive(request_id, LeaseId(id), detail))
+        .await
+    {
+        Ok(reply) => reply,
+        Err(status) => return lease_refused(&status),
+    };
     match reply.body {
         ReplyBody::TimeToLive { ttl: Seconds(-1), .. } => lease_refused(&error::LEASE_NOT_FOUND),
         ReplyBody::TimeToLive { ttl, granted, keys } => {

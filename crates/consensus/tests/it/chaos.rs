@@ -75,8 +75,8 @@ fn chance(sim: &mut Sim, id: u64) {
         927..930 => {
             let _ = sim.request(id, Request::Campaign);
         }
-        930..935 => sim.must(id, Event::DiskStalled(true)),
-        935..945 => sim.must(id, Event::DiskStalled(false)),
+        930..935 => sim.must(id, Event::DiskStalled),
+        935..945 => sim.must(id, Event::DiskRecovered),
         945..950 => {
             let to = sim.dice.pick(&[1, 2, 3, 4, 5]);
             sim.must(id, Event::PeerUnreachable(MemberId(to)));
@@ -189,7 +189,7 @@ fn run(seed: u64) -> (u64, u64, u64, u64) {
         if sim.members[&id].node.is_none() {
             sim.start(id);
         }
-        sim.must(id, Event::DiskStalled(false));
+        sim.must(id, Event::DiskRecovered);
     }
     sim.rest();
     let mut proposed = false;

@@ -635,7 +635,7 @@ fn a_leader_steps_down_when_told() {
 #[test]
 fn a_member_with_a_stalled_disk_does_not_campaign() {
     let mut sim = led(3);
-    sim.must(2, Event::DiskStalled(true));
+    sim.must(2, Event::DiskStalled);
     sim.must_take(1, Request::Transfer(MemberId(2)));
     sim.rest();
     assert_eq!(sim.leader(), Some(1));
@@ -644,19 +644,19 @@ fn a_member_with_a_stalled_disk_does_not_campaign() {
         Err(Refusal::Other("this member must not campaign now".to_owned()))
     );
     sim.ticks(12);
-    sim.must(3, Event::DiskStalled(true));
+    sim.must(3, Event::DiskStalled);
     sim.crash(1, 0);
     sim.ticks(100);
     assert_eq!(sim.leader(), None);
-    sim.must(2, Event::DiskStalled(false));
+    sim.must(2, Event::DiskRecovered);
     sim.ticks(60);
     assert_eq!(sim.leader(), Some(2));
     // A member that already asks for votes gives up.
     sim.crash(2, 0);
-    sim.must(3, Event::DiskStalled(false));
+    sim.must(3, Event::DiskRecovered);
     sim.ticks(60);
     assert_eq!(sim.node(3).status().role, Role::Candidate);
-    sim.must(3, Event::DiskStalled(true));
+    sim.must(3, Event::DiskStalled);
     assert_eq!(sim.node(3).status().role, Role::Follower);
 }
 

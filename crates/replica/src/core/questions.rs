@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use numbers::LeaseId;
 use planted::{Bug, Measure};
 
-use super::RequestId;
+use super::{LeaseDetail, RequestId};
 
 /// A question that waits for its answer.
 #[derive(Debug)]
@@ -27,9 +27,9 @@ pub(super) enum Question {
     /// The keys of this lease, which a caller that renews the lease must be allowed to write. Also answered
     /// while an entry is applied in slices.
     KeysToRenew(RequestId, LeaseId),
-    /// The remaining time of this lease and, with `true`, its keys. A ReadIndex round has confirmed that this
+    /// The remaining time of this lease, and its keys if they are wanted. A ReadIndex round has confirmed that this
     /// member leads.
-    TimeToLive(RequestId, LeaseId, bool),
+    TimeToLive(RequestId, LeaseId, LeaseDetail),
     /// The keys of this lease, as this member has them.
     LeaseKeys(RequestId, LeaseId),
     /// The ids of all leases.
@@ -60,10 +60,10 @@ impl Question {
     fn kind(&self) -> usize {
         match self {
             Question::KeysToRenew(..) => 0,
-            Question::TimeToLive(_, _, false) => 1,
+            Question::TimeToLive(_, _, LeaseDetail::Time) => 1,
             Question::Leases(_) => 2,
             Question::LeaseTimes(..) => 3,
-            Question::TimeToLive(_, _, true) | Question::LeaseKeys(..) => 4,
+            Question::TimeToLive(_, _, LeaseDetail::TimeAndKeys) | Question::LeaseKeys(..) => 4,
             Question::Image(_) => IMAGES,
         }
     }
@@ -195,9 +195,13 @@ mod tests {
     fn what_needs_a_whole_state_waits_for_it_and_delays_nothing_else() {
         let (mut questions, now) = (Questions::default(), Instant::now());
         for slot in 0..3 {
-            questions.push(Question::TimeToLive(request_id(slot), LeaseId(1), true), now, 1000);
+            questions.push(
+                Question::TimeToLive(request_id(slot), LeaseId(1), LeaseDetail::TimeAndKeys),
+                now,
+                1000,
+            );
         }
-        questions.push(Question::TimeToLive(request_id(3), LeaseId(1), false), now, 1000);
+        questions.push(Question::TimeToLive(request_id(3), LeaseId(1), LeaseDetail::Time), now, 1000);
         assert_eq!(turn(&mut questions, false, 1), [3]);
         assert!(!questions.is_due(false) && questions.is_due(true));
         assert_eq!(turn(&mut questions, true, 1), [0, 1, 2]);

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use numbers::{Index, LeaseId};
 use planted::Bug;
 
-use super::RequestId;
+use super::{LeaseDetail, RequestId};
 use crate::stages::RoundTimes;
 
 /// Maximum number of rounds in flight.
@@ -57,9 +57,9 @@ pub(super) enum RoundRequest {
     Read(RequestId),
     /// A renewal of this lease: only a leader whose leadership is confirmed may promise a client more time.
     Renewal(RequestId, LeaseId),
-    /// A request for the remaining time of this lease and, with `true`, its keys. A replaced leader, or one
+    /// A request for the remaining time of this lease, and its keys if they are wanted. A replaced leader, or one
     /// that has not applied all committed entries, could report a lease that no longer exists.
-    TimeToLive(RequestId, LeaseId, bool),
+    TimeToLive(RequestId, LeaseId, LeaseDetail),
 }
 
 impl RoundRequest {

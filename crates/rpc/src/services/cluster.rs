@@ -21,7 +21,7 @@ use super::principal::presented;
 use super::{decode, whole};
 use crate::forwarding;
 use config::{Url, identity};
-use replica::core::{ClientRequest, MemberChange, ReplyBody};
+use replica::core::{ChangeAttempt, ClientRequest, MemberChange, ReplyBody};
 use replica::shared::Published;
 
 fn message_of(member: &Member) -> MemberMessage {
@@ -98,14 +98,14 @@ async fn change_members(
     what: &'static str,
 ) -> Result<ResponseHeader, Status> {
     call.as_root().await?;
-    match propose_change(call, change.clone(), what, true).await {
+    match propose_change(call, change.clone(), what, ChangeAttempt::Tentative).await {
         // This member checks a change against the state that it has applied. Its client may know a newer
         // state, because another client may have changed the members. So the change is checked again after
         // this member has caught up.
         Err(status) if MemberChange::is_of_members(&status) => {
             // Only root reaches this point, so no slot for unauthenticated callers is taken.
             call.confirmed(None).await?;
-            propose_change(call, change, what, false).await
+            propose_change(call, change, what, ChangeAttempt::Final).await
         }
         proposed => proposed,
     }
@@ -116,9 +116,9 @@ async fn propose_change(
     call: &mut Call,
     change: MemberChange,
     what: &'static str,
-    is_first: bool,
+    attempt: ChangeAttempt,
 ) -> Result<ResponseHeader, Status> {
-    let ask = |request_id| ClientRequest::ChangeMembers(request_id, change, is_first);
+    let ask = |request_id| ClientRequest::ChangeMembers(request_id, change, attempt);
     match call.ask(what, ask).await? {
         (ReplyBody::MembersChanged, header) => Ok(ResponseHeader { revision: 0, ..header }),
         (ReplyBody::Outcome(Err(status), _), _) => Err(status),

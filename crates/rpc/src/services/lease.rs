@@ -35,7 +35,7 @@ use super::{Services, decode, decode_streamed, pieces, whole};
 use crate::encode::{header_len, put_header};
 use crate::forwarding;
 use crate::watch::after_others;
-use replica::core::{ClientRequest, LISTED_AT_ONCE, ReplyBody};
+use replica::core::{ClientRequest, LISTED_AT_ONCE, LeaseDetail, ReplyBody};
 use replica::pending::PendingReply;
 use telemetry::callers::Caller;
 use telemetry::tracing::{Attribute, Within};
@@ -392,7 +392,8 @@ impl Services {
                 _ => Err(error::STOPPED),
             };
         }
-        match self.pending.ask(|request_id| ClientRequest::TimeToLive(request_id, id, keys))?.await?.body {
+        let detail = LeaseDetail::of(keys);
+        match self.pending.ask(|request_id| ClientRequest::TimeToLive(request_id, id, detail))?.await?.body {
             ReplyBody::TimeToLive { ttl, granted, keys } => {
                 let response = LeaseTimeToLiveResponse {
                     header: None,

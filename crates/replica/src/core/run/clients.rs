@@ -80,8 +80,8 @@ impl Core {
                 // Its lease clocks do not run yet.
                 want if !self.leadership.has_settled() => self.reads.push(want, since),
                 RoundRequest::Renewal(request_id, id) => self.renew(request_id, id, since, now),
-                RoundRequest::TimeToLive(request_id, id, keys) => {
-                    self.ask(Question::TimeToLive(request_id, id, keys), since);
+                RoundRequest::TimeToLive(request_id, id, detail) => {
+                    self.ask(Question::TimeToLive(request_id, id, detail), since);
                 }
             }
         }

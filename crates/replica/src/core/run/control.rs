@@ -45,14 +45,14 @@ impl Core {
                 self.proposals.push(proposal, writer, now);
             }
             ClientRequest::Read(request_id) => self.reads.push(RoundRequest::Read(request_id), now),
-            ClientRequest::ChangeMembers(request_id, change, asks_again) => {
-                self.change_members(request_id, change, asks_again, now)
+            ClientRequest::ChangeMembers(request_id, change, attempt) => {
+                self.change_members(request_id, change, attempt, now)
             }
             ClientRequest::MoveLeader(request_id, to) => self.move_leader(request_id, to, now),
             ClientRequest::RaiseNoSpace => self.raise_no_space(Cause::Quota, now),
             ClientRequest::KeepAlive(request_id, id) => self.keep_alive(request_id, id, now),
-            ClientRequest::TimeToLive(request_id, id, keys) => {
-                self.reads.push(RoundRequest::TimeToLive(request_id, id, keys), now);
+            ClientRequest::TimeToLive(request_id, id, detail) => {
+                self.reads.push(RoundRequest::TimeToLive(request_id, id, detail), now);
             }
             ClientRequest::LeaseKeys(request_id, id) => self.ask(Question::LeaseKeys(request_id, id), now),
             // Answered even while an entry is partly applied: until its end the lease may expire.

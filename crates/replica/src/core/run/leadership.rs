@@ -32,7 +32,7 @@ impl Core {
         let has_others = || members.voters().len() >= 2;
         let step = self.leadership.watch_disk(oldest, self.options.election_timeout, has_others, now);
         if let Some(stalled) = step.stalled {
-            self.step(Event::DiskStalled(stalled))?;
+            self.step(if stalled { Event::DiskStalled } else { Event::DiskRecovered })?;
             if stalled {
                 self.logger.warn(
                     "the disk has not finished a sync for an election timeout",

@@ -15,7 +15,7 @@ use crate::cluster_version::minor;
 use crate::core::membership::{ChangeAnswer, Membership};
 use crate::core::proposals::Waiter;
 use crate::core::room::Purpose;
-use crate::core::{Fatal, MemberChange, RequestId, membership};
+use crate::core::{ChangeAttempt, Fatal, MemberChange, RequestId, membership};
 
 /// Membership changes.
 impl Core {
@@ -40,20 +40,19 @@ impl Core {
     }
 
     /// Handles a membership change of a client: refuses it if it is invalid or unsafe, and queues it
-    /// otherwise. `asks_again` is the flag of
-    /// [`ClientRequest::ChangeMembers`](super::super::ClientRequest::ChangeMembers).
+    /// otherwise.
     pub(super) fn change_members(
         &mut self,
         request_id: RequestId,
         change: MemberChange,
-        asks_again: bool,
+        attempt: ChangeAttempt,
         now: Instant,
     ) {
         let promotes = matches!(change, MemberChange::Promote(_));
         let wanted =
             self.ask_membership(|membership, present| membership.want(request_id, change, present, now));
         if let Err(status) = wanted {
-            if asks_again && MemberChange::is_of_members(&status) {
+            if attempt == ChangeAttempt::Tentative && MemberChange::is_of_members(&status) {
                 return self.refuse(request_id, status);
             }
             if promotes && self.leadership.leads() && status != error::TOO_MANY_REQUESTS {

@@ -12,7 +12,7 @@ use numbers::{LeaseId, Seconds};
 use super::Core;
 use crate::core::questions::{Question, Questions};
 use crate::core::reads::RoundRequest;
-use crate::core::{ReplyBody, RequestId};
+use crate::core::{LeaseDetail, ReplyBody, RequestId};
 use crate::inbox::OPEN_REQUESTS_PER_SHARD_MAX;
 use crate::long_reads::Reader;
 
@@ -70,12 +70,12 @@ impl Core {
             let cost = if Questions::is_late(since, now, timeout) {
                 self.refuse(question.request_id(), error::TIMEOUT);
                 0
-            } else if let Question::TimeToLive(request_id, id, keys) = question
+            } else if let Question::TimeToLive(request_id, id, detail) = question
                 && !(self.leadership.leads() && self.leadership.has_settled())
             {
                 // Leadership was lost while the question waited here, and with it the lease clocks.
                 if self.leadership.leads() {
-                    self.reads.push(RoundRequest::TimeToLive(request_id, id, keys), since);
+                    self.reads.push(RoundRequest::TimeToLive(request_id, id, detail), since);
                 } else {
                     self.refuse(request_id, error::NOT_PRIMARY_LESSOR);
                 }
@@ -107,9 +107,9 @@ impl Core {
                 let (keys, cost) = self.keys_of(id, common);
                 (ReplyBody::LeaseKeys(keys), cost)
             }
-            Question::TimeToLive(_, id, wants_keys) => {
+            Question::TimeToLive(_, id, detail) => {
                 let (ttl, granted) = self.leases.time_to_live(id, self.machine.leases.get(id), now);
-                let (keys, cost) = if wants_keys && ttl >= Seconds::ZERO {
+                let (keys, cost) = if detail == LeaseDetail::TimeAndKeys && ttl >= Seconds::ZERO {
                     self.keys_of(id, common)
                 } else {
                     Default::default()
