@@ -228,7 +228,7 @@ impl Stepped {
             lock,
             ..
         } = assemble(setting, opened);
-        shared.set_peers(links);
+        shared.cluster.set_peers(links);
         let mut leader_checks = LeaderChecks::new(&shared, &logger, &check_options(&config));
 
         let local = LocalSet::new();
@@ -241,8 +241,8 @@ impl Stepped {
         let looking = Arc::clone(&shared);
         local.spawn_local(async move {
             loop {
-                looking.clock.sleep(monitor::TURN).await;
-                leader_checks.turn(looking.clock.now()).await;
+                looking.member.clock.sleep(monitor::TURN).await;
+                leader_checks.turn(looking.member.clock.now()).await;
             }
         });
         let mut core = Core::new(parts);
@@ -278,7 +278,7 @@ impl Stepped {
     fn fall_asleep(&mut self) {
         let (patience, wanted) = self.core.before_sleep();
         self.due = self.clock.now() + patience;
-        self.shared.core.fall_asleep(wanted);
+        self.shared.core.inbox.fall_asleep(wanted);
     }
 
     /// Runs one turn of the core, which handles everything that is queued for it. A turn without work does no harm.
@@ -287,11 +287,11 @@ impl Stepped {
     ///
     /// The reason why the member cannot continue; a real process would end here.
     pub fn turn(&mut self) -> Result<Going, Fatal> {
-        self.shared.core.take(&mut self.asks);
+        self.shared.core.inbox.take(&mut self.asks);
         let outcome = self.core.turn(&mut self.asks, self.clock.now());
         if !matches!(outcome, Ok(false)) {
             // Closing the queue answers the requests that wait: they learn that the core has ended.
-            self.shared.core.close();
+            self.shared.core.inbox.close();
         }
         let ended = outcome?;
         self.fall_asleep();
@@ -307,13 +307,13 @@ impl Stepped {
     /// When that file cannot be written.
     pub fn close(mut self) -> Result<(), log::OpenError> {
         self.log_turn();
-        let end = self.shared.values.log_end();
-        self.clean_shutdown.close(&self.shared.identity, end)
+        let end = self.shared.data.values.log_end();
+        self.clean_shutdown.close(&self.shared.member.identity, end)
     }
 
     /// Returns true if a queued request would wake the core's thread.
     pub fn wants_turn(&self) -> bool {
-        !self.shared.core.is_asleep()
+        !self.shared.core.inbox.is_asleep()
     }
 
     /// Returns the time, by this member's clock, until the core needs a turn even without requests.
@@ -372,7 +372,7 @@ impl Stepped {
     pub fn catch_up_step(&mut self) -> bool {
         let Ok(fetch) = self.fetches.try_recv() else { return false };
         let fetched = catch_up::carry_out(&self.entries, &fetch);
-        self.shared.core.send(StorageRequest::Fetched(fetch, fetched));
+        self.shared.core.inbox.send(StorageRequest::Fetched(fetch, fetched));
         true
     }
 
@@ -388,7 +388,7 @@ impl Stepped {
             self.woken.0.store(false, Ordering::Relaxed);
             // The poll is never ready, since some tasks never end.
             let _ = Pin::new(&mut self.local).poll(&mut context);
-            let read = !self.reads_held && self.shared.readers.step();
+            let read = !self.reads_held && self.shared.data.readers.step();
             if !read && !self.woken.0.load(Ordering::Relaxed) {
                 return;
             }
@@ -397,7 +397,7 @@ impl Stepped {
 
     /// Returns true if a task was woken since [`Stepped::poll_tasks`], or if a read for a task is pending.
     pub fn wants_poll(&self) -> bool {
-        self.woken.0.load(Ordering::Relaxed) || (!self.reads_held && self.shared.readers.has_work())
+        self.woken.0.load(Ordering::Relaxed) || (!self.reads_held && self.shared.data.readers.has_work())
     }
 
     /// If `held`, values that are not in memory are read by [`Stepped::read_step`] only, as with a slow disk.
@@ -407,22 +407,22 @@ impl Stepped {
 
     /// Charges values that are read from the disk to this budget, as a member with a front does.
     pub fn charge_reads_to(&self, budget: &Budget) {
-        self.shared.readers.charge_to(budget);
+        self.shared.data.readers.charge_to(budget);
     }
 
     /// Returns true if a read of a value that is not in memory is pending.
     pub fn wants_read(&self) -> bool {
-        self.shared.readers.has_work()
+        self.shared.data.readers.has_work()
     }
 
     /// Returns true if a value was read that its call has not taken yet.
     pub fn holds_untaken(&self) -> bool {
-        self.shared.readers.holds_untaken()
+        self.shared.data.readers.holds_untaken()
     }
 
     /// Does one of the pending reads of values. Returns false if there are none.
     pub fn read_step(&mut self) -> bool {
-        self.shared.readers.step()
+        self.shared.data.readers.step()
     }
 
     /// Returns the time, by this member's clock, until the next timer is due. [`HandClock::advance`] fires timers.
@@ -574,7 +574,7 @@ impl Stepped {
     /// a last turn, as in a real process.
     pub fn stop(&self) {
         self.close.begin();
-        self.shared.core.send(ControlRequest::Stop);
+        self.shared.core.inbox.send(ControlRequest::Stop);
     }
 
     /// Returns true if the cluster has recognized this member since it was opened. A real process serves
@@ -606,27 +606,27 @@ impl Stepped {
 
     /// Returns the number of watches and the number of range requests so far, according to the metrics.
     pub fn watches_and_ranges(&self) -> (i64, u64) {
-        let mvcc = &self.shared.metrics.mvcc;
+        let mvcc = &self.shared.diagnostics.metrics.mvcc;
         (mvcc.watchers.value(), mvcc.ranges.value())
     }
 
     /// Returns true if the metrics show that a snapshot is being received.
     pub fn says_that_it_takes_a_snapshot(&self) -> bool {
-        self.shared.metrics.server.snapshot_apply_in_progress.value() != 0
+        self.shared.diagnostics.metrics.server.snapshot_apply_in_progress.value() != 0
     }
 
     /// Returns the bytes of other members' messages that wait for the core, as charged to the budget.
     pub fn arrivals_bytes(&self) -> usize {
-        self.shared.arrivals.taken()
+        self.shared.core.arrivals.taken()
     }
 
     /// Returns the durable end of the log; `None` before the first write.
     pub fn log_end(&self) -> Option<LogEnd> {
-        self.shared.values.log_end()
+        self.shared.data.values.log_end()
     }
 
     /// Returns the ids of the member and its cluster.
     pub fn identity(&self) -> &Identity {
-        &self.shared.identity
+        &self.shared.member.identity
     }
 }

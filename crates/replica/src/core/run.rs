@@ -192,35 +192,35 @@ pub struct Core {
 impl Core {
     /// Builds a core from its parts.
     pub fn new(parts: Parts) -> Core {
-        let now = parts.shared.clock.now();
-        let shards = parts.shared.shards.len();
+        let now = parts.shared.member.clock.now();
+        let shards = parts.shared.core.outboxes.len();
         let applied = parts.machine.applied_index;
         let compacted = parts.machine.store.compact_revision();
         let pause = parts.options.compaction_sleep_interval;
         let advances = parts.options.initial_election_tick_advance;
-        let own = parts.shared.identity.member_id;
+        let own = parts.shared.member.identity.member_id;
         let attributes = Attributes::new(own, parts.attributes, parts.options.election_timeout / 2);
         let member_rules = MemberRules {
             own,
             strict: parts.options.strict_reconfig_check,
             learners_max: parts.options.max_learners,
             election_timeout: parts.options.election_timeout,
-            request_timeout: parts.shared.limits.request_timeout,
+            request_timeout: parts.shared.member.limits.request_timeout,
         };
         let membership = Membership::new(member_rules, &parts.machine.members, parts.remotes);
         let saved = (applied, parts.checkpoint_bytes);
         let checkpoints = Checkpoints::new(parts.thresholds, parts.options.snapshot_count, saved, now);
         let rules = LeaseRules {
-            ttl_min: parts.shared.limits.lease_ttl_min,
-            request_timeout: parts.shared.limits.request_timeout,
+            ttl_min: parts.shared.member.limits.lease_ttl_min,
+            request_timeout: parts.shared.member.limits.request_timeout,
             grace: parts.options.election_timeout,
             note_interval: parts.thresholds.note_interval,
         };
         let room = Room::new(now, &parts.log);
-        let nospace = NospaceAlarm::new(parts.shared.identity.member_id, parts.cause);
+        let nospace = NospaceAlarm::new(parts.shared.member.identity.member_id, parts.cause);
         Core {
-            values: LogValues::fetched_by(&parts.shared.readers, parts.shared.values.clone()),
-            applying: Applying::new(&parts.shared.core),
+            values: LogValues::fetched_by(&parts.shared.data.readers, parts.shared.data.values.clone()),
+            applying: Applying::new(&parts.shared.core.inbox),
             questions: Questions::default(),
             history: History::new(parts.log.entries(), parts.locations, parts.terms, now),
             fetches: parts.fetches,
@@ -228,7 +228,7 @@ impl Core {
             leases: LeaseClocks::new(
                 rules,
                 Arc::clone(&parts.shared.renewals),
-                Arc::clone(&parts.shared.metrics),
+                Arc::clone(&parts.shared.diagnostics.metrics),
                 now,
             ),
             handed_over: false,
@@ -254,8 +254,12 @@ impl Core {
             install: Install::default(),
             outgoing: Outgoing::default(),
             answers: Answers::new(shards),
-            meters: Meters::new(Arc::clone(&parts.shared.metrics)),
-            cpu_pressure: if parts.shared.threads { CpuPressure::here(now) } else { CpuPressure::none(now) },
+            meters: Meters::new(Arc::clone(&parts.shared.diagnostics.metrics)),
+            cpu_pressure: if parts.shared.member.threads {
+                CpuPressure::here(now)
+            } else {
+                CpuPressure::none(now)
+            },
             removal: Removal::new(compacted, pause, now),
             room,
             nospace,
@@ -283,14 +287,14 @@ impl Core {
     /// acknowledged.
     pub fn run(mut self) -> Result<(), Fatal> {
         let shared = Arc::clone(&self.shared);
-        shared.core.receive_here();
+        shared.core.inbox.receive_here();
         let mut gathering = Gathering::new(GATHERED);
         let mut others_first = false;
         self.begin();
-        let mut core = shared.seat.sit_down(self);
+        let mut core = shared.core.seat.sit_down(self);
         let outcome = loop {
             let (mut patience, mut wanted) = core.before_sleep();
-            if others_first && !patience.is_zero() && shared.core.is_short_of(wanted) {
+            if others_first && !patience.is_zero() && shared.core.inbox.is_short_of(wanted) {
                 let began = Instant::now();
                 std::thread::yield_now();
                 let took = began.elapsed();
@@ -298,10 +302,10 @@ impl Core {
                 core.cpu_pressure.gave_way(took);
                 (patience, wanted) = core.before_sleep();
             }
-            if let Some(outcome) = core.sleep(&shared.core, patience, wanted) {
+            if let Some(outcome) = core.sleep(&shared.core.inbox, patience, wanted) {
                 break outcome;
             }
-            let requests = core.take(&shared.core).iter();
+            let requests = core.take(&shared.core.inbox).iter();
             let clients = requests.filter(|request| matches!(request, CoreRequest::Client(_)));
             others_first = gathering.turn(clients.count() as u64);
             if let Some(outcome) = core.turn() {
@@ -311,7 +315,7 @@ impl Core {
         let mut core = core.leave();
         core.leases.open_to_shards(false);
         core.moves.end(&core.orders);
-        shared.core.close();
+        shared.core.inbox.close();
         outcome
     }
 
@@ -323,8 +327,8 @@ impl Core {
     /// Returns the time that the core may sleep before its next turn, and the number of waiting requests that
     /// justify waking it.
     pub fn before_sleep(&self) -> (Duration, usize) {
-        self.shared.set_wakes_for_reads(self.reads.is_idle());
-        self.shared.set_wakes_for_writes(self.proposals.gathers_logins_only());
+        self.shared.core.set_wakes_for_reads(self.reads.is_idle());
+        self.shared.core.set_wakes_for_writes(self.proposals.gathers_logins_only());
         self.patience()
     }
 
@@ -402,7 +406,7 @@ impl Core {
             let waited = now.saturating_duration_since(since);
             let succeeded = !self.resigned
                 || self.node.standing().leader != MemberId::NONE
-                || waited > 2 * self.shared.limits.election_timeout;
+                || waited > 2 * self.shared.member.limits.election_timeout;
             let idle = self.proposals.open() == 0
                 && !self.proposals.has_gathered()
                 && self.handed_over
@@ -418,7 +422,7 @@ impl Core {
     fn writes_here(&self, proposals: usize, now: Instant) -> bool {
         // The member list of the state does not suffice: a member that catches up may have a state from when
         // the cluster had one member.
-        let is_alone = self.shared.threads
+        let is_alone = self.shared.member.threads
             && self.stopping.is_none()
             && self.machine.members.by_id.len() == 1
             && self.leads_alone();
@@ -442,7 +446,7 @@ impl Core {
         };
         if self.noted.replace(positions) != Some(positions) {
             let shared = &self.shared;
-            shared.stages.turn(positions, now, || shared.clock.now());
+            shared.diagnostics.stages.turn(positions, now, || shared.member.clock.now());
             self.count_memory();
         }
     }
@@ -450,7 +454,7 @@ impl Core {
     /// Publishes how much memory the core holds.
     fn count_memory(&self) {
         let set = |figure: &AtomicU64, value: u64| figure.store(value, Ordering::Relaxed);
-        let (memory, index) = (&self.shared.memory, self.machine.store.allocated());
+        let (memory, index) = (&self.shared.diagnostics.memory, self.machine.store.allocated());
         set(&memory.index_objects, index.versions() + index.nodes() + index.separators());
         set(&memory.index_bytes, index.bytes());
         set(&memory.window_bytes, self.node.tail_bytes() as u64);
@@ -459,7 +463,7 @@ impl Core {
 
     /// Returns the time that the core may sleep, and the number of waiting requests that justify waking it.
     fn patience(&self) -> (Duration, usize) {
-        let now = self.shared.clock.now();
+        let now = self.shared.member.clock.now();
         let mut patience = self.next_tick.saturating_duration_since(now);
         if let Some(left) = self.removal.wait(now) {
             patience = patience.min(left);
@@ -485,7 +489,7 @@ impl Work for Core {
     type End = Result<(), Fatal>;
 
     fn turn(&mut self, requests: &mut Vec<CoreRequest>) -> Option<Result<(), Fatal>> {
-        let now = self.shared.clock.now();
+        let now = self.shared.member.clock.now();
         match Core::turn(self, requests, now) {
             Ok(false) => None,
             Ok(true) => Some(Ok(())),
@@ -503,6 +507,6 @@ impl Work for Core {
         self.parked.is_none()
             && self.machine.is_whole()
             && self.proposals.open() == 0
-            && self.writes_here(1, self.shared.clock.now())
+            && self.writes_here(1, self.shared.member.clock.now())
     }
 }

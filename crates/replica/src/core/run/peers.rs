@@ -86,7 +86,7 @@ impl Core {
         if messages.is_empty() {
             return;
         }
-        let Some(peers) = self.shared.peers() else { return };
+        let Some(peers) = self.shared.cluster.peers() else { return };
         let mut rest = Vec::with_capacity(messages.len());
         for message in messages {
             if message.r#type == Some(MessageType::MsgSnap as i32) {
@@ -215,7 +215,7 @@ impl Core {
             return false;
         }
         let standing = self.node.standing();
-        let alone = self.node.voters() == [MemberId(self.shared.identity.member_id)];
+        let alone = self.node.voters() == [MemberId(self.shared.member.identity.member_id)];
         if standing.role != Role::Follower || !alone || self.machine.applied_index < standing.commit {
             return false;
         }
@@ -346,13 +346,13 @@ impl Core {
             self.refuse(request_id, error::BAD_LEADER_TRANSFEREE);
             return;
         }
-        if to == MemberId(self.shared.identity.member_id) {
+        if to == MemberId(self.shared.member.identity.member_id) {
             self.reply(request_id, ReplyBody::LeaderMoved);
             return;
         }
         match self.node.request(Request::Transfer(to)) {
             Ok(()) => {
-                self.leadership.wait_for(request_id, to, now + self.shared.limits.request_timeout);
+                self.leadership.wait_for(request_id, to, now + self.shared.member.limits.request_timeout);
             }
             Err(Refused::NoLeader | Refused::Transferring) => self.refuse(request_id, error::NOT_LEADER),
             Err(Refused::Other(_)) => self.refuse(request_id, error::BAD_LEADER_TRANSFEREE),
@@ -372,8 +372,8 @@ impl Core {
 
     /// Shortens the first election timeout after a start, once messages from other members arrive.
     pub(super) fn advance_ticks(&mut self, now: Instant) -> Result<(), Fatal> {
-        let own = self.shared.identity.member_id;
-        let (members, peers) = (&self.machine.members, self.shared.peers());
+        let own = self.shared.member.identity.member_id;
+        let (members, peers) = (&self.machine.members, self.shared.cluster.peers());
         let connected = |id: &u64| *id != own && peers.is_some_and(|peers| peers.active_since(*id).is_some());
         let hears = || members.by_id.keys().any(connected);
         if !self.leadership.advances(self.node.standing(), hears, now) {
@@ -418,14 +418,14 @@ impl Core {
         if planted::is(planted::Bug::ProposedAgainEarly) && standing.leader.is_some() {
             self.propose_again(standing.term);
         }
-        self.shared.leader_is(standing.leader.0, now);
+        self.shared.cluster.leader_is(standing.leader.0, now);
         if standing.leader == MemberId::NONE {
             self.logger.warn(
                 "lost the leader",
                 &[("was", Value::Id(before.0)), ("term", Value::Uint(standing.term.0))],
             );
         } else {
-            self.shared.metrics.server.leader_changes.inc();
+            self.shared.diagnostics.metrics.server.leader_changes.inc();
             let what = if self.leadership.leads() { "became leader" } else { "follows" };
             self.logger.info(
                 what,
@@ -443,7 +443,7 @@ impl Core {
     /// Calls `ask` with the state of membership changes and the facts that it needs.
     fn ask_membership<R>(&mut self, ask: impl FnOnce(&mut Membership, membership::Present<'_>) -> R) -> R {
         let Core { membership, node, machine, leadership, shared, .. } = self;
-        let peers = shared.peers();
+        let peers = shared.cluster.peers();
         let active_since = |id| peers.and_then(|peers| peers.active_since(id));
         let successor = || successor(node, machine, shared);
         let present = membership::Present {
@@ -475,7 +475,7 @@ impl Core {
                 return self.refuse(request_id, status);
             }
             if promotes && self.leadership.leads() && status != error::TOO_MANY_REQUESTS {
-                let failures = &self.shared.metrics.server.learner_promote_failures;
+                let failures = &self.shared.diagnostics.metrics.server.learner_promote_failures;
                 failures.with(&[&status.message]).inc();
             }
             self.refuse_change(request_id, status);
@@ -521,7 +521,7 @@ impl Core {
             membership::Step::PassOn(removals) => {
                 let own = ConfChange {
                     kind: ConfChangeKind::Remove,
-                    node: MemberId(self.shared.identity.member_id),
+                    node: MemberId(self.shared.member.identity.member_id),
                 };
                 for data in removals {
                     // Without a leader the proposal is lost, as in etcd.
@@ -532,7 +532,7 @@ impl Core {
     }
 
     fn propose_next_change(&mut self) {
-        let id = self.shared.command_id();
+        let id = self.shared.ids.command_id();
         let Some((raft, data)) = self.membership.encode_next(id, &self.node) else { return };
         // On a follower the own disk does not matter for a forwarded entry.
         if self.leadership.leads() && !self.room.has(&self.log, data.len(), Purpose::Mends) {
@@ -576,7 +576,7 @@ impl Core {
         if let Some(Waiter::Members(request_id, _)) = self.proposals.take(applied.request_id) {
             let promoted = matches!(applied.outcome, Ok(VoterChange::AddVoter(_)));
             if promoted && self.machine.members.learners().len() < learners {
-                self.shared.metrics.server.learner_promote_successes.inc();
+                self.shared.diagnostics.metrics.server.learner_promote_successes.inc();
             }
             let (outcome, raft_term) = (applied.outcome.map(|_| ()), entry.term);
             self.membership.tell(Told { request_id, outcome, raft_term });
@@ -586,7 +586,7 @@ impl Core {
 
     fn members_changed(&mut self, change: ConfChange) {
         self.tell_members();
-        let own = self.shared.identity.member_id;
+        let own = self.shared.member.identity.member_id;
         let what = match change.kind {
             ConfChangeKind::AddVoter => "added or promoted a member",
             ConfChangeKind::AddLearner => "added a learner",
@@ -595,7 +595,7 @@ impl Core {
         };
         self.logger.info(what, &[("member-id", Value::Id(change.node.0))]);
         if change.kind == ConfChangeKind::Remove && change.node == MemberId(own) {
-            self.end_removed(self.shared.clock.now());
+            self.end_removed(self.shared.member.clock.now());
         }
     }
 
@@ -603,8 +603,8 @@ impl Core {
     pub(super) fn tell_members(&mut self) {
         let others = self.membership.changed(&self.machine.members);
         self.applied_since = true;
-        if let Some(peers) = self.shared.peers() {
-            self.shared.arrivals.set_members(others.iter().map(|(id, _)| *id));
+        if let Some(peers) = self.shared.cluster.peers() {
+            self.shared.core.arrivals.set_members(others.iter().map(|(id, _)| *id));
             peers.set_members(others);
         }
     }
@@ -617,7 +617,7 @@ impl Core {
         if !self.membership.was_removed(now) {
             return;
         }
-        let own = self.shared.identity.member_id;
+        let own = self.shared.member.identity.member_id;
         self.logger.warn(
             "the member has been permanently removed from the cluster; its data directory must be removed",
             &[("member-id", Value::Id(own))],
@@ -640,8 +640,8 @@ impl Core {
             return;
         }
         let (members, node) = (&self.machine.members, &self.node);
-        let own = self.shared.identity.member_id;
-        let are_old = self.shared.may_be_before_3_5(members);
+        let own = self.shared.member.identity.member_id;
+        let are_old = self.shared.cluster.may_be_before_3_5(members);
         let has_leader = || members.by_id.contains_key(&own) && node.standing().leader.is_some();
         if let Some(request) = self.attributes.propose(has_leader, are_old, now) {
             self.propose_own(request, Waiter::Attributes);
@@ -652,12 +652,12 @@ impl Core {
     /// agree with. All entries from before its last stop, one of which may have set the version, are applied.
     fn decide_version_alone(&mut self) {
         let members = &self.machine.members;
-        let own = self.shared.identity.member_id;
+        let own = self.shared.member.identity.member_id;
         let alone = members.by_id.len() == 1 && members.by_id.contains_key(&own);
         if !alone || !members.cluster_version.is_empty() {
             return;
         }
-        if let Some(version) = minor(self.shared.api_version) {
+        if let Some(version) = minor(self.shared.member.api_version) {
             self.propose_cluster_version(version.to_string());
         }
     }
@@ -669,7 +669,7 @@ impl Core {
             || self.machine.members.cluster_version == version
             // The entry would make members before 3.5 exit. COMPAT-195: the version stays undecided until one
             // of them leads.
-            || self.shared.has_told_before_3_5(&self.machine.members)
+            || self.shared.cluster.has_told_before_3_5(&self.machine.members)
         {
             return;
         }
@@ -729,7 +729,7 @@ impl Core {
     /// Hands leadership over if the CORRUPT alarm names this member, to a reachable member that it does not
     /// name.
     pub(super) fn resign_if_corrupt(&mut self) {
-        let own = self.shared.identity.member_id;
+        let own = self.shared.member.identity.member_id;
         if !self.leadership.leads()
             || !self.machine.alarms.is_raised(CORRUPT, own)
             || self.node.transferring().is_some()
@@ -755,7 +755,7 @@ impl Core {
         {
             return;
         }
-        self.shared.metrics.server.heartbeat_send_failures.inc();
+        self.shared.diagnostics.metrics.server.heartbeat_send_failures.inc();
         self.logger.warn(
             "leader failed to send out heartbeat on time; took too long, leader is overloaded likely from slow disk",
             &[
@@ -802,7 +802,7 @@ impl Core {
             self.refuse(request_id, error::TOO_MANY_REQUESTS);
             return;
         }
-        self.shared.metrics.server.snapshot_apply_in_progress.set_u64(1);
+        self.shared.diagnostics.metrics.server.snapshot_apply_in_progress.set_u64(1);
         self.answers.want_image(request_id);
     }
 
@@ -894,7 +894,7 @@ impl Core {
     pub(super) fn end_install(&mut self) {
         self.install.give_up();
         if !self.install.is_busy() {
-            self.shared.metrics.server.snapshot_apply_in_progress.set_u64(0);
+            self.shared.diagnostics.metrics.server.snapshot_apply_in_progress.set_u64(0);
         }
     }
 
@@ -915,9 +915,9 @@ impl Core {
                 ("before", Value::Uint(self.machine.applied_index.0)),
             ],
         );
-        let overtaken = self.shared.long_reads.end_all();
+        let overtaken = self.shared.data.long_reads.end_all();
         self.answers.replaced();
-        self.shared.metrics.long_reads.overtaken.add(overtaken as u64);
+        self.shared.diagnostics.metrics.long_reads.overtaken.add(overtaken as u64);
         let replaced = std::mem::replace(&mut self.machine, *machine);
         // The new state contains the partly applied entry, and the entries that waited after it.
         self.applying.clear();
@@ -930,7 +930,7 @@ impl Core {
         self.removal.restored(store.compact_revision(), store.current_revision(), now);
         self.alarms = Arc::new(self.machine.alarms.clone());
         self.auth = Arc::new(self.machine.auth.clone());
-        self.shared.credentials.auth_restored(self.auth.is_enabled(), self.auth.revision());
+        self.shared.clients.credentials.auth_restored(self.auth.is_enabled(), self.auth.revision());
         self.tell_members();
         self.install.installed(Reset { index: restore.index, term: restore.term }, replaced);
         Ok(())
@@ -954,7 +954,7 @@ impl Core {
     /// Handles a durable checkpoint. If it covers an installed state, the log restarts after that state.
     pub(super) fn install_saved(&mut self, applied_index: Index, now: Instant) -> Result<(), Fatal> {
         let Some((reset, held)) = self.install.saved(applied_index) else { return Ok(()) };
-        self.shared.metrics.server.snapshot_apply_in_progress.set_u64(0);
+        self.shared.diagnostics.metrics.server.snapshot_apply_in_progress.set_u64(0);
         let mut reset = Some(reset);
         for append in held {
             self.append_behind(reset.take(), append, now)?;
@@ -980,7 +980,7 @@ impl Core {
             if message.term != Some(self.node.standing().term.0) {
                 continue;
             }
-            let Some(peers) = self.shared.peers() else { return };
+            let Some(peers) = self.shared.cluster.peers() else { return };
             let head = self.machine.head();
             let state = self.shared.read_long_at(Reader::Transfer, view.moment_of_everything());
             let metadata = api::raftpb::SnapshotMetadata {
@@ -1007,11 +1007,11 @@ impl Core {
 
 /// Returns the voter that could lead at once: the connected voter with the most entries.
 fn successor(node: &Node, machine: &Machine, shared: &Shared) -> Option<MemberId> {
-    let peers = shared.peers()?;
+    let peers = shared.cluster.peers()?;
     let corrupt = AlarmType::Corrupt as i32;
     node.progress()
         .into_iter()
-        .filter(|p| !p.is_learner && p.recently_active && p.id != MemberId(shared.identity.member_id))
+        .filter(|p| !p.is_learner && p.recently_active && p.id != MemberId(shared.member.identity.member_id))
         .filter(|p| peers.active_since(p.id.0).is_some())
         .filter(|p| !machine.alarms.is_raised(corrupt, p.id.0))
         .max_by_key(|p| p.matched)

@@ -81,7 +81,7 @@ impl Core {
     pub fn probe(&self) -> Probe {
         let standing = self.node.standing();
         Probe {
-            id: self.shared.identity.member_id,
+            id: self.shared.member.identity.member_id,
             role: standing.role,
             term: standing.term,
             vote: self.node.voted_for().0,
@@ -102,7 +102,7 @@ impl Core {
             checkpoint: self.checkpoints.applied_index(),
             installing: self.install.is_busy(),
             unsaved_bytes: self.checkpoints.unsaved_bytes(self.log.figures().written_bytes()),
-            long_readers: self.shared.long_reads.figures().0,
+            long_readers: self.shared.data.long_reads.figures().0,
             pending_delete: self.segments.pending_delete(),
             discarded: self.install.discarded(),
             leases: self.machine.leases.len(),
