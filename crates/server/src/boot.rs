@@ -586,6 +586,7 @@ impl Running {
     /// # Errors
     ///
     /// The reason why the core had already ended by itself, or why the clean shutdown could not be recorded.
+    /// All threads of the member have been stopped then, too.
     pub fn stop(self) -> Result<(), EndError> {
         self.shared.data.values.wind_down();
         // Dropped first: the reloading thread notifies the fronts, the console and the peers of new files.
@@ -602,13 +603,18 @@ impl Running {
         self.exporting.into_iter().for_each(Exporting::stop);
         self.shared.clients.credentials.stop();
         self.shared.core.inbox.send(ControlRequest::Stop);
-        let outcome = self.core.join().map_err(|_| EndError::CorePanicked)?;
+        let ended = self.core.join();
+        if ended.is_err() {
+            // A core that panicked left its queue open. The checkpointer may wait there for an answer.
+            self.shared.core.inbox.close();
+        }
         self.monitor.stop();
         self.peers.close();
         self.shared.data.compaction_hashes.stop();
         let _ = self.hasher.join();
-        // The core has told the checkpointer to end.
+        // The core has told the checkpointer to end, or dropped its end of the queue of orders in a panic.
         let _ = self.checkpointer.join();
+        let outcome = ended.map_err(|_| EndError::CorePanicked)?;
         if outcome.is_ok() {
             // The core owned the log, so the log is closed here and its end is final.
             let end = self.shared.data.values.log_end();
@@ -620,7 +626,64 @@ impl Running {
 
 #[cfg(test)]
 mod tests {
+    use replica::core::CoreRequest;
+    use telemetry::logging::{Format, Level};
+    use testkit::TempDir;
+
     use super::*;
+
+    /// Starts a member that is alone in its cluster, with addresses that the system chooses.
+    fn started(data_dir: &Path) -> Running {
+        let args: Vec<String> = [
+            "--name=alone",
+            "--initial-cluster=alone=http://127.0.0.1:2380",
+            "--initial-advertise-peer-urls=http://127.0.0.1:2380",
+            "--listen-peer-urls=http://127.0.0.1:0",
+            "--listen-client-urls=http://127.0.0.1:0",
+            "--advertise-client-urls=http://127.0.0.1:0",
+        ]
+        .map(str::to_owned)
+        .into_iter()
+        .chain([format!("--data-dir={}", data_dir.display())])
+        .collect();
+        let config = match config::parse(&args, &[]) {
+            Ok(config::Invocation::Serve(parsed)) => parsed.config,
+            other => panic!("{other:?}"),
+        };
+        let logger = Arc::new(Logger::to(Level::Error, Format::Json, Vec::new()));
+        let (running, _) =
+            start(config, logger, &|_| Err("no discovery".into()), &|| false).expect("it starts");
+        running
+    }
+
+    /// Returns the names of the member's threads that run in this process.
+    fn threads() -> Vec<String> {
+        let names = ["core", "log", "checkpointer", "catch-up", "hasher", "monitor", "peer"];
+        let tasks = std::fs::read_dir("/proc/self/task").expect("there are threads");
+        // A thread that ends meanwhile has no name.
+        tasks
+            .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
+            .map(|name| name.trim_end().to_owned())
+            .filter(|name| names.contains(&name.as_str()))
+            .collect()
+    }
+
+    #[test]
+    fn a_member_whose_core_panicked_stops_its_other_threads_and_starts_again() {
+        let dir = TempDir::new("core-panicked");
+        let running = started(dir.path());
+        let (sender, _receiver) = tokio::sync::oneshot::channel();
+        let panics = Box::new(|_| -> CoreRequest { panic!("a bug in the core, which this test plants") });
+        running.shared.core.inbox.send(CoreRequest::Outside(sender, panics));
+        assert!(running.ended(Duration::from_secs(60)), "the core goes on after a panic");
+        assert!(matches!(running.stop(), Err(EndError::CorePanicked)));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while let running @ [_, ..] = &threads()[..] {
+            assert!(Instant::now() < deadline, "still running: {running:?}");
+            std::thread::yield_now();
+        }
+        started(dir.path()).stop().expect("a clean shutdown");
+    }
 
     #[test]
     fn a_few_of_the_largest_messages_fit_into_the_memory_for_clients() {
