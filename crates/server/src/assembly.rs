@@ -5,7 +5,7 @@
 
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, OnceLock};
-use std::time::UNIX_EPOCH;
+use std::time::{Instant, UNIX_EPOCH};
 
 use consensus::{Fetch, Node};
 use disk::Disk;
@@ -26,6 +26,7 @@ use replica::expensive::ExpensiveCalls;
 use replica::inbox::Inbox;
 use replica::shared::{Clients, CoreQueues, Data, Diagnostics, Member, Published, Shared};
 use replica::transfer;
+use storage::Identity;
 use storage::catch_up::FETCHES_MAX;
 use storage::checkpointer::{Checkpointer, Event, Order, Surface};
 use storage::clean_shutdown::CleanShutdown;
@@ -94,20 +95,10 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         lock,
     } = opened;
     let had_data = recovered.last_index > Index(0) || machine.applied_index > Index(0);
-    let metrics = Arc::new(Metrics::new(&api::Rpc::ALL, config.metrics));
-    metrics.server.set_id(identity.member_id);
-    metrics.server.set_features(config.feature_gates.states());
-    metrics.set_version(config.api_version);
     let state = first_state(&mut machine, &node);
     credentials.auth_restored(machine.auth.is_enabled(), machine.auth.revision());
-    let millis = clock.wall().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
-    // The clock alone does not make a unique seed: it may be set back, or start at the same time at every boot.
-    let seed = if planted::is(Bug::IdsByTheClock) { millis } else { millis ^ random };
-    let diagnostics = Diagnostics {
-        heavy_hitters_in_metrics: config.heavy_hitters_in_metrics,
-        pprof: config.pprof,
-        ..Diagnostics::new(metrics, clock.now())
-    };
+    let seed = id_seed(&clock, random);
+    let diagnostics = diagnostics(&config, &identity, clock.now());
     let member = Member {
         identity,
         api_version: config.api_version,
@@ -176,6 +167,26 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         had_data,
         clean_shutdown,
         lock,
+    }
+}
+
+/// Returns the seed of the ids of commands and leases.
+fn id_seed(clock: &Clock, random: u64) -> u64 {
+    let millis = clock.wall().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
+    // The clock alone does not make a unique seed: it may be set back, or start at the same time at every boot.
+    if planted::is(Bug::IdsByTheClock) { millis } else { millis ^ random }
+}
+
+/// Returns the diagnostics of a member that starts now.
+fn diagnostics(config: &Config, identity: &Identity, now: Instant) -> Diagnostics {
+    let metrics = Arc::new(Metrics::new(&api::Rpc::ALL, config.metrics));
+    metrics.server.set_id(identity.member_id);
+    metrics.server.set_features(config.feature_gates.states());
+    metrics.set_version(config.api_version);
+    Diagnostics {
+        heavy_hitters_in_metrics: config.heavy_hitters_in_metrics,
+        pprof: config.pprof,
+        ..Diagnostics::new(metrics, now)
     }
 }
 

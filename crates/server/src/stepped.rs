@@ -131,6 +131,40 @@ pub struct Stepped {
     _lock: disk::Lock,
 }
 
+/// Starts the tasks of a member: those of its services, and the leader's checks.
+fn serve(
+    local: &LocalSet,
+    shared: &Arc<Shared>,
+    logger: Arc<Logger>,
+    mut leader_checks: LeaderChecks,
+) -> (Rc<Services>, Close) {
+    let (close, closing) = Closing::by_hand();
+    let services = {
+        let _inside = local.enter();
+        let shard = Shard { id: ShardId(0), closing, counters: Arc::new(ShardCounters::new(0)) };
+        Services::start(Arc::clone(shared), FrontCounters::default(), logger, shard)
+    };
+    let clock = shared.member.clock.clone();
+    local.spawn_local(async move {
+        loop {
+            clock.sleep(monitor::TURN).await;
+            leader_checks.turn(clock.now()).await;
+        }
+    });
+    (services, close)
+}
+
+/// Returns the credentials that the options ask for; tokens and passwords follow from the seed.
+fn credentials(config: &Config, clock: Clock, seed: u64) -> Credentials {
+    let mut random = stdx::Random::new(seed);
+    let random = move |bytes: &mut [u8]| bytes.iter_mut().for_each(|byte| *byte = random.below(256) as u8);
+    if config.auth_token.starts_with("jwt") {
+        signed_credentials(config, clock, random)
+    } else {
+        Credentials::simple(clock, Box::new(random))
+    }
+}
+
 /// Returns credentials with signed tokens, whose secret is the same for all members. Callers compute password
 /// hashes themselves.
 fn signed_credentials(
@@ -193,14 +227,7 @@ impl Stepped {
             },
         })?;
         opened.report(&logger, clock.now() - began);
-        let mut random = stdx::Random::new(seed);
-        let random =
-            move |bytes: &mut [u8]| bytes.iter_mut().for_each(|byte| *byte = random.below(256) as u8);
-        let credentials = if config.auth_token.starts_with("jwt") {
-            signed_credentials(&config, Clock::by_hand(&clock), random)
-        } else {
-            Credentials::simple(Clock::by_hand(&clock), Box::new(random))
-        };
+        let credentials = credentials(&config, Clock::by_hand(&clock), seed);
         let setting = Setting {
             config,
             disk,
@@ -229,22 +256,9 @@ impl Stepped {
             ..
         } = assemble(setting, opened);
         shared.cluster.set_peers(links);
-        let mut leader_checks = LeaderChecks::new(&shared, &logger, &check_options(&config));
-
+        let leader_checks = LeaderChecks::new(&shared, &logger, &check_options(&config));
         let local = LocalSet::new();
-        let (close, closing) = Closing::by_hand();
-        let services = {
-            let _inside = local.enter();
-            let shard = Shard { id: ShardId(0), closing, counters: Arc::new(ShardCounters::new(0)) };
-            Services::start(Arc::clone(&shared), FrontCounters::default(), logger, shard)
-        };
-        let looking = Arc::clone(&shared);
-        local.spawn_local(async move {
-            loop {
-                looking.member.clock.sleep(monitor::TURN).await;
-                leader_checks.turn(looking.member.clock.now()).await;
-            }
-        });
+        let (services, close) = serve(&local, &shared, logger, leader_checks);
         let mut core = Core::new(parts);
         core.begin();
         let mut stepped = Stepped {
