@@ -114,7 +114,7 @@ pub enum HashAnswer {
 
 /// Returns the id of this member's cluster as the header [`CLUSTER_ID`] has it.
 pub fn cluster_id(shared: &Shared) -> String {
-    format!("{:x}", shared.identity.cluster_id)
+    format!("{:x}", shared.member.identity.cluster_id)
 }
 
 /// Hashes the present state up to a revision; 0 is the newest. Takes long, so it must not run on a thread
@@ -126,7 +126,7 @@ pub fn cluster_id(shared: &Shared) -> String {
 pub fn hash_of(shared: &Arc<Shared>, revision: Revision, stop: &AtomicBool) -> Result<Hashed, HashError> {
     let began = Instant::now();
     let (state, published) = shared.read_long(Reader::Hash);
-    let values = LogValues::new(shared.values.clone());
+    let values = LogValues::new(shared.data.values.clone());
     let current_revision = state.moment().revision();
     let mut walk = HashWalk::new(&published.view.snapshot(), revision).map_err(HashError::Revision)?;
     drop(published);
@@ -150,7 +150,7 @@ pub fn hash_of(shared: &Arc<Shared>, revision: Revision, stop: &AtomicBool) -> R
     if let Some(status) = failed {
         return Err(HashError::Read(status));
     }
-    shared.metrics.mvcc.hash_rev_duration.observe_seconds(began.elapsed());
+    shared.diagnostics.metrics.mvcc.hash_rev_duration.observe_seconds(began.elapsed());
     Ok(Hashed { hash: hash.finish(), compact_revision, revision, current_revision })
 }
 
@@ -169,7 +169,7 @@ pub async fn hash_at(shared: &Arc<Shared>, revision: Revision) -> Result<Hashed,
 
 /// Returns the hash of the compaction at exactly this revision, if it is one of the last compactions.
 async fn hash_of_compaction(shared: &Shared, revision: Revision) -> Option<Hashed> {
-    let cached = shared.compaction_hashes.at(revision)?;
+    let cached = shared.data.compaction_hashes.at(revision)?;
     let compact_revision = cached.compact_revision;
     let hash = cached.wait().await?;
     let current_revision = shared.state.load().view.snapshot().current_revision();
@@ -178,7 +178,7 @@ async fn hash_of_compaction(shared: &Shared, revision: Revision) -> Option<Hashe
 
 /// Hashes on a separate thread, because the calling thread serves others.
 async fn hash_elsewhere(shared: &Arc<Shared>, revision: Revision) -> Result<Hashed, HashError> {
-    if !shared.threads {
+    if !shared.member.threads {
         return hash_of(shared, revision, &AtomicBool::new(false));
     }
     let (sender, receiver) = tokio::sync::oneshot::channel();
@@ -203,7 +203,7 @@ pub async fn hashes_of_others(shared: &Shared, revision: Revision) -> Vec<(u64, 
             .header(CLUSTER_ID, cluster.as_str())
             .body(body.clone())
     };
-    let answers = ask_others(shared, shared.limits.request_timeout, question).await;
+    let answers = ask_others(shared, shared.member.limits.request_timeout, question).await;
     answers.into_iter().map(|(id, answer)| (id, read_hash(answer))).collect()
 }
 
@@ -251,9 +251,9 @@ async fn ask_others(
     timeout: Duration,
     question: impl Fn(u64) -> http::Result<Request<Bytes>>,
 ) -> Vec<(u64, Result<Response<Bytes>, RequestError>)> {
-    let own = shared.identity.member_id;
+    let own = shared.member.identity.member_id;
     let members = Arc::clone(&shared.state.load().members);
-    let Some(peers) = shared.peers() else { return Vec::new() };
+    let Some(peers) = shared.cluster.peers() else { return Vec::new() };
     let open: Vec<_> = members
         .by_id
         .values()

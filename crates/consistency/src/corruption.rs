@@ -124,8 +124,8 @@ pub fn compare_initially(own: &Hashed, answer: &HashAnswer) -> Initial {
 ///
 /// Another member has different data, or this member's data cannot be read.
 pub fn check_initially(shared: &Arc<Shared>, logger: &Logger) -> Result<(), InitialCheckError> {
-    let id = shared.identity.member_id;
-    let timeout = shared.limits.request_timeout;
+    let id = shared.member.identity.member_id;
+    let timeout = shared.member.limits.request_timeout;
     logger.info(
         "starting initial corruption check",
         &[("local-member-id", Value::Id(id)), ("timeout", Value::Duration(timeout))],
@@ -297,7 +297,7 @@ impl CorruptionChecks {
     ) -> CorruptionChecks {
         let periodic = Timer::new(options.corrupt_check_interval, now);
         if periodic.is_some() {
-            let id = Value::Id(shared.identity.member_id);
+            let id = Value::Id(shared.member.identity.member_id);
             let interval = Value::Duration(options.corrupt_check_interval);
             logger.info("enabled corruption checking", &[("local-member-id", id), ("interval", interval)]);
         }
@@ -364,20 +364,20 @@ impl Checker {
     }
 
     fn name(&self, id: u64) {
-        self.shared.core.send(ControlRequest::Corrupt(id));
+        self.shared.core.inbox.send(ControlRequest::Corrupt(id));
     }
 
     async fn check(&self) -> Result<(), CheckError> {
         let first = hash_of(&self.shared, Revision(0), &self.stop)?;
         let answers = hashes_of_others(&self.shared, first.revision).await;
-        let reply = self.shared.ask(ClientRequest::Read).await.map_err(CheckError::Read)?;
+        let reply = self.shared.core.ask(ClientRequest::Read).await.map_err(CheckError::Read)?;
         match reply.body {
             ReplyBody::Readable(_) => {}
             ReplyBody::Outcome(Err(status), _) => return Err(CheckError::Read(status)),
             _ => return Err(CheckError::Stopping),
         }
         let second = hash_of(&self.shared, Revision(0), &self.stop)?;
-        let found = compare_periodically(self.shared.identity.member_id, &first, &second, &answers);
+        let found = compare_periodically(self.shared.member.identity.member_id, &first, &second, &answers);
         for (id, why) in &found {
             let theirs = answers.iter().find_map(|(peer, answer)| match answer {
                 HashAnswer::Hashed(theirs) if peer == id => Some(theirs),
@@ -412,9 +412,9 @@ impl Checker {
 
     /// Searches for a compaction, newest first, whose hash all members know.
     async fn check_compactions(&self) {
-        let leader = self.shared.identity.member_id;
+        let leader = self.shared.member.identity.member_id;
         let checked_through = self.checked_through.load(Ordering::Relaxed);
-        let known = self.shared.compaction_hashes.known();
+        let known = self.shared.data.compaction_hashes.known();
         let mut checked = 0u64;
         for ours in known {
             let KnownHash { revision, compact_revision, hash } = ours;

@@ -133,13 +133,13 @@ impl Divergence {
         // member has to know the entries that the others know.
         let others = trails_of_others(&self.shared, TIMEOUT, known).await;
         let from = others.iter().map(|(id, _)| known(*id)).min()?;
-        let reply = self.shared.ask(move |request_id| PeerRequest::StateTrail(request_id, from)).await;
+        let reply = self.shared.core.ask(move |request_id| PeerRequest::StateTrail(request_id, from)).await;
         let Ok(ReplyBody::StateTrail(ours)) = reply.map(|reply| reply.body) else { return None };
-        Some(judge(self.shared.identity.member_id, &ours, &others, members))
+        Some(judge(self.shared.member.identity.member_id, &ours, &others, members))
     }
 
     fn follow(&mut self, verdict: &Verdict) {
-        let metrics = Arc::clone(&self.shared.metrics);
+        let metrics = Arc::clone(&self.shared.diagnostics.metrics);
         metrics.state_hash.compared.add(verdict.compared.len() as u64);
         for (id, comparison) in &verdict.compared {
             match comparison {
@@ -158,7 +158,7 @@ impl Divergence {
                         "a member's state differs from the leader's",
                         &[
                             ("member-id", Value::Id(*id)),
-                            ("leader-id", Value::Id(self.shared.identity.member_id)),
+                            ("leader-id", Value::Id(self.shared.member.identity.member_id)),
                             ("entry-index", Value::Uint(index.0)),
                             ("revision", Value::Int(revision.0)),
                             ("may-have-begun-earlier", Value::Bool(*at_first)),
@@ -177,7 +177,7 @@ impl Divergence {
             return;
         }
         for id in &verdict.named {
-            self.shared.core.send(ControlRequest::Corrupt(*id));
+            self.shared.core.inbox.send(ControlRequest::Corrupt(*id));
         }
     }
 }

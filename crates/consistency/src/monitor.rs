@@ -64,7 +64,7 @@ impl Monitor {
     pub fn start(shared: &Arc<Shared>, logger: &Arc<Logger>, options: &Options) -> io::Result<Monitor> {
         let (stop, stopped) = sync_channel::<()>(1);
         let mut leader_checks = LeaderChecks::new(shared, logger, options);
-        let clock = shared.clock.clone();
+        let clock = shared.member.clock.clone();
         let thread = std::thread::Builder::new().name("monitor".to_owned()).spawn(move || {
             while let Err(std::sync::mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(TURN) {
                 block_on(leader_checks.turn(clock.now()));
@@ -85,7 +85,7 @@ impl Monitor {
 impl LeaderChecks {
     /// Returns the checks, all of which are due at once.
     pub fn new(shared: &Arc<Shared>, logger: &Arc<Logger>, options: &Options) -> LeaderChecks {
-        let now = shared.clock.now();
+        let now = shared.member.clock.now();
         LeaderChecks {
             shared: Arc::clone(shared),
             next_versions: now,
@@ -106,9 +106,9 @@ impl LeaderChecks {
         self.tell_of_shed_connections(now);
         let (leads, undecided) = {
             let state = self.shared.state.load();
-            (state.leader == self.shared.identity.member_id, state.members.cluster_version.is_empty())
+            (state.leader == self.shared.member.identity.member_id, state.members.cluster_version.is_empty())
         };
-        if self.shared.threads {
+        if self.shared.member.threads {
             self.checks.turn(leads, now);
         } else {
             self.checks.turn_here(leads, now).await;
@@ -131,7 +131,7 @@ impl LeaderChecks {
     }
 
     fn tell_of_shed_connections(&mut self, now: Instant) {
-        let Some(budget) = self.shared.client_memory() else { return };
+        let Some(budget) = self.shared.clients.memory.get() else { return };
         let shed = budget.connections_shed();
         if shed > self.shed && now >= self.next_shed {
             self.logger.warn(
@@ -148,11 +148,11 @@ impl LeaderChecks {
 
     /// Returns the version that a member runs, if it answers.
     async fn version_of(&self, id: u64) -> Option<Minor> {
-        if id == self.shared.identity.member_id {
-            return minor(self.shared.api_version);
+        if id == self.shared.member.identity.member_id {
+            return minor(self.shared.member.api_version);
         }
         let request = Request::get("/version").body(Bytes::new()).ok()?;
-        let answered = self.shared.peers()?.request(Target::Member(id), request, TIMEOUT);
+        let answered = self.shared.cluster.peers()?.request(Target::Member(id), request, TIMEOUT);
         let response = answered.await.ok().filter(|response| response.status() == StatusCode::OK)?;
         minor(&read_versions(response.body()).ok()?.0)
     }
@@ -176,7 +176,9 @@ impl LeaderChecks {
         let target = members.downgrade_target.as_deref().map(|target| minor(target).unwrap_or(Minor(0, 0)));
         match decide(minor(&members.cluster_version), lowest, target) {
             Ok(None) => {}
-            Ok(Some(version)) => self.shared.core.send(ControlRequest::ClusterVersion(version.to_string())),
+            Ok(Some(version)) => {
+                self.shared.core.inbox.send(ControlRequest::ClusterVersion(version.to_string()))
+            }
             Err(from) => self.logger.error(
                 "cannot downgrade to the target: it is not the release before",
                 &[
@@ -194,7 +196,7 @@ impl LeaderChecks {
         let Some(target) = &members.downgrade_target else { return };
         let extremes = self.extremes(&members).await;
         if extremes.is_some() && extremes == minor(target).map(|version| (version, version)) {
-            self.shared.core.send(ControlRequest::Downgraded(target.clone()));
+            self.shared.core.inbox.send(ControlRequest::Downgraded(target.clone()));
         }
     }
 }

@@ -297,7 +297,7 @@ async fn start(matches: &Matches, logger: &Logger, ready: Ready<'_>) -> Result<(
     let listener = TcpListener::bind(local.as_slice())
         .await
         .map_err(|error| format!("listen tcp {listen}: bind: {error}"))?;
-    let files = telemetry::metrics::open_files_max().unwrap_or(CONNECTIONS_MAX);
+    let files = telemetry::metrics::open_files_max().unwrap_or(usize::MAX);
     let options = GatewayOptions {
         remotes,
         retry_delay: matches.get(flags::RETRY_DELAY),

@@ -215,7 +215,7 @@ struct Registered {
 impl Newest for Registered {
     fn view(&self) -> Option<Arc<View>> {
         let shared = self.shared.upgrade()?;
-        self.reads.came_on(self.number, shared.clock.now());
+        self.reads.came_on(self.number, shared.member.clock.now());
         Some(Arc::clone(&shared.state.load().view))
     }
 
@@ -233,17 +233,17 @@ impl Drop for Registered {
 
 impl Shared {
     fn register(self: &Arc<Shared>, reader: Reader) -> Registered {
-        let number = self.long_reads.begin(reader, self.clock.now());
-        Registered { shared: Arc::downgrade(self), reads: Arc::clone(&self.long_reads), number }
+        let number = self.data.long_reads.begin(reader, self.member.clock.now());
+        Registered { shared: Arc::downgrade(self), reads: Arc::clone(&self.data.long_reads), number }
     }
 
     /// Returns a reader of the newest state, for reading slice by slice from any thread; and the published
     /// state of the same moment, which the caller should drop soon: its view answers some questions directly,
     /// such as counts, for which the reader would have to walk the index.
     pub fn read_long(self: &Arc<Shared>, reader: Reader) -> (AsOf, Arc<Published>) {
-        let (number, (state, moment)) = self.long_reads.begin_with(
+        let (number, (state, moment)) = self.data.long_reads.begin_with(
             reader,
-            || self.clock.now(),
+            || self.member.clock.now(),
             || {
                 let state = self.state.load_full();
                 let moment = state.view.moment();
@@ -251,7 +251,7 @@ impl Shared {
                 ((state, moment), keeps)
             },
         );
-        let (shared, reads) = (Arc::downgrade(self), Arc::clone(&self.long_reads));
+        let (shared, reads) = (Arc::downgrade(self), Arc::clone(&self.data.long_reads));
         (AsOf::new(moment, Arc::new(Registered { shared, reads, number })), state)
     }
 

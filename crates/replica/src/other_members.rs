@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::ToSocketAddrs as _;
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::time::Duration;
 
 use api::url::Url;
@@ -96,26 +96,90 @@ impl std::error::Error for BodyError {
     }
 }
 
-/// Returns true if two lists of URLs are equal in any order, by text or, if they contain host names, by
-/// resolved address.
-pub fn same_places(a: &[String], b: &[String]) -> bool {
-    let sorted = |urls: &[String]| urls.iter().cloned().collect::<BTreeSet<String>>();
-    if sorted(a) == sorted(b) {
-        return true;
+/// Returns the member with these peer URLs, in any order: the one that has the same texts, or, if there is
+/// none, the only one whose URLs lead to the same addresses. `peer_urls` returns the peer URLs of a member.
+///
+/// A host name counts with all of its addresses, because the resolver may return them in another order each
+/// time. One of two URLs may lead to a part of the other one's addresses only:
+///
+/// ```text
+/// http://two.example:2380   10.0.0.2:2380, 172.17.0.1:2380
+/// http://10.0.0.2:2380      10.0.0.2:2380                    the same member
+/// http://three.example:2380 10.0.0.3:2380, 172.17.0.1:2380   another member: each has an address of its own
+/// ```
+pub fn member_at<'m, M>(
+    members: &'m [M],
+    peer_urls: impl Fn(&M) -> &[String],
+    urls: &[String],
+) -> Option<&'m M> {
+    member_resolved(members, peer_urls, urls, |host, port| {
+        Some((host, port).to_socket_addrs().ok()?.collect())
+    })
+}
+
+/// Does what [`member_at`] does, with this resolver of a host and port.
+fn member_resolved<'m, M>(
+    members: &'m [M],
+    peer_urls: impl Fn(&M) -> &[String],
+    urls: &[String],
+    resolve: impl Fn(&str, u16) -> Option<Vec<SocketAddr>>,
+) -> Option<&'m M> {
+    let texts = |urls: &[String]| urls.iter().cloned().collect::<BTreeSet<String>>();
+    let by_text = texts(urls);
+    if let Some(member) = members.iter().find(|member| texts(peer_urls(member)) == by_text) {
+        return Some(member);
     }
-    let resolved = |urls: &[String]| -> Option<BTreeSet<String>> {
-        urls.iter()
-            .map(|text| {
-                let url = Url::parse(text).ok()?;
-                if url.scheme().is_unix() {
-                    return Some(url.host().to_owned());
-                }
-                let mut addresses = (url.host(), url.port()).to_socket_addrs().ok()?;
-                addresses.next().map(|address| address.to_string())
-            })
-            .collect()
+    let destinations = |urls: &[String]| -> Option<Vec<Destination>> {
+        urls.iter().map(|url| Destination::of(url, &resolve)).collect()
     };
-    a.len() == b.len() && resolved(a).is_some_and(|a| resolved(b) == Some(a))
+    let wanted = destinations(urls)?;
+    let mut found = members.iter().filter(|member| {
+        destinations(peer_urls(member)).is_some_and(|destinations| are_paired(destinations, &wanted))
+    });
+    found.next().filter(|_| found.next().is_none())
+}
+
+/// Text of a URL, and the addresses to which it leads; for a Unix socket, the host in the URL.
+struct Destination {
+    text: String,
+    addresses: BTreeSet<String>,
+}
+
+impl Destination {
+    /// Returns `None` if the text is not a URL of a member, or if its host has no address.
+    fn of(text: &str, resolve: impl Fn(&str, u16) -> Option<Vec<SocketAddr>>) -> Option<Destination> {
+        let url = Url::parse(text).ok()?;
+        let addresses: BTreeSet<String> = if url.scheme().is_unix() {
+            BTreeSet::from([url.host().to_owned()])
+        } else {
+            resolve(url.host(), url.port())?.iter().map(ToString::to_string).collect()
+        };
+        (!addresses.is_empty()).then(|| Destination { text: text.to_owned(), addresses })
+    }
+
+    fn is_same(&self, other: &Destination) -> bool {
+        self.addresses.is_subset(&other.addresses) || other.addresses.is_subset(&self.addresses)
+    }
+}
+
+/// Returns true if each destination of `a` has one of its own in `b` that is the same, and none of `b` is
+/// left over.
+fn are_paired(mut a: Vec<Destination>, b: &[Destination]) -> bool {
+    let mut b: Vec<_> = b.iter().collect();
+    let mut pair_off = |alike: fn(&Destination, &Destination) -> bool| {
+        a.retain(|one| match b.iter().position(|other| alike(one, other)) {
+            Some(at) => {
+                b.swap_remove(at);
+                false
+            }
+            None => true,
+        });
+    };
+    // The closest pairs come first, so that no other destination takes their place.
+    pair_off(|one, other| one.text == other.text);
+    pair_off(|one, other| one.addresses == other.addresses);
+    pair_off(Destination::is_same);
+    a.is_empty() && b.is_empty()
 }
 
 fn get(
@@ -195,4 +259,80 @@ pub fn read_versions(body: &[u8]) -> Result<(String, String), BodyError> {
 /// answer.
 pub fn is_being_downgraded(url: &str, timeout: Duration, tls: Option<&ClientTls>) -> bool {
     get(url, "/downgrade/enabled", timeout, tls).is_ok_and(|response| response.body() == "true")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns members with the ids 1, 2, …, each with these peer URLs.
+    fn members<const N: usize>(urls: [&[&str]; N]) -> Vec<Member> {
+        let member = |(id, urls): (u64, &[&str])| Member {
+            id,
+            peer_urls: urls.iter().map(|url| (*url).to_owned()).collect(),
+            ..Member::default()
+        };
+        (1..).zip(urls).map(member).collect()
+    }
+
+    /// Returns the id of the member at these URLs. Names resolve as a table says; the order of the addresses
+    /// of a name is reversed by each lookup.
+    fn at(members: &[Member], urls: &[&str]) -> Option<u64> {
+        let lookups = std::cell::Cell::new(0);
+        let resolve = |host: &str, port: u16| {
+            let hosts: &[&str] = match host {
+                "two.example" | "alias.example" => &["10.0.0.2", "172.17.0.1"],
+                "three.example" => &["10.0.0.3", "172.17.0.1"],
+                "all.example" => &["10.0.0.1", "10.0.0.2", "10.0.0.3"],
+                "unknown.example" => return None,
+                address => &[address],
+            };
+            let mut found: Vec<SocketAddr> = hosts
+                .iter()
+                .map(|host| SocketAddr::new(host.parse().expect("is an address"), port))
+                .collect();
+            lookups.set(lookups.get() + 1);
+            if lookups.get() % 2 == 0 {
+                found.reverse();
+            }
+            Some(found)
+        };
+        let urls: Vec<String> = urls.iter().map(|url| (*url).to_owned()).collect();
+        member_resolved(members, |member| &member.peer_urls, &urls, resolve).map(|member| member.id)
+    }
+
+    #[test]
+    fn a_member_is_found_by_any_address_of_its_name() {
+        let members = members([
+            &["http://10.0.0.1:2380"],
+            &["http://two.example:2380"],
+            &["http://three.example:2380", "http://three.example:2381"],
+        ]);
+        assert_eq!(at(&members, &["http://10.0.0.1:2380"]), Some(1));
+        assert_eq!(at(&members, &["http://10.0.0.2:2380"]), Some(2));
+        assert_eq!(at(&members, &["http://alias.example:2380"]), Some(2));
+        // The lists have one URL in common.
+        assert_eq!(at(&members, &["http://three.example:2381", "http://10.0.0.3:2380"]), Some(3));
+        for none in [
+            "http://10.0.0.2:2381",
+            "http://10.0.0.4:2380",
+            "http://three.example:2380",
+            "http://three.example:2381",
+            "http://unknown.example:2380",
+        ] {
+            assert_eq!(at(&members, &[none]), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn urls_that_lead_to_several_members_find_none() {
+        let members = members([&["http://10.0.0.1:2380"], &["http://10.0.0.2:2380"]]);
+        assert_eq!(at(&members, &["http://all.example:2380"]), None);
+        let members = self::members([&["http://two.example:2380"], &["http://three.example:2380"]]);
+        assert_eq!(at(&members, &["http://172.17.0.1:2380"]), None);
+        // A host name that has no address does not matter if the texts are the same, nor in another member.
+        let members = self::members([&["http://unknown.example:2380"], &["http://two.example:2380"]]);
+        assert_eq!(at(&members, &["http://unknown.example:2380"]), Some(1));
+        assert_eq!(at(&members, &["http://10.0.0.2:2380"]), Some(2));
+    }
 }

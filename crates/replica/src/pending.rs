@@ -88,7 +88,7 @@ impl Pending {
         self: &Rc<Self>,
         ask: impl FnOnce(RequestId) -> R,
     ) -> Result<PendingReply, Status> {
-        self.ask_at(self.shared.clock.now(), ask)
+        self.ask_at(self.shared.member.clock.now(), ask)
     }
 
     /// Does the same as [`Pending::ask`] for callers that already know the time.
@@ -113,7 +113,7 @@ impl Pending {
         let entry = &mut slots[slot as usize];
         entry.generation = entry.generation.wrapping_add(1);
         entry.state = State::Waiting(None);
-        entry.deadline = now + self.shared.limits.request_timeout;
+        entry.deadline = now + self.shared.member.limits.request_timeout;
         let request_id = RequestId { shard: self.shard, slot, generation: entry.generation };
         let request = ask(request_id).into();
         entry.proposed = matches!(request, CoreRequest::Client(ClientRequest::Propose { .. })).then_some(now);
@@ -140,27 +140,28 @@ impl Pending {
         let urgent = outgoing.iter().any(|request| match request {
             CoreRequest::Client(ClientRequest::Propose { writer: Writer::Login(_), .. }) => false,
             CoreRequest::Client(ClientRequest::Propose { writer: Writer::Port(_), .. }) => {
-                self.shared.wakes_for_writes()
+                self.shared.core.wakes_for_writes()
             }
             CoreRequest::Client(ClientRequest::Read(_) | ClientRequest::KeepAlive(..)) => {
-                self.shared.wakes_for_reads()
+                self.shared.core.wakes_for_reads()
             }
             _ => true,
         });
-        let works_here =
-            self.is_of_one_writer(&outgoing, shard) && self.shared.seat.is_lent() && !self.keeps_leases();
-        let is_to_wake = self.shared.core.put_all(&mut outgoing, urgent);
+        let works_here = self.is_of_one_writer(&outgoing, shard)
+            && self.shared.core.seat.is_lent()
+            && !self.keeps_leases();
+        let is_to_wake = self.shared.core.inbox.put_all(&mut outgoing, urgent);
         drop(outgoing);
         self.flusher.set(Some(context.waker().clone()));
         if is_to_wake && works_here {
             shard.stands_still.store(true, Relaxed);
-            let answers = &self.shared.shards[usize::from(self.shard)];
-            if self.shared.seat.work_here(&self.shared.core, || !answers.is_empty()) {
-                self.shared.metrics.disk.core_lent.inc();
+            let answers = &self.shared.core.outboxes[usize::from(self.shard)];
+            if self.shared.core.seat.work_here(&self.shared.core.inbox, || !answers.is_empty()) {
+                self.shared.diagnostics.metrics.disk.core_lent.inc();
             }
             shard.stands_still.store(false, Relaxed);
         } else if is_to_wake {
-            self.shared.core.wake_receiver();
+            self.shared.core.inbox.wake_receiver();
         }
     }
 
@@ -170,7 +171,7 @@ impl Pending {
     }
 
     fn keeps_leases(&self) -> bool {
-        let now = self.shared.clock.now();
+        let now = self.shared.member.clock.now();
         self.leases_kept.get().is_some_and(|at| now.saturating_duration_since(at) < LEASES_KEPT)
     }
 
@@ -185,7 +186,7 @@ impl Pending {
         let (came, given) = (traffic.0.wrapping_sub(before.0), traffic.1.wrapping_sub(before.1));
         let is_one_write =
             matches!(outgoing, [CoreRequest::Client(ClientRequest::Propose { writer: Writer::Port(_), .. })]);
-        let is_alone = self.shared.shards.len() > 1
+        let is_alone = self.shared.core.outboxes.len() > 1
             && shard.connections.load(Relaxed) == 1
             && came == 1
             && given <= GIVEN_ALONE

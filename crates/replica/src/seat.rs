@@ -8,6 +8,7 @@
 //! The `interleaving` crate runs this file under a memory model.
 
 use std::ops::{Deref, DerefMut};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use crate::inbox::Inbox;
@@ -199,6 +200,11 @@ impl<W: Work> Owner<'_, W> {
 /// that neither would ever be freed.
 impl<W: Work> Drop for Owner<'_, W> {
     fn drop(&mut self) {
+        // Only a sleeper is without the lock. It is dropped if a turn of another thread has panicked; what
+        // that turn left of the work is dropped too, and not worked on.
+        if self.place.is_none() {
+            self.place = Some(self.seat.place.lock().unwrap_or_else(PoisonError::into_inner));
+        }
         drop(self.take_away());
     }
 }
@@ -215,5 +221,53 @@ impl<W: Work> Deref for Owner<'_, W> {
 impl<W: Work> DerefMut for Owner<'_, W> {
     fn deref_mut(&mut self) -> &mut W {
         &mut self.place().work
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// Work whose turns panic, and that shows by its reference if it was dropped.
+    struct Failing(#[allow(dead_code, reason = "only the count of references is read")] Arc<()>);
+
+    impl Work for Failing {
+        type Item = ();
+        type End = ();
+
+        fn turn(&mut self, _: &mut Vec<()>) -> Option<()> {
+            panic!("this test plants a bug in the work")
+        }
+
+        fn before_sleep(&mut self) -> (Duration, usize) {
+            (Duration::from_secs(60), 1)
+        }
+
+        fn is_for_others(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn work_is_dropped_after_a_panic_in_a_turn_of_another_thread() {
+        let exists = Arc::new(());
+        let (seat, inbox) = (Arc::new(Seat::default()), Arc::new(Inbox::default()));
+        let (owned, waiting, work) = (Arc::clone(&seat), Arc::clone(&inbox), Failing(Arc::clone(&exists)));
+        let owner = std::thread::spawn(move || {
+            waiting.receive_here();
+            let mut owner = owned.sit_down(work);
+            while owner.sleep(&waiting, Duration::from_millis(10), 1).is_none() {}
+        });
+        let borrowed = Arc::clone(&seat);
+        let borrower = std::thread::spawn(move || {
+            while !borrowed.is_lent() || !inbox.put_all(&mut vec![()], true) {
+                std::thread::yield_now();
+            }
+            while !borrowed.work_here(&inbox, || false) {}
+        });
+        assert!(borrower.join().is_err() && owner.join().is_err());
+        assert_eq!(Arc::strong_count(&exists), 1, "the seat still holds the work");
     }
 }

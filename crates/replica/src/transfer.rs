@@ -57,7 +57,7 @@ impl Source {
     /// Returns a source of this state for a member: everything that is physically present, its head, and the
     /// hashes of the state after the last entries.
     pub fn new(to: MemberId, head: Head, trail: StateTrail, state: AsOf, shared: &Shared) -> Source {
-        let (values, core) = (shared.values.clone(), Arc::clone(&shared.core));
+        let (values, core) = (shared.data.values.clone(), Arc::clone(&shared.core.inbox));
         Source { to, head: Some(head), state: Some(state), trail, values, core }
     }
 }
@@ -306,7 +306,7 @@ impl Receiver {
     /// `None` if the member is stopping.
     pub async fn held(&self) -> Option<Held> {
         let broken = self.broken().as_ref().map(|broken| (broken.held, broken.base_applied));
-        match self.shared.ask(PeerRequest::Holds).await.map(|reply| reply.body) {
+        match self.shared.core.ask(PeerRequest::Holds).await.map(|reply| reply.body) {
             Ok(ReplyBody::Holds(_, applied)) if broken.is_some_and(|(_, base)| base == applied) => {
                 broken.map(|(held, _)| held)
             }
@@ -334,7 +334,7 @@ impl Receiver {
         }
         let is_whole = reader.head().from == Revision(0);
         if is_whole {
-            self.refusals.check(self.shared.clock.now())?;
+            self.refusals.check(self.shared.member.clock.now())?;
         }
         let mut partial = match self.resume(&message, reader.head().from).await {
             Some(broken) => broken,
@@ -345,7 +345,7 @@ impl Receiver {
             && matches!(why, ReceiveError::NoRoom(_))
         {
             // Keeping the part would occupy the space that is lacking.
-            self.shared.core.send(PeerRequest::SnapshotGivenUp(partial.claim));
+            self.shared.core.inbox.send(PeerRequest::SnapshotGivenUp(partial.claim));
             self.note(why);
             return filled;
         }
@@ -359,17 +359,17 @@ impl Receiver {
                 let part = broken.take_if(|broken| broken.claim == claim);
                 part.map(|part| -> Box<dyn Any + Send> { Box::new(part) })
             };
-            self.shared.core.send(PeerRequest::SnapshotBroken(claim, Box::new(forget)));
+            self.shared.core.inbox.send(PeerRequest::SnapshotBroken(claim, Box::new(forget)));
             return Err(why);
         }
         let base_applied = (reader.head().from > Revision(0)).then_some(partial.base_applied);
         let machine = partial.assembly.finish(reader.finish()).map_err(|e| {
-            self.shared.core.send(PeerRequest::SnapshotGivenUp(partial.claim));
+            self.shared.core.inbox.send(PeerRequest::SnapshotGivenUp(partial.claim));
             ReceiveError::Assemble(e)
         })?;
         let received = ReceivedState { message, machine: Box::new(machine), base_applied, told: None };
-        self.shared.core.send(PeerRequest::SnapshotReceived(partial.claim, Box::new(received)));
-        self.refusals.note(Ok(()), self.shared.clock.now());
+        self.shared.core.inbox.send(PeerRequest::SnapshotReceived(partial.claim, Box::new(received)));
+        self.refusals.note(Ok(()), self.shared.member.clock.now());
         Ok(())
     }
 
@@ -377,7 +377,7 @@ impl Receiver {
     /// concern one attempt only.
     fn note(&self, why: &ReceiveError) {
         if let ReceiveError::NoRoom(_) = why {
-            self.refusals.note(Err(why), self.shared.clock.now());
+            self.refusals.note(Err(why), self.shared.member.clock.now());
         }
     }
 
@@ -398,14 +398,18 @@ impl Receiver {
         let kept = self.broken().as_ref().map(|broken| (broken.claim, broken.held.revision));
         let (claim, _) = kept.filter(|(_, revision)| *revision == behind)?;
         let attempt = attempt(claim, message, None);
-        let reply =
-            self.shared.ask(move |request_id| PeerRequest::ResumeSnapshot(request_id, attempt)).await.ok()?;
+        let reply = self
+            .shared
+            .core
+            .ask(move |request_id| PeerRequest::ResumeSnapshot(request_id, attempt))
+            .await
+            .ok()?;
         if !matches!(reply.body, ReplyBody::Readable(_)) {
             return None;
         }
         let broken = self.broken().take_if(|broken| broken.claim == claim);
         if broken.is_none() {
-            self.shared.core.send(PeerRequest::SnapshotGivenUp(claim));
+            self.shared.core.inbox.send(PeerRequest::SnapshotGivenUp(claim));
         }
         broken
     }
@@ -420,7 +424,7 @@ impl Receiver {
         let claim = self.claims.fetch_add(1, Ordering::Relaxed) + 1;
         let attempt = attempt(claim, message, whole_bytes);
         let reply =
-            self.shared.ask(move |request_id| PeerRequest::ReceiveSnapshot(request_id, attempt)).await;
+            self.shared.core.ask(move |request_id| PeerRequest::ReceiveSnapshot(request_id, attempt)).await;
         match reply.map(|reply| reply.body) {
             Ok(ReplyBody::Image(head, state)) => {
                 let base_applied = head.applied_index;
@@ -474,7 +478,7 @@ impl Receiver {
         if !values.is_empty() {
             let (done, placed) = oneshot::channel();
             let placement = Placement { claim, values: std::mem::take(values), is_whole, done };
-            self.shared.core.send(PeerRequest::Place(placement));
+            self.shared.core.inbox.send(PeerRequest::Place(placement));
             let placed = placed.await.map_err(|_| ReceiveError::LogFull)?;
             places = placed.map_err(ReceiveError::NoRoom)?;
         }

@@ -42,19 +42,19 @@ async fn ask_leader(
         .body(body)
         .map_err(|e| Status::with(Code::Internal, format!("mainstay: {e}")))?;
     request.headers_mut().extend(token.map(|token| (AUTHORIZATION, token)));
-    let deadline = shared.clock.now() + shared.limits.request_timeout;
+    let deadline = shared.member.clock.now() + shared.member.limits.request_timeout;
     loop {
         let leader = shared.state.load().leader;
-        let left = deadline.saturating_duration_since(shared.clock.now());
+        let left = deadline.saturating_duration_since(shared.member.clock.now());
         if left.is_zero() {
             return Err(error::TIMEOUT);
         }
-        if leader == shared.identity.member_id {
+        if leader == shared.member.identity.member_id {
             // This member was elected since: the caller asks its own core.
             return Err(error::NOT_PRIMARY_LESSOR);
         }
         if leader != 0
-            && let Some(peers) = shared.peers()
+            && let Some(peers) = shared.cluster.peers()
         {
             let answered = peers.request(Target::Member(leader), request.clone(), left).await;
             // A former leader, or one that does not know the lease yet, answers with 500 or 408.
@@ -70,7 +70,7 @@ async fn ask_leader(
                 return Ok(response);
             }
         }
-        shared.clock.sleep(PAUSE).await;
+        shared.member.clock.sleep(PAUSE).await;
     }
 }
 

@@ -70,8 +70,8 @@ pub async fn confirm(shared: &Shared, request: &mut Request<Bytes>) {
     if !reads || reads_local || Query::of(request.uri()).first("serializable") == Some(b"true") {
         return;
     }
-    let late = shared.clock.sleep(shared.limits.request_timeout);
-    let confirmed = match front::race(shared.ask(ClientRequest::Read), late).await {
+    let late = shared.member.clock.sleep(shared.member.limits.request_timeout);
+    let confirmed = match front::race(shared.core.ask(ClientRequest::Read), late).await {
         First::Left(reply) => match reply.map(|reply| reply.body) {
             Ok(ReplyBody::Readable(_)) => Ok(()),
             Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => Err(status),
@@ -96,17 +96,17 @@ pub(crate) fn for_call(
     shared: &Shared,
     request: &Request<Bytes>,
 ) -> Option<Result<CallForm, Response<Bytes>>> {
-    let form = if shared.gateway && Form::is_asked(request.method(), request.headers()) {
+    let form = if shared.clients.gateway && Form::is_asked(request.method(), request.headers()) {
         CallForm::GrpcWeb
     } else {
         let is_asked = |path: &str| path.starts_with("/v3/") || path.starts_with("/v3beta/");
         let Target::Path(path) = target::of(request) else { return None };
-        if !shared.gateway || !is_asked(&path) || request.method() == Method::OPTIONS {
+        if !shared.clients.gateway || !is_asked(&path) || request.method() == Method::OPTIONS {
             return None;
         }
         CallForm::Json(gateway_path(request.uri().path(), path))
     };
-    if let Some(refusal) = browsers::refusal(&shared.browsers, request) {
+    if let Some(refusal) = browsers::refusal(&shared.clients.browsers, request) {
         return Some(Err(refusal));
     }
     let origin = request.extensions().get::<front::Origin>();
@@ -156,7 +156,7 @@ pub(crate) fn by_root(request: &mut Request<Bytes>) {
 
 /// Adds the CORS headers to a response if the page that sent the request may read it.
 pub(crate) fn allow_origin(shared: &Shared, request: &Request<Bytes>, headers: &mut HeaderMap) {
-    browsers::allow(&shared.browsers, request, headers);
+    browsers::allow(&shared.clients.browsers, request, headers);
 }
 
 /// Returns a response that consists only of a status.
@@ -180,7 +180,7 @@ pub fn answer(
     if let Target::Malformed = target {
         return bad_request(None);
     }
-    if let Some(refusal) = browsers::refusal(&shared.browsers, request) {
+    if let Some(refusal) = browsers::refusal(&shared.clients.browsers, request) {
         return refusal;
     }
     let is_diagnosis = matches!(&target, Target::Path(path)
@@ -192,11 +192,11 @@ pub fn answer(
         Target::Elsewhere(location) => redirect(request, &location),
         Target::Path(path) => match path.as_str() {
             "/version" => version(shared, request),
-            path if shared.pprof && path.starts_with(profiles::PREFIX) => {
+            path if shared.diagnostics.pprof && path.starts_with(profiles::PREFIX) => {
                 profiles::answer(shared, path, request)
             }
             "/debug/vars" => only_get(request, || variables::answer(shared)),
-            "/v3" if shared.gateway => {
+            "/v3" if shared.clients.gateway => {
                 let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
                 redirect(request, &format!("/v3/{query}"))
             }
@@ -208,7 +208,7 @@ pub fn answer(
     if !is_diagnosis {
         // Diagnosis pages contain names of keys, addresses of clients and the command line, so no page of
         // another origin may read them.
-        browsers::allow(&shared.browsers, request, response.headers_mut());
+        browsers::allow(&shared.clients.browsers, request, response.headers_mut());
     }
     response
 }
@@ -287,9 +287,9 @@ pub fn version(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
             "" => ("not_decided", "unknown"),
             decided => (decided, state.members.storage_version().unwrap_or("unknown")),
         };
-        let [server, cluster, storage] = [shared.api_version, cluster, storage].map(Value::from);
+        let [server, cluster, storage] = [shared.member.api_version, cluster, storage].map(Value::from);
         // Releases before 3.6 have no storage version.
-        let storage = match shared.api_version.starts_with("3.5.") {
+        let storage = match shared.member.api_version.starts_with("3.5.") {
             true => String::new(),
             false => format!(r#","storage":{storage}"#),
         };

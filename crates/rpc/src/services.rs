@@ -157,14 +157,18 @@ impl Services {
     ) -> Rc<Services> {
         let number = shard.id.0;
         let pending = Pending::new(Arc::clone(&shared), u16::try_from(number).unwrap_or(u16::MAX));
-        let values = Rc::new(LogValues::fetched_by(&shared.readers, shared.values.clone()));
+        let values = Rc::new(LogValues::fetched_by(&shared.data.readers, shared.data.values.clone()));
         let hub = Hub::new(Arc::clone(&shared), number, values.clone());
-        let range_time =
-            [shared.metrics.server.range_duration_of(false), shared.metrics.server.range_duration_of(true)];
-        let client =
-            RefCell::new(("unknown".to_owned(), shared.metrics.server.client_requests_of("unknown")));
-        let one_in = if shared.limits.times_calls { 1 } else { stages::ONE_IN };
-        shared.metrics.server.stage_sampling.set_u64(one_in.into());
+        let range_time = [
+            shared.diagnostics.metrics.server.range_duration_of(false),
+            shared.diagnostics.metrics.server.range_duration_of(true),
+        ];
+        let client = RefCell::new((
+            "unknown".to_owned(),
+            shared.diagnostics.metrics.server.client_requests_of("unknown"),
+        ));
+        let one_in = if shared.member.limits.times_calls { 1 } else { stages::ONE_IN };
+        shared.diagnostics.metrics.server.stage_sampling.set_u64(one_in.into());
         let services = Rc::new(Services {
             rpcs: Rpc::ALL.into_iter().map(|rpc| (rpc.method().path, rpc)).collect(),
             closing: shard.closing,
@@ -183,9 +187,13 @@ impl Services {
             strangers: Strangers::default(),
             logins: Strangers::default(),
             unknown_tokens: Strangers::default(),
-            audit: shared.audit.get().map(|(log, reads)| Auditor { log: Arc::clone(log), reads: *reads }),
-            timed: shared.limits.times_calls,
-            tracer: shared.tracer.get().cloned(),
+            audit: shared
+                .diagnostics
+                .audit
+                .get()
+                .map(|(log, reads)| Auditor { log: Arc::clone(log), reads: *reads }),
+            timed: shared.member.limits.times_calls,
+            tracer: shared.diagnostics.tracer.get().cloned(),
             sampler: Sampler::new(one_in, number as u64),
             stage_times: RefCell::default(),
             shared: Arc::clone(&shared),
@@ -200,14 +208,14 @@ impl Services {
             closing.begun().await;
             ending.begin();
         });
-        let (sweeping, clock) = (Rc::clone(&pending), shared.clock.clone());
+        let (sweeping, clock) = (Rc::clone(&pending), shared.member.clock.clone());
         tokio::task::spawn_local(async move {
             loop {
                 clock.sleep(Pending::SWEEP_INTERVAL).await;
                 sweeping.sweep(clock.now());
             }
         });
-        let (leading, clock) = (Rc::clone(&hub), shared.clock.clone());
+        let (leading, clock) = (Rc::clone(&hub), shared.member.clock.clone());
         tokio::task::spawn_local(async move {
             let mut without_leader = 0;
             loop {
@@ -223,7 +231,7 @@ impl Services {
             }
         });
         if number == 0 {
-            let (credentials, clock) = (Arc::clone(&shared.credentials), shared.clock.clone());
+            let (credentials, clock) = (Arc::clone(&shared.clients.credentials), shared.member.clock.clone());
             tokio::task::spawn_local(async move {
                 loop {
                     clock.sleep(EXPIRY_INTERVAL).await;
@@ -238,7 +246,7 @@ impl Services {
         }));
         let mut replies = Vec::new();
         tokio::task::spawn_local(poll_fn::<(), _>(move |context| {
-            shared.shards[number].poll(context.waker(), &mut replies);
+            shared.core.outboxes[number].poll(context.waker(), &mut replies);
             for reply in replies.drain(..) {
                 pending.answered(reply);
             }
@@ -320,21 +328,21 @@ impl Services {
         client: IpAddr,
         calls: impl FnOnce(Revision) -> u64,
     ) -> Result<(), Status> {
-        if !self.shared.expensive.is_bounded() {
+        if !self.shared.clients.expensive.is_bounded() {
             return Ok(());
         }
         let calls = calls(self.shared.state.load().view.snapshot().current_revision());
-        self.shared.expensive.admit(principal.name(), client, calls, self.now())
+        self.shared.clients.expensive.admit(principal.name(), client, calls, self.now())
     }
 
     /// Returns the time of the member's clock.
     pub(crate) fn now(&self) -> Instant {
-        self.shared.clock.now()
+        self.shared.member.clock.now()
     }
 
     /// Returns a future that resolves after `time`.
     pub(crate) fn sleep(&self, time: Duration) -> clock::Sleep {
-        self.shared.clock.sleep(time)
+        self.shared.member.clock.sleep(time)
     }
 
     fn state(&self) -> Arc<Published> {
@@ -342,7 +350,7 @@ impl Services {
     }
 
     fn header(&self, revision: Revision, state: &Published) -> ResponseHeader {
-        self.shared.header(revision, state.applied_term)
+        self.shared.member.header(revision, state.applied_term)
     }
 
     /// Returns the response header for the newest state.
@@ -358,7 +366,8 @@ impl Services {
         };
         let mut client = self.client.borrow_mut();
         if client.0 != version {
-            *client = (version.to_owned(), self.shared.metrics.server.client_requests_of(version));
+            *client =
+                (version.to_owned(), self.shared.diagnostics.metrics.server.client_requests_of(version));
         }
         if stream {
             client.1.stream.inc()
@@ -404,7 +413,7 @@ impl Services {
     }
 
     fn caller_of(&self, peer: SocketAddr) -> Arc<Caller> {
-        self.shared.callers.of(peer.ip())
+        self.shared.diagnostics.callers.of(peer.ip())
     }
 
     /// Makes the checks that apply to every call, before its message is decoded. Returns true if
@@ -424,7 +433,7 @@ impl Services {
         if head.requires_leader && state.leader == 0 {
             return Err(error::NO_LEADER);
         }
-        if state.is_quarantined(self.shared.identity.member_id) && is_about_data(rpc) {
+        if state.is_quarantined(self.shared.member.identity.member_id) && is_about_data(rpc) {
             return Err(error::CORRUPT);
         }
         Ok(state.auth.is_enabled())
@@ -432,7 +441,11 @@ impl Services {
 
     /// Returns true if this member is a learner, which has no vote and may lag far behind.
     fn learns(&self, state: &Published) -> bool {
-        state.members.by_id.get(&self.shared.identity.member_id).is_some_and(|member| member.is_learner)
+        state
+            .members
+            .by_id
+            .get(&self.shared.member.identity.member_id)
+            .is_some_and(|member| member.is_learner)
     }
 
     /// Starts the record of a call in the audit log.
@@ -445,7 +458,7 @@ impl Services {
         message: Option<&Bytes>,
     ) -> audit::Call {
         let who = principal::who(asker, principal, self.shared.state.load().auth.is_enabled());
-        audit.begin(rpc, who, message, self.shared.clock.wall())
+        audit.begin(rpc, who, message, self.shared.member.clock.wall())
     }
 
     /// Starts the record of a stream in the audit log, if there is one. The request of the stream is not
@@ -471,7 +484,7 @@ impl Services {
 
     /// Measures the time of a call that was admitted at `admitted`. Called only with `--metrics extensive`.
     fn timed(&self, rpc: Rpc, admitted: Instant) {
-        if let Some(method) = self.shared.metrics.grpc.methods().get(rpc as usize) {
+        if let Some(method) = self.shared.diagnostics.metrics.grpc.methods().get(rpc as usize) {
             method.took(self.now().saturating_duration_since(admitted));
         }
     }
@@ -482,7 +495,7 @@ impl Services {
         match times.get(&(what, success)) {
             Some(time) => time.observe_seconds(took),
             None => {
-                let time = self.shared.metrics.server.request_duration_of(what, success);
+                let time = self.shared.diagnostics.metrics.server.request_duration_of(what, success);
                 time.observe_seconds(took);
                 times.insert((what, success), time);
             }
@@ -527,7 +540,7 @@ impl Services {
             let corrupt = state.alarms.any(AlarmType::Corrupt as i32);
             return Err(if corrupt { error::CORRUPT } else { error::NO_SPACE });
         }
-        if let Some(quota) = self.shared.limits.quota_bytes
+        if let Some(quota) = self.shared.member.limits.quota_bytes
             && state.in_use_bytes + cost > quota
         {
             self.pending.tell(ClientRequest::RaiseNoSpace);

@@ -3,9 +3,9 @@
 //! This module starts no thread and opens no socket. `boot` gives each part a thread; `stepped` drives the
 //! parts by hand.
 
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::time::UNIX_EPOCH;
+use std::sync::{Arc, OnceLock};
+use std::time::{Instant, UNIX_EPOCH};
 
 use consensus::{Fetch, Node};
 use disk::Disk;
@@ -24,15 +24,14 @@ use replica::core::{CoreRequest, Parts, StorageRequest, Thresholds};
 use replica::credentials::Credentials;
 use replica::expensive::ExpensiveCalls;
 use replica::inbox::Inbox;
-use replica::shared::{Published, Shared};
+use replica::shared::{Clients, CoreQueues, Data, Diagnostics, Member, Published, Shared};
 use replica::transfer;
+use storage::Identity;
 use storage::catch_up::FETCHES_MAX;
 use storage::checkpointer::{Checkpointer, Event, Order, Surface};
 use storage::clean_shutdown::CleanShutdown;
 use storage::compaction_hash::{self, Job};
 use storage::opening::Opened;
-use storage::readers::Readers;
-use telemetry::heavy_hitters::HeavyHitters;
 use telemetry::logging::Logger;
 use telemetry::metrics::Metrics;
 
@@ -75,8 +74,8 @@ pub(crate) struct Assembled {
     pub lock: disk::Lock,
 }
 
-/// Builds the parts of a member. [`Shared::set_peers`] must be called with the links to the other members
-/// before the member runs.
+/// Builds the parts of a member. The links to the other members must be set in [`Shared::cluster`] before the
+/// member runs.
 pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     let Setting { config, disk, logger, inbox, clock, shards, threads, thresholds, credentials, random } =
         setting;
@@ -96,37 +95,31 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         lock,
     } = opened;
     let had_data = recovered.last_index > Index(0) || machine.applied_index > Index(0);
-    let metrics = Arc::new(Metrics::new(&api::Rpc::ALL, config.metrics));
-    metrics.server.set_id(identity.member_id);
-    metrics.server.set_features(config.feature_gates.states());
-    let (limits, state) = (limits(&config), first_state(&mut machine, &node));
-    let millis = clock.wall().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
-    // The clock alone does not make a unique seed: it may be set back, or start at the same time at every boot.
-    let seed = if planted::is(Bug::IdsByTheClock) { millis } else { millis ^ random };
-    let mut shared = Shared::new(identity, state, limits, shards, inbox, log.values(), metrics, seed);
-    shared.began = clock.now();
-    shared.heavy_hitters = HeavyHitters::new(clock.now());
-    shared.clock = clock;
+    let state = first_state(&mut machine, &node);
     credentials.auth_restored(machine.auth.is_enabled(), machine.auth.revision());
-    shared.credentials = Arc::new(credentials);
-    shared.threads = threads;
-    if !threads {
-        shared.readers = Readers::by_hand(shared.values.clone());
-    }
-    shared.zone.clone_from(&config.zone);
-    let tls = &config.client_tls.settings;
-    shared.clients_show_certificates = tls.client_cert_auth || tls.trusted_ca_file.is_some();
-    shared.pprof = config.pprof;
-    shared.heavy_hitters_in_metrics = config.heavy_hitters_in_metrics;
-    shared.api_version = config.api_version;
-    shared.metrics.set_version(config.api_version);
-    shared.gateway = config.enable_grpc_gateway;
-    shared.browsers = Browsers { hosts: config.host_whitelist.clone(), origins: config.cors.clone() };
-    shared.expensive = ExpensiveCalls::new(config.max_expensive_calls);
-    let shared = Arc::new(shared);
+    let seed = id_seed(&clock, random);
+    let diagnostics = diagnostics(&config, &identity, clock.now());
+    let member = Member {
+        identity,
+        api_version: config.api_version,
+        zone: config.zone.clone(),
+        limits: limits(&config),
+        began: clock.now(),
+        clock,
+        threads,
+    };
+    let shared = Arc::new(Shared::new(
+        member,
+        clients(&config, credentials),
+        state,
+        CoreQueues::new(inbox, shards),
+        Data::new(log.values(), threads),
+        diagnostics,
+        seed,
+    ));
     let checkpoint_bytes: u64 = levels.iter().map(|level| level.run.file_bytes).sum();
     let log_bytes: u64 = log.segments().iter().map(|s| s.used_bytes).sum();
-    shared.set_disk_bytes(log_bytes + checkpoint_bytes);
+    shared.data.set_disk_bytes(log_bytes + checkpoint_bytes);
 
     let (orders, order_queue) = sync_channel::<Order>(ORDERS_MAX);
     let surface = surface(&shared, &log, &checkpoints);
@@ -177,6 +170,39 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     }
 }
 
+/// Returns the seed of the ids of commands and leases.
+fn id_seed(clock: &Clock, random: u64) -> u64 {
+    let millis = clock.wall().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64);
+    // The clock alone does not make a unique seed: it may be set back, or start at the same time at every boot.
+    if planted::is(Bug::IdsByTheClock) { millis } else { millis ^ random }
+}
+
+/// Returns the diagnostics of a member that starts now.
+fn diagnostics(config: &Config, identity: &Identity, now: Instant) -> Diagnostics {
+    let metrics = Arc::new(Metrics::new(&api::Rpc::ALL, config.metrics));
+    metrics.server.set_id(identity.member_id);
+    metrics.server.set_features(config.feature_gates.states());
+    metrics.set_version(config.api_version);
+    Diagnostics {
+        heavy_hitters_in_metrics: config.heavy_hitters_in_metrics,
+        pprof: config.pprof,
+        ..Diagnostics::new(metrics, now)
+    }
+}
+
+/// Returns the rules for clients that the options set.
+fn clients(config: &Config, credentials: Credentials) -> Clients {
+    let tls = &config.client_tls.settings;
+    Clients {
+        credentials: Arc::new(credentials),
+        show_certificates: tls.client_cert_auth || tls.trusted_ca_file.is_some(),
+        browsers: Browsers { hosts: config.host_whitelist.clone(), origins: config.cors.clone() },
+        gateway: config.enable_grpc_gateway,
+        expensive: ExpensiveCalls::new(config.max_expensive_calls),
+        memory: OnceLock::new(),
+    }
+}
+
 /// Returns the state that is published first: the state of the data directory, with no leader known.
 fn first_state(machine: &mut Machine, node: &Node) -> Published {
     Published {
@@ -196,10 +222,10 @@ fn first_state(machine: &mut Machine, node: &Node) -> Published {
 
 /// Returns the handles and callbacks through which the checkpointer works with this member.
 fn surface(shared: &Arc<Shared>, log: &Log, checkpoints: &CheckpointStore) -> Surface {
-    let (newest, core) = (Arc::clone(shared), Arc::clone(&shared.core));
+    let (newest, core) = (Arc::clone(shared), Arc::clone(&shared.core.inbox));
     Surface {
-        identity: shared.identity.clone(),
-        values: shared.values.clone(),
+        identity: shared.member.identity.clone(),
+        values: shared.data.values.clone(),
         segment_bytes: log.segment_bytes(),
         shares_file_system: log.shares_file_system(checkpoints.dir()),
         newest: Box::new(move || Arc::clone(&newest.state.load().view)),
@@ -210,6 +236,6 @@ fn surface(shared: &Arc<Shared>, log: &Log, checkpoints: &CheckpointStore) -> Su
                 Event::Relocated => StorageRequest::Relocated,
             });
         }),
-        metrics: Arc::clone(&shared.metrics),
+        metrics: Arc::clone(&shared.diagnostics.metrics),
     }
 }

@@ -17,10 +17,10 @@ pub(crate) fn start(
 ) -> Result<(), StartError> {
     let Some(AuditLogOptions { path, file_bytes_max, files_max, reads }) = options else { return Ok(()) };
     let settings = Settings { path, file_bytes_max, files_max };
-    let metrics = shared.metrics.audit.clone();
-    match AuditLog::start(&settings, shared.clock.clone(), Arc::clone(logger), metrics) {
+    let metrics = shared.diagnostics.metrics.audit.clone();
+    match AuditLog::start(&settings, shared.member.clock.clone(), Arc::clone(logger), metrics) {
         // `set` cannot fail: the audit log is set only once.
-        Ok(log) => drop(shared.audit.set((Arc::new(log), reads))),
+        Ok(log) => drop(shared.diagnostics.audit.set((Arc::new(log), reads))),
         Err(error) => return Err(StartError::AuditLog { path: settings.path, error }),
     }
     Ok(())
@@ -31,8 +31,8 @@ type Rejections = Arc<dyn Fn(&front::Rejection) + Send + Sync>;
 
 /// Returns a callback that writes refused TLS handshakes to the audit log, and then calls `others`.
 pub(crate) fn rejections(shared: &Shared, others: Rejections) -> Rejections {
-    let Some((log, _)) = shared.audit.get() else { return others };
-    let (log, clock) = (Arc::clone(log), shared.clock.clone());
+    let Some((log, _)) = shared.diagnostics.audit.get() else { return others };
+    let (log, clock) = (Arc::clone(log), shared.member.clock.clone());
     Arc::new(move |rejected| {
         // Port probes close the connection without a handshake; nothing was refused then.
         if !rejected.is_end_of_file {
@@ -45,7 +45,7 @@ pub(crate) fn rejections(shared: &Shared, others: Rejections) -> Rejections {
 
 /// Writes the remaining lines and stops the audit log. To be called when no client is served any more.
 pub(crate) fn stop(shared: &Shared) {
-    if let Some((log, _)) = shared.audit.get() {
+    if let Some((log, _)) = shared.diagnostics.audit.get() {
         log.stop();
     }
 }

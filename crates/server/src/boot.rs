@@ -137,7 +137,7 @@ pub fn start(
     let assembled = assemble(setting, opened);
     if let Some(files) = key_files {
         files
-            .watch(&assembled.shared.credentials, &watching_logger)
+            .watch(&assembled.shared.clients.credentials, &watching_logger)
             .map_err(|error| StartError::Thread { what: "the thread that looks at key files", error })?;
     }
     serve(assembled, tls, listeners, listening, stop_wanted)
@@ -149,10 +149,10 @@ pub fn start(
 /// change of the cluster's version.
 fn check_release(shared: &Shared) -> Result<(), StartError> {
     let members = Arc::clone(&shared.state.load().members);
-    let (cluster, own) = (minor(&members.cluster_version), minor(shared.api_version));
+    let (cluster, own) = (minor(&members.cluster_version), minor(shared.member.api_version));
     if cluster > own {
         let cluster_version = members.cluster_version.clone();
-        return Err(StartError::TooOld { cluster_version, own: shared.api_version });
+        return Err(StartError::TooOld { cluster_version, own: shared.member.api_version });
     }
     Ok(())
 }
@@ -200,7 +200,8 @@ fn serve(
     let checks = had_data && config.feature_gates.is_on("InitialCorruptCheck");
     let checkpointer = spawn("checkpointer", "the checkpointer thread", move || checkpointer.run(&orders))?;
     let hashing = Arc::clone(&shared);
-    let hasher = spawn("hasher", "the hasher thread", move || hashing.compaction_hashes.run(&hash_jobs))?;
+    let hasher =
+        spawn("hasher", "the hasher thread", move || hashing.data.compaction_hashes.run(&hash_jobs))?;
     start_catch_up(&shared, entries, fetches)?;
     let peers = start_peers(&shared, &logger, &config, peering, peers, tls.dialing())?;
     let (fronts, console): (Arc<Fronts>, Arc<OnceLock<Console>>) = Default::default();
@@ -208,14 +209,15 @@ fn serve(
     let reloading = start_reloading(&shared, &logger, tls, &peers, (&fronts, &console))?;
     let monitor = Monitor::start(&shared, &logger, &check_options(&config))
         .map_err(|error| StartError::Thread { what: "the monitor thread", error })?;
-    let mut front_options = front_options(&config, shared.shards.len(), parts.log.segments().len())?;
+    let mut front_options = front_options(&config, shared.core.outboxes.len(), parts.log.segments().len())?;
     GoEnvironment::read().log(&logger);
     warn_of_few_connections(&logger, &front_options);
     warn_of_raised_memory(&logger, &config, &front_options);
-    shared.readers.charge_to(&front_options.budget);
+    shared.data.readers.charge_to(&front_options.budget);
     audit::start(&shared, audit_log, &logger)?;
     let exporting = tracing::start(&shared, config.tracing.clone(), &logger)?;
-    front_options.rejected = audit::rejections(&shared, member_tls::rejections(&shared.metrics, &logger));
+    front_options.rejected =
+        audit::rejections(&shared, member_tls::rejections(&shared.diagnostics.metrics, &logger));
     let data_dir = config.data_dir.clone();
     let (core, ended) = start_core(parts)?;
     let core = await_cluster(core, &shared, &ready, stop_wanted, data_dir)?;
@@ -224,11 +226,13 @@ fn serve(
         false => Ok(()),
     });
     if let Err(error) = checked {
-        shared.core.send(ControlRequest::Stop);
+        shared.core.inbox.send(ControlRequest::Stop);
         let _ = core.join();
         return Err(error);
     }
-    shared.set_client_memory(front_options.budget.clone());
+    if shared.clients.memory.set(front_options.budget.clone()).is_err() {
+        unreachable!("fronts are started once");
+    }
     let started = start_fronts(&shared, &logger, front_options, clients, metrics_listeners)?;
     if fronts.set(started).is_err() {
         unreachable!("fronts are started once");
@@ -266,7 +270,7 @@ fn start_catch_up(
     entries: log::Entries,
     fetches: mpsc::Receiver<Fetch>,
 ) -> Result<(), StartError> {
-    let core = Arc::clone(&shared.core);
+    let core = Arc::clone(&shared.core.inbox);
     spawn("catch-up", "the catch-up thread", move || {
         catch_up::run(&entries, &fetches, |fetch, fetched| {
             core.send(StorageRequest::Fetched(fetch, fetched))
@@ -286,10 +290,10 @@ fn start_peers(
 ) -> Result<Arc<Peers>, StartError> {
     let peer_logger = Arc::clone(logger);
     let options = peer::Options {
-        local_id: shared.identity.member_id,
-        cluster_id: shared.identity.cluster_id,
+        local_id: shared.member.identity.member_id,
+        cluster_id: shared.member.identity.cluster_id,
         peer_urls: config.initial_advertise_peer_urls.iter().map(|url| url.as_str().to_owned()).collect(),
-        server_version: shared.api_version,
+        server_version: shared.member.api_version,
         min_cluster_version: api::MIN_CLUSTER_VERSION,
         read_timeout: config.raft_read_timeout,
         write_timeout: config.raft_write_timeout,
@@ -306,7 +310,7 @@ fn start_peers(
     )
     .map_err(|error| StartError::Thread { what: "the thread that talks to other members", error })?;
     let peers = Arc::new(peers);
-    shared.set_peers(Arc::clone(&peers) as Arc<dyn PeerLinks>);
+    shared.cluster.set_peers(Arc::clone(&peers) as Arc<dyn PeerLinks>);
     Ok(peers)
 }
 
@@ -327,8 +331,8 @@ fn start_reloading(
             console.get().into_iter().for_each(Console::tls_reloaded);
         }
     });
-    let (metrics, logger) = (Arc::clone(&shared.metrics), Arc::clone(logger));
-    Reloading::start(tls, reloaded, shared.clock.clone(), metrics, logger)
+    let (metrics, logger) = (Arc::clone(&shared.diagnostics.metrics), Arc::clone(logger));
+    Reloading::start(tls, reloaded, shared.member.clock.clone(), metrics, logger)
         .map_err(|error| StartError::Thread { what: "the thread that reloads TLS files", error })
 }
 
@@ -399,7 +403,7 @@ fn await_cluster(
             Ok(()) => return Ok(core),
             Err(mpsc::RecvTimeoutError::Timeout) if !stop_wanted() => {}
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                shared.core.send(ControlRequest::Stop);
+                shared.core.inbox.send(ControlRequest::Stop);
                 let _ = core.join();
                 return Err(StartError::Stopped);
             }
@@ -409,7 +413,7 @@ fn await_cluster(
                     // Nobody stopped the core, so it ended because the member was removed: the log or another
                     // member said so.
                     Ok(Ok(())) => {
-                        let member_id = shared.identity.member_id;
+                        let member_id = shared.member.identity.member_id;
                         StartError::DataDir(DataDirError::Removed { member_id, data_dir })
                     }
                     Err(_) => StartError::CorePanicked,
@@ -582,8 +586,9 @@ impl Running {
     /// # Errors
     ///
     /// The reason why the core had already ended by itself, or why the clean shutdown could not be recorded.
+    /// All threads of the member have been stopped then, too.
     pub fn stop(self) -> Result<(), EndError> {
-        self.shared.values.wind_down();
+        self.shared.data.values.wind_down();
         // Dropped first: the reloading thread notifies the fronts, the console and the peers of new files.
         drop(self.reloading);
         // Removed before the listeners close, so that no client finds a socket file on which no process listens.
@@ -596,19 +601,24 @@ impl Running {
         }
         audit::stop(&self.shared);
         self.exporting.into_iter().for_each(Exporting::stop);
-        self.shared.credentials.stop();
-        self.shared.core.send(ControlRequest::Stop);
-        let outcome = self.core.join().map_err(|_| EndError::CorePanicked)?;
+        self.shared.clients.credentials.stop();
+        self.shared.core.inbox.send(ControlRequest::Stop);
+        let ended = self.core.join();
+        if ended.is_err() {
+            // A core that panicked left its queue open. The checkpointer may wait there for an answer.
+            self.shared.core.inbox.close();
+        }
         self.monitor.stop();
         self.peers.close();
-        self.shared.compaction_hashes.stop();
+        self.shared.data.compaction_hashes.stop();
         let _ = self.hasher.join();
-        // The core has told the checkpointer to end.
+        // The core has told the checkpointer to end, or dropped its end of the queue of orders in a panic.
         let _ = self.checkpointer.join();
+        let outcome = ended.map_err(|_| EndError::CorePanicked)?;
         if outcome.is_ok() {
             // The core owned the log, so the log is closed here and its end is final.
-            let end = self.shared.values.log_end();
-            self.clean_shutdown.close(&self.shared.identity, end).map_err(EndError::CleanShutdown)?;
+            let end = self.shared.data.values.log_end();
+            self.clean_shutdown.close(&self.shared.member.identity, end).map_err(EndError::CleanShutdown)?;
         }
         Ok(outcome?)
     }
@@ -616,7 +626,64 @@ impl Running {
 
 #[cfg(test)]
 mod tests {
+    use replica::core::CoreRequest;
+    use telemetry::logging::{Format, Level};
+    use testkit::TempDir;
+
     use super::*;
+
+    /// Starts a member that is alone in its cluster, with addresses that the system chooses.
+    fn started(data_dir: &Path) -> Running {
+        let args: Vec<String> = [
+            "--name=alone",
+            "--initial-cluster=alone=http://127.0.0.1:2380",
+            "--initial-advertise-peer-urls=http://127.0.0.1:2380",
+            "--listen-peer-urls=http://127.0.0.1:0",
+            "--listen-client-urls=http://127.0.0.1:0",
+            "--advertise-client-urls=http://127.0.0.1:0",
+        ]
+        .map(str::to_owned)
+        .into_iter()
+        .chain([format!("--data-dir={}", data_dir.display())])
+        .collect();
+        let config = match config::parse(&args, &[]) {
+            Ok(config::Invocation::Serve(parsed)) => parsed.config,
+            other => panic!("{other:?}"),
+        };
+        let logger = Arc::new(Logger::to(Level::Error, Format::Json, Vec::new()));
+        let (running, _) =
+            start(config, logger, &|_| Err("no discovery".into()), &|| false).expect("it starts");
+        running
+    }
+
+    /// Returns the names of the member's threads that run in this process.
+    fn threads() -> Vec<String> {
+        let names = ["core", "log", "checkpointer", "catch-up", "hasher", "monitor", "peer"];
+        let tasks = std::fs::read_dir("/proc/self/task").expect("there are threads");
+        // A thread that ends meanwhile has no name.
+        tasks
+            .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
+            .map(|name| name.trim_end().to_owned())
+            .filter(|name| names.contains(&name.as_str()))
+            .collect()
+    }
+
+    #[test]
+    fn a_member_whose_core_panicked_stops_its_other_threads_and_starts_again() {
+        let dir = TempDir::new("core-panicked");
+        let running = started(dir.path());
+        let (sender, _receiver) = tokio::sync::oneshot::channel();
+        let panics = Box::new(|_| -> CoreRequest { panic!("a bug in the core, which this test plants") });
+        running.shared.core.inbox.send(CoreRequest::Outside(sender, panics));
+        assert!(running.ended(Duration::from_secs(60)), "the core goes on after a panic");
+        assert!(matches!(running.stop(), Err(EndError::CorePanicked)));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while let running @ [_, ..] = &threads()[..] {
+            assert!(Instant::now() < deadline, "still running: {running:?}");
+            std::thread::yield_now();
+        }
+        started(dir.path()).stop().expect("a clean shutdown");
+    }
 
     #[test]
     fn a_few_of_the_largest_messages_fit_into_the_memory_for_clients() {

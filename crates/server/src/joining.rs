@@ -3,6 +3,7 @@
 //!
 //! Checks and texts are etcd's (`bootstrapNewClusterNoWAL`, `bootstrapExistingClusterNoWAL`).
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use prost::Message as _;
 
 use config::{Bootstrap, Config, InitialClusterState, Refusal};
 use replica::cluster_version::{Minor, minor};
-use replica::other_members::{is_being_downgraded, members_of, same_places, version_of};
+use replica::other_members::{is_being_downgraded, member_at, members_of, version_of};
 use storage::Identity;
 use storage::beginning::{Beginning, texts};
 use telemetry::logging::{Logger, Value};
@@ -206,23 +207,7 @@ fn join(
     let Some((cluster_id, existing)) = found else {
         return Err(JoinError::NoAnswer);
     };
-    if existing.len() != bootstrap.members.len() {
-        let existing = existing.into_iter().flat_map(|member| member.peer_urls).collect();
-        return Err(JoinError::MemberCount { existing });
-    }
-    let mut own = None;
-    for member in &bootstrap.members {
-        let wanted = texts(&member.peer_urls);
-        let matching = existing.iter().find(|known| same_places(&known.peer_urls, &wanted));
-        let Some(known) = matching else {
-            let existing = existing.iter().flat_map(|member| member.peer_urls.iter().cloned()).collect();
-            return Err(JoinError::Unmatched { wanted, existing });
-        };
-        if member.id == bootstrap.local_id {
-            own = Some(known.id);
-        }
-    }
-    let Some(member_id) = own else {
+    let Some(member_id) = own_id(bootstrap, &existing)? else {
         return Err(JoinError::UnknownName { name: config.name.clone() });
     };
     for url in &urls {
@@ -234,6 +219,33 @@ fn join(
         .map(|member| (member.id, member.peer_urls.clone()))
         .collect();
     Ok(Beginning { identity: Identity { member_id, cluster_id }, entries: Vec::new(), remotes })
+}
+
+/// Returns the id by which the cluster of these members knows this member; `None` if the options do not name
+/// this member.
+///
+/// # Errors
+///
+/// The options do not name exactly the members of the cluster.
+fn own_id(bootstrap: &Bootstrap, existing: &[Member]) -> Result<Option<u64>, JoinError> {
+    let urls = || existing.iter().flat_map(|member| member.peer_urls.iter().cloned()).collect();
+    if existing.len() != bootstrap.members.len() {
+        return Err(JoinError::MemberCount { existing: urls() });
+    }
+    let (mut own, mut matched) = (None, BTreeSet::new());
+    for member in &bootstrap.members {
+        let wanted = texts(&member.peer_urls);
+        // If the options name one member twice, they do not name another one, which may be this one.
+        let known =
+            member_at(existing, |known| &known.peer_urls, &wanted).filter(|known| matched.insert(known.id));
+        let Some(known) = known else {
+            return Err(JoinError::Unmatched { wanted, existing: urls() });
+        };
+        if member.id == bootstrap.local_id {
+            own = Some(known.id);
+        }
+    }
+    Ok(own)
 }
 
 /// Returns an error if the cluster runs at a version newer than this member's.
@@ -303,5 +315,22 @@ mod tests {
         assert_eq!(beginning.entries.len(), 2);
         let told = String::from_utf8(told.0.lock().expect("is whole").clone()).expect("is text");
         assert!(told.contains("https://127.0.0.1:2381") && told.contains("no TLS settings"), "{told}");
+    }
+
+    #[test]
+    fn a_member_that_the_options_name_twice_is_not_taken_for_another_one() {
+        let own = [Url::parse("http://localhost:2381").expect("is a URL")];
+        let own_id = |cluster: &str, existing: [&str; 2]| {
+            let bootstrap = Bootstrap::form("b", cluster, "token", &own).expect("it fits together");
+            let member =
+                |(id, url): (u64, &str)| Member { id, peer_urls: vec![url.to_owned()], ..Member::default() };
+            let existing: Vec<Member> = (1..).zip(existing).map(member).collect();
+            super::own_id(&bootstrap, &existing)
+        };
+        let existing = ["http://127.0.0.1:2380", "http://127.0.0.1:2381"];
+        let both = "a=http://127.0.0.1:2380,b=http://localhost:2381";
+        assert!(matches!(own_id(both, existing), Ok(Some(2))));
+        let one_twice = "a=http://127.0.0.1:2381,b=http://localhost:2381";
+        assert!(matches!(own_id(one_twice, existing), Err(JoinError::Unmatched { .. })));
     }
 }

@@ -35,7 +35,7 @@ pub(crate) fn start(
     let options = Options {
         listeners,
         hosts,
-        source: Source::Member { id: shared.identity.member_id, listens_at, list: Arc::new(list) },
+        source: Source::Member { id: shared.member.identity.member_id, listens_at, list: Arc::new(list) },
         dialing,
         reloaders: Vec::new(),
         limits: Limits::default(),

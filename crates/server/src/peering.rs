@@ -125,7 +125,7 @@ fn members_json<'a>(members: impl Iterator<Item = &'a Member>) -> String {
 
 fn members(shared: &Shared) -> Response<Bytes> {
     let mut response = answer(StatusCode::OK, JSON, members_json(shared.state.load().members.by_id.values()));
-    if let Ok(cluster) = HeaderValue::from_str(&format!("{:x}", shared.identity.cluster_id)) {
+    if let Ok(cluster) = HeaderValue::from_str(&format!("{:x}", shared.member.identity.cluster_id)) {
         response.headers_mut().insert("x-etcd-cluster-id", cluster);
     }
     response
@@ -180,14 +180,15 @@ async fn renew(shared: &Shared, body: Bytes) -> Response<Bytes> {
     let Ok(LeaseKeepAliveRequest { id }) = LeaseKeepAliveRequest::decode(body) else {
         return refused(StatusCode::BAD_REQUEST, "error unmarshalling request");
     };
-    let reply = match shared.ask(move |request_id| ClientRequest::KeepAlive(request_id, LeaseId(id))).await {
-        Ok(reply) => reply,
-        Err(status) => return lease_refused(&status),
-    };
+    let reply =
+        match shared.core.ask(move |request_id| ClientRequest::KeepAlive(request_id, LeaseId(id))).await {
+            Ok(reply) => reply,
+            Err(status) => return lease_refused(&status),
+        };
     match reply.body {
         ReplyBody::KeptAlive(Seconds::ZERO) => lease_refused(&error::LEASE_NOT_FOUND),
         ReplyBody::KeptAlive(ttl) => {
-            let header = Some(shared.header(reply.revision, reply.raft_term));
+            let header = Some(shared.member.header(reply.revision, reply.raft_term));
             answer(
                 StatusCode::OK,
                 PROTOBUF,
@@ -215,7 +216,7 @@ async fn time_to_live(shared: &Shared, body: Bytes) -> Response<Bytes> {
     match reply.body {
         ReplyBody::TimeToLive { ttl: Seconds(-1), .. } => lease_refused(&error::LEASE_NOT_FOUND),
         ReplyBody::TimeToLive { ttl, granted, keys } => {
-            let header = Some(shared.header(reply.revision, reply.raft_term));
+            let header = Some(shared.member.header(reply.revision, reply.raft_term));
             let mut response =
                 LeaseTimeToLiveResponse { header, id, ttl: ttl.0, granted_ttl: granted.0, keys: Vec::new() };
             // Only etcd's members ask for keys, possibly for a million; the loop yields between batches.
@@ -293,8 +294,8 @@ async fn route(
 
 impl peer::Handler for Peering {
     fn received(&self, messages: &mut Vec<raftpb::Message>) {
-        if let Some((messages, charge)) = self.shared.arrivals.admit(messages) {
-            self.shared.core.send(PeerRequest::Messages(messages, charge));
+        if let Some((messages, charge)) = self.shared.core.arrivals.admit(messages) {
+            self.shared.core.inbox.send(PeerRequest::Messages(messages, charge));
         }
     }
 
@@ -303,27 +304,27 @@ impl peer::Handler for Peering {
     }
 
     fn unreachable(&self, id: u64) {
-        self.shared.core.send(PeerRequest::Unreachable(MemberId(id)));
+        self.shared.core.inbox.send(PeerRequest::Unreachable(MemberId(id)));
     }
 
     fn refused(&self, id: u64) {
         // A refused connection matters only if the peer is the leader.
         if self.shared.state.load().leader == id {
-            self.shared.core.send(PeerRequest::LeaderEnded(MemberId(id)));
+            self.shared.core.inbox.send(PeerRequest::LeaderEnded(MemberId(id)));
         }
     }
 
     fn rejected(&self) {
-        self.shared.metrics.tls.rejected.with(&["peer"]).inc();
+        self.shared.diagnostics.metrics.tls.rejected.with(&["peer"]).inc();
     }
 
     fn snapshot_sent(&self, to: u64, outcome: SnapshotOutcome) {
         let delivered = outcome == SnapshotOutcome::Delivered;
-        self.shared.core.send(PeerRequest::SnapshotSent { to: MemberId(to), delivered });
+        self.shared.core.inbox.send(PeerRequest::SnapshotSent { to: MemberId(to), delivered });
     }
 
     fn removed(&self) {
-        self.shared.core.send(PeerRequest::Removed);
+        self.shared.core.inbox.send(PeerRequest::Removed);
     }
 
     fn receive_snapshot(

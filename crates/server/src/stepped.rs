@@ -131,6 +131,40 @@ pub struct Stepped {
     _lock: disk::Lock,
 }
 
+/// Starts the tasks of a member: those of its services, and the leader's checks.
+fn serve(
+    local: &LocalSet,
+    shared: &Arc<Shared>,
+    logger: Arc<Logger>,
+    mut leader_checks: LeaderChecks,
+) -> (Rc<Services>, Close) {
+    let (close, closing) = Closing::by_hand();
+    let services = {
+        let _inside = local.enter();
+        let shard = Shard { id: ShardId(0), closing, counters: Arc::new(ShardCounters::new(0)) };
+        Services::start(Arc::clone(shared), FrontCounters::default(), logger, shard)
+    };
+    let clock = shared.member.clock.clone();
+    local.spawn_local(async move {
+        loop {
+            clock.sleep(monitor::TURN).await;
+            leader_checks.turn(clock.now()).await;
+        }
+    });
+    (services, close)
+}
+
+/// Returns the credentials that the options ask for; tokens and passwords follow from the seed.
+fn credentials(config: &Config, clock: Clock, seed: u64) -> Credentials {
+    let mut random = stdx::Random::new(seed);
+    let random = move |bytes: &mut [u8]| bytes.iter_mut().for_each(|byte| *byte = random.below(256) as u8);
+    if config.auth_token.starts_with("jwt") {
+        signed_credentials(config, clock, random)
+    } else {
+        Credentials::simple(clock, Box::new(random))
+    }
+}
+
 /// Returns credentials with signed tokens, whose secret is the same for all members. Callers compute password
 /// hashes themselves.
 fn signed_credentials(
@@ -193,14 +227,7 @@ impl Stepped {
             },
         })?;
         opened.report(&logger, clock.now() - began);
-        let mut random = stdx::Random::new(seed);
-        let random =
-            move |bytes: &mut [u8]| bytes.iter_mut().for_each(|byte| *byte = random.below(256) as u8);
-        let credentials = if config.auth_token.starts_with("jwt") {
-            signed_credentials(&config, Clock::by_hand(&clock), random)
-        } else {
-            Credentials::simple(Clock::by_hand(&clock), Box::new(random))
-        };
+        let credentials = credentials(&config, Clock::by_hand(&clock), seed);
         let setting = Setting {
             config,
             disk,
@@ -228,23 +255,10 @@ impl Stepped {
             lock,
             ..
         } = assemble(setting, opened);
-        shared.set_peers(links);
-        let mut leader_checks = LeaderChecks::new(&shared, &logger, &check_options(&config));
-
+        shared.cluster.set_peers(links);
+        let leader_checks = LeaderChecks::new(&shared, &logger, &check_options(&config));
         let local = LocalSet::new();
-        let (close, closing) = Closing::by_hand();
-        let services = {
-            let _inside = local.enter();
-            let shard = Shard { id: ShardId(0), closing, counters: Arc::new(ShardCounters::new(0)) };
-            Services::start(Arc::clone(&shared), FrontCounters::default(), logger, shard)
-        };
-        let looking = Arc::clone(&shared);
-        local.spawn_local(async move {
-            loop {
-                looking.clock.sleep(monitor::TURN).await;
-                leader_checks.turn(looking.clock.now()).await;
-            }
-        });
+        let (services, close) = serve(&local, &shared, logger, leader_checks);
         let mut core = Core::new(parts);
         core.begin();
         let mut stepped = Stepped {
@@ -278,7 +292,7 @@ impl Stepped {
     fn fall_asleep(&mut self) {
         let (patience, wanted) = self.core.before_sleep();
         self.due = self.clock.now() + patience;
-        self.shared.core.fall_asleep(wanted);
+        self.shared.core.inbox.fall_asleep(wanted);
     }
 
     /// Runs one turn of the core, which handles everything that is queued for it. A turn without work does no harm.
@@ -287,11 +301,11 @@ impl Stepped {
     ///
     /// The reason why the member cannot continue; a real process would end here.
     pub fn turn(&mut self) -> Result<Going, Fatal> {
-        self.shared.core.take(&mut self.asks);
+        self.shared.core.inbox.take(&mut self.asks);
         let outcome = self.core.turn(&mut self.asks, self.clock.now());
         if !matches!(outcome, Ok(false)) {
             // Closing the queue answers the requests that wait: they learn that the core has ended.
-            self.shared.core.close();
+            self.shared.core.inbox.close();
         }
         let ended = outcome?;
         self.fall_asleep();
@@ -307,13 +321,13 @@ impl Stepped {
     /// When that file cannot be written.
     pub fn close(mut self) -> Result<(), log::OpenError> {
         self.log_turn();
-        let end = self.shared.values.log_end();
-        self.clean_shutdown.close(&self.shared.identity, end)
+        let end = self.shared.data.values.log_end();
+        self.clean_shutdown.close(&self.shared.member.identity, end)
     }
 
     /// Returns true if a queued request would wake the core's thread.
     pub fn wants_turn(&self) -> bool {
-        !self.shared.core.is_asleep()
+        !self.shared.core.inbox.is_asleep()
     }
 
     /// Returns the time, by this member's clock, until the core needs a turn even without requests.
@@ -372,7 +386,7 @@ impl Stepped {
     pub fn catch_up_step(&mut self) -> bool {
         let Ok(fetch) = self.fetches.try_recv() else { return false };
         let fetched = catch_up::carry_out(&self.entries, &fetch);
-        self.shared.core.send(StorageRequest::Fetched(fetch, fetched));
+        self.shared.core.inbox.send(StorageRequest::Fetched(fetch, fetched));
         true
     }
 
@@ -388,7 +402,7 @@ impl Stepped {
             self.woken.0.store(false, Ordering::Relaxed);
             // The poll is never ready, since some tasks never end.
             let _ = Pin::new(&mut self.local).poll(&mut context);
-            let read = !self.reads_held && self.shared.readers.step();
+            let read = !self.reads_held && self.shared.data.readers.step();
             if !read && !self.woken.0.load(Ordering::Relaxed) {
                 return;
             }
@@ -397,7 +411,7 @@ impl Stepped {
 
     /// Returns true if a task was woken since [`Stepped::poll_tasks`], or if a read for a task is pending.
     pub fn wants_poll(&self) -> bool {
-        self.woken.0.load(Ordering::Relaxed) || (!self.reads_held && self.shared.readers.has_work())
+        self.woken.0.load(Ordering::Relaxed) || (!self.reads_held && self.shared.data.readers.has_work())
     }
 
     /// If `held`, values that are not in memory are read by [`Stepped::read_step`] only, as with a slow disk.
@@ -407,22 +421,22 @@ impl Stepped {
 
     /// Charges values that are read from the disk to this budget, as a member with a front does.
     pub fn charge_reads_to(&self, budget: &Budget) {
-        self.shared.readers.charge_to(budget);
+        self.shared.data.readers.charge_to(budget);
     }
 
     /// Returns true if a read of a value that is not in memory is pending.
     pub fn wants_read(&self) -> bool {
-        self.shared.readers.has_work()
+        self.shared.data.readers.has_work()
     }
 
     /// Returns true if a value was read that its call has not taken yet.
     pub fn holds_untaken(&self) -> bool {
-        self.shared.readers.holds_untaken()
+        self.shared.data.readers.holds_untaken()
     }
 
     /// Does one of the pending reads of values. Returns false if there are none.
     pub fn read_step(&mut self) -> bool {
-        self.shared.readers.step()
+        self.shared.data.readers.step()
     }
 
     /// Returns the time, by this member's clock, until the next timer is due. [`HandClock::advance`] fires timers.
@@ -574,7 +588,7 @@ impl Stepped {
     /// a last turn, as in a real process.
     pub fn stop(&self) {
         self.close.begin();
-        self.shared.core.send(ControlRequest::Stop);
+        self.shared.core.inbox.send(ControlRequest::Stop);
     }
 
     /// Returns true if the cluster has recognized this member since it was opened. A real process serves
@@ -606,27 +620,27 @@ impl Stepped {
 
     /// Returns the number of watches and the number of range requests so far, according to the metrics.
     pub fn watches_and_ranges(&self) -> (i64, u64) {
-        let mvcc = &self.shared.metrics.mvcc;
+        let mvcc = &self.shared.diagnostics.metrics.mvcc;
         (mvcc.watchers.value(), mvcc.ranges.value())
     }
 
     /// Returns true if the metrics show that a snapshot is being received.
     pub fn says_that_it_takes_a_snapshot(&self) -> bool {
-        self.shared.metrics.server.snapshot_apply_in_progress.value() != 0
+        self.shared.diagnostics.metrics.server.snapshot_apply_in_progress.value() != 0
     }
 
     /// Returns the bytes of other members' messages that wait for the core, as charged to the budget.
     pub fn arrivals_bytes(&self) -> usize {
-        self.shared.arrivals.taken()
+        self.shared.core.arrivals.taken()
     }
 
     /// Returns the durable end of the log; `None` before the first write.
     pub fn log_end(&self) -> Option<LogEnd> {
-        self.shared.values.log_end()
+        self.shared.data.values.log_end()
     }
 
     /// Returns the ids of the member and its cluster.
     pub fn identity(&self) -> &Identity {
-        &self.shared.identity
+        &self.shared.member.identity
     }
 }

@@ -40,14 +40,14 @@ pub(crate) fn start(
 ) -> Result<Option<Exporting>, StartError> {
     let Some(TracingOptions { address, service_name, instance_id, rate }) = options else { return Ok(None) };
     let settings = Settings { service_name, instance_id, rate };
-    let tracer = Arc::new(Tracer::new(settings, shared.metrics.tracing.clone()));
+    let tracer = Arc::new(Tracer::new(settings, shared.diagnostics.metrics.tracing.clone()));
     let (exported, logger) = (Arc::clone(&tracer), Arc::clone(logger));
     let thread = std::thread::Builder::new()
         .name("tracing".to_owned())
         .spawn(move || export(&exported, &address, &logger))
         .map_err(|error| StartError::Thread { what: "the thread that sends spans", error })?;
     // `set` cannot fail: the tracer is set only once.
-    let _ = shared.tracer.set(Arc::clone(&tracer));
+    let _ = shared.diagnostics.tracer.set(Arc::clone(&tracer));
     Ok(Some(Exporting { tracer, thread }))
 }
 

@@ -499,7 +499,7 @@ impl<'a> Rebuild<'a> {
         journal: Option<&Journal>,
     ) -> Result<Option<&'m Member>, RebuildError> {
         let urls = self.peer_urls_given();
-        let here = members.iter().find(|member| other_members::same_places(&member.peer_urls, &urls));
+        let here = other_members::member_at(members, |member| &member.peer_urls, &urls);
         let by_id = members.iter().find(|member| Some(member.id) == known);
         let data_dir = self.config.data_dir.display();
         let refused = |text: String| Err(RebuildError::Refused(text));
@@ -642,7 +642,9 @@ impl<'a> Rebuild<'a> {
     fn configure(&mut self, members: &[Member]) {
         let own = self.peer_urls_given();
         let mut pairs: Vec<String> = own.iter().map(|url| format!("{}={url}", self.config.name)).collect();
-        for member in members.iter().filter(|member| !other_members::same_places(&member.peer_urls, &own)) {
+        let here =
+            other_members::member_at(members, |member| &member.peer_urls, &own).map(|member| member.id);
+        for member in members.iter().filter(|member| Some(member.id) != here) {
             // Uses the id in place of the name: a member that has not been started has no name.
             pairs.extend(member.peer_urls.iter().map(|url| format!("member-{:x}={url}", member.id)));
         }

@@ -157,38 +157,38 @@ pub struct Core {
 impl Core {
     /// Builds a core from its parts.
     pub fn new(parts: Parts) -> Core {
-        let now = parts.shared.clock.now();
-        let shards = parts.shared.shards.len();
+        let now = parts.shared.member.clock.now();
+        let shards = parts.shared.core.outboxes.len();
         let applied = parts.machine.applied_index;
         let compacted = parts.machine.store.compact_revision();
         let pause = parts.options.compaction_sleep_interval;
         let advances = parts.options.initial_election_tick_advance;
-        let own = parts.shared.identity.member_id;
+        let own = parts.shared.member.identity.member_id;
         let attributes = Attributes::new(own, parts.attributes, parts.options.election_timeout / 2);
         let member_rules = MemberRules {
             own,
             strict: parts.options.strict_reconfig_check,
             learners_max: parts.options.max_learners,
             election_timeout: parts.options.election_timeout,
-            request_timeout: parts.shared.limits.request_timeout,
+            request_timeout: parts.shared.member.limits.request_timeout,
         };
         let membership = Membership::new(member_rules, &parts.machine.members, parts.remotes);
         let saved = (applied, parts.checkpoint_bytes);
         let checkpoints = Checkpoints::new(parts.thresholds, parts.options.snapshot_count, saved, now);
         let rules = LeaseRules {
-            ttl_min: parts.shared.limits.lease_ttl_min,
-            request_timeout: parts.shared.limits.request_timeout,
+            ttl_min: parts.shared.member.limits.lease_ttl_min,
+            request_timeout: parts.shared.member.limits.request_timeout,
             grace: parts.options.election_timeout,
             note_interval: parts.thresholds.note_interval,
         };
-        let cpu = if parts.shared.threads { CpuPressure::here(now) } else { CpuPressure::none(now) };
-        let values = LogValues::fetched_by(&parts.shared.readers, parts.shared.values.clone());
-        let meters = Meters::new(Arc::clone(&parts.shared.metrics));
+        let cpu = if parts.shared.member.threads { CpuPressure::here(now) } else { CpuPressure::none(now) };
+        let values = LogValues::fetched_by(&parts.shared.data.readers, parts.shared.data.values.clone());
+        let meters = Meters::new(Arc::clone(&parts.shared.diagnostics.metrics));
         Core {
             logger: parts.logger,
             history: History::new(parts.log.entries(), parts.locations, parts.terms, now),
             workers: Workers { checkpointer: parts.orders, catch_up: parts.fetches, hasher: parts.hash_jobs },
-            apply: Apply { queue: ApplyQueue::new(&parts.shared.core), values, meters },
+            apply: Apply { queue: ApplyQueue::new(&parts.shared.core.inbox), values, meters },
             proposals: Proposals::new(now, parts.options.batch_fsync_window),
             reads: Reads::default(),
             questions: Questions::default(),
@@ -196,7 +196,7 @@ impl Core {
             leases: LeaseClocks::new(
                 rules,
                 Arc::clone(&parts.shared.renewals),
-                Arc::clone(&parts.shared.metrics),
+                Arc::clone(&parts.shared.diagnostics.metrics),
                 now,
             ),
             membership,
@@ -225,14 +225,14 @@ impl Core {
     /// acknowledged.
     pub fn run(mut self) -> Result<(), Fatal> {
         let shared = Arc::clone(&self.shared);
-        shared.core.receive_here();
+        shared.core.inbox.receive_here();
         let mut gathering = Gathering::new(GATHERED);
         let mut others_first = false;
         self.begin();
-        let mut core = shared.seat.sit_down(self);
+        let mut core = shared.core.seat.sit_down(self);
         let outcome = loop {
             let (mut patience, mut wanted) = core.before_sleep();
-            if others_first && !patience.is_zero() && shared.core.is_short_of(wanted) {
+            if others_first && !patience.is_zero() && shared.core.inbox.is_short_of(wanted) {
                 let began = Instant::now();
                 std::thread::yield_now();
                 let took = began.elapsed();
@@ -240,10 +240,10 @@ impl Core {
                 core.pace.cpu.gave_way(took);
                 (patience, wanted) = core.before_sleep();
             }
-            if let Some(outcome) = core.sleep(&shared.core, patience, wanted) {
+            if let Some(outcome) = core.sleep(&shared.core.inbox, patience, wanted) {
                 break outcome;
             }
-            let requests = core.take(&shared.core).iter();
+            let requests = core.take(&shared.core.inbox).iter();
             let clients = requests.filter(|request| matches!(request, CoreRequest::Client(_)));
             others_first = gathering.turn(clients.count() as u64);
             if let Some(outcome) = core.turn() {
@@ -253,7 +253,7 @@ impl Core {
         let mut core = core.leave();
         core.leases.open_to_shards(false);
         core.space.moves.end(&core.workers.checkpointer);
-        shared.core.close();
+        shared.core.inbox.close();
         outcome
     }
 
@@ -265,8 +265,8 @@ impl Core {
     /// Returns the time that the core may sleep before its next turn, and the number of waiting requests that
     /// justify waking it.
     pub fn before_sleep(&self) -> (Duration, usize) {
-        self.shared.set_wakes_for_reads(self.reads.is_idle());
-        self.shared.set_wakes_for_writes(self.proposals.gathers_logins_only());
+        self.shared.core.set_wakes_for_reads(self.reads.is_idle());
+        self.shared.core.set_wakes_for_writes(self.proposals.gathers_logins_only());
         self.patience()
     }
 
@@ -344,7 +344,7 @@ impl Core {
             let waited = now.saturating_duration_since(since);
             let succeeded = !self.lifecycle.has_resigned()
                 || self.node.status().leader != MemberId::NONE
-                || waited > 2 * self.shared.limits.election_timeout;
+                || waited > 2 * self.shared.member.limits.election_timeout;
             let idle = self.proposals.open() == 0
                 && !self.proposals.has_gathered()
                 && self.lifecycle.has_handed_over()
@@ -360,7 +360,7 @@ impl Core {
     fn writes_here(&self, proposals: usize, now: Instant) -> bool {
         // The member list of the state does not suffice: a member that catches up may have a state from when
         // the cluster had one member.
-        let is_alone = self.shared.threads
+        let is_alone = self.shared.member.threads
             && !self.lifecycle.is_stopping()
             && self.machine.members.by_id.len() == 1
             && self.leads_alone();
@@ -377,7 +377,7 @@ impl Core {
         };
         if let Some(positions) = self.publication.note(raft_status, published) {
             let shared = &self.shared;
-            shared.stages.turn(positions, now, || shared.clock.now());
+            shared.diagnostics.stages.turn(positions, now, || shared.member.clock.now());
             self.count_memory();
         }
     }
@@ -385,7 +385,7 @@ impl Core {
     /// Publishes how much memory the core holds.
     fn count_memory(&self) {
         let set = |figure: &AtomicU64, value: u64| figure.store(value, Ordering::Relaxed);
-        let (memory, index) = (&self.shared.memory, self.machine.store.allocated());
+        let (memory, index) = (&self.shared.diagnostics.memory, self.machine.store.allocated());
         set(&memory.index_objects, index.versions() + index.nodes() + index.separators());
         set(&memory.index_bytes, index.bytes());
         set(&memory.window_bytes, self.node.tail_bytes() as u64);
@@ -394,7 +394,7 @@ impl Core {
 
     /// Returns the time that the core may sleep, and the number of waiting requests that justify waking it.
     fn patience(&self) -> (Duration, usize) {
-        let now = self.shared.clock.now();
+        let now = self.shared.member.clock.now();
         let mut patience = self.pace.left(now);
         if let Some(left) = self.compactions.removal.wait(now) {
             patience = patience.min(left);
@@ -420,7 +420,7 @@ impl Work for Core {
     type End = Result<(), Fatal>;
 
     fn turn(&mut self, requests: &mut Vec<CoreRequest>) -> Option<Result<(), Fatal>> {
-        let now = self.shared.clock.now();
+        let now = self.shared.member.clock.now();
         match Core::turn(self, requests, now) {
             Ok(false) => None,
             Ok(true) => Some(Ok(())),
@@ -438,6 +438,6 @@ impl Work for Core {
         !self.lifecycle.is_parked()
             && self.machine.is_whole()
             && self.proposals.open() == 0
-            && self.writes_here(1, self.shared.clock.now())
+            && self.writes_here(1, self.shared.member.clock.now())
     }
 }

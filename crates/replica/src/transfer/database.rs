@@ -300,9 +300,9 @@ impl Receiver {
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
     ) -> Result<(), ReceiveError> {
         let image = message.snapshot.as_mut().and_then(|snapshot| snapshot.data.take()).unwrap_or_default();
-        self.database_refusals.check(self.shared.clock.now())?;
+        self.database_refusals.check(self.shared.member.clock.now())?;
         let taken = self.take_database(message, image, body).await;
-        self.database_refusals.note(taken.as_ref().copied(), self.shared.clock.now());
+        self.database_refusals.note(taken.as_ref().copied(), self.shared.member.clock.now());
         taken
     }
 
@@ -317,7 +317,8 @@ impl Receiver {
     ) -> Result<(), ReceiveError> {
         self.check_front(&message, &image)?;
         let offered = attempt(0, &message, None);
-        let reply = self.shared.ask(move |request_id| PeerRequest::OfferSnapshot(request_id, offered)).await;
+        let reply =
+            self.shared.core.ask(move |request_id| PeerRequest::OfferSnapshot(request_id, offered)).await;
         match reply.map(|reply| reply.body) {
             Ok(ReplyBody::Readable(_)) => {}
             Ok(ReplyBody::Outcome(Err(status), _)) | Err(status) => {
@@ -329,7 +330,7 @@ impl Receiver {
         let (told, outcome) = oneshot::channel();
         let received =
             ReceivedState { message, machine: Box::new(machine), base_applied: None, told: Some(told) };
-        self.shared.core.send(PeerRequest::SnapshotReceived(claim, Box::new(received)));
+        self.shared.core.inbox.send(PeerRequest::SnapshotReceived(claim, Box::new(received)));
         match outcome.await {
             // A sender whose entries this member already has is behind; it gets the same answer as from etcd.
             Ok(Outcome::Durable | Outcome::NotWanted) => Ok(()),
@@ -369,7 +370,7 @@ impl Receiver {
         match self.convert(claim, head, &database.backend).await {
             Ok(machine) => Ok((claim, machine)),
             Err(why) => {
-                self.shared.core.send(PeerRequest::SnapshotGivenUp(claim));
+                self.shared.core.inbox.send(PeerRequest::SnapshotGivenUp(claim));
                 Err(why)
             }
         }
@@ -379,7 +380,7 @@ impl Receiver {
     fn check_front(&self, message: &raftpb::Message, image: &[u8]) -> Result<(), DatabaseError> {
         let metadata = message.snapshot.as_ref().and_then(|snapshot| snapshot.metadata.as_ref());
         let conf = metadata.and_then(|metadata| metadata.conf_state.as_ref());
-        let own = self.shared.identity.member_id;
+        let own = self.shared.member.identity.member_id;
         if conf.is_none_or(|conf| !conf.voters.contains(&own) && !conf.learners.contains(&own)) {
             return Err(DatabaseError::NotAMember(own));
         }

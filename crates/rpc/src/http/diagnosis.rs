@@ -80,9 +80,10 @@ pub(super) fn tells_names(shared: &Shared, request: &Request<Bytes>) -> bool {
 /// left out unless root asks; an empty list would mean that there are none. Keys are quoted as in Go and
 /// Rust, with bytes that are not text as `\xff`.
 pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
-    let clock = &shared.clock;
+    let clock = &shared.member.clock;
     let names_keys = tells_names(shared, request);
     let clients: Vec<Value> = shared
+        .diagnostics
         .callers
         .list()
         .into_iter()
@@ -100,6 +101,7 @@ pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Byte
         .collect();
     let (now, wall) = (clock.now(), clock.wall());
     let stalls: Vec<Value> = shared
+        .data
         .values
         .figures()
         .stalls()
@@ -110,7 +112,7 @@ pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Byte
         })
         .collect();
     let heavy = heavy(shared, now, names_keys);
-    let segments = shared.values.segments();
+    let segments = shared.data.values.segments();
     let sum = |bytes: fn(&log::SegmentState) -> u64| segments.iter().map(bytes).sum::<u64>();
     let log = json!({
         "segments": segments.len(),
@@ -119,10 +121,10 @@ pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Byte
     });
     let mut page = json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "member_id": format!("{:x}", shared.identity.member_id),
-        "name": shared.state.load().members.by_id.get(&shared.identity.member_id).map(|member| member.name.clone()),
+        "member_id": format!("{:x}", shared.member.identity.member_id),
+        "name": shared.state.load().members.by_id.get(&shared.member.identity.member_id).map(|member| member.name.clone()),
         "clock_unix_ns": u64::try_from(since_epoch(wall).as_nanos()).unwrap_or(u64::MAX),
-        "uptime_seconds": now.saturating_duration_since(shared.began).as_secs_f64(),
+        "uptime_seconds": now.saturating_duration_since(shared.member.began).as_secs_f64(),
         "clients": clients,
         "heavy": heavy,
         "fsync_stalls": stalls,
@@ -139,7 +141,7 @@ pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Byte
 
 /// Returns the expensive ranges and the large values, each with its key, as JSON.
 fn notable(shared: &Shared) -> (Vec<Value>, Vec<Value>) {
-    let notable = &shared.slow_requests;
+    let notable = &shared.diagnostics.slow_requests;
     let ranges = notable
         .ranges()
         .into_iter()
@@ -174,7 +176,7 @@ fn notable(shared: &Shared) -> (Vec<Value>, Vec<Value>) {
 /// Returns the most active prefixes, users and clients: lists by subject, then by measure.
 fn heavy(shared: &Shared, now: Instant, names_keys: bool) -> Value {
     let list = |subject, measure| -> Value {
-        let top = shared.heavy_hitters.top(subject, measure, now);
+        let top = shared.diagnostics.heavy_hitters.top(subject, measure, now);
         top.into_iter()
             .map(|heavy| {
                 let name = if subject == Subject::Prefix {

@@ -127,7 +127,12 @@ impl Check {
 }
 
 fn is_learner(asked: &Asked<'_>) -> bool {
-    asked.state.members.by_id.get(&asked.shared.identity.member_id).is_some_and(|member| member.is_learner)
+    asked
+        .state
+        .members
+        .by_id
+        .get(&asked.shared.member.identity.member_id)
+        .is_some_and(|member| member.is_learner)
 }
 
 /// Makes the read of a health check: the first key of the state, without its value.
@@ -160,7 +165,7 @@ impl Probe {
         let mut healthy = true;
         for check in checks {
             let (name, outcome) = (check.name(), check.run(asked));
-            asked.shared.metrics.health.check(self.endpoint.name, name).record(outcome.is_ok());
+            asked.shared.diagnostics.metrics.health.check(self.endpoint.name, name).record(outcome.is_ok());
             match outcome {
                 Ok(()) => report.push_str(&format!("[+]{name} ok\n")),
                 Err(why) => {
@@ -222,7 +227,7 @@ impl Probe {
 /// is not checked and the read is local.
 pub(super) fn health(asked: &Asked<'_>) -> Response<Bytes> {
     let wrong = why_unhealthy(asked);
-    let metrics = &asked.shared.metrics.health;
+    let metrics = &asked.shared.diagnostics.metrics.health;
     let reason = Value::from(wrong.as_deref().unwrap_or_default());
     let mut body = format!(r#"{{"health":"{}","reason":{reason}}}"#, wrong.is_none());
     if wrong.is_some() {

@@ -40,7 +40,7 @@ impl MetricsListener {
     ) -> io::Result<Front> {
         let (shared, counters, logger) = (Arc::clone(shared), counters.clone(), Arc::clone(logger));
         let make_service = move |_| -> Rc<dyn Service> {
-            let values = LogValues::new(shared.values.clone());
+            let values = LogValues::new(shared.data.values.clone());
             let (shared, logger) = (Arc::clone(&shared), Arc::clone(&logger));
             Rc::new(MetricsListener { shared, counters: counters.clone(), values, logger })
         };
@@ -73,7 +73,7 @@ impl Service for MetricsListener {
         Box::pin(async move {
             super::confirm(&self.shared, &mut request).await;
             let is_tls = request.extensions().get::<front::Origin>().is_some_and(|origin| origin.is_tls);
-            if self.shared.clients_show_certificates && !is_tls {
+            if self.shared.clients.show_certificates && !is_tls {
                 request.extensions_mut().insert(ByStranger);
             }
             answer_metrics_listener(&self.shared, &self.values, &self.counters, &self.logger, &request)

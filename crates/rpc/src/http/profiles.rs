@@ -22,14 +22,14 @@ struct Collected(Response<Bytes>);
 /// Takes a CPU profile, if the request asks for one and is allowed to. Resolves when the profile is complete;
 /// dropping the future ends the profile.
 pub async fn collect(shared: &Shared, request: &mut Request<Bytes>) {
-    if !shared.pprof || target::of(request) != Target::Path(pages::CPU.to_owned()) {
+    if !shared.diagnostics.pprof || target::of(request) != Target::Path(pages::CPU.to_owned()) {
         return;
     }
-    if browsers::refusal(&shared.browsers, request).is_some() {
+    if browsers::refusal(&shared.clients.browsers, request).is_some() {
         return;
     }
     let seconds = Query::of(request.uri()).first("seconds").map(<[u8]>::to_vec);
-    let page = pages::cpu(seconds.as_deref(), |time| shared.clock.sleep(time)).await;
+    let page = pages::cpu(seconds.as_deref(), |time| shared.member.clock.sleep(time)).await;
     request.extensions_mut().insert(Collected(page));
 }
 
@@ -46,14 +46,14 @@ pub(super) fn answer(shared: &Shared, path: &str, request: &Request<Bytes>) -> R
 /// Returns the memory that the parts of this member count. Values are not included, because they are in the
 /// log's files and in the page cache.
 fn owners(shared: &Shared) -> Vec<Owner> {
-    let memory = &shared.memory;
+    let memory = &shared.diagnostics.memory;
     let figure = |of: &AtomicU64| of.load(Ordering::Relaxed);
-    let clients = shared.client_memory().map_or(0, |budget| budget.held_bytes()) as u64;
+    let clients = shared.clients.memory.get().map_or(0, |budget| budget.held_bytes()) as u64;
     vec![
         Owner { name: "index", objects: figure(&memory.index_objects), bytes: figure(&memory.index_bytes) },
         Owner { name: "log/newest entries", objects: 0, bytes: figure(&memory.window_bytes) },
         Owner { name: "log/entries to write or apply", objects: 0, bytes: figure(&memory.queued_bytes) },
-        Owner { name: "messages of members", objects: 0, bytes: shared.arrivals.taken() as u64 },
+        Owner { name: "messages of members", objects: 0, bytes: shared.core.arrivals.taken() as u64 },
         Owner { name: "clients", objects: 0, bytes: clients },
     ]
 }

@@ -17,9 +17,9 @@ pub(super) const PATH: &str = "/debug/requests";
 /// Answers with one line per slow request, newest first.
 pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
     let names_keys = diagnosis::tells_names(shared, request);
-    let limit = shared.limits.slow_request;
+    let limit = shared.member.limits.slow_request;
     let mut page = format!("Requests that took longer than {limit:?}, the newest first.\n\n");
-    for note in shared.slow_requests.slow_ones() {
+    for note in shared.diagnostics.slow_requests.slow_ones() {
         let (at, client) = (format_rfc3339(note.ended), note.client);
         // Writing to a string cannot fail, here and below.
         let _ = write!(page, "{at} {:?} {} from {client}", note.took, note.path);

@@ -27,27 +27,31 @@ impl FrontCounters {
 }
 
 /// Returns all metrics in Prometheus' text format. Names of keys and clients are included only if
-/// `tells_names` is true and the option for them is set. The methods with which `shared.metrics` was created
+/// `tells_names` is true and the option for them is set. The methods with which the metrics of `shared` were created
 /// must be in the order of the front's method ids.
 pub fn scrape(shared: &Shared, counters: &FrontCounters, tells_names: bool) -> String {
     // Locked until the end, because another scrape may not be allowed to see the names that this one copies.
     let counters = counters.0.lock().unwrap_or_else(PoisonError::into_inner);
-    copy_front(&shared.metrics, &counters);
-    copy_log(&shared.metrics, shared.values.figures());
+    copy_front(&shared.diagnostics.metrics, &counters);
+    copy_log(&shared.diagnostics.metrics, shared.data.values.figures());
     copy_state(shared, &shared.state.load());
-    copy_heavy(shared, tells_names && shared.heavy_hitters_in_metrics);
-    shared.metrics.network.expensive_refused.raise_to(shared.expensive.refused());
-    if let Some(budget) = shared.client_memory() {
-        shared.metrics.network.connections_shed.raise_to(budget.connections_shed());
-        shared.metrics.network.connections_refused.raise_to(budget.connections_refused());
+    copy_heavy(shared, tells_names && shared.diagnostics.heavy_hitters_in_metrics);
+    shared.diagnostics.metrics.network.expensive_refused.raise_to(shared.clients.expensive.refused());
+    if let Some(budget) = shared.clients.memory.get() {
+        shared.diagnostics.metrics.network.connections_shed.raise_to(budget.connections_shed());
+        shared.diagnostics.metrics.network.connections_refused.raise_to(budget.connections_refused());
     }
-    if let Some(peers) = shared.peers() {
-        peers::copy_peers(&shared.metrics.network, shared.identity.member_id, &peers.figures());
+    if let Some(peers) = shared.cluster.peers() {
+        peers::copy_peers(
+            &shared.diagnostics.metrics.network,
+            shared.member.identity.member_id,
+            &peers.figures(),
+        );
     }
-    let scrapes = &shared.metrics.scrapes;
+    let scrapes = &shared.diagnostics.metrics.scrapes;
     scrapes.in_flight.set(1);
     let mut text = String::new();
-    shared.metrics.render(&mut text);
+    shared.diagnostics.metrics.render(&mut text);
     scrapes.requests.with(&["200"]).inc();
     text
 }
@@ -87,9 +91,9 @@ fn copy_log(metrics: &Metrics, figures: &log::Figures) {
 /// Copies the heavy hitters into metrics, with lower bounds of their rates. While authentication is enabled,
 /// only clients are included, so that a scrape does not show which keys and users exist.
 fn copy_heavy(shared: &Shared, tells_names: bool) {
-    let server = &shared.metrics.server;
+    let server = &shared.diagnostics.metrics.server;
     let has_users = shared.state.load().auth.is_enabled();
-    let now = shared.clock.now();
+    let now = shared.member.clock.now();
     for measure in Measure::ALL {
         let (family, scale) = match measure {
             Measure::Requests => (&server.heavy_requests, 1.0),
@@ -100,7 +104,8 @@ fn copy_heavy(shared: &Shared, tells_names: bool) {
             .into_iter()
             .filter(|subject| tells_names && (!has_users || *subject == Subject::Client));
         let series = subjects.flat_map(|subject| {
-            let top = shared.heavy_hitters.certain(subject, measure, now).into_iter().take(HEAVY_MAX);
+            let top =
+                shared.diagnostics.heavy_hitters.certain(subject, measure, now).into_iter().take(HEAVY_MAX);
             top.map(move |heavy| {
                 let labels = vec![subject.name().to_owned(), heavy.name.escape_ascii().to_string()];
                 (labels, ((heavy.per_second - heavy.error) * scale).round() as i64)
@@ -111,17 +116,17 @@ fn copy_heavy(shared: &Shared, tells_names: bool) {
 }
 
 fn copy_state(shared: &Shared, state: &Published) {
-    let id = shared.identity.member_id;
-    let server = &shared.metrics.server;
+    let id = shared.member.identity.member_id;
+    let server = &shared.diagnostics.metrics.server;
     server.has_leader.set_bool(state.leader != 0);
     server.is_leader.set_bool(state.leader == id);
     server.is_learner.set_bool(state.members.by_id.get(&id).is_some_and(|member| member.is_learner));
     server.proposals_committed.set_u64(state.commit_index.0);
     server.proposals_applied.set_u64(state.applied_index.0);
     server.auth_revision.set_u64(state.auth.revision());
-    shared.metrics.network.set_members(id, state.members.by_id.keys().copied());
+    shared.diagnostics.metrics.network.set_members(id, state.members.by_id.keys().copied());
     // etcd sets 0 if there is no limit.
-    server.quota_backend_bytes.set_u64(shared.limits.quota_bytes.unwrap_or(0));
+    server.quota_backend_bytes.set_u64(shared.member.limits.quota_bytes.unwrap_or(0));
     let raised = state.alarms.list(0, 0);
     server.set_alarms(raised.iter().map(|raised| {
         let known = AlarmType::try_from(raised.alarm).map_or("UNKNOWN", |alarm| alarm.as_str_name());
@@ -132,11 +137,11 @@ fn copy_state(shared: &Shared, state: &Published) {
         server.set_cluster_version(&format!("{major}.{minor}"));
     }
 
-    let mvcc = &shared.metrics.mvcc;
+    let mvcc = &shared.diagnostics.metrics.mvcc;
     let snapshot = state.view.snapshot();
     mvcc.current_revision.set(snapshot.current_revision().0);
     mvcc.compact_revision.set(snapshot.compact_revision().0);
     mvcc.keys.set_u64(snapshot.live_keys());
-    mvcc.db_total_size.set_u64(shared.db_size(state.in_use_bytes));
+    mvcc.db_total_size.set_u64(shared.data.db_size(state.in_use_bytes));
     mvcc.db_total_size_in_use.set_u64(state.in_use_bytes);
 }

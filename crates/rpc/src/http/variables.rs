@@ -16,7 +16,7 @@ pub(super) fn answer(shared: &Shared) -> Response<Bytes> {
     let rows = [
         ("cmdline", Some(Value::from(command_line))),
         ("file_descriptor_limit", file_descriptor_limit().map(Value::from)),
-        ("raft.status", Some(raft_status(shared.identity.member_id, &shared.state.load()))),
+        ("raft.status", Some(raft_status(shared.member.identity.member_id, &shared.state.load()))),
     ];
     let known =
         rows.into_iter().filter_map(|(name, value)| Some(format!("{}: {}", Value::from(name), value?)));

@@ -100,10 +100,15 @@ impl<R: Message> PasswordChange<R> {
         call.as_root().await?;
         if let Some(password) = self.password.take() {
             // COMPAT-193: only the hash is proposed, and members of etcd 3.4 do not know that field.
-            if call.shared().may_be_before_3_5(&call.services.state().members) {
+            if call.shared().cluster.may_be_before_3_5(&call.services.state().members) {
                 return Err(error::NOT_CAPABLE);
             }
-            let hash = call.shared().credentials.hash(call.client(), &self.user, password.as_bytes()).await?;
+            let hash = call
+                .shared()
+                .clients
+                .credentials
+                .hash(call.client(), &self.user, password.as_bytes())
+                .await?;
             drop(password);
             (self.set_hash)(&mut self.request, base64::engine::general_purpose::STANDARD.encode(hash));
             // Hashing takes long: the caller may have lost its rights since, and apply does not know outdated
@@ -239,7 +244,7 @@ pub(super) async fn authenticate(call: &mut Call, message: Bytes) -> Result<Answ
 async fn token_for(call: &mut Call, request: &AuthenticateRequest) -> Result<Answer, Status> {
     let AuthenticateRequest { name, password } = request;
     let (shared, address) = (Arc::clone(call.shared()), call.client());
-    let credentials = &shared.credentials;
+    let credentials = &shared.clients.credentials;
     // A login has no user, whatever token the call presents.
     call.go_on_as_nobody();
     for _ in 0..ATTEMPTS_MAX {
@@ -273,7 +278,7 @@ async fn token_for(call: &mut Call, request: &AuthenticateRequest) -> Result<Ans
         let Outcome::Authenticated { index } = applied.outcome else { return Err(error::STOPPED) };
         let (now, number) = {
             let state = shared.state.load();
-            let is_before_3_5 = shared.may_be_before_3_5(&state.members);
+            let is_before_3_5 = shared.cluster.may_be_before_3_5(&state.members);
             (state.auth.revision(), identity::simple::number(index, is_before_3_5))
         };
         if now != auth.revision() {
@@ -294,7 +299,8 @@ impl Services {
         if state.auth.revision() != auth_revision {
             return None;
         }
-        let token = self.shared.credentials.issued_lately(name, auth_revision, state.applied_index)?;
+        let token =
+            self.shared.clients.credentials.issued_lately(name, auth_revision, state.applied_index)?;
         let header = self.header(state.view.snapshot().current_revision(), &state);
         Some(whole(&AuthenticateResponse { header: Some(header), token }))
     }

@@ -211,7 +211,7 @@ impl Call {
                     self.services.took(what, answer.is_ok(), now.saturating_duration_since(asked));
                 }
                 let took = now.saturating_duration_since(self.begun.arrived);
-                let is_reported = self.begun.is_measured() || took > self.shared().limits.slow_request;
+                let is_reported = self.begun.is_measured() || took > self.shared().member.limits.slow_request;
                 if is_reported { self.report_core((asked, now), revision, answer) } else { None }
             }
             Path::Core { revision: None, .. } => self.report_timeout(answer),
@@ -463,14 +463,19 @@ impl Call {
 
     /// Returns true if the call may be refused because of the rate limit on expensive calls.
     pub(super) fn is_expense_bounded(&self) -> bool {
-        !self.is_step && self.shared().expensive.is_bounded()
+        !self.is_step && self.shared().clients.expensive.is_bounded()
     }
 
     /// Adds a put with a large value to the list of slow requests, under the address of its client.
     pub(super) fn note_value(&self, put: &PutRequest) {
         if put.value.len() >= slow_requests::VALUE_BYTES {
             let shared = self.shared();
-            shared.slow_requests.put(self.client(), &put.key, put.value.len(), shared.clock.wall());
+            shared.diagnostics.slow_requests.put(
+                self.client(),
+                &put.key,
+                put.value.len(),
+                shared.member.clock.wall(),
+            );
         }
     }
 
@@ -564,17 +569,17 @@ impl Call {
         wait_removed: bool,
     ) -> Result<PendingReply, Status> {
         let shared = self.shared();
-        let id = shared.command_id();
+        let id = shared.ids.command_id();
         let data = command(id, field, &request, self.principal()?.caller());
         // `data` is a copy of the request, so the original bytes are freed before the reply arrives.
         drop(request);
         let bytes = data.len();
-        if bytes > shared.limits.request_bytes_max {
+        if bytes > shared.member.limits.request_bytes_max {
             return Err(error::REQUEST_TOO_LARGE);
         }
-        shared.admit_proposal(bytes)?;
+        shared.core.admit_proposal(bytes)?;
         self.send(what, |request_id| ClientRequest::Propose { request_id, id, data, writer, wait_removed })
-            .inspect_err(|_| self.services.shared.proposal_taken(bytes))
+            .inspect_err(|_| self.services.shared.core.proposal_taken(bytes))
     }
 
     fn send(
@@ -610,7 +615,7 @@ impl Call {
         if let Path::Core { revision, .. } = &mut self.path {
             *revision = Some(at);
         }
-        self.shared().header(at, raft_term)
+        self.shared().member.header(at, raft_term)
     }
 }
 

@@ -73,7 +73,7 @@ fn is_reached_by_unix(member: &Member) -> bool {
 /// Returns the checked URLs of a request that adds or updates a member.
 fn checked_peer_urls(call: &Call, texts: &[String]) -> Result<Vec<String>, Status> {
     let state = call.services.state();
-    let own = state.members.by_id.get(&call.shared().identity.member_id);
+    let own = state.members.by_id.get(&call.shared().member.identity.member_id);
     peer_urls(texts, own.is_some_and(is_reached_by_unix))
 }
 
@@ -132,7 +132,7 @@ pub(super) async fn member_add(call: &mut Call, message: Bytes) -> Result<Answer
     let request: MemberAddRequest = decode(message)?;
     let peer_urls = checked_peer_urls(call, &request.peer_urls)?;
     call.root()?;
-    let now = i64::try_from(call.shared().clock.unix_seconds()).unwrap_or(i64::MAX);
+    let now = i64::try_from(call.shared().member.clock.unix_seconds()).unwrap_or(i64::MAX);
     let mut id = identity::added_member_id(&peer_urls, now);
     // The member was added, removed and added again within a second: the id of a removed member is never used
     // again.
@@ -179,7 +179,7 @@ pub(super) async fn member_promote(
     let MemberPromoteRequest { id } = decode(message)?;
     call.root()?;
     let leader = call.services.state().leader;
-    let (header, members) = if leader == call.shared().identity.member_id || leader == 0 {
+    let (header, members) = if leader == call.shared().member.identity.member_id || leader == 0 {
         let header = change_members(call, MemberChange::Promote(id), "MemberPromote").await?;
         (header, messages_of(&call.services.state()))
     } else {

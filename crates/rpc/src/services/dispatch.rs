@@ -218,7 +218,7 @@ impl front::Service for Services {
     }
 
     fn page_method(&self, path: &str) -> Option<u16> {
-        if !self.shared.gateway {
+        if !self.shared.clients.gateway {
             return None;
         }
         let rpc = crate::http::gateway_rpc(path).or_else(|| self.rpcs.get(path).copied())?;

@@ -91,7 +91,7 @@ impl Services {
             bytes: (sample.bytes + answered) as u64,
             took: now.saturating_duration_since(sample.arrived),
         };
-        self.shared.heavy_hitters.note(&noted, self.sampler.one_in(), now);
+        self.shared.diagnostics.heavy_hitters.note(&noted, self.sampler.one_in(), now);
     }
 }
 

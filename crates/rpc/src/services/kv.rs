@@ -134,7 +134,7 @@ pub(super) async fn txn(call: &mut Call, message: Bytes) -> Result<Answer, Statu
         Undecodable::Malformed(_) => UNPARSEABLE,
     })?;
     let held = charge_elements(elements);
-    check::txn(&request, services.shared.limits.txn_ops_max)?;
+    check::txn(&request, services.shared.member.limits.txn_ops_max)?;
     call.expense(|now| check::txn_expense(&request, now))?;
     if check::txn_is_read_only(&request) {
         drop(message);
@@ -244,7 +244,7 @@ async fn read_only_txn(call: &mut Call, request: TxnRequest, held: Option<Held>)
         }
     };
     drop((request, held));
-    let header = services.shared.header(outcome.revision, term);
+    let header = services.shared.member.header(outcome.revision, term);
     let answer = answers::txn(state, Rc::clone(&services.values), header, outcome).await?;
     call.still()?;
     Ok(answer)
@@ -262,7 +262,7 @@ pub(super) async fn compact(call: &mut Call, message: Bytes) -> Result<Answer, S
 impl Services {
     /// Returns the maximum number of comparisons and operations of a transaction, in all branches together.
     pub(crate) fn txn_elements_max(&self) -> usize {
-        check::txn_elements_max(self.shared.limits.txn_ops_max)
+        check::txn_elements_max(self.shared.member.limits.txn_ops_max)
     }
 
     /// Returns true if the comparisons of a transaction visit too many keys of the newest state.

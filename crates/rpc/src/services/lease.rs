@@ -291,10 +291,10 @@ pub(super) async fn grant(call: &mut Call, message: Bytes) -> Result<Answer, Sta
     services.check_quota(check::LEASE_COST)?;
     services.pending.note_lease(services.now());
     if request.id == 0 {
-        request.id = services.shared.lease_id().0;
+        request.id = services.shared.ids.lease_id().0;
     }
     // COMPAT-64: the minimum applies here and not in apply, because members may have different options.
-    request.ttl = request.ttl.max(services.shared.limits.lease_ttl_min.0);
+    request.ttl = request.ttl.max(services.shared.member.limits.lease_ttl_min.0);
     let message = request.encode_to_vec().into();
     let applied = call.propose(field::LEASE_GRANT, message, "LeaseGrant").await?;
     let Outcome::LeaseGranted { id, ttl } = applied.outcome else { return Err(error::STOPPED) };
@@ -410,7 +410,7 @@ impl Services {
     }
 
     fn leads(&self) -> bool {
-        self.shared.state.load().leader == self.shared.identity.member_id
+        self.shared.state.load().leader == self.shared.member.identity.member_id
     }
 
     /// Refuses to list leases unless the user may read all keys of all leases.
@@ -430,7 +430,7 @@ impl Services {
     /// times that the core returns in slices.
     async fn leases(&self, pending_reply: PendingReply, mut held: Option<Held>) -> Result<Answer, Status> {
         let reply = pending_reply.await?;
-        let header = self.shared.header(reply.revision, reply.raft_term);
+        let header = self.shared.member.header(reply.revision, reply.raft_term);
         let leases = match reply.body {
             ReplyBody::Leases(ids) => {
                 accounting::note_work(ids.len() as u64, 0);
@@ -498,7 +498,7 @@ impl Services {
         spans: Option<Within>,
     ) -> Renewing {
         // Leases of this client may be close to expiry when the first renewal arrives.
-        self.pending.note_lease(self.shared.clock.now());
+        self.pending.note_lease(self.shared.member.clock.now());
         Renewing {
             asker: Asker::of(head),
             inbound,
@@ -613,18 +613,18 @@ impl Services {
 
     /// Renews a lease without another thread. Returns `None` if this is not possible.
     fn renew_here(&self, id: LeaseId) -> Option<Seconds> {
-        let now = self.shared.clock.now();
+        let now = self.shared.member.clock.now();
         self.pending.note_lease(now);
         let ttl = self.shared.renewals.renew(id, now)?;
-        self.shared.metrics.lease.renewed.inc();
+        self.shared.diagnostics.metrics.lease.renewed.inc();
         Some(ttl)
     }
 
     /// Repeats a request that only the leader can answer, as long as it fails because leadership is changing,
     /// up to the request timeout.
     async fn whoever_leads<T>(&self, ask: impl AsyncFn() -> Result<T, Status>) -> Result<T, Status> {
-        let clock = &self.shared.clock;
-        let deadline = clock.now() + self.shared.limits.request_timeout;
+        let clock = &self.shared.member.clock;
+        let deadline = clock.now() + self.shared.member.limits.request_timeout;
         loop {
             match ask().await {
                 Err(status) if status == error::NOT_PRIMARY_LESSOR && clock.now() < deadline => {

@@ -66,12 +66,15 @@ pub(super) async fn status(call: &mut Call, message: Bytes) -> Result<Answer, St
         errors.push(format!("memberID:{} alarm:{kind}", alarm.member_id));
     }
     let in_use = i64::try_from(state.in_use_bytes).unwrap_or(i64::MAX);
-    let is_learner =
-        state.members.by_id.get(&services.shared.identity.member_id).is_some_and(|member| member.is_learner);
+    let is_learner = state
+        .members
+        .by_id
+        .get(&services.shared.member.identity.member_id)
+        .is_some_and(|member| member.is_learner);
     let response = StatusResponse {
         header: Some(services.header(state.view.snapshot().current_revision(), &state)),
-        version: services.shared.api_version.to_owned(),
-        db_size: i64::try_from(services.shared.db_size(state.in_use_bytes)).unwrap_or(i64::MAX),
+        version: services.shared.member.api_version.to_owned(),
+        db_size: i64::try_from(services.shared.data.db_size(state.in_use_bytes)).unwrap_or(i64::MAX),
         leader: state.leader,
         raft_index: state.commit_index.0,
         raft_term: state.applied_term.0,
@@ -80,13 +83,15 @@ pub(super) async fn status(call: &mut Call, message: Bytes) -> Result<Answer, St
         db_size_in_use: in_use,
         is_learner,
         storage_version: state.members.storage_version().unwrap_or_default().to_owned(),
-        db_size_quota: i64::try_from(services.shared.limits.quota_bytes.unwrap_or(QUOTA_BYTES_DEFAULT))
-            .unwrap_or(i64::MAX),
+        db_size_quota: i64::try_from(
+            services.shared.member.limits.quota_bytes.unwrap_or(QUOTA_BYTES_DEFAULT),
+        )
+        .unwrap_or(i64::MAX),
         downgrade_info: Some(DowngradeInfo {
             enabled: state.members.downgrade_target.is_some(),
             target_version: state.members.downgrade_target.clone().unwrap_or_default(),
         }),
-        zone: services.shared.zone.clone(),
+        zone: services.shared.member.zone.clone(),
     };
     Ok(whole(&response))
 }
@@ -124,7 +129,7 @@ pub(super) async fn alarm(call: &mut Call, message: Bytes) -> Result<Answer, Sta
 pub(super) async fn defragment(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
     let DefragmentRequest {} = decode(message)?;
     call.root()?;
-    call.shared().metrics.disk.defrag_duration.observe(0.0);
+    call.shared().diagnostics.metrics.disk.defrag_duration.observe(0.0);
     Ok(whole(&DefragmentResponse { header: None }))
 }
 
@@ -150,7 +155,7 @@ pub(super) async fn hash_kv(call: &mut Call, message: Bytes) -> Result<Answer, S
     let services = &call.services;
     // The requested revision is looked up as it is: etcd, too, looks before it replaces 0 by the current
     // revision.
-    let Some(cached) = services.shared.compaction_hashes.at(revision) else {
+    let Some(cached) = services.shared.data.compaction_hashes.at(revision) else {
         return hash_kv_now(services, revision).await;
     };
     let header = Some(services.newest_header());
@@ -169,7 +174,7 @@ async fn hash_kv_now(services: &Services, revision: Revision) -> Result<Answer, 
     drop(published);
     let (hash_revision, compact_revision) = (walk.revision().0, walk.compact_revision().0);
     let hash = hash_versions(&state, walk, &services.values).await?;
-    services.shared.metrics.mvcc.hash_rev_duration.observe_seconds(began.elapsed());
+    services.shared.diagnostics.metrics.mvcc.hash_rev_duration.observe_seconds(began.elapsed());
     Ok(whole(&HashKvResponse { header, hash, compact_revision, hash_revision }))
 }
 
@@ -194,7 +199,7 @@ pub(super) async fn hash(call: &mut Call, message: Bytes) -> Result<Answer, Stat
     for member in members.by_id.values() {
         hash = crc32c::crc32c_append(hash, member.to_json().as_bytes());
     }
-    services.shared.metrics.mvcc.hash_duration.observe_seconds(began.elapsed());
+    services.shared.diagnostics.metrics.mvcc.hash_duration.observe_seconds(began.elapsed());
     Ok(whole(&HashResponse { header: Some(header), hash }))
 }
 
@@ -265,7 +270,7 @@ impl Services {
         let blob = Bytes::copy_from_slice(&digest.finalize());
         let response = SnapshotResponse { header: None, remaining_bytes: 0, blob, version };
         outbound.send(response.encode_to_vec().into()).await?;
-        self.shared.metrics.disk.snapshot_duration.observe_seconds(began.elapsed());
+        self.shared.diagnostics.metrics.disk.snapshot_duration.observe_seconds(began.elapsed());
         Ok(())
     }
 

@@ -210,7 +210,7 @@ impl Services {
             return Ok((Principal::default(), None));
         }
         let Some(token) = presented(asker) else { return Ok((self.by_certificate(asker, &state), None)) };
-        let credentials = &self.shared.credentials;
+        let credentials = &self.shared.clients.credentials;
         let known = self.known.borrow();
         let mut sessions = known.sessions.borrow_mut();
         if let Some(session) = sessions.get(&asker.peer())
@@ -297,7 +297,7 @@ impl Services {
             }
             Unidentified::Unverified => {
                 let token = presented(asker).unwrap_or_default();
-                self.shared.credentials.verify(asker.peer().ip(), token).await?;
+                self.shared.clients.credentials.verify(asker.peer().ip(), token).await?;
                 self.identify_and(asker, keep).map_err(|_| self.invalid_token(token))
             }
         }
@@ -308,7 +308,7 @@ impl Services {
     /// of a JWT signature.
     async fn session_for_later(&self, asker: &Asker) -> Option<Session> {
         let token = presented(asker)?;
-        let credentials = &self.shared.credentials;
+        let credentials = &self.shared.clients.credentials;
         let recall = || credentials.session(token, self.shared.state.load().applied_index);
         match recall() {
             Err(Refused::Unverified) => {
@@ -329,8 +329,8 @@ impl Services {
         let gate = Gate::new(auth, principal.caller(), &mut self.known.borrow_mut().rights);
         // The user's password may have changed while the call waited. A simple token is void from then on,
         // but it was looked up before the change.
-        let is_outdated =
-            principal.has_token && self.shared.credentials.is_outdated(principal.name(), principal.revision);
+        let is_outdated = principal.has_token
+            && self.shared.clients.credentials.is_outdated(principal.name(), principal.revision);
         if is_outdated { gate.outdated() } else { gate }
     }
 
@@ -457,7 +457,7 @@ impl<const WITHIN: bool> UserPermit<WITHIN> {
         if let Some(session) = self.session()
             && state.auth.is_enabled()
             && let Some(token) = presented(&self.asker)
-            && let Some(holder) = self.services.shared.credentials.renew(session, token)
+            && let Some(holder) = self.services.shared.clients.credentials.renew(session, token)
         {
             return Ok(principal(holder, &state));
         }

@@ -105,7 +105,7 @@ pub(super) fn request(message: Bytes) -> Result<RangeRequest, Status> {
 /// Returns etcd's errors for a Range.
 pub(super) fn at_once(call: &mut Call, request: &RangeRequest) -> Result<Attempted, Status> {
     let shared = call.shared();
-    shared.metrics.mvcc.ranges.inc();
+    shared.diagnostics.metrics.mvcc.ranges.inc();
     let state = shared.state.load();
     if !request.serializable && call.services.learns(&state) {
         return Err(error::NOT_SUPPORTED_FOR_LEARNER);
@@ -173,7 +173,7 @@ fn from_state(
         return unmade(Work::Slices);
     }
     let values = Attempt::new(services.values.clone());
-    let meter = call.begun.is_measured().then(|| Meter::new(services.shared.clock.clone()));
+    let meter = call.begun.is_measured().then(|| Meter::new(services.shared.member.clock.clone()));
     let answer = services.small_range(request, &state, counted, &values, meter.as_ref()).transpose();
     if values.is_complete()
         && let Some(answer) = answer
@@ -209,7 +209,7 @@ async fn make(call: &mut Call, request: RangeRequest, unmade: Unmade) -> Result<
     match work {
         Work::Fetch(rest, len) => {
             let chosen = services.now();
-            let (answer, fetched) = rest.whole(len, &services.shared.clock).await;
+            let (answer, fetched) = rest.whole(len, &services.shared.member.clock).await;
             let making = Making::Parts {
                 index: chosen.saturating_duration_since(timing.went_on()),
                 values: fetched.saturating_duration_since(chosen),
@@ -253,7 +253,7 @@ fn ranged(
 /// time at which the response was complete.
 #[inline]
 fn report(call: &mut Call, request: &RangeRequest, timing: Timing, now: Instant, making: Option<Making>) {
-    let limits = &call.shared().limits;
+    let limits = &call.shared().member.limits;
     let slow = limits.slow_apply.min(limits.slow_request);
     let took = now.saturating_duration_since(call.begun.arrived);
     if call.begun.is_measured() || took > slow {
@@ -303,9 +303,9 @@ impl Services {
             u64::try_from(request.limit).ok().filter(|limit| *limit > 0 && range::is_natural(request));
         let keys = keys.min(limit.unwrap_or(u64::MAX));
         if keys >= slow_requests::RANGE_KEYS || bytes >= slow_requests::RANGE_BYTES {
-            let now = self.shared.clock.wall();
+            let now = self.shared.member.clock.wall();
             let (key, end) = (&request.key, &request.range_end);
-            self.shared.slow_requests.ranged(client, (key, end), keys, bytes as u64, took, now);
+            self.shared.diagnostics.slow_requests.ranged(client, (key, end), keys, bytes as u64, took, now);
         }
     }
 

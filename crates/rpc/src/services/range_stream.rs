@@ -52,7 +52,7 @@ impl Services {
         drop(state);
         let Opened { state, header, revision, counted, limit: mut left } = self.open(&request)?;
         let projection = range::projection(&request);
-        let target = self.shared.limits.request_bytes_max / 2;
+        let target = self.shared.member.limits.request_bytes_max / 2;
         if request.count_only {
             left = 0;
         } else if request.sort_target != SortTarget::Key as i32 {
@@ -138,7 +138,7 @@ impl Services {
         (more, count): (bool, i64),
         outbound: &mut Outbound,
     ) -> Result<(), Status> {
-        let target = self.shared.limits.request_bytes_max / 2;
+        let target = self.shared.member.limits.request_bytes_max / 2;
         let mut held = outbound.account().hold(chosen.capacity() * size_of::<ChangeId>());
         let mut unsent = BytesMut::new();
         while !chosen.is_empty() {

@@ -30,7 +30,7 @@ impl Call {
     ) -> Option<Told> {
         let stages = self.services.write_stages(&self.begun, (asked, answered), revision);
         let took = answered.saturating_duration_since(self.begun.arrived);
-        if took > self.shared().limits.slow_request {
+        if took > self.shared().member.limits.slow_request {
             self.slow(took, (-1, String::new()), answer, &stages);
         }
         self.services.passed(&self.begun, || Told { stages, proposed: Some((asked, answered)) })
@@ -40,7 +40,7 @@ impl Call {
     #[cold]
     pub(super) fn report_timeout(&self, answer: &Result<Answer, Status>) -> Option<Told> {
         let took = self.services.now().saturating_duration_since(self.begun.arrived);
-        if took > self.shared().limits.slow_request {
+        if took > self.shared().member.limits.slow_request {
             self.slow(took, (-1, String::new()), answer, &[]);
         }
         None
@@ -49,7 +49,7 @@ impl Call {
     /// Reports the stages of an answered read, and the read itself if it was slow.
     pub(super) fn report_read(&self, read: &ReadPath, answer: &Result<Answer, Status>) -> Option<Told> {
         let now = read.answered.unwrap_or_else(|| self.services.now());
-        let limits = &self.shared().limits;
+        let limits = &self.shared().member.limits;
         let took = now.saturating_duration_since(self.begun.arrived);
         let applying = now.saturating_duration_since(read.began);
         let slow_apply = read.applied_as.filter(|_| applying > limits.slow_apply);
@@ -82,7 +82,7 @@ impl Call {
         answer: &Result<Answer, Status>,
         stages: &[(Stage, Duration)],
     ) {
-        let (path, ended) = (self.rpc.method().path, self.shared().clock.wall());
+        let (path, ended) = (self.rpc.method().path, self.shared().member.clock.wall());
         let began = format_rfc3339(ended.checked_sub(took).unwrap_or(ended));
         let remote = self.peer.to_string();
         let (response_bytes, error) = of_answer(answer);
@@ -108,7 +108,15 @@ impl Call {
         }
         self.services.logger.warn("request stats", &fields);
         let (client, stages) = (self.client(), stages.to_vec());
-        self.shared().slow_requests.slow(SlowNote { client, path, content, ended, took, stages, error });
+        self.shared().diagnostics.slow_requests.slow(SlowNote {
+            client,
+            path,
+            content,
+            ended,
+            took,
+            stages,
+            error,
+        });
     }
 }
 
@@ -126,7 +134,7 @@ impl Services {
         let response = format!("size:{size}");
         let mut fields = vec![
             ("took", Value::Duration(took)),
-            ("expected-duration", Value::Duration(self.shared.limits.slow_apply)),
+            ("expected-duration", Value::Duration(self.shared.member.limits.slow_apply)),
             ("prefix", Value::Str(prefix)),
             ("request", Value::Str(content)),
             ("response", Value::Str(&response)),
@@ -135,7 +143,7 @@ impl Services {
             fields.push(("error", Value::Str(error)));
         }
         self.logger.warn("apply request took too long", &fields);
-        self.shared.metrics.server.slow_apply.inc();
+        self.shared.diagnostics.metrics.server.slow_apply.inc();
     }
 }
 

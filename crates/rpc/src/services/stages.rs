@@ -174,7 +174,8 @@ impl Services {
             let mut times = self.stage_times.borrow_mut();
             for (stage, took) in &told.stages {
                 let time = &mut times[*stage as usize];
-                let time = time.get_or_insert_with(|| self.shared.metrics.server.stage(stage.name()));
+                let time =
+                    time.get_or_insert_with(|| self.shared.diagnostics.metrics.server.stage(stage.name()));
                 time.observe_seconds(*took);
             }
         }
@@ -189,7 +190,7 @@ impl Services {
         (asked, answered): (Instant, Instant),
         revision: Revision,
     ) -> StageTimes {
-        let passed: Option<WriteTimes> = self.shared.stages.of(asked, revision);
+        let passed: Option<WriteTimes> = self.shared.diagnostics.stages.of(asked, revision);
         let mut stages = started(begun, asked);
         stages.extend(passed.into_iter().flat_map(|passed| passed.stages(asked, answered)));
         stages

@@ -49,7 +49,7 @@ impl Trace {
         let inner = message
             .and_then(|message| told(rpc, message, services.txn_elements_max()))
             .map(|(name, attributes)| (tracer.within(&context), name, attributes));
-        let clock = services.shared.clock.clone();
+        let clock = services.shared.member.clock.clone();
         let waited = clock.now().saturating_duration_since(head.arrived);
         let wall = clock.wall();
         Some(Trace {
@@ -67,7 +67,7 @@ impl Trace {
 
     /// Returns a factory of spans inside the call's span, for the parts of a stream.
     pub(super) fn within(&self, services: &Services) -> Within {
-        Within::new(Arc::clone(&self.tracer), services.shared.clock.clone(), self.context)
+        Within::new(Arc::clone(&self.tracer), services.shared.member.clock.clone(), self.context)
     }
 
     /// Returns a span of the member from one time to another.

@@ -161,10 +161,12 @@ impl Hub {
         let state = shared.state.load_full();
         let revision = state.view.snapshot().current_revision();
         Rc::new(Hub {
-            reviewed: Cell::new(Reviewed::by(&state, shared.credentials.withdrawals())),
+            reviewed: Cell::new(Reviewed::by(&state, shared.clients.credentials.withdrawals())),
             reviewing: RefCell::default(),
             cleared: RefCell::default(),
-            pending_events: Rc::new(PendingEvents::new(shared.metrics.mvcc.pending_events.clone())),
+            pending_events: Rc::new(PendingEvents::new(
+                shared.diagnostics.metrics.mvcc.pending_events.clone(),
+            )),
             shared,
             shard,
             values,
@@ -236,7 +238,7 @@ impl Hub {
 
     /// Ends all streams when this member's state is known to differ from the others'.
     pub fn end_if_quarantined(&self) {
-        if self.shared.state.load().is_quarantined(self.shared.identity.member_id) {
+        if self.shared.state.load().is_quarantined(self.shared.member.identity.member_id) {
             for stream in self.streams.borrow().values() {
                 stream.end(error::CORRUPT);
             }
@@ -245,7 +247,7 @@ impl Hub {
 
     /// Returns the number of watches on this shard.
     pub fn watches(&self) -> usize {
-        self.shared.attendance.watches(self.shard)
+        self.shared.core.attendance.watches(self.shard)
     }
 
     /// The revision up to which synced watches have been given everything.
@@ -319,17 +321,17 @@ impl Hub {
 
     /// Resolves after this time, by the member's clock.
     pub(super) fn sleep(&self, time: Duration) -> Sleep {
-        self.shared.clock.sleep(time)
+        self.shared.member.clock.sleep(time)
     }
 
     /// Returns the least time in which the cluster notices that a leader is lost.
     pub fn election_timeout(&self) -> Duration {
-        self.shared.limits.election_timeout
+        self.shared.member.limits.election_timeout
     }
 
     /// Counts responses that took so long to send, all of them: each took its share of that.
     pub(super) fn count_sent(&self, sent: &Sent, took: Duration) {
-        let metrics = &self.shared.metrics;
+        let metrics = &self.shared.diagnostics.metrics;
         let Sent { controls, responses, events } = *sent;
         let took = took.as_secs_f64();
         let each = took / (controls + responses).max(1) as f64;
@@ -365,7 +367,7 @@ impl Hub {
             account,
         ));
         self.streams.borrow_mut().insert(serial, Rc::clone(&stream));
-        self.shared.metrics.mvcc.watch_streams.add(1);
+        self.shared.diagnostics.metrics.mvcc.watch_streams.add(1);
         Registration { hub: Rc::clone(self), stream }
     }
 
@@ -378,7 +380,7 @@ impl Hub {
         stream.drop_fetched();
         self.streams.borrow_mut().remove(&stream.serial);
         self.wait_for_progress(stream, None);
-        self.shared.metrics.mvcc.watch_streams.add(-1);
+        self.shared.diagnostics.metrics.mvcc.watch_streams.add(-1);
         self.ended.borrow_mut().push_back(Rc::clone(stream));
         if !self.reap() {
             self.go_on_later();
@@ -423,7 +425,7 @@ impl Hub {
     }
 
     fn header(&self, state: &Published, revision: Revision) -> ResponseHeader {
-        self.shared.header(revision, state.applied_term)
+        self.shared.member.header(revision, state.applied_term)
     }
 
     /// Returns the header of an answer to a request. No watch made from now on is told of this revision or one below it,
@@ -438,6 +440,6 @@ impl Hub {
     }
 
     fn fragment_bytes_max(&self) -> usize {
-        self.shared.limits.request_bytes_max + GRPC_OVERHEAD_BYTES
+        self.shared.member.limits.request_bytes_max + GRPC_OVERHEAD_BYTES
     }
 }

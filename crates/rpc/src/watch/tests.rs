@@ -156,7 +156,7 @@ fn events_carry_what_was_asked_for() {
     world.advance();
     settle([&mut client]);
     assert_eq!(lines(&client), ["6@8 put:\0:8"]);
-    assert_eq!(world.shared.metrics.mvcc.events.value(), 3 + 2 + 2 + 5 + 2 + 1 + 2);
+    assert_eq!(world.shared.diagnostics.metrics.mvcc.events.value(), 3 + 2 + 2 + 5 + 2 + 1 + 2);
 }
 
 #[test]
@@ -475,7 +475,7 @@ fn what_is_left_of_short_responses_waits_and_is_counted() {
     world.advance();
     settle([&mut client]);
     assert_eq!((client.received().len(), world.gauges().3), (4, 6));
-    let events = |world: &World| world.shared.metrics.mvcc.events.value();
+    let events = |world: &World| world.shared.diagnostics.metrics.mvcc.events.value();
     assert_eq!(events(&world), 4);
     assert!(world.hub.queued_bytes_max() > 0);
     // Later responses are offered after the remaining ones.

@@ -57,7 +57,7 @@ pub async fn state_hashes(shared: &Shared, request: &Request<Bytes>) -> Response
     let Ok(from) = from.unwrap_or("0").parse().map(Index) else {
         return refused(StatusCode::BAD_REQUEST, "from is no entry's index");
     };
-    let reply = shared.ask(move |request_id| PeerRequest::StateTrail(request_id, from)).await;
+    let reply = shared.core.ask(move |request_id| PeerRequest::StateTrail(request_id, from)).await;
     match reply.map(|reply| reply.body) {
         Ok(ReplyBody::StateTrail(trail)) => answer(StatusCode::OK, JSON, write_trail(&trail)),
         _ => refused(StatusCode::SERVICE_UNAVAILABLE, "the member is stopping"),

@@ -27,7 +27,7 @@ const MEMBERS: IpAddr = IpAddr::V4(Ipv4Addr::BROADCAST);
 /// If authentication is enabled: etcd's error for a token that is missing or not valid, or for a user who is
 /// not root.
 pub(super) async fn is_root(shared: &Shared, logger: &Logger, headers: &HeaderMap) -> Result<(), Status> {
-    match shared.ask(ClientRequest::Read).await?.body {
+    match shared.core.ask(ClientRequest::Read).await?.body {
         ReplyBody::Readable(_) => {}
         ReplyBody::Outcome(Err(status), _) => return Err(status),
         _ => return Err(error::STOPPED),
@@ -50,17 +50,18 @@ pub(super) async fn is_root(shared: &Shared, logger: &Logger, headers: &HeaderMa
     let revision = holder.revision().unwrap_or(state.auth.revision());
     let caller = Caller { user: holder.user(), revision };
     let gate = Gate::new(&state.auth, caller, &mut RightsCache::default());
-    let is_outdated =
-        holder.revision().is_some_and(|revision| shared.credentials.is_outdated(holder.user(), revision));
+    let is_outdated = holder
+        .revision()
+        .is_some_and(|revision| shared.clients.credentials.is_outdated(holder.user(), revision));
     if is_outdated { gate.outdated().admin() } else { gate.admin() }
 }
 
 /// Returns the session of a token, according to the published state; verifies the token's signature if necessary.
 async fn session(shared: &Shared, token: &[u8]) -> Result<Session, Status> {
-    let recall = || shared.credentials.session(token, shared.state.load().applied_index);
+    let recall = || shared.clients.credentials.session(token, shared.state.load().applied_index);
     match recall() {
         Err(Refused::Unverified) => {
-            shared.credentials.verify(MEMBERS, token).await?;
+            shared.clients.credentials.verify(MEMBERS, token).await?;
             recall().map_err(|_| error::INVALID_AUTH_TOKEN)
         }
         recalled => recalled.map_err(|_| error::INVALID_AUTH_TOKEN),

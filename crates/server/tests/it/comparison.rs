@@ -70,10 +70,10 @@ fn a_hash_is_told_as_etcd_tells_it() {
 
 /// Answers requests for the state trail as the core does, until `stop` is set.
 fn answer_trails(shared: &Shared, trail: &StateTrail, stop: &AtomicBool) {
-    shared.core.receive_here();
+    shared.core.inbox.receive_here();
     let mut asks = Vec::new();
     while !stop.load(Ordering::SeqCst) {
-        shared.core.drain(&mut asks, Duration::from_millis(20), 1);
+        shared.core.inbox.drain(&mut asks, Duration::from_millis(20), 1);
         for ask in asks.drain(..) {
             let CoreRequest::Outside(sender, ask) = ask else { panic!("another question") };
             let CoreRequest::Peer(PeerRequest::StateTrail(request_id, from)) =
@@ -117,7 +117,7 @@ fn hashes_of_the_state_are_told_from_an_entry_on() {
         assert_eq!(ask("?from=-1").status(), 400);
         stop.store(true, Ordering::SeqCst);
     });
-    served.shared.core.close();
+    served.shared.core.inbox.close();
     let request = Request::get(comparison::STATE_HASHES).body(Bytes::new()).unwrap();
     assert_eq!(run(hashes::state_hashes(&served.shared, &request)).status(), 503, "the core has ended");
 }

@@ -16,10 +16,10 @@ use api::{Code, Rpc, membershippb};
 use bytes::Bytes;
 use config::MetricsDetail;
 use disk::MemDisk;
-use machine::{Command, Machine, Member, Rules};
+use machine::{Command, Machine, Rules};
 use numbers::{ClusterId, Index, MemberId, Revision, Seconds, Term};
 use prost::Message as _;
-use replica::shared::{Limits, Published, Shared};
+use replica::shared::{Clients, CoreQueues, Data, Diagnostics, Limits, Member, Published, Shared};
 use rpc::http::{self, FrontCounters, MetricsListener};
 use storage::Identity;
 use storage::values::LogValues;
@@ -109,7 +109,10 @@ fn shared(state: Published, values: log::Values) -> Shared {
         times_calls: false,
     };
     let metrics = Arc::new(Metrics::new(RPCS, MetricsDetail::Basic));
-    Shared::new(identity, state, limits, 1, Arc::default(), values, metrics, 1)
+    let member = Member::new(identity, limits);
+    let diagnostics = Diagnostics::new(metrics, member.clock.now());
+    let (core, data) = (CoreQueues::new(Arc::default(), 1), Data::new(values, true));
+    Shared::new(member, Clients::default(), state, core, data, diagnostics, 1)
 }
 
 /// Builds a member that has applied these entries; `adjust` may change the state that it publishes.
@@ -124,7 +127,7 @@ pub fn served(given: Given, adjust: impl FnOnce(&mut Published)) -> Served {
     let values = LogValues::new(log.values());
 
     let mut machine = Machine::new(Rules { learners_max: 1 });
-    let member = Member { id: MEMBER, is_learner: given.learner, ..Member::default() };
+    let member = machine::Member { id: MEMBER, is_learner: given.learner, ..machine::Member::default() };
     machine.members.by_id.insert(MEMBER, member);
     for (mut entry, index) in given.entries.into_iter().zip(1..) {
         entry.header = Some(RequestHeader { id: index, ..RequestHeader::default() });
@@ -153,7 +156,7 @@ pub fn served(given: Given, adjust: impl FnOnce(&mut Published)) -> Served {
     };
     adjust(&mut state);
     let shared = Arc::new(shared(state, log.values()));
-    shared.set_disk_bytes(123_456);
+    shared.data.set_disk_bytes(123_456);
     let said = Said::default();
     let logger = Logger::to(Level::Debug, Format::Json, vec![Box::new(said.clone())]);
     Served { shared, values, counters: FrontCounters::default(), logger: Arc::new(logger), said, _log: log }
@@ -220,7 +223,7 @@ const PROBES: &[&str] = &[
 fn the_whole_is_never_told_to_be_less_than_its_part_in_use() {
     let served = healthy();
     // As directly after a burst of writes, which the files' sizes do not show yet.
-    served.shared.set_disk_bytes(1);
+    served.shared.data.set_disk_bytes(1);
     let page = served.body("/metrics");
     let value = |name: &str| -> f64 {
         let line = page.lines().find(|line| line.starts_with(&format!("{name} "))).expect(name);
@@ -329,8 +332,8 @@ fn other_paths_and_methods() {
 fn hosts_and_origins_are_looked_at_as_by_etcd() {
     let mut given = healthy();
     let shared = Arc::get_mut(&mut given.shared).expect("nobody else has it");
-    shared.browsers.hosts = Some(vec!["good".to_owned(), "::1".to_owned()]);
-    shared.browsers.origins = Some(vec!["http://page:1".to_owned()]);
+    shared.clients.browsers.hosts = Some(vec!["good".to_owned(), "::1".to_owned()]);
+    shared.clients.browsers.origins = Some(vec!["http://page:1".to_owned()]);
     let ask = |method: &str, target: &str, headers: &[(&str, &str)]| {
         let mut request = Request::builder().method(method).uri(target);
         for (name, value) in headers {
@@ -603,7 +606,7 @@ fn the_version_page_is_that_of_the_release_presented() {
         ("3.5.24", r#"{"etcdserver":"3.5.24","etcdcluster":"3.7.0"}"#),
     ] {
         let mut served = healthy();
-        Arc::get_mut(&mut served.shared).unwrap().api_version = api_version;
+        Arc::get_mut(&mut served.shared).unwrap().member.api_version = api_version;
         assert_eq!(served.body("/version"), expected);
     }
 }

@@ -84,10 +84,10 @@ pub(super) fn render(writer: &mut Writer<'_>) {
     }
 }
 
-/// Returns the maximum number of open files of this process; `None` where the system does not report it.
+/// Returns the maximum number of open files of this process; `None` if it is unlimited, or where the system
+/// does not report it.
 pub fn open_files_max() -> Option<usize> {
-    // The cast saturates: `limit` returns the largest `u64` for an unlimited number.
-    limit("Max open files").map(|files| files as usize)
+    bounded_limit(&fs::read_to_string("/proc/self/limits").ok()?, "Max open files")
 }
 
 fn open_fds() -> Option<f64> {
@@ -103,12 +103,20 @@ pub fn file_descriptor_limit() -> Option<u64> {
 
 /// Returns a soft limit; as in the Go client, unlimited is the largest number.
 fn limit(name: &str) -> Option<f64> {
-    let limits = fs::read_to_string("/proc/self/limits").ok()?;
-    let line = limits.lines().find_map(|line| line.strip_prefix(name))?;
-    match line.split_whitespace().next()? {
+    match soft_limit(&fs::read_to_string("/proc/self/limits").ok()?, name)? {
         "unlimited" => Some(u64::MAX as f64),
         number => number.parse().ok(),
     }
+}
+
+/// Returns a soft limit in the text of `/proc/self/limits`; `None` if it is unlimited, or not in the text.
+fn bounded_limit(limits: &str, name: &str) -> Option<usize> {
+    soft_limit(limits, name)?.parse().ok()
+}
+
+/// Returns a soft limit as it is written in the text of `/proc/self/limits`.
+fn soft_limit<'a>(limits: &'a str, name: &str) -> Option<&'a str> {
+    limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()
 }
 
 /// Returns the bytes received and sent in the network namespace: the octets of `IpExt`, which has a line of
@@ -151,4 +159,24 @@ fn times() -> Option<Times> {
 fn boot_time() -> Option<f64> {
     let stat = fs::read_to_string("/proc/stat").ok()?;
     stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unlimited_number_of_open_files_is_no_number() {
+        let limits = |files: &str| {
+            format!(
+                "Limit                     Soft Limit           Hard Limit           Units     \n\
+                 Max open files            {files:<20} 524288               files     \n\
+                 Max pending signals       127432               127432               signals   \n"
+            )
+        };
+        let open_files_max = |files: &str| bounded_limit(&limits(files), "Max open files");
+        assert_eq!(open_files_max("1024"), Some(1024));
+        assert_eq!(open_files_max("unlimited"), None);
+        assert_eq!(bounded_limit("", "Max open files"), None);
+    }
 }

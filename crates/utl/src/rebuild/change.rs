@@ -70,9 +70,7 @@ impl Adding {
         add: impl FnOnce() -> Result<MemberAddResponse, Status>,
         refuse_alive: impl FnOnce(&Member) -> Result<(), RebuildError>,
     ) -> Result<(u64, Vec<Member>), Status> {
-        let here =
-            members.iter().find(|member| other_members::same_places(&member.peer_urls, &self.peer_urls));
-        if let Some(here) = here {
+        if let Some(here) = other_members::member_at(&members, |member| &member.peer_urls, &self.peer_urls) {
             // A member added by a lost request has never run; any other member at this address was added by
             // another process.
             let is_own = self.asked.get() && here.name.is_empty() && here.is_learner == self.is_learner;

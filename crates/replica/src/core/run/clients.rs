@@ -54,7 +54,7 @@ impl Core {
             return;
         }
         let footing = self.footing();
-        if let Some(number) = self.reads.begin(footing, || self.shared.command_id(), now)
+        if let Some(number) = self.reads.begin(footing, || self.shared.ids.command_id(), now)
             && self.node.request(Request::Read(number)).is_err()
         {
             self.reads.refused(now);
@@ -96,9 +96,9 @@ impl Core {
 
     /// Repeats rounds that are not confirmed in time, and ends reads that have waited for the request timeout.
     pub(super) fn retry_reads(&mut self, now: Instant) {
-        let retried = self.reads.retry(self.shared.limits.request_timeout, now);
+        let retried = self.reads.retry(self.shared.member.limits.request_timeout, now);
         if retried.late {
-            self.shared.metrics.server.slow_read_indexes.inc();
+            self.shared.diagnostics.metrics.server.slow_read_indexes.inc();
         }
         if retried.warns {
             self.logger.warn(
@@ -107,7 +107,7 @@ impl Core {
             );
         }
         for want in retried.expired {
-            self.shared.metrics.server.read_indexes_failed.inc();
+            self.shared.diagnostics.metrics.server.read_indexes_failed.inc();
             self.refuse(want.request_id(), error::TIMEOUT);
         }
     }
@@ -308,7 +308,7 @@ impl Core {
         }
         if self.lifecycle.is_stopping() {
             for proposal in self.proposals.take_all() {
-                self.shared.proposal_taken(proposal.data.len());
+                self.shared.core.proposal_taken(proposal.data.len());
                 self.refuse(proposal.request_id, error::STOPPED);
             }
             return;
@@ -329,7 +329,7 @@ impl Core {
         }
         self.proposals.gathered_through(self.node.status().last);
         let given = self.given();
-        self.proposals.proposed(count, given, |bytes| self.shared.proposal_taken(bytes));
+        self.proposals.proposed(count, given, |bytes| self.shared.core.proposal_taken(bytes));
     }
 
     fn ground(&self) -> ProposalLimits {
@@ -365,7 +365,7 @@ impl Core {
         let stays =
             |proposal: &Proposal| waits || room.has(log, proposal.data.len(), purpose_of(&proposal.data));
         for proposal in self.proposals.take_out(stays) {
-            self.shared.proposal_taken(proposal.data.len());
+            self.shared.core.proposal_taken(proposal.data.len());
             self.refuse(proposal.request_id, error::NO_SPACE);
         }
     }
@@ -373,7 +373,7 @@ impl Core {
     /// Proposes commands again that a lost leader did not append, once an entry of the newer `term` is
     /// applied. See [`crate::core::proposals::Proposals::lost`].
     pub(super) fn propose_again(&mut self, term: Term) {
-        for (waiter, since) in self.proposals.lost(term, |bytes| self.shared.proposal_again(bytes)) {
+        for (waiter, since) in self.proposals.lost(term, |bytes| self.shared.core.proposal_again(bytes)) {
             match waiter {
                 Waiter::Members(request_id, change) => self.membership.was_lost((request_id, *change, since)),
                 waiter => self.give_up(waiter, error::LEADER_CHANGED),
@@ -388,7 +388,7 @@ impl Core {
 
     /// Proposes a request of the core itself, which may use the space available for this `purpose`.
     fn propose_own_for(&mut self, purpose: Purpose, mut request: InternalRaftRequest, waiter: Waiter) {
-        let id = self.shared.command_id();
+        let id = self.shared.ids.command_id();
         let (mut username, mut auth_revision) = (String::new(), 0);
         if self.machine.auth.is_enabled() {
             // The core's own requests are always permitted.
@@ -406,7 +406,7 @@ impl Core {
             self.give_up(waiter, error::NO_LEADER);
         } else {
             let given = self.given();
-            self.proposals.await_entry(id, waiter, self.shared.clock.now(), given);
+            self.proposals.await_entry(id, waiter, self.shared.member.clock.now(), given);
         }
     }
 
@@ -415,7 +415,7 @@ impl Core {
             Waiter::Client(request_id, _) | Waiter::Members(request_id, _) => self.refuse(request_id, status),
             // The client then asks the next leader.
             Waiter::KeepAlive(request_id, _) => self.refuse(request_id, error::NOT_PRIMARY_LESSOR),
-            Waiter::Expiry(id) => self.leases.revocation_ended(id, true, self.shared.clock.now()),
+            Waiter::Expiry(id) => self.leases.revocation_ended(id, true, self.shared.member.clock.now()),
             Waiter::Attributes => self.attributes.were_lost(),
             Waiter::Nobody => {}
         }
@@ -424,14 +424,14 @@ impl Core {
     /// Ends requests that have waited too long for their entries.
     pub(super) fn sweep_waiting(&mut self, now: Instant) {
         // The shards have already answered the clients; this cleans up the remaining entries.
-        let timeout = self.shared.limits.request_timeout + Duration::from_secs(1);
-        let failed = &self.shared.metrics.server.proposals_failed;
+        let timeout = self.shared.member.limits.request_timeout + Duration::from_secs(1);
+        let failed = &self.shared.diagnostics.metrics.server.proposals_failed;
         let given_up = self.proposals.sweep(timeout, now, |bytes| {
-            self.shared.proposal_taken(bytes);
+            self.shared.core.proposal_taken(bytes);
             failed.inc();
         });
         for waiter in given_up {
-            self.shared.metrics.server.proposals_failed.inc();
+            self.shared.diagnostics.metrics.server.proposals_failed.inc();
             self.give_up(waiter, error::TIMEOUT);
         }
     }
@@ -441,7 +441,8 @@ impl Core {
 impl Core {
     /// Returns true if the newest state of this member answers linearizable reads without a round.
     fn reads_local(&self) -> bool {
-        self.leadership.has_settled() && self.node.voters() == [MemberId(self.shared.identity.member_id)]
+        self.leadership.has_settled()
+            && self.node.voters() == [MemberId(self.shared.member.identity.member_id)]
     }
 
     /// Returns true if this member leads and no other member can lead.
@@ -458,7 +459,7 @@ impl Core {
 
     pub(super) fn publish(&mut self) {
         // Updated even if nothing is applied: a leader without a quorum should show the pending proposals.
-        self.shared.metrics.server.proposals_pending.set_u64(self.proposals.open() as u64);
+        self.shared.diagnostics.metrics.server.proposals_pending.set_u64(self.proposals.open() as u64);
         if !self.publication.is_due() && !self.apply.queue.is_unpublished() {
             return;
         }
@@ -477,7 +478,12 @@ impl Core {
         );
         let raft_status = self.node.status();
         self.leases.open_to_shards(self.leads_alone() && !self.lifecycle.is_parked());
-        self.shared.metrics.mvcc.db_open_read_transactions.set_u64(self.space.segments.open_views() as u64);
+        self.shared
+            .diagnostics
+            .metrics
+            .mvcc
+            .db_open_read_transactions
+            .set_u64(self.space.segments.open_views() as u64);
         let published = Published {
             view,
             applied_index: self.machine.applied_index,
@@ -500,7 +506,7 @@ impl Core {
         for Compaction { previous, revision } in self.compactions.removal.take_unpublished() {
             // The reader keeps the versions that the compaction removes, because the hash covers them.
             let state = self.shared.read_long_at(Reader::Hash, moment.keeping_from(previous));
-            let hashes = &self.shared.compaction_hashes;
+            let hashes = &self.shared.data.compaction_hashes;
             if !hashes.order(&self.workers.hasher, state, previous, revision) {
                 self.logger.warn(
                     "too many compactions wait for their hashes: the hash of this one is not computed",
@@ -551,10 +557,10 @@ impl Core {
         let (shared, is_whole) = (&self.shared, self.machine.is_whole());
         self.answers.deliver(|shard, replies| {
             if !replies.is_empty() {
-                shared.shards[shard].send_all(replies);
+                shared.core.outboxes[shard].send_all(replies);
             } else if is_whole {
                 // While an entry is partly applied, nothing new is published.
-                shared.wake_watches(shard);
+                shared.core.wake_watches(shard);
             }
         });
     }

@@ -130,7 +130,7 @@ impl Core {
                         self.leases.others_are(self.node.others());
                         self.leases.note_before_stop();
                     }
-                    self.shared.values.wind_down();
+                    self.shared.data.values.wind_down();
                     self.lifecycle.stop(now);
                     self.lease_slices(now);
                 }
@@ -175,7 +175,7 @@ impl Core {
             self.leases.note_if_due(now);
         }
         let in_use = self.machine.in_use_bytes();
-        if let Some(quota) = self.shared.limits.quota_bytes
+        if let Some(quota) = self.shared.member.limits.quota_bytes
             && let Some(percent) = self.space.quota_warning.look(in_use, quota)
         {
             self.logger.warn(
@@ -206,11 +206,11 @@ impl Core {
             "OUT OF SERVICE: a committed entry depends on a value that cannot be read, and it cannot be applied without; rebuild this member from the others with `mainstay rebuild` or, if it is the only one, take a snapshot of what can still be read and restore from a backup",
             &[("index", Value::Uint(fatal.index.0)), ("why", Value::Str(&fatal.why))],
         );
-        let alone = self.node.voters() == [MemberId(self.shared.identity.member_id)];
+        let alone = self.node.voters() == [MemberId(self.shared.member.identity.member_id)];
         let parked = OutOfService::new(fatal, alone && !self.history.was_replayed(fatal.index));
         let why = parked.why();
         for proposal in self.proposals.take_all() {
-            self.shared.proposal_taken(proposal.data.len());
+            self.shared.core.proposal_taken(proposal.data.len());
             self.refuse(proposal.request_id, why.clone());
         }
         for waiter in self.proposals.end() {
@@ -273,7 +273,7 @@ impl Core {
             Response::Refuse(request_id, taken) => {
                 let why = parked.why();
                 if let Some(bytes) = taken {
-                    self.shared.proposal_taken(bytes);
+                    self.shared.core.proposal_taken(bytes);
                 }
                 self.refuse(request_id, why);
             }

@@ -90,7 +90,8 @@ impl Core {
         if look.is_short && !self.install.is_receiving() {
             self.raise_no_space(Cause::Disk, now);
         }
-        let within = self.shared.limits.quota_bytes.is_none_or(|quota| self.machine.in_use_bytes() < quota);
+        let within =
+            self.shared.member.limits.quota_bytes.is_none_or(|quota| self.machine.in_use_bytes() < quota);
         let may_clear = self.space.room.is_roomy(&self.log) && within;
         let present =
             AlarmContext { alarms: &self.machine.alarms, has_leader: self.leadership.leader().is_some() };
@@ -139,7 +140,7 @@ impl Core {
     fn propose_alarm(&mut self, action: AlarmAction) {
         let alarm = AlarmRequest {
             action: action as i32,
-            member_id: self.shared.identity.member_id,
+            member_id: self.shared.member.identity.member_id,
             alarm: AlarmType::Nospace as i32,
         };
         let alarm_cause = match action {
@@ -204,7 +205,7 @@ impl Core {
         let bytes = 1 + entry.data.len() as u64 / 1024;
         match entry.kind {
             EntryKind::Normal => {
-                let since = self.shared.clock.now();
+                let since = self.shared.member.clock.now();
                 let begun =
                     OpenEntry { index: entry.index, term: entry.term, bytes: entry.data.len(), since };
                 let proposals = &self.proposals;
@@ -274,7 +275,7 @@ impl Core {
     /// Handles an entry that was applied.
     fn applied(&mut self, begun: &OpenEntry, applied: Applied, now: Instant) {
         self.passed(begun.index, begun.term);
-        let took = self.shared.clock.now().saturating_duration_since(begun.since);
+        let took = self.shared.member.clock.now().saturating_duration_since(begun.since);
         if applied.op == machine::UNDECODABLE
             && let Err(status) = &applied.outcome
         {
@@ -285,7 +286,7 @@ impl Core {
         }
         self.apply.meters.applied(applied.op, &applied.outcome, begun.bytes, took);
         if took > self.options.warning_apply_duration {
-            self.shared.metrics.server.slow_apply.inc();
+            self.shared.diagnostics.metrics.server.slow_apply.inc();
             self.logger.warn(
                 "apply request took too long",
                 &[
@@ -310,7 +311,7 @@ impl Core {
                 self.leases.revocation_ended(id, !gone, now);
             }
             Waiter::Attributes => {
-                let own = self.machine.members.by_id.get(&self.shared.identity.member_id);
+                let own = self.machine.members.by_id.get(&self.shared.member.identity.member_id);
                 self.attributes.applied(own.map(|own| (own.name.as_str(), own.client_urls.as_slice())));
             }
             Waiter::Nobody => {}
@@ -367,7 +368,7 @@ impl Core {
         let is_old = matches!(change, AuthChange::Authenticated { .. })
             && self.history.was_replayed(self.machine.applied_index);
         if !is_old {
-            self.shared.credentials.auth_changed(change, self.machine.auth.revision());
+            self.shared.clients.credentials.auth_changed(change, self.machine.auth.revision());
         }
         match change {
             // An authentication does not change the state.
@@ -386,7 +387,7 @@ impl Core {
         if !self.machine.is_whole() {
             return;
         }
-        match self.compactions.removal.step(|revision| self.shared.all_saw(revision), now) {
+        match self.compactions.removal.step(|revision| self.shared.core.attendance.all_saw(revision), now) {
             removal::Step::Nothing => return,
             removal::Step::Publish => {
                 self.publication.request();
@@ -396,9 +397,9 @@ impl Core {
         }
         // Versions of a compaction whose removal has not begun stay: watches may still need them.
         let wanted = self.compactions.removal.through();
-        let removable = self.shared.long_reads.removable(wanted, now);
+        let removable = self.shared.data.long_reads.removable(wanted, now);
         if removable.overtaken > 0 {
-            self.shared.metrics.long_reads.overtaken.add(removable.overtaken as u64);
+            self.shared.diagnostics.metrics.long_reads.overtaken.add(removable.overtaken as u64);
             self.logger.warn(
                 "ended readers that kept a compaction from removing for too long",
                 &[("readers", Value::Uint(removable.overtaken as u64)), ("revision", Value::Int(wanted.0))],
@@ -414,9 +415,9 @@ impl Core {
         };
         let (told, took) = self.compactions.removal.sliced(sliced, now);
         if sliced != SliceOutcome::Waits {
-            let metrics = &self.shared.metrics.mvcc;
+            let metrics = &self.shared.diagnostics.metrics.mvcc;
             metrics.db_compaction_keys.add(removed);
-            let pause = self.shared.clock.now().saturating_duration_since(now);
+            let pause = self.shared.member.clock.now().saturating_duration_since(now);
             metrics.db_compaction_pause.observe_milliseconds(pause);
             // The removed versions leave memory with the next publications.
             self.publication.request();
@@ -425,9 +426,9 @@ impl Core {
             if self.has_garbage() {
                 self.space.checkpoints.would_free(now);
             }
-            let metrics = &self.shared.metrics.mvcc;
+            let metrics = &self.shared.diagnostics.metrics.mvcc;
             metrics.db_compaction_total.observe_milliseconds(took);
-            metrics.db_compaction_last.set_u64(self.shared.clock.unix_seconds());
+            metrics.db_compaction_last.set_u64(self.shared.member.clock.unix_seconds());
         }
         for reply in told {
             self.answers.push(reply);
@@ -566,12 +567,12 @@ impl Core {
     /// Publishes the bytes on disk to the other threads.
     pub(super) fn measure_disk(&self) {
         let log_bytes: u64 = self.log.segments().iter().map(|s| s.used_bytes).sum();
-        self.shared.set_disk_bytes(log_bytes + self.space.checkpoints.bytes());
+        self.shared.data.set_disk_bytes(log_bytes + self.space.checkpoints.bytes());
     }
 
     pub(super) fn measure_readers(&self, now: Instant) {
-        let (readers, since) = self.shared.long_reads.figures();
-        let metrics = &self.shared.metrics.long_reads;
+        let (readers, since) = self.shared.data.long_reads.figures();
+        let metrics = &self.shared.diagnostics.metrics.long_reads;
         metrics.open.set_u64(readers as u64);
         metrics.oldest.set_u64(since.map_or(0, |since| now.saturating_duration_since(since).as_secs()));
     }

@@ -91,13 +91,13 @@ impl Core {
             self.refuse(request_id, error::BAD_LEADER_TRANSFEREE);
             return;
         }
-        if to == MemberId(self.shared.identity.member_id) {
+        if to == MemberId(self.shared.member.identity.member_id) {
             self.reply(request_id, ReplyBody::LeaderMoved);
             return;
         }
         match self.node.request(Request::Transfer(to)) {
             Ok(()) => {
-                self.leadership.wait_for(request_id, to, now + self.shared.limits.request_timeout);
+                self.leadership.wait_for(request_id, to, now + self.shared.member.limits.request_timeout);
             }
             Err(Refusal::NoLeader | Refusal::Transferring) => self.refuse(request_id, error::NOT_LEADER),
             Err(Refusal::Other(_)) => self.refuse(request_id, error::BAD_LEADER_TRANSFEREE),
@@ -117,8 +117,8 @@ impl Core {
 
     /// Shortens the first election timeout after a start, once messages from other members arrive.
     pub(super) fn advance_ticks(&mut self, now: Instant) -> Result<(), Fatal> {
-        let own = self.shared.identity.member_id;
-        let (members, peers) = (&self.machine.members, self.shared.peers());
+        let own = self.shared.member.identity.member_id;
+        let (members, peers) = (&self.machine.members, self.shared.cluster.peers());
         let connected = |id: &u64| *id != own && peers.is_some_and(|peers| peers.active_since(*id).is_some());
         let hears = || members.by_id.keys().any(connected);
         if !self.leadership.advances(self.node.status(), hears, now) {
@@ -163,14 +163,14 @@ impl Core {
         if planted::is(planted::Bug::ProposedAgainEarly) && raft_status.leader.is_some() {
             self.propose_again(raft_status.term);
         }
-        self.shared.leader_is(raft_status.leader.0, now);
+        self.shared.cluster.leader_is(raft_status.leader.0, now);
         if raft_status.leader == MemberId::NONE {
             self.logger.warn(
                 "lost the leader",
                 &[("was", Value::Id(before.0)), ("term", Value::Uint(raft_status.term.0))],
             );
         } else {
-            self.shared.metrics.server.leader_changes.inc();
+            self.shared.diagnostics.metrics.server.leader_changes.inc();
             let what = if self.leadership.leads() { "became leader" } else { "follows" };
             self.logger.info(
                 what,
@@ -210,7 +210,7 @@ impl Core {
     /// Hands leadership over if the CORRUPT alarm names this member, to a reachable member that it does not
     /// name.
     pub(super) fn resign_if_corrupt(&mut self) {
-        let own = self.shared.identity.member_id;
+        let own = self.shared.member.identity.member_id;
         if !self.leadership.leads()
             || !self.machine.alarms.is_raised(CORRUPT, own)
             || self.node.transferring().is_some()
@@ -236,7 +236,7 @@ impl Core {
         {
             return;
         }
-        self.shared.metrics.server.heartbeat_send_failures.inc();
+        self.shared.diagnostics.metrics.server.heartbeat_send_failures.inc();
         self.logger.warn(
             "leader failed to send out heartbeat on time; took too long, leader is overloaded likely from slow disk",
             &[
@@ -250,11 +250,11 @@ impl Core {
 
 /// Returns the voter that could lead at once: the connected voter with the most entries.
 pub(super) fn successor(node: &Node, machine: &Machine, shared: &Shared) -> Option<MemberId> {
-    let peers = shared.peers()?;
+    let peers = shared.cluster.peers()?;
     let corrupt = AlarmType::Corrupt as i32;
     node.progress()
         .into_iter()
-        .filter(|p| !p.is_learner && p.recently_active && p.id != MemberId(shared.identity.member_id))
+        .filter(|p| !p.is_learner && p.recently_active && p.id != MemberId(shared.member.identity.member_id))
         .filter(|p| peers.active_since(p.id.0).is_some())
         .filter(|p| !machine.alarms.is_raised(corrupt, p.id.0))
         .max_by_key(|p| p.matched)

@@ -25,7 +25,7 @@ impl Core {
         ask: impl FnOnce(&mut Membership, membership::ChangeContext<'_>) -> R,
     ) -> R {
         let Core { membership, node, machine, leadership, shared, .. } = self;
-        let peers = shared.peers();
+        let peers = shared.cluster.peers();
         let active_since = |id| peers.and_then(|peers| peers.active_since(id));
         let successor = || successor(node, machine, shared);
         let present = membership::ChangeContext {
@@ -56,7 +56,7 @@ impl Core {
                 return self.refuse(request_id, status);
             }
             if promotes && self.leadership.leads() && status != error::TOO_MANY_REQUESTS {
-                let failures = &self.shared.metrics.server.learner_promote_failures;
+                let failures = &self.shared.diagnostics.metrics.server.learner_promote_failures;
                 failures.with(&[&status.message]).inc();
             }
             self.refuse_change(request_id, status);
@@ -102,7 +102,7 @@ impl Core {
             membership::Step::PassOn(removals) => {
                 let own = ConfChange {
                     kind: ConfChangeKind::Remove,
-                    node: MemberId(self.shared.identity.member_id),
+                    node: MemberId(self.shared.member.identity.member_id),
                 };
                 for data in removals {
                     // Without a leader the proposal is lost, as in etcd.
@@ -113,7 +113,7 @@ impl Core {
     }
 
     fn propose_next_change(&mut self) {
-        let id = self.shared.command_id();
+        let id = self.shared.ids.command_id();
         let Some((raft, data)) = self.membership.encode_next(id, &self.node) else { return };
         // On a follower the own disk does not matter for a forwarded entry.
         if self.leadership.leads() && !self.space.room.has(&self.log, data.len(), Purpose::Mends) {
@@ -157,7 +157,7 @@ impl Core {
         if let Some(Waiter::Members(request_id, _)) = self.proposals.take(applied.request_id) {
             let promoted = matches!(applied.outcome, Ok(VoterChange::AddVoter(_)));
             if promoted && self.machine.members.learners().len() < learners {
-                self.shared.metrics.server.learner_promote_successes.inc();
+                self.shared.diagnostics.metrics.server.learner_promote_successes.inc();
             }
             let (outcome, raft_term) = (applied.outcome.map(|_| ()), entry.term);
             self.membership.tell(ChangeAnswer { request_id, outcome, raft_term });
@@ -167,7 +167,7 @@ impl Core {
 
     fn members_changed(&mut self, change: ConfChange) {
         self.tell_members();
-        let own = self.shared.identity.member_id;
+        let own = self.shared.member.identity.member_id;
         let what = match change.kind {
             ConfChangeKind::AddVoter => "added or promoted a member",
             ConfChangeKind::AddLearner => "added a learner",
@@ -176,7 +176,7 @@ impl Core {
         };
         self.logger.info(what, &[("member-id", Value::Id(change.node.0))]);
         if change.kind == ConfChangeKind::Remove && change.node == MemberId(own) {
-            self.end_removed(self.shared.clock.now());
+            self.end_removed(self.shared.member.clock.now());
         }
     }
 
@@ -184,8 +184,8 @@ impl Core {
     pub(super) fn tell_members(&mut self) {
         let others = self.membership.changed(&self.machine.members);
         self.publication.request();
-        if let Some(peers) = self.shared.peers() {
-            self.shared.arrivals.set_members(others.iter().map(|(id, _)| *id));
+        if let Some(peers) = self.shared.cluster.peers() {
+            self.shared.core.arrivals.set_members(others.iter().map(|(id, _)| *id));
             peers.set_members(others);
         }
     }
@@ -198,7 +198,7 @@ impl Core {
         if !self.membership.was_removed(now) {
             return;
         }
-        let own = self.shared.identity.member_id;
+        let own = self.shared.member.identity.member_id;
         self.logger.warn(
             "the member has been permanently removed from the cluster; its data directory must be removed",
             &[("member-id", Value::Id(own))],
@@ -221,8 +221,8 @@ impl Core {
             return;
         }
         let (members, node) = (&self.machine.members, &self.node);
-        let own = self.shared.identity.member_id;
-        let are_old = self.shared.may_be_before_3_5(members);
+        let own = self.shared.member.identity.member_id;
+        let are_old = self.shared.cluster.may_be_before_3_5(members);
         let has_leader = || members.by_id.contains_key(&own) && node.status().leader.is_some();
         if let Some(request) = self.attributes.propose(has_leader, are_old, now) {
             self.propose_own(request, Waiter::Attributes);
@@ -233,12 +233,12 @@ impl Core {
     /// agree with. All entries from before its last stop, one of which may have set the version, are applied.
     pub(super) fn decide_version_alone(&mut self) {
         let members = &self.machine.members;
-        let own = self.shared.identity.member_id;
+        let own = self.shared.member.identity.member_id;
         let alone = members.by_id.len() == 1 && members.by_id.contains_key(&own);
         if !alone || !members.cluster_version.is_empty() {
             return;
         }
-        if let Some(version) = minor(self.shared.api_version) {
+        if let Some(version) = minor(self.shared.member.api_version) {
             self.propose_cluster_version(version.to_string());
         }
     }
@@ -250,7 +250,7 @@ impl Core {
             || self.machine.members.cluster_version == version
             // The entry would make members before 3.5 exit. COMPAT-195: the version stays undecided until one
             // of them leads.
-            || self.shared.has_told_before_3_5(&self.machine.members)
+            || self.shared.cluster.has_told_before_3_5(&self.machine.members)
         {
             return;
         }

@@ -68,7 +68,7 @@ impl Core {
         if messages.is_empty() {
             return;
         }
-        let Some(peers) = self.shared.peers() else { return };
+        let Some(peers) = self.shared.cluster.peers() else { return };
         let mut rest = Vec::with_capacity(messages.len());
         for message in messages {
             if message.r#type == Some(MessageType::MsgSnap as i32) {
@@ -194,7 +194,7 @@ impl Core {
             return false;
         }
         let raft_status = self.node.status();
-        let alone = self.node.voters() == [MemberId(self.shared.identity.member_id)];
+        let alone = self.node.voters() == [MemberId(self.shared.member.identity.member_id)];
         if raft_status.role != Role::Follower || !alone || self.machine.applied_index < raft_status.commit {
             return false;
         }

@@ -81,7 +81,7 @@ impl Core {
     pub fn probe(&self) -> Probe {
         let raft_status = self.node.status();
         Probe {
-            id: self.shared.identity.member_id,
+            id: self.shared.member.identity.member_id,
             role: raft_status.role,
             term: raft_status.term,
             vote: self.node.voted_for().0,
@@ -102,7 +102,7 @@ impl Core {
             checkpoint: self.space.checkpoints.applied_index(),
             installing: self.install.is_busy(),
             unsaved_bytes: self.space.checkpoints.unsaved_bytes(self.log.figures().written_bytes()),
-            long_readers: self.shared.long_reads.figures().0,
+            long_readers: self.shared.data.long_reads.figures().0,
             pending_delete: self.space.segments.pending_delete(),
             discarded: self.install.discarded(),
             leases: self.machine.leases.len(),

@@ -50,7 +50,7 @@ impl Core {
     /// Queues a question until a turn answers it.
     pub(super) fn ask(&mut self, question: Question, since: Instant) {
         // One more than the number of shards, because questions of other members arrive in addition.
-        let max = (self.shared.shards.len() + 1) * OPEN_REQUESTS_PER_SHARD_MAX;
+        let max = (self.shared.core.outboxes.len() + 1) * OPEN_REQUESTS_PER_SHARD_MAX;
         if let Some(refused) = self.questions.push(question, since, max) {
             self.refuse(refused.request_id(), error::TOO_MANY_REQUESTS);
         }
@@ -64,7 +64,7 @@ impl Core {
         }
         self.questions.begin_turn(self.space.checkpoints.thresholds().questions_per_turn);
         let is_whole = self.machine.is_whole();
-        let timeout = self.shared.limits.request_timeout;
+        let timeout = self.shared.member.limits.request_timeout;
         let mut common = Common::default();
         while let Some((question, since)) = self.questions.next(is_whole) {
             let cost = if Questions::is_late(since, now, timeout) {

@@ -55,7 +55,7 @@ impl Core {
             self.refuse(request_id, error::TOO_MANY_REQUESTS);
             return;
         }
-        self.shared.metrics.server.snapshot_apply_in_progress.set_u64(1);
+        self.shared.diagnostics.metrics.server.snapshot_apply_in_progress.set_u64(1);
         self.answers.want_image(request_id);
     }
 
@@ -147,7 +147,7 @@ impl Core {
     pub(super) fn end_install(&mut self) {
         self.install.give_up();
         if !self.install.is_busy() {
-            self.shared.metrics.server.snapshot_apply_in_progress.set_u64(0);
+            self.shared.diagnostics.metrics.server.snapshot_apply_in_progress.set_u64(0);
         }
     }
 
@@ -168,9 +168,9 @@ impl Core {
                 ("before", Value::Uint(self.machine.applied_index.0)),
             ],
         );
-        let overtaken = self.shared.long_reads.end_all();
+        let overtaken = self.shared.data.long_reads.end_all();
         self.answers.replaced();
-        self.shared.metrics.long_reads.overtaken.add(overtaken as u64);
+        self.shared.diagnostics.metrics.long_reads.overtaken.add(overtaken as u64);
         let replaced = std::mem::replace(&mut self.machine, *machine);
         // The new state contains the partly applied entry, and the entries that waited after it.
         self.apply.queue.clear();
@@ -183,7 +183,7 @@ impl Core {
         self.publication.alarms_changed(&self.machine);
         self.publication.auth_changed(&self.machine);
         let auth = &self.machine.auth;
-        self.shared.credentials.auth_restored(auth.is_enabled(), auth.revision());
+        self.shared.clients.credentials.auth_restored(auth.is_enabled(), auth.revision());
         self.tell_members();
         self.install.installed(Reset { index: restore.index, term: restore.term }, replaced);
         Ok(())
@@ -207,7 +207,7 @@ impl Core {
     /// Handles a durable checkpoint. If it covers an installed state, the log restarts after that state.
     pub(super) fn install_saved(&mut self, applied_index: Index, now: Instant) -> Result<(), Fatal> {
         let Some((reset, held)) = self.install.saved(applied_index) else { return Ok(()) };
-        self.shared.metrics.server.snapshot_apply_in_progress.set_u64(0);
+        self.shared.diagnostics.metrics.server.snapshot_apply_in_progress.set_u64(0);
         let mut reset = Some(reset);
         for append in held {
             self.append_behind(reset.take(), append, now)?;
@@ -233,7 +233,7 @@ impl Core {
             if message.term != Some(self.node.status().term.0) {
                 continue;
             }
-            let Some(peers) = self.shared.peers() else { return };
+            let Some(peers) = self.shared.cluster.peers() else { return };
             let head = self.machine.head();
             let state = self.shared.read_long_at(Reader::Transfer, view.moment_of_everything());
             let metadata = api::raftpb::SnapshotMetadata {

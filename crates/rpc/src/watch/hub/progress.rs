@@ -18,7 +18,7 @@ const TOLD_AT_ONCE: usize = 256;
 impl Hub {
     /// The time between two periodic words of progress on a stream; some differ, so that not all come at once.
     pub(in crate::watch) fn progress_interval(&self, stream: &Stream) -> Duration {
-        let interval = self.shared.limits.progress_interval;
+        let interval = self.shared.member.limits.progress_interval;
         let spread = stream.serial.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54;
         (interval + interval * (spread as u32) / 10_240).max(Duration::from_millis(1))
     }
@@ -116,7 +116,7 @@ impl Hub {
                 self.push_progress(stream, watch.id);
             }
         }
-        self.shared.metrics.server.watch_send_progress.observe_seconds(begun.elapsed());
+        self.shared.diagnostics.metrics.server.watch_send_progress.observe_seconds(begun.elapsed());
     }
 
     fn push_progress(&self, stream: &Stream, watch_id: i64) {

@@ -47,7 +47,7 @@ impl Hub {
     fn create(&self, stream: &Rc<Stream>, request: &WatchCreateRequest) {
         // Counted before looking at the state: then either the core sees the count and wakes this shard for what it
         // publishes next, or this shard sees what was published.
-        self.shared.attendance.watch_begins(self.shard);
+        self.shared.core.attendance.watch_begins(self.shard);
         self.advance();
         let header = self.present_header();
         let now = Revision(header.revision);
@@ -59,7 +59,7 @@ impl Hub {
                 self.begin(watch);
             }
             Err(reason) => {
-                self.shared.attendance.watch_ends(self.shard);
+                self.shared.core.attendance.watch_ends(self.shard);
                 response.watch_id = NO_WATCH;
                 response.canceled = true;
                 response.cancel_reason = reason.message.into_owned();
@@ -143,7 +143,7 @@ impl Hub {
             stream.fall_behind(&watch);
             self.count_slow(stream, 1);
         }
-        self.shared.metrics.mvcc.watchers.add(1);
+        self.shared.diagnostics.metrics.mvcc.watchers.add(1);
         stream.caller.watches.fetch_add(1, Relaxed);
         stream.wants_ticks.set(stream.wants_ticks.get() || watch.progress);
         if watch.start > self.revision.get() {
@@ -170,13 +170,13 @@ impl Hub {
                 }
             }
         }
-        self.shared.metrics.mvcc.watchers.add(-1);
+        self.shared.diagnostics.metrics.mvcc.watchers.add(-1);
         watch.stream.caller.watches.fetch_sub(1, Relaxed);
     }
 
     /// Counts watches of a stream that fell behind, or no longer are.
     pub(super) fn count_slow(&self, stream: &Stream, watches: i64) {
-        self.shared.metrics.mvcc.slow_watchers.add(watches);
+        self.shared.diagnostics.metrics.mvcc.slow_watchers.add(watches);
         stream.caller.slow_watches.fetch_add(watches, Relaxed);
     }
 
@@ -191,7 +191,7 @@ impl Hub {
             watch.stream.catches_up(watch)
         };
         assert!(removed, "a watch is where it says");
-        self.shared.attendance.watch_ends(self.shard);
+        self.shared.core.attendance.watch_ends(self.shard);
     }
 
     fn cancel(&self, stream: &Rc<Stream>, id: i64) {

@@ -73,7 +73,7 @@ impl Hub {
         }
         let mut round = self.reviewing.take().unwrap_or_else(|| Round {
             begun: Arc::clone(newest),
-            withdrawals: self.shared.credentials.withdrawals(),
+            withdrawals: self.shared.clients.credentials.withdrawals(),
             last: self.serial.get(),
             behind: (0, i64::MIN),
         });
@@ -141,7 +141,7 @@ impl Hub {
 
     /// Returns true if all watches are allowed by the users and roles of this state.
     fn is_reviewed_by(&self, state: &Published) -> bool {
-        self.reviewed.get() == Reviewed::by(state, self.shared.credentials.withdrawals())
+        self.reviewed.get() == Reviewed::by(state, self.shared.clients.credentials.withdrawals())
     }
 
     /// Ends a watch whose user may no longer read its keys.

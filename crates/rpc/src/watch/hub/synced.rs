@@ -117,7 +117,7 @@ impl Hub {
         }
         self.note_work(walked, looks);
         if self.revision.get() > begun_at {
-            self.shared.saw(self.shard, self.revision.get());
+            self.shared.core.attendance.saw(self.shard, self.revision.get());
         }
         !self.is_under_way() && self.say_due_progress() && self.revision.get() >= current && is_newest
     }

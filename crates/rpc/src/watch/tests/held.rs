@@ -61,7 +61,11 @@ fn a_revision_that_is_being_read_is_read_to_its_end_though_it_was_compacted() {
         assert!(told.iter().rev().skip(1).all(|response| response.fragment));
         assert_eq!(line(after), "0@6 put:k:4 put:k:5 put:k:6");
     }
-    assert_eq!((world.gauges().2, world.shared.long_reads.figures().0), (2, 0), "nothing is held any more");
+    assert_eq!(
+        (world.gauges().2, world.shared.data.long_reads.figures().0),
+        (2, 0),
+        "nothing is held any more"
+    );
     // Now everything may be removed.
     world.remove(Duration::ZERO);
     assert_eq!(world.store.stats().removable, 0);
@@ -116,7 +120,7 @@ fn a_watch_that_was_not_told_for_want_of_room_is_told_though_it_was_compacted() 
     settle([&mut client]);
     let told = lines(&client).join(" ").replace("0@6 ", "");
     assert_eq!(told, "put:k:2 put:k:3<2 put:k:4<3 put:k:5<4 put:k:6<5");
-    assert_eq!(world.shared.long_reads.figures().0, 0);
+    assert_eq!(world.shared.data.long_reads.figures().0, 0);
 }
 
 #[test]

@@ -26,7 +26,7 @@ use prost::Message as _;
 
 use crate::watch::{Anyone, Hub, Permit, Requests, Responses};
 use config::MetricsDetail;
-use replica::shared::{Limits, Published, Shared};
+use replica::shared::{Clients, CoreQueues, Data, Diagnostics, Limits, Member, Published, Shared};
 use storage::Identity;
 use storage::readers::{Readers, Reading, place_of};
 use storage::values::Source;
@@ -110,8 +110,11 @@ impl World {
         let metrics = Arc::new(Metrics::new(&[], MetricsDetail::Basic));
         let state = published(&mut store, 2, Revision(-1));
         let identity = Identity { member_id: 2, cluster_id: 1 };
-        let shared =
-            Arc::new(Shared::new(identity, state, limits, 1, Arc::default(), log.values(), metrics, 1));
+        let member = Member::new(identity, limits);
+        let diagnostics = Diagnostics::new(metrics, member.clock.now());
+        let (core, data) = (CoreQueues::new(Arc::default(), 1), Data::new(log.values(), true));
+        let shared = Shared::new(member, Clients::default(), state, core, data, diagnostics, 1);
+        let shared = Arc::new(shared);
         let readers = Some(Readers::by_hand(log.values()));
         let values = Rc::new(Repeated { readers, ..Repeated::default() });
         let hub = Hub::new(Arc::clone(&shared), 0, values.clone());
@@ -191,7 +194,8 @@ impl World {
     /// Removes what compactions made unreadable, as far as readers allow it, as if `later` had passed.
     pub fn remove(&mut self, later: Duration) {
         let compacted = self.store.compact_revision();
-        let removable = self.shared.long_reads.removable(compacted, self.shared.clock.now() + later);
+        let removable =
+            self.shared.data.long_reads.removable(compacted, self.shared.member.clock.now() + later);
         self.removed_through = compacted;
         while !self.store.compact_step_through(removable.through, 1000, |_| {}).done {
             if removable.through < compacted {
@@ -244,7 +248,7 @@ impl World {
     }
 
     pub fn gauges(&self) -> (i64, i64, i64, i64) {
-        let mvcc = &self.shared.metrics.mvcc;
+        let mvcc = &self.shared.diagnostics.metrics.mvcc;
         let of = |gauge: &telemetry::metrics::Gauge| gauge.value();
         (of(&mvcc.watch_streams), of(&mvcc.watchers), of(&mvcc.slow_watchers), of(&mvcc.pending_events))
     }

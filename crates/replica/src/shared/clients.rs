@@ -1,0 +1,41 @@
+//! Clients as a member treats them: who they are, and which of their requests are answered.
+
+use std::sync::{Arc, OnceLock};
+
+use clock::Clock;
+
+use crate::browsers::Browsers;
+use crate::credentials::Credentials;
+use crate::expensive::ExpensiveCalls;
+
+/// Rules for clients, and the memory that all of them together may use.
+pub struct Clients {
+    /// Tokens and passwords of users.
+    pub credentials: Arc<Credentials>,
+    /// True if clients have to show a certificate.
+    pub show_certificates: bool,
+    /// Hosts and origins of HTTP requests that are answered.
+    pub browsers: Browsers,
+    /// True if calls in JSON are served under `/v3/`.
+    pub gateway: bool,
+    /// Limits the rate of expensive calls of each client.
+    pub expensive: ExpensiveCalls,
+    /// Budget of memory for all clients together. Empty while no front end serves clients, as in a simulation
+    /// and during a start; boot sets it once, just before it starts the front end.
+    pub memory: OnceLock<accounting::Budget>,
+}
+
+impl Default for Clients {
+    /// Returns clients without limits, with simple tokens, by the system's clock.
+    fn default() -> Clients {
+        let credentials = Credentials::simple(Clock::real(), Box::new(identity::system_entropy()));
+        Clients {
+            credentials: Arc::new(credentials),
+            show_certificates: false,
+            browsers: Browsers::default(),
+            gateway: true,
+            expensive: ExpensiveCalls::default(),
+            memory: OnceLock::new(),
+        }
+    }
+}

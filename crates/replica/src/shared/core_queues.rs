@@ -1,0 +1,121 @@
+//! The queues between the core and the other threads, and the bounds on what waits in them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use api::{Status, error};
+use tokio::sync::oneshot;
+
+use crate::arrivals::Arrivals;
+use crate::attendance::Attendance;
+use crate::core::Core;
+use crate::inbox::{Inbox, Outbox};
+use crate::requests::{CoreRequest, Reply, RequestId};
+use crate::seat::Seat;
+
+/// Maximum bytes of commands that wait for the log.
+const PROPOSAL_BYTES_MAX: usize = 512 << 20;
+
+/// Queues to and from the core, and what decides if something that arrives wakes it.
+pub struct CoreQueues {
+    /// Queue of requests to the core.
+    pub inbox: Arc<Inbox<CoreRequest>>,
+    /// Lends the core's work to shards; in use while the core runs on a thread.
+    pub seat: Seat<Core>,
+    /// Queues of replies from the core, one for each shard.
+    pub outboxes: Vec<Outbox<Reply>>,
+    /// Limits the memory of messages from other members that wait for the core.
+    pub arrivals: Arrivals,
+    /// Records which shards serve watches, so that the core wakes no other shard for a change.
+    pub attendance: Attendance,
+    /// Bytes of commands that are on the way to the core, or that wait in the core for the log.
+    proposal_bytes: AtomicUsize,
+    /// True if an arriving read should wake the core.
+    wakes_for_reads: AtomicBool,
+    /// True if an arriving write should wake the core.
+    wakes_for_writes: AtomicBool,
+}
+
+impl CoreQueues {
+    /// Returns the queues between a core that takes its requests from `inbox`, and this number of shards.
+    pub fn new(inbox: Arc<Inbox<CoreRequest>>, shards: usize) -> CoreQueues {
+        CoreQueues {
+            inbox,
+            seat: Seat::default(),
+            outboxes: (0..shards).map(|_| Outbox::default()).collect(),
+            arrivals: Arrivals::default(),
+            attendance: Attendance::new(shards),
+            proposal_bytes: AtomicUsize::new(0),
+            wakes_for_reads: AtomicBool::new(true),
+            wakes_for_writes: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns true if an arriving read should wake the core. It need not while other reads wait for the next
+    /// ReadIndex round, or while a round is in flight whose end wakes the core.
+    pub fn wakes_for_reads(&self) -> bool {
+        self.wakes_for_reads.load(Ordering::SeqCst)
+    }
+
+    /// Sets what [`CoreQueues::wakes_for_reads`] returns. The core calls it before it sleeps.
+    pub fn set_wakes_for_reads(&self, wakes: bool) {
+        self.wakes_for_reads.store(wakes, Ordering::SeqCst);
+    }
+
+    /// Returns true if an arriving write should wake the core at once: the core sleeps only to gather logins.
+    pub fn wakes_for_writes(&self) -> bool {
+        self.wakes_for_writes.load(Ordering::SeqCst)
+    }
+
+    /// Sets what [`CoreQueues::wakes_for_writes`] returns. The core calls it before it sleeps.
+    pub fn set_wakes_for_writes(&self, wakes: bool) {
+        if self.wakes_for_writes() != wakes {
+            self.wakes_for_writes.store(wakes, Ordering::SeqCst);
+        }
+    }
+
+    /// Sends a request to the core from a thread that is not a shard, and returns the reply.
+    ///
+    /// # Errors
+    ///
+    /// Returns `error::STOPPED` if the core has ended.
+    pub async fn ask<R: Into<CoreRequest>>(
+        &self,
+        ask: impl FnOnce(RequestId) -> R + Send + 'static,
+    ) -> Result<Reply, Status> {
+        let (sender, receiver) = oneshot::channel();
+        self.inbox.send(CoreRequest::Outside(sender, Box::new(|request_id| ask(request_id).into())));
+        receiver.await.map_err(|_| error::STOPPED)
+    }
+
+    /// Wakes a shard for the state just published, if it serves watches.
+    pub fn wake_watches(&self, shard: usize) {
+        if self.attendance.is_watched(shard) {
+            self.outboxes[shard].wake();
+        }
+    }
+
+    /// Counts a command that is about to be sent to the core.
+    ///
+    /// # Errors
+    ///
+    /// etcd's `too many requests`, if the waiting commands already take `PROPOSAL_BYTES_MAX`.
+    pub fn admit_proposal(&self, bytes: usize) -> Result<(), Status> {
+        let before = self.proposal_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if before > 0 && before + bytes > PROPOSAL_BYTES_MAX {
+            self.proposal_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(error::TOO_MANY_REQUESTS);
+        }
+        Ok(())
+    }
+
+    /// Uncounts a command that the log has taken, or that was refused.
+    pub fn proposal_taken(&self, bytes: usize) {
+        self.proposal_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts a command again that waits to be proposed once more.
+    pub fn proposal_again(&self, bytes: usize) {
+        self.proposal_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+}

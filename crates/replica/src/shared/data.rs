@@ -1,0 +1,54 @@
+//! The member's data on disk, as threads other than the core and the log read them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use storage::compaction_hash::CompactionHashes;
+use storage::readers::Readers;
+
+use crate::long_reads::LongReads;
+
+/// Readers of the log's values, and what is shared about the data they read.
+pub struct Data {
+    /// Reads values from the log.
+    pub values: log::Values,
+    /// Reads values on separate threads, for threads that must not wait for a disk.
+    pub readers: Arc<Readers>,
+    /// Readers that read a state slice by slice, and the versions that compaction must keep for them.
+    pub long_reads: Arc<LongReads>,
+    /// Hashes of the last compactions, for HashKV.
+    pub compaction_hashes: CompactionHashes,
+    /// Bytes of the data directory on disk: log and checkpoints.
+    disk_bytes: AtomicU64,
+}
+
+impl Data {
+    /// Returns readers of these values. They read on separate threads if `threads` is true, and otherwise
+    /// when [`Readers::step`] is called.
+    pub fn new(values: log::Values, threads: bool) -> Data {
+        Data {
+            readers: if threads { Readers::new(values.clone()) } else { Readers::by_hand(values.clone()) },
+            values,
+            long_reads: Arc::default(),
+            compaction_hashes: CompactionHashes::default(),
+            disk_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns the bytes in use of the data directory's files.
+    pub fn disk_bytes(&self) -> u64 {
+        self.disk_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Returns the database size that clients see: the bytes on disk, but at least `in_use_bytes`. The two
+    /// numbers are counted separately, and newly written data may not be in the files yet; clients must never
+    /// see a part that exceeds the whole.
+    pub fn db_size(&self, in_use_bytes: u64) -> u64 {
+        self.disk_bytes().max(in_use_bytes)
+    }
+
+    /// Sets what [`Data::disk_bytes`] returns.
+    pub fn set_disk_bytes(&self, bytes: u64) {
+        self.disk_bytes.store(bytes, Ordering::Relaxed);
+    }
+}

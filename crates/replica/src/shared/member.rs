@@ -1,0 +1,77 @@
+//! The member itself: its identity, its clock, and the limits that requests are checked against.
+
+use std::time::{Duration, Instant};
+
+use api::etcdserverpb::ResponseHeader;
+use clock::Clock;
+use numbers::{Revision, Seconds, Term};
+use storage::Identity;
+
+/// Identity and options of a member, which do not change while it runs.
+pub struct Member {
+    /// Ids of this member and its cluster.
+    pub identity: Identity,
+    /// The release of etcd that this member presents.
+    pub api_version: &'static str,
+    /// Zone of this member, from its flag; empty if it has none.
+    pub zone: String,
+    /// Limits and intervals that requests are checked against.
+    pub limits: Limits,
+    /// The member's clock.
+    pub clock: Clock,
+    /// Time when the member was started.
+    pub began: Instant,
+    /// True if threads may be started. Otherwise the calling thread does long work itself.
+    pub threads: bool,
+}
+
+impl Member {
+    /// Returns a member that presents the newest release, has no zone, and starts now by the system's clock.
+    pub fn new(identity: Identity, limits: Limits) -> Member {
+        let clock = Clock::real();
+        Member {
+            identity,
+            api_version: api::API_VERSION,
+            zone: String::new(),
+            limits,
+            began: clock.now(),
+            clock,
+            threads: true,
+        }
+    }
+
+    /// Returns the header of an answer from this member.
+    pub fn header(&self, revision: Revision, raft_term: Term) -> ResponseHeader {
+        ResponseHeader {
+            cluster_id: self.identity.cluster_id,
+            member_id: self.identity.member_id,
+            revision: revision.0,
+            raft_term: raft_term.0,
+        }
+    }
+}
+
+/// Limits and intervals that requests are checked against.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Maximum bytes of a proposal.
+    pub request_bytes_max: usize,
+    /// Maximum number of operations in a transaction.
+    pub txn_ops_max: usize,
+    /// Maximum bytes of the store; `None` for no limit.
+    pub quota_bytes: Option<u64>,
+    /// Time that a request may wait for its entry to be applied.
+    pub request_timeout: Duration,
+    /// Minimum time that a follower waits for a leader before it starts an election.
+    pub election_timeout: Duration,
+    /// The shortest TTL of a lease that this member grants, in seconds.
+    pub lease_ttl_min: Seconds,
+    /// Interval between two progress notifications of a watch.
+    pub progress_interval: Duration,
+    /// Requests that take longer than this are logged.
+    pub slow_request: Duration,
+    /// Ranges that take longer than this are logged.
+    pub slow_apply: Duration,
+    /// True if the time of every call is counted (`--metrics extensive`).
+    pub times_calls: bool,
+}
