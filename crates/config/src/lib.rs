@@ -231,7 +231,7 @@ impl Config {
     /// `SetMemberLocalAddr`: the first IP address in the advertised peer URLs that is not a loopback address.
     /// `None` lets the system choose.
     pub fn peer_local_address(&self) -> Option<IpAddr> {
-        if !self.feature_gates.is_on("SetMemberLocalAddr") {
+        if !self.feature_gates.is_enabled(&feature_gate::SET_MEMBER_LOCAL_ADDR) {
             return None;
         }
         let addresses = self.initial_advertise_peer_urls.iter().filter_map(|url| url.host().parse().ok());

@@ -197,7 +197,7 @@ fn serve(
     let audit_log = config.audit_log.clone();
     let console_hosts = config.host_whitelist.clone().unwrap_or_default();
     // A member without data has nothing to compare with the other members.
-    let checks = had_data && config.feature_gates.is_on("InitialCorruptCheck");
+    let checks = had_data && config.feature_gates.is_enabled(&config::feature_gate::INITIAL_CORRUPT_CHECK);
     let checkpointer = spawn("checkpointer", "the checkpointer thread", move || checkpointer.run(&orders))?;
     let hashing = Arc::clone(&shared);
     let hasher = spawn("hasher", "the hasher thread", move || hashing.compaction_hashes.run(&hash_jobs))?;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use config::feature_gate::COMPACT_HASH_CHECK;
 use config::{Config, MetricsDetail};
 use numbers::Seconds;
 use replica::core::AutoCompaction;
@@ -47,7 +48,7 @@ pub(crate) fn core_options(config: &Config) -> replica::core::Options {
 
 /// Returns the options of the leader's regular checks.
 pub(crate) fn check_options(config: &Config) -> consistency::Options {
-    let compares_compactions = config.feature_gates.is_on("CompactHashCheck");
+    let compares_compactions = config.feature_gates.is_enabled(&COMPACT_HASH_CHECK);
     consistency::Options {
         downgrade_check_interval: config.downgrade_check_time,
         corrupt_check_interval: config.corrupt_check_time,

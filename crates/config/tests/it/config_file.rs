@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
+use mainstay_config::feature_gate::INITIAL_CORRUPT_CHECK;
 use mainstay_config::{Config, InitialClusterState, Invocation, Parsed, Refusal, parse};
 use testkit::TempDir;
 
@@ -75,7 +76,7 @@ fn values_have_the_forms_that_etcd_takes() {
     assert_eq!(with("log-outputs: [stderr, stdout]").log.outputs.len(), 2);
     assert_eq!(with("quota-backend-bytes: 9223372036854775807").quota_backend_bytes, Some(i64::MAX as u64));
     assert_eq!(with("cors: http://a:1").cors.unwrap(), ["http://a:1"]);
-    assert!(with("feature-gates: InitialCorruptCheck=true").feature_gates.is_on("InitialCorruptCheck"));
+    assert!(with("feature-gates: InitialCorruptCheck=true").feature_gates.is_enabled(&INITIAL_CORRUPT_CHECK));
     assert!(with("socket-options: {reuse-port: true}").socket_reuse_port);
     // Mainstay's own flags are keys, and so are flags of etcd that its configuration file lacks.
     let config =

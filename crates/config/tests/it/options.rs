@@ -388,10 +388,11 @@ fn the_table_is_consistent() {
     }
     for old in OLD_SPELLINGS {
         match old.successor {
-            Successor::Flag(name) => assert!(find_flag(name).is_some(), "{name}"),
-            Successor::Gate(name) => assert!(
-                matches!(run(&format!("--feature-gates={name}=false")), Ok(Invocation::Serve(_))),
-                "{name}"
+            Successor::Flag(flag) => assert!(find_flag(flag.name).is_some(), "{}", flag.name),
+            Successor::Gate(gate) => assert!(
+                matches!(run(&format!("--feature-gates={}=false", gate.name)), Ok(Invocation::Serve(_))),
+                "{}",
+                gate.name
             ),
         }
         assert!(find_flag(old.name).is_none(), "{}", old.name);
