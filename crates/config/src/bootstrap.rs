@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::discovery::Discovery;
-use super::identity::{cluster_id, initial_member_id};
 use super::refusal::Refusal;
 use super::{Config, InitialClusterState, Url};
+use api::identity::{cluster_id, initial_member_id};
 use api::url::UrlError;
 use cli::go::quote;
 

@@ -19,7 +19,6 @@ mod discovery;
 pub mod feature_gate;
 pub mod flag;
 mod help;
-pub mod identity;
 mod parser;
 mod refusal;
 mod settings;
@@ -44,7 +43,6 @@ pub use telemetry::logging::{Entry, Format, Level, LogOutput, LogSettings};
 pub use telemetry::metrics::MetricsDetail;
 pub use tls_options::TlsOptions;
 pub use url::Url;
-pub use validation::QUOTA_BYTES_DEFAULT;
 
 /// The action that the command line requests.
 #[derive(Clone, Debug)]

@@ -12,14 +12,13 @@ use super::{
     AuditLogOptions, AutoCompaction, Config, InitialClusterState, MetricsDetail, TracingOptions, Url,
 };
 use super::{table, tls_options};
+use api::limits::QUOTA_BYTES_DEFAULT;
 use cli::Nanoseconds;
 use cli::go::{ValueError, nanoseconds, parse_duration, quote};
 use telemetry::logging::{Entry, Level, LogRotation, LogSettings};
 
 const DEFAULT_NAME: &str = "default";
 const ELECTION_TIMEOUT_MS_MAX: u64 = 50_000;
-/// Default of `--quota-backend-bytes`.
-pub const QUOTA_BYTES_DEFAULT: u64 = 2 << 30;
 const QUOTA_BYTES_SUGGESTED_MAX: u64 = 8 << 30;
 const REQUEST_BYTES_SUGGESTED_MAX: u64 = 10 << 20;
 const SNAPSHOT_COUNT_DEFAULT: u64 = 10_000;
