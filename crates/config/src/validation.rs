@@ -3,19 +3,23 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::config::{
+    AuditLogOptions, AuthOptions, AutoCompaction, CheckOptions, ClientOptions, ClusterOptions,
+    CompactionOptions, Config, InitialClusterState, LimitOptions, ListenOptions, ObservabilityOptions,
+    RaftOptions, StorageOptions, TracingOptions,
+};
 use super::discovery::{self, Discovery};
 use super::feature_gate::FeatureGates;
 use super::flag::Flag;
 use super::refusal::Refusal;
 use super::settings::{Settings, duration};
-use super::{
-    AuditLogOptions, AutoCompaction, Config, InitialClusterState, MetricsDetail, TracingOptions, Url,
-};
 use super::{table, tls_options};
 use api::limits::QUOTA_BYTES_DEFAULT;
+use api::url::Url;
 use cli::Nanoseconds;
 use cli::go::{ValueError, nanoseconds, parse_duration, quote};
 use telemetry::logging::{Entry, Level, LogRotation, LogSettings};
+use telemetry::metrics::MetricsDetail;
 
 const DEFAULT_NAME: &str = "default";
 const ELECTION_TIMEOUT_MS_MAX: u64 = 50_000;
@@ -69,47 +73,92 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         // As in etcd: certificates of members found through a domain are issued for that domain.
         peer_tls.settings.server_name = Some(domain.clone());
     }
-    let data_dir = data_dir(settings, &name);
-    let initial_cluster = initial_cluster(settings, &name, &urls.initial_advertise_peer);
-    let initial_cluster_state = match settings.get(table::INITIAL_CLUSTER_STATE) {
-        "existing" => InitialClusterState::Existing,
-        _ => InitialClusterState::New,
-    };
-    Ok(Config {
-        name,
-        data_dir,
+    let storage = StorageOptions {
+        data_dir: data_dir(settings, &name),
         wal_dir: settings.non_empty(table::WAL_DIR).map(PathBuf::from),
         import_etcd_data: settings.get(table::IMPORT_ETCD_DATA),
-        listen_peer_urls: urls.listen_peer,
-        listen_client_urls: urls.listen_client,
-        listen_client_http_urls: urls.listen_client_http,
-        listen_metrics_urls: urls.listen_metrics,
-        listen_console_urls: urls.listen_console,
+        unsafe_no_fsync: settings.get(table::UNSAFE_NO_FSYNC),
+    };
+    // The groups are read in an order that reports the same error of several.
+    let observability = observability(settings, tracing, pprof)?;
+    let clients = clients(settings)?;
+    let cluster = ClusterOptions {
+        initial_cluster: initial_cluster(settings, &name, &urls.initial_advertise_peer),
+        initial_cluster_state: match settings.get(table::INITIAL_CLUSTER_STATE) {
+            "existing" => InitialClusterState::Existing,
+            _ => InitialClusterState::New,
+        },
+        initial_cluster_token: settings.get(table::INITIAL_CLUSTER_TOKEN).to_owned(),
+        discovery,
         initial_advertise_peer_urls: urls.initial_advertise_peer,
         advertise_client_urls: urls.advertise_client,
-        initial_cluster,
-        discovery,
-        initial_cluster_state,
-        initial_cluster_token: settings.get(table::INITIAL_CLUSTER_TOKEN).to_owned(),
-        client_tls,
-        peer_tls,
-        quota_backend_bytes: quota(settings),
-        auto_compaction,
+        force_new_cluster: settings.get(table::FORCE_NEW_CLUSTER),
+        strict_reconfig_check: settings.get(table::STRICT_RECONFIG_CHECK),
+        max_learners: not_negative(settings, table::MAX_LEARNERS)?,
+    };
+    let downgrade_check_time = duration(settings, table::DOWNGRADE_CHECK_TIME)?;
+    let read_timeout = raft_timeout(settings, table::RAFT_READ_TIMEOUT)?;
+    let write_timeout = raft_timeout(settings, table::RAFT_WRITE_TIMEOUT)?;
+    let checks = CheckOptions {
+        corrupt_check_time: duration(settings, table::CORRUPT_CHECK_TIME)?,
+        compact_hash_check_time: compact_hash_check_time(settings)?,
+        downgrade_check_time,
+    };
+    let compaction = CompactionOptions {
+        auto: auto_compaction,
+        batch_limit: or_default(
+            not_negative(settings, table::COMPACTION_BATCH_LIMIT)?,
+            COMPACTION_BATCH_LIMIT_DEFAULT,
+        ),
+        sleep_interval: duration_or_default(
+            duration(settings, table::COMPACTION_SLEEP_INTERVAL)?,
+            COMPACTION_SLEEP_INTERVAL_DEFAULT,
+        ),
+    };
+    let raft = RaftOptions {
+        heartbeat_interval: Duration::from_millis(heartbeat_ms),
+        election_timeout: Duration::from_millis(election_ms),
+        initial_election_tick_advance: settings.get(table::INITIAL_ELECTION_TICK_ADVANCE),
+        pre_vote: settings.get(table::PRE_VOTE),
+        read_timeout,
+        write_timeout,
+        pipeline: settings.get(table::RAFT_PIPELINE),
+        batch_fsync_window: batch_fsync_window(settings)?,
         snapshot_count: or_default(settings.get(table::SNAPSHOT_COUNT), SNAPSHOT_COUNT_DEFAULT),
         snapshot_catchup_entries: or_default(
             settings.get(table::SNAPSHOT_CATCHUP_ENTRIES),
             SNAPSHOT_CATCHUP_ENTRIES_DEFAULT,
         ),
-        max_request_bytes: settings.get(table::MAX_REQUEST_BYTES),
-        max_txn_ops: settings.get(table::MAX_TXN_OPS),
-        auth_token: settings.get(table::AUTH_TOKEN).to_owned(),
-        auth_token_ttl: Duration::from_secs(settings.get(table::AUTH_TOKEN_TTL)),
-        bcrypt_cost: settings.get(table::BCRYPT_COST),
-        max_concurrent_streams: settings.get(table::MAX_CONCURRENT_STREAMS),
-        heartbeat_interval: Duration::from_millis(heartbeat_ms),
-        election_timeout: Duration::from_millis(election_ms),
-        initial_election_tick_advance: settings.get(table::INITIAL_ELECTION_TICK_ADVANCE),
+    };
+    Ok(Config {
+        name,
+        zone: settings.get(table::ZONE).to_owned(),
+        api_version: release(settings.get(table::API_VERSION)),
+        feature_gates,
+        memory_mlock: settings.get(table::MEMORY_MLOCK),
+        storage,
+        listen: urls.listen,
+        cluster,
+        client_tls,
+        peer_tls,
+        raft,
+        limits: limits(settings),
+        clients,
+        auth: auth(settings),
+        compaction,
+        checks,
         log,
+        audit_log: audit_log(settings),
+        observability,
+    })
+}
+
+fn observability(
+    settings: &mut Settings,
+    tracing: Option<TracingOptions>,
+    pprof: bool,
+) -> Result<ObservabilityOptions, Refusal> {
+    Ok(ObservabilityOptions {
         metrics: metrics_detail(settings),
         heavy_hitters_in_metrics: settings.get(table::METRICS_HEAVY_HITTERS),
         tracing,
@@ -119,48 +168,43 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
             duration(settings, table::WARNING_UNARY_REQUEST_DURATION)?,
             WARNING_UNARY_REQUEST_DURATION_DEFAULT,
         ),
+    })
+}
+
+fn clients(settings: &Settings) -> Result<ClientOptions, Refusal> {
+    Ok(ClientOptions {
         watch_progress_notify_interval: duration_or_default(
             duration(settings, table::WATCH_PROGRESS_NOTIFY_INTERVAL)?,
             WATCH_PROGRESS_NOTIFY_INTERVAL_DEFAULT,
         ),
-        grpc_keepalive_min_time: duration(settings, table::GRPC_KEEPALIVE_MIN_TIME)?,
-        grpc_keepalive_interval: duration(settings, table::GRPC_KEEPALIVE_INTERVAL)?,
-        grpc_keepalive_timeout: duration(settings, table::GRPC_KEEPALIVE_TIMEOUT)?,
-        pre_vote: settings.get(table::PRE_VOTE),
-        strict_reconfig_check: settings.get(table::STRICT_RECONFIG_CHECK),
-        max_learners: not_negative(settings, table::MAX_LEARNERS)?,
-        host_whitelist: allowed(settings, table::HOST_WHITELIST),
+        keepalive_min_time: duration(settings, table::GRPC_KEEPALIVE_MIN_TIME)?,
+        keepalive_interval: duration(settings, table::GRPC_KEEPALIVE_INTERVAL)?,
+        keepalive_timeout: duration(settings, table::GRPC_KEEPALIVE_TIMEOUT)?,
         enable_grpc_gateway: settings.get(table::ENABLE_GRPC_GATEWAY),
+        host_whitelist: allowed(settings, table::HOST_WHITELIST),
         cors: allowed(settings, table::CORS),
-        max_connections_per_address: Some(settings.get(table::MAX_CONNECTIONS_PER_ADDRESS))
-            .filter(|max| *max > 0),
-        max_expensive_calls: settings.get(table::MAX_EXPENSIVE_CALLS),
-        api_version: release(settings.get(table::API_VERSION)),
-        downgrade_check_time: duration(settings, table::DOWNGRADE_CHECK_TIME)?,
-        zone: settings.get(table::ZONE).to_owned(),
-        audit_log: audit_log(settings),
-        client_memory_bytes: Some(settings.get(table::CLIENT_MEMORY_BYTES)).filter(|bytes| *bytes > 0),
-        raft_read_timeout: raft_timeout(settings, table::RAFT_READ_TIMEOUT)?,
-        raft_write_timeout: raft_timeout(settings, table::RAFT_WRITE_TIMEOUT)?,
-        force_new_cluster: settings.get(table::FORCE_NEW_CLUSTER),
-        corrupt_check_time: duration(settings, table::CORRUPT_CHECK_TIME)?,
-        compact_hash_check_time: compact_hash_check_time(settings)?,
-        unsafe_no_fsync: settings.get(table::UNSAFE_NO_FSYNC),
-        compaction_batch_limit: or_default(
-            not_negative(settings, table::COMPACTION_BATCH_LIMIT)?,
-            COMPACTION_BATCH_LIMIT_DEFAULT,
-        ),
-        compaction_sleep_interval: duration_or_default(
-            duration(settings, table::COMPACTION_SLEEP_INTERVAL)?,
-            COMPACTION_SLEEP_INTERVAL_DEFAULT,
-        ),
-        socket_reuse_port: settings.get(table::SOCKET_REUSE_PORT),
-        socket_reuse_address: settings.get(table::SOCKET_REUSE_ADDRESS),
-        raft_pipeline: settings.get(table::RAFT_PIPELINE),
-        batch_fsync_window: batch_fsync_window(settings)?,
-        memory_mlock: settings.get(table::MEMORY_MLOCK),
-        feature_gates,
     })
+}
+
+fn limits(settings: &Settings) -> LimitOptions {
+    let if_set = |flag| Some(settings.get(flag)).filter(|max| *max > 0);
+    LimitOptions {
+        quota_backend_bytes: quota(settings),
+        max_request_bytes: settings.get(table::MAX_REQUEST_BYTES),
+        max_txn_ops: settings.get(table::MAX_TXN_OPS),
+        max_concurrent_streams: settings.get(table::MAX_CONCURRENT_STREAMS),
+        max_connections_per_address: if_set(table::MAX_CONNECTIONS_PER_ADDRESS),
+        max_expensive_calls: settings.get(table::MAX_EXPENSIVE_CALLS),
+        client_memory_bytes: if_set(table::CLIENT_MEMORY_BYTES),
+    }
+}
+
+fn auth(settings: &Settings) -> AuthOptions {
+    AuthOptions {
+        token: settings.get(table::AUTH_TOKEN).to_owned(),
+        token_ttl: Duration::from_secs(settings.get(table::AUTH_TOKEN_TTL)),
+        bcrypt_cost: settings.get(table::BCRYPT_COST),
+    }
 }
 
 /// Reads the tracing options. As in etcd, the rate is checked only if tracing is enabled.
@@ -206,7 +250,7 @@ fn release(version: &str) -> &'static str {
     match version {
         "3.5" => "3.5.24",
         "3.6" => "3.6.9",
-        _ => crate::API_VERSION,
+        _ => api::API_VERSION,
     }
 }
 
@@ -232,32 +276,34 @@ fn compact_hash_check_time(settings: &Settings) -> Result<Duration, Refusal> {
 }
 
 struct Urls {
-    listen_peer: Vec<Url>,
-    listen_client: Vec<Url>,
-    listen_client_http: Vec<Url>,
-    listen_metrics: Vec<Url>,
-    listen_console: Vec<Url>,
+    listen: ListenOptions,
     initial_advertise_peer: Vec<Url>,
     advertise_client: Vec<Url>,
 }
 
 impl Urls {
     fn read(settings: &Settings) -> Result<Urls, Refusal> {
+        let listen = ListenOptions {
+            peer_urls: settings.get(table::LISTEN_PEER_URLS),
+            client_urls: settings.get(table::LISTEN_CLIENT_URLS),
+            client_http_urls: settings.get(table::LISTEN_CLIENT_HTTP_URLS),
+            metrics_urls: settings.get(table::LISTEN_METRICS_URLS),
+            console_urls: settings.get(table::LISTEN_CONSOLE_URLS),
+            reuse_port: settings.get(table::SOCKET_REUSE_PORT),
+            reuse_address: settings.get(table::SOCKET_REUSE_ADDRESS),
+        };
         let urls = Urls {
-            listen_peer: settings.get(table::LISTEN_PEER_URLS),
-            listen_client: settings.get(table::LISTEN_CLIENT_URLS),
-            listen_client_http: settings.get(table::LISTEN_CLIENT_HTTP_URLS),
-            listen_metrics: settings.get(table::LISTEN_METRICS_URLS),
-            listen_console: settings.get(table::LISTEN_CONSOLE_URLS),
+            listen,
             initial_advertise_peer: settings.get(table::INITIAL_ADVERTISE_PEER_URLS),
             advertise_client: settings.get(table::ADVERTISE_CLIENT_URLS),
         };
+        let listen = &urls.listen;
         let listening = [
-            &urls.listen_peer,
-            &urls.listen_client,
-            &urls.listen_client_http,
-            &urls.listen_metrics,
-            &urls.listen_console,
+            &listen.peer_urls,
+            &listen.client_urls,
+            &listen.client_http_urls,
+            &listen.metrics_urls,
+            &listen.console_urls,
         ];
         for url in listening.into_iter().flatten() {
             if !url.is_bindable() {
@@ -270,16 +316,16 @@ impl Urls {
         check_hosts(&urls.advertise_client, "--advertise-client-urls", forms)?;
         let is_both = |url: &&Url| {
             let address = |url: &Url| (url.host().to_owned(), url.port());
-            url.port() != 0 && urls.listen_client.iter().any(|other| address(other) == address(url))
+            url.port() != 0 && listen.client_urls.iter().any(|other| address(other) == address(url))
         };
-        if let Some(url) = urls.listen_client_http.iter().find(is_both) {
+        if let Some(url) = listen.client_http_urls.iter().find(is_both) {
             return Err(Refusal::start_failed(format!(
                 "cannot bind both --listen-client-urls and --listen-client-http-urls on the same url {url}"
             )));
         }
         // COMPAT-131: with `unixs`, members of etcd 3.7 cannot connect to each other either.
         let of_members = [
-            (table::LISTEN_PEER_URLS, &urls.listen_peer),
+            (table::LISTEN_PEER_URLS, &listen.peer_urls),
             (table::INITIAL_ADVERTISE_PEER_URLS, &urls.initial_advertise_peer),
         ];
         for (flag, urls) in of_members {
@@ -463,7 +509,7 @@ fn warn_of_risks(settings: &mut Settings, name: &str, urls: &Urls) {
             "--unsafe-no-fsync is set: acknowledged writes are lost when the machine stops",
         ));
     }
-    let listens_everywhere = urls.listen_peer.iter().any(|url| matches!(url.host(), "0.0.0.0" | "::"));
+    let listens_everywhere = urls.listen.peer_urls.iter().any(|url| matches!(url.host(), "0.0.0.0" | "::"));
     let default_peer = table::INITIAL_ADVERTISE_PEER_URLS.row().default;
     if listens_everywhere && join(&urls.initial_advertise_peer) == default_peer {
         warnings.push(
@@ -473,7 +519,7 @@ fn warn_of_risks(settings: &mut Settings, name: &str, urls: &Urls) {
     }
     let wants_certificates =
         settings.get(table::CLIENT_CERT_AUTH) || !settings.get(table::TRUSTED_CA_FILE).is_empty();
-    for url in urls.listen_console.iter().filter(|url| !url.scheme().is_secure()) {
+    for url in urls.listen.console_urls.iter().filter(|url| !url.scheme().is_secure()) {
         let mut warn = |line: &str| {
             warnings.push(Entry::new(Level::Warn, line).with("listen-console-urls", url.as_str()));
         };

@@ -96,7 +96,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         lock,
     } = opened;
     let had_data = recovered.last_index > Index(0) || machine.applied_index > Index(0);
-    let metrics = Arc::new(Metrics::new(&api::Rpc::ALL, config.metrics));
+    let metrics = Arc::new(Metrics::new(&api::Rpc::ALL, config.observability.metrics));
     metrics.server.set_id(identity.member_id);
     metrics.server.set_features(config.feature_gates.states());
     let (limits, state) = (limits(&config), first_state(&mut machine, &node));
@@ -116,13 +116,14 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     shared.zone.clone_from(&config.zone);
     let tls = &config.client_tls.settings;
     shared.clients_show_certificates = tls.client_cert_auth || tls.trusted_ca_file.is_some();
-    shared.pprof = config.pprof;
-    shared.heavy_hitters_in_metrics = config.heavy_hitters_in_metrics;
+    shared.pprof = config.observability.pprof;
+    shared.heavy_hitters_in_metrics = config.observability.heavy_hitters_in_metrics;
     shared.api_version = config.api_version;
     shared.metrics.set_version(config.api_version);
-    shared.gateway = config.enable_grpc_gateway;
-    shared.browsers = Browsers { hosts: config.host_whitelist.clone(), origins: config.cors.clone() };
-    shared.expensive = ExpensiveCalls::new(config.max_expensive_calls);
+    shared.gateway = config.clients.enable_grpc_gateway;
+    shared.browsers =
+        Browsers { hosts: config.clients.host_whitelist.clone(), origins: config.clients.cors.clone() };
+    shared.expensive = ExpensiveCalls::new(config.limits.max_expensive_calls);
     let shared = Arc::new(shared);
     let checkpoint_bytes: u64 = levels.iter().map(|level| level.run.file_bytes).sum();
     let log_bytes: u64 = log.segments().iter().map(|s| s.used_bytes).sum();
@@ -134,13 +135,19 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     let (hash_jobs, hash_queue) = sync_channel(compaction_hash::JOBS_MAX);
     let (fetches, fetch_queue) = sync_channel(FETCHES_MAX);
     let entries = log.entries();
-    let member_dir = config.data_dir.join("member");
-    let receiver =
-        transfer::Receiver::new(Arc::clone(&shared), storage::rules(config.max_learners), disk, &member_dir);
+    let member_dir = config.storage.data_dir.join("member");
+    let receiver = transfer::Receiver::new(
+        Arc::clone(&shared),
+        storage::rules(config.cluster.max_learners),
+        disk,
+        &member_dir,
+    );
     let peering = Arc::new(Peering::new(Arc::clone(&shared), Arc::clone(&logger), receiver));
     let (ready_sender, ready) = sync_channel(1);
-    let attributes =
-        (config.name.clone(), config.advertise_client_urls.iter().map(|u| u.as_str().to_owned()).collect());
+    let attributes = (
+        config.name.clone(),
+        config.cluster.advertise_client_urls.iter().map(|u| u.as_str().to_owned()).collect(),
+    );
     let core = Parts {
         shared: Arc::clone(&shared),
         logger,

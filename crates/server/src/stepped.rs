@@ -138,7 +138,7 @@ fn signed_credentials(
     clock: Clock,
     random: impl FnMut(&mut [u8]) + Send + 'static,
 ) -> Credentials {
-    let tokens = TokenKind::parse(&config.auth_token).expect("the simulator's own option");
+    let tokens = TokenKind::parse(&config.auth.token).expect("the simulator's own option");
     let options =
         CredentialOptions { tokens, cost: identity::passwords::Cost::LOWEST, ..CredentialOptions::default() };
     let secret = b"a secret of all members";
@@ -196,7 +196,7 @@ impl Stepped {
         let mut random = stdx::Random::new(seed);
         let random =
             move |bytes: &mut [u8]| bytes.iter_mut().for_each(|byte| *byte = random.below(256) as u8);
-        let credentials = if config.auth_token.starts_with("jwt") {
+        let credentials = if config.auth.token.starts_with("jwt") {
             signed_credentials(&config, Clock::by_hand(&clock), random)
         } else {
             Credentials::simple(Clock::by_hand(&clock), Box::new(random))
